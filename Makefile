@@ -1,0 +1,52 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Every target may be repeated and is fast the second time.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := $(shell grep '^torch==' constraints/main.txt)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help setup demo test test-full test-gpu check format bench clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## a .venv with the pinned set, torch first
+
+# torch goes in alone and pinned: asked for by another package it may arrive as a different, much larger build.
+$(STAMP): pyproject.toml constraints/main.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet -c constraints/main.txt hatchling
+	$(BIN)/python -m pip install --quiet -c constraints/main.txt --no-build-isolation -e '.[dev]'
+	touch $(STAMP)
+
+demo: setup ## train a tiny model on all three channels and print every one of them
+	$(BIN)/python examples/qwen_05b_quickstart/run.py --tiny
+
+test: setup ## all tests, long counts cut to a printed size
+	$(BIN)/python -m pytest -q -m 'not gpu and not full'
+
+test-full: setup ## all tests with the counts the issues name
+	CRF_TEST_PROFILE=full $(BIN)/python -m pytest -q -m 'not gpu'
+
+test-gpu: setup ## the kernels on a CUDA device
+	$(BIN)/python -m pytest -q -m gpu tests/gpu
+
+check: setup ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: setup ## write the format and the safe lint fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## the benchmark tables; on a machine without a GPU, at a small size
+	$(BIN)/python benchmarks/jsd_kernel.py $(if $(wildcard /dev/nvidia0),,--rows 256 --hidden 64 --vocab 8000)
+	$(BIN)/python benchmarks/sdpo_step.py $(if $(wildcard /dev/nvidia0),,--tiny)
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,57 @@
+"""composer_replication: an open, verified replication of Composer 2.5's post-training for agentic coding models.
+
+Importing the package loads neither torch nor any extra. Public names are resolved when they are first used; the table
+holds only names that exist.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from composer_replication.optional import available as _available
+from composer_replication.version import __version__
+
+if TYPE_CHECKING:
+    from composer_replication.batch import build_batch
+    from composer_replication.loss.jsd import generalized_jsd_loss
+    from composer_replication.objective.components import LossComponents
+    from composer_replication.objective.compose import compose_loss
+    from composer_replication.types import DPOPair, TeacherCallResult, TeacherSpec, TraceState
+
+_PUBLIC = {
+    "DPOPair": "composer_replication.types",
+    "LossComponents": "composer_replication.objective.components",
+    "TeacherCallResult": "composer_replication.types",
+    "TeacherSpec": "composer_replication.types",
+    "TraceState": "composer_replication.types",
+    "build_batch": "composer_replication.batch",
+    "compose_loss": "composer_replication.objective.compose",
+    "generalized_jsd_loss": "composer_replication.loss.jsd",
+}
+
+__all__ = [
+    "DPOPair",
+    "LossComponents",
+    "TeacherCallResult",
+    "TeacherSpec",
+    "TraceState",
+    "__version__",
+    "build_batch",
+    "compose_loss",
+    "generalized_jsd_loss",
+]
+
+_DILOCO_AVAILABLE: bool = _available("torchft")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

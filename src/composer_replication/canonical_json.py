@@ -1,0 +1,73 @@
+"""JSON of which the same value always gives the same bytes, and which refuses what JSON cannot hold.
+
+Keys are sorted, text is UTF-8, floats take their shortest exact form. NaN, infinities, integers beyond 64 bits, lone
+surrogates, keys that are not strings and dates are errors that name the key, never a silent null or string.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+import orjson
+
+from composer_replication.errors import InputError, explain
+
+_STRICT = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_MAX_DEPTH = 255  # orjson's own limit; it also ends the walk through a value that contains itself
+
+
+def encode(value: object, *, where: str, indent: bool = False) -> bytes:
+    """Canonical JSON of `value`; an InputError starts with `where` and names the key that cannot be written."""
+    try:
+        data = orjson.dumps(value, option=_STRICT | orjson.OPT_INDENT_2 if indent else _STRICT)
+    except orjson.JSONEncodeError as error:
+        raise InputError(_name_the_culprit(value, where, str(error))) from None
+    # orjson writes NaN and infinities as null, so only a text with a null in it has to be searched for them.
+    if b"null" in data:
+        for path, leaf in _leaves(value):
+            if isinstance(leaf, float) and not math.isfinite(leaf):
+                fix = "JSON has no such number: leave the row out, or write None and say why beside it"
+                raise InputError(explain(_at(where, path), got=leaf, expected="a finite number", fix=fix))
+    return data
+
+
+def decode(data: bytes | memoryview) -> object:
+    """The value of a JSON text; raises ValueError when it is not JSON."""
+    return cast(object, orjson.loads(data))
+
+
+def decode_object(data: bytes | memoryview) -> dict[str, object]:
+    """The JSON object in `data`; raises ValueError when it is not JSON or not an object."""
+    value = decode(data)
+    if not isinstance(value, dict):
+        raise ValueError(f"got a JSON {type(value).__name__}, expected an object")
+    return cast("dict[str, object]", value)
+
+
+def _name_the_culprit(value: object, where: str, reason: str) -> str:
+    for path, leaf in _leaves(value):
+        try:
+            orjson.dumps(leaf, option=_STRICT)
+        except orjson.JSONEncodeError as error:
+            return f"{_at(where, path)}: {type(leaf).__name__} cannot be written as JSON: {error}"
+    return f"{where}: cannot be written as JSON: {reason}"
+
+
+def _leaves(value: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:
+    """Every value that holds no other, with its dotted path."""
+    if depth > _MAX_DEPTH:
+        return
+    if isinstance(value, dict):
+        for key, item in cast("Mapping[object, object]", value).items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key), depth + 1)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(cast("Sequence[object]", value)):
+            yield from _leaves(item, f"{path}[{index}]", depth + 1)
+    else:
+        yield path, value
+
+
+def _at(where: str, path: str) -> str:
+    return f"{where}, key {path!r}" if path else where

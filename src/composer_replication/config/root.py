@@ -1,0 +1,15 @@
+"""The root of a run's config: one section per stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from composer_replication.config.loss import LossConfig
+from composer_replication.config.schema import section
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrfConfig:
+    """Everything a run can be told."""
+
+    loss: LossConfig = section(LossConfig, "Weights and shapes of the three loss channels.")  # noqa: RUF009  (a dataclass field, made anew for each config)

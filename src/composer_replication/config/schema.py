@@ -1,0 +1,132 @@
+"""How a config class declares its options, and how the rest of the package reads those declarations.
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    max_usd: float = option(5.0, "Never spend more than this.", at_least=0)
+
+    def __post_init__(self) -> None:
+        check_options(self, section="replay")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from dataclasses import MISSING, dataclass
+from typing import Any, NamedTuple, TypeVar, cast
+
+from composer_replication.config.values import Bounds, coerce, optional_inner, type_text
+from composer_replication.config.writer import value_text
+
+_T = TypeVar("_T")
+_DOC, _BOUNDS = "doc", "bounds"
+
+
+def option(
+    default: _T,
+    doc: str,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> _T:
+    """A dataclass field with a default, one sentence of documentation and, for numbers, bounds."""
+    metadata = {_DOC: doc, _BOUNDS: Bounds(at_least=at_least, above=above, at_most=at_most, below=below)}
+    if isinstance(default, dict):  # each config gets its own
+        items = cast("dict[str, object]", default)
+        return cast(_T, dataclasses.field(default_factory=lambda: dict(items), metadata=metadata))
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def required(doc: str) -> Any:
+    """A dataclass field without a default: the file or an override must give it."""
+    return dataclasses.field(metadata={_DOC: doc, _BOUNDS: Bounds()})
+
+
+def section(config_class: type[_T], doc: str) -> _T:
+    """A dataclass field that holds the options of another config class; a table in TOML."""
+    return dataclasses.field(default_factory=config_class, metadata={_DOC: doc, _BOUNDS: Bounds()})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptionSpec:
+    """One declared option or section."""
+
+    name: str
+    annotation: object
+    default: object
+    doc: str
+    bounds: Bounds
+
+    @property
+    def section_class(self) -> type[object] | None:
+        """The config class of a section; None for an option."""
+        is_section = dataclasses.is_dataclass(self.annotation)
+        return cast("type[object]", self.annotation) if is_section else None
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is MISSING and self.section_class is None
+
+
+class OptionDoc(NamedTuple):
+    """One line of --help and of the reference page."""
+
+    path: str
+    type_text: str
+    default: str
+    sentence: str
+
+
+@functools.cache
+def options_of(config_class: type) -> tuple[OptionSpec, ...]:
+    """The options and sections of a config class, in the order of their declaration."""
+    hints = typing.get_type_hints(config_class)
+    return tuple(_spec(each, hints[each.name], config_class.__name__) for each in dataclasses.fields(config_class))
+
+
+def check_options(config: object, *, section: str) -> None:
+    """Check and convert every option of a config that is being constructed; its errors start with `section`."""
+    for spec in options_of(type(config)):
+        if spec.section_class is None:
+            path = dotted(section, spec.name)
+            value = coerce(getattr(config, spec.name), spec.annotation, path=path, bounds=spec.bounds)
+            object.__setattr__(config, spec.name, value)  # frozen for everyone but its own constructor
+
+
+def describe(config_class: type, prefix: str = "") -> list[OptionDoc]:
+    """Every option below `config_class`, sections walked through, with what a user has to know about it."""
+    rows: list[OptionDoc] = []
+    for spec in options_of(config_class):
+        path = dotted(prefix, spec.name)
+        if spec.section_class is not None:
+            rows += describe(spec.section_class, path)
+        else:
+            default = "required" if spec.is_required else value_text(spec.default)
+            rows.append(OptionDoc(path, type_text(spec.annotation, spec.bounds), default, spec.doc))
+    return rows
+
+
+def dotted(section: str, name: str) -> str:
+    """The dotted path of `name` in `section`; the root section is the empty string."""
+    return f"{section}.{name}" if section else name
+
+
+def _spec(field: dataclasses.Field[object], annotation: object, class_name: str) -> OptionSpec:
+    if _DOC not in field.metadata:
+        raise TypeError(f"{class_name}.{field.name}: declare it with option(), required() or section()")
+    default = field.default
+    # The default of a section is its options' defaults, of which some may be required.
+    if field.default_factory is not MISSING and not dataclasses.is_dataclass(annotation):
+        default = field.default_factory()
+    if optional_inner(annotation) is not None and default is not None:
+        raise TypeError(f"{class_name}.{field.name}: an optional option defaults to None, which TOML cannot write")
+    return OptionSpec(
+        name=field.name,
+        annotation=annotation,
+        default=default,
+        doc=cast(str, field.metadata[_DOC]),
+        bounds=cast(Bounds, field.metadata[_BOUNDS]),
+    )

@@ -1,0 +1,180 @@
+"""What an option may hold: conversion of raw values to an option's type, its bounds, and the type in words."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from composer_replication.errors import ConfigError, explain
+
+_INT64 = range(-(2**63), 2**63)
+
+
+class Bare(str):
+    """Text of an override that is not TOML and so stands for itself; `none` unsets an optional option."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """The interval a number must lie in."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def allow(self, number: float) -> bool:
+        return (
+            (self.at_least is None or number >= self.at_least)
+            and (self.above is None or number > self.above)
+            and (self.at_most is None or number <= self.at_most)
+            and (self.below is None or number < self.below)
+        )
+
+    def __str__(self) -> str:
+        low = self.at_least if self.above is None else self.above
+        high = self.at_most if self.below is None else self.below
+        if low is not None and high is not None:
+            return f" in {'[' if self.above is None else '('}{low:g}, {high:g}{']' if self.below is None else ')'}"
+        if low is not None:
+            return f" {'>=' if self.above is None else '>'} {low:g}"
+        if high is not None:
+            return f" {'<=' if self.below is None else '<'} {high:g}"
+        return ""
+
+
+UNBOUNDED = Bounds()
+
+
+class _MismatchError(Exception):
+    """A value does not fit; the text, if any, says why where the expected type does not."""
+
+
+def coerce(value: object, annotation: object, *, path: str, bounds: Bounds = UNBOUNDED) -> object:
+    """`value` as an option of type `annotation` holds it, or a ConfigError that starts with the dotted `path`."""
+    try:
+        return _convert(value, annotation, bounds)
+    except _MismatchError as error:
+        kind = "str" if isinstance(value, str) else type(value).__name__
+        expected = type_text(annotation, bounds)
+        message = explain(path, got=f"{value!r} ({kind})", expected=expected, fix=str(error))
+        raise ConfigError(message) from None
+
+
+def type_text(annotation: object, bounds: Bounds = UNBOUNDED) -> str:
+    """The type of an option as --help and error messages write it."""
+    inner = optional_inner(annotation)
+    if inner is not None:
+        return f"{type_text(inner, bounds)} or none"
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return " | ".join(f'"{each}"' if isinstance(each, str) else str(each) for each in arguments)
+    if origin is tuple:
+        inside = arguments[:1] if arguments[-1] is Ellipsis else arguments
+        return f"list of {', '.join(type_text(each, bounds) for each in inside)}"
+    if origin is dict:
+        return f"table of {type_text(arguments[1], bounds)}"
+    name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return f"{name}{bounds}" if annotation in (int, float) else name
+
+
+def optional_inner(annotation: object) -> object | None:
+    """X when `annotation` is `X | None`, otherwise None."""
+    if typing.get_origin(annotation) not in (types.UnionType, typing.Union):
+        return None
+    inside = [each for each in typing.get_args(annotation) if each is not types.NoneType]
+    if len(inside) != 1 or len(typing.get_args(annotation)) != 2:
+        raise TypeError(f"an option cannot be {annotation}: of unions, only `X | None` can be written in TOML")
+    return cast(object, inside[0])
+
+
+def _convert(value: object, annotation: object, bounds: Bounds) -> object:
+    inner = optional_inner(annotation)
+    if inner is not None:
+        unset = value is None or (isinstance(value, Bare) and value == "none")
+        return None if unset else _convert(value, inner, bounds)
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return _to_choice(value, arguments)
+    if origin is tuple:
+        return _to_tuple(value, arguments, bounds)
+    if origin is dict:
+        return _to_dict(value, arguments, bounds)
+    converter = _SCALARS.get(annotation)
+    if converter is None:
+        raise TypeError(f"an option cannot be {annotation}: there is no way to read it from TOML")
+    return converter(value, bounds)
+
+
+def _to_bool(value: object, _: Bounds) -> bool:
+    if not isinstance(value, bool):
+        raise _MismatchError
+    return value
+
+
+def _to_int(value: object, bounds: Bounds) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not bounds.allow(value):
+        raise _MismatchError
+    if value not in _INT64:
+        raise _MismatchError("Integers have at most 64 bits: TOML readers keep no more")
+    return int(value)
+
+
+def _to_float(value: object, bounds: Bounds) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise _MismatchError
+    if isinstance(value, int) and (value not in _INT64 or float(value) != value):
+        raise _MismatchError("No float is exactly this integer")
+    if not math.isfinite(value):
+        raise _MismatchError("NaN and infinities are refused: an absent limit is written by leaving the key out")
+    if not bounds.allow(value):
+        raise _MismatchError
+    return float(value)
+
+
+def _to_str(value: object, _: Bounds) -> str:
+    if not isinstance(value, str):
+        raise _MismatchError("Text that reads as another type needs quotes")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise _MismatchError("It holds half of a surrogate pair, which is not text") from None
+    return str(value)
+
+
+def _to_choice(value: object, choices: tuple[object, ...]) -> object:
+    for choice in choices:
+        if value == choice and isinstance(value, bool) == isinstance(choice, bool):
+            return choice
+    raise _MismatchError
+
+
+def _to_tuple(value: object, arguments: tuple[object, ...], bounds: Bounds) -> tuple[object, ...]:
+    if not isinstance(value, list | tuple):
+        raise _MismatchError
+    items = cast("list[object] | tuple[object, ...]", value)
+    annotations = (arguments[0],) * len(items) if arguments[-1] is Ellipsis else arguments
+    if len(annotations) != len(items):
+        raise _MismatchError(f"It needs {len(annotations)} values")
+    return tuple(_convert(item, each, bounds) for item, each in zip(items, annotations, strict=True))
+
+
+def _to_dict(value: object, arguments: tuple[object, ...], bounds: Bounds) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise _MismatchError
+    items = cast("Mapping[object, object]", value).items()
+    return {_to_str(key, bounds): _convert(item, arguments[1], bounds) for key, item in items}
+
+
+_SCALARS: Mapping[object, Callable[[object, Bounds], object]] = {
+    bool: _to_bool,
+    int: _to_int,
+    float: _to_float,
+    str: _to_str,
+}

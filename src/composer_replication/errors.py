@@ -1,0 +1,80 @@
+"""Every exception this package raises on purpose, in one tree.
+
+Each class is also the standard-library type its callers already catch, so `except ValueError` keeps working.
+
+    ComposerError (Exception)
+    ├── InputError (ValueError)            an argument or a tensor is not what the function takes
+    │   ├── ShapeError                     shapes, lengths or dtypes do not fit each other
+    │   ├── BatchKeyError                  a batch has some of a channel's keys but not the others
+    │   ├── AlignmentError                 a student row and its teacher row predict different tokens
+    │   └── ConfigError                    a config file or override names or holds something wrong
+    ├── NonFiniteError (ArithmeticError)   a loss or a gradient came out as NaN or infinity
+    ├── UnsupportedModelError (TypeError)  a model whose head or body we cannot reproduce exactly
+    ├── MissingExtraError (ImportError)    an optional dependency is not installed
+    ├── InactiveChannelError (RuntimeError) a channel with a positive weight did not run
+    └── RunError (RuntimeError)            a run directory or one of its artefacts is not usable
+        ├── ArtefactNotFoundError (FileNotFoundError)
+        └── ArtefactCorruptError           a line, checksum or schema of an artefact does not match
+
+Messages say what is wrong, where, what was got, what was expected and what to do; `explain` lays that out.
+"""
+
+from __future__ import annotations
+
+
+class ComposerError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+
+class InputError(ComposerError, ValueError):
+    """An argument or a tensor is not what the function takes."""
+
+
+class ShapeError(InputError):
+    """Shapes, lengths or dtypes of tensors do not fit each other."""
+
+
+class BatchKeyError(InputError):
+    """A batch carries some keys of a channel without the others."""
+
+
+class AlignmentError(InputError):
+    """A student row and its teacher row do not predict the same token."""
+
+
+class ConfigError(InputError):
+    """A config file or an override names or holds something wrong."""
+
+
+class NonFiniteError(ComposerError, ArithmeticError):
+    """A loss or a gradient came out as NaN or infinity."""
+
+
+class UnsupportedModelError(ComposerError, TypeError):
+    """A model whose head or body cannot be reproduced exactly from its weights."""
+
+
+class MissingExtraError(ComposerError, ImportError):
+    """An optional dependency is not installed."""
+
+
+class InactiveChannelError(ComposerError, RuntimeError):
+    """A channel with a positive weight did not run."""
+
+
+class RunError(ComposerError, RuntimeError):
+    """A run directory or one of its artefacts is not usable."""
+
+
+class ArtefactNotFoundError(RunError, FileNotFoundError):
+    """A step needs an artefact that no earlier step has written."""
+
+
+class ArtefactCorruptError(RunError):
+    """A line, checksum or schema of an artefact does not match what was promised."""
+
+
+def explain(what: str, *, got: object, expected: object, fix: str = "") -> str:
+    """One message in the house form: what is wrong (and where), got, expected, what to do."""
+    message = f"{what}: got {got}, expected {expected}"
+    return f"{message}. {fix}" if fix else message

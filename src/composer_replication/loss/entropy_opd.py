@@ -1,0 +1,94 @@
+"""Entropy-aware on-policy distillation: how sure the teacher is decides which KL is used. H_T in nats.
+
+    gate="soft" (the API known here): w = clamp(H_T / h_max, 0, 1);  d = w kl_ts + (1 - w) kl_st;  h_max = log V
+    gate="hard" (arXiv 2603.07079):   d = kl_st + 1[H_T > tau] * KL_topk(T || S)
+
+The hard gate's second term runs over the teacher's top-k entries plus one tail bucket: without the bucket a truncated
+KL can go negative. H_T is the entropy of the teacher at the given temperature; neither gate has a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from composer_replication.errors import ShapeError, explain
+from composer_replication.loss import rows
+from composer_replication.loss.jsd import log_prob_divergence
+from composer_replication.loss.sdpo import with_tail_bucket
+
+GATES = ("soft", "hard")
+
+
+def log_prob_entropy(log_probs: Tensor) -> Tensor:
+    """Entropy in nats of log-distributions along the last dimension."""
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def teacher_entropy(teacher_logits: Tensor) -> Tensor:
+    """Entropy of the teacher's next-token distribution in nats, (B, T, V) -> (B, T)."""
+    if not teacher_logits.is_floating_point():
+        raise ShapeError(explain("teacher_logits dtype", got=teacher_logits.dtype, expected="a floating-point dtype"))
+    return log_prob_entropy(rows.in_compute_dtype(teacher_logits).log_softmax(-1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyGate:
+    """The two gates of the module docstring as one row divergence; `h_max=None` means log V."""
+
+    gate: Literal["soft", "hard"] = "soft"
+    h_max: float | None = None
+    temperature: float = 1.0
+    tau: float = 1.0
+    top_k: int = 16
+
+    def check(self, vocab: int) -> None:
+        rows.check_choice(self.gate, GATES, "gate")
+        rows.check_positive(self.temperature, "temperature")
+        if self.h_max is not None:
+            rows.check_positive(self.h_max, "h_max")
+        if self.gate == "hard":
+            rows.check_top_k(self.top_k, vocab)
+
+    def __call__(self, student_NV: Tensor, teacher_NV: Tensor) -> Tensor:
+        log_s = (rows.in_compute_dtype(student_NV) / self.temperature).log_softmax(-1)
+        log_t = (rows.in_compute_dtype(teacher_NV).detach() / self.temperature).log_softmax(-1)
+        entropy_N = log_prob_entropy(log_t)
+        kl_st = log_prob_divergence(log_s, log_t, beta=1.0)
+        if self.gate == "hard":
+            best = log_t.topk(self.top_k, dim=-1).indices
+            top_s, top_t = with_tail_bucket(log_s.gather(-1, best)), with_tail_bucket(log_t.gather(-1, best))
+            return kl_st + (entropy_N > self.tau) * log_prob_divergence(top_s, top_t, beta=0.0)
+        unsure_N = (entropy_N / self.entropy_scale(log_t.shape[-1])).clamp(0.0, 1.0)
+        return unsure_N * log_prob_divergence(log_s, log_t, beta=0.0) + (1.0 - unsure_N) * kl_st
+
+    def entropy_scale(self, vocab: int) -> float:
+        """h_max, or the largest entropy the vocabulary allows; a one-entry vocabulary has none, so 1 stands in."""
+        return self.h_max if self.h_max is not None else (math.log(vocab) or 1.0)
+
+
+def entropy_aware_opd_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    *,
+    labels: Tensor | None = None,
+    h_max: float | None = None,
+    temperature: float = 1.0,
+    reduction: str = "batchmean",
+    gate: Literal["soft", "hard"] = "soft",
+    tau: float = 1.0,
+    top_k: int = 16,
+) -> Tensor:
+    """Entropy-gated divergence over the rows whose label is 1; see the module docstring for both gates."""
+    divergence = EntropyGate(gate=gate, h_max=h_max, temperature=float(temperature), tau=tau, top_k=top_k)
+    rows.check_choice(reduction, rows.REDUCTIONS, "reduction")
+    rows.check_logit_pair(student_logits, teacher_logits)
+    divergence.check(student_logits.shape[-1])
+    kept = rows.kept_from_mask(labels, student_logits, "labels")
+    student, teacher = rows.select_rows(student_logits, kept), rows.select_rows(teacher_logits, kept)
+    values_N = divergence(student, teacher)
+    rows.check_finite_rows(values_N, "entropy_aware_opd_loss")
+    return rows.reduce_rows(values_N, kept, student_logits.shape, reduction, student_logits.shape[-1])

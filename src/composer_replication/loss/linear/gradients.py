@@ -1,0 +1,92 @@
+"""The walk both fused functions share: logits tile by tile, their gradients slab by slab, and the products of those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from composer_replication.loss.linear import products
+from composer_replication.loss.linear.operands import Operands
+from composer_replication.loss.linear.tiles import TilePlan
+
+# (tile, logits_nV, where its logit gradient goes or None, scratch tiles) -> None
+TileVisitor = Callable[[slice, Tensor, Tensor | None, list[Tensor]], None]
+
+
+class Wanted(NamedTuple):
+    """Which of the three inputs need a gradient."""
+
+    hidden: bool
+    weight: bool
+    bias: bool
+
+
+class Gradients(NamedTuple):
+    """In the operands' dtype or wider; the caller casts to what autograd expects."""
+
+    hidden: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def cast_like(self, *originals: Tensor | None) -> list[Tensor | None]:
+        return [
+            None if grad is None or original is None else grad.to(original.dtype)
+            for grad, original in zip(self, originals, strict=True)
+        ]
+
+
+def visit_tiles(
+    operands: Operands, plan: TilePlan, slab: slice, visit: TileVisitor, *, num_scratch: int, with_grad: bool
+) -> Tensor | None:
+    """Show every tile's logits to `visit`; returns d loss / d (hidden @ weight.T + bias) of the slab, or None."""
+    hidden, head = operands.hidden, operands.head
+    slab_rows = slab.stop - slab.start
+    wide = products.product_dtype(hidden)
+    buffers = [
+        torch.empty(min(plan.tile_rows, slab_rows), head.vocab, dtype=wide, device=hidden.device)
+        for _ in range(1 + num_scratch)
+    ]
+    grad_slab = None
+    if with_grad:
+        grad_slab = torch.empty(slab_rows, head.vocab, dtype=products.grad_tile_dtype(hidden), device=hidden.device)
+    for tile in plan.tiles(slab):
+        logits_nV, *scratch = (buffer[: tile.stop - tile.start] for buffer in buffers)
+        head.write_logits(hidden[tile], logits_nV)
+        grad_nV = None if grad_slab is None else grad_slab[tile.start - slab.start : tile.stop - slab.start]
+        visit(tile, logits_nV, grad_nV, scratch)
+        if grad_nV is not None:
+            head.grad_through_transform(grad_nV, logits_nV)
+    return grad_slab
+
+
+def accumulate_gradients(
+    operands: Operands, plan: TilePlan, wanted: Wanted, visit: TileVisitor, *, num_scratch: int = 0
+) -> Gradients:
+    """Visit all tiles and multiply each slab's logit gradients into the gradients that are wanted."""
+    hidden, weight = operands.hidden, operands.head.weight
+    wide = products.product_dtype(hidden)
+    # One slab: its product is rounded once, straight into the weight's dtype. Several: summed in fp32.
+    single_slab = 0 < plan.num_rows <= plan.slab_rows
+    grad_hidden = torch.zeros_like(hidden) if wanted.hidden else None
+    grad_weight = grad_bias = None
+    if wanted.weight and not single_slab:
+        grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
+    if wanted.bias:
+        grad_bias = torch.zeros(weight.shape[0], dtype=wide, device=weight.device)
+    for slab in plan.slabs():
+        grad_nV = visit_tiles(operands, plan, slab, visit, num_scratch=num_scratch, with_grad=any(wanted))
+        if grad_nV is None:
+            continue
+        if grad_hidden is not None:
+            grad_hidden[slab] = products.grad_hidden(grad_nV, weight)
+        if grad_weight is not None:
+            products.add_grad_weight(grad_weight, grad_nV, hidden[slab])
+        elif wanted.weight:
+            grad_weight = products.grad_weight(grad_nV, hidden[slab], weight.dtype)
+        if grad_bias is not None:
+            grad_bias += grad_nV.sum(0, dtype=wide)
+        del grad_nV  # before the next slab asks for its own
+    return Gradients(grad_hidden, grad_weight, grad_bias)

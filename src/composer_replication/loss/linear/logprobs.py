@@ -1,0 +1,112 @@
+"""Log-probs of chosen tokens from hidden rows and the LM head, differentiable per row.
+
+A preference loss turns sums of these into one number, so a row's weight is not known in the forward pass. Forward keeps
+one normaliser per row; backward computes each tile of logits once more and turns it into its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from composer_replication.loss import rows
+from composer_replication.loss.linear import kernels, products
+from composer_replication.loss.linear.gradients import Wanted, accumulate_gradients, visit_tiles
+from composer_replication.loss.linear.head import LinearHead, check_rows_and_head
+from composer_replication.loss.linear.operands import Operands, prepare_operands
+from composer_replication.loss.linear.tiles import TilePlan, plan_tiles
+from composer_replication.loss.linear.weighted import check_row_vector
+
+
+def linear_token_logprobs(
+    hidden_NH: Tensor,
+    head: LinearHead,
+    token_ids_N: Tensor,
+    *,
+    tile_rows: int | None = None,
+    backend: kernels.Backend = "auto",
+) -> Tensor:
+    """log softmax(head(hidden))[n, token_n] for every row, (N,), with gradients to hidden rows, weight and bias."""
+    check_rows_and_head(hidden_NH, head, "student")
+    check_row_vector(token_ids_N, hidden_NH, "token_ids")
+    rows.check_token_ids(token_ids_N, head.vocab)
+    operands = prepare_operands(hidden_NH, head)
+    use_kernel = kernels.wants_triton(backend, operands.hidden)
+    plan = plan_tiles(
+        hidden_NH.shape[0],
+        head.vocab,
+        device=hidden_NH.device,
+        element_bytes=products.product_dtype(operands.hidden).itemsize,
+        has_kernel=use_kernel,
+        tile_rows=tile_rows,
+    )
+    inputs = hidden_NH, head.weight, head.bias, operands, token_ids_N.contiguous(), plan, use_kernel
+    return _apply(*inputs)
+
+
+class _LinearTokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        operands: Operands,
+        token_ids_N: Tensor,
+        plan: TilePlan,
+        use_kernel: bool,
+    ) -> Tensor:
+        wide = products.product_dtype(operands.hidden)
+        log_z_N, chosen_N = (torch.empty(plan.num_rows, dtype=wide, device=hidden_NH.device) for _ in range(2))
+
+        def visit(tile: slice, logits_nV: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]) -> None:
+            del grad_nV, scratch
+            if use_kernel:
+                log_z_N[tile], chosen_N[tile], _ = kernels.token_stats(logits_nV, token_ids_N[tile])
+            else:
+                chosen_N[tile] = logits_nV.gather(-1, token_ids_N[tile][:, None])[:, 0]
+                log_z_N[tile] = logits_nV.logsumexp(-1)
+
+        with torch.autocast(hidden_NH.device.type, enabled=False):
+            visit_tiles(operands, plan, slice(0, plan.num_rows), visit, num_scratch=0, with_grad=False)
+        rows.check_finite_rows(chosen_N - log_z_N, "linear_token_logprobs")
+        # Saved to make autograd notice when somebody changes the head before backward, which redoes the logits.
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, token_ids_N, log_z_N)
+        ctx.operands, ctx.plan, ctx.use_kernel = operands, plan, use_kernel
+        return chosen_N - log_z_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden_NH, weight_VH, bias_V, token_ids_N, log_z_N = ctx.saved_tensors
+        pull_N = grad_N.to(log_z_N.dtype).contiguous()
+
+        def visit(tile: slice, logits_nV: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]) -> None:
+            del scratch
+            if grad_nV is not None:
+                inputs = logits_nV, token_ids_N[tile], log_z_N[tile], pull_N[tile]
+                write_logprob_grad(*inputs, grad_nV, use_kernel=ctx.use_kernel)
+
+        with torch.autocast(hidden_NH.device.type, enabled=False):
+            gradients = accumulate_gradients(ctx.operands, ctx.plan, Wanted(*ctx.needs_input_grad[:3]), visit)
+        return (*gradients.cast_like(hidden_NH, weight_VH, bias_V), None, None, None, None)
+
+
+def write_logprob_grad(
+    logits_nV: Tensor, token_ids_n: Tensor, log_z_n: Tensor, pull_n: Tensor, grad_nV: Tensor, *, use_kernel: bool
+) -> None:
+    """grad = pull * (onehot - softmax)."""
+    if use_kernel:
+        kernels.write_token_grad(logits_nV, token_ids_n, log_z_n, -pull_n, 0.0, grad_nV)
+        return
+    probs_nV = (logits_nV - log_z_n[:, None]).exp_()
+    grad_nV.copy_(probs_nV.mul_(-pull_n[:, None]))
+    grad_nV.scatter_add_(-1, token_ids_n[:, None], pull_n[:, None].to(grad_nV.dtype))
+
+
+# torch leaves the type of `apply` unknown.
+_apply = cast("Callable[..., Tensor]", _LinearTokenLogprobs.apply)  # pyright: ignore[reportUnknownMemberType]

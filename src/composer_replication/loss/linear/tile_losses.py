@@ -1,0 +1,137 @@
+"""One tile of logits in, the rows' values out, and their weighted gradient written where the caller wants it.
+
+Every row function is differentiated by autograd on the tile, so the fused path runs the very formula of the dense one.
+Where a Triton kernel exists (CUDA), it does the same in three passes over the tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from composer_replication.loss import rows
+from composer_replication.loss.linear import kernels
+from composer_replication.loss.linear.head import TeacherTerm
+from composer_replication.loss.lm_ce import TokenCrossEntropy
+
+
+class TileLoss(Protocol):
+    """A loss of one tile of student logits. `grad_nV=None` asks for values only."""
+
+    @property
+    def has_kernel(self) -> bool: ...
+
+    def __call__(
+        self, student_nV: Tensor, tile: slice, weights_n: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]
+    ) -> Tensor: ...
+
+    @property
+    def num_scratch(self) -> int: ...
+
+
+def values_and_grad_by_autograd(
+    row_function: Callable[[Tensor], Tensor],
+    student_nV: Tensor,
+    weights_n: Tensor,
+    token_clip: float | None,
+    grad_nV: Tensor | None,
+) -> Tensor:
+    """Row values, and d(sum weights * capped values)/d logits into `grad_nV`."""
+    with torch.enable_grad():
+        leaf = student_nV.detach().requires_grad_(grad_nV is not None)
+        values_n = row_function(leaf)
+        if grad_nV is not None:
+            pull = weights_n if token_clip is None else weights_n * rows.cap_factor(values_n, token_clip)
+            (grad,) = torch.autograd.grad(values_n, leaf, pull.to(values_n.dtype))
+            grad_nV.copy_(grad)
+    return values_n.detach()
+
+
+@dataclass(frozen=True, eq=False)
+class DivergenceTile:
+    """A divergence to the teacher's tile, which is summed up term by term."""
+
+    divergence: rows.Divergence
+    terms: Sequence[TeacherTerm]
+    token_clip: float | None
+    kernel: kernels.DivergenceKernel | None
+
+    @property
+    def has_kernel(self) -> bool:
+        return self.kernel is not None
+
+    @property
+    def num_scratch(self) -> int:
+        """One tile for the sum, one more when a second head must be added to it."""
+        return 1 + (sum(term.hidden is not None for term in self.terms) > 1)
+
+    def __call__(
+        self, student_nV: Tensor, tile: slice, weights_n: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]
+    ) -> Tensor:
+        teacher_nV = self._teacher_logits(student_nV, tile, scratch)
+        if self.kernel is not None:
+            return self.kernel(student_nV, teacher_nV, weights_n, self.token_clip, grad_nV)
+        row_function = partial(_swap_arguments, self.divergence, teacher_nV)
+        return values_and_grad_by_autograd(row_function, student_nV, weights_n, self.token_clip, grad_nV)
+
+    def _teacher_logits(self, student_nV: Tensor, tile: slice, scratch: list[Tensor]) -> Tensor:
+        total_nV = scratch[0]
+        is_empty = True
+        # Heads first, then the student's own logits: the first head can then be written straight into the sum.
+        for term in sorted(self.terms, key=lambda term: term.hidden is None):
+            if term.coefficient == 0.0:
+                continue
+            if term.hidden is None or term.head is None:
+                summand_nV = student_nV
+            else:
+                summand_nV = total_nV if is_empty else scratch[1]
+                term.head.write_logits(term.hidden[tile], summand_nV)
+            if not is_empty:
+                total_nV.add_(summand_nV, alpha=term.coefficient)
+            elif term.coefficient != 1.0 or summand_nV is not total_nV:
+                torch.mul(summand_nV, term.coefficient, out=total_nV)
+            is_empty = False
+        return total_nV
+
+
+def _swap_arguments(divergence: rows.Divergence, teacher_nV: Tensor, student_nV: Tensor) -> Tensor:
+    return divergence(student_nV, teacher_nV)
+
+
+@dataclass(frozen=True, eq=False)
+class CrossEntropyTile:
+    """Cross-entropy of one token per row."""
+
+    token_ids_N: Tensor
+    label_smoothing: float
+    use_kernel: bool
+
+    @property
+    def has_kernel(self) -> bool:
+        return self.use_kernel
+
+    @property
+    def num_scratch(self) -> int:
+        return 0
+
+    def __call__(
+        self, student_nV: Tensor, tile: slice, weights_n: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]
+    ) -> Tensor:
+        del scratch
+        token_ids_n = self.token_ids_N[tile]
+        if self.use_kernel:
+            stats = kernels.token_stats(student_nV, token_ids_n)
+            if grad_nV is not None:
+                kernels.write_token_grad(student_nV, token_ids_n, stats.log_z, weights_n, self.label_smoothing, grad_nV)
+            smooth = self.label_smoothing
+            return stats.log_z - (1.0 - smooth) * stats.chosen - smooth * stats.mean_logit
+        row_function = partial(self._values, token_ids_n)
+        return values_and_grad_by_autograd(row_function, student_nV, weights_n, None, grad_nV)
+
+    def _values(self, token_ids_n: Tensor, student_nV: Tensor) -> Tensor:
+        return TokenCrossEntropy(label_smoothing=self.label_smoothing)(student_nV, token_ids_n)

@@ -1,0 +1,172 @@
+"""sum_n weight_n * loss_n from hidden rows and the LM head, with no (N, V) tensor kept for backward.
+
+The weights are known in the forward pass, so the gradients of the weighted sum are too: logits are computed once,
+become their gradient instead of being stored, and are multiplied into grad hidden and grad weight. Backward only scales.
+That is four matrix products for a divergence; keeping nothing but the normalisers would cost eight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from composer_replication.errors import ComposerError, ShapeError, explain
+from composer_replication.loss import rows
+from composer_replication.loss.linear import kernels, products
+from composer_replication.loss.linear.gradients import Wanted, accumulate_gradients
+from composer_replication.loss.linear.head import (
+    LinearHead,
+    TeacherTerm,
+    check_rows_and_head,
+    check_teacher_terms,
+)
+from composer_replication.loss.linear.operands import Operands, prepare_operands
+from composer_replication.loss.linear.tile_losses import CrossEntropyTile, DivergenceTile, TileLoss
+from composer_replication.loss.linear.tiles import TilePlan, plan_tiles
+from composer_replication.loss.lm_ce import check_label_smoothing
+
+
+class LinearLoss(NamedTuple):
+    """`loss` is the differentiable weighted sum; `row_values` the rows' values before cap and weights, detached."""
+
+    loss: Tensor
+    row_values: Tensor
+
+
+def linear_divergence(
+    hidden_NH: Tensor,
+    head: LinearHead,
+    teacher_terms: Sequence[TeacherTerm],
+    divergence: rows.Divergence,
+    *,
+    row_weights: Tensor | None = None,
+    token_clip: float | None = None,
+    tile_rows: int | None = None,
+    backend: kernels.Backend = "auto",
+) -> LinearLoss:
+    """sum_n weight_n * min(1, token_clip / d_n) * d_n, with d_n the divergence of student row n to the summed teacher.
+
+    Gradients go to `hidden_NH`, `head.weight` and `head.bias`; weights (default 1 / N) and teacher terms are constants.
+    """
+    num_rows, vocab = hidden_NH.shape[0], head.vocab
+    check_rows_and_head(hidden_NH, head, "student")
+    check_teacher_terms(teacher_terms, num_rows, vocab)
+    divergence.check(vocab)
+    if token_clip is not None:
+        rows.check_positive(token_clip, "token_clip")
+    student = prepare_operands(hidden_NH, head)
+    terms = tuple(_prepared_term(term) for term in teacher_terms)
+    kernel = kernels.divergence_kernel(divergence, vocab) if kernels.wants_triton(backend, student.hidden) else None
+    tile_loss = DivergenceTile(divergence, terms, token_clip, kernel)
+    return _weighted_sum(hidden_NH, head, student, tile_loss, row_weights, token_clip, tile_rows)
+
+
+def linear_cross_entropy(
+    hidden_NH: Tensor,
+    head: LinearHead,
+    token_ids_N: Tensor,
+    *,
+    row_weights: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    tile_rows: int | None = None,
+    backend: kernels.Backend = "auto",
+) -> LinearLoss:
+    """sum_n weight_n * cross_entropy(row n, token n); weights default to 1 / N."""
+    check_rows_and_head(hidden_NH, head, "student")
+    check_label_smoothing(label_smoothing)
+    check_row_vector(token_ids_N, hidden_NH, "token_ids")
+    rows.check_token_ids(token_ids_N, head.vocab)
+    student = prepare_operands(hidden_NH, head)
+    use_kernel = kernels.wants_triton(backend, student.hidden)
+    tile_loss = CrossEntropyTile(token_ids_N.contiguous(), label_smoothing, use_kernel)
+    return _weighted_sum(hidden_NH, head, student, tile_loss, row_weights, None, tile_rows)
+
+
+def check_row_vector(values: Tensor, hidden_NH: Tensor, name: str) -> None:
+    if values.shape != hidden_NH.shape[:1]:
+        raise ShapeError(explain(f"{name} shape", got=tuple(values.shape), expected=f"({hidden_NH.shape[0]},)"))
+
+
+def _prepared_term(term: TeacherTerm) -> TeacherTerm:
+    if term.hidden is None or term.head is None:
+        return term
+    operands = prepare_operands(term.hidden, term.head)
+    return TeacherTerm(operands.hidden, operands.head, term.coefficient)
+
+
+def _weighted_sum(
+    hidden_NH: Tensor,
+    head: LinearHead,
+    student: Operands,
+    tile_loss: TileLoss,
+    row_weights: Tensor | None,
+    token_clip: float | None,
+    tile_rows: int | None,
+) -> LinearLoss:
+    num_rows = hidden_NH.shape[0]
+    dtype = products.product_dtype(student.hidden)
+    if row_weights is None:
+        row_weights = torch.full((num_rows,), 1.0 / max(num_rows, 1), dtype=dtype, device=hidden_NH.device)
+    check_row_vector(row_weights, hidden_NH, "row_weights")
+    plan = plan_tiles(
+        num_rows,
+        head.vocab,
+        device=hidden_NH.device,
+        element_bytes=dtype.itemsize,
+        has_kernel=tile_loss.has_kernel,
+        tile_rows=tile_rows,
+    )
+    weights = row_weights.detach().to(dtype).contiguous()
+    inputs = hidden_NH, head.weight, head.bias, student, tile_loss, weights, token_clip, plan
+    return LinearLoss(*_apply(*inputs))
+
+
+class _LinearWeightedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        student: Operands,
+        tile_loss: TileLoss,
+        weights_N: Tensor,
+        token_clip: float | None,
+        plan: TilePlan,
+    ) -> tuple[Tensor, Tensor]:
+        values_N = torch.empty(plan.num_rows, dtype=weights_N.dtype, device=hidden_NH.device)
+
+        def visit(tile: slice, logits_nV: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]) -> None:
+            values_N[tile] = tile_loss(logits_nV, tile, weights_N[tile], grad_nV, scratch)
+
+        wanted = Wanted(*ctx.needs_input_grad[:3])
+        with torch.autocast(hidden_NH.device.type, enabled=False):
+            gradients = accumulate_gradients(student, plan, wanted, visit, num_scratch=tile_loss.num_scratch)
+        rows.check_finite_rows(values_N, "linear-fused loss")
+        ctx.gradients = gradients.cast_like(hidden_NH, weight_VH, bias_V)
+        ctx.mark_non_differentiable(values_N)
+        return (weights_N * rows.cap_rows(values_N, token_clip)).sum(), values_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor, _grad_values: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if ctx.gradients is None:
+            raise ComposerError(
+                explain(
+                    "backward through a linear-fused loss",
+                    got="a second call",
+                    expected="one call per forward",
+                    fix="Its gradients were handed over to spare a copy of the head; run the forward again.",
+                )
+            )
+        gradients, ctx.gradients = ctx.gradients, None
+        scaled = (None if grad is None else grad.mul_(grad_loss) for grad in gradients)
+        return (*scaled, None, None, None, None, None)
+
+
+# torch leaves the type of `apply` unknown.
+_apply = cast("Callable[..., tuple[Tensor, Tensor]]", _LinearWeightedSum.apply)  # pyright: ignore[reportUnknownMemberType]

@@ -1,0 +1,144 @@
+"""SDPO's self-distillation loss (arXiv 2601.20802): the policy with feedback in context teaches the policy without it.
+
+    support: the student's top-k entries with their true log-probs, plus a tail bucket log(1 - sum p);
+             without the tail both sides are renormalised on the k entries; top_k=None is the full vocabulary
+    d_n    = JSD_beta on that support (beta = 1, the default, is kl_st = KL(student || teacher))
+    w_n    = min(exp(clamp(logp - logp_old, -20, 20)), is_clip), detached: importance weight of the sampled token
+    loss   = sum_n mask_n w_n d_n / sum_n mask_n
+
+Sampled-token mode scores only the token that was sampled: sg(log p_S - log p_T) * log p_S. Differentiating
+(log p_S - log p_T) itself would give a gradient whose expectation is zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from composer_replication.errors import InputError, explain
+from composer_replication.loss import rows
+from composer_replication.loss.jsd import log_prob_divergence
+
+# Keeps log(1 - sum p) finite when the k entries hold all the mass; upstream's value.
+_LARGEST_LOG_MASS = -1e-7
+_LOG_RATIO_LIMIT = 20.0
+
+
+def with_tail_bucket(log_probs_NK: Tensor) -> Tensor:
+    """Append log(1 - sum exp(log_probs)), the mass of everything that is not listed."""
+    log_mass = log_probs_NK.logsumexp(-1, keepdim=True).clamp(max=_LARGEST_LOG_MASS)
+    return torch.cat([log_probs_NK, torch.log(-torch.expm1(log_mass))], dim=-1)
+
+
+def renormalised(log_probs_NK: Tensor) -> Tensor:
+    """Rescale the listed entries so that they sum to one."""
+    return log_probs_NK - log_probs_NK.logsumexp(-1, keepdim=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentTopK:
+    """JSD_beta on the student's own top-k entries, with everything else in one tail bucket."""
+
+    beta: float = 1.0
+    top_k: int | None = 20
+    add_tail: bool = True
+
+    def check(self, vocab: int) -> None:
+        rows.check_unit_interval(self.beta, "beta")
+        rows.check_top_k(self.top_k, vocab)
+
+    def __call__(self, student_NV: Tensor, teacher_NV: Tensor) -> Tensor:
+        log_s = rows.in_compute_dtype(student_NV).log_softmax(-1)
+        log_t = rows.in_compute_dtype(teacher_NV).detach().log_softmax(-1)
+        if self.top_k is not None:
+            best = log_s.detach().topk(self.top_k, dim=-1).indices
+            close = with_tail_bucket if self.add_tail else renormalised
+            log_s, log_t = close(log_s.gather(-1, best)), close(log_t.gather(-1, best))
+        return log_prob_divergence(log_s, log_t, self.beta)
+
+
+def importance_weights(logprobs_N: Tensor, old_logprobs_N: Tensor, is_clip: float) -> Tensor:
+    """min(exp(logp - logp_old), is_clip) for each row, detached; the log-ratio is clamped to +-20 first."""
+    log_ratio = (logprobs_N - old_logprobs_N).detach().clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    return log_ratio.exp().clamp(max=is_clip)
+
+
+def sampled_token_values(student_logprobs_N: Tensor, teacher_logprobs_N: Tensor) -> Tensor:
+    """sg(log p_S - log p_T) * log p_S at the sampled token: an unbiased kl_st gradient from one token."""
+    return (student_logprobs_N - teacher_logprobs_N).detach() * student_logprobs_N
+
+
+def sdpo_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    mask: Tensor,
+    *,
+    beta: float = 1.0,
+    top_k: int | None = None,
+    add_tail: bool = True,
+    token_ids: Tensor | None = None,
+    old_logprobs: Tensor | None = None,
+    is_clip: float | None = None,
+    sampled_token: bool = False,
+) -> Tensor:
+    """Token mean of the SDPO divergence over `mask`; see the module docstring for the formula.
+
+    `token_ids` (the tokens really sampled) is needed by `is_clip` and by `sampled_token`; `old_logprobs` (their
+    log-probs when they were sampled) by `is_clip`.
+    """
+    divergence = StudentTopK(beta=float(beta), top_k=top_k, add_tail=add_tail)
+    rows.check_logit_pair(student_logits, teacher_logits)
+    divergence.check(student_logits.shape[-1])
+    kept = rows.kept_from_mask(mask, student_logits)
+    _check_sampling_inputs(student_logits, token_ids, old_logprobs, is_clip, sampled_token, beta)
+    student, teacher = rows.select_rows(student_logits, kept), rows.select_rows(teacher_logits, kept)
+    chosen = None if token_ids is None else _select(token_ids, kept)
+    if chosen is not None:
+        rows.check_token_ids(chosen, student_logits.shape[-1])
+    if sampled_token:
+        assert chosen is not None
+        values_N = sampled_token_values(_logprob_of(student, chosen), _logprob_of(teacher.detach(), chosen))
+    else:
+        values_N = divergence(student, teacher)
+    if is_clip is not None:
+        assert chosen is not None
+        assert old_logprobs is not None
+        old_N = _select(old_logprobs, kept)
+        values_N = values_N * importance_weights(_logprob_of(student.detach(), chosen), old_N, is_clip)
+    rows.check_finite_rows(values_N, "sdpo_loss")
+    return values_N.sum() / max(values_N.numel(), 1)
+
+
+def _select(values: Tensor, kept: Tensor | None) -> Tensor:
+    return values.flatten() if kept is None else values[kept]
+
+
+def _logprob_of(logits_NV: Tensor, token_ids_N: Tensor) -> Tensor:
+    log_probs = rows.in_compute_dtype(logits_NV).log_softmax(-1)
+    return log_probs.gather(-1, token_ids_N[:, None]).squeeze(-1)
+
+
+def _check_sampling_inputs(
+    logits: Tensor,
+    token_ids: Tensor | None,
+    old_logprobs: Tensor | None,
+    is_clip: float | None,
+    sampled_token: bool,
+    beta: float,
+) -> None:
+    if is_clip is not None:
+        rows.check_positive(is_clip, "is_clip")
+        if old_logprobs is None:
+            raise InputError(
+                explain("is_clip without old_logprobs", got="old_logprobs=None", expected="one log-prob per row")
+            )
+    if (is_clip is not None or sampled_token) and token_ids is None:
+        user = "sampled_token" if sampled_token else "is_clip"
+        raise InputError(explain(f"{user} without token_ids", got="token_ids=None", expected="the sampled token ids"))
+    if sampled_token and beta != 1.0:
+        raise InputError(explain("beta with sampled_token", got=beta, expected="1.0 (only kl_st has this estimator)"))
+    for name, values in (("token_ids", token_ids), ("old_logprobs", old_logprobs)):
+        if values is not None:
+            rows.check_mask_shape(values, logits, name)

@@ -1,0 +1,129 @@
+"""TAID (arXiv 2501.16937): the teacher is a mix that starts near the student and moves to the real teacher.
+
+    p_t  = softmax((1 - t) sg(student_logits) + t teacher_logits)
+    loss = - sum_v p_t(v) log q(v), mean over the rows that count
+
+This is a cross-entropy, so at its minimum it equals the entropy of p_t, not zero; its gradient is that of KL(p_t || q).
+
+Schedule: the first finite loss is stored; after that, with rel = (prev - loss) / (prev + 1e-15),
+
+    m <- beta m + (1 - beta) rel        delta = alpha sigmoid(m) (1 - t)
+    t <- min(t_end, max(t_start + (t_end - t_start) step / N, t + delta))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from composer_replication.errors import InputError, explain
+from composer_replication.loss import rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropyToTeacher:
+    """- sum_v p_T(v) log q(v): TAID's row loss, once the teacher logits are the mix."""
+
+    def check(self, vocab: int) -> None:
+        del vocab  # nothing depends on it
+
+    def __call__(self, student_NV: Tensor, teacher_NV: Tensor) -> Tensor:
+        target = rows.in_compute_dtype(teacher_NV).detach().softmax(-1)
+        return -(target * rows.in_compute_dtype(student_NV).log_softmax(-1)).sum(-1)
+
+
+def check_taid_t(t: float) -> float:
+    """t is a number in [0, 1]; returned as a float."""
+    value = float(t)
+    if not 0.0 <= value <= 1.0:
+        raise InputError(explain("taid_t", got=value, expected="a number in [0, 1]"))
+    return value
+
+
+def taid_loss(student_logits: Tensor, teacher_logits: Tensor, mask: Tensor | None = None, *, t: float) -> Tensor:
+    """Masked mean of the cross-entropy to the interpolated teacher; see the module docstring."""
+    t = check_taid_t(t)
+    rows.check_logit_pair(student_logits, teacher_logits)
+    kept = rows.kept_from_mask(mask, student_logits)
+    student = rows.in_compute_dtype(rows.select_rows(student_logits, kept))
+    teacher = rows.in_compute_dtype(rows.select_rows(teacher_logits, kept))
+    mixed = (1.0 - t) * student.detach() + t * teacher.detach()
+    values_N = CrossEntropyToTeacher()(student, mixed)
+    rows.check_finite_rows(values_N, "taid_loss")
+    return values_N.sum() / max(values_N.numel(), 1)
+
+
+class TAIDScheduler:
+    """Moves t from `t_start` to `t_end`, faster while the loss falls; call `update_t` only on steps where TAID ran.
+
+    A step whose channel was inactive has no loss. Passing 0 for it would read as a perfect drop and then as an
+    explosion, and the momentum would need thousands of steps to recover.
+    """
+
+    def __init__(
+        self,
+        num_train_steps: int,
+        *,
+        t_start: float = 0.4,
+        t_end: float = 1.0,
+        alpha: float = 5e-4,
+        beta: float = 0.99,
+        disable_adaptive: bool = False,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        if num_train_steps < 1:
+            raise InputError(explain("num_train_steps", got=num_train_steps, expected="an integer >= 1"))
+        if not 0.0 <= t_start <= t_end <= 1.0:
+            raise InputError(explain("t_start, t_end", got=(t_start, t_end), expected="0 <= t_start <= t_end <= 1"))
+        rows.check_unit_interval(alpha, "alpha")
+        rows.check_unit_interval(beta, "beta")
+        self.num_train_steps = num_train_steps
+        self.t_start, self.t_end, self.alpha, self.beta = t_start, t_end, alpha, beta
+        self.disable_adaptive = disable_adaptive
+        # fp32 tensors, as upstream: a long schedule in Python floats drifts away from it.
+        self._t = torch.tensor(t_start, dtype=torch.float32, device=device)
+        self._previous_loss = torch.tensor(math.inf, dtype=torch.float32, device=device)
+        self._momentum = torch.zeros((), dtype=torch.float32, device=device)
+
+    @property
+    def t(self) -> float:
+        return float(self._t)
+
+    def update_t(self, loss: Tensor | float, global_step: int) -> Tensor | None:
+        """Move t after a step with this loss and return the adaptive delta.
+
+        The first finite loss is only stored (None). A loss that is not finite says nothing about progress: it changes
+        nothing and returns None.
+        """
+        current = torch.as_tensor(loss).detach().to(self._t)
+        if not bool(torch.isfinite(current)):
+            return None
+        if bool(torch.isinf(self._previous_loss)):
+            self._previous_loss = current.clone()
+            return None
+        relative_drop = (self._previous_loss - current) / (self._previous_loss + 1e-15)
+        self._momentum = self.beta * self._momentum + (1 - self.beta) * relative_drop
+        delta = self.alpha * torch.sigmoid(self._momentum) * (1 - self._t)
+        linear = self.t_start + (self.t_end - self.t_start) * (global_step / self.num_train_steps)
+        moved = self._t.new_tensor(linear)
+        if not self.disable_adaptive:
+            moved = torch.maximum(moved, self._t + delta).clamp(max=self.t_end)
+        self._t = moved
+        self._previous_loss = current.clone()
+        return delta
+
+    def state_dict(self) -> dict[str, float]:
+        """Plain numbers, so that a checkpoint can hold them as JSON; fp32 survives the trip through float exactly."""
+        return {"t": self.t, "previous_loss": float(self._previous_loss), "momentum": float(self._momentum)}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        expected = {"t", "previous_loss", "momentum"}
+        if set(state) != expected:
+            raise InputError(explain("TAIDScheduler state keys", got=sorted(state), expected=sorted(expected)))
+        self._t.fill_(check_taid_t(state["t"]))
+        self._previous_loss.fill_(state["previous_loss"])
+        self._momentum.fill_(state["momentum"])

@@ -1,0 +1,32 @@
+"""What one step's loss was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from torch import Tensor
+
+CHANNELS = ("lm_ce", "sdpo_jsd", "trace_replay_dpo")
+_NO_COUNTS: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass
+class LossComponents:
+    """The channels' values and their weighted total, as 0-d tensors.
+
+    `active` names the channels that ran; the others hold an exact 0. `counts` says on how many items each one ran
+    (response tokens, target tokens, pairs).
+    """
+
+    lm_ce: Tensor
+    sdpo_jsd: Tensor
+    trace_replay_dpo: Tensor
+    total: Tensor
+    active: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=lambda: _NO_COUNTS)
+
+    def detached(self) -> dict[str, float]:
+        """The three channels and the total as plain floats."""
+        return {name: float(getattr(self, name).detach()) for name in (*CHANNELS, "total")}

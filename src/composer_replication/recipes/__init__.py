@@ -1,0 +1,1 @@
+"""The same kernels inside other engines, one folder each; a folder never imports another engine's."""

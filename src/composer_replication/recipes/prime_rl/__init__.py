@@ -1,0 +1,1 @@
+"""PRIME-RL: point its custom-loss setting at `composer_replication.recipes.prime_rl.composer_loss.loss_fn`."""

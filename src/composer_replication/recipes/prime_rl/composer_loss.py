@@ -1,0 +1,159 @@
+"""PRIME-RL's per-sample policy loss with channel 2 added, as its custom-loss hook expects it.
+
+lt, li, lr are the trainer's, the inference engine's and the reference's log-probs of the sampled tokens, A the
+advantages; r = exp(lt - li), d = exp(lt) - exp(li). A token is dropped when its probability has already moved far in
+the direction its advantage pushes:
+
+    dropped = (A > 0 and d > mask_high) or (A <= 0 and d < -mask_low)
+    loss    = sum((-keep * adv_tau * A * r + kl_tau * mask * (lt - li)^2) * weights)
+    ref_kl  = sum((-keep_ref * sg(lr - lt) * r + 1e-3 * mask * (lt - li)^2) * weights),  keep_ref drops d < -0.2
+
+`alpha_sdpo` adds alpha * ref_kl, sampled-token kl_st, with `ref_logprobs` computed under the hinted context.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from composer_replication.errors import InputError, ShapeError, explain
+
+_REF_MASK_LOW = 0.2
+_REF_KL_TAU = 1e-3
+
+
+class LossInputs(Protocol):
+    """What the engine passes for one sample; every tensor is 1-D over its tokens."""
+
+    trainer_logprobs: Tensor
+    inference_logprobs: Tensor
+    ref_logprobs: Tensor | None
+    advantages: Tensor
+    loss_mask: Tensor
+    loss_weights: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class LossOutputs:
+    """What the engine reads back."""
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    trainer: Tensor
+    inference: Tensor
+    reference: Tensor | None
+    advantages: Tensor
+    mask: Tensor  # bool
+    weights: Tensor
+
+    @property
+    def ratio(self) -> Tensor:
+        return (self.trainer - self.inference).exp()
+
+    @property
+    def moved(self) -> Tensor:
+        """How far the token's probability has moved since it was sampled."""
+        return (self.trainer.exp() - self.inference.exp()).detach()
+
+    def total(self, keep: Tensor, push: Tensor, kl_tau: float) -> Tensor:
+        drift = kl_tau * (self.trainer - self.inference).square()
+        per_token = torch.where(keep, -push * self.ratio, 0.0) + torch.where(self.mask, drift, 0.0)
+        return (per_token * self.weights).sum()
+
+
+def loss_fn(
+    inputs: LossInputs,
+    *,
+    alpha_sdpo: float = 0.0,
+    beta_dpo: float = 0.0,
+    dppo_mask_high: float = 0.2,
+    dppo_mask_low: float = 0.2,
+    adv_tau: float = 1.0,
+    kl_tau: float = 1e-3,
+) -> LossOutputs:
+    """The engine's default loss plus alpha_sdpo * ref_kl; see the module docstring.
+
+    `beta_dpo` has no effect here (the engine's samples carry no pairs) and warns when it is not 0.
+    """
+    knobs = {
+        "alpha_sdpo": alpha_sdpo,
+        "beta_dpo": beta_dpo,
+        "dppo_mask_high": dppo_mask_high,
+        "dppo_mask_low": dppo_mask_low,
+        "adv_tau": adv_tau,
+        "kl_tau": kl_tau,
+    }
+    for name, value in knobs.items():
+        if not value >= 0.0:
+            raise InputError(explain(name, got=value, expected="a number >= 0"))
+    if beta_dpo:
+        warnings.warn(
+            "beta_dpo has no effect in PRIME-RL: its samples carry no preference pairs. Set it to 0.",
+            UserWarning,
+            stacklevel=2,
+        )
+    sample = _read(inputs)
+    too_far_up = (sample.advantages > 0) & (sample.moved > dppo_mask_high)
+    too_far_down = (sample.advantages <= 0) & (sample.moved < -dppo_mask_low)
+    keep = sample.mask & ~too_far_up & ~too_far_down
+    policy = sample.total(keep, adv_tau * sample.advantages, kl_tau)
+    metrics = _metrics(sample, keep, policy)
+    if not alpha_sdpo:
+        return LossOutputs(policy, metrics)
+    if sample.reference is None:
+        raise InputError(
+            explain("alpha_sdpo > 0", got="ref_logprobs=None", expected="log-probs under the hinted context")
+        )
+    keep_ref = sample.mask & ~(sample.moved < -_REF_MASK_LOW)
+    ref_kl = sample.total(keep_ref, (sample.reference - sample.trainer).detach(), _REF_KL_TAU)
+    metrics["loss/sdpo_kl"] = ref_kl.detach()
+    return LossOutputs(policy + alpha_sdpo * ref_kl, metrics)
+
+
+_REQUIRED = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
+_OPTIONAL = ("ref_logprobs", "loss_weights")
+
+
+def _read(inputs: LossInputs) -> _Sample:
+    tensors: dict[str, Tensor] = {}
+    for name in (*_REQUIRED, *_OPTIONAL):
+        tensor = getattr(inputs, name, None)
+        if tensor is None and name in _REQUIRED:
+            raise InputError(explain(f"inputs.{name}", got=None, expected="a 1-D tensor"))
+        if tensor is None:
+            continue
+        if tensor.dim() != 1:
+            raise ShapeError(explain(f"inputs.{name} shape", got=tuple(tensor.shape), expected="1-D, one per token"))
+        tensors[name] = tensor
+    lengths = {name: tensor.shape[0] for name, tensor in tensors.items()}
+    if len(set(lengths.values())) > 1:
+        raise ShapeError(explain("inputs lengths", got=lengths, expected="one length"))
+    mask = tensors.pop("loss_mask").bool()
+    # Masked tokens' entries may be anything, NaN included; zeroed here, no gradient can pick them up later.
+    clean = {name: torch.where(mask, tensor, 0.0) for name, tensor in tensors.items()}
+    return _Sample(
+        trainer=clean["trainer_logprobs"],
+        inference=clean["inference_logprobs"],
+        reference=clean.get("ref_logprobs"),
+        advantages=clean["advantages"],
+        mask=mask,
+        weights=clean.get("loss_weights", torch.ones_like(clean["trainer_logprobs"])),
+    )
+
+
+def _metrics(sample: _Sample, keep: Tensor, policy: Tensor) -> dict[str, Tensor]:
+    counted = sample.mask.sum().clamp_min(1)
+    mismatch = torch.where(sample.mask, sample.ratio - (sample.trainer - sample.inference) - 1.0, 0.0)
+    return {
+        "loss/policy": policy.detach(),
+        "masked_fraction": ((sample.mask & ~keep).sum() / counted).detach(),
+        "mismatch_kl": (mismatch.sum() / counted).detach(),
+    }

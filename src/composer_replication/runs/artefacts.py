@@ -1,0 +1,67 @@
+"""The one table of what a run directory may hold, and which command writes it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from composer_replication.errors import InputError, explain
+
+Kind = Literal["records", "journal", "file", "folder"]
+
+
+@dataclass(frozen=True, slots=True)
+class Artefact:
+    """One kind of thing in a run directory.
+
+    `records` are JSONL with a sidecar, written whole; a `journal` is JSONL with a checksum in each line, appended to
+    while a run goes on; the format of a `file` or `folder` belongs to the stage that writes it.
+    """
+
+    name: str
+    file_name: str
+    command: str
+    kind: Kind
+
+    @property
+    def sidecar_name(self) -> str:
+        return f"{self.name}.meta.json"
+
+
+_TABLE: tuple[tuple[str, str, str, Kind], ...] = (
+    ("config", "config.resolved.toml", "crf run", "file"),
+    ("conversations", "conversations.jsonl", "crf ingest", "records"),
+    ("sites", "sites.jsonl", "crf sites", "records"),
+    ("teacher_calls", "teacher_calls.jsonl", "crf replay", "records"),
+    ("teacher_cache", "teacher_cache.sqlite", "crf replay", "file"),
+    ("pairs", "pairs.jsonl", "crf pairs", "records"),
+    ("ref_logprobs", "ref_logprobs.safetensors", "crf train", "file"),
+    ("hint_proof", "hint_proof.jsonl", "crf train", "records"),
+    ("metrics", "metrics.jsonl", "crf train", "journal"),
+    ("checkpoints", "checkpoints", "crf train", "folder"),
+    ("adapter", "adapter", "crf train", "folder"),
+    ("evaluation", "evaluation.json", "crf evaluate", "file"),
+    ("token_gaps", "token_gaps.safetensors", "crf evaluate", "file"),
+    ("report_html", "report.html", "crf report", "file"),
+    ("report_md", "report.md", "crf report", "file"),
+)
+
+ARTEFACTS: Mapping[str, Artefact] = MappingProxyType({row[0]: Artefact(*row) for row in _TABLE})
+
+
+def find_artefact(name: str, *, kind: Kind | None = None) -> Artefact:
+    """The artefact called `name`, or an InputError that suggests the one that was meant."""
+    artefact = ARTEFACTS.get(name)
+    if artefact is None:
+        near = difflib.get_close_matches(name, ARTEFACTS, n=1)
+        fix = f"Did you mean {near[0]!r}?" if near else ""
+        raise InputError(explain("artefact name", got=repr(name), expected=f"one of {', '.join(ARTEFACTS)}", fix=fix))
+    if kind is not None and artefact.kind != kind:
+        names = ", ".join(each.name for each in ARTEFACTS.values() if each.kind == kind)
+        raise InputError(
+            explain(f"artefact {name!r}", got=f"an artefact of kind {artefact.kind!r}", expected=f"one of {names}")
+        )
+    return artefact

@@ -1,0 +1,143 @@
+"""RunDir: the folder through which the steps of a run hand each other their results."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from composer_replication.atomic import atomic_write_json, is_temporary
+from composer_replication.canonical_json import decode_object
+from composer_replication.errors import InputError, RunError, explain
+from composer_replication.runs.artefacts import find_artefact
+from composer_replication.runs.journal import Journal, JournalContents, read_journal
+from composer_replication.runs.lineage import Lineage, hash_source, trace_lineage
+from composer_replication.runs.records import Row, not_found, open_records, read_records, write_records
+from composer_replication.runs.sidecar import ArtefactMeta, check_schema, now
+
+MARKER = "run.json"
+_LAYOUT_VERSION = 1
+
+
+class RunDir:
+    """A run directory; `create` makes one, `open` takes one that exists."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> RunDir:
+        """Make a run directory at `path`, which must be new or an empty folder."""
+        root = Path(path)
+        if root.exists() and not root.is_dir():
+            raise RunError(explain(str(root), got="a file", expected="a path for a new folder"))
+        if (root / MARKER).exists():
+            raise RunError(f"{root} is a run directory already. Open it, or choose another path")
+        root.mkdir(parents=True, exist_ok=True)
+        foreign = sorted(each.name for each in root.iterdir() if not is_temporary(each))
+        if foreign:
+            raise RunError(explain(str(root), got=f"a folder with {foreign[0]!r} in it", expected="an empty one"))
+        atomic_write_json(
+            root / MARKER, {"layout_version": _LAYOUT_VERSION, "created": now(), "tool_version": _tool_version()}
+        )
+        return cls(root)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RunDir:
+        """The run directory at `path`, or a RunError that says why it is none."""
+        root = Path(path)
+        marker = root / MARKER
+        if not marker.is_file():
+            got = "no such folder" if not root.exists() else f"no {MARKER} in it"
+            raise RunError(explain(f"{root} is not a run directory", got=got, expected=f"a folder with {MARKER}"))
+        try:
+            layout = decode_object(marker.read_bytes()).get("layout_version")
+        except ValueError as error:
+            raise RunError(explain(str(marker), got=error, expected="a JSON object")) from error
+        if layout != _LAYOUT_VERSION:
+            fix = "Another version of composer-replication made this run: use that one, or upgrade"
+            raise RunError(explain(f"{marker}, layout_version", got=layout, expected=_LAYOUT_VERSION, fix=fix))
+        return cls(root)
+
+    def path(self, name: str) -> Path:
+        """Where artefact `name` is or will be."""
+        return self.root / find_artefact(name).file_name
+
+    def meta(self, name: str) -> ArtefactMeta:
+        """The sidecar of a JSONL artefact."""
+        meta, file = open_records(self.root, find_artefact(name, kind="records"))
+        file.close()
+        return meta
+
+    def write_jsonl(
+        self,
+        name: str,
+        rows: Iterable[Row],
+        *,
+        schema: str,
+        version: int,
+        sources: Iterable[str | Path] = (),
+        config_hash: str | None = None,
+        counts: Mapping[str, int] | None = None,
+        drops: Mapping[str, int] | None = None,
+    ) -> ArtefactMeta:
+        """Replace artefact `name` by `rows`, which all have the same keys, and describe it in its sidecar.
+
+        A source is an artefact's name or the path of a file. `counts` and `drops` are read after the last row, so a
+        generator may fill them on its way. An exception, from `rows` too, leaves the old artefact as it was.
+        """
+        artefact = find_artefact(name, kind="records")
+        # Hashed before the first row is asked for: a source that changes under us must look changed, not current.
+        hashed = tuple(hash_source(self.root, _not_itself(source, name)) for source in sources)
+
+        draft = ArtefactMeta(
+            artefact=name,
+            schema=schema,
+            version=version,
+            tool_version=_tool_version(),
+            sources=hashed,
+            config_hash=config_hash,
+            counts={} if counts is None else counts,
+            drops={} if drops is None else drops,
+        )
+        return write_records(self.root, artefact, rows, draft)
+
+    def read_jsonl(
+        self, name: str, *, schema: str, version: int = 1, verify: bool = True
+    ) -> Iterator[dict[str, object]]:
+        """Iterate over the rows of artefact `name`; `version` is the newest version of `schema` the caller reads.
+
+        The file's checksum is compared before the first row, so no row of a damaged artefact is acted upon.
+        `verify=False` skips that pass over the file and keeps the checks of length, row count and keys.
+        """
+        artefact = find_artefact(name, kind="records")
+        check_schema(self.meta(name), schema=schema, version=version)  # here, not at the first next()
+        return read_records(self.root, artefact, schema=schema, version=version, verify=verify)
+
+    def append_jsonl(self, name: str) -> Journal:
+        """Open journal `name` for appending; use it in a `with` block."""
+        return Journal(self.root / find_artefact(name, kind="journal").file_name)
+
+    def read_journal(self, name: str) -> JournalContents:
+        """The rows of journal `name`, and the line that a crash tore at its end, if any."""
+        artefact = find_artefact(name, kind="journal")
+        path = self.root / artefact.file_name
+        if not path.exists():
+            raise not_found(artefact, self.root)
+        return read_journal(path)
+
+    def lineage(self, name: str) -> Lineage:
+        """What artefact `name` was made from, back to the inputs, and which artefacts on the way are stale."""
+        return trace_lineage(self.root, name)
+
+
+def _not_itself(source: str | Path, name: str) -> str | Path:
+    if source == name:
+        raise InputError(f"artefact {name!r} cannot be its own source: writing it would make it stale at once")
+    return source
+
+
+def _tool_version() -> str:
+    from composer_replication.version import __version__
+
+    return __version__

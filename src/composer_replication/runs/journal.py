@@ -1,0 +1,126 @@
+"""A journal: JSONL that grows while a run goes on, each line with the CRC-32 of its own row.
+
+A line reads `{"crc32":"89abcdef","loss":1.5,"step":3}`, so pandas and jq read the file as it is. The checksum covers
+the bytes of the row without that first field. A crash can leave one torn line, and only at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from composer_replication.atomic import lock, unlock
+from composer_replication.canonical_json import decode_object, encode
+from composer_replication.errors import ArtefactCorruptError, InputError, RunError, explain
+
+_log = logging.getLogger(__name__)
+_CRC_KEY = "crc32"
+_PREFIX_LENGTH = len(b'{"crc32":"00000000",')
+
+
+@dataclass(frozen=True, slots=True)
+class TornLine:
+    """The line that a crash cut off at the end of a journal."""
+
+    number: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class JournalContents:
+    """The rows of a journal, and the torn line after them if there is one."""
+
+    rows: list[dict[str, object]]
+    torn: TornLine | None
+
+
+class Journal:
+    """An open journal; `append` adds a row that a reader sees whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        self._descriptor = os.open(path, flags, 0o666)
+        self._cut_torn_line()
+
+    def append(self, row: Mapping[str, object]) -> None:
+        """Add one row as one line in one write; a line that does not fit on the disk is taken back."""
+        line = _to_line(row, where=f"{self._path.name}, a new row")
+        lock(self._descriptor, exclusive=True)
+        try:
+            size = os.fstat(self._descriptor).st_size
+            written = os.write(self._descriptor, line)
+            if written != len(line):
+                os.ftruncate(self._descriptor, size)
+                raise RunError(
+                    explain(f"{self._path}, a new row", got=f"{written} bytes written", expected=f"{len(line)} bytes")
+                )
+        finally:
+            unlock(self._descriptor)
+
+    def close(self) -> None:
+        """Bring every row to the disk and close the journal."""
+        if self._descriptor >= 0:
+            os.fsync(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _cut_torn_line(self) -> None:
+        """Without this the next row would be glued to the remains of a crashed one, and both would be lost."""
+        lock(self._descriptor, exclusive=True)
+        try:
+            size = os.fstat(self._descriptor).st_size
+            kept = _end_of_last_line(self._descriptor) if size else 0
+            if kept < size:
+                os.ftruncate(self._descriptor, kept)
+                _log.warning("%s: cut %d bytes of a line that an earlier crash left torn", self._path, size - kept)
+        finally:
+            unlock(self._descriptor)
+
+
+def read_journal(path: Path) -> JournalContents:
+    """Every row of the journal at `path`; only a last line without its newline is tolerated, and reported."""
+    *lines, tail = path.read_bytes().split(b"\n")
+    rows = [_from_line(line, where=f"{path.name} line {number}") for number, line in enumerate(lines, start=1)]
+    return JournalContents(rows, TornLine(len(lines) + 1, len(tail)) if tail else None)
+
+
+def _to_line(row: Mapping[str, object], *, where: str) -> bytes:
+    if not row or _CRC_KEY in row:
+        raise InputError(explain(where, got=f"keys {sorted(row)}", expected=f"at least one key and no {_CRC_KEY!r}"))
+    payload = encode(dict(row), where=where)
+    return _with_crc(payload) + b"\n"
+
+
+def _with_crc(payload: bytes) -> bytes:
+    return b'{"%s":"%08x",%s' % (_CRC_KEY.encode(), zlib.crc32(payload), payload[1:])
+
+
+def _from_line(line: bytes, *, where: str) -> dict[str, object]:
+    payload = b"{" + line[_PREFIX_LENGTH:]
+    # Comparing whole lines checks the checksum and the place where it stands at once.
+    if line != _with_crc(payload):
+        raise ArtefactCorruptError(
+            explain(where, got=repr(line[:60]), expected=f"a row with crc32 {zlib.crc32(payload):08x}")
+        )
+    return decode_object(payload)
+
+
+def _end_of_last_line(descriptor: int) -> int:
+    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as view:
+        return view.rfind(b"\n") + 1

@@ -1,0 +1,40 @@
+"""A config with one option of every type, for the tests of this folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from composer_replication.config import check_options, option, section
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    ratio: float = option(0.5, "A number.", at_least=0, below=1)
+    mode: Literal["fast", "none"] = option("fast", "A choice.")
+
+    def __post_init__(self) -> None:
+        check_options(self, section="outer.inner")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    flag: bool = option(False, "A switch.")
+    count: int = option(3, "A count.")
+    size: float = option(1.0, "A size.")
+    name: str = option("x", "A name.")
+    limit: float | None = option(None, "A limit.", above=0)
+    label: str | None = option(None, "A label.")
+    names: tuple[str, ...] = option(("a", "b"), "Names.")
+    span: tuple[int, float] = option((1, 2.0), "A span.")
+    weights: dict[str, float] = option({"a": 1.0}, "Weights.", at_least=-10)  # noqa: RUF009
+    inner: Inner = section(Inner, "More.")  # noqa: RUF009
+
+    def __post_init__(self) -> None:
+        check_options(self, section="outer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Root:
+    top: int = option(1, "At the top.")
+    outer: Outer = section(Outer, "A section.")  # noqa: RUF009

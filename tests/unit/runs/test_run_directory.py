@@ -1,0 +1,93 @@
+"""Creating and opening run directories, and the table of artefact names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from composer_replication.config.writer import RESOLVED_NAME
+from composer_replication.errors import InputError, RunError
+from composer_replication.runs import ARTEFACTS, RunDir
+
+
+def test_a_created_run_opens_again(tmp_path: Path) -> None:
+    created = RunDir.create(tmp_path / "deep" / "run")
+    assert RunDir.open(tmp_path / "deep" / "run").root == created.root
+
+
+def test_an_empty_folder_becomes_a_run_and_a_crashed_creation_can_be_repeated(tmp_path: Path) -> None:
+    (tmp_path / ".run.json.1.abc.tmp").write_bytes(b"")
+    RunDir.create(tmp_path)
+    assert RunDir.open(tmp_path).root == tmp_path
+
+
+def test_a_run_is_not_created_over_another_run(tmp_path: Path) -> None:
+    RunDir.create(tmp_path)
+    with pytest.raises(RunError, match="already"):
+        RunDir.create(tmp_path)
+
+
+def test_a_run_is_not_created_among_the_users_files(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(RunError, match=r"thesis\.tex"):
+        RunDir.create(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_is_not_created_where_a_file_is(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(RunError, match="got a file"):
+        RunDir.create(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("folder", "reason"), [("absent", "no such folder"), (".", r"no run\.json in it")])
+def test_what_is_no_run_does_not_open(tmp_path: Path, folder: str, reason: str) -> None:
+    with pytest.raises(RunError, match=f"is not a run directory: got {reason}"):
+        RunDir.open(tmp_path / folder)
+
+
+@pytest.mark.parametrize(
+    ("marker", "reason"), [("{", "expected a JSON object"), ('{"layout_version": 99}', "got 99, expected 1")]
+)
+def test_a_run_of_an_unknown_layout_does_not_open(tmp_path: Path, marker: str, reason: str) -> None:
+    (tmp_path / "run.json").write_text(marker)
+    with pytest.raises(RunError, match=reason):
+        RunDir.open(tmp_path)
+
+
+def test_the_marker_names_the_tool_that_made_the_run(tmp_path: Path) -> None:
+    RunDir.create(tmp_path)
+    marker = json.loads((tmp_path / "run.json").read_text())
+    assert set(marker) == {"layout_version", "created", "tool_version"}
+
+
+def test_no_two_artefacts_share_a_file_and_none_takes_the_name_of_a_sidecar() -> None:
+    names = [each.file_name for each in ARTEFACTS.values()] + [each.sidecar_name for each in ARTEFACTS.values()]
+    assert len(set(names)) == len(names)
+    assert all(name == artefact.name for name, artefact in ARTEFACTS.items())
+
+
+def test_the_config_artefact_is_the_file_that_the_config_package_writes() -> None:
+    assert ARTEFACTS["config"].file_name == RESOLVED_NAME
+
+
+def test_the_path_of_an_artefact_is_inside_the_run(tmp_path: Path) -> None:
+    assert RunDir.create(tmp_path).path("ref_logprobs") == tmp_path / "ref_logprobs.safetensors"
+
+
+def test_a_misspelt_artefact_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"got 'conversation'.*Did you mean 'conversations'"):
+        RunDir.create(tmp_path).path("conversation")
+
+
+@pytest.mark.parametrize("name", ["metrics", "evaluation", "checkpoints"])
+def test_only_records_are_written_as_records(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="expected one of conversations, sites, teacher_calls, pairs, hint_proof"):
+        RunDir.create(tmp_path).write_jsonl(name, [], schema="s", version=1)
+
+
+def test_only_a_journal_is_appended_to(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected one of metrics"):
+        RunDir.create(tmp_path).append_jsonl("pairs")

@@ -1,0 +1,150 @@
+"""Journals: whole checksummed lines, of which a crash may tear the last."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, InputError, RunError
+from composer_replication.runs import RunDir, TornLine
+
+ROWS: list[dict[str, object]] = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": None, "note": "ü"}, {"step": 3}]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir.create(tmp_path / "run")
+
+
+def append(run: RunDir, *rows: dict[str, object]) -> bytes:
+    with run.append_jsonl("metrics") as journal:
+        for row in rows:
+            journal.append(row)
+    return run.path("metrics").read_bytes()
+
+
+def test_rows_come_back_in_order_over_several_openings(run: RunDir) -> None:
+    append(run, *ROWS[:2])
+    append(run, ROWS[2])
+    contents = run.read_journal("metrics")
+    assert contents.rows == ROWS
+    assert contents.torn is None
+
+
+def test_a_line_is_plain_json_that_begins_with_the_checksum_of_the_rest(run: RunDir) -> None:
+    line = append(run, {"step": 1, "loss": 2.5})
+    checksum = format(zlib.crc32(b'{"loss":2.5,"step":1}'), "08x")
+    assert line == f'{{"crc32":"{checksum}","loss":2.5,"step":1}}\n'.encode()
+    assert json.loads(line) == {"crc32": checksum, "step": 1, "loss": 2.5}
+
+
+def test_every_torn_last_line_is_tolerated_reported_and_cut_before_the_next_row(
+    run: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, path = append(run, *ROWS), run.path("metrics")
+    start = whole.rindex(b"\n", 0, -1) + 1
+    for end in range(start + 1, len(whole)):
+        path.write_bytes(whole[:end])
+        contents = run.read_journal("metrics")
+        assert contents.rows == ROWS[:2]
+        assert contents.torn == TornLine(number=3, num_bytes=end - start)
+        with caplog.at_level(logging.WARNING):
+            assert append(run, ROWS[2]) == whole
+        assert f"cut {end - start} bytes" in caplog.text
+        caplog.clear()
+
+
+def test_every_edited_byte_is_an_error_with_its_line(run: RunDir) -> None:
+    whole, path = append(run, *ROWS), run.path("metrics")
+    for place in range(len(whole) - 1):  # without its newline the last line is torn, which is no error
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ArtefactCorruptError, match=f"metrics.jsonl line {whole[:place].count(10) + 1}: "):
+            run.read_journal("metrics")
+
+
+def test_a_torn_line_with_another_behind_it_is_an_error(run: RunDir) -> None:
+    whole = append(run, *ROWS)
+    run.path("metrics").write_bytes(whole[:10] + b"\n" + whole)
+    with pytest.raises(ArtefactCorruptError, match="line 1"):
+        run.read_journal("metrics")
+
+
+def test_an_empty_journal_has_no_rows(run: RunDir) -> None:
+    assert append(run) == b""
+    assert run.read_journal("metrics").rows == []
+
+
+def test_a_journal_that_was_never_written_names_its_command(run: RunDir) -> None:
+    with pytest.raises(ArtefactNotFoundError, match="`crf train` writes it"):
+        run.read_journal("metrics")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [({}, "at least one key"), ({"crc32": 1}, "no 'crc32'"), ({"loss": float("inf")}, "key 'loss': got inf")],
+)
+def test_a_row_that_cannot_be_a_line_is_refused_and_nothing_is_written(
+    run: RunDir, row: dict[str, object], reason: str
+) -> None:
+    whole = append(run, *ROWS)
+    with pytest.raises(InputError, match=reason):
+        append(run, row)
+    assert run.path("metrics").read_bytes() == whole
+
+
+def test_a_line_for_which_the_disk_has_no_room_is_taken_back(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, write = append(run, *ROWS), os.write
+
+    def write_half(descriptor: int, data: bytes) -> int:
+        return write(descriptor, data[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", write_half)
+    with pytest.raises(RunError, match=r"got \d+ bytes written"):
+        append(run, {"step": 4})
+    assert run.path("metrics").read_bytes() == whole
+
+
+def test_each_row_is_one_write_and_is_there_before_the_journal_is_closed(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    write = os.write
+
+    def record(descriptor: int, data: bytes) -> int:
+        sizes.append(len(data))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", record)
+    with run.append_jsonl("metrics") as journal:
+        journal.append({"step": 1})
+        assert run.read_journal("metrics").rows == [{"step": 1}]
+    assert sizes == [run.path("metrics").stat().st_size]
+
+
+APPEND = """
+import sys
+from composer_replication.runs import RunDir
+
+root, writer = sys.argv[1:]
+with RunDir.open(root).append_jsonl("metrics") as journal:
+    for step in range(200):
+        journal.append({"writer": int(writer), "step": step, "pad": "x" * (step * 7 % 500)})
+"""
+
+
+def test_rows_of_concurrent_writers_are_all_there_and_in_each_writers_order(run: RunDir) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", APPEND, str(run.root)]
+    writers = [subprocess.Popen([*command, str(writer)], env=environment) for writer in range(3)]
+    assert [each.wait() for each in writers] == [0, 0, 0]
+    rows = run.read_journal("metrics").rows
+    for writer in range(3):
+        assert [row["step"] for row in rows if row["writer"] == writer] == list(range(200))
+    assert len(rows) == 600
