@@ -22,6 +22,13 @@ HIDDEN, WEIGHT = torch.ones(N, H), torch.ones(V, H)
 IDS = torch.zeros(N, dtype=torch.int64)
 
 
+def short(value):
+    """A readable test id: the names of the settings, not their tensors."""
+    if isinstance(value, dict):
+        return ",".join(f"{k}={v}" if isinstance(v, int | float | str) else k for k, v in value.items())
+    return value.__name__ if isinstance(value, type) else str(value)
+
+
 def divergence_call(hidden=HIDDEN, weight=WEIGHT, *, bias=None, teacher=HIDDEN, teacher_weight=WEIGHT, **settings):
     divergence = settings.pop("divergence", JSD())
     terms = settings.pop("teacher_terms", [TeacherTerm(teacher, LinearHead(teacher_weight))])
@@ -39,7 +46,7 @@ def divergence_call(hidden=HIDDEN, weight=WEIGHT, *, bias=None, teacher=HIDDEN, 
         ({"row_weights": torch.ones(N + 1)}, "row_weights"),
         ({"row_weights": torch.ones(N, 1)}, "row_weights"),
     ],
-    ids=str,
+    ids=short,
 )
 def test_the_fused_divergence_refuses_shapes_that_do_not_fit(settings, match):
     with pytest.raises(ShapeError, match=match):
@@ -58,30 +65,40 @@ def test_the_fused_divergence_refuses_shapes_that_do_not_fit(settings, match):
         ({"divergence": StudentTopK(top_k=V + 1)}, "top_k"),
         ({"divergence": EntropyGate(gate="hard", top_k=V + 1)}, "top_k"),
     ],
-    ids=str,
+    ids=short,
 )
 def test_the_fused_divergence_refuses_settings_that_make_no_sense(settings, match):
     with pytest.raises(InputError, match=match):
         divergence_call(**settings)
 
 
-@pytest.mark.parametrize(
-    ("make", "match"),
+BAD_DIVERGENCES = pytest.mark.parametrize(
+    ("kind", "settings", "match"),
     [
-        (lambda: JSD(beta=1.5), "beta"),
-        (lambda: JSD(beta=-0.5), "beta"),
-        (lambda: JSD(temperature=0.0), "temperature"),
-        (lambda: JSD(top_k=0), "top_k"),
-        (lambda: StudentTopK(beta=2.0), "beta"),
-        (lambda: StudentTopK(top_k=0), "top_k"),
-        (lambda: EntropyGate(gate="medium"), "gate"),
-        (lambda: EntropyGate(temperature=-1.0), "temperature"),
-        (lambda: EntropyGate(gate="hard", top_k=0), "top_k"),
+        (JSD, {"beta": 1.5}, "beta"),
+        (JSD, {"beta": -0.5}, "beta"),
+        (JSD, {"temperature": 0.0}, "temperature"),
+        (JSD, {"top_k": 0}, "top_k"),
+        (StudentTopK, {"beta": 2.0, "top_k": 3}, "beta"),
+        (StudentTopK, {"top_k": 0}, "top_k"),
+        (EntropyGate, {"gate": "medium"}, "gate"),
+        (EntropyGate, {"temperature": -1.0}, "temperature"),
+        (EntropyGate, {"gate": "hard", "top_k": 0}, "top_k"),
     ],
+    ids=short,
 )
-def test_a_divergence_refuses_settings_outside_their_range(make, match):
+
+
+@BAD_DIVERGENCES
+def test_a_divergence_with_a_setting_outside_its_range_is_refused_by_the_fused_loss(kind, settings, match):
     with pytest.raises(InputError, match=match):
-        make()(torch.zeros(N, V), torch.ones(N, V))
+        divergence_call(divergence=kind(**settings))
+
+
+@BAD_DIVERGENCES
+def test_a_divergence_with_a_setting_outside_its_range_is_refused_on_plain_logits_too(kind, settings, match):
+    with pytest.raises(InputError, match=match):
+        kind(**settings)(torch.zeros(N, V), torch.ones(N, V))
 
 
 @pytest.mark.parametrize("function", [linear_token_logprobs, linear_cross_entropy])

@@ -167,9 +167,7 @@ FUSED = [
 ]
 
 
-@pytest.mark.parametrize("softcap", [None, 4.0])
-@pytest.mark.parametrize("divergence", FUSED, ids=str)
-def test_a_fused_divergence_passes_gradcheck(divergence, softcap):
+def fused_divergence(divergence, softcap):
     terms = [TeacherTerm(random(32, 5, 4), LinearHead(random(33, 7, 4)))]
     weights = torch.tensor([0.2, 0.0, 1.0, 0.5, 0.3], dtype=torch.float64)
 
@@ -177,19 +175,59 @@ def test_a_fused_divergence_passes_gradcheck(divergence, softcap):
         head = LinearHead(weight, bias=bias, scale=0.8, softcap=softcap)
         return linear_divergence(hidden, head, terms, divergence, row_weights=weights, tile_rows=2).loss
 
-    assert gradcheck(loss, (leaf(34, 5, 3), leaf(35, 7, 3), leaf(36, 7)))
+    return loss
+
+
+def fused_token_losses(softcap):
+    ids, upstream = torch.tensor([0, 6, 2, 2, 5]), random(40, 5)
+
+    def logprobs(hidden, weight, bias):
+        head = LinearHead(weight, bias=bias, scale=0.8, softcap=softcap)
+        return (upstream * linear_token_logprobs(hidden, head, ids, tile_rows=2)).sum()
+
+    def cross_entropy(hidden, weight, bias):
+        head = LinearHead(weight, bias=bias, scale=0.8, softcap=softcap)
+        return linear_cross_entropy(hidden, head, ids, label_smoothing=0.1, tile_rows=2).loss
+
+    return logprobs, cross_entropy
+
+
+def assert_fused_matches_differences(loss):
+    """By hidden, weight and bias; one backward per forward (gradcheck runs several, which a fused loss may refuse)."""
+    inputs = (leaf(34, 5, 3), leaf(35, 7, 3), leaf(36, 7))
+    gradients = torch.autograd.grad(loss(*inputs), inputs)
+    plain = [x.detach() for x in inputs]
+    for i, gradient in enumerate(gradients):
+
+        def of_one(x, i=i):
+            return loss(*plain[:i], x, *plain[i + 1 :])
+
+        torch.testing.assert_close(gradient, central_differences(of_one, plain[i]), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("softcap", [None, 4.0])
-def test_fused_token_losses_pass_gradcheck(softcap):
-    ids, inputs = torch.tensor([0, 6, 2, 2, 5]), (leaf(37, 5, 3), leaf(38, 7, 3), leaf(39, 7))
+@pytest.mark.parametrize("divergence", FUSED, ids=str)
+def test_a_fused_divergence_is_its_finite_differences(divergence, softcap):
+    assert_fused_matches_differences(fused_divergence(divergence, softcap))
 
-    def logprobs(hidden, weight, bias):
-        return linear_token_logprobs(hidden, LinearHead(weight, bias, 0.8, softcap), ids, tile_rows=2)
 
-    def cross_entropy(hidden, weight, bias):
-        head = LinearHead(weight, bias, 0.8, softcap)
-        return linear_cross_entropy(hidden, head, ids, label_smoothing=0.1, tile_rows=2).loss
+@pytest.mark.parametrize("softcap", [None, 4.0])
+def test_fused_token_losses_are_their_finite_differences(softcap):
+    for loss in fused_token_losses(softcap):
+        assert_fused_matches_differences(loss)
 
-    assert gradcheck(logprobs, inputs)
-    assert gradcheck(cross_entropy, inputs)
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["divergence", "logprobs", "cross_entropy"])
+def test_a_second_backward_through_a_kept_graph_is_right_or_refused_and_never_wrong(which):
+    loss = (fused_divergence(JSD(), None), *fused_token_losses(None))[which]
+    inputs = (leaf(34, 5, 3), leaf(35, 7, 3), leaf(36, 7))
+    value = loss(*inputs)
+    first = [x.clone() for x in torch.autograd.grad(value, inputs, retain_graph=True)]
+    try:
+        second = torch.autograd.grad(value, inputs)
+    except Exception as error:
+        second, refusal = None, str(error)
+    if second is None:
+        assert "backward" in refusal
+    else:
+        torch.testing.assert_close(list(second), first, rtol=1e-12, atol=1e-12)

@@ -15,7 +15,7 @@ EVERY_LOSS = pytest.mark.parametrize("name", LOSSES)
 @EVERY_LOSS
 @given(batch=batches(), num_left=st.integers(0, 3), num_right=st.integers(0, 3))
 def test_padding_on_either_side_changes_nothing(name, batch, num_left, num_right):
-    num_rows, num_tokens, vocab = batch.student.shape
+    num_rows, num_tokens = batch.keep.shape
 
     def padded(x, fill):
         left = torch.full((num_rows, num_left, *x.shape[2:]), fill, dtype=x.dtype)

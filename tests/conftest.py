@@ -1,0 +1,68 @@
+"""Settings of every test: how long the property tests run, how many threads, which seed, where the shared files are."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Read by torch when it is imported, which the light tests never do; more threads only make small tensors slow.
+NUM_THREADS = min(2, os.cpu_count() or 1)
+os.environ.setdefault("OMP_NUM_THREADS", str(NUM_THREADS))
+
+NUM_EXAMPLES = {"ci": 25, "full": 1000}
+PROFILE = os.environ.get("CRF_TEST_PROFILE", "ci")
+SEED = 0
+SHARED = Path(__file__).resolve().parents[1].parent / "shared"
+NOTES = pytest.StashKey[list[str]]()
+
+for _name, _count in NUM_EXAMPLES.items():
+    settings.register_profile(_name, derandomize=True, deadline=None, max_examples=_count)
+if PROFILE not in NUM_EXAMPLES:
+    raise pytest.UsageError(f"CRF_TEST_PROFILE: got {PROFILE!r}, expected one of {sorted(NUM_EXAMPLES)}")
+settings.load_profile(PROFILE)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[NOTES] = []
+
+
+def pytest_report_header() -> str:
+    return _profile_line()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if not terminalreporter.showheader:  # `pytest -q` prints no header, and a count is never cut silently
+        terminalreporter.write_line(_profile_line())
+    for line in config.stash[NOTES]:
+        terminalreporter.write_line(line)
+
+
+def _profile_line() -> str:
+    line = f"test profile {PROFILE}: {NUM_EXAMPLES[PROFILE]} examples per property, {NUM_THREADS} torch threads"
+    return line if PROFILE == "full" else f"{line} (make test-full: {NUM_EXAMPLES['full']} examples)"
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers_in_any_order() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(SEED)
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Prints a line after the run, passed or failed: a count that was cut, a figure that was measured."""
+    return request.config.stash[NOTES].append
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder of golden vectors and design pages beside the checkout; tests that need it are skipped without it."""
+    if not SHARED.is_dir():
+        pytest.skip("no shared/ folder beside this checkout")
+    return SHARED

@@ -1,0 +1,241 @@
+"""The public names and signatures of the parts built so far.
+
+DOCUMENTED, RECORDS, VALUES and PATHS are written from the public-api page, in its notation: names, parameters and
+defaults that users already have in their code; `"a"|"b"` means that "a" is the default. ADDED holds the keyword-only
+parameters that documented names have gained since. HOMES and NEW hold paths and names that are ours alone.
+"""
+
+from __future__ import annotations
+
+PACKAGE = "composer_replication"
+
+DOCUMENTED = {
+    "compose_loss": (
+        "(model, inputs, *, alpha_sdpo=0.1, beta_replay=0.05, sdpo_jsd_beta=0.5, sdpo_temperature=1.0, "
+        "sdpo_token_clip=None, replay_dpo_beta=0.1, lm_ce_label_smoothing=0.0, "
+        'dpo_variant="dpo"|"simpo", sdpo_wrapper="none"|"taid"|"entropy_opd", taid_t=None, simpo_beta=2.0, '
+        "simpo_gamma=1.0, entropy_opd_h_max=None)"
+    ),
+    "build_batch": (
+        '(tokenizer, *, device="cpu", seed=42, variant="factorial"|"binary_search", align_sdpo_shapes=False)'
+    ),
+    "generalized_jsd_loss": (
+        "(student_logits, teacher_logits, labels=None, beta=0.5, temperature=1.0, "
+        'reduction="batchmean", logits_are_probs=False, top_k=None, token_clip=None)'
+    ),
+    "simpo_loss": "(chosen_avg_logprobs, rejected_avg_logprobs, *, beta=2.0, gamma=1.0)",
+    "avg_sequence_logprob": "(model_logprobs, response_mask)",
+    "taid_loss": "(student_logits, teacher_logits, mask=None, *, t)",
+    "TAIDScheduler": (
+        '(num_train_steps, *, t_start=0.4, t_end=1.0, alpha=5e-4, beta=0.99, disable_adaptive=False, device="cpu")'
+    ),
+    "entropy_aware_opd_loss": (
+        '(student_logits, teacher_logits, *, labels=None, h_max=None, temperature=1.0, reduction="batchmean")'
+    ),
+    "teacher_entropy": "(teacher_logits)",
+    "sdpo_loss": (
+        "(student_logits, teacher_logits, mask, *, beta=1.0, top_k=None, add_tail=True, "
+        "token_ids=None, old_logprobs=None, is_clip=None)"
+    ),
+    "loss_fn": (
+        "(inputs, *, alpha_sdpo=0.0, beta_dpo=0.0, dppo_mask_high=0.2, dppo_mask_low=0.2, adv_tau=1.0, kl_tau=1e-3)"
+    ),
+    "update_t": "(loss, global_step)",
+}
+
+ADDED = {
+    "LossComponents": "active=(), counts=<factory>",
+    "build_batch": "model=None",
+    "compose_loss": "denominators=None",
+    "entropy_aware_opd_loss": 'gate="soft"|"hard", tau=1.0, top_k=16',
+    "sdpo_loss": "sampled_token=False",
+}
+
+RECORDS = {
+    "LossComponents": "lm_ce, sdpo_jsd, trace_replay_dpo, total",
+    "TeacherSpec": "slug, input_per_mtok, output_per_mtok",
+    "TraceState": "state_id, messages, student_action",
+    "TeacherCallResult": (
+        "state_id, teacher_slug, response_text|None, latency_s, prompt_tokens, completion_tokens, cost_usd, error|None"
+    ),
+    "DPOPair": "state_id, state_messages, chosen, rejected, n_teachers_agreeing",
+}
+
+VALUES = {"__version__": "0.1.0"}
+
+# Where each documented name is imported from.
+PATHS = {
+    "": (
+        "__version__",
+        "compose_loss",
+        "LossComponents",
+        "build_batch",
+        "generalized_jsd_loss",
+        "DPOPair",
+        "TeacherCallResult",
+        "TeacherSpec",
+        "TraceState",
+    ),
+    "batch": ("build_batch",),
+    "distillation": ("simpo_loss", "taid_loss", "TAIDScheduler", "entropy_aware_opd_loss", "sdpo_loss"),
+    "distillation.entropy_aware_opd": ("entropy_aware_opd_loss", "teacher_entropy"),
+    "distillation.simpo": ("simpo_loss", "avg_sequence_logprob"),
+    "distillation.taid": ("taid_loss", "TAIDScheduler"),
+    "loss": ("LossComponents", "compose_loss"),
+    "objective.components": ("LossComponents",),
+    "objective.compose": ("compose_loss",),
+    "opsd": ("generalized_jsd_loss",),
+    "recipes.prime_rl.composer_loss": ("loss_fn",),
+    "types": ("DPOPair", "TeacherCallResult", "TeacherSpec", "TraceState"),
+}
+
+# The same objects at the path where the code lives now.
+HOMES = {
+    "loss": (
+        "TAIDScheduler",
+        "avg_sequence_logprob",
+        "entropy_aware_opd_loss",
+        "generalized_jsd_loss",
+        "sdpo_loss",
+        "simpo_loss",
+        "taid_loss",
+        "teacher_entropy",
+    ),
+}
+
+_DPO = {"dpo_loss": "(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs, *, beta=0.1)"}
+
+NEW: dict[str, dict[str, str]] = {
+    "distillation": _DPO,
+    "loss": {
+        **_DPO,
+        "CrossEntropyToTeacher": "()",
+        "EntropyGate": '(*, gate="soft"|"hard", h_max=None, temperature=1.0, tau=1.0, top_k=16)',
+        "JSD": "(*, beta=0.5, temperature=1.0, top_k=None)",
+        "StudentTopK": "(*, beta=1.0, top_k=20, add_tail=True)",
+        "lm_cross_entropy": "(logits, token_ids, mask=None, *, label_smoothing=0.0)",
+    },
+    "loss.linear": {
+        "LinearHead": "(weight, bias=None, scale=1.0, softcap=None)",
+        "LinearLoss": "(loss, row_values)",
+        "TeacherTerm": "(hidden, head, coefficient=1.0)",
+        "linear_cross_entropy": (
+            '(hidden_NH, head, token_ids_N, *, row_weights=None, label_smoothing=0.0, tile_rows=None, backend="auto")'
+        ),
+        "linear_divergence": (
+            "(hidden_NH, head, teacher_terms, divergence, *, row_weights=None, token_clip=None, tile_rows=None, "
+            'backend="auto")'
+        ),
+        "linear_token_logprobs": '(hidden_NH, head, token_ids_N, *, tile_rows=None, backend="auto")',
+    },
+    "errors": {"explain": '(what, *, got, expected, fix="")'},
+    "optional": {"available": "(package)", "require": "(module, *, extra)"},
+    "recipes.prime_rl.composer_loss": {"LossInputs": "protocol", "LossOutputs": "(loss, metrics)"},
+    "config": {
+        "CrfConfig": "(*, loss=<factory>)",
+        "LossConfig": (
+            "(*, alpha_sdpo=0.1, beta_replay=0.05, sdpo_jsd_beta=0.5, sdpo_temperature=1.0, sdpo_token_clip=None, "
+            'replay_dpo_beta=0.1, lm_ce_label_smoothing=0.0, dpo_variant="dpo"|"simpo", '
+            'sdpo_wrapper="none"|"taid"|"entropy_opd", taid_t=None, simpo_beta=2.0, simpo_gamma=1.0, '
+            "entropy_opd_h_max=None)"
+        ),
+        "OptionDoc": "(path, type_text, default, sentence)",
+        "check_options": "(config, *, section)",
+        "config_hash": "(config)",
+        "describe": '(config_class, prefix="")',
+        "load": "(config_class, path=None, overrides=())",
+        "loads": "(config_class, text, overrides=())",
+        "option": "(default, doc, *, at_least=None, above=None, at_most=None, below=None)",
+        "required": "(doc)",
+        "section": "(config_class, doc)",
+        "to_toml": "(config)",
+        "write_resolved": "(config, run_dir_path)",
+    },
+    "runs": {
+        "ARTEFACTS": "value",
+        "Artefact": "(name, file_name, command, kind)",
+        "ArtefactMeta": (
+            "(*, artefact, schema, version, tool_version, sources, config_hash, counts, drops, keys=(), rows=0, "
+            'num_bytes=0, sha256="", created="")'
+        ),
+        "Journal": "(path)",
+        "JournalContents": "(rows, torn)",
+        "Lineage": "(*, artefacts, inputs, stale, missing)",
+        "RunDir": "(root)",
+        "Source": "(*, kind, name, sha256)",
+        "TornLine": "(number, num_bytes)",
+    },
+}
+
+# The public methods and properties of every class above; a class that is not here has none.
+MEMBERS = {
+    "Artefact": {"sidecar_name": "property"},
+    "ArtefactMeta": {"to_bytes": "()"},
+    "CrossEntropyToTeacher": {"check": "(vocab)"},
+    "EntropyGate": {"check": "(vocab)", "entropy_scale": "(vocab)"},
+    "JSD": {"check": "(vocab)"},
+    "Journal": {"append": "(row)", "close": "()"},
+    "LinearHead": {
+        "detached": "()",
+        "grad_through_transform": "(grad_nV, logits_nV)",
+        "logits": "(hidden)",
+        "vocab": "property",
+        "write_logits": "(hidden_nH, out_nV)",
+    },
+    "LossComponents": {"detached": "()"},
+    "RunDir": {
+        "append_jsonl": "(name)",
+        "create": "(path)",
+        "lineage": "(name)",
+        "meta": "(name)",
+        "open": "(path)",
+        "path": "(name)",
+        "read_journal": "(name)",
+        "read_jsonl": "(name, *, schema, version=1, verify=True)",
+        "write_jsonl": "(name, rows, *, schema, version, sources=(), config_hash=None, counts=None, drops=None)",
+    },
+    "StudentTopK": {"check": "(vocab)"},
+    "TAIDScheduler": {
+        "load_state_dict": "(state)",
+        "state_dict": "()",
+        "t": "property",
+        "update_t": "(loss, global_step)",
+    },
+    "TeacherTerm": {"detached": "()", "student": "(coefficient)"},
+}
+
+# The exception tree: each class with the classes it can be caught as.
+ERRORS = {
+    "ComposerError": "Exception",
+    "InputError": "ComposerError, ValueError",
+    "ShapeError": "InputError",
+    "BatchKeyError": "InputError",
+    "AlignmentError": "InputError",
+    "ConfigError": "InputError",
+    "NonFiniteError": "ComposerError, ArithmeticError",
+    "UnsupportedModelError": "ComposerError, TypeError",
+    "MissingExtraError": "ComposerError, ImportError",
+    "InactiveChannelError": "ComposerError, RuntimeError",
+    "RunError": "ComposerError, RuntimeError",
+    "ArtefactNotFoundError": "RunError, FileNotFoundError",
+    "ArtefactCorruptError": "RunError",
+}
+
+# The artefacts of the pipeline and the files they are kept in (architecture page, "Flow").
+ARTEFACT_FILES = {
+    "config": "config.resolved.toml",
+    "conversations": "conversations.jsonl",
+    "sites": "sites.jsonl",
+    "teacher_calls": "teacher_calls.jsonl",
+    "teacher_cache": "teacher_cache.sqlite",
+    "pairs": "pairs.jsonl",
+    "ref_logprobs": "ref_logprobs.safetensors",
+    "hint_proof": "hint_proof.jsonl",
+    "metrics": "metrics.jsonl",
+    "checkpoints": "checkpoints",
+    "adapter": "adapter",
+    "evaluation": "evaluation.json",
+    "token_gaps": "token_gaps.safetensors",
+    "report_html": "report.html",
+    "report_md": "report.md",
+}

@@ -1,0 +1,193 @@
+"""The layer table of the architecture page, and a checker that reads import statements with `ast`.
+
+A unit is a folder or a file directly under the package; each recipe is a unit of its own. An import counts wherever it
+stands: at module level, in a function, under TYPE_CHECKING, or as a dotted name in a string that something imports.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+PACKAGE = "composer_replication"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    ours: Set[str] = frozenset()  # units it may import from
+    at_import: Set[str] = frozenset()  # third-party packages it may load when it is imported
+    on_use: Set[str] = frozenset()  # third-party packages it may load inside a function
+    ours_only_in_functions: bool = False
+
+
+# Atomic files and canonical JSON are the ground that runs and config stand on.
+GROUND = {"types", "errors", "optional", "version", "atomic", "canonical_json"}
+SOURCES = GROUND | {"runs", "privacy"}
+TRAINING = {"objective", "batch", "loss", "sites", "hint_generator", "pairs", "runs", "config"} | GROUND
+
+LAYERS = {
+    "errors": Layer(),
+    "version": Layer(),
+    "types": Layer(ours={"errors"}),
+    "optional": Layer(ours={"errors"}),
+    "canonical_json": Layer(ours={"errors"}, at_import={"orjson"}),
+    "atomic": Layer(ours={"errors", "canonical_json"}),
+    "runs": Layer(ours=GROUND),
+    "config": Layer(ours=GROUND),
+    "privacy": Layer(ours=GROUND, on_use={"kingfisher"}),
+    "ingestion": Layer(ours=SOURCES, at_import={"orjson"}, on_use={"atif"}),
+    "sites": Layer(ours=SOURCES, at_import={"orjson"}),
+    "hint_generator": Layer(ours=SOURCES, at_import={"orjson"}),
+    "teacher_replay": Layer(ours=SOURCES | {"hint_generator", "sites"}, on_use={"httpx"}),
+    "pairs": Layer(ours=SOURCES | {"hint_generator", "sites"}, on_use={"data_juicer"}),
+    "loss": Layer(ours={"types", "errors"}, at_import={"torch"}, on_use={"triton"}),
+    "batch": Layer(ours={"types", "errors", "hint_generator"}, at_import={"torch"}, on_use={"transformers"}),
+    "objective": Layer(ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}),
+    "trainer": Layer(ours=TRAINING, at_import={"torch"}, on_use={"trl", "peft"}),
+    "envs": Layer(ours={"types", "errors"}, on_use={"trl"}),
+    "diloco": Layer(
+        ours={"errors", "optional", "runs", "config"},
+        at_import={"torch"},
+        on_use={"torchft", "obstore", "modal", "huggingface_hub", "ray"},
+    ),
+    "recipes": Layer(),
+    "recipes.prime_rl": Layer(ours=TRAINING, at_import={"torch"}, on_use={"prime_rl"}),
+    "recipes.verl": Layer(ours=TRAINING, at_import={"torch"}, on_use={"verl"}),
+    "recipes.monarch": Layer(ours=TRAINING, at_import={"torch"}, on_use={"monarch"}),
+    "report": Layer(ours={"types", "errors", "runs", "config"}, on_use={"matplotlib"}),
+    "opsd": Layer(ours={"loss"}),
+    "distillation": Layer(ours={"loss"}),
+    "replaysim": Layer(ours={"teacher_replay", "pairs"}),
+    "": Layer(ours={"optional", "version"}),  # the package itself
+}
+LAYERS["cli"] = Layer(ours=set(LAYERS), on_use={"rich"}, ours_only_in_functions=True)
+
+# One module is written in a language of its own. Only functions may import it.
+MODULE_LAYERS = {"loss.linear.triton_rows": Layer(ours={"types", "errors"}, at_import={"torch", "triton"})}
+ONLY_IN_FUNCTIONS = {f"{PACKAGE}.loss.linear.triton_rows"}
+
+# Known paths: names that are resolved on first use by a module that does not load their home.
+LAZY_ALIASES = {
+    "": {"types", "batch", "loss.jsd", "objective.components", "objective.compose"},
+    "loss": {"objective.components", "objective.compose"},
+}
+
+Place = Literal["module", "function", "typing", "string"]
+_LOADERS = {"import_module", "require", "__import__"}
+
+
+class Import(NamedTuple):
+    target: str
+    line: int
+    place: Place
+
+
+@dataclass
+class _Collector(ast.NodeVisitor):
+    module: str
+    is_package: bool
+    known: Set[str]
+    imports: list[Import] = field(default_factory=list)
+    place: Place = "module"
+
+    def visit_Import(self, node: ast.Import) -> None:
+        self.imports += [Import(name.name, node.lineno, self.place) for name in node.names]
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        base = self._absolute(node)
+        for name in node.names:
+            full = f"{base}.{name.name}"
+            self.imports.append(Import(full if full in self.known else base, node.lineno, self.place))
+
+    def visit_Call(self, node: ast.Call) -> None:
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if called in _LOADERS and node.args and isinstance(node.args[0], ast.Constant):
+            self.imports.append(Import(str(node.args[0].value), node.lineno, self.place))
+        else:
+            self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if node.value in self.known and node.value != PACKAGE:
+            self.imports.append(Import(str(node.value), node.lineno, "string"))
+
+    def visit_If(self, node: ast.If) -> None:
+        guarded = getattr(node.test, "id", getattr(node.test, "attr", "")) == "TYPE_CHECKING"
+        self._visit_all(node.body, "typing" if guarded else self.place)
+        self._visit_all(node.orelse, self.place)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._visit_all([*node.decorator_list, *node.args.defaults], self.place)
+        self._visit_all(node.body, "typing" if self.place == "typing" else "function")
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def _visit_all(self, nodes: list, place: Place) -> None:
+        before, self.place = self.place, place
+        for node in nodes:
+            self.visit(node)
+        self.place = before
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        parts = self.module.split(".")
+        kept = len(parts) - node.level + int(self.is_package)
+        return ".".join([*parts[:kept], *([node.module] if node.module else [])])
+
+
+def collect_imports(source: str, module: str, known: Set[str], *, is_package: bool = False) -> list[Import]:
+    """Every import in `source`, each resolved to the module it loads."""
+    collector = _Collector(module, is_package, known)
+    collector.visit(ast.parse(source))
+    return collector.imports
+
+
+def unit_of(module: str) -> str:
+    """`composer_replication.loss.jsd` -> `loss`; `composer_replication.recipes.verl.x` -> `recipes.verl`."""
+    parts = module.split(".")[1:]
+    return ".".join(parts[: 2 if parts[:1] == ["recipes"] else 1])
+
+
+def violations(source: str, module: str, known: Set[str], *, is_package: bool = False) -> Iterator[str]:
+    """One sentence per import that the tables do not allow."""
+    for each in collect_imports(source, module, known, is_package=is_package):
+        ours = each.target == PACKAGE or each.target.startswith(f"{PACKAGE}.")
+        complaint = _wrong_among_ours(module, each) if ours else _wrong_third_party(module, each)
+        if complaint:
+            yield f"{module}:{each.line}: {complaint}"
+
+
+def _layer_of(module: str) -> Layer | None:
+    return MODULE_LAYERS.get(module.removeprefix(f"{PACKAGE}."), LAYERS.get(unit_of(module)))
+
+
+def _wrong_among_ours(module: str, each: Import) -> str:
+    layer, unit, target = _layer_of(module), unit_of(module), unit_of(each.target)
+    if layer is None:
+        return f"unit {unit!r} is not in the layer table"
+    if each.target in ONLY_IN_FUNCTIONS and each.place == "module":
+        return f"{each.target} may be imported only inside a function"
+    alias = each.target.removeprefix(f"{PACKAGE}.") in LAZY_ALIASES.get(module.removeprefix(PACKAGE).lstrip("."), ())
+    if target == unit or (alias and each.place in ("typing", "string")):
+        return ""
+    if target not in layer.ours:
+        return f"{unit or PACKAGE} may not import {target or PACKAGE} ({each.target}, in a {each.place})"
+    if layer.ours_only_in_functions and each.place == "module":
+        return f"{unit} may import {target} only inside a function"
+    return ""
+
+
+def _wrong_third_party(module: str, each: Import) -> str:
+    layer, top = _layer_of(module), each.target.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return ""
+    if layer is None:
+        return f"unit {unit_of(module)!r} is not in the layer table"
+    if each.place == "module" and top not in layer.at_import:
+        return f"{top} may not be loaded when this module is imported"
+    if top not in layer.at_import | layer.on_use:
+        return f"{top} is not a package that this unit uses"
+    return ""

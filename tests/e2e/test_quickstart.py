@@ -1,0 +1,71 @@
+"""The quickstart as a user runs it, and that it fails loudly when a channel is dead or a gradient is not finite."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import run as quickstart
+import torch
+
+import composer_replication
+
+
+def test_the_tiny_run_prints_every_channel_at_every_step_and_learns(capsys):
+    assert quickstart.main(["--tiny", "--steps", "4", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("lm_ce", "sdpo_jsd", "trace_replay_dpo", "grad norm"):
+        assert name in printed
+    assert len(re.findall(r"^│ +[1-4] │", printed, flags=re.MULTILINE)) == 4
+    first, last = map(float, re.search(r"total ([\d.]+) -> ([\d.]+)", printed).groups())
+    assert last < first
+
+
+@pytest.mark.parametrize(
+    ("dropped", "named"),
+    [
+        (("ctx_teacher_input_ids", "sdpo_loss_mask", "sdpo_student_index", "sdpo_teacher_index"), "sdpo_jsd"),
+        (
+            tuple(f"dpo_{s}_{k}" for s in ("chosen", "rejected") for k in ("input_ids", "response_mask", "ref_logprobs")),
+            "trace_replay_dpo",
+        ),
+    ],
+)
+def test_a_dead_channel_fails_the_run(monkeypatch, capsys, dropped, named):
+    def batch_without(*args, **kwargs):
+        batch = composer_replication.build_batch(*args, **kwargs)
+        return {key: value for key, value in batch.items() if key not in dropped}
+
+    monkeypatch.setattr(quickstart, "build_batch", batch_without)
+    assert quickstart.main(["--tiny", "--steps", "1", "--device", "cpu"]) == 1
+    error = capsys.readouterr().err
+    assert "InactiveChannelError" in error
+    assert named in error
+
+
+def test_a_channel_with_weight_zero_may_be_inactive(capsys):
+    assert quickstart.main(["--tiny", "--steps", "1", "--alpha-sdpo", "0", "--device", "cpu"]) == 0
+    assert "sdpo_jsd on" not in capsys.readouterr().out
+
+
+def test_a_gradient_that_is_not_finite_fails_the_run(monkeypatch, capsys):
+    compose = quickstart.compose_loss
+
+    def poisoned(*args, **kwargs):
+        components = compose(*args, **kwargs)
+        components.total = components.total * torch.tensor(float("nan"))
+        return components
+
+    monkeypatch.setattr(quickstart, "compose_loss", poisoned)
+    assert quickstart.main(["--tiny", "--steps", "1", "--device", "cpu"]) == 1
+    assert "NonFiniteError" in capsys.readouterr().err
+
+
+def test_a_local_folder_loads_the_ordinary_way(tmp_path, capsys):
+    from tiny import tiny_model, tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    tiny_model(tokenizer).save_pretrained(tmp_path)
+    assert quickstart.main(["--model", str(tmp_path), "--steps", "1", "--device", "cpu"]) == 0
+    assert "sdpo_jsd on 97" in capsys.readouterr().out

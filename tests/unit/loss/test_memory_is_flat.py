@@ -1,0 +1,76 @@
+"""Peak memory of the fused path at a vocabulary of 150,000, each case measured in a process of its own.
+
+The logits it must not build would be N x V x 4 bytes per side. The peak may hold the head, its gradient and a bounded
+number of tiles; it must not grow when the rows double.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+VOCAB, HIDDEN = 150_000, 16
+LOGITS_BYTES_PER_ROW = 4 * VOCAB
+
+MEASURE = """
+import resource, sys, torch
+from composer_replication.loss import JSD, EntropyGate, StudentTopK
+from composer_replication.loss.linear import (
+    LinearHead, TeacherTerm, linear_cross_entropy, linear_divergence, linear_token_logprobs)
+
+torch.set_num_threads(1)
+case, rows, vocab, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+hidden = torch.randn(rows, width, requires_grad=True)
+weight = (torch.randn(vocab, width) * 0.1).requires_grad_()
+head, ids = LinearHead(weight), torch.randint(0, vocab, (rows,))
+terms = [TeacherTerm(hidden.detach() + 0.1, head)]
+weight.grad, hidden.grad = torch.zeros_like(weight), torch.zeros_like(hidden)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+loss = {
+    "jsd": lambda: linear_divergence(hidden, head, terms, JSD(beta=0.5)).loss,
+    "kl_st, two terms": lambda: linear_divergence(
+        hidden, head, [TeacherTerm(hidden.detach(), head, 0.99), TeacherTerm(hidden.detach() + 0.1, head, 0.01)],
+        JSD(beta=1.0)).loss,
+    "student top-k": lambda: linear_divergence(hidden, head, terms, StudentTopK(top_k=20)).loss,
+    "entropy gate": lambda: linear_divergence(hidden, head, terms, EntropyGate()).loss,
+    "cross-entropy": lambda: linear_cross_entropy(hidden, head, ids).loss,
+    "log-probs": lambda: linear_token_logprobs(hidden, head, ids).sum(),
+    "dense": lambda: JSD(beta=0.5)(hidden @ weight.T, hidden.detach() @ weight.detach().T).mean(),
+}[case]()
+loss.backward()
+assert hidden.grad.any() and weight.grad.any()
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+def peak_bytes(case: str, rows: int) -> int:
+    command = [sys.executable, "-c", MEASURE, case, str(rows), str(VOCAB), str(HIDDEN)]
+    # Large blocks go straight back to the system when freed, so the peak counts live tensors and not malloc's leftovers.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    assert result.returncode == 0, result.stderr
+    return int(result.stdout)
+
+
+@pytest.mark.parametrize(
+    "case", ["jsd", "kl_st, two terms", "student top-k", "entropy gate", "cross-entropy", "log-probs"]
+)
+def test_the_peak_does_not_grow_with_rows_times_vocabulary(case):
+    few, many = 256, 768
+    growth = peak_bytes(case, many) - peak_bytes(case, few)
+    unbuilt = (many - few) * LOGITS_BYTES_PER_ROW  # 307 MB: one side's logits of the added rows
+    assert growth < 0.1 * unbuilt, f"{growth / 2**20:.0f} MiB more for {many - few} more rows"
+
+
+def test_the_peak_stays_below_the_logits_it_must_not_build():
+    rows = 1536
+    assert peak_bytes("jsd", rows) < 0.5 * rows * LOGITS_BYTES_PER_ROW
+
+
+def test_the_measurement_sees_dense_logits():
+    """A sanity check of the two above: the dense formula fails both, at a sixth of the rows."""
+    rows = 256
+    assert peak_bytes("dense", rows) > 3 * rows * LOGITS_BYTES_PER_ROW
