@@ -7,12 +7,13 @@ python benchmarks/jsd_kernel.py --rows 64 --hidden 32 --vocab 1000 --device cpu 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from measure import Row, measure, missing_peer, print_table, save
-from peers import JSD_PEERS, JsdCall
+from measure import measure_all, print_table, save
+from peers import JsdCall, load_peers
 
 FLOOR = "four matrix products only (floor)"
 
@@ -64,28 +65,26 @@ def main() -> None:
     weight = (torch.randn(args.vocab, args.hidden, device=device, dtype=dtype) * 0.02).requires_grad_()
     inputs_bytes = sum(x.numel() * x.element_size() for x in (student, teacher, weight))
 
-    settings = {"device": device, "repeats": args.repeats, "base_bytes": inputs_bytes}
-    rows: list[Row] = [measure(FLOOR, lambda: floor_step(student, weight, teacher), **settings)]
-    for name, load in JSD_PEERS.items():
-        student.grad = weight.grad = None
-        try:
-            call = load()
-        except ImportError as error:
-            rows.append(missing_peer(name, error))
-            continue
-
-        def step(call: JsdCall = call) -> None:
+    def step_of(call: JsdCall) -> Callable[[], None]:
+        def step() -> None:
             student.grad = weight.grad = None
             call(student, weight, teacher).backward()
 
-        row = measure(name, step, **settings)
-        student.grad = weight.grad = None
-        if row.ms is not None:
-            row.note = gradient_error(call, student, weight, teacher)
-        rows.append(row)
+        return step
+
+    calls, missing = load_peers()
+    steps = {FLOOR: lambda: floor_step(student, weight, teacher)} | {
+        name: step_of(call) for name, call in calls.items()
+    }
+    rows = measure_all(steps, device=device, rounds=args.repeats, base_bytes=inputs_bytes)
+    student.grad = weight.grad = None
+    for row in rows:
+        if row.ms is not None and row.variant in calls:
+            row.note = gradient_error(calls[row.variant], student, weight, teacher)
     shape = f"{args.rows} rows x hidden {args.hidden} x vocabulary {args.vocab:,}"
-    print_table(f"JSD, forward + backward: {shape}, {dtype}; extra GiB includes the inputs' .grad", rows, FLOOR)
-    save(args.json, "jsd_kernel", vars(args), rows)
+    title = f"JSD, forward + backward: {shape}, {dtype}; extra GiB is above weights and inputs, so it holds their .grad"
+    print_table(title, rows + missing)
+    save(args.json, "jsd_kernel", vars(args), rows + missing)
 
 
 if __name__ == "__main__":

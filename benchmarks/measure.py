@@ -7,7 +7,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,55 +23,76 @@ class Row:
     variant: str
     ms: float | None = None
     ms_spread: float | None = None
+    ratio: float | None = None
     peak_gib: float | None = None
     extra_gib: float | None = None
     note: str = ""
 
 
-def measure(
-    variant: str, step: Callable[[], object], *, device: torch.device, repeats: int, base_bytes: int = 0
-) -> Row:
-    """Median time of `repeats` steps after two warm-up steps; `extra_gib` is the peak above `base_bytes`."""
+def measure_all(
+    steps: Mapping[str, Callable[[], object]], *, device: torch.device, rounds: int, base_bytes: int = 0
+) -> list[Row]:
+    """Time every variant once per round, in turn, after warm-up; the first variant is the floor.
+
+    A GPU's clock drifts by more than the differences of interest. Within a round all variants see the same clock, so
+    `ratio` is the median over rounds of a variant's time to the floor's. Peak memory comes from a pass of its own;
+    `extra_gib` is the peak above `base_bytes`.
+    """
+    rows = {name: _warm_up(name, step, device, base_bytes) for name, step in steps.items()}
+    runnable = {name: step for name, step in steps.items() if not rows[name].note}
+    times_ms: dict[str, list[float]] = {name: [] for name in runnable}
+    for _ in range(rounds):
+        for name, step in runnable.items():
+            times_ms[name].append(_timed(step, device))
+    floor = times_ms[next(iter(steps))]
+    for name, measured in times_ms.items():
+        rows[name].ms = statistics.median(measured)
+        rows[name].ms_spread = max(measured) - min(measured)
+        rows[name].ratio = statistics.median(ours / base for ours, base in zip(measured, floor, strict=True))
+    return list(rows.values())
+
+
+def _warm_up(name: str, step: Callable[[], object], device: torch.device, base_bytes: int) -> Row:
+    """Three untimed steps; the last one gives the peak memory."""
+    row = Row(name)
     try:
-        for _ in range(2):
-            step()
+        step()
+        step()
         _synchronize(device)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        times_ms = []
-        for _ in range(repeats):
-            _synchronize(device)
-            started = time.perf_counter()
-            step()
-            _synchronize(device)
-            times_ms.append(1e3 * (time.perf_counter() - started))
-    except (ImportError, torch.OutOfMemoryError) as error:
-        return Row(variant, note=f"{type(error).__name__}: {str(error).splitlines()[0][:90]}")
-    finally:
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    row = Row(variant, ms=statistics.median(times_ms), ms_spread=max(times_ms) - min(times_ms))
+            torch.cuda.reset_peak_memory_stats()
+        step()
+        _synchronize(device)
+    except (ImportError, torch.OutOfMemoryError) as error:
+        row.note = f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"
+        return row
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated()
         row.peak_gib, row.extra_gib = peak / GIB, (peak - base_bytes) / GIB
     return row
 
 
+def _timed(step: Callable[[], object], device: torch.device) -> float:
+    _synchronize(device)
+    started = time.perf_counter()
+    step()
+    _synchronize(device)
+    return 1e3 * (time.perf_counter() - started)
+
+
 def missing_peer(variant: str, error: ImportError) -> Row:
     return Row(variant, note=f"not installed ({str(error).splitlines()[0][:90]})")
 
 
-def print_table(title: str, rows: Iterable[Row], floor: str | None = None) -> None:
-    """A Markdown table; with a `floor` variant, times relative to it too."""
-    rows = list(rows)
-    floor_ms = next((row.ms for row in rows if row.variant == floor), None)
+def print_table(title: str, rows: Iterable[Row]) -> None:
+    """A Markdown table; the ratio is to the first row, the floor."""
     print(f"\n### {title}\n")
     print("| variant | ms (median) | spread | x floor | peak GiB | extra GiB | note |")
     print("|---|---|---|---|---|---|---|")
     for row in rows:
-        ratio = row.ms / floor_ms if row.ms and floor_ms else None
-        cells = [_figure(row.ms, 2), _figure(row.ms_spread, 2), _figure(ratio, 3)]
+        cells = [_figure(row.ms, 2), _figure(row.ms_spread, 2), _figure(row.ratio, 3)]
         cells += [_figure(row.peak_gib, 2), _figure(row.extra_gib, 2), row.note]
         print(f"| {row.variant} | " + " | ".join(cells) + " |")
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from measure import Row, missing_peer
+
 # (student rows, head weight, teacher rows) -> mean JSD, beta 0.5
 JsdCall = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -76,3 +78,15 @@ JSD_PEERS: dict[str, Callable[[], JsdCall]] = {
     "Liger Triton fused_linear_jsd": liger_triton,
     "dense": dense,
 }
+
+
+def load_peers() -> tuple[dict[str, JsdCall], list[Row]]:
+    """The calls that can be made here, and an empty row with the reason for each that cannot."""
+    calls: dict[str, JsdCall] = {}
+    missing: list[Row] = []
+    for name, load in JSD_PEERS.items():
+        try:
+            calls[name] = load()
+        except ImportError as error:
+            missing.append(missing_peer(name, error))
+    return calls, missing

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from measure import Row, measure, missing_peer, print_table, save
-from peers import JSD_PEERS
+from measure import measure_all, print_table, save
+from peers import load_peers
 
 FLOOR = "body only (floor)"
+FLOOR_AGAIN = "body only, again (noise)"
 BODY: dict[str, Any] = {
     "vocab_size": 151_936,
     "hidden_size": 896,
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--targets", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--tiny", action="store_true", help="a small body and T 64, 8 targets")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", default=None, help="append the figures to this file")
@@ -79,19 +80,15 @@ def main() -> None:
 
         return step
 
-    rows: list[Row] = [measure(FLOOR, step_with(body_only), device=device, repeats=args.repeats)]
-    for name, load in JSD_PEERS.items():
-        try:
-            rows.append(measure(name, step_with(load()), device=device, repeats=args.repeats))
-        except ImportError as error:
-            rows.append(missing_peer(name, error))
-    rows.append(measure(FLOOR + ", again", step_with(body_only), device=device, repeats=args.repeats))
+    calls, missing = load_peers()
+    steps = {FLOOR: step_with(body_only)} | {name: step_with(call) for name, call in calls.items()}
+    rows = measure_all({**steps, FLOOR_AGAIN: step_with(body_only)}, device=device, rounds=args.repeats)
+    floor_gib = rows[0].peak_gib
     for row in rows:
-        if row.peak_gib is not None and rows[0].peak_gib is not None:
-            row.extra_gib = row.peak_gib - rows[0].peak_gib
+        row.extra_gib = None if row.peak_gib is None or floor_gib is None else row.peak_gib - floor_gib
     shape = f"B{args.batch} x T{args.length}, {args.targets} targets each, vocabulary {weight.shape[0]:,}"
-    print_table(f"Channel 2 step: {shape}; extra GiB is above body only", rows, FLOOR)
-    save(args.json, "sdpo_step", vars(args), rows)
+    print_table(f"Channel 2 step: {shape}; extra GiB is above body only", rows + missing)
+    save(args.json, "sdpo_step", vars(args), rows + missing)
 
 
 if __name__ == "__main__":

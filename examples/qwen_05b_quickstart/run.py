@@ -44,6 +44,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--alpha-sdpo", type=float, default=0.1, help="weight of channel 2")
     parser.add_argument("--beta-replay", type=float, default=0.05, help="weight of channel 3")
     parser.add_argument("--variant", choices=["factorial", "binary_search"], default="factorial")
+    parser.add_argument("--picture", default=None, metavar="SVG", help="also save what is printed as a picture")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args(argv)
 
@@ -102,14 +103,14 @@ def print_table(steps: list[Step], counts: dict[str, int], console: Console) -> 
         cells = [f"{values[name]:.5g}" for name in names]
         table.add_row(str(step.number), *cells, f"{step.grad_norm:.4f}", f"{step.seconds:.2f}")
     console.print(table)
-    last = steps[-1].components
-    ran = ", ".join(f"{name} on {counts[name]}" for name in last.active)
-    console.print(f"channels that ran at every step: {ran} (response tokens, target tokens, pairs)")
+    units = {"lm_ce": "response tokens", "sdpo_jsd": "target tokens", "trace_replay_dpo": "pairs"}
+    for name in steps[-1].components.active:
+        console.print(f"{name} ran at every step, on {counts[name]} {units[name]}")
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    console = Console()
+    console = Console(record=args.picture is not None, width=100)
     try:
         model, tokenizer = load(args)
         model.train()
@@ -121,6 +122,8 @@ def main(argv: list[str] | None = None) -> int:
     print_table(steps, dict(steps[-1].components.counts), console)
     first, last = steps[0].components.detached()["total"], steps[-1].components.detached()["total"]
     console.print(f"total {first:.4f} -> {last:.4f} in {len(steps)} steps; every gradient was finite")
+    if args.picture:
+        console.save_svg(args.picture, title="make demo")
     return 0
 
 

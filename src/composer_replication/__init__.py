@@ -30,6 +30,9 @@ _PUBLIC = {
     "generalized_jsd_loss": "composer_replication.loss.jsd",
 }
 
+# Reachable as attributes without an import of their own, as they were when everything was imported eagerly.
+_SUBPACKAGES = frozenset({"batch", "config", "distillation", "loss", "objective", "opsd", "recipes", "runs"})
+
 __all__ = [
     "DPOPair",
     "LossComponents",
@@ -46,6 +49,8 @@ _DILOCO_AVAILABLE: bool = _available("torchft")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return import_module(f"{__name__}.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_PUBLIC[name]), name)

@@ -66,8 +66,11 @@ LAYERS = {
 LAYERS["cli"] = Layer(ours=set(LAYERS), on_use={"rich"}, ours_only_in_functions=True)
 
 # One module is written in a language of its own. Only functions may import it.
-MODULE_LAYERS = {"loss.linear.triton_rows": Layer(ours={"types", "errors"}, at_import={"torch", "triton"})}
-ONLY_IN_FUNCTIONS = {f"{PACKAGE}.loss.linear.triton_rows"}
+MODULE_LAYERS = {
+    f"loss.linear.{name}": Layer(ours={"types", "errors"}, at_import={"torch", "triton"})
+    for name in ("triton_rows", "triton_tokens")
+}
+ONLY_IN_FUNCTIONS = {f"{PACKAGE}.{module}" for module in MODULE_LAYERS}
 
 # Known paths: names that are resolved on first use by a module that does not load their home.
 LAZY_ALIASES = {

@@ -82,7 +82,7 @@ def test_the_metadata_says_what_the_package_says(metadata):
     assert metadata["Name"] == "composer-replication"
     assert metadata["Version"] == composer_replication.__version__
     assert metadata["Requires-Python"] == ">=3.11"
-    assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+    assert metadata.get_payload(decode=True) == (ROOT / "README.md").read_bytes()
 
 
 def test_installing_it_brings_the_core_dependencies_and_no_extra(metadata):

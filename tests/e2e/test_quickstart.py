@@ -26,7 +26,9 @@ def test_the_tiny_run_prints_every_channel_at_every_step_and_learns(capsys):
     [
         (("ctx_teacher_input_ids", "sdpo_loss_mask", "sdpo_student_index", "sdpo_teacher_index"), "sdpo_jsd"),
         (
-            tuple(f"dpo_{s}_{k}" for s in ("chosen", "rejected") for k in ("input_ids", "response_mask", "ref_logprobs")),
+            tuple(
+                f"dpo_{s}_{k}" for s in ("chosen", "rejected") for k in ("input_ids", "response_mask", "ref_logprobs")
+            ),
             "trace_replay_dpo",
         ),
     ],
@@ -45,7 +47,7 @@ def test_a_dead_channel_fails_the_run(monkeypatch, capsys, dropped, named):
 
 def test_a_channel_with_weight_zero_may_be_inactive(capsys):
     assert quickstart.main(["--tiny", "--steps", "1", "--alpha-sdpo", "0", "--device", "cpu"]) == 0
-    assert "sdpo_jsd on" not in capsys.readouterr().out
+    assert "sdpo_jsd ran" not in capsys.readouterr().out
 
 
 def test_a_gradient_that_is_not_finite_fails_the_run(monkeypatch, capsys):
@@ -68,4 +70,4 @@ def test_a_local_folder_loads_the_ordinary_way(tmp_path, capsys):
     tokenizer.save_pretrained(tmp_path)
     tiny_model(tokenizer).save_pretrained(tmp_path)
     assert quickstart.main(["--model", str(tmp_path), "--steps", "1", "--device", "cpu"]) == 0
-    assert "sdpo_jsd on 97" in capsys.readouterr().out
+    assert "sdpo_jsd ran at every step, on 97 target tokens" in capsys.readouterr().out

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
+from composer_replication.errors import InputError, NonFiniteError
 from composer_replication.loss import JSD, CrossEntropyToTeacher, EntropyGate, StudentTopK
 from composer_replication.loss.linear import (
     LinearHead,
@@ -150,6 +153,76 @@ def test_bf16_inputs_are_no_worse_than_dense_bf16():
         error, peer_error = (got - want).norm() / want.norm(), (peer - want).norm() / want.norm()
         assert error <= max(peer_error, torch.tensor(1e-6)), (error, peer_error)
         assert error <= 1e-2
+
+
+def poisoned_rows():
+    hidden = torch.randn(6, 8, device="cuda")
+    hidden[4, 2] = float("nan")
+    return hidden.requires_grad_()
+
+
+def test_nan_rows_raise_at_once_without_a_backward_pass_and_with_one_before_it_returns():
+    hidden, head = poisoned_rows(), LinearHead(leaf(50, 8))
+    ids = torch.zeros(6, dtype=torch.long, device="cuda")
+    losses = [
+        lambda: linear_divergence(hidden, head, [TeacherTerm(hidden.detach().nan_to_num(), head)], JSD()).loss,
+        lambda: linear_cross_entropy(hidden, head, ids).loss,
+        lambda: linear_token_logprobs(hidden, head, ids).sum(),
+    ]
+    for loss in losses:
+        with torch.no_grad(), pytest.raises(NonFiniteError, match="row 4"):
+            loss()
+        pending = loss()
+        with pytest.raises(NonFiniteError, match="row 4"):
+            pending.backward()
+
+
+def test_token_ids_out_of_range_raise_instead_of_reading_other_memory():
+    hidden, head = leaf(6, 8), LinearHead(leaf(50, 8))
+    ids = torch.tensor([0, 1, 50, 3, 4, 5], device="cuda")
+    losses = [lambda: linear_cross_entropy(hidden, head, ids).loss, lambda: linear_token_logprobs(hidden, head, ids)]
+    for loss in losses:
+        with torch.no_grad(), pytest.raises(InputError, match="50"):
+            loss()
+        with pytest.raises(InputError, match="50"):
+            loss().sum().backward()
+
+
+def test_a_training_step_does_not_wait_for_the_gpu():
+    hidden, head = leaf(64, 8), LinearHead(leaf(50, 8))
+    teacher, ids = torch.randn(64, 8, device="cuda"), torch.zeros(64, dtype=torch.long, device="cuda")
+    linear_divergence(hidden, head, [TeacherTerm(teacher, head)], JSD()).loss.backward()  # compile first
+    linear_cross_entropy(hidden, head, ids).loss.backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        loss = linear_divergence(hidden, head, [TeacherTerm(teacher, head)], JSD()).loss
+        loss = loss + linear_cross_entropy(hidden, head, ids).loss
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    loss.backward()
+    assert hidden.grad.any()
+
+
+def test_a_released_loss_leaves_nothing_behind():
+    hidden, head = leaf(64, 8), LinearHead(leaf(5000, 8))
+    ids = torch.zeros(64, dtype=torch.long, device="cuda")
+    gc.collect()
+    gc.disable()
+    try:
+        before = None
+        for _ in range(3):
+            terms = [TeacherTerm(torch.randn(64, 8, device="cuda"), head)]
+            loss = (
+                linear_divergence(hidden * 2, head, terms, JSD()).loss
+                + linear_token_logprobs(hidden * 2, head, ids).sum()
+            )
+            loss.backward()
+            del loss, terms
+            hidden.grad = head.weight.grad = None
+            before = before or torch.cuda.memory_allocated()
+        assert torch.cuda.memory_allocated() == before
+    finally:
+        gc.enable()
 
 
 def test_nothing_grows_with_rows_times_vocabulary():

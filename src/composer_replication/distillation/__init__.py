@@ -1,9 +1,9 @@
 """Known import path of the distillation losses; the code lives in `loss/`."""
 
+from composer_replication.distillation.entropy_aware_opd import entropy_aware_opd_loss
+from composer_replication.distillation.simpo import simpo_loss
+from composer_replication.distillation.taid import TAIDScheduler, taid_loss
 from composer_replication.loss.dpo import dpo_loss
-from composer_replication.loss.entropy_opd import entropy_aware_opd_loss
 from composer_replication.loss.sdpo import sdpo_loss
-from composer_replication.loss.simpo import simpo_loss
-from composer_replication.loss.taid import TAIDScheduler, taid_loss
 
 __all__ = ["TAIDScheduler", "dpo_loss", "entropy_aware_opd_loss", "sdpo_loss", "simpo_loss", "taid_loss"]

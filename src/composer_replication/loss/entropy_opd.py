@@ -54,6 +54,7 @@ class EntropyGate:
             rows.check_top_k(self.top_k, vocab)
 
     def __call__(self, student_NV: Tensor, teacher_NV: Tensor) -> Tensor:
+        self.check(student_NV.shape[-1])
         log_s = (rows.in_compute_dtype(student_NV) / self.temperature).log_softmax(-1)
         log_t = (rows.in_compute_dtype(teacher_NV).detach() / self.temperature).log_softmax(-1)
         entropy_N = log_prob_entropy(log_t)

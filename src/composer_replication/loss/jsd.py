@@ -45,6 +45,7 @@ class JSD:
         rows.check_top_k(self.top_k, vocab)
 
     def __call__(self, student_NV: Tensor, teacher_NV: Tensor) -> Tensor:
+        self.check(student_NV.shape[-1])
         student = rows.in_compute_dtype(student_NV) / self.temperature
         teacher = rows.in_compute_dtype(teacher_NV).detach() / self.temperature
         if self.top_k is not None:

@@ -95,13 +95,17 @@ def check_top_k(top_k: int | None, vocab: int) -> None:
         raise InputError(explain("top_k", got=top_k, expected=f"None or 1..{vocab} (the vocabulary)"))
 
 
-def check_token_ids(token_ids: Tensor, vocab: int) -> None:
-    """Token ids are integers inside the vocabulary."""
+def check_token_dtype(token_ids: Tensor) -> None:
     if token_ids.is_floating_point() or token_ids.dtype == torch.bool:
         raise ShapeError(explain("token_ids dtype", got=token_ids.dtype, expected="an integer dtype"))
-    if token_ids.numel() and not (int(token_ids.min()) >= 0 and int(token_ids.max()) < vocab):
-        worst = token_ids.min() if int(token_ids.min()) < 0 else token_ids.max()
-        raise InputError(explain("token_ids value", got=int(worst), expected=f"0..{vocab - 1}"))
+
+
+def check_token_ids(token_ids: Tensor, vocab: int) -> None:
+    """Token ids are integers inside the vocabulary."""
+    check_token_dtype(token_ids)
+    outside = (token_ids < 0) | (token_ids >= vocab)
+    if bool(outside.any()):
+        raise InputError(explain("token_ids value", got=int(token_ids[outside][0]), expected=f"0..{vocab - 1}"))
 
 
 def check_choice(value: str, choices: tuple[str, ...], name: str) -> None:

@@ -50,6 +50,7 @@ class StudentTopK:
         rows.check_top_k(self.top_k, vocab)
 
     def __call__(self, student_NV: Tensor, teacher_NV: Tensor) -> Tensor:
+        self.check(student_NV.shape[-1])
         log_s = rows.in_compute_dtype(student_NV).log_softmax(-1)
         log_t = rows.in_compute_dtype(teacher_NV).detach().log_softmax(-1)
         if self.top_k is not None:

@@ -36,17 +36,10 @@ class CrossEntropyToTeacher:
         return -(target * rows.in_compute_dtype(student_NV).log_softmax(-1)).sum(-1)
 
 
-def check_taid_t(t: float) -> float:
-    """t is a number in [0, 1]; returned as a float."""
-    value = float(t)
-    if not 0.0 <= value <= 1.0:
-        raise InputError(explain("taid_t", got=value, expected="a number in [0, 1]"))
-    return value
-
-
 def taid_loss(student_logits: Tensor, teacher_logits: Tensor, mask: Tensor | None = None, *, t: float) -> Tensor:
     """Masked mean of the cross-entropy to the interpolated teacher; see the module docstring."""
-    t = check_taid_t(t)
+    t = float(t)
+    rows.check_unit_interval(t, "t")
     rows.check_logit_pair(student_logits, teacher_logits)
     kept = rows.kept_from_mask(mask, student_logits)
     student = rows.in_compute_dtype(rows.select_rows(student_logits, kept))
@@ -124,6 +117,7 @@ class TAIDScheduler:
         expected = {"t", "previous_loss", "momentum"}
         if set(state) != expected:
             raise InputError(explain("TAIDScheduler state keys", got=sorted(state), expected=sorted(expected)))
-        self._t.fill_(check_taid_t(state["t"]))
+        rows.check_unit_interval(state["t"], "state t")
+        self._t.fill_(state["t"])
         self._previous_loss.fill_(state["previous_loss"])
         self._momentum.fill_(state["momentum"])

@@ -24,8 +24,8 @@ class LossComponents:
     sdpo_jsd: Tensor
     trace_replay_dpo: Tensor
     total: Tensor
-    active: tuple[str, ...] = ()
-    counts: Mapping[str, int] = field(default_factory=lambda: _NO_COUNTS)
+    active: tuple[str, ...] = field(default=(), kw_only=True)
+    counts: Mapping[str, int] = field(default_factory=lambda: _NO_COUNTS, kw_only=True)
 
     def detached(self) -> dict[str, float]:
         """The three channels and the total as plain floats."""

@@ -23,9 +23,9 @@ from composer_replication.loss.linear import (
     linear_divergence,
     linear_token_logprobs,
 )
-from composer_replication.loss.rows import Divergence, check_choice
+from composer_replication.loss.rows import Divergence, check_choice, check_unit_interval
 from composer_replication.loss.simpo import simpo_loss
-from composer_replication.loss.taid import CrossEntropyToTeacher, check_taid_t
+from composer_replication.loss.taid import CrossEntropyToTeacher
 from composer_replication.objective import contract
 from composer_replication.objective.components import CHANNELS, LossComponents
 from composer_replication.objective.model_head import head_of, hidden_states
@@ -165,7 +165,7 @@ def _sequence_logprobs(
     model: nn.Module, head: LinearHead, chosen: contract.PairSide, rejected: contract.PairSide
 ) -> tuple[Tensor, Tensor]:
     """Summed response log-probs (2B,), chosen first, and the responses' lengths."""
-    both = stack_right_padded(chosen.sequences, rejected.sequences)
+    both = _stack_right_padded(chosen.sequences, rejected.sequences)
     num_pairs = chosen.sequences.input_ids.shape[0]
     sequence_N = torch.cat([chosen.rows.sequence_N, rejected.rows.sequence_N + num_pairs])
     position_N = torch.cat([chosen.rows.position_N, rejected.rows.position_N])
@@ -176,7 +176,7 @@ def _sequence_logprobs(
     return sums, torch.bincount(sequence_N, minlength=2 * num_pairs)
 
 
-def stack_right_padded(first: contract.Sequences, second: contract.Sequences) -> contract.Sequences:
+def _stack_right_padded(first: contract.Sequences, second: contract.Sequences) -> contract.Sequences:
     """Two batches as one. Right padding lies behind every real token, so causal attention needs no mask for it."""
     width = max(first.input_ids.shape[1], second.input_ids.shape[1])
 
@@ -204,7 +204,7 @@ def _channel_2_divergence(
     """What channel 2 measures."""
     check_choice(wrapper, SDPO_WRAPPERS, "sdpo_wrapper")
     if taid_t is not None:
-        check_taid_t(taid_t)
+        check_unit_interval(taid_t, "taid_t")
     if wrapper == "taid":
         if taid_t is None:
             raise InputError(explain('sdpo_wrapper="taid"', got="taid_t=None", expected="taid_t in [0, 1]"))

@@ -48,7 +48,7 @@ print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 
 def peak_bytes(case: str, rows: int) -> int:
     command = [sys.executable, "-c", MEASURE, case, str(rows), str(VOCAB), str(HIDDEN)]
-    # Large blocks go straight back to the system when freed, so the peak counts live tensors and not malloc's leftovers.
+    # Large blocks go straight back to the system when freed: the peak counts live tensors, not malloc's leftovers.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
     assert result.returncode == 0, result.stderr

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import VOCAB, build, random_batch
 
 from composer_replication import compose_loss
 from composer_replication.errors import AlignmentError
+from tiny_models import VOCAB, build, random_batch
 
 
 @pytest.fixture(scope="module")

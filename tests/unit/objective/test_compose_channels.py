@@ -7,10 +7,10 @@ import inspect
 
 import pytest
 import torch
-from tiny_models import build, random_batch
 
 from composer_replication import compose_loss
 from composer_replication.config import LossConfig
+from tiny_models import build, random_batch
 
 HINT = ("ctx_teacher_input_ids", "sdpo_student_index", "sdpo_teacher_index")
 

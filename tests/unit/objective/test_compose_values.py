@@ -5,9 +5,9 @@ from __future__ import annotations
 import dense_reference as dense
 import pytest
 import torch
-from tiny_models import FAMILIES, build, random_batch
 
 from composer_replication import compose_loss
+from tiny_models import FAMILIES, build, random_batch
 
 WEIGHTS = {"alpha_sdpo": 0.7, "beta_replay": 0.3}
 

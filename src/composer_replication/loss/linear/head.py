@@ -91,11 +91,13 @@ def check_rows_and_head(hidden: Tensor, head: LinearHead, name: str) -> None:
             )
         )
     if not (hidden.is_floating_point() and weight.is_floating_point()):
-        raise ShapeError(explain(f"{name} dtypes", got=(hidden.dtype, weight.dtype), expected="floating point"))
+        raise ShapeError(
+            explain(f"{name} hidden and weight dtypes", got=(hidden.dtype, weight.dtype), expected="floating point")
+        )
     if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
         raise ShapeError(
             explain(
-                f"{name} dtypes",
+                f"{name} hidden and weight dtypes",
                 got=f"hidden {hidden.dtype}, weight {weight.dtype}",
                 expected="one dtype, or autocast switched on",
                 fix="Cast the hidden rows: hidden.to(weight.dtype).",

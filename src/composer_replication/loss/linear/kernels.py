@@ -56,6 +56,13 @@ def _triton_rows() -> ModuleType:
     return triton_rows
 
 
+@cache
+def _triton_tokens() -> ModuleType:
+    from composer_replication.loss.linear import triton_tokens
+
+    return triton_tokens
+
+
 def wants_triton(backend: str, operand: Tensor) -> bool:
     """ "auto" takes Triton for CUDA tensors up to fp32 where it is installed; fp64 always takes torch."""
     rows.check_choice(backend, BACKENDS, "backend")
@@ -92,11 +99,11 @@ def divergence_kernel(divergence: rows.Divergence, vocab: int) -> DivergenceKern
 
 def token_stats(logits_nV: Tensor, token_ids_n: Tensor) -> TokenStats:
     """One pass over the tile for all three numbers of every row."""
-    return TokenStats(*_triton_rows().token_stats(logits_nV, token_ids_n))
+    return TokenStats(*_triton_tokens().token_stats(logits_nV, token_ids_n))
 
 
 def write_token_grad(
     logits_nV: Tensor, token_ids_n: Tensor, log_z_n: Tensor, pull_n: Tensor, label_smoothing: float, grad_nV: Tensor
 ) -> None:
     """grad = pull * (p - (1 - eps) onehot - eps / V): the gradient of `pull * cross_entropy`."""
-    _triton_rows().write_token_grad(logits_nV, token_ids_n, log_z_n, pull_n, label_smoothing, grad_nV)
+    _triton_tokens().write_token_grad(logits_nV, token_ids_n, log_z_n, pull_n, label_smoothing, grad_nV)

@@ -15,9 +15,11 @@ from torch.autograd.function import once_differentiable
 
 from composer_replication.loss import rows
 from composer_replication.loss.linear import kernels, products
+from composer_replication.loss.linear.deferred import check_now_or_after_backward
 from composer_replication.loss.linear.gradients import Wanted, accumulate_gradients, visit_tiles
 from composer_replication.loss.linear.head import LinearHead, check_rows_and_head
 from composer_replication.loss.linear.operands import Operands, prepare_operands
+from composer_replication.loss.linear.tile_losses import ChosenTokens
 from composer_replication.loss.linear.tiles import TilePlan, plan_tiles
 from composer_replication.loss.linear.weighted import check_row_vector
 
@@ -33,7 +35,8 @@ def linear_token_logprobs(
     """log softmax(head(hidden))[n, token_n] for every row, (N,), with gradients to hidden rows, weight and bias."""
     check_rows_and_head(hidden_NH, head, "student")
     check_row_vector(token_ids_N, hidden_NH, "token_ids")
-    rows.check_token_ids(token_ids_N, head.vocab)
+    rows.check_token_dtype(token_ids_N)
+    tokens = ChosenTokens.of(token_ids_N, head.vocab)
     operands = prepare_operands(hidden_NH, head)
     use_kernel = kernels.wants_triton(backend, operands.hidden)
     plan = plan_tiles(
@@ -44,7 +47,7 @@ def linear_token_logprobs(
         has_kernel=use_kernel,
         tile_rows=tile_rows,
     )
-    inputs = hidden_NH, head.weight, head.bias, operands, token_ids_N.contiguous(), plan, use_kernel
+    inputs = hidden_NH, head.weight, head.bias, operands, tokens, plan, use_kernel
     return _apply(*inputs)
 
 
@@ -56,11 +59,11 @@ class _LinearTokenLogprobs(torch.autograd.Function):
         weight_VH: Tensor,
         bias_V: Tensor | None,
         operands: Operands,
-        token_ids_N: Tensor,
+        tokens: ChosenTokens,
         plan: TilePlan,
         use_kernel: bool,
     ) -> Tensor:
-        wide = products.product_dtype(operands.hidden)
+        token_ids_N, wide = tokens.safe_N, products.product_dtype(operands.hidden)
         log_z_N, chosen_N = (torch.empty(plan.num_rows, dtype=wide, device=hidden_NH.device) for _ in range(2))
 
         def visit(tile: slice, logits_nV: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]) -> None:
@@ -73,16 +76,25 @@ class _LinearTokenLogprobs(torch.autograd.Function):
 
         with torch.autocast(hidden_NH.device.type, enabled=False):
             visit_tiles(operands, plan, slice(0, plan.num_rows), visit, num_scratch=0, with_grad=False)
-        rows.check_finite_rows(chosen_N - log_z_N, "linear_token_logprobs")
+        logprobs_N = chosen_N - log_z_N
+
+        def complain() -> None:  # must not hold logprobs_N: the output would keep its own graph alive
+            tokens.check()
+            rows.check_finite_rows(chosen_N - log_z_N, "linear_token_logprobs")
+
+        passed = torch.isfinite(logprobs_N).all() & tokens.are_valid()
+        ctx.check = check_now_or_after_backward(passed, complain, backward_follows=any(ctx.needs_input_grad[:3]))
         # Saved to make autograd notice when somebody changes the head before backward, which redoes the logits.
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, token_ids_N, log_z_N)
         ctx.operands, ctx.plan, ctx.use_kernel = operands, plan, use_kernel
-        return chosen_N - log_z_N
+        return logprobs_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         hidden_NH, weight_VH, bias_V, token_ids_N, log_z_N = ctx.saved_tensors
+        if ctx.check is not None:
+            ctx.check.resolve_after_backward()
         pull_N = grad_N.to(log_z_N.dtype).contiguous()
 
         def visit(tile: slice, logits_nV: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]) -> None:

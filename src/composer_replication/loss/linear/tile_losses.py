@@ -20,6 +20,25 @@ from composer_replication.loss.linear.head import TeacherTerm
 from composer_replication.loss.lm_ce import TokenCrossEntropy
 
 
+@dataclass(frozen=True, eq=False)
+class ChosenTokens:
+    """Token ids made safe to index with; whether they had to be changed is looked at later, without a wait."""
+
+    given_N: Tensor
+    safe_N: Tensor
+    vocab: int
+
+    @classmethod
+    def of(cls, token_ids_N: Tensor, vocab: int) -> ChosenTokens:
+        return cls(token_ids_N, token_ids_N.clamp(0, vocab - 1).contiguous(), vocab)
+
+    def are_valid(self) -> Tensor:
+        return (self.given_N == self.safe_N).all()
+
+    def check(self) -> None:
+        rows.check_token_ids(self.given_N, self.vocab)
+
+
 class TileLoss(Protocol):
     """A loss of one tile of student logits. `grad_nV=None` asks for values only."""
 
@@ -32,6 +51,14 @@ class TileLoss(Protocol):
 
     @property
     def num_scratch(self) -> int: ...
+
+    def inputs_are_valid(self) -> Tensor | bool:
+        """A verdict on inputs whose values could not be looked at without waiting for the GPU."""
+        ...
+
+    def check_inputs(self) -> None:
+        """Raise what is wrong with them."""
+        ...
 
 
 def values_and_grad_by_autograd(
@@ -79,6 +106,12 @@ class DivergenceTile:
         row_function = partial(_swap_arguments, self.divergence, teacher_nV)
         return values_and_grad_by_autograd(row_function, student_nV, weights_n, self.token_clip, grad_nV)
 
+    def inputs_are_valid(self) -> bool:
+        return True
+
+    def check_inputs(self) -> None:
+        """Nothing is left to check: the rows' values show what is wrong."""
+
     def _teacher_logits(self, student_nV: Tensor, tile: slice, scratch: list[Tensor]) -> Tensor:
         total_nV = scratch[0]
         is_empty = True
@@ -107,7 +140,7 @@ def _swap_arguments(divergence: rows.Divergence, teacher_nV: Tensor, student_nV:
 class CrossEntropyTile:
     """Cross-entropy of one token per row."""
 
-    token_ids_N: Tensor
+    tokens: ChosenTokens
     label_smoothing: float
     use_kernel: bool
 
@@ -123,7 +156,7 @@ class CrossEntropyTile:
         self, student_nV: Tensor, tile: slice, weights_n: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]
     ) -> Tensor:
         del scratch
-        token_ids_n = self.token_ids_N[tile]
+        token_ids_n = self.tokens.safe_N[tile]
         if self.use_kernel:
             stats = kernels.token_stats(student_nV, token_ids_n)
             if grad_nV is not None:
@@ -132,6 +165,12 @@ class CrossEntropyTile:
             return stats.log_z - (1.0 - smooth) * stats.chosen - smooth * stats.mean_logit
         row_function = partial(self._values, token_ids_n)
         return values_and_grad_by_autograd(row_function, student_nV, weights_n, None, grad_nV)
+
+    def inputs_are_valid(self) -> Tensor:
+        return self.tokens.are_valid()
+
+    def check_inputs(self) -> None:
+        self.tokens.check()
 
     def _values(self, token_ids_n: Tensor, student_nV: Tensor) -> Tensor:
         return TokenCrossEntropy(label_smoothing=self.label_smoothing)(student_nV, token_ids_n)

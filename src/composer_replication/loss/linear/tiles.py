@@ -16,8 +16,9 @@ from composer_replication.errors import InputError, explain
 
 # CUDA, measured on an H200 (benchmarks/README.md).
 _CUDA_TILE_ROWS = 256
-_CUDA_SMALL_TILE_ROWS = 128
 _CUDA_SLAB_ROWS = 1024
+# How a kernel walks one row of a tile.
+BLOCK_COLUMNS, NUM_WARPS = 4096, 16
 # A row function without a kernel of its own keeps about eight tile-sized intermediates.
 _CUDA_GENERIC_TILE_ROWS = 64
 # Elsewhere: one tile of logits stays near this size.
@@ -50,10 +51,7 @@ def plan_tiles(
     if device.type != "cuda":
         rows_that_fit = max(1, _CPU_TILE_BYTES // (vocab * element_bytes))
         return TilePlan(num_rows, min(rows_that_fit, 1024), min(rows_that_fit, 1024))
-    if not has_kernel:
-        return TilePlan(num_rows, _CUDA_GENERIC_TILE_ROWS, _CUDA_SLAB_ROWS)
-    small = num_rows <= _CUDA_SLAB_ROWS
-    return TilePlan(num_rows, _CUDA_SMALL_TILE_ROWS if small else _CUDA_TILE_ROWS, _CUDA_SLAB_ROWS)
+    return TilePlan(num_rows, _CUDA_TILE_ROWS if has_kernel else _CUDA_GENERIC_TILE_ROWS, _CUDA_SLAB_ROWS)
 
 
 def _slices(within: slice, step: int) -> Iterator[slice]:

@@ -22,12 +22,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from composer_replication.loss.linear.tiles import BLOCK_COLUMNS, NUM_WARPS
+
 if TYPE_CHECKING:
     from composer_replication.loss.linear.kernels import DivergenceKernel
 
-# Few rows leave one program per multiprocessor: a wider block then keeps enough loads in flight. Measured on an H200.
-_BLOCK, _FEW_ROWS_BLOCK, _FEW_ROWS = 4096, 8192, 132
-_NUM_WARPS = 16
 _MODES = {"kl_ts": 0, "kl_st": 1, "jsd": 2, "cross_entropy": 3, "entropy_soft": 4}
 
 
@@ -53,6 +52,65 @@ def _log_mixture(log_q, log_p, log_1_minus_beta, log_beta):
     a = log_q + log_1_minus_beta
     b = log_p + log_beta
     return tl.maximum(a, b) + tl.log(1.0 + tl.exp(-tl.abs(a - b)))
+
+
+@triton.jit
+def _row_sums(
+    student_row,
+    teacher_row,
+    top_q,
+    rest_q,
+    top_p,
+    rest_p,
+    n_cols: tl.constexpr,
+    inv_temperature,
+    log_beta,
+    log_1_minus_beta,
+    MODE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The row's sums that the value and its gradient need, and in the gated mode the teacher's entropy."""
+    # Per-lane sums, folded once at the end: no cross-warp reduction inside the loop.
+    first_sum = tl.zeros((BLOCK,), dtype=tl.float32)
+    second_sum = tl.zeros((BLOCK,), dtype=tl.float32)
+    entropy_sum = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, n_cols, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        inside = offsets < n_cols
+        log_q = tl.load(student_row + offsets, mask=inside, other=0.0) * inv_temperature - top_q - rest_q
+        log_p = tl.load(teacher_row + offsets, mask=inside, other=0.0) * inv_temperature - top_p - rest_p
+        if MODE == 0:
+            first_sum += tl.where(inside, tl.exp(log_p) * (log_p - log_q), 0.0)
+        elif MODE == 1:
+            first_sum += tl.where(inside, tl.exp(log_q) * (log_q - log_p), 0.0)
+        elif MODE == 2:
+            log_m = _log_mixture(log_q, log_p, log_1_minus_beta, log_beta)
+            first_sum += tl.where(inside, tl.exp(log_p) * (log_p - log_m), 0.0)
+            second_sum += tl.where(inside, tl.exp(log_q) * (log_q - log_m), 0.0)
+        elif MODE == 3:
+            first_sum -= tl.where(inside, tl.exp(log_p) * log_q, 0.0)
+        else:
+            p = tl.exp(log_p)
+            first_sum += tl.where(inside, p * (log_p - log_q), 0.0)
+            second_sum += tl.where(inside, tl.exp(log_q) * (log_q - log_p), 0.0)
+            entropy_sum -= tl.where(inside, p * log_p, 0.0)
+    return tl.sum(first_sum, axis=0), tl.sum(second_sum, axis=0), tl.sum(entropy_sum, axis=0)
+
+
+@triton.jit
+def _gradient(log_q, log_p, first, second, unsure, beta, log_beta, log_1_minus_beta, MODE: tl.constexpr):
+    """Gradient of the value at one block of student logits, before the row's weight and the temperature."""
+    q = tl.exp(log_q)
+    if MODE == 0 or MODE == 3:
+        grad = q - tl.exp(log_p)
+    elif MODE == 1:
+        grad = q * (log_q - log_p - first)
+    elif MODE == 2:
+        log_m = _log_mixture(log_q, log_p, log_1_minus_beta, log_beta)
+        grad = (1.0 - beta) * q * (log_q - log_m - second)
+    else:
+        grad = unsure * (q - tl.exp(log_p)) + (1.0 - unsure) * q * (log_q - log_p - second)
+    return grad
 
 
 @triton.jit
@@ -82,38 +140,26 @@ def _divergence_kernel(
     top_q, rest_q = _log_normaliser(student_row, n_cols, inv_temperature, BLOCK)
     top_p, rest_p = _log_normaliser(teacher_row, n_cols, inv_temperature, BLOCK)
 
-    # Per-lane sums, folded once at the end: no cross-warp reduction inside the loop.
-    first_sum = tl.zeros((BLOCK,), dtype=tl.float32)
-    second_sum = tl.zeros((BLOCK,), dtype=tl.float32)
-    third_sum = tl.zeros((BLOCK,), dtype=tl.float32)
-    for start in range(0, n_cols, BLOCK):
-        offsets = start + tl.arange(0, BLOCK)
-        inside = offsets < n_cols
-        log_q = tl.load(student_row + offsets, mask=inside, other=0.0) * inv_temperature - top_q - rest_q
-        log_p = tl.load(teacher_row + offsets, mask=inside, other=0.0) * inv_temperature - top_p - rest_p
-        if MODE == 0:
-            first_sum += tl.where(inside, tl.exp(log_p) * (log_p - log_q), 0.0)
-        elif MODE == 1:
-            first_sum += tl.where(inside, tl.exp(log_q) * (log_q - log_p), 0.0)
-        elif MODE == 2:
-            log_m = _log_mixture(log_q, log_p, log_1_minus_beta, log_beta)
-            first_sum += tl.where(inside, tl.exp(log_p) * (log_p - log_m), 0.0)
-            second_sum += tl.where(inside, tl.exp(log_q) * (log_q - log_m), 0.0)
-        elif MODE == 3:
-            first_sum -= tl.where(inside, tl.exp(log_p) * log_q, 0.0)
-        else:
-            p = tl.exp(log_p)
-            first_sum += tl.where(inside, p * (log_p - log_q), 0.0)
-            second_sum += tl.where(inside, tl.exp(log_q) * (log_q - log_p), 0.0)
-            third_sum -= tl.where(inside, p * log_p, 0.0)
-    first = tl.sum(first_sum, axis=0)
-    second = tl.sum(second_sum, axis=0)
+    first, second, entropy = _row_sums(
+        student_row,
+        teacher_row,
+        top_q,
+        rest_q,
+        top_p,
+        rest_p,
+        n_cols,
+        inv_temperature,
+        log_beta,
+        log_1_minus_beta,
+        MODE,
+        BLOCK,
+    )
     unsure = 0.0
     value = first
     if MODE == 2:
         value = beta * first + (1.0 - beta) * second
     elif MODE == 4:
-        unsure = tl.minimum(tl.maximum(tl.sum(third_sum, axis=0) * inv_entropy_scale, 0.0), 1.0)
+        unsure = tl.minimum(tl.maximum(entropy * inv_entropy_scale, 0.0), 1.0)
         value = unsure * first + (1.0 - unsure) * second
     tl.store(value_ptr + row, value)
 
@@ -125,62 +171,9 @@ def _divergence_kernel(
             inside = offsets < n_cols
             log_q = tl.load(student_row + offsets, mask=inside, other=0.0) * inv_temperature - top_q - rest_q
             log_p = tl.load(teacher_row + offsets, mask=inside, other=0.0) * inv_temperature - top_p - rest_p
-            q = tl.exp(log_q)
-            if MODE == 0 or MODE == 3:
-                grad = q - tl.exp(log_p)
-            elif MODE == 1:
-                grad = q * (log_q - log_p - first)
-            elif MODE == 2:
-                log_m = _log_mixture(log_q, log_p, log_1_minus_beta, log_beta)
-                grad = (1.0 - beta) * q * (log_q - log_m - second)
-            else:
-                grad = unsure * (q - tl.exp(log_p)) + (1.0 - unsure) * q * (log_q - log_p - second)
+            grad = _gradient(log_q, log_p, first, second, unsure, beta, log_beta, log_1_minus_beta, MODE)
             grad = (grad * pull).to(grad_ptr.dtype.element_ty)
             tl.store(grad_ptr + row * grad_stride + offsets, grad, mask=inside)
-
-
-@triton.jit
-def _token_stats_kernel(
-    logits_ptr, token_ptr, log_z_ptr, chosen_ptr, mean_ptr, logits_stride, n_cols: tl.constexpr, BLOCK: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    logits_row = logits_ptr + row * logits_stride
-    largest = -float("inf")
-    total = 0.0
-    plain_sum = tl.zeros((BLOCK,), dtype=tl.float32)
-    for start in range(0, n_cols, BLOCK):
-        offsets = start + tl.arange(0, BLOCK)
-        inside = offsets < n_cols
-        z = tl.load(logits_row + offsets, mask=inside, other=-float("inf"))
-        new_largest = tl.maximum(largest, tl.max(z, axis=0))
-        total = total * tl.exp(largest - new_largest) + tl.sum(tl.exp(z - new_largest), axis=0)
-        largest = new_largest
-        plain_sum += tl.where(inside, z, 0.0)
-    tl.store(log_z_ptr + row, largest + tl.log(total))
-    tl.store(chosen_ptr + row, tl.load(logits_row + tl.load(token_ptr + row)))
-    tl.store(mean_ptr + row, tl.sum(plain_sum, axis=0) / n_cols)
-
-
-@triton.jit
-def _token_grad_kernel(
-    logits_ptr,
-    token_ptr,
-    log_z_ptr,
-    pull_ptr,
-    grad_ptr,
-    logits_stride,
-    grad_stride,
-    n_cols: tl.constexpr,  # a model has one vocabulary: compiling for it lets the loops be planned
-    label_smoothing,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < n_cols
-    z = tl.load(logits_ptr + row * logits_stride + offsets, mask=inside, other=0.0)
-    target = tl.where(offsets == tl.load(token_ptr + row), 1.0 - label_smoothing, 0.0) + label_smoothing / n_cols
-    grad = (tl.exp(z - tl.load(log_z_ptr + row)) - target) * tl.load(pull_ptr + row)
-    tl.store(grad_ptr + row * grad_stride + offsets, grad.to(grad_ptr.dtype.element_ty), mask=inside)
 
 
 def divergence_rows(
@@ -214,49 +207,7 @@ def divergence_rows(
         1.0 / kernel.entropy_scale,
         MODE=_MODES[kernel.mode],
         WRITE_GRAD=grad_nV is not None,
-        BLOCK=_block(num_rows),
-        num_warps=_NUM_WARPS,
+        BLOCK=BLOCK_COLUMNS,
+        num_warps=NUM_WARPS,
     )
     return values_n
-
-
-def token_stats(logits_nV: Tensor, token_ids_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(log normaliser, chosen token's logit, mean logit) of each row."""
-    num_rows, vocab = logits_nV.shape
-    log_z, chosen, mean = (torch.empty(num_rows, dtype=torch.float32, device=logits_nV.device) for _ in range(3))
-    _token_stats_kernel[(num_rows,)](
-        logits_nV,
-        token_ids_n,
-        log_z,
-        chosen,
-        mean,
-        logits_nV.stride(0),
-        vocab,
-        BLOCK=_block(num_rows),
-        num_warps=_NUM_WARPS,
-    )
-    return log_z, chosen, mean
-
-
-def write_token_grad(
-    logits_nV: Tensor, token_ids_n: Tensor, log_z_n: Tensor, pull_n: Tensor, label_smoothing: float, grad_nV: Tensor
-) -> None:
-    """grad = pull * (softmax - (1 - eps) onehot - eps / V)."""
-    num_rows, vocab = logits_nV.shape
-    _token_grad_kernel[(num_rows, triton.cdiv(vocab, _BLOCK))](
-        logits_nV,
-        token_ids_n,
-        log_z_n,
-        pull_n,
-        grad_nV,
-        logits_nV.stride(0),
-        grad_nV.stride(0),
-        vocab,
-        label_smoothing,
-        BLOCK=_BLOCK,
-        num_warps=8,
-    )
-
-
-def _block(num_rows: int) -> int:
-    return _FEW_ROWS_BLOCK if num_rows <= _FEW_ROWS else _BLOCK

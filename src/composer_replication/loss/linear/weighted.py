@@ -1,23 +1,26 @@
 """sum_n weight_n * loss_n from hidden rows and the LM head, with no (N, V) tensor kept for backward.
 
 The weights are known in the forward pass, so the gradients of the weighted sum are too: logits are computed once,
-become their gradient instead of being stored, and are multiplied into grad hidden and grad weight. Backward only scales.
-That is four matrix products for a divergence; keeping nothing but the normalisers would cost eight.
+become their gradient instead of being stored, and are multiplied into both gradients; backward only scales. That is
+four matrix products for a divergence; keeping nothing but the normalisers would cost eight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from composer_replication.errors import ComposerError, ShapeError, explain
+from composer_replication.errors import ShapeError, explain
 from composer_replication.loss import rows
 from composer_replication.loss.linear import kernels, products
-from composer_replication.loss.linear.gradients import Wanted, accumulate_gradients
+from composer_replication.loss.linear.deferred import check_now_or_after_backward
+from composer_replication.loss.linear.gradients import Gradients, Wanted, accumulate_gradients
 from composer_replication.loss.linear.head import (
     LinearHead,
     TeacherTerm,
@@ -25,7 +28,7 @@ from composer_replication.loss.linear.head import (
     check_teacher_terms,
 )
 from composer_replication.loss.linear.operands import Operands, prepare_operands
-from composer_replication.loss.linear.tile_losses import CrossEntropyTile, DivergenceTile, TileLoss
+from composer_replication.loss.linear.tile_losses import ChosenTokens, CrossEntropyTile, DivergenceTile, TileLoss
 from composer_replication.loss.linear.tiles import TilePlan, plan_tiles
 from composer_replication.loss.lm_ce import check_label_smoothing
 
@@ -79,10 +82,10 @@ def linear_cross_entropy(
     check_rows_and_head(hidden_NH, head, "student")
     check_label_smoothing(label_smoothing)
     check_row_vector(token_ids_N, hidden_NH, "token_ids")
-    rows.check_token_ids(token_ids_N, head.vocab)
+    rows.check_token_dtype(token_ids_N)
     student = prepare_operands(hidden_NH, head)
     use_kernel = kernels.wants_triton(backend, student.hidden)
-    tile_loss = CrossEntropyTile(token_ids_N.contiguous(), label_smoothing, use_kernel)
+    tile_loss = CrossEntropyTile(ChosenTokens.of(token_ids_N, head.vocab), label_smoothing, use_kernel)
     return _weighted_sum(hidden_NH, head, student, tile_loss, row_weights, None, tile_rows)
 
 
@@ -121,8 +124,34 @@ def _weighted_sum(
         tile_rows=tile_rows,
     )
     weights = row_weights.detach().to(dtype).contiguous()
-    inputs = hidden_NH, head.weight, head.bias, student, tile_loss, weights, token_clip, plan
-    return LinearLoss(*_apply(*inputs))
+    job = _Job(student, tile_loss, weights, plan)
+    return LinearLoss(*_apply(hidden_NH, head.weight, head.bias, job, token_clip))
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """One weighted sum on detached operands: what backward needs to do it again."""
+
+    student: Operands
+    tile_loss: TileLoss
+    weights_N: Tensor
+    plan: TilePlan
+
+    def run(self, wanted: Wanted) -> tuple[Tensor, Gradients]:
+        weights_N = self.weights_N
+        values_N = torch.empty(self.plan.num_rows, dtype=weights_N.dtype, device=weights_N.device)
+
+        def visit(tile: slice, logits_nV: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]) -> None:
+            values_N[tile] = self.tile_loss(logits_nV, tile, weights_N[tile], grad_nV, scratch)
+
+        with torch.autocast(weights_N.device.type, enabled=False):
+            num_scratch = self.tile_loss.num_scratch
+            gradients = accumulate_gradients(self.student, self.plan, wanted, visit, num_scratch=num_scratch)
+        return values_N, gradients
+
+    def complain(self, values_N: Tensor) -> None:
+        self.tile_loss.check_inputs()
+        rows.check_finite_rows(values_N, "linear-fused loss")
 
 
 class _LinearWeightedSum(torch.autograd.Function):
@@ -132,40 +161,33 @@ class _LinearWeightedSum(torch.autograd.Function):
         hidden_NH: Tensor,
         weight_VH: Tensor,
         bias_V: Tensor | None,
-        student: Operands,
-        tile_loss: TileLoss,
-        weights_N: Tensor,
+        job: _Job,
         token_clip: float | None,
-        plan: TilePlan,
     ) -> tuple[Tensor, Tensor]:
-        values_N = torch.empty(plan.num_rows, dtype=weights_N.dtype, device=hidden_NH.device)
-
-        def visit(tile: slice, logits_nV: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]) -> None:
-            values_N[tile] = tile_loss(logits_nV, tile, weights_N[tile], grad_nV, scratch)
-
         wanted = Wanted(*ctx.needs_input_grad[:3])
-        with torch.autocast(hidden_NH.device.type, enabled=False):
-            gradients = accumulate_gradients(student, plan, wanted, visit, num_scratch=tile_loss.num_scratch)
-        rows.check_finite_rows(values_N, "linear-fused loss")
-        ctx.gradients = gradients.cast_like(hidden_NH, weight_VH, bias_V)
+        values_N, gradients = job.run(wanted)
+        passed = torch.isfinite(values_N).all() & job.tile_loss.inputs_are_valid()
+        ctx.check = check_now_or_after_backward(passed, partial(job.complain, values_N), backward_follows=any(wanted))
+        # Saved for autograd's own checks only: that the graph is still alive, and that nobody changed the head since.
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V)
+        # Cast right away: the fp32 sum of the head's gradient is freed before the backward pass needs the room.
+        ctx.gradients, ctx.job = gradients.cast_like(hidden_NH, weight_VH, bias_V), job
         ctx.mark_non_differentiable(values_N)
-        return (weights_N * rows.cap_rows(values_N, token_clip)).sum(), values_N
+        return (job.weights_N * rows.cap_rows(values_N, token_clip)).sum(), values_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _grad_values: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if ctx.gradients is None:
-            raise ComposerError(
-                explain(
-                    "backward through a linear-fused loss",
-                    got="a second call",
-                    expected="one call per forward",
-                    fix="Its gradients were handed over to spare a copy of the head; run the forward again.",
-                )
-            )
+        originals = ctx.saved_tensors
+        if ctx.check is not None:
+            ctx.check.resolve_after_backward()
+        # The gradients are handed over and scaled in place, which spares a copy of the head. A second backward through
+        # a retained graph computes them again.
         gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            gradients = ctx.job.run(Wanted(*ctx.needs_input_grad[:3]))[1].cast_like(*originals)
         scaled = (None if grad is None else grad.mul_(grad_loss) for grad in gradients)
-        return (*scaled, None, None, None, None, None)
+        return (*scaled, None, None)
 
 
 # torch leaves the type of `apply` unknown.
