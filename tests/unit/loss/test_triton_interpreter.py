@@ -44,15 +44,15 @@ DIVERGENCES = [JSD(beta=0.0), JSD(beta=1.0), JSD(beta=0.5), JSD(beta=0.3, temper
                EntropyGate(), EntropyGate(h_max=2.0, temperature=0.8)]
 # one block, one entry over a block, several blocks with a ragged end; large logits test the online normaliser
 for vocab, scale in [(97, 1.0), (4097, 3.0), (20000, 12.0)]:
-    student, teacher, weights = torch.randn(3, vocab) * scale, torch.randn(3, vocab) * scale, torch.rand(3)
+    student, weights = torch.randn(3, vocab) * scale, torch.rand(3)
+    teacher = student + 1.5 * torch.randn(3, vocab)  # a relative: the gradient of unrelated peaks is all rounding
     for divergence, cap, dtype in itertools.product(DIVERGENCES, (None, 0.2), (torch.float32, torch.bfloat16)):
         kernel = kernels.divergence_kernel(divergence, vocab)
         grad = torch.full((3, vocab), float("nan"), dtype=dtype)
         values = kernel(student, teacher, weights, cap, grad)
         want, want_grad = exact(divergence, student, teacher, weights, cap)
         close(values, want, 1e-5)
-        # Logits of +-40 lose digits in any fp32 formula (a saturated JSD's gradient is all rounding): the kernel may
-        # lose no more than torch's own does.
+        # Logits of +-40 lose digits in any fp32 formula: the kernel may lose no more than torch's own does.
         torch_grad = exact(divergence, student, teacher, weights, cap, torch.float32)[1]
         allowed = max(2e-5, 2 * error_of(torch_grad, want_grad))
         close(grad, want_grad, allowed if dtype == torch.float32 else max(allowed, 1e-2))
