@@ -89,7 +89,7 @@ def missing_peer(variant: str, error: ImportError) -> Row:
 def print_table(title: str, rows: Iterable[Row]) -> None:
     """A Markdown table; the ratio is to the first row, the floor."""
     print(f"\n### {title}\n")
-    print("| variant | ms (median) | spread | x floor | peak GiB | extra GiB | note |")
+    print("| variant | ms (median) | spread | x floor (median over rounds) | peak GiB | extra GiB | note |")
     print("|---|---|---|---|---|---|---|")
     for row in rows:
         cells = [_figure(row.ms, 2), _figure(row.ms_spread, 2), _figure(row.ratio, 3)]

@@ -46,7 +46,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--variant", choices=["factorial", "binary_search"], default="factorial")
     parser.add_argument("--picture", default=None, metavar="SVG", help="also save what is printed as a picture")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.steps < 1:
+        parser.error(f"--steps must be at least 1, got {args.steps}")
+    return args
 
 
 def load(args: argparse.Namespace) -> tuple[Any, Any]:
@@ -118,6 +121,9 @@ def main(argv: list[str] | None = None) -> int:
         steps = train(model, batch, args)
     except ComposerError as error:
         print(f"FAILED: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"FAILED: cannot load {args.model!r}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 1
     print_table(steps, dict(steps[-1].components.counts), console)
     first, last = steps[0].components.detached()["total"], steps[-1].components.detached()["total"]

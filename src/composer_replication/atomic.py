@@ -22,6 +22,8 @@ if sys.platform != "win32":
 _TEMP_SUFFIX = ".tmp"
 # File systems that cannot sync a directory (some network and FUSE mounts) say so with one of these.
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
+# And those without hard links (FAT, some network and FUSE mounts) with one of these.
+_CANNOT_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK}
 
 
 class StagedFile:
@@ -43,9 +45,35 @@ class StagedFile:
 
     def commit(self) -> None:
         """Put the file in its target's place."""
+        commit_together(self)
+
+    def commit_new(self) -> None:
+        """Put the file at its target, or raise FileExistsError if there is one: of any number of writers one wins."""
         self.seal()
-        self._temp.replace(self._target)
+        try:
+            os.link(self._temp, self._target)
+        except OSError as error:
+            if error.errno not in _CANNOT_LINK:
+                raise
+            self._claim()
         _sync_directory(self._target.parent)
+
+    def rename(self) -> None:
+        """The rename of a commit alone; `seal` comes before it and a sync of the folder after it."""
+        self._temp.replace(self._target)
+
+    @property
+    def directory(self) -> Path:
+        return self._target.parent
+
+    def _claim(self) -> None:
+        """`commit_new` without hard links: whoever makes the empty target may rename over it."""
+        os.close(os.open(self._target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        try:
+            self.rename()
+        except OSError:
+            self._target.unlink()
+            raise
 
     def discard(self) -> None:
         """Remove what was not committed; does nothing after a commit."""
@@ -64,6 +92,20 @@ def staged(target: str | os.PathLike[str]) -> Generator[StagedFile, None, None]:
         stage.discard()
 
 
+def commit_together(*stages: StagedFile) -> None:
+    """Commit files of one folder, in the order given.
+
+    All of them are complete on the disk before the first rename, and the folder is synced after the last. So an error
+    before the first rename leaves every target as it was; an error of the sync leaves every target new, and only its
+    durability in doubt; nothing but an error or a crash between two renames leaves some targets new and others old.
+    """
+    for stage in stages:
+        stage.seal()
+    for stage in stages:
+        stage.rename()
+    _sync_directory(stages[0].directory)
+
+
 def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Write `data` to `path` so that a reader or a crash sees the old file or the new one, never a part."""
     with staged(path) as stage:
@@ -78,7 +120,15 @@ def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def atomic_write_json(path: str | os.PathLike[str], value: object) -> None:
     """`atomic_write_bytes` of `value` as indented canonical JSON with a final newline."""
-    atomic_write_bytes(path, encode(value, where=os.fspath(path), indent=True) + b"\n")
+    atomic_write_bytes(path, _json_text(path, value))
+
+
+def atomic_create_json(path: str | os.PathLike[str], value: object) -> None:
+    """`atomic_write_json` of a file that must not exist yet, else FileExistsError; of two at once, one wins."""
+    data = _json_text(path, value)
+    with staged(path) as stage:
+        stage.file.write(data)
+        stage.commit_new()
 
 
 def is_temporary(path: Path) -> bool:
@@ -116,6 +166,10 @@ def unlock(descriptor: int) -> None:
     if sys.platform != "win32":
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _json_text(path: str | os.PathLike[str], value: object) -> bytes:
+    return encode(value, where=os.fspath(path), indent=True) + b"\n"
 
 
 def _sync_directory(directory: Path) -> None:

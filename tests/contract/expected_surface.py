@@ -128,6 +128,8 @@ NEW: dict[str, dict[str, str]] = {
         ),
         "linear_token_logprobs": '(hidden_NH, head, token_ids_N, *, tile_rows=None, backend="auto")',
     },
+    "objective.compose": {"sequence_logprobs": "(model, head, chosen, rejected)"},
+    "objective.reference": {"reference_logprobs": "(model, inputs)"},
     "errors": {"explain": '(what, *, got, expected, fix="")'},
     "optional": {"available": "(package)", "require": "(module, *, extra)"},
     "recipes.prime_rl.composer_loss": {"LossInputs": "protocol", "LossOutputs": "(loss, metrics)"},

@@ -63,6 +63,15 @@ def test_a_gradient_that_is_not_finite_fails_the_run(monkeypatch, capsys):
     assert "NonFiniteError" in capsys.readouterr().err
 
 
+def test_a_model_that_cannot_be_loaded_is_one_line_and_no_steps_are_refused(tmp_path, capsys):
+    assert quickstart.main(["--model", str(tmp_path / "nowhere"), "--device", "cpu"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("FAILED: cannot load")
+    assert error.count("\n") == 1
+    with pytest.raises(SystemExit):
+        quickstart.main(["--tiny", "--steps", "0"])
+
+
 def test_a_local_folder_loads_the_ordinary_way(tmp_path, capsys):
     from tiny import tiny_model, tiny_tokenizer
 

@@ -1,7 +1,7 @@
 """One small fixed chat as a complete batch for all three channels: the verification harness's input.
 
 The student answered with a bug. Channel 2's teacher sees a hint in the last user message; channel 3 prefers a correct
-answer. Prompt and answer are tokenised apart and joined, so a mask edge is a token edge on every tokenizer, and the
+answer. A prompt's ids and an answer's ids are joined, so a mask edge is a token edge on every tokenizer, and the
 student's answer has the very same ids under both contexts.
 """
 
@@ -113,21 +113,33 @@ def _answer_ids(tokenizer: Any, request: str, answer: str) -> list[int]:
     messages = [{"role": "user", "content": request}]
     before = _render(tokenizer, messages, generation_prompt=True)
     whole = _render(tokenizer, [*messages, {"role": "assistant", "content": answer}], generation_prompt=False)
-    start = whole.rfind(answer)
-    if start < 0:
+    answer_at = whole.rfind(answer)
+    if answer_at < 0:
         raise InputError(explain("chat template", got="a rendering without the answer", expected="the answer verbatim"))
     # A template may end the generation prompt with text (an empty think block) that it leaves out of the history.
-    start = len(before) if whole.startswith(before) else start
-    ids = _encode(tokenizer, whole[start:])
+    start = len(before) if whole.startswith(before) else answer_at
+    ids, ends = _ids_from(tokenizer, whole, start)
     special = set(tokenizer.all_special_ids)
-    last_special = max((index for index, token in enumerate(ids) if token in special), default=None)
-    if last_special is None:
-        raise InputError(
-            explain(
-                "chat template", got="an answer without an end-of-turn token", expected="one special token after it"
-            )
-        )
-    return ids[: last_special + 1]
+    for index, (token, end) in enumerate(zip(ids, ends, strict=True)):
+        if token in special and end > answer_at + len(answer):
+            return ids[: index + 1]
+    raise InputError(
+        explain("chat template", got="an answer without an end-of-turn token", expected="one special token after it")
+    )
+
+
+def _ids_from(tokenizer: Any, text: str, start: int) -> tuple[list[int], list[int]]:
+    """Ids of text[start:] and where each token ends in the text.
+
+    Cut out of the whole rendering's ids where a token begins exactly there, since some tokenizers put a space in front
+    of a text of its own; else (a token reaches over the edge) tokenised apart, so that a mask edge is a token edge.
+    """
+    ids, offsets = _encode_with_offsets(tokenizer, text)
+    for index, (token_start, _) in enumerate(offsets):
+        if token_start == start:
+            return ids[index:], [end for _, end in offsets[index:]]
+    ids, offsets = _encode_with_offsets(tokenizer, text[start:])
+    return ids, [start + end for _, end in offsets]
 
 
 def _render(tokenizer: Any, messages: list[dict[str, str]], *, generation_prompt: bool) -> str:
@@ -142,6 +154,13 @@ def _render(tokenizer: Any, messages: list[dict[str, str]], *, generation_prompt
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _encode_with_offsets(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError(explain("tokenizer", got="a slow one, without character offsets", expected="a fast tokenizer"))
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    return list(encoded["input_ids"]), [tuple(span) for span in encoded["offset_mapping"]]
 
 
 def _padded(values: list[int], width: int) -> Tensor:

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, cast
 
+from composer_replication.config.hidden import shown, shown_garbage, shown_override, shown_parser_message
 from composer_replication.config.schema import OptionSpec, describe, dotted, options_of
 from composer_replication.config.values import Bare, coerce
 from composer_replication.errors import ConfigError, explain
 
 _T = TypeVar("_T")
+_MAX_DEPTH = 100  # far below where Python's own recursion ends, which depends on the caller
 
 
 def load(config_class: type[_T], path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> _T:
@@ -74,9 +76,13 @@ def _build(config_class: type[_T], given: _Table, overrides: Iterable[str]) -> _
 
 def _parse(text: str, origin: str) -> _Table:
     try:
-        return _table(tomllib.loads(text), origin)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{origin}: not valid TOML: {error}") from error
+        values = tomllib.loads(text)
+    except ValueError as error:  # a TOMLDecodeError, or the one of int() for thousands of digits
+        raise ConfigError(f"{origin}: not valid TOML: {shown_parser_message(str(error), text)}") from None
+    except RecursionError:
+        raise _too_deep(origin) from None
+    _check_depth(values, origin)
+    return _table(values, origin)
 
 
 def _read(path: Path) -> str:
@@ -88,6 +94,28 @@ def _read(path: Path) -> str:
         raise ConfigError(f"config file {path}: not valid UTF-8: {error}") from error
 
 
+def _check_depth(values: Mapping[str, object], origin: str) -> None:
+    """Level by level, so that whoever walks through the values afterwards may use recursion."""
+    level: list[object] = [values]
+    for _ in range(_MAX_DEPTH + 1):
+        level = [child for each in level for child in _children(each) if isinstance(child, dict | list)]
+        if not level:
+            return
+    raise _too_deep(origin)
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return cast("dict[str, object]", value).values()
+    return cast("list[object]", value) if isinstance(value, list) else ()
+
+
+def _too_deep(origin: str) -> ConfigError:
+    return ConfigError(
+        explain(origin, got="deeper nesting of arrays or tables", expected=f"at most {_MAX_DEPTH} levels")
+    )
+
+
 def _table(values: Mapping[str, object], origin: str) -> _Table:
     table = _Table([origin])
     for key, value in values.items():
@@ -97,17 +125,21 @@ def _table(values: Mapping[str, object], origin: str) -> _Table:
 
 
 def _parse_override(text: str) -> _Table:
-    origin = f"override {text!r}"
     key_text, equals, value_text = text.partition("=")
     keys = _parse_key(key_text)
     if not equals or not keys:
-        raise ConfigError(
-            explain(origin, got=repr(text), expected="a dotted key, '=' and a value: loss.alpha_sdpo=0.2")
-        )
-    value = _parse_value(value_text)
+        got = repr(shown_garbage(text))
+        expected = "a dotted key, '=' and a value: loss.alpha_sdpo=0.2"
+        raise ConfigError(explain(f"override {got}", got=got, expected=expected))
+    try:
+        value = _parse_value(value_text)
+    except RecursionError:
+        raise _too_deep(f"override of {key_text.strip()}") from None
     for key in reversed(keys):
         value = {key: value}
-    return _table(cast("dict[str, object]", value), origin)
+    values = cast("dict[str, object]", value)
+    _check_depth(values, f"override of {key_text.strip()}")
+    return _table(values, f"override {shown_override(text, values)!r}")
 
 
 def _parse_key(text: str) -> list[str]:
@@ -126,7 +158,7 @@ def _parse_key(text: str) -> list[str]:
 def _parse_value(text: str) -> object:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         return Bare(text.strip())
     return parsed["value"] if len(parsed) == 1 else Bare(text.strip())  # a line break could smuggle in more keys
 
@@ -152,7 +184,7 @@ class _Builder:
         item = given.items.get(spec.name)
         if spec.section_class is not None:
             if isinstance(item, _Setting):
-                raise ConfigError(f"{item.origin}: {explain(path, got=repr(item.value), expected='a table')}")
+                raise ConfigError(f"{item.origin}: {explain(path, got=shown(item.value, path), expected='a table')}")
             return self.build(spec.section_class, item or _Table(), path)
         if item is None:
             if spec.is_required:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from composer_replication.config.hidden import shown
 from composer_replication.errors import ConfigError, explain
 
 _INT64 = range(-(2**63), 2**63)
@@ -63,7 +64,7 @@ def coerce(value: object, annotation: object, *, path: str, bounds: Bounds = UNB
     except _MismatchError as error:
         kind = "str" if isinstance(value, str) else type(value).__name__
         expected = type_text(annotation, bounds)
-        message = explain(path, got=f"{value!r} ({kind})", expected=expected, fix=str(error))
+        message = explain(path, got=f"{shown(value, path)} ({kind})", expected=expected, fix=str(error))
         raise ConfigError(message) from None
 
 

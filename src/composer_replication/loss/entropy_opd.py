@@ -32,7 +32,9 @@ def teacher_entropy(teacher_logits: Tensor) -> Tensor:
     """Entropy of the teacher's next-token distribution in nats, (B, T, V) -> (B, T)."""
     if not teacher_logits.is_floating_point():
         raise ShapeError(explain("teacher_logits dtype", got=teacher_logits.dtype, expected="a floating-point dtype"))
-    return log_prob_entropy(rows.in_compute_dtype(teacher_logits).log_softmax(-1))
+    entropy = log_prob_entropy(rows.in_compute_dtype(teacher_logits).log_softmax(-1))
+    rows.check_finite_rows(entropy.flatten(), "teacher_entropy")
+    return entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,7 @@ class EntropyGate:
         if self.h_max is not None:
             rows.check_positive(self.h_max, "h_max")
         if self.gate == "hard":
+            rows.check_at_least_zero(self.tau, "tau")
             rows.check_top_k(self.top_k, vocab)
 
     def __call__(self, student_NV: Tensor, teacher_NV: Tensor) -> Tensor:

@@ -65,8 +65,9 @@ def generalized_jsd_loss(
     top_k: int | None = None,
     token_clip: float | None = None,
 ) -> Tensor:
-    """JSD_beta over the positions whose label is not -100; see the module docstring for the formula.
+    """JSD_beta over the positions whose label is not -100 (a 0 counts, as upstream); see the module docstring.
 
+    `batchmean` divides by the kept positions; without labels, as upstream, by the batch size and not by B * T.
     `token_clip` caps a token's divergence after the sum over the vocabulary (upstream clamps single entries before
     it). With `logits_are_probs` the inputs are distributions already: temperature and top_k do not apply, as upstream.
     """

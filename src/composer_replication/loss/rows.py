@@ -6,6 +6,7 @@ nothing, gets no gradient, and may hold NaN without harm. Shape suffixes: B batc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -64,6 +65,8 @@ def kept_from_labels(labels: Tensor | None, logits: Tensor, name: str = "labels"
     if labels is None:
         return None
     check_mask_shape(labels, logits, name)
+    if labels.dtype == torch.bool:
+        raise InputError(explain(f"{name} dtype", got="bool", expected=f"integers, {IGNORE_INDEX} where ignored"))
     return labels != IGNORE_INDEX
 
 
@@ -86,8 +89,13 @@ def check_unit_interval(value: float, name: str) -> None:
 
 
 def check_positive(value: float, name: str) -> None:
-    if not value > 0.0:
-        raise InputError(explain(name, got=value, expected="a number > 0"))
+    if not 0.0 < value < math.inf:  # also refuses NaN
+        raise InputError(explain(name, got=value, expected="a finite number > 0"))
+
+
+def check_at_least_zero(value: float, name: str) -> None:
+    if not 0.0 <= value < math.inf:
+        raise InputError(explain(name, got=value, expected="a finite number >= 0"))
 
 
 def check_top_k(top_k: int | None, vocab: int) -> None:
@@ -123,7 +131,7 @@ def check_finite_rows(values_N: Tensor, what: str) -> None:
                 f"{what}: row {int(bad[0])} of the {values_N.numel()} rows that count",
                 got=f"{values_N[bad[0]].item()} ({bad.numel()} such rows)",
                 expected="a finite value",
-                fix="Look for NaN or infinite logits, or entries that only one side has masked with -inf.",
+                fix="Look for NaN or infinite logits; mask a vocabulary entry with a large negative number, not -inf.",
             )
         )
 

@@ -99,25 +99,33 @@ class TAIDScheduler:
             self._previous_loss = current.clone()
             return None
         relative_drop = (self._previous_loss - current) / (self._previous_loss + 1e-15)
+        relative_drop = relative_drop.clamp(-1e30, 1e30)  # an overflow would keep the momentum infinite for good
         self._momentum = self.beta * self._momentum + (1 - self.beta) * relative_drop
         delta = self.alpha * torch.sigmoid(self._momentum) * (1 - self._t)
         linear = self.t_start + (self.t_end - self.t_start) * (global_step / self.num_train_steps)
         moved = self._t.new_tensor(linear)
         if not self.disable_adaptive:
-            moved = torch.maximum(moved, self._t + delta).clamp(max=self.t_end)
-        self._t = moved
+            moved = torch.maximum(moved, self._t + delta)
+        self._t = moved.clamp(max=self.t_end)  # also for steps beyond num_train_steps
         self._previous_loss = current.clone()
         return delta
 
-    def state_dict(self) -> dict[str, float]:
-        """Plain numbers, so that a checkpoint can hold them as JSON; fp32 survives the trip through float exactly."""
-        return {"t": self.t, "previous_loss": float(self._previous_loss), "momentum": float(self._momentum)}
+    def state_dict(self) -> dict[str, float | None]:
+        """Plain numbers, so that a checkpoint can hold them as JSON; fp32 survives the trip through float exactly.
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        `previous_loss` is None before the first loss.
+        """
+        previous = None if bool(torch.isinf(self._previous_loss)) else float(self._previous_loss)
+        return {"t": self.t, "previous_loss": previous, "momentum": float(self._momentum)}
+
+    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
         expected = {"t", "previous_loss", "momentum"}
         if set(state) != expected:
             raise InputError(explain("TAIDScheduler state keys", got=sorted(state), expected=sorted(expected)))
-        rows.check_unit_interval(state["t"], "state t")
-        self._t.fill_(state["t"])
-        self._previous_loss.fill_(state["previous_loss"])
-        self._momentum.fill_(state["momentum"])
+        t, previous, momentum = (state[name] for name in ("t", "previous_loss", "momentum"))
+        if t is None or momentum is None or not all(math.isfinite(v) for v in (t, momentum, previous or 0.0)):
+            raise InputError(explain("TAIDScheduler state", got=dict(state), expected="finite numbers"))
+        rows.check_unit_interval(t, "state t")
+        self._t.fill_(t)
+        self._previous_loss.fill_(math.inf if previous is None else previous)
+        self._momentum.fill_(momentum)

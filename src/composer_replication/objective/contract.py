@@ -1,22 +1,27 @@
-"""The batch contract: which keys a channel needs, what they must look like, and the rows they select.
-
-A mask marks *tokens*; a loss needs the *rows that predict them*, one position earlier. That shift happens here and
-nowhere else. Index pairs (N, 2) of (sequence, position) name the predicting row directly. Shape suffixes: B sequences,
-T positions, N selected rows.
-"""
+"""The batch contract: which keys a channel needs, what they must look like, and the rows they select."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from composer_replication.errors import AlignmentError, BatchKeyError, InputError, ShapeError, explain
+from composer_replication.errors import BatchKeyError, InputError, ShapeError, explain
+from composer_replication.objective.alignment import (
+    RowIndex,
+    Sequences,
+    check_alignment,
+    check_not_in_padding,
+    read_index,
+    rows_predicting,
+    token_mask,
+)
 
-IGNORE_INDEX = -100
-
+STUDENT_KEYS = ("input_ids", "response_mask", "attention_mask")
 HINT_KEYS = (
     "ctx_teacher_input_ids",
     "ctx_teacher_attention_mask",
@@ -31,29 +36,8 @@ PAIR_REQUIRED = (
     "dpo_rejected_response_mask",
 )
 PAIR_REFERENCE = ("dpo_chosen_ref_logprobs", "dpo_rejected_ref_logprobs")
+ID_KEYS = ("input_ids", "ctx_teacher_input_ids", "dpo_chosen_input_ids", "dpo_rejected_input_ids")
 PAIR_OPTIONAL = ("dpo_chosen_attention_mask", "dpo_rejected_attention_mask")
-
-
-@dataclass(frozen=True, eq=False)
-class Sequences:
-    """Token ids (B, T) with an optional boolean attention mask."""
-
-    input_ids: Tensor
-    attention_mask: Tensor | None
-
-
-@dataclass(frozen=True, eq=False)
-class RowIndex:
-    """Rows of a (B, T) grid that predict the token one position later."""
-
-    sequence_N: Tensor
-    position_N: Tensor
-
-    def __len__(self) -> int:
-        return self.sequence_N.numel()
-
-    def next_tokens(self, input_ids: Tensor) -> Tensor:
-        return input_ids[self.sequence_N, self.position_N + 1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,34 +69,85 @@ class PairChannel:
     rejected: PairSide
 
 
-def token_mask(mask: Tensor, shape: torch.Size, name: str) -> Tensor:
-    """1 (True) counts; 0 and -100 do not; anything else is an error. The one place where -100 becomes a boolean."""
-    if mask.shape != shape:
-        raise ShapeError(explain(f"{name} shape", got=tuple(mask.shape), expected=f"{tuple(shape)}, as its ids"))
-    if mask.dtype == torch.bool:
-        return mask
-    counted = mask == 1
-    if not bool((counted | (mask == 0) | (mask == IGNORE_INDEX)).all()):
-        raise InputError(
-            explain(f"{name} values", got="others", expected=f"1 on tokens that count, 0 or {IGNORE_INDEX}")
-        )
-    return counted
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A whole batch, read: what is None has nothing to do."""
 
-
-def rows_predicting(counted_BT: Tensor) -> RowIndex:
-    """Rows that predict the marked tokens; nothing predicts a first token, so a mark there selects no row."""
-    sequence, position = counted_BT[:, 1:].nonzero(as_tuple=True)
-    return RowIndex(sequence, position)
+    student: Sequences
+    response_rows: RowIndex
+    hint: HintChannel | None
+    pairs: PairChannel | None
 
 
 def read_sequences(inputs: Mapping[str, Tensor], ids_key: str, mask_key: str) -> Sequences:
     ids = inputs[ids_key]
-    if ids.dim() != 2:
-        raise ShapeError(explain(f"{ids_key} shape", got=tuple(ids.shape), expected="(B, T)"))
-    if ids.is_floating_point() or ids.dtype == torch.bool:
-        raise ShapeError(explain(f"{ids_key} dtype", got=ids.dtype, expected="an integer dtype"))
+    if ids.dim() != 2 or not ids.numel():
+        raise ShapeError(explain(f"{ids_key} shape", got=tuple(ids.shape), expected="(B, T), neither of them 0"))
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise ShapeError(explain(f"{ids_key} dtype", got=ids.dtype, expected="int64 or int32"))
     mask = inputs.get(mask_key)
     return Sequences(ids, None if mask is None else token_mask(mask, ids.shape, mask_key))
+
+
+class Channels(NamedTuple):
+    """Which channels have a weight, and whether the pairs need a reference."""
+
+    hints: bool
+    pairs: bool
+    reference: bool
+
+
+def read_batch(inputs: Mapping[str, Tensor], num_embeddings: int, wanted: Channels) -> Batch:
+    """Everything checked before the first forward pass; a key whose value is None counts as absent."""
+    inputs = {key: value for key, value in inputs.items() if value is not None}
+    check_keys(inputs)
+    check_ids_in_vocabulary(inputs, num_embeddings)
+    student, response_rows = read_student(inputs)
+    hint = read_hint_channel(inputs, student) if wanted.hints else None
+    pairs = read_pair_channel(inputs, needs_reference=wanted.reference) if wanted.pairs else None
+    return Batch(student, response_rows, hint, pairs)
+
+
+def check_keys(inputs: Mapping[str, Tensor]) -> None:
+    """Keys that look like ours but are not, and values that are no tensors: a typo must not switch a channel off."""
+    known = {
+        "input_ids",
+        "response_mask",
+        "attention_mask",
+        *HINT_KEYS,
+        *PAIR_REQUIRED,
+        *PAIR_REFERENCE,
+        *PAIR_OPTIONAL,
+    }
+    for key, value in inputs.items():
+        if key in known and not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ShapeError(explain(key, got=type(value).__name__, expected="a tensor"))
+        if key == "position_ids":
+            fix = "Positions are counted from the attention mask; leave the key out."
+            raise BatchKeyError(explain("batch key", got=repr(key), expected="none of that name", fix=fix))
+        if key not in known and key.startswith(("dpo_", "sdpo_", "ctx_teacher")):
+            close = difflib.get_close_matches(key, known, n=1)
+            fix = f"Did you mean {close[0]!r}?" if close else ""
+            raise BatchKeyError(explain("batch key", got=repr(key), expected=f"one of {sorted(known)}", fix=fix))
+
+
+def check_ids_in_vocabulary(inputs: Mapping[str, Tensor], num_embeddings: int) -> None:
+    """Every id of every sequence, padding included, has an embedding: a GPU's own complaint would end the process."""
+    for key in ID_KEYS:
+        ids = inputs.get(key)
+        if ids is None or ids.is_floating_point():
+            continue
+        outside = ((ids < 0) | (ids >= num_embeddings)).nonzero()
+        if outside.numel():
+            where = tuple(outside[0].tolist())
+            raise InputError(
+                explain(
+                    f"{key}{list(where)} out of range ({outside.shape[0]} such ids)",
+                    got=int(ids[where]),
+                    expected=f"0..{num_embeddings - 1}",
+                    fix="Pad with a real token id and say so in the attention mask.",
+                )
+            )
 
 
 def read_student(inputs: Mapping[str, Tensor]) -> tuple[Sequences, RowIndex]:
@@ -123,7 +158,7 @@ def read_student(inputs: Mapping[str, Tensor]) -> tuple[Sequences, RowIndex]:
     student = read_sequences(inputs, "input_ids", "attention_mask")
     counted = token_mask(inputs["response_mask"], student.input_ids.shape, "response_mask")
     check_not_in_padding(counted, student, "response_mask")
-    return student, rows_predicting(counted)
+    return student, rows_predicting(counted, student)
 
 
 def read_hint_channel(inputs: Mapping[str, Tensor], student: Sequences) -> HintChannel | None:
@@ -138,8 +173,8 @@ def read_hint_channel(inputs: Mapping[str, Tensor], student: Sequences) -> HintC
     if given := index_keys & set(inputs):
         if given != index_keys:
             raise BatchKeyError(_half_a_channel("channel 2 (SDPO)", present, *sorted(index_keys - given)))
-        student_rows = _read_index(inputs["sdpo_student_index"], student, "sdpo_student_index")
-        teacher_rows = _read_index(inputs["sdpo_teacher_index"], teacher, "sdpo_teacher_index")
+        student_rows = read_index(inputs["sdpo_student_index"], student, "sdpo_student_index")
+        teacher_rows = read_index(inputs["sdpo_teacher_index"], teacher, "sdpo_teacher_index")
         _check_mask_agrees(inputs, student, student_rows)
     else:
         student_rows = teacher_rows = _rows_of_equal_shapes(inputs, student, teacher)
@@ -165,59 +200,13 @@ def read_pair_channel(inputs: Mapping[str, Tensor], *, needs_reference: bool) ->
     return PairChannel(*sides)
 
 
-def check_alignment(student_ids: Tensor, student: RowIndex, teacher_ids: Tensor, teacher: RowIndex) -> None:
-    """Row n of both sides must predict the same token: a context shifted by one teaches the wrong token everywhere."""
-    if len(student) != len(teacher):
-        raise ShapeError(explain("sdpo index pairs", got=(len(student), len(teacher)), expected="equal lengths"))
-    wanted, offered = student.next_tokens(student_ids), teacher.next_tokens(teacher_ids)
-    differs = (wanted != offered).nonzero()[:, 0]
-    if differs.numel():
-        n = int(differs[0])
-        where = f"student ({int(student.sequence_N[n])}, {int(student.position_N[n])})"
-        where += f" and teacher ({int(teacher.sequence_N[n])}, {int(teacher.position_N[n])})"
-        raise AlignmentError(
-            explain(
-                f"index pair {n}: {where} predict different tokens ({differs.numel()} of {len(student)} pairs do)",
-                got=f"token ids {int(wanted[n])} and {int(offered[n])}",
-                expected="the same token",
-                fix="Both indices name the row *before* the target token; give index pairs when the lengths differ.",
-            )
-        )
-
-
-def check_not_in_padding(counted: Tensor, sequences: Sequences, name: str) -> None:
-    mask = sequences.attention_mask
-    if mask is not None and bool((counted & ~mask).any()):
-        raise InputError(
-            explain(f"{name} marks padding", got="a 1 where attention_mask is 0", expected="real tokens only")
-        )
-
-
 def _present(inputs: Mapping[str, Tensor], keys: tuple[str, ...]) -> list[str]:
-    return [key for key in keys if key in inputs and inputs[key] is not None and inputs[key].numel() > 0]
+    return [key for key in keys if key in inputs and inputs[key].numel() > 0]
 
 
 def _half_a_channel(channel: str, present: list[str], *missing: str) -> str:
     fix = "Give all of them, none of them, or weight 0."
     return explain(f"{channel} has half its keys", got=present, expected=f"also {', '.join(missing)}", fix=fix)
-
-
-def _read_index(index: Tensor, sequences: Sequences, name: str) -> RowIndex:
-    if index.dim() != 2 or index.shape[1] != 2 or index.is_floating_point():
-        raise ShapeError(explain(name, got=f"{tuple(index.shape)} {index.dtype}", expected="(N, 2) integers"))
-    sequence, position = index.long().unbind(1)
-    batch, length = sequences.input_ids.shape
-    outside = (sequence < 0) | (sequence >= batch) | (position < 0) | (position >= length - 1)
-    if bool(outside.any()):
-        n = int(outside.nonzero()[0, 0])
-        expected = f"sequence 0..{batch - 1}, position 0..{length - 2} (the row before a token)"
-        raise InputError(explain(f"{name}[{n}] out of range", got=index[n].tolist(), expected=expected))
-    rows = RowIndex(sequence, position)
-    if sequences.attention_mask is not None:
-        marked = torch.zeros_like(sequences.attention_mask)
-        marked[sequence, position] = marked[sequence, position + 1] = True
-        check_not_in_padding(marked, sequences, name)
-    return rows
 
 
 def _check_mask_agrees(inputs: Mapping[str, Tensor], student: Sequences, rows: RowIndex) -> None:
@@ -250,10 +239,11 @@ def _rows_of_equal_shapes(inputs: Mapping[str, Tensor], student: Sequences, teac
         counted = torch.ones_like(student.input_ids, dtype=torch.bool)
         for side in (student, teacher):
             counted = counted if side.attention_mask is None else counted & side.attention_mask
-        return rows_predicting(counted)
+        return rows_predicting(counted, student)
     counted = token_mask(mask, shape, "sdpo_loss_mask")
-    check_not_in_padding(counted, student, "sdpo_loss_mask")
-    return rows_predicting(counted)
+    for side in (student, teacher):
+        check_not_in_padding(counted, side, "sdpo_loss_mask")
+    return rows_predicting(counted, student)
 
 
 def _read_side(inputs: Mapping[str, Tensor], side: str, needs_reference: bool) -> PairSide:
@@ -261,11 +251,13 @@ def _read_side(inputs: Mapping[str, Tensor], side: str, needs_reference: bool) -
     name = f"dpo_{side}_response_mask"
     counted = token_mask(inputs[name], sequences.input_ids.shape, name)
     check_not_in_padding(counted, sequences, name)
-    without = (~counted[:, 1:].any(-1)).nonzero()[:, 0]
-    if without.numel():
-        raise InputError(explain(f"{name} of pair {int(without[0])}", got="no response token", expected="at least one"))
+    rows = rows_predicting(counted, sequences)
+    lengths = torch.bincount(rows.sequence_N, minlength=counted.shape[0])
+    if bool((lengths == 0).any()):
+        pair = int((lengths == 0).nonzero()[0, 0])
+        raise InputError(explain(f"{name} of pair {pair}", got="no response token", expected="at least one"))
     reference = inputs[f"dpo_{side}_ref_logprobs"].detach() if needs_reference else None
     if reference is not None and reference.shape != sequences.input_ids.shape[:1]:
         expected = f"({sequences.input_ids.shape[0]},), one summed log-prob per pair"
         raise ShapeError(explain(f"dpo_{side}_ref_logprobs", got=tuple(reference.shape), expected=expected))
-    return PairSide(sequences, rows_predicting(counted), reference)
+    return PairSide(sequences, rows, reference)

@@ -1,14 +1,16 @@
 """A Hugging Face causal LM taken apart into a body that gives hidden rows and a head that gives logits.
 
 Models scale or cap their logits after the head, each in its own way and under its own config names. Rather than trust a
-list of names, the candidates are tried once per model on a few tokens: the combination that reproduces the model's own
-logits is used, and if none does, an error says so. A head that is *almost* right would train silently on wrong numbers.
+list of names, the candidates are tried once per model: random rows are put in front of the head, large enough that any
+cap bends them, and the one combination that reproduces the model's own logits is used. If none does, or more than one,
+an error says so. A head that is *almost* right would train silently on wrong numbers.
 """
 
 from __future__ import annotations
 
+import math
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,20 +19,45 @@ from torch import Tensor, nn
 from composer_replication.batch.eval_mode import evaluating
 from composer_replication.errors import UnsupportedModelError, explain
 from composer_replication.loss.linear import LinearHead
+from composer_replication.loss.rows import check_finite_rows
 
 _PROBE_TOKENS = 4
-# model -> (scale, softcap) that reproduce its logits
-_transforms: WeakKeyDictionary[nn.Module, tuple[float, float | None]] = WeakKeyDictionary()
+
+
+class _Transform(NamedTuple):
+    """What happens to a model's logits behind its head."""
+
+    scale: float
+    softcap: float | None
+
+
+class _Probed(NamedTuple):
+    """A finding, and what it holds for: another head or config is probed again."""
+
+    head_id: int
+    candidates: list[_Transform]
+    transform: _Transform
+
+
+_probed: WeakKeyDictionary[nn.Module, _Probed] = WeakKeyDictionary()
 
 
 def causal_lm_of(model: nn.Module) -> Any:
     """The Hugging Face model inside a PEFT wrapper, or the model itself."""
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        fix = "Its virtual tokens would be skipped; use LoRA or another adapter inside the layers."
+        raise UnsupportedModelError(explain("PEFT model", got="prompt learning", expected="adapters only", fix=fix))
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
     if not (hasattr(inner, "get_decoder") and hasattr(inner, "get_output_embeddings")):
-        raise UnsupportedModelError(
-            explain("model", got=type(model).__name__, expected="a Hugging Face causal LM (get_decoder, LM head)")
-        )
+        fix = "Pass the model inside a wrapper: model.module." if hasattr(model, "module") else ""
+        expected = "a Hugging Face causal LM (get_decoder, LM head)"
+        raise UnsupportedModelError(explain("model", got=type(model).__name__, expected=expected, fix=fix))
     return inner
+
+
+def embedding_count(model: nn.Module) -> int:
+    """How many token ids the model has an input embedding for."""
+    return causal_lm_of(model).get_input_embeddings().weight.shape[0]
 
 
 def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -53,46 +80,80 @@ def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
         raise UnsupportedModelError(
             explain(
                 f"LM head of {type(causal_lm).__name__}",
-                got=type(linear).__name__,
-                expected="a plain nn.Linear",
-                fix="Leave lm_head out of the adapter's target modules.",
+                got=f"{type(linear).__module__}.{type(linear).__qualname__}",
+                expected="a plain torch.nn.Linear",
+                fix="Leave lm_head out of the adapter's target modules and modules_to_save.",
             )
         )
-    if causal_lm not in _transforms:
-        _transforms[causal_lm] = _find_transform(causal_lm, linear, probe_ids)
-    scale, softcap = _transforms[causal_lm]
-    return LinearHead(linear.weight, linear.bias, scale, softcap)
+    candidates = _candidates(causal_lm.config)
+    known = _probed.get(causal_lm)
+    if known is None or (known.head_id, known.candidates) != (id(linear), candidates):
+        known = _Probed(id(linear), candidates, _find_transform(causal_lm, linear, candidates, probe_ids))
+        _probed[causal_lm] = known
+    weight, bias = linear.weight, linear.bias
+    if torch.is_autocast_enabled(weight.device.type):
+        # Once for all channels; each would otherwise make and keep its own copy of the head.
+        weight = weight.to(torch.get_autocast_dtype(weight.device.type))
+    return LinearHead(weight, bias, *known.transform)
 
 
-def _find_transform(causal_lm: Any, linear: nn.Linear, probe_ids: Tensor) -> tuple[float, float | None]:
+def _find_transform(causal_lm: Any, linear: nn.Linear, candidates: list[_Transform], probe_ids: Tensor) -> _Transform:
     ids = probe_ids[:1, :_PROBE_TOKENS]
-    with torch.no_grad(), evaluating(causal_lm):
-        hidden = hidden_states(causal_lm, ids, None)
-        expected = causal_lm(input_ids=ids, use_cache=False).logits.float()
-        weight = linear.weight.to(hidden.dtype)
-        bias = None if linear.bias is None else linear.bias.to(hidden.dtype)
-        for scale, softcap in product(*_candidates(causal_lm.config)):
-            logits = LinearHead(weight, bias, scale, softcap).logits(hidden)
-            # Half precision rounds the model's own logits; a wrong scale or a missed cap is far outside this.
-            tolerance = (1e-4 if hidden.dtype in (torch.float32, torch.float64) else 2e-2) * expected.abs().max()
-            if bool(((logits.float() - expected).abs() <= tolerance).all()):
-                return scale, softcap
+    received: list[Tensor] = []
+    with torch.no_grad(), evaluating(causal_lm), torch.autocast(ids.device.type, enabled=False):
+        rows = _rows_with_large_logits(linear, candidates)
+
+        def put_rows_in_front(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+            received.append(inputs[0])
+            return (rows.expand(*inputs[0].shape[:-1], -1).contiguous(),)
+
+        hook = linear.register_forward_pre_hook(put_rows_in_front)
+        try:
+            got = causal_lm(input_ids=ids, use_cache=False).logits
+        finally:
+            hook.remove()
+        body_feeds_head = bool(received) and _close(hidden_states(causal_lm, ids, None), received[0])
+        heads = [LinearHead(linear.weight, linear.bias, *candidate) for candidate in candidates]
+        fitting = [c for c, head in zip(candidates, heads, strict=True) if _close(head.logits(rows[None]), got[0, :1])]
+    check_finite_rows(got.flatten(), f"{type(causal_lm).__name__}'s own logits, before any loss")
+    if body_feeds_head and len(fitting) == 1:
+        return fitting[0]
+    found = "a head that does not read the body's last hidden states" if not body_feeds_head else f"{len(fitting)} fits"
     raise UnsupportedModelError(
         explain(
             f"logits of {type(causal_lm).__name__}",
-            got="a transform after the head that no known scale or soft-cap reproduces",
-            expected="softcap * tanh(scale * (hidden @ weight.T + bias) / softcap)",
+            got=f"{found} among {len(candidates)} known scales and soft-caps",
+            expected="softcap * tanh(scale * (hidden @ weight.T + bias) / softcap), in exactly one way",
+            fix="If the head's weights are all zero, initialise them first." if len(fitting) > 1 else "",
         )
     )
 
 
-def _candidates(config: Any) -> tuple[list[float], list[float | None]]:
+def _rows_with_large_logits(linear: nn.Linear, candidates: list[_Transform]) -> Tensor:
+    """One row whose logits reach twice the largest soft-cap whatever the scale, so that no candidate hides."""
+    generator = torch.Generator().manual_seed(0)
+    row = torch.randn(linear.in_features, generator=generator).to(linear.weight)
+    largest = (linear.weight.float() @ row.float()).abs().max().item()
+    wanted = 2.0 * max((c.softcap or 5.0) / min(abs(c.scale), 1.0) for c in candidates)
+    return row * (wanted / largest) if largest > 0.0 else row
+
+
+def _close(got: Tensor, want: Tensor) -> bool:
+    """Equal up to the rounding of the narrower dtype; a wrong scale or a missed cap is far outside."""
+    narrow = any(t.dtype in (torch.float16, torch.bfloat16) for t in (got, want))
+    got, want = got.float().expand_as(want), want.float()
+    return bool(((got - want).abs() <= (2e-2 if narrow else 1e-4) * want.abs().max()).all())
+
+
+def _candidates(config: Any) -> list[_Transform]:
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    scales = [1.0]
-    for name in ("logit_scale", "logits_scaling", "output_multiplier"):
-        value = getattr(text_config, name, None)
-        if isinstance(value, int | float) and value:
-            scales += [float(value), 1.0 / float(value)]
-    softcap = getattr(text_config, "final_logit_softcapping", None)
-    # The cap first: on the small logits of a fresh model a missing cap could hide inside the tolerance.
-    return scales, [float(softcap), None] if softcap else [None]
+
+    def value_of(*names: str) -> list[float]:
+        values = [getattr(text_config, name, None) for name in names]
+        return [float(v) for v in values if isinstance(v, int | float) and v and math.isfinite(v)]
+
+    scales = {1.0}
+    for value in value_of("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier"):
+        scales |= {value, 1.0 / value}
+    softcaps: list[float | None] = [None, *value_of("final_logit_softcapping", "logits_soft_cap")]
+    return [_Transform(*pair) for pair in product(sorted(scales), softcaps)]

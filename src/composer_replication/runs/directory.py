@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from composer_replication.atomic import atomic_write_json, is_temporary
+from composer_replication.atomic import atomic_create_json, is_temporary
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.runs.artefacts import find_artefact
@@ -27,19 +27,19 @@ class RunDir:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> RunDir:
-        """Make a run directory at `path`, which must be new or an empty folder."""
+        """Make a run directory at `path`, which must be new or an empty folder; of several at once, one succeeds."""
         root = Path(path)
         if root.exists() and not root.is_dir():
             raise RunError(explain(str(root), got="a file", expected="a path for a new folder"))
-        if (root / MARKER).exists():
-            raise RunError(f"{root} is a run directory already. Open it, or choose another path")
         root.mkdir(parents=True, exist_ok=True)
-        foreign = sorted(each.name for each in root.iterdir() if not is_temporary(each))
-        if foreign:
-            raise RunError(explain(str(root), got=f"a folder with {foreign[0]!r} in it", expected="an empty one"))
-        atomic_write_json(
-            root / MARKER, {"layout_version": _LAYOUT_VERSION, "created": now(), "tool_version": _tool_version()}
-        )
+        found = sorted(each.name for each in root.iterdir() if not is_temporary(each))
+        if found and MARKER not in found:
+            raise RunError(explain(str(root), got=f"a folder with {found[0]!r} in it", expected="an empty one"))
+        marker = {"layout_version": _LAYOUT_VERSION, "created": now(), "tool_version": _tool_version()}
+        try:
+            atomic_create_json(root / MARKER, marker)
+        except FileExistsError:
+            raise RunError(f"{root} is already a run directory. Open it, or choose another path") from None
         return cls(root)
 
     @classmethod
@@ -84,7 +84,9 @@ class RunDir:
         """Replace artefact `name` by `rows`, which all have the same keys, and describe it in its sidecar.
 
         A source is an artefact's name or the path of a file. `counts` and `drops` are read after the last row, so a
-        generator may fill them on its way. An exception, from `rows` too, leaves the old artefact as it was.
+        generator may fill them on its way. An exception before the first rename, from `rows` too, leaves the old
+        artefact as it was. An OSError of the second rename leaves a pair that reading refuses; one of the sync after
+        both leaves the new artefact, which a power cut may still undo. Writing again repairs either.
         """
         artefact = find_artefact(name, kind="records")
         # Hashed before the first row is asked for: a source that changes under us must look changed, not current.

@@ -6,9 +6,13 @@ the bytes of the row without that first field. A crash can leave one torn line, 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import mmap
 import os
+import re
+import stat
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +27,8 @@ from composer_replication.errors import ArtefactCorruptError, InputError, RunErr
 _log = logging.getLogger(__name__)
 _CRC_KEY = "crc32"
 _PREFIX_LENGTH = len(b'{"crc32":"00000000",')
+_EXAMPLE_START = b'{"crc32":"00000000","'
+_START = re.compile(rb'\{"crc32":"[0-9a-f]{8}","')
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +52,11 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
-        self._descriptor = os.open(path, flags, 0o666)
-        self._cut_torn_line()
+        self._descriptor = _open_for_append(path)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(os.close, self._descriptor)
+            self._cut_torn_line()
+            on_error.pop_all()
 
     def append(self, row: Mapping[str, object]) -> None:
         """Add one row as one line in one write; a line that does not fit on the disk is taken back."""
@@ -85,7 +93,7 @@ class Journal:
         lock(self._descriptor, exclusive=True)
         try:
             size = os.fstat(self._descriptor).st_size
-            kept = _end_of_last_line(self._descriptor) if size else 0
+            kept = _end_of_last_line(self._descriptor, self._path) if size else 0
             if kept < size:
                 os.ftruncate(self._descriptor, kept)
                 _log.warning("%s: cut %d bytes of a line that an earlier crash left torn", self._path, size - kept)
@@ -112,15 +120,51 @@ def _with_crc(payload: bytes) -> bytes:
 
 
 def _from_line(line: bytes, *, where: str) -> dict[str, object]:
-    payload = b"{" + line[_PREFIX_LENGTH:]
-    # Comparing whole lines checks the checksum and the place where it stands at once.
-    if line != _with_crc(payload):
+    payload = _payload(line)
+    if not _is_whole(line):
         raise ArtefactCorruptError(
             explain(where, got=repr(line[:60]), expected=f"a row with crc32 {zlib.crc32(payload):08x}")
         )
     return decode_object(payload)
 
 
-def _end_of_last_line(descriptor: int) -> int:
+def _payload(line: bytes) -> bytes:
+    return b"{" + line[_PREFIX_LENGTH:]
+
+
+def _is_whole(line: bytes) -> bool:
+    """Comparing whole lines checks the checksum and the place where it stands at once."""
+    return line == _with_crc(_payload(line))
+
+
+def _open_for_append(path: Path) -> int:
+    """Open a regular file that may be new; through a link we would write to, and cut, a file outside the run."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise _no_journal(path, "a symbolic link") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _no_journal(path, "no regular file")
+    return descriptor
+
+
+def _end_of_last_line(descriptor: int, path: Path) -> int:
+    """Where a torn line would begin; RunError when the file was never a journal, and nothing of it is ours to cut."""
     with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as view:
+        head = view[: len(_EXAMPLE_START)].partition(b"\n")[0]
+        # A crash may have cut the start itself: what is there must go on to be one.
+        if not _START.fullmatch(head + _EXAMPLE_START[len(head) :]):
+            raise _no_journal(path, "a file that begins otherwise")
+        end = view.find(b"\n")
+        if end >= 0 and not _is_whole(view[:end]):
+            raise _no_journal(path, "a first line with another checksum")
         return view.rfind(b"\n") + 1
+
+
+def _no_journal(path: Path, got: str) -> RunError:
+    fix = "Nothing was changed. Move it away: the next row starts a new journal"
+    return RunError(explain(str(path), got=got, expected="a journal, each line with its crc32 first", fix=fix))

@@ -9,6 +9,7 @@ from composer_replication.errors import ArtefactNotFoundError, InputError
 from composer_replication.runs.artefacts import ARTEFACTS, find_artefact
 from composer_replication.runs.records import check_pair, not_found, open_records
 from composer_replication.runs.sidecar import ArtefactMeta, Source, sha256_of_file
+from composer_replication.runs.source_paths import find_source, portable_name
 
 _ARTEFACT, _FILE = "artefact", "file"
 
@@ -44,10 +45,10 @@ def hash_source(directory: Path, source: str | Path) -> Source:
     """The source as it is now; a string that names an artefact means that artefact, anything else is a path."""
     if isinstance(source, str) and source in ARTEFACTS:
         return Source(kind=_ARTEFACT, name=source, sha256=_load(directory, source)[1])
-    path = Path(source).absolute()
+    path = Path(source)
     if not path.is_file():
         raise InputError(f"source {str(source)!r} is neither a file nor an artefact ({', '.join(ARTEFACTS)})")
-    return Source(kind=_FILE, name=str(path), sha256=sha256_of_file(path))
+    return Source(kind=_FILE, name=portable_name(path, directory), sha256=sha256_of_file(path))
 
 
 class _Walk:
@@ -77,7 +78,7 @@ class _Walk:
                 self.missing[source.name] = None
                 return False
         self.inputs[source] = None
-        path = Path(source.name)
+        path = find_source(source.name, self._directory)
         if not path.is_file():
             self.missing[source.name] = None
             return False

@@ -9,7 +9,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from composer_replication.atomic import directory_lock, staged
+from composer_replication.atomic import commit_together, directory_lock, staged
 from composer_replication.canonical_json import decode_object, encode
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, InputError, explain
 from composer_replication.runs.artefacts import Artefact
@@ -21,17 +21,16 @@ Row = Mapping[str, object]
 def write_records(directory: Path, artefact: Artefact, rows: Iterable[Row], draft: ArtefactMeta) -> ArtefactMeta:
     """Stream `rows` to the artefact's file, complete `draft` with what was written and make it the sidecar.
 
-    Both files are complete on disk before either is renamed, so nothing but a crash between two renames can leave a
-    new file beside an old sidecar. `check_pair` finds that by the checksum.
+    Both files are complete on disk before either is renamed, so nothing but an error or a crash between the two
+    renames can leave a new file beside an old sidecar. `check_pair` finds that by the checksum.
     """
     with staged(directory / artefact.file_name) as data, staged(directory / artefact.sidecar_name) as sidecar:
         meta = _stream(rows, data.file, draft, artefact.file_name)
         sidecar.file.write(meta.to_bytes())
-        data.seal()
+        data.seal()  # the slow part, before the lock
         sidecar.seal()
         with directory_lock(directory, exclusive=True):
-            data.commit()
-            sidecar.commit()
+            commit_together(data, sidecar)
     return meta
 
 

@@ -18,7 +18,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """What an artefact was made from: another artefact (by its name) or a file outside the run (by its path)."""
+    """What an artefact was made from: another artefact (by its name) or a file.
+
+    The name of a file is its path as `source_paths.portable_name` writes it: absolute, from the run, or from `~`.
+    """
 
     kind: str
     name: str
@@ -104,7 +107,7 @@ def _meta_from(fields: Mapping[str, object]) -> ArtefactMeta:
         artefact=_typed(fields, "artefact", str),
         schema=_typed(fields, "schema", str),
         version=_typed(fields, "version", int),
-        keys=tuple(cast("list[str]", _typed(fields, "keys", list))),
+        keys=tuple(_strings(fields, "keys")),
         rows=_typed(fields, "rows", int),
         num_bytes=_typed(fields, "num_bytes", int),
         sha256=_typed(fields, "sha256", str),
@@ -118,6 +121,14 @@ def _meta_from(fields: Mapping[str, object]) -> ArtefactMeta:
         counts=cast("dict[str, int]", _typed(fields, "counts", dict)),
         drops=cast("dict[str, int]", _typed(fields, "drops", dict)),
     )
+
+
+def _strings(fields: Mapping[str, object], name: str) -> list[str]:
+    values = cast("list[object]", _typed(fields, name, list))
+    for value in values:
+        if not isinstance(value, str):
+            raise TypeError(f"{name} holds {value!r}, expected str")
+    return cast("list[str]", values)
 
 
 def _typed(fields: Mapping[str, object], name: str, kind: type[_T]) -> _T:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from tiny import tiny_model, tiny_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from composer_replication import build_batch, compose_loss
 from composer_replication.errors import InputError
 
+ANSWER_TEXT = "def factorial(n):\n    result = 1\n    for i in range(1, n):\n        result *= i\n    return result"
 ANSWERS = {"factorial": "range(1, n)", "binary_search": "low = middle\n"}
 
 
@@ -93,3 +96,41 @@ def test_a_template_without_an_end_of_turn_token_is_refused():
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     with pytest.raises(InputError, match="end-of-turn"):
         build_batch(tokenizer)
+
+
+def metaspace_tokenizer():
+    """A word tokenizer that puts a space in front of every text, as SentencePiece models do."""
+    words = ["<unk>", "[INST]", "[/INST]", "</s>", "▁def", "def", "▁"]
+    backend = Tokenizer(models.Unigram([(w, -float(i)) for i, w in enumerate(words)], unk_id=0, byte_fallback=False))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.add_special_tokens(["[INST]", "[/INST]", "</s>"])
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}[INST]{{ m['content'] }}[/INST]"
+        "{% else %}{{ m['content'] }}</s>trailing text</s>{% endif %}{% endfor %}"
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="</s>", unk_token="<unk>", chat_template=template
+    )
+
+
+def test_ids_are_those_of_one_rendering_even_where_a_text_of_its_own_gets_a_space_in_front():
+    tokenizer = metaspace_tokenizer()
+    batch = build_batch(tokenizer)
+    ids, mask = batch["input_ids"][0], batch["response_mask"][0]
+    messages = [
+        {"role": "user", "content": "Write a Python function factorial(n). Reply with code only."},
+        {"role": "assistant", "content": ANSWER_TEXT},
+    ]
+    whole = tokenizer(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False)["input_ids"]
+    assert ids.tolist() == whole[: len(ids)]
+    assert ids[-1] == tokenizer.eos_token_id
+    assert (ids[mask == 1] == tokenizer.eos_token_id).sum() == 1  # the template's text behind the turn is not trained
+
+
+def test_dropout_does_not_reach_the_reference(tokenizer):
+    model = tiny_model(tokenizer)
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    model.train()
+    first, second = (build_batch(tokenizer, model=model)["dpo_chosen_ref_logprobs"].item() for _ in range(2))
+    assert first == second

@@ -149,3 +149,16 @@ def test_the_rl_stand_in_is_bit_identical_with_channel_2_off(model):
     on, off = compose_loss(model, batch), compose_loss(model, batch, alpha_sdpo=0.0)
     assert on.lm_ce.item() == off.lm_ce.item()
     assert on.trace_replay_dpo.item() == off.trace_replay_dpo.item()
+
+
+def test_a_mark_on_the_first_real_token_selects_no_row_on_either_side_of_padding(model):
+    """Nothing predicts it: behind left padding the row before it is padding."""
+    batch = {"input_ids": random_batch()["input_ids"]}
+    batch["response_mask"] = torch.ones_like(batch["input_ids"])
+    want = compose_loss(model, batch)
+    for left, right in ((4, 0), (0, 4)):
+        ids = torch.nn.functional.pad(batch["input_ids"], (left, right), value=5)
+        mask = torch.nn.functional.pad(batch["response_mask"], (left, right))
+        got = compose_loss(model, {"input_ids": ids, "response_mask": mask, "attention_mask": mask})
+        assert got.counts["lm_ce"] == want.counts["lm_ce"] == 26
+        assert got.lm_ce.item() == pytest.approx(want.lm_ce.item(), abs=1e-9)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 
+import dense_reference as dense
 import pytest
 import torch
 
 from composer_replication import compose_loss
 from composer_replication.config import LossConfig
+from composer_replication.objective.reference import reference_logprobs
 from tiny_models import build, random_batch
 
 HINT = ("ctx_teacher_input_ids", "sdpo_student_index", "sdpo_teacher_index")
@@ -128,6 +131,32 @@ def test_micro_batches_with_common_denominators_add_up_to_the_batch():
     assert total == pytest.approx(whole.total.item(), abs=1e-12)
     for got, wanted in zip(gradients, want, strict=True):
         assert torch.allclose(got, wanted, atol=1e-12)
+
+
+def test_the_counts_of_a_step_are_denominators_even_where_a_channel_did_not_run(model):
+    batch = without(random_batch(), *HINT)
+    components = compose_loss(model, batch)
+    again = compose_loss(model, batch, denominators=components.counts)
+    assert again.detached() == components.detached()
+    with pytest.raises(ValueError, match="at least the 10 items"):
+        compose_loss(model, random_batch(), denominators=components.counts)
+
+
+def test_reference_logprobs_make_the_first_dpo_loss_log_2():
+    model = build("gpt2").double().train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    batch = without(random_batch(), "dpo_chosen_ref_logprobs", "dpo_rejected_ref_logprobs")
+    batch |= reference_logprobs(model, batch)
+    assert model.training
+    assert batch["dpo_chosen_ref_logprobs"].shape == (2,)
+    loss = compose_loss(model.eval(), batch, beta_replay=1.0).trace_replay_dpo
+    assert loss.item() == pytest.approx(math.log(2), abs=1e-12)
+    want = dense.sequence_logprobs(model, batch, "chosen")[0]
+    assert torch.allclose(batch["dpo_chosen_ref_logprobs"], want, atol=1e-10)
+    with pytest.raises(ValueError, match="dpo_chosen"):
+        reference_logprobs(model, without(batch, *pair_keys(batch)))
 
 
 def one_sequence(batch, row):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from composer_replication.atomic import atomic_write_bytes, atomic_write_json, atomic_write_text
+from composer_replication.atomic import (
+    atomic_create_json,
+    atomic_write_bytes,
+    atomic_write_json,
+    atomic_write_text,
+)
 from composer_replication.errors import InputError
 
 
@@ -87,3 +93,30 @@ def test_a_link_is_replaced_and_what_it_pointed_at_is_untouched(tmp_path: Path) 
     atomic_write_bytes(tmp_path / "link", b"new")
     assert (tmp_path / "original").read_bytes() == b"original"
     assert not (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_file_is_created_once_and_never_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", fail)
+    atomic_create_json(tmp_path / "a.json", {"a": 1})
+    with pytest.raises(FileExistsError):
+        atomic_create_json(tmp_path / "a.json", {"a": 2})
+    assert (tmp_path / "a.json").read_text() == '{\n  "a": 1\n}\n'
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.json"]
+
+
+def test_a_creation_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", fail)
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(PermissionError):
+        atomic_create_json(tmp_path / "a.json", {"a": 1})
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,35 @@ def test_a_failure_between_the_renames_of_a_first_write_is_found_too(
         write(run, NEW)
     with pytest.raises(ArtefactCorruptError, match="got no sidecar"):
         read(run)
+
+
+def test_a_folder_that_cannot_be_synced_leaves_the_new_artefact_whole(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, failures = os.fsync, iter([True])
+
+    def fail_once_for_a_folder(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) and next(failures, False):
+            raise OSError("folder on fire")
+        fsync(descriptor)
+
+    write(run, OLD)
+    monkeypatch.setattr(os, "fsync", fail_once_for_a_folder)
+    with pytest.raises(OSError, match="folder on fire"):
+        write(run, NEW)
+    assert read(run) == NEW
+    assert sorted(each.name for each in run.root.iterdir()) == ["pairs.jsonl", "pairs.meta.json", "run.json"]
+
+
+def test_a_file_that_cannot_be_synced_keeps_the_old_artefact(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError("disk on fire")
+
+    write(run, OLD)
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk on fire"):
+        write(run, NEW)
+    assert read(run) == OLD
 
 
 CRASH = """

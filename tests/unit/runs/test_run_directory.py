@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -25,8 +29,41 @@ def test_an_empty_folder_becomes_a_run_and_a_crashed_creation_can_be_repeated(tm
 
 def test_a_run_is_not_created_over_another_run(tmp_path: Path) -> None:
     RunDir.create(tmp_path)
-    with pytest.raises(RunError, match="already"):
+    marker = (tmp_path / "run.json").read_bytes()
+    with pytest.raises(RunError, match="is already a run directory"):
         RunDir.create(tmp_path)
+    assert (tmp_path / "run.json").read_bytes() == marker
+
+
+def no_links(_source: object, _target: object) -> None:
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_of_creators_at_the_same_time_one_wins_and_the_others_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    num_creators = 8
+    start = Barrier(num_creators)
+    if not has_links:
+        monkeypatch.setattr(os, "link", no_links)
+
+    def create(root: Path) -> str:
+        start.wait()
+        try:
+            RunDir.create(root)
+        except RunError as error:
+            return str(error)
+        return "won"
+
+    with ThreadPoolExecutor(num_creators) as pool:
+        for attempt in range(20):
+            root = tmp_path / str(attempt)
+            outcomes = list(pool.map(create, [root] * num_creators))
+            assert outcomes.count("won") == 1
+            assert sum("is already a run directory" in each for each in outcomes) == num_creators - 1
+            assert [each.name for each in root.iterdir()] == ["run.json"]
+            assert RunDir.open(root).root == root
 
 
 def test_a_run_is_not_created_among_the_users_files(tmp_path: Path) -> None:

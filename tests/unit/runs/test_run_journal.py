@@ -61,6 +61,58 @@ def test_every_torn_last_line_is_tolerated_reported_and_cut_before_the_next_row(
         caplog.clear()
 
 
+def test_a_torn_only_line_is_cut_wherever_it_was_torn(run: RunDir) -> None:
+    whole, path = append(run, ROWS[0]), run.path("metrics")
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        assert append(run, ROWS[0]) == whole
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"a thesis without a line end",
+        b"\n",
+        b'{"crc32":"\n{"crc',
+        b'{"crc32":"0123456789","loss":1}',
+        b'{"step":1}\n{"step":2',
+        b'{"crc32":"00000000","step":1}\n{"step":2',
+        b"a thesis\nwith line ends\n",
+    ],
+)
+def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(run: RunDir, text: bytes) -> None:
+    run.path("metrics").write_bytes(text)
+    with pytest.raises(RunError, match=r"metrics\.jsonl: got .*expected a journal.*Nothing was changed"):
+        append(run, ROWS[0])
+    assert run.path("metrics").read_bytes() == text
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="this platform cannot refuse links on opening")
+@pytest.mark.parametrize("text", [b"a thesis without a line end", None])
+def test_a_link_is_not_followed_and_what_it_points_at_is_untouched(
+    run: RunDir, tmp_path: Path, text: bytes | None
+) -> None:
+    target = tmp_path / "thesis.tex"
+    if text is not None:
+        target.write_bytes(text)
+    run.path("metrics").symlink_to(target)
+    with pytest.raises(RunError, match=r"metrics\.jsonl: got a symbolic link"):
+        run.append_jsonl("metrics")
+    assert (target.read_bytes() if target.exists() else None) == text
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this platform has no pipes in the file system")
+def test_a_pipe_is_no_journal_and_no_descriptor_stays_open(run: RunDir) -> None:
+    os.mkfifo(run.path("metrics"))
+    before = os.dup(0)
+    os.close(before)
+    with pytest.raises(RunError, match="got no regular file"):
+        run.append_jsonl("metrics")
+    after = os.dup(0)
+    os.close(after)
+    assert after == before
+
+
 def test_every_edited_byte_is_an_error_with_its_line(run: RunDir) -> None:
     whole, path = append(run, *ROWS), run.path("metrics")
     for place in range(len(whole) - 1):  # without its newline the last line is torn, which is no error

@@ -13,7 +13,8 @@ from composer_replication.runs import RunDir, Source
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # the log lies outside it
     path = tmp_path / "session.jsonl"
     path.write_bytes(b"log")
     return path

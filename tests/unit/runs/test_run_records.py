@@ -46,7 +46,8 @@ def test_the_file_is_one_sorted_json_object_per_line_and_reads_back(run: RunDir)
     assert read(run) == ROWS
 
 
-def test_the_sidecar_says_what_the_file_is(run: RunDir, tmp_path: Path) -> None:
+def test_the_sidecar_says_what_the_file_is(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "log").write_bytes(b"log")
     run.write_jsonl(
         "pairs",
@@ -213,6 +214,15 @@ def test_a_sidecar_field_of_the_wrong_type_is_refused(run: RunDir) -> None:
     sidecar = run.root / "pairs.meta.json"
     sidecar.write_text(sidecar.read_text().replace('"rows": 3', '"rows": "3"'))
     with pytest.raises(ArtefactCorruptError, match="rows is '3', expected int"):
+        read(run)
+
+
+@pytest.mark.parametrize("odd", ['["id"]', "1", "null", "{}"])
+def test_a_key_in_a_sidecar_that_is_no_string_is_refused(run: RunDir, odd: str) -> None:
+    write(run)
+    sidecar = run.root / "pairs.meta.json"
+    sidecar.write_text(sidecar.read_text().replace('"id"', odd))
+    with pytest.raises(ArtefactCorruptError, match=r"pairs\.meta\.json: got TypeError: keys holds .*expected str"):
         read(run)
 
 

@@ -3,7 +3,7 @@
 Reading a verdict back in the forward pass stalls the host until the GPU has caught up, and the GPU then idles until the
 host has queued the backward pass: 2% of a training step, measured. So where a backward pass will follow, the verdict
 travels to pinned memory beside the work and is read when that pass has been queued: late enough to be free, and still
-before anybody can call an optimizer.
+before `backward()` returns. (An optimizer that runs inside the backward pass has then stepped already.)
 """
 
 from __future__ import annotations

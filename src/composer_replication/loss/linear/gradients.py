@@ -25,17 +25,24 @@ class Wanted(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """In the operands' dtype or wider; the caller casts to what autograd expects."""
+    """In the operands' dtype or wider; `scaled_like` gives autograd what it expects."""
 
     hidden: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
 
-    def cast_like(self, *originals: Tensor | None) -> list[Tensor | None]:
-        return [
-            None if grad is None or original is None else grad.to(original.dtype)
-            for grad, original in zip(self, originals, strict=True)
-        ]
+    def stored_like(self, *originals: Tensor | None) -> Gradients:
+        """In the dtype they wait for backward in: the originals', but never fp16."""
+        pairs = zip(self, originals, strict=True)
+        return Gradients(*(None if g is None or o is None else g.to(products.grad_dtype(o)) for g, o in pairs))
+
+    def scaled_like(self, factor: Tensor | None, *originals: Tensor | None) -> list[Tensor | None]:
+        """Multiplied in place, so that no second copy of the head's gradient exists, and in the originals' dtypes."""
+        for grad in self if factor is not None else ():
+            if grad is not None:
+                grad.mul_(factor)
+        pairs = zip(self, originals, strict=True)
+        return [None if g is None or o is None else g.to(o.dtype) for g, o in pairs]
 
 
 def visit_tiles(
@@ -70,7 +77,7 @@ def accumulate_gradients(
     wide = products.product_dtype(hidden)
     # One slab: its product is rounded once, straight into the weight's dtype. Several: summed in fp32.
     single_slab = 0 < plan.num_rows <= plan.slab_rows
-    grad_hidden = torch.zeros_like(hidden) if wanted.hidden else None
+    grad_hidden = torch.zeros_like(hidden, dtype=products.grad_dtype(hidden)) if wanted.hidden else None
     grad_weight = grad_bias = None
     if wanted.weight and not single_slab:
         grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
@@ -85,7 +92,7 @@ def accumulate_gradients(
         if grad_weight is not None:
             products.add_grad_weight(grad_weight, grad_nV, hidden[slab])
         elif wanted.weight:
-            grad_weight = products.grad_weight(grad_nV, hidden[slab], weight.dtype)
+            grad_weight = products.grad_weight(grad_nV, hidden[slab], products.grad_dtype(weight))
         if grad_bias is not None:
             grad_bias += grad_nV.sum(0, dtype=wide)
         del grad_nV  # before the next slab asks for its own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,12 @@ class LinearHead:
     bias: Tensor | None = None  # (V,)
     scale: float = 1.0
     softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale == 0.0 or not math.isfinite(self.scale):
+            raise InputError(explain("LinearHead scale", got=self.scale, expected="a finite number that is not 0"))
+        if self.softcap is not None:
+            rows.check_positive(self.softcap, "LinearHead softcap")
 
     @property
     def vocab(self) -> int:

@@ -85,13 +85,16 @@ def _has_triton() -> bool:
 
 
 def divergence_kernel(divergence: rows.Divergence, vocab: int) -> DivergenceKernel | None:
-    """The kernel of this divergence, or None where only the torch formula exists (top-k variants, custom ones)."""
-    if isinstance(divergence, JSD) and divergence.top_k is None:
+    """The kernel of this divergence, or None where only the torch formula exists (top-k variants, custom ones).
+
+    The exact type decides: a subclass may have changed the formula.
+    """
+    if type(divergence) is JSD and divergence.top_k is None:
         mode = {0.0: "kl_ts", 1.0: "kl_st"}.get(divergence.beta, "jsd")
         return DivergenceKernel(mode, beta=divergence.beta, temperature=divergence.temperature)
-    if isinstance(divergence, CrossEntropyToTeacher):
+    if type(divergence) is CrossEntropyToTeacher:
         return DivergenceKernel("cross_entropy")
-    if isinstance(divergence, EntropyGate) and divergence.gate == "soft":
+    if type(divergence) is EntropyGate and divergence.gate == "soft":
         scale = divergence.entropy_scale(vocab)
         return DivergenceKernel("entropy_soft", temperature=divergence.temperature, entropy_scale=scale)
     return None

@@ -19,6 +19,7 @@ from composer_replication.loss.linear.deferred import check_now_or_after_backwar
 from composer_replication.loss.linear.gradients import Wanted, accumulate_gradients, visit_tiles
 from composer_replication.loss.linear.head import LinearHead, check_rows_and_head
 from composer_replication.loss.linear.operands import Operands, prepare_operands
+from composer_replication.loss.linear.saved import with_tensors, without_tensors
 from composer_replication.loss.linear.tile_losses import ChosenTokens
 from composer_replication.loss.linear.tiles import TilePlan, plan_tiles
 from composer_replication.loss.linear.weighted import check_row_vector
@@ -47,8 +48,7 @@ def linear_token_logprobs(
         has_kernel=use_kernel,
         tile_rows=tile_rows,
     )
-    inputs = hidden_NH, head.weight, head.bias, operands, tokens, plan, use_kernel
-    return _apply(*inputs)
+    return _apply(hidden_NH, head.weight, head.bias, operands, tokens, plan, use_kernel, torch.is_grad_enabled())
 
 
 class _LinearTokenLogprobs(torch.autograd.Function):
@@ -62,6 +62,7 @@ class _LinearTokenLogprobs(torch.autograd.Function):
         tokens: ChosenTokens,
         plan: TilePlan,
         use_kernel: bool,
+        grad_enabled: bool,
     ) -> Tensor:
         token_ids_N, wide = tokens.safe_N, products.product_dtype(operands.hidden)
         log_z_N, chosen_N = (torch.empty(plan.num_rows, dtype=wide, device=hidden_NH.device) for _ in range(2))
@@ -83,16 +84,18 @@ class _LinearTokenLogprobs(torch.autograd.Function):
             rows.check_finite_rows(chosen_N - log_z_N, "linear_token_logprobs")
 
         passed = torch.isfinite(logprobs_N).all() & tokens.are_valid()
-        ctx.check = check_now_or_after_backward(passed, complain, backward_follows=any(ctx.needs_input_grad[:3]))
-        # Saved to make autograd notice when somebody changes the head before backward, which redoes the logits.
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, token_ids_N, log_z_N)
-        ctx.operands, ctx.plan, ctx.use_kernel = operands, plan, use_kernel
+        backward_follows = grad_enabled and any(ctx.needs_input_grad[:3])
+        ctx.check = check_now_or_after_backward(passed, complain, backward_follows=backward_follows)
+        saved: list[Tensor] = []
+        ctx.operands, ctx.plan, ctx.use_kernel = without_tensors(operands, saved), plan, use_kernel
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, token_ids_N, log_z_N, *saved)
         return logprobs_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        hidden_NH, weight_VH, bias_V, token_ids_N, log_z_N = ctx.saved_tensors
+        hidden_NH, weight_VH, bias_V, token_ids_N, log_z_N, *saved = ctx.saved_tensors
+        operands: Operands = with_tensors(ctx.operands, tuple(saved))
         if ctx.check is not None:
             ctx.check.resolve_after_backward()
         pull_N = grad_N.to(log_z_N.dtype).contiguous()
@@ -104,8 +107,8 @@ class _LinearTokenLogprobs(torch.autograd.Function):
                 write_logprob_grad(*inputs, grad_nV, use_kernel=ctx.use_kernel)
 
         with torch.autocast(hidden_NH.device.type, enabled=False):
-            gradients = accumulate_gradients(ctx.operands, ctx.plan, Wanted(*ctx.needs_input_grad[:3]), visit)
-        return (*gradients.cast_like(hidden_NH, weight_VH, bias_V), None, None, None, None)
+            gradients = accumulate_gradients(operands, ctx.plan, Wanted(*ctx.needs_input_grad[:3]), visit)
+        return (*gradients.scaled_like(None, hidden_NH, weight_VH, bias_V), None, None, None, None, None)
 
 
 def write_logprob_grad(
@@ -115,9 +118,9 @@ def write_logprob_grad(
     if use_kernel:
         kernels.write_token_grad(logits_nV, token_ids_n, log_z_n, -pull_n, 0.0, grad_nV)
         return
-    probs_nV = (logits_nV - log_z_n[:, None]).exp_()
-    grad_nV.copy_(probs_nV.mul_(-pull_n[:, None]))
-    grad_nV.scatter_add_(-1, token_ids_n[:, None], pull_n[:, None].to(grad_nV.dtype))
+    wide_nV = (logits_nV - log_z_n[:, None]).exp_().mul_(-pull_n[:, None])
+    wide_nV.scatter_add_(-1, token_ids_n[:, None], pull_n[:, None])
+    grad_nV.copy_(wide_nV)  # rounded once, after onehot - softmax
 
 
 # torch leaves the type of `apply` unknown.

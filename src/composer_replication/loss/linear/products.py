@@ -22,8 +22,16 @@ def product_dtype(operand: Tensor) -> torch.dtype:
 
 
 def grad_tile_dtype(operand: Tensor) -> torch.dtype:
-    """CUDA multiplies logit gradients in the operands' own dtype (tensor cores); CPU keeps them wide."""
-    return operand.dtype if operand.is_cuda else product_dtype(operand)
+    """CUDA multiplies logit gradients in the operands' own dtype (tensor cores); CPU keeps them wide.
+
+    So does fp16 anywhere: a probability times 1 / N lies below its range, and a loss scale only arrives in backward.
+    """
+    return operand.dtype if operand.is_cuda and operand.dtype != torch.float16 else product_dtype(operand)
+
+
+def grad_dtype(operand: Tensor) -> torch.dtype:
+    """What a finished gradient waits for backward in: the operand's dtype, but fp32 for fp16 (see above)."""
+    return torch.float32 if operand.dtype == torch.float16 else operand.dtype
 
 
 def project(hidden_nH: Tensor, weight_VH: Tensor, out_nV: Tensor) -> None:

@@ -30,7 +30,8 @@ class ChosenTokens:
 
     @classmethod
     def of(cls, token_ids_N: Tensor, vocab: int) -> ChosenTokens:
-        return cls(token_ids_N, token_ids_N.clamp(0, vocab - 1).contiguous(), vocab)
+        # A copy: the caller may reuse the buffer before the verdict is read.
+        return cls(token_ids_N.clone(), token_ids_N.clamp(0, vocab - 1).contiguous(), vocab)
 
     def are_valid(self) -> Tensor:
         return (self.given_N == self.safe_N).all()
@@ -52,13 +53,8 @@ class TileLoss(Protocol):
     @property
     def num_scratch(self) -> int: ...
 
-    def inputs_are_valid(self) -> Tensor | bool:
-        """A verdict on inputs whose values could not be looked at without waiting for the GPU."""
-        ...
-
-    def check_inputs(self) -> None:
-        """Raise what is wrong with them."""
-        ...
+    @property
+    def tokens(self) -> ChosenTokens | None: ...
 
 
 def values_and_grad_by_autograd(
@@ -106,11 +102,9 @@ class DivergenceTile:
         row_function = partial(_swap_arguments, self.divergence, teacher_nV)
         return values_and_grad_by_autograd(row_function, student_nV, weights_n, self.token_clip, grad_nV)
 
-    def inputs_are_valid(self) -> bool:
-        return True
-
-    def check_inputs(self) -> None:
-        """Nothing is left to check: the rows' values show what is wrong."""
+    @property
+    def tokens(self) -> None:
+        return None
 
     def _teacher_logits(self, student_nV: Tensor, tile: slice, scratch: list[Tensor]) -> Tensor:
         total_nV = scratch[0]
@@ -165,12 +159,6 @@ class CrossEntropyTile:
             return stats.log_z - (1.0 - smooth) * stats.chosen - smooth * stats.mean_logit
         row_function = partial(self._values, token_ids_n)
         return values_and_grad_by_autograd(row_function, student_nV, weights_n, None, grad_nV)
-
-    def inputs_are_valid(self) -> Tensor:
-        return self.tokens.are_valid()
-
-    def check_inputs(self) -> None:
-        self.tokens.check()
 
     def _values(self, token_ids_n: Tensor, student_nV: Tensor) -> Tensor:
         return TokenCrossEntropy(label_smoothing=self.label_smoothing)(student_nV, token_ids_n)

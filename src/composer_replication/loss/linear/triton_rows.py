@@ -42,7 +42,8 @@ def _log_normaliser(row_ptr, n_cols: tl.constexpr, inv_temperature, BLOCK: tl.co
         offsets = start + tl.arange(0, BLOCK)
         z = tl.load(row_ptr + offsets, mask=offsets < n_cols, other=-float("inf")) * inv_temperature
         new_largest = tl.maximum(largest, tl.max(z, axis=0))
-        total = total * tl.exp(largest - new_largest) + tl.sum(tl.exp(z - new_largest), axis=0)
+        pivot = tl.where(new_largest == -float("inf"), 0.0, new_largest)  # a block of nothing but -inf
+        total = total * tl.exp(largest - pivot) + tl.sum(tl.exp(z - pivot), axis=0)
         largest = new_largest
     return largest, tl.log(total)
 

@@ -27,7 +27,8 @@ def _token_stats_kernel(
         inside = offsets < n_cols
         z = tl.load(logits_row + offsets, mask=inside, other=-float("inf"))
         new_largest = tl.maximum(largest, tl.max(z, axis=0))
-        total = total * tl.exp(largest - new_largest) + tl.sum(tl.exp(z - new_largest), axis=0)
+        pivot = tl.where(new_largest == -float("inf"), 0.0, new_largest)  # a block of nothing but -inf
+        total = total * tl.exp(largest - pivot) + tl.sum(tl.exp(z - pivot), axis=0)
         largest = new_largest
         plain_sum += tl.where(inside, z, 0.0)
     tl.store(log_z_ptr + row, largest + tl.log(total))

@@ -8,7 +8,6 @@ four matrix products for a divergence; keeping nothing but the normalisers would
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -28,6 +27,7 @@ from composer_replication.loss.linear.head import (
     check_teacher_terms,
 )
 from composer_replication.loss.linear.operands import Operands, prepare_operands
+from composer_replication.loss.linear.saved import with_tensors, without_tensors
 from composer_replication.loss.linear.tile_losses import ChosenTokens, CrossEntropyTile, DivergenceTile, TileLoss
 from composer_replication.loss.linear.tiles import TilePlan, plan_tiles
 from composer_replication.loss.lm_ce import check_label_smoothing
@@ -125,12 +125,11 @@ def _weighted_sum(
     )
     weights = row_weights.detach().to(dtype).contiguous()
     job = _Job(student, tile_loss, weights, plan)
-    return LinearLoss(*_apply(hidden_NH, head.weight, head.bias, job, token_clip))
+    return LinearLoss(*_apply(hidden_NH, head.weight, head.bias, job, token_clip, torch.is_grad_enabled()))
 
 
-@dataclass(frozen=True, eq=False)
-class _Job:
-    """One weighted sum on detached operands: what backward needs to do it again."""
+class _Job(NamedTuple):
+    """One weighted sum on detached operands: what a second backward needs to do it again."""
 
     student: Operands
     tile_loss: TileLoss
@@ -138,20 +137,22 @@ class _Job:
     plan: TilePlan
 
     def run(self, wanted: Wanted) -> tuple[Tensor, Gradients]:
-        weights_N = self.weights_N
+        weights_N, tile_loss = self.weights_N, self.tile_loss
         values_N = torch.empty(self.plan.num_rows, dtype=weights_N.dtype, device=weights_N.device)
 
         def visit(tile: slice, logits_nV: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]) -> None:
-            values_N[tile] = self.tile_loss(logits_nV, tile, weights_N[tile], grad_nV, scratch)
+            values_N[tile] = tile_loss(logits_nV, tile, weights_N[tile], grad_nV, scratch)
 
         with torch.autocast(weights_N.device.type, enabled=False):
-            num_scratch = self.tile_loss.num_scratch
-            gradients = accumulate_gradients(self.student, self.plan, wanted, visit, num_scratch=num_scratch)
+            gradients = accumulate_gradients(self.student, self.plan, wanted, visit, num_scratch=tile_loss.num_scratch)
         return values_N, gradients
 
-    def complain(self, values_N: Tensor) -> None:
-        self.tile_loss.check_inputs()
-        rows.check_finite_rows(values_N, "linear-fused loss")
+
+def _complain(tokens: ChosenTokens | None, values_N: Tensor, loss: Tensor) -> None:
+    if tokens is not None:
+        tokens.check()
+    rows.check_finite_rows(values_N, "linear-fused loss")
+    rows.check_finite_rows(loss.reshape(1), "row_weights times linear-fused loss")
 
 
 class _LinearWeightedSum(torch.autograd.Function):
@@ -163,31 +164,38 @@ class _LinearWeightedSum(torch.autograd.Function):
         bias_V: Tensor | None,
         job: _Job,
         token_clip: float | None,
+        grad_enabled: bool,
     ) -> tuple[Tensor, Tensor]:
-        wanted = Wanted(*ctx.needs_input_grad[:3])
+        # needs_input_grad says nothing about no_grad, and grad mode is always off in here: the caller tells.
+        wanted = Wanted(*(grad_enabled and needed for needed in ctx.needs_input_grad[:3]))
         values_N, gradients = job.run(wanted)
-        passed = torch.isfinite(values_N).all() & job.tile_loss.inputs_are_valid()
-        ctx.check = check_now_or_after_backward(passed, partial(job.complain, values_N), backward_follows=any(wanted))
-        # Saved for autograd's own checks only: that the graph is still alive, and that nobody changed the head since.
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V)
+        loss = (job.weights_N * rows.cap_rows(values_N, token_clip)).sum()
+        tokens = job.tile_loss.tokens
+        passed = torch.isfinite(values_N).all() & torch.isfinite(loss)
+        passed = passed if tokens is None else passed & tokens.are_valid()
+        complain = partial(_complain, tokens, values_N, loss.clone())
+        ctx.check = check_now_or_after_backward(passed, complain, backward_follows=any(wanted))
+        saved: list[Tensor] = []
+        ctx.job = _Job(*without_tensors(tuple(job), saved))
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, *saved)
         # Cast right away: the fp32 sum of the head's gradient is freed before the backward pass needs the room.
-        ctx.gradients, ctx.job = gradients.cast_like(hidden_NH, weight_VH, bias_V), job
+        ctx.gradients, ctx.wanted = gradients.stored_like(hidden_NH, weight_VH, bias_V), wanted
         ctx.mark_non_differentiable(values_N)
-        return (job.weights_N * rows.cap_rows(values_N, token_clip)).sum(), values_N
+        return loss, values_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _grad_values: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        originals = ctx.saved_tensors
+        (*originals,) = ctx.saved_tensors[:3]
         if ctx.check is not None:
             ctx.check.resolve_after_backward()
         # The gradients are handed over and scaled in place, which spares a copy of the head. A second backward through
         # a retained graph computes them again.
-        gradients, ctx.gradients = ctx.gradients, None
+        gradients, ctx.gradients, ctx.check = ctx.gradients, None, None
         if gradients is None:
-            gradients = ctx.job.run(Wanted(*ctx.needs_input_grad[:3]))[1].cast_like(*originals)
-        scaled = (None if grad is None else grad.mul_(grad_loss) for grad in gradients)
-        return (*scaled, None, None)
+            job = _Job(*with_tensors(tuple(ctx.job), ctx.saved_tensors[3:]))
+            gradients = job.run(ctx.wanted)[1].stored_like(*originals)
+        return (*gradients.scaled_like(grad_loss, *originals), None, None, None)
 
 
 # torch leaves the type of `apply` unknown.

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.errors import InputError, ShapeError, explain
+from composer_replication.loss.rows import check_at_least_zero, check_finite_rows, in_compute_dtype, kept_from_mask
 
 _REF_MASK_LOW = 0.2
 _REF_KL_TAU = 1e-3
@@ -55,18 +56,21 @@ class _Sample:
     weights: Tensor
 
     @property
-    def ratio(self) -> Tensor:
-        return (self.trainer - self.inference).exp()
+    def log_ratio(self) -> Tensor:
+        return self.trainer - self.inference
 
     @property
     def moved(self) -> Tensor:
         """How far the token's probability has moved since it was sampled."""
         return (self.trainer.exp() - self.inference.exp()).detach()
 
-    def total(self, keep: Tensor, push: Tensor, kl_tau: float) -> Tensor:
-        drift = kl_tau * (self.trainer - self.inference).square()
-        per_token = torch.where(keep, -push * self.ratio, 0.0) + torch.where(self.mask, drift, 0.0)
-        return (per_token * self.weights).sum()
+    def total(self, keep: Tensor, push: Tensor, kl_tau: float, what: str) -> Tensor:
+        # A dropped token's log-ratio may be anything: it goes to 0 before exp, or 0 * inf would reach the gradient.
+        ratio = torch.where(keep, self.log_ratio, 0.0).exp()
+        policy = torch.where(keep, -push * ratio, 0.0)
+        per_token = (policy + kl_tau * self.log_ratio.square()) * self.weights
+        check_finite_rows(per_token, what)
+        return per_token.sum()
 
 
 def loss_fn(
@@ -92,8 +96,7 @@ def loss_fn(
         "kl_tau": kl_tau,
     }
     for name, value in knobs.items():
-        if not value >= 0.0:
-            raise InputError(explain(name, got=value, expected="a number >= 0"))
+        check_at_least_zero(value, name)
     if beta_dpo:
         warnings.warn(
             "beta_dpo has no effect in PRIME-RL: its samples carry no preference pairs. Set it to 0.",
@@ -104,7 +107,7 @@ def loss_fn(
     too_far_up = (sample.advantages > 0) & (sample.moved > dppo_mask_high)
     too_far_down = (sample.advantages <= 0) & (sample.moved < -dppo_mask_low)
     keep = sample.mask & ~too_far_up & ~too_far_down
-    policy = sample.total(keep, adv_tau * sample.advantages, kl_tau)
+    policy = sample.total(keep, adv_tau * sample.advantages, kl_tau, "PRIME-RL policy loss")
     metrics = _metrics(sample, keep, policy)
     if not alpha_sdpo:
         return LossOutputs(policy, metrics)
@@ -113,7 +116,8 @@ def loss_fn(
             explain("alpha_sdpo > 0", got="ref_logprobs=None", expected="log-probs under the hinted context")
         )
     keep_ref = sample.mask & ~(sample.moved < -_REF_MASK_LOW)
-    ref_kl = sample.total(keep_ref, (sample.reference - sample.trainer).detach(), _REF_KL_TAU)
+    push = (sample.reference - sample.trainer).detach()
+    ref_kl = sample.total(keep_ref, push, _REF_KL_TAU, "PRIME-RL ref_kl")
     metrics["loss/sdpo_kl"] = ref_kl.detach()
     return LossOutputs(policy + alpha_sdpo * ref_kl, metrics)
 
@@ -136,9 +140,10 @@ def _read(inputs: LossInputs) -> _Sample:
     lengths = {name: tensor.shape[0] for name, tensor in tensors.items()}
     if len(set(lengths.values())) > 1:
         raise ShapeError(explain("inputs lengths", got=lengths, expected="one length"))
-    mask = tensors.pop("loss_mask").bool()
+    mask = kept_from_mask(tensors.pop("loss_mask"), tensors["trainer_logprobs"][:, None], "inputs.loss_mask")
+    assert mask is not None
     # Masked tokens' entries may be anything, NaN included; zeroed here, no gradient can pick them up later.
-    clean = {name: torch.where(mask, tensor, 0.0) for name, tensor in tensors.items()}
+    clean = {name: torch.where(mask, in_compute_dtype(tensor), 0.0) for name, tensor in tensors.items()}
     return _Sample(
         trainer=clean["trainer_logprobs"],
         inference=clean["inference_logprobs"],
@@ -151,7 +156,8 @@ def _read(inputs: LossInputs) -> _Sample:
 
 def _metrics(sample: _Sample, keep: Tensor, policy: Tensor) -> dict[str, Tensor]:
     counted = sample.mask.sum().clamp_min(1)
-    mismatch = torch.where(sample.mask, sample.ratio - (sample.trainer - sample.inference) - 1.0, 0.0)
+    log_ratio = sample.log_ratio.detach()
+    mismatch = torch.where(sample.mask, log_ratio.exp() - log_ratio - 1.0, 0.0)
     return {
         "loss/policy": policy.detach(),
         "masked_fraction": ((sample.mask & ~keep).sum() / counted).detach(),

@@ -1,0 +1,50 @@
+"""Records of tensors, taken apart for `save_for_backward` and put together again in the backward pass.
+
+Autograd releases what was saved with it as soon as the graph is done, and notices when a saved tensor was changed in
+between. A tensor hung on the context as an attribute would stay alive as long as anybody holds the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from torch import Tensor
+
+from composer_replication.loss.linear.head import LinearHead, TeacherTerm
+from composer_replication.loss.linear.operands import Operands
+from composer_replication.loss.linear.tile_losses import ChosenTokens, CrossEntropyTile, DivergenceTile
+
+_RECORDS = (ChosenTokens, CrossEntropyTile, DivergenceTile, LinearHead, Operands, TeacherTerm)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    index: int
+
+
+def without_tensors(record: Any, tensors: list[Tensor]) -> Any:
+    """The record with every tensor moved to `tensors` and a slot left in its place."""
+    if isinstance(record, Tensor):
+        tensors.append(record)
+        return _Slot(len(tensors) - 1)
+    if isinstance(record, tuple):
+        return tuple(without_tensors(each, tensors) for each in record)
+    if isinstance(record, _RECORDS):
+        return _mapped(record, lambda each: without_tensors(each, tensors))
+    return record
+
+
+def with_tensors(record: Any, tensors: tuple[Tensor, ...]) -> Any:
+    """The inverse of `without_tensors`."""
+    if isinstance(record, _Slot):
+        return tensors[record.index]
+    if isinstance(record, tuple):
+        return tuple(with_tensors(each, tensors) for each in record)
+    if isinstance(record, _RECORDS):
+        return _mapped(record, lambda each: with_tensors(each, tensors))
+    return record
+
+
+def _mapped(record: Any, change: Any) -> Any:
+    return replace(record, **{field.name: change(getattr(record, field.name)) for field in fields(record)})

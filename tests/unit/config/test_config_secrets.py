@@ -1,0 +1,158 @@
+"""No error of a config shows the value of a key whose name looks secret; and no nesting is too deep for an error."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from config_classes import Root
+
+from composer_replication.config import check_options, load, loads, option, section
+from composer_replication.errors import ConfigError
+
+VALUE = "sk-live-4242"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    api_key: str = option("", "A key.")
+    pin_password: int = option(0, "A number.", at_least=0, at_most=9999)
+    tokens: tuple[int, ...] = option((), "Numbers.")
+    max_usd: float = option(5.0, "A limit.")
+    tokenizer: int = option(0, "No secret.")
+
+    def __post_init__(self) -> None:
+        check_options(self, section="replay")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithReplay:
+    replay: Replay = section(Replay, "Replay.")  # noqa: RUF009
+
+
+def message_of(config_class: type, text: str = "", *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        loads(config_class, text, overrides)
+    assert VALUE not in "".join(traceback.format_exception(caught.value))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["api_key", "API_KEY", "hfToken", "client-secret", "dbPassword", "passwd", "Credentials"]
+)
+def test_the_value_of_an_unknown_secret_is_hidden(name: str) -> None:
+    message = message_of(Root, "", f"replay.{name}={VALUE}")
+    assert message.startswith(f"override 'replay.{name}=<hidden>': unknown key: got replay")
+
+
+@pytest.mark.parametrize(
+    ("override", "shown"),
+    [
+        (f"replay.credentials.openai={VALUE}", "replay.credentials.openai=<hidden>"),
+        (f'replay."\\u006bey"="{VALUE}"', 'replay."\\\\u006bey"=<hidden>'),
+        (f"replay.api_key = '{VALUE}'", "replay.api_key=<hidden>"),
+        (f"replay.headers={{api_key='{VALUE}'}}", "replay.headers=<hidden>"),
+        (f"replay.headers=[{{api_key='{VALUE}'}}]", "replay.headers=<hidden>"),
+        (f"replay.headers={{api_key={VALUE}}}", "replay.headers=<hidden>"),
+        (f"replay.url=https://x?api_key={VALUE}", "replay.url=<hidden>"),
+    ],
+)
+def test_a_secret_is_hidden_wherever_it_stands_in_an_override(override: str, shown: str) -> None:
+    assert f"override '{shown}': unknown key" in message_of(Root, "", override)
+
+
+@pytest.mark.parametrize(
+    "override", [f"replay.api_key {VALUE}", f"replay.api_key: {VALUE}", f"my replay.api_key={VALUE}", f"a..key={VALUE}"]
+)
+def test_a_secret_is_hidden_in_an_override_that_is_none(override: str) -> None:
+    message = message_of(Root, "", override)
+    shown = override.partition("key")[0] + "key"
+    assert message.startswith(f"override '{shown}")
+    assert message.count("<hidden>") == 2
+
+
+def test_an_override_that_is_only_a_key_is_shown() -> None:
+    assert message_of(Root, "", "replay.api_key").startswith("override 'replay.api_key': got 'replay.api_key'")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"replay.pin_password = '{VALUE}'", "replay.pin_password: got <hidden> (str), expected int in [0, 9999]"),
+        (f"replay.tokens = ['{VALUE}']", "replay.tokens: got <hidden> (list), expected list of int"),
+        (f"replay.api_key.x = '{VALUE}'", "replay.api_key: got <hidden> (dict), expected str"),
+        (f"replay.max_usd.api_key = '{VALUE}'", "replay.max_usd: got {'api_key': '<hidden>'} (dict), expected float"),
+        (f"[[replay]]\napi_key = '{VALUE}'", "replay: got [{'api_key': '<hidden>'}], expected a table"),
+        (f"replay = 'api_key={VALUE}'", "replay: got 'api_key=<hidden>', expected a table"),
+    ],
+)
+def test_a_secret_of_the_wrong_type_is_hidden(text: str, message: str) -> None:
+    assert message_of(WithReplay, text).startswith(f"config text: {message}")
+
+
+def test_a_secret_out_of_its_range_is_hidden_in_both_places() -> None:
+    expected = "replay.pin_password: got <hidden> (int), expected int in [0, 9999]"
+    message = message_of(WithReplay, "", "replay.pin_password=424242")
+    assert message == f"override 'replay.pin_password=<hidden>': {expected}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(expected)}$"):
+        Replay(pin_password=424242)
+
+
+@pytest.mark.parametrize(
+    ("quotation", "shown"),
+    [
+        (f"Bad line 'api_key = {VALUE}' (at line 2, column 3)", "Bad line <hidden> (at line 2, column 3)"),
+        (f"Bad line api_key = {VALUE} (at line 2, column 3)", "Bad line api_key =<hidden> (at line 2, column 3)"),
+        (f'Bad value "{VALUE}"', "Bad value <hidden>"),
+        ("Expected '=' after a key (at end of document)", "Expected '=' after a key (at end of document)"),
+    ],
+)
+def test_a_parser_that_quotes_a_line_with_a_secret_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, quotation: str, shown: str
+) -> None:
+    def fail(_: str) -> dict[str, object]:
+        raise tomllib.TOMLDecodeError(quotation)
+
+    monkeypatch.setattr(tomllib, "loads", fail)
+    assert message_of(WithReplay, f"[replay]\napi_key = {VALUE}") == f"config text: not valid TOML: {shown}"
+
+
+@pytest.mark.parametrize(
+    "line", [f"api_key = {VALUE}", f"api_key = '{VALUE}", f"api_key {VALUE}", f"key = '1' {VALUE}"]
+)
+def test_a_line_that_is_no_toml_is_named_and_not_quoted(line: str) -> None:
+    assert re.search(r"not valid TOML: .* \(at (line 2, column \d+|end of document)\)", message_of(Root, f"\n{line}"))
+
+
+def test_what_is_no_secret_is_shown() -> None:
+    message = message_of(WithReplay, "", "replay.tokenizer=bpe")
+    assert message.startswith("override 'replay.tokenizer=bpe': replay.tokenizer: got 'bpe' (str)")
+
+
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 3000 + "]" * 3000, "a = " + "{b = " * 3000 + "1" + "}" * 3000, "a" + ".a" * 3000 + " = 1"]
+)
+def test_nesting_without_end_is_an_error_that_names_the_place(tmp_path: Path, text: str) -> None:
+    (tmp_path / "deep.toml").write_text(text)
+    nesting = "got deeper nesting of arrays or tables, expected at most 100 levels"
+    with pytest.raises(ConfigError, match=rf"^config file .*deep\.toml: {nesting}$"):
+        load(Root, tmp_path / "deep.toml")
+    with pytest.raises(ConfigError, match=rf"^override of a[.a]*: {nesting}$"):
+        load(Root, overrides=[text])
+
+
+@pytest.mark.parametrize("inside", ["", "1"])
+def test_the_deepest_nesting_that_is_read_reaches_the_checks_of_its_key(inside: str) -> None:
+    assert "top: got [[[" in message_of(Root, f"top = {'[' * 100}{inside}{']' * 100}")
+    assert "deeper nesting" in message_of(Root, f"top = {'[' * 101}{inside}{']' * 101}")
+
+
+def test_a_number_with_thousands_of_digits_is_an_error_of_its_file() -> None:
+    with pytest.raises(ConfigError, match=r"^config text: not valid TOML: "):
+        loads(Root, "top = " + "9" * 5000)
+    with pytest.raises(ConfigError, match=r"top: got '9+' \(str\), expected int"):
+        load(Root, overrides=["top=" + "9" * 5000])
