@@ -38,9 +38,9 @@ class Gradients(NamedTuple):
 
     def scaled_like(self, factor: Tensor | None, *originals: Tensor | None) -> list[Tensor | None]:
         """Multiplied in place, so that no second copy of the head's gradient exists, and in the originals' dtypes."""
-        for grad in self if factor is not None else ():
-            if grad is not None:
-                grad.mul_(factor)
+        if factor is not None:
+            for grad in self:
+                _ = grad if grad is None else grad.mul_(factor)
         pairs = zip(self, originals, strict=True)
         return [None if g is None or o is None else g.to(o.dtype) for g, o in pairs]
 

@@ -6,8 +6,10 @@ between. A tensor hung on the context as an attribute would stay alive as long a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -28,23 +30,20 @@ def without_tensors(record: Any, tensors: list[Tensor]) -> Any:
     if isinstance(record, Tensor):
         tensors.append(record)
         return _Slot(len(tensors) - 1)
-    if isinstance(record, tuple):
-        return tuple(without_tensors(each, tensors) for each in record)
-    if isinstance(record, _RECORDS):
-        return _mapped(record, lambda each: without_tensors(each, tensors))
-    return record
+    return _mapped(record, partial(without_tensors, tensors=tensors))
 
 
 def with_tensors(record: Any, tensors: tuple[Tensor, ...]) -> Any:
     """The inverse of `without_tensors`."""
     if isinstance(record, _Slot):
         return tensors[record.index]
+    return _mapped(record, partial(with_tensors, tensors=tensors))
+
+
+def _mapped(record: Any, change: Callable[[Any], Any]) -> Any:
+    """The record or tuple with every part changed; anything else as it is."""
     if isinstance(record, tuple):
-        return tuple(with_tensors(each, tensors) for each in record)
+        return tuple(change(each) for each in cast("tuple[Any, ...]", record))
     if isinstance(record, _RECORDS):
-        return _mapped(record, lambda each: with_tensors(each, tensors))
+        return replace(record, **{field.name: change(getattr(record, field.name)) for field in fields(record)})
     return record
-
-
-def _mapped(record: Any, change: Any) -> Any:
-    return replace(record, **{field.name: change(getattr(record, field.name)) for field in fields(record)})

@@ -9,7 +9,7 @@ p, q are the tempered teacher and student distributions; d value / d student log
     entropy_soft           w (q - p) + (1 - w) q (log q - log p - kl_st),   w = clamp(H(p) / entropy_scale, 0, 1)
 """
 
-# pyright: basic, reportCallIssue=false
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false
 # Triton's language is typed dynamically; the launchers below are the typed surface.
 
 from __future__ import annotations
