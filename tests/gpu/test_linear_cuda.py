@@ -155,6 +155,23 @@ def test_bf16_inputs_are_no_worse_than_dense_bf16():
         assert error <= 1e-2
 
 
+@pytest.mark.parametrize("num_rows", [300, 2500])
+def test_fp16_gradients_meet_the_loss_scale_before_they_are_rounded(num_rows):
+    hidden32, weight32 = torch.randn(num_rows, 64, device="cuda"), torch.randn(VOCAB, 64, device="cuda") * 0.2
+    hidden, weight = (x.half().requires_grad_() for x in (hidden32, weight32))
+    teacher = torch.randn(num_rows, 64, device="cuda").half()
+    weights = torch.full((num_rows,), 1e-6, device="cuda")
+    head, scale = LinearHead(weight), 2.0**16
+    loss = linear_divergence(hidden, head, [TeacherTerm(teacher, head)], JSD(), row_weights=weights).loss
+    got = gradients(scale * loss, hidden, weight)
+    wide = [x.detach().float().requires_grad_() for x in (hidden, weight)]
+    values = JSD()(wide[0] @ wide[1].T, (teacher.float() @ wide[1].T).detach())
+    want = gradients(scale * (weights * values).sum(), *wide)
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.dtype == torch.float16
+        assert (ours.float() - theirs).norm() / theirs.norm() <= 5e-3
+
+
 def poisoned_rows():
     hidden = torch.randn(6, 8, device="cuda")
     hidden[4, 2] = float("nan")
