@@ -14,14 +14,18 @@ from composer_replication.version import __version__
 
 if TYPE_CHECKING:
     from composer_replication.batch import build_batch
+    from composer_replication.ingestion import SYSTEM_PROMPT, ClaudeCodeIngester, IngestionStats
     from composer_replication.loss.jsd import generalized_jsd_loss
     from composer_replication.objective.components import LossComponents
     from composer_replication.objective.compose import compose_loss
     from composer_replication.types import DPOPair, TeacherCallResult, TeacherSpec, TraceState
 
 _PUBLIC = {
+    "ClaudeCodeIngester": "composer_replication.ingestion",
     "DPOPair": "composer_replication.types",
+    "IngestionStats": "composer_replication.ingestion",
     "LossComponents": "composer_replication.objective.components",
+    "SYSTEM_PROMPT": "composer_replication.ingestion",
     "TeacherCallResult": "composer_replication.types",
     "TeacherSpec": "composer_replication.types",
     "TraceState": "composer_replication.types",
@@ -31,10 +35,15 @@ _PUBLIC = {
 }
 
 # Reachable as attributes without an import of their own, as they were when everything was imported eagerly.
-_SUBPACKAGES = frozenset({"batch", "config", "distillation", "loss", "objective", "opsd", "recipes", "runs"})
+_SUBPACKAGES = frozenset(
+    {"batch", "config", "distillation", "ingestion", "loss", "objective", "opsd", "privacy", "recipes", "runs"}
+)
 
 __all__ = [
+    "SYSTEM_PROMPT",
+    "ClaudeCodeIngester",
     "DPOPair",
+    "IngestionStats",
     "LossComponents",
     "TeacherCallResult",
     "TeacherSpec",

@@ -1,11 +1,112 @@
-"""Records that cross stages: plain data, no behaviour, no third-party types, in the shapes users already know."""
+"""Records that cross stages: plain data, no third-party types, in the shapes users already know."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
 
 Message = dict[str, object]
 """One chat message in the OpenAI shape: role, content, and what else the role carries."""
+
+Role = Literal["system", "user", "assistant", "tool"]
+Origin = Literal["human", "model", "tool", "meta", "summary", "copied"]
+LinkKind = Literal["subagent", "sidechain", "compaction", "compaction_agent", "branch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where a turn was read: the file (relative to what was ingested) and the lines its records stand on."""
+
+    file: str
+    lines: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call as the model made it; arguments that are no JSON object stand in `raw_arguments`, with `arguments` {}."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+    raw_arguments: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What came back for one call; `is_error` is None where the format has no such flag."""
+
+    call_id: str
+    text: str
+    is_error: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of one assistant message, counted once however many records it was split over."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_creation_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What an assistant turn did: its text and its calls."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One message. An assistant turn has calls, a tool turn has results; `origin` says who really wrote it."""
+
+    id: str
+    role: Role
+    origin: Origin
+    text: str = ""
+    thinking: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    parent_id: str | None = None
+    model: str | None = None
+    usage: Usage | None = None
+    timestamp: str | None = None
+    provenance: Provenance
+    token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def action(self) -> Action:
+        return Action(text=self.text, calls=self.calls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """How a conversation hangs on another: through which turn or call, and as what."""
+
+    kind: LinkKind
+    conversation_id: str
+    turn_id: str | None = None
+    call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """One context as the model saw it: a session, a part of one after compaction, a sub-agent, or a rewound branch."""
+
+    id: str
+    format: str
+    turns: tuple[Turn, ...]
+    parent: Link | None = None
+    session_id: str | None = None
+    title: str | None = None
+    cwd: str | None = None
+    agent_version: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class TeacherSpec(TypedDict):

@@ -7,6 +7,8 @@ parameters that documented names have gained since. HOMES and NEW hold paths and
 
 from __future__ import annotations
 
+from expected_surface_sessions import MEMBERS_SESSIONS, NEW_SESSIONS
+
 PACKAGE = "composer_replication"
 
 DOCUMENTED = {
@@ -106,6 +108,7 @@ HOMES = {
 _DPO = {"dpo_loss": "(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs, *, beta=0.1)"}
 
 NEW: dict[str, dict[str, str]] = {
+    **NEW_SESSIONS,
     "distillation": _DPO,
     "loss": {
         **_DPO,
@@ -171,6 +174,7 @@ NEW: dict[str, dict[str, str]] = {
 
 # The public methods and properties of every class above; a class that is not here has none.
 MEMBERS = {
+    **MEMBERS_SESSIONS,
     "Artefact": {"sidecar_name": "property"},
     "ArtefactMeta": {"to_bytes": "()"},
     "CrossEntropyToTeacher": {"check": "(vocab)"},

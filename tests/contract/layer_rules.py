@@ -37,7 +37,7 @@ LAYERS = {
     "atomic": Layer(ours={"errors", "canonical_json"}),
     "runs": Layer(ours=GROUND),
     "config": Layer(ours=GROUND),
-    "privacy": Layer(ours=GROUND, on_use={"kingfisher"}),
+    "privacy": Layer(ours=GROUND, on_use={"kingfisher_sdk"}),
     "ingestion": Layer(ours=SOURCES, at_import={"orjson"}, on_use={"atif"}),
     "sites": Layer(ours=SOURCES, at_import={"orjson"}),
     "hint_generator": Layer(ours=SOURCES, at_import={"orjson"}),
@@ -74,7 +74,7 @@ ONLY_IN_FUNCTIONS = {f"{PACKAGE}.{module}" for module in MODULE_LAYERS}
 
 # Known paths: names that are resolved on first use by a module that does not load their home.
 LAZY_ALIASES = {
-    "": {"types", "batch", "loss.jsd", "objective.components", "objective.compose"},
+    "": {"types", "batch", "ingestion", "loss.jsd", "objective.components", "objective.compose"},
     "loss": {"objective.components", "objective.compose"},
 }
 

@@ -60,6 +60,8 @@ def signature_from(text: str) -> inspect.Signature:
         inspect.Parameter(each.arg, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
         for each, default in zip(listed.args, defaults, strict=True)
     ]
+    if listed.vararg is not None:
+        parameters.append(inspect.Parameter(listed.vararg.arg, inspect.Parameter.VAR_POSITIONAL))
     parameters += [
         inspect.Parameter(
             each.arg,

@@ -1,0 +1,109 @@
+"""Scrub speed on real session text: the whole of it, and each layer alone. MB/s of string content, one core, CPU time.
+
+python benchmarks/scrub.py                        # the fixture sessions in ../shared
+python benchmarks/scrub.py --sessions ~/.claude/projects --repeats 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from composer_replication.privacy import Scrubber, assignments, commands, encoded, entropy, rules, scan
+
+SESSIONS = Path(__file__).resolve().parents[2] / "shared" / "fixtures" / "sessions"
+# Rule kinds that are counted apart: pseudonyms are wanted on every path, they are not findings.
+PEOPLE = "USER"
+
+
+def read_records(folder: Path) -> list[Any]:
+    """Every JSON line under a folder."""
+    lines = (line for path in sorted(folder.rglob("*.jsonl")) for line in path.read_bytes().splitlines())
+    return [orjson.loads(line) for line in lines if line.strip()]
+
+
+def strings_of(value: Any) -> Iterator[str]:
+    """Every string value of a record."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from strings_of(item)
+
+
+def best(call: Callable[[], object], repeats: int) -> float:
+    """The least CPU time of a few runs: other processes only ever add."""
+    times = []
+    for _ in range(repeats):
+        begin = time.process_time()
+        call()
+        times.append(time.process_time() - begin)
+    return min(times)
+
+
+def layers(texts: list[str]) -> dict[str, Callable[[], object]]:
+    """Each layer over texts it has not seen, on what the layer before it hands over."""
+    scanner = scan.Scanner({}, (), use_entropy=True)
+    flat = [text.encode("latin-1", "replace") for text in texts]
+    active = [scanner.words.active(line) for line in flat]
+    runs = [run for text, line in zip(texts, flat, strict=True) for _, run in scanner.new_runs(text, line)]
+    odd = [run for run in dict.fromkeys(runs) if not entropy.is_wordy(run) and not entropy.is_public_id(run)]
+    joined = "\n".join(odd)
+    known = zip(texts, flat, active, strict=True)
+    prepared = list(known)
+    return {
+        "words (prefilter)": lambda: [scan.Scanner({}, (), use_entropy=True).words.active(b"\n".join(flat))],
+        "runs (prefilter)": lambda: [scanner.new_runs(text, line) for text, line, _ in prepared],
+        "vendor prefixes": lambda: [rule for rule in scan.VENDOR_RULES if rule.triggered(joined)],
+        "PEM, JWT, headers, URLs": lambda: [list(rules.structure_spans(text, words)) for text, _, words in prepared],
+        "commands": lambda: [list(commands.command_spans(text, words)) for text, _, words in prepared],
+        "key names": lambda: [
+            list(assignments.keyword_spans(text, line.lower(), words)) for text, line, words in prepared
+        ],
+        "entropy": lambda: [entropy.run_spans(run) for run in odd],
+        "encodings": lambda: [list(encoded.decoded_in_run(run)) for run in odd],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=Path, default=SESSIONS)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    records = read_records(args.sessions)
+    texts = [text for record in records for text in strings_of(record)]
+    size = sum(map(len, texts))
+    if not size:
+        raise SystemExit(f"no sessions under {args.sessions}")
+    raw = sum(len(orjson.dumps(record)) for record in records)
+    print(f"{len(records):,} records, {len(texts):,} strings, {size / 1e6:.2f} MB of text, {raw / 1e6:.2f} MB of JSON")
+
+    def whole() -> None:
+        scope = Scrubber().scope()
+        for record in records:
+            scope.value(record)
+
+    seconds = best(whole, args.repeats)
+    print(
+        f"{'all layers, records':28} {size / seconds / 1e6:8.1f} MB/s of text, {raw / seconds / 1e6:.1f} MB/s of JSON"
+    )
+    unique = list(dict.fromkeys(texts))
+    unique_size = sum(map(len, unique))
+    print(f"each layer alone, on the {unique_size / 1e6:.2f} MB of distinct strings:")
+    for name, call in layers(unique).items():
+        seconds = best(call, args.repeats)
+        print(f"  {name:26} {unique_size / seconds / 1e6:8.1f} MB/s  {seconds * 1e3:7.1f} ms")
+    scope = Scrubber().scope()
+    for record in records:
+        scope.value(record)
+    found = {kind: count for kind, count in scope.report.counts.items() if kind != PEOPLE}
+    print(f"placeholders per 100 KB: {sum(found.values()) / size * 1e5:.2f}  {found}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Claude Code: the format's reader, and `ClaudeCodeIngester`, the interface users already know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from composer_replication.errors import InputError, explain
+from composer_replication.ingestion.claude_log import FORMAT, read, sniff
+from composer_replication.ingestion.scrubbing import scrub_conversation
+from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.states import SYSTEM_PROMPT, states, trace_state
+from composer_replication.privacy import Scrubber
+from composer_replication.types import Conversation, TraceState
+
+__all__ = ["FORMAT", "SYSTEM_PROMPT", "ClaudeCodeIngester", "IngestionStats", "read", "sniff"]
+
+_TESTED_VERSIONS = re.compile(r"^(1\.|2\.[01]\.)")
+
+
+@dataclass
+class IngestionStats:
+    """What one file gave; unknown versions are read all the same and named in `version_warnings`."""
+
+    n_records_total: int = 0
+    n_records_skipped: int = 0
+    n_states_emitted: int = 0
+    n_assistant_turns: int = 0
+    n_tool_use_blocks: int = 0
+    n_text_blocks: int = 0
+    skipped_subagent: int = 0
+    skipped_summary: int = 0
+    skipped_truncated_lines: int = 0
+    version_warnings: list[str] = field(default_factory=list[str])
+
+
+class ClaudeCodeIngester:
+    """Claude Code logs as states, one per assistant message; secrets are scrubbed unless `scrub=False` is said."""
+
+    def __init__(
+        self,
+        *,
+        system_prompt: str = SYSTEM_PROMPT,
+        skip_sidechain: bool = True,
+        strip_thinking: bool = True,
+        max_history_tokens: int | None = None,
+        scrub: bool | Scrubber = True,
+    ) -> None:
+        if max_history_tokens is not None and max_history_tokens < 0:
+            raise InputError(explain("max_history_tokens", got=max_history_tokens, expected="None or a number >= 0"))
+        self._system_prompt = system_prompt
+        self._skip_sidechain = skip_sidechain
+        self._strip_thinking = strip_thinking
+        self._max_history_tokens = max_history_tokens
+        self._scrubber = scrub if isinstance(scrub, Scrubber) else Scrubber() if scrub else None
+        self.last_stats = IngestionStats()
+        self.last_report = IngestReport()
+
+    def ingest(self, path: str | Path) -> Iterator[TraceState]:
+        """One state per assistant message, in order; `last_stats` is complete when the iterator is exhausted."""
+        path = Path(path)
+        index = 0
+        for conversation in self.ingest_conversations(path):
+            for messages, turn in states(
+                conversation,
+                system_prompt=self._system_prompt,
+                strip_thinking=self._strip_thinking,
+                max_history_tokens=self._max_history_tokens,
+            ):
+                self.last_stats.n_states_emitted += 1
+                yield trace_state(f"{path.stem}::{index:04d}", messages, turn)
+                index += 1
+
+    def ingest_conversation(self, path: str | Path) -> Conversation:
+        """The conversation as it stood at the end; after a compaction, `ingest_conversations` has the earlier parts."""
+        main = [each for each in self.ingest_conversations(path) if each.parent is None or _continues(each)]
+        if not main:
+            raise InputError(explain(f"{path}", got="no conversation", expected="a Claude Code session log"))
+        return main[-1]
+
+    def ingest_conversations(self, path: str | Path) -> list[Conversation]:
+        """Every context of one log: the parts between compactions and, with `skip_sidechain=False`, the sub-agents."""
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(explain(str(path), got="no such file", expected="a Claude Code session log"))
+        self.last_report, self.last_stats = IngestReport(), IngestionStats()
+        found = list(read(SourceFile(path, path.name), self.last_report))
+        kept = [each for each in found if not self._is_skipped(each)]
+        if self._scrubber is not None:
+            scope = self._scrubber.scope()
+            kept = [scrub_conversation(each, scope) for each in kept]
+        self._count(found, kept)
+        return kept
+
+    def _is_skipped(self, conversation: Conversation) -> bool:
+        return self._skip_sidechain and conversation.parent is not None and not _continues(conversation)
+
+    def _count(self, found: list[Conversation], kept: list[Conversation]) -> None:
+        stats, report = self.last_stats, self.last_report
+        stats.n_records_total = report.counts["records"]
+        stats.n_records_skipped = report.skipped.total() + report.counts["records without a message"]
+        stats.skipped_truncated_lines = report.skipped["truncated last line"]
+        stats.skipped_summary = report.counts["summaries"]
+        stats.skipped_subagent = sum(len(each.turns) for each in found) - sum(len(each.turns) for each in kept)
+        assistants = [turn for each in kept for turn in each.turns if turn.role == "assistant"]
+        stats.n_assistant_turns = len(assistants)
+        stats.n_tool_use_blocks = sum(len(turn.calls) for turn in assistants)
+        stats.n_text_blocks = sum(bool(turn.text) for turn in assistants)
+        versions = sorted({each.agent_version for each in found if each.agent_version})
+        stats.version_warnings = [f"untested CLI version {v}" for v in versions if not _TESTED_VERSIONS.match(v)]
+
+
+def _continues(conversation: Conversation) -> bool:
+    """Whether it is the same thread after a compaction, rather than another agent's or a rewound one."""
+    return conversation.parent is not None and conversation.parent.kind == "compaction"

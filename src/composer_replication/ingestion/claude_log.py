@@ -1,0 +1,173 @@
+"""Claude Code session logs, CLI 1.x to 2.1.x, as conversations: single files, the web export, sub-agent files."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from composer_replication.ingestion.claude_tree import (
+    Node,
+    Part,
+    RecordTree,
+    blocks,
+    groups_apart,
+    live_parts,
+)
+from composer_replication.ingestion.claude_turns import TurnBuilder
+from composer_replication.ingestion.source import IngestReport, Record, SourceFile, read_document, read_records
+from composer_replication.types import Conversation, Link
+
+FORMAT = "claude_code"
+
+_TYPED = re.compile(rb'"type"\s*:\s*"(?:user|assistant|progress|summary|system|file-history-snapshot)"')
+# Other tools have session ids and types too; these keys are this one's.
+_OWN_KEYS = (b'"parentUuid"', b'"isSidechain"', b'"isSnapshotUpdate"', b'"leafUuid"')
+_AGENT_FILE = re.compile(r"agent-(?P<id>[\w-]+)\.jsonl$")
+
+
+def sniff(head: bytes, path: Path) -> bool:
+    """Records of a known type with the links only these logs have, or a web export's list of them."""
+    del path
+    if b'"loglines"' in head[:4096]:
+        return True
+    return _TYPED.search(head) is not None and any(key in head for key in _OWN_KEYS)
+
+
+def read(source: SourceFile, report: IngestReport, *, with_branches: bool = False) -> Iterator[Conversation]:
+    """The main thread (one conversation per context between compactions), inline sidechains, on request branches."""
+    was_on = gc.isenabled()
+    gc.disable()  # nothing is garbage while a log is read, and looking for some costs more than the parsing
+    try:
+        found = list(_read(source, report, with_branches))
+    finally:
+        if was_on:
+            gc.enable()
+    yield from found
+
+
+def _read(source: SourceFile, report: IngestReport, with_branches: bool) -> Iterator[Conversation]:
+    tree = RecordTree(source.name, report)
+    for line, record in _records(source, report):
+        tree.add(line, record)
+    if not tree.nodes:
+        return
+    agent = _AGENT_FILE.search(source.path.name)
+    if agent is not None:
+        # In a sub-agent's own file every record is marked as a sidechain; there it is the main thread.
+        for node in tree.nodes.values():
+            node.is_sidechain = False
+    yield from _Reader(source, report, tree, agent["id"] if agent else None).conversations(with_branches)
+
+
+def _records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Record]]:
+    if source.path.suffix != ".json":
+        yield from read_records(source, report)
+        return
+    document = read_document(source, report)
+    lines: Any = cast("Record", document).get("loglines") if isinstance(document, dict) else None
+    for number, record in enumerate(cast("list[Any]", lines) if isinstance(lines, list) else [], start=1):
+        if isinstance(record, dict):
+            yield number, cast("Record", record)
+        else:
+            report.skip("not a JSON object", source.name, number)
+
+
+class _Reader:
+    def __init__(self, source: SourceFile, report: IngestReport, tree: RecordTree, agent_id: str | None) -> None:
+        self._source, self._report, self._tree, self._agent_id = source, report, tree, agent_id
+        first = next(iter(tree.nodes.values())).record
+        session = first.get("sessionId")
+        self._session_id = session if isinstance(session, str) else None
+        stem = source.path.stem
+        self._base_id = stem if agent_id is None or self._session_id is None else f"{self._session_id}/{stem}"
+
+    def conversations(self, with_branches: bool) -> Iterator[Conversation]:
+        parts = live_parts(self._tree)
+        lived = {node.uuid for part in parts for node in part.nodes}
+        previous: Conversation | None = None
+        part_of: dict[str, str] = {}
+        for number, part in enumerate(parts):
+            identity = self._base_id if len(parts) == 1 else f"{self._base_id}#{number}"
+            part_of |= dict.fromkeys((node.uuid for node in part.nodes), identity)
+            previous = self._conversation(identity, part.nodes, self._part_link(part, previous))
+            yield previous
+        yield from self._sidechains(part_of)
+        others = (node for node in self._tree.nodes.values() if node.uuid not in lived)
+        rest = [node for node in others if not node.is_sidechain and not node.is_boundary]
+        if with_branches:
+            yield from self._branches(rest, part_of)
+        for node in () if with_branches else rest:
+            self._report.skip("rewound branch", self._source.name, node.line)
+
+    def _part_link(self, part: Part, previous: Conversation | None) -> Link | None:
+        if part.boundary is not None and previous is not None:
+            last = previous.turns[-1].id if previous.turns else None
+            return Link(kind="compaction", conversation_id=previous.id, turn_id=last)
+        if self._agent_id is None or self._session_id is None:
+            return None
+        kind = "compaction_agent" if self._agent_id.startswith("acompact") else "subagent"
+        return Link(kind=kind, conversation_id=self._session_id)
+
+    def _sidechains(self, part_of: dict[str, str]) -> Iterator[Conversation]:
+        """Old CLIs keep sub-agents inline: each tree of sidechain records is a conversation of its own."""
+        side = [node for node in self._tree.nodes.values() if node.is_sidechain and not node.is_boundary]
+        prompts = self._prompts_of_calls()
+        for number, group in enumerate(groups_apart(self._tree, side)):
+            call_id, caller = prompts.get(_first_text(group[0]), (None, None))
+            where = part_of.get(caller.uuid, self._base_id) if caller else self._base_id
+            turn_id = caller.message_key if caller else None
+            link = Link(kind="sidechain", conversation_id=where, turn_id=turn_id, call_id=call_id)
+            yield self._conversation(f"{self._base_id}/sidechain-{number}", group, link)
+
+    def _prompts_of_calls(self) -> dict[str, tuple[str, Node]]:
+        """Prompt text -> the call that gave it to a sub-agent: inline sidechains carry no other link."""
+        found: dict[str, tuple[str, Node]] = {}
+        for node in self._tree.nodes.values():
+            if node.is_sidechain or node.record.get("type") != "assistant":
+                continue
+            for block in blocks(node):
+                arguments = block.get("input")
+                if block.get("type") == "tool_use" and isinstance(arguments, dict):
+                    prompt, name = cast("Record", arguments).get("prompt"), block.get("id")
+                    if isinstance(prompt, str) and isinstance(name, str):
+                        found.setdefault(prompt.strip(), (name, node))
+        return found
+
+    def _branches(self, rest: list[Node], part_of: dict[str, str]) -> Iterator[Conversation]:
+        for number, group in enumerate(groups_apart(self._tree, rest)):
+            fork = self._tree.ancestor(group[0].parent)
+            where = part_of.get(fork, self._base_id) if fork else self._base_id
+            turn_id = self._tree.nodes[fork].message_key if fork else None
+            link = Link(kind="branch", conversation_id=where, turn_id=turn_id)
+            yield self._conversation(f"{self._base_id}/branch-{number}", group, link)
+
+    def _conversation(self, identity: str, nodes: list[Node], link: Link | None) -> Conversation:
+        builder = TurnBuilder(self._source.name, self._report)
+        for node in nodes:
+            try:
+                builder.add(node)
+            except RecursionError:
+                self._report.skip("nested too deeply", self._source.name, node.line)
+        first = nodes[0].record if nodes else {}
+        return Conversation(
+            id=identity,
+            format=FORMAT,
+            turns=builder.turns(),
+            parent=link,
+            session_id=self._session_id,
+            title=self._tree.title,
+            cwd=_text_or_none(first.get("cwd")),
+            agent_version=_text_or_none(first.get("version")),
+            extra={"agent_id": self._agent_id} if self._agent_id else {},
+        )
+
+
+def _first_text(node: Node) -> str:
+    return "\n".join(block["text"] for block in blocks(node) if isinstance(block.get("text"), str)).strip()
+
+
+def _text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

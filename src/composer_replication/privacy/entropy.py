@@ -1,0 +1,230 @@
+"""Strings that look random: what is left when a secret has no prefix and no name.
+
+Shannon entropy alone flags paths and identifiers, so the test is rarity: how many of the letter pairs are pairs that
+words have, and how often the character class changes. Hashes, uuids and message ids are random too but public; they are
+known by their shape or by the words beside them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+
+from composer_replication.privacy.rules import PSEUDONYM, Span, word_set
+from composer_replication.privacy.vendors import FAMILY_RULE
+
+KIND = "HIGH_ENTROPY"
+HEX_KIND = "HEX_SECRET"
+# Longer runs are data (images, archives), not keys; keys of that size have a frame of their own (PEM, JWT).
+MAX_LENGTH = 512
+
+# The pairs of letters that make up most of English and of identifiers; random letters hit one in four of them.
+_PAIRS = word_set(
+    "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le ve co me de hi ri ro"
+    " ic ne ea ra ce li ch ll be ma si om ur ca el ta la ns di fo ho pe ec pr no ct us ac ot il tr ly nc et ut ss so"
+    " rs un lo wa ge ie wh ee wi em ad ol rt po we na ul ni ts mo ow pa im mi ai sh ir su id os iv ia am fi ci vi pl"
+    " ig tu ev ld ry mp fe bl ab gh ty op wo sa ay ex ke ui bo ag da ib ap ue od up cl ef gr ug ub pt xt ck sp ds fu"
+    " fa bu qu if cr mm sc oo tt pp ff nn rr cc nk ks ys ob og ok do go my by pu pi ba va ga ru av ep ey ew ws aw dd"
+    " gs ls ms ps"
+)
+_CLASSES = {
+    code: "0" if chr(code).isdigit() else "l" if chr(code).islower() else "U" if chr(code).isupper() else "-"
+    for code in range(128)
+}
+_PIECE = re.compile(r"[A-Za-z0-9+/_-]{20,}")
+_CUT = re.compile(r"[./_=~$+-]+")
+_WORDLIKE = re.compile(
+    r"[A-Z]?[a-z]{2,20}(?:[A-Z][a-z]{2,20})*|[A-Z]+|[0-9]+|[A-Za-z]?[a-z]+(?:[_-][A-Za-z]?[a-z]+|[_-][0-9]{1,4})+"
+)
+_MIXED = re.compile(r"(?=.{7})(?:.*[0-9].*[A-Za-z]|.*[A-Za-z].*[0-9]|.*[a-z][A-Z][A-Z0-9]|.*[A-Z]{2}[a-z])")
+_HEX = re.compile(r"(?:0x)?[0-9a-fA-F]{32,}")
+_LONE_HEX = re.compile(r"(?<![A-Za-z0-9])(?:0x)?[0-9a-fA-F]{32,}(?![A-Za-z0-9])")
+_UUID = r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
+# Public names that agents and servers give to messages, calls and files; SSH public keys; subresource integrity.
+_PUBLIC = re.compile(
+    _UUID
+    + r"|(?<![A-Za-z0-9])(?:(?:srv)?toolu|call|msg|req|resp|chatcmpl|cmpl|rs|fc|run|thread|asst|item|evt|event|gen"
+    r"|agent|task|step|batch|prompt|file)[_-][A-Za-z0-9]{8,64}(?![A-Za-z0-9])"
+    r"|sha(?:1|256|384|512)[-:=][A-Za-z0-9+/=]{20,}|AAAA[BC]3NzaC1[A-Za-z0-9+/=]+|AAAAE2VjZHNh[A-Za-z0-9+/=]+"
+)
+_HASH_WORDS = re.compile(
+    r"commit|\bsha|sha\d|hash|md5|digest|checksum|integrity|etag|fingerprint|revision|\brev\b|\btree\b|parent|blob|object"
+    r"|merge|\bhead\b|refs/|\bgit\b|\bindex\b|image|docker|layer|cache|build|version|trace|span|uuid|guid|resolved|locked"
+    r"|\btx|block|address|\bpin(?:ned)?\b|snapshot|uses:|cherry|rebase|checkout|\breset\b|\bmain\b|\bmaster\b"
+    r"|origin|branch|\bfrom [0-9a-f]{6}|\bid\W*$|(?<!key)_id\W*$"
+)
+_SECRET_WORDS = re.compile(r"key|token|secret|passw|passphrase|api|auth|cred|private|bearer|login|license|wallet")
+_URL_HASH = re.compile(r"[?&](?:s|v|h|ver|gist|etag|ixid|rev|t)=$|gist\.github\S*/$|[/=_-]$")
+# The provider's signature of a thinking block, in a log that was itself printed; and the CSRF token of a page, which is
+# worth nothing without the session that goes with it (and the session is redacted).
+_SIGNATURE = re.compile(r"csrf-token\\*\"\s?content=\\*\"$|[sS]ignature\\*\"\s?:\s?\\*\"$")
+_HASHED_FILE = re.compile(r"\s+\*?[./\w-]+\.\w+|\s+refs/|\s+HEAD|\s+-$|\.(?:js|css|map|json|png|pack|idx|lock)\b")
+_KEY_WORDS = re.compile(r"(?:key|token|secret|password|auth|bearer)\W*$")
+_PUBLIC_BLOCK = re.compile(r"-----BEGIN (?:CERTIFICATE|[A-Z ]*PUBLIC KEY|PGP SIGNATURE|SSH SIGNATURE|PGP MESSAGE)")
+
+
+def rarity(value: str) -> tuple[float, float]:
+    """Share of letter pairs that words have, and share of neighbours of different character class."""
+    lower = value.lower()
+    letters = [pair for pair in map(str.__add__, lower, lower[1:]) if pair.isalpha()]
+    common = len([pair for pair in letters if pair in _PAIRS]) / len(letters) if len(letters) >= 4 else 0.0
+    # A capital before small letters starts a word, in camelCase too: that is no change.
+    classes = value.translate(_CLASSES).replace("Ul", "l")
+    changes = sum(map(classes.count, ("l0", "0l", "lU", "0U", "U0")))
+    return common, changes / max(1, len(value) - 1)
+
+
+def looks_random(value: str) -> bool:
+    """Whether a string of key characters is a rare one: not words, not a sequence, not one character repeated."""
+    if "USER_" in value:
+        value = PSEUDONYM.sub("USER", value)
+    if len(set(value)) < 8:
+        return False
+    classes = value.translate(_CLASSES)
+    digits, upper, lower = classes.count("0"), "U" in classes, "l" in classes
+    steps = sum(1 for a, b in pairwise(value) if a == b or ord(b) - ord(a) == 1)
+    if steps > len(value) * 0.3:
+        return False
+    common, changes = rarity(value)
+    if digits > len(value) * 0.75 and not (upper and lower):
+        return False
+    if digits == 0:
+        mixed = upper and lower and changes >= 0.15 and common < 0.45
+        return len(value) >= 32 and (mixed or common < 0.36)
+    # Digits all over a string weigh more than pairs of letters, of which a short one has few.
+    return common < (0.72 if changes >= 0.28 else 0.5) and changes >= 0.16
+
+
+def _is_long_enough(piece: str) -> bool:
+    body = piece.rstrip("=")
+    mixed = any(map(str.isupper, body)) and any(map(str.islower, body)) and any("0" <= char <= "9" for char in body)
+    return 24 <= len(body) <= MAX_LENGTH if mixed else 30 <= len(body) <= MAX_LENGTH
+
+
+def is_public_id(run: str) -> bool:
+    """Whether a whole run is a uuid or the id of a message or a call."""
+    return _PUBLIC.fullmatch(run) is not None
+
+
+def _masked(run: str) -> str:
+    """The run with public ids blanked out."""
+    return _blank(_PUBLIC, run)
+
+
+def _blank(pattern: re.Pattern[str], text: str) -> str:
+    """Spaces where the pattern matches: every position stays."""
+    return pattern.sub(lambda match: " " * len(match[0]), text)
+
+
+def _piece_spans(run: str, start: int, end: int) -> Iterator[Span]:
+    """Random parts of a piece. Folders that are words part a path; what is between them may itself hold slashes."""
+    cursor, group = start, -1
+    for part in [*run[start:end].split("/"), "word"]:
+        word = not part or (len(part) >= 4 and bool(_WORDLIKE.fullmatch(part)))
+        if not word and group < 0:
+            group = cursor
+        elif word and group >= 0:
+            piece = run[group : cursor - 1]
+            if _is_long_enough(piece) and looks_random(piece) and not _is_wordy_path(piece):
+                yield Span(group, cursor - 1 + _padding(run, cursor - 1), KIND)
+            group = -1
+        cursor += len(part) + 1
+
+
+def _padding(run: str, end: int) -> int:
+    return len(run[end : end + 2]) - len(run[end : end + 2].lstrip("="))
+
+
+def _is_wordy_path(piece: str) -> bool:
+    """Base64 has a slash about every 64 characters, and what stands between is no word."""
+    parts = [part for part in re.split(r"[/_-]", piece) if part]
+    if len(parts) < 3 or len(piece) > 40 * len(parts):
+        return False
+    words = sum(len(part) for part in parts if re.fullmatch(r"[A-Z]?[a-z]{2,}|[A-Z]{2,}|\d{1,4}|v\d+", part))
+    return words >= 0.5 * sum(map(len, parts))
+
+
+def is_wordy(run: str) -> bool:
+    """Short components, half of them words: a path or an identifier. Random characters do not fall into words."""
+    parts = _CUT.split(run)
+    if len(max(parts, key=len)) >= 16:
+        return False
+    words = sum(part.isalpha() and (part.islower() or part.istitle()) and len(part) > 2 for part in parts)
+    return words >= 2 and words * 2 >= len(parts) and not any(map(_MIXED.match, parts))
+
+
+def run_spans(run: str) -> list[Span]:
+    """Random pieces of one run of key characters. Pure hex has its own kind: the caller looks at its context."""
+    masked = _masked(run)
+    spans = [span for span in FAMILY_RULE.spans(masked) if _is_family(run[span.start : span.end])]
+    # Hex that stands for itself, not as part of a longer word.
+    for match in _LONE_HEX.finditer(masked):
+        if len(set(match[0])) >= 8:
+            spans.append(Span(match.start(), match.end(), HEX_KIND))
+    rest = _blank(_LONE_HEX, masked)
+    for match in _PIECE.finditer(rest):
+        spans += _piece_spans(run, match.start(), match.end())
+    return spans
+
+
+def _is_family(value: str) -> bool:
+    tail = max(re.split(r"[_-]", value), key=len)
+    return looks_random(tail) or bool(re.fullmatch(r"[0-9a-f]{24,}", tail) and len(set(tail)) >= 8)
+
+
+class Surroundings:
+    """What stands around a random string in its text: it may say that the string is public."""
+
+    def __init__(self, text: str, key: str) -> None:
+        self._text, self._key = text, key
+        self._lengths: dict[int, Counter[int]] = {}
+
+    def is_public(self, span: Span, run_start: int) -> bool:
+        """Whether the string is a hash, a signature, a certificate or an image by its context."""
+        lead = self._text[max(0, run_start - 24) : run_start]
+        if lead.endswith(";base64,") or _SIGNATURE.search(lead) or self._in_public_block(span.start):
+            return True
+        return span.kind == HEX_KIND and (self._is_hash(span) or self._in_listing(span))
+
+    def _is_hash(self, span: Span) -> bool:
+        """Whether the words before a hex run (or its field name) say that it is a hash or an id."""
+        text = self._text
+        before = f"{self._key} {text[max(0, span.start - 64) : span.start]}".lower()
+        line = before[before.rfind("\n", 0, len(before) - 1) + 1 :] if "\n" in before[:-1] else before
+        hashed = max((match.end() for match in _HASH_WORDS.finditer(line)), default=-1)
+        secret = max((match.end() for match in _SECRET_WORDS.finditer(line)), default=-1)
+        if secret > hashed:
+            return False
+        after = text[span.end : span.end + 24]
+        if hashed >= 0 or _URL_HASH.search(line) or _HASHED_FILE.match(after):
+            return True
+        starts_line = span.start == 0 or text[span.start - 1] in "\n\t"
+        return span.end - span.start == 40 and starts_line and bool(re.match(r"\s+\(?[A-Za-z]", after))
+
+    def _in_listing(self, span: Span) -> bool:
+        """Lock files and checksum lists: the same length of hex many times over."""
+        text, length = self._text, span.end - span.start
+        begin = text.rfind("\0", 0, span.start) + 1
+        if length not in (32, 40, 64, 128) or _KEY_WORDS.search(text[max(begin, span.start - 16) : span.start].lower()):
+            return False
+        if begin not in self._lengths:
+            end = text.find("\0", span.end)
+            self._lengths[begin] = Counter(map(len, set(_HEX.findall(text, begin, end if end >= 0 else len(text)))))
+        return self._lengths[begin][length] >= 5
+
+    def _in_public_block(self, position: int) -> bool:
+        """Inside a certificate, a public key or a signature block."""
+        text = self._text
+        begin = text.rfind("-----BEGIN ", max(0, position - 12000), position)
+        if begin < 0 or text.find("\0", begin, position) >= 0:
+            return False
+        return bool(_PUBLIC_BLOCK.match(text, begin)) and text.find("-----END ", begin, position) < 0
+
+
+@lru_cache(maxsize=4096)
+def names_a_hash(key: str) -> bool:
+    """Whether a field of this name holds hashes or ids."""
+    return _HASH_WORDS.search(key.lower()) is not None or key.endswith(("Id", "ID"))

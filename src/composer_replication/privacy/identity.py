@@ -1,0 +1,75 @@
+"""Home directories and user names become USER_n, n by first appearance in the conversation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from composer_replication.privacy.rules import PSEUDONYM, word_set
+
+# Names that belong to images, runners and documentation say nothing about a person.
+_NOBODY = word_set(
+    "user users username name me you root runner ubuntu node vscode app shared public default all linuxbrew git www"
+    " admin administrator guest nobody ec2-user codespace gitpod coder dev docker jenkins circleci vagrant pi x xxx"
+    " foo"
+)
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*"
+_AFTER = r"(?:/|\\{1,4}|%2[Ff]|%5[Cc])"
+# Each pattern starts with a literal, and looks back from there: that is what makes the search fast.
+_PATHS = (
+    ("home", re.compile(rf"(home(?<=[/\\Ff]home){_AFTER})({_NAME})")),
+    ("Users", re.compile(rf"(Users(?<=[/\\FfCc]Users){_AFTER})({_NAME}(?: [A-Z][a-z]+(?=\\))?)")),
+    ("-home-", re.compile(r"(-home-(?<![A-Za-z0-9_.-]-home-))([A-Za-z0-9_]+)(?=-|$|[/\\\s\"'`])", re.M)),
+    ("-Users-", re.compile(r"(-Users-(?<![A-Za-z0-9_.]-Users-))([A-Za-z0-9_]+)(?=-|$|[/\\\s\"'`])", re.M)),
+)
+
+
+class Identity:
+    """Finds people in text. Holds no state: the numbering comes from the caller, one per conversation."""
+
+    def __init__(self, home_dirs: Sequence[str], user_names: Sequence[str]) -> None:
+        homes = {home.rstrip("/\\") for home in home_dirs if len(home.rstrip("/\\")) > 1}
+        names = {name for name in user_names if len(name) >= 2 and name.upper() != "USER"}
+        self._known = frozenset(names | {re.split(r"[/\\]", home)[-1] for home in homes})
+        self._homes = sorted(homes - {"/root"}, key=len, reverse=True)
+        folders = {re.sub(r"[^A-Za-z0-9]", "-", home): home for home in self._homes}
+        self._folders = sorted(folders, key=len, reverse=True)
+        spelled = sorted(map(re.escape, names), key=len, reverse=True)
+        # In a dump a name stands beside underscores and digits of other things; letters around it make another word.
+        self._names = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(spelled)})(?![A-Za-z0-9])") if spelled else None
+        self._needles = tuple(names)
+
+    def replace(self, text: str, pseudonym: Callable[[str], str]) -> str:
+        """The text with every known or visible user as a pseudonym."""
+        for home in self._homes:
+            if home in text:
+                text = re.sub(re.escape(home) + r"(?![A-Za-z0-9_])", lambda _, h=home: self._home(h, pseudonym), text)
+        for folder in self._folders:
+            if folder in text:
+                name = re.split(r"-", folder)[-1]
+                text = re.sub(re.escape(folder) + r"(?![A-Za-z0-9])", lambda _, n=name: f"-home-{pseudonym(n)}", text)
+        for trigger, pattern in _PATHS:
+            if trigger in text:
+                text = pattern.sub(lambda match: match[1] + self._name(match[2], pseudonym), text)
+        if self._names is not None and any(needle in text for needle in self._needles):
+            text = self._names.sub(lambda match: pseudonym(match[0]), text)
+        return text
+
+    def touches(self, text: str) -> bool:
+        """Whether `replace` would change the text."""
+        return self.replace(text, lambda _: "") != text
+
+    def _home(self, home: str, pseudonym: Callable[[str], str]) -> str:
+        parent, separator, name = home.rpartition("\\" if "\\" in home else "/")
+        kept = (
+            parent
+            if re.fullmatch(r"/home|/Users|[A-Za-z]:\\Users|[A-Za-z]:/Users|/mnt/[a-z]/Users|/[a-z]/Users", parent)
+            else "/home"
+        )
+        return kept + (separator if kept == parent else "/") + pseudonym(name)
+
+    def _name(self, name: str, pseudonym: Callable[[str], str]) -> str:
+        bare = name.rstrip(".")
+        if bare not in self._known and (bare.lower() in _NOBODY or PSEUDONYM.fullmatch(bare) or not bare):
+            return name
+        return pseudonym(bare) + name[len(bare) :]

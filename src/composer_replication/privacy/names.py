@@ -1,0 +1,196 @@
+"""Which names say that a secret follows: of environment variables, JSON fields, flags and headers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import IntEnum
+from functools import lru_cache
+
+from composer_replication.privacy.rules import word_set
+
+
+class Strength(IntEnum):
+    """How much a name says about its value."""
+
+    NONE = 0
+    WEAK = 1  # `key`, `auth`, `session`: only a random-looking value counts
+    TOKEN = 2  # `token`, `api_key`, `secret`: any value that is not code, prose or a placeholder
+    PASSWORD = 3  # `password`: short and wordy values too
+
+
+_SPLIT = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
+_PASSWORDS = ("password", "passwd", "passphrase", "passcode", "pwd", "passwort", "contrasena", "senha", "motdepasse")
+_TOKENS = (
+    "secret",
+    "token",
+    "apikey",
+    "accesskey",
+    "privatekey",
+    "secretkey",
+    "credential",
+    "credentials",
+    "authkey",
+    "signingkey",
+    "encryptionkey",
+    "masterkey",
+    "servicekey",
+    "accountkey",
+    "sharedkey",
+    "clientkey",
+    "deploykey",
+    "appkey",
+    "storagekey",
+    "adminkey",
+    "licensekey",
+    "jwt",
+    "bearer",
+    "connectionstring",
+    "secrets",
+    "serverkey",
+    "userkey",
+    "authtoken",
+    "sshkey",
+    "privkey",
+    "clientkeydata",
+    "secretaccesskey",
+    "sharedaccesskey",
+    "hmackey",
+    "cryptokey",
+    "webhookkey",
+    "integrationkey",
+    "consumerkey",
+    "authcode",
+    "totp",
+    "xapikey",
+    "subscriptionkey",
+    "sessiontoken",
+    "sessionkey",
+    "recoverykey",
+    "functionskey",
+    "hostkey",
+    "rootkey",
+    "writekey",
+    "instrumentationkey",
+)
+_WEAK_LAST = (
+    "key",
+    "auth",
+    "sig",
+    "signature",
+    "salt",
+    "pin",
+    "otp",
+    "sid",
+    "sessid",
+    "sessionid",
+    "session",
+    "dsn",
+    "webhook",
+    "license",
+    "cookie",
+    "authorization",
+    "code",
+    "cert",
+    "nonce",
+    "seed",
+    "mnemonic",
+    "keys",
+    "psk",
+    "pat",
+    "creds",
+    "cred",
+    "uri",
+    "url",
+    "csrf",
+    "xsrf",
+    "serial",
+    "hmac",
+    "refresh",
+    "conn",
+    "database",
+    "state",
+)
+# Words beside `token` or `secret` that make it a count, a type, a file, a flag or a name of something.
+_HARMLESS = word_set(
+    "max min num count counts total limit limits usage used budget input output prompt completion cached cache"
+    " creation read type types name names path file files dir length len size index idx per cost price rate width id"
+    " ids field fields label hint regex pattern policy policies url uri endpoint expiry expires expiration ttl at"
+    " age header headers tokenizer enabled required valid manager provider reset validator visible placeholder arn"
+    " version strength list map kind format public estimate estimated remaining reasoning thinking text special stop"
+    " eos bos pad unk mask vocab left window selector ref refs scope scopes role rotation store service class module"
+    " error message status form"
+)
+
+
+# Tokens of a tokenizer, a page or a form.
+_NO_TOKENS = word_set(
+    "csrf xsrf public next page cancel bos eos unk pad sep cls mask image audio video start end first last task"
+)
+
+
+@lru_cache(maxsize=8192)
+def name_strength(name: str) -> Strength:
+    """What a name says about its value."""
+    words = [word.lower() for word in _SPLIT.findall(name)]
+    words = [word for word in words if not word.isdigit()] or [""]
+    joined = "".join(words)
+    last = words[-1]
+    if last in _HARMLESS or (
+        words[0] in ("no", "is", "has", "use", "show", "hide", "max", "min", "num") and len(words) > 1
+    ):
+        return Strength.NONE
+    if last == "pass" and words[-2:-1] in (["to"], ["by"], ["must"], ["com"], ["first"], ["second"], ["tests"]):
+        return Strength.NONE
+    if joined.endswith(_PASSWORDS) or last in ("pass", "pw", "passwords") or (last == "key" and "pass" in words):
+        return Strength.NONE if joined in ("oldpwd",) or (joined == "pwd" and name != "Pwd") else Strength.PASSWORD
+    if joined.endswith(_TOKENS):
+        return Strength.TOKEN if not (set(words) & _NO_TOKENS) else Strength.WEAK
+    if last in ("otp", "cvv", "cvc", "pincode") or joined in (
+        "pin",
+        "mfacode",
+        "otpcode",
+        "onetimecode",
+        "twofactorcode",
+    ):
+        return Strength.TOKEN
+    if any(word in ("password", "passwd", "secret", "apikey") for word in words):
+        return Strength.TOKEN if len(words) > 1 else Strength.NONE
+    if last in _WEAK_LAST or joined.endswith(("key", "auth")) or last == "tokens":
+        return Strength.WEAK
+    return Strength.NONE
+
+
+_COMMON_VALUES = word_set(
+    "password changeme localhost 127.0.0.1 development production undefined disabled enabled required anonymous"
+    " postgres username testtest 12345678 00000000 example.com keychain osxkeychain /dev/null dumb xterm-256color"
+)
+_ENV_NAMES = re.compile(
+    r"(?i)(?:^|_)(?:KEY|PAT|AUTH|CREDS?|DSN|COOKIE|PASS|LICENSE|WEBHOOK|CONN(?:ECTION)?(?:_STRING)?)\d*$"
+)
+
+
+def secret_looking_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables whose names look secret, with values long and rare enough to search for everywhere.
+
+    A path, a plain number or a common word under such a name (SSH_AUTH_SOCK, GIT_ASKPASS) would redact half a session.
+    """
+    chosen: dict[str, str] = {}
+    for name, value in environ.items():
+        named = (
+            name_strength(name) >= Strength.TOKEN
+            or _ENV_NAMES.search(name) is not None
+            or ("://" in value and "@" in value)
+        )
+        if named and _is_searchable(value):
+            chosen[name] = value
+    return chosen
+
+
+def _is_searchable(value: str) -> bool:
+    value = value.strip()
+    if len(value) < 8 or value.lower() in _COMMON_VALUES or len(set(value)) < 4:
+        return False
+    if value.startswith(("/", "~/", "./", "C:\\")) and " " not in value and not re.search(r"[A-Za-z0-9+]{24,}", value):
+        return False
+    return not (value.isdigit() and len(value) < 10) and not re.fullmatch(r"[a-z]{1,11}|https?://[^@?]*", value)

@@ -1,0 +1,177 @@
+"""What a rule is, and the rules for things with a structure: PEM, JWT, authorisation headers, credentials in URLs.
+
+A rule runs only where one of its trigger substrings occurs, which is what keeps clean text fast.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """One secret in a text, by position; the text itself decides its placeholder."""
+
+    start: int
+    end: int
+    kind: str
+
+
+PLACEHOLDER = re.compile(r"<[A-Z][A-Z0-9_]*_\d+>")
+PSEUDONYM = re.compile(r"USER_\d+")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A pattern for one kind of secret.
+
+    `triggers` are substrings of which one must occur before the pattern is tried (none: always tried); `group` is what
+    gets redacted; `accept` may turn a match down. A subclass may find its spans in another way.
+    """
+
+    kind: str
+    pattern: re.Pattern[str] = field(repr=False)
+    triggers: tuple[str, ...] = ()
+    group: int = 0
+    accept: Callable[[str], bool] | None = None
+
+    def triggered(self, text: str) -> bool:
+        """Whether the text is worth trying."""
+        return not self.triggers or any(trigger in text for trigger in self.triggers)
+
+    def spans(self, text: str) -> Iterator[Span]:
+        """Every secret of this kind in the text."""
+        for match in self.pattern.finditer(text):
+            start, end = match.span(self.group)
+            if end > start and (self.accept is None or self.accept(text[start:end])):
+                yield Span(start, end, self.kind)
+
+
+def word_set(words: str) -> frozenset[str]:
+    """Words from a line of text: long lists stay readable."""
+    return frozenset(words.split())
+
+
+def has_digit(value: str) -> bool:
+    """Random keys of twenty characters and more hold a digit; compound words mostly do not.
+
+    The number of a pseudonym is ours: it must not make a secret of what was none before.
+    """
+    if "USER_" in value:
+        value = PSEUDONYM.sub("USER", value)
+    return any("0" <= char <= "9" for char in value)
+
+
+def is_strong(value: str) -> bool:
+    """Whether a bare word could be a password: letters with digits or symbols among them, and no code or path."""
+    if len(value) < 6 or any(mark in value for mark in "()[]{}<>") or value.startswith(("/", "./", "~/", "http")):
+        return False
+    letters = any(char.isalpha() for char in value)
+    symbols = sum(char in "!@#$%^&*?+=~|:;" for char in value)
+    return (letters and (has_digit(value) or symbols > 0)) or (value.isdigit() and len(value) >= 6)
+
+
+def _is_basic(value: str) -> bool:
+    try:
+        decoded = base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return b":" in decoded
+
+
+def _is_bearer(value: str) -> bool:
+    return len(value) >= 8 and (has_digit(value) or len(value) >= 24) and not value.startswith(("$", "{"))
+
+
+def _is_url_password(value: str) -> bool:
+    # host:port/path@version has the same shape as user:password@host.
+    return (
+        not re.match(r"\d{1,5}(?:[/?#]|$)", value)
+        and not value.startswith(("$", "{", "<", "%s", "//"))
+        and value != "***"
+    )
+
+
+def _is_url_token(value: str) -> bool:
+    return len(value) >= 16 and has_digit(value) and not value.startswith("$")
+
+
+_PEM_KEY = r"-----BEGIN (?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?-----"
+# Without an end (a truncated file) the key goes on as long as lines of base64 follow, numbered or escaped.
+_PEM_LINES = (
+    r"(?:[^\S\n]|\\[nrt]|\n|[0-9]{1,6}[→:|\t]|[A-Za-z0-9+/=]{16,}"
+    r"|[A-Z][A-Za-z-]{2,20}: [^\n\\]{1,80}|[A-Za-z0-9+/]{1,15}=*(?=\s|\\|$))*+"
+)
+_PEM = _PEM_KEY + r"(?:(?:[^-]|-(?!----)){0,40000}+-----END [A-Z0-9 ]{3,40}-----|" + _PEM_LINES + ")"
+_USER = r"[^\s:/@\"'`<>\\?#]{0,100}"
+_ANY_WORD = r"[^\s@\"'`<>\\]{1,300}"
+_LOGIN = _USER + ":(" + _ANY_WORD + "(?:@" + _ANY_WORD + r")?)@(?=[\w.\[$-])"
+_LONE_USER = r"([^\s:/@\"'`<>\\?#]{16,300})(?::x-oauth-basic)?:?@(?=\w)"
+_BEARER = r"(?:\s|%20|\+)\s?\\*[\"']?([A-Za-z0-9._~+/=-]{8,})"
+_BASIC = r"(?:\s|%20)\s?([A-Za-z0-9+/_-]{8,}={0,2})"
+_COOKIE = (
+    r"2?\\*[\"']?\s?[:=]\s?\\*[\"']?"
+    r"([A-Za-z0-9_.$-]{1,60}=[^\s\"'\\;<>]{6,4000}(?:;\s?[A-Za-z0-9_.$-]{1,60}=[^\s\"'\\;<>]{0,4000}){0,40})"
+)
+# Every pattern starts with a literal, in the spellings that occur: that is what makes a search fast.
+_PHRASE_WORDS = (
+    ("mnemonic", "nemonic"),
+    ("mnemonic", "NEMONIC"),
+    ("phrase", "hrase"),
+    ("phrase", "HRASE"),
+    ("seed", "eed(?: words?)?"),
+    ("seed", "EED(?:_WORDS)?"),
+)
+_PHRASE = r"[^a-z\n]{1,12}(?:is|are)?[^a-z\n]{0,6}((?:[a-z]{3,8} +){11,23}[a-z]{3,8})"
+
+# Their triggers are looked for among the lower-cased words of a text, so they are letters only.
+STRUCTURE_RULES: tuple[Rule, ...] = (
+    Rule("PRIVATE_KEY", re.compile(_PEM), ("private",)),
+    Rule("PRIVATE_KEY", re.compile(r"PuTTY-User-Key-File-\d[\s\S]{0,9000}?Private-MAC: [0-9a-f]+"), ("putty",)),
+    Rule(
+        "JWT", re.compile(r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){2,4}"), ("eyj",)
+    ),
+    *(Rule("BEARER_TOKEN", re.compile(word + _BEARER), ("bearer",), 1, _is_bearer) for word in ("earer", "EARER")),
+    *(Rule("BASIC_AUTH", re.compile(word + _BASIC), ("basic",), 1, _is_basic) for word in ("asic", "ASIC")),
+    *(Rule("COOKIE", re.compile(word + _COOKIE), ("cookie",), 1, has_digit) for word in ("ookie", "OOKIE")),
+    *(Rule("SEED_PHRASE", re.compile(word + _PHRASE), (trigger,), 1) for trigger, word in _PHRASE_WORDS),
+)
+_ADDRESSES = ("://", ":\\/\\/", "%3A%2F%2F")
+# One pattern for each spelling of the sign, so that every search starts with a literal.
+URL_RULES: tuple[Rule, ...] = tuple(
+    Rule(kind, re.compile(re.escape(sign) + pattern), (sign,), 1, accept)
+    for sign in _ADDRESSES[:2]
+    for kind, pattern, accept in (("URL_PASSWORD", _LOGIN, _is_url_password), ("URL_TOKEN", _LONE_USER, _is_url_token))
+)
+# The word for password in other scripts and spellings. The pattern starts with their rare letters, so that text which
+# has none of them is passed over quickly.
+_FOREIGN = Rule(
+    "PASSWORD",
+    re.compile(
+        r"[Пп密口パ비암كपłñŞş](?:арол[ьяею]|码|碼|令|钥|鑰|スワード|밀번호|호|لمة المرور|ासवर्ड"
+        r"|(?<=hasł)o|(?<=contraseñ)a|ifre)"
+        r"[\s:\uff1a=是为為は이가은는—-]{1,6}[\"'`«「]?([^\s\"'`»」<>\uff0c。]{4,100})"
+    ),
+    group=1,
+    accept=is_strong,
+)
+_BY_TRIGGER = tuple((trigger.encode(), rule) for rule in STRUCTURE_RULES for trigger in rule.triggers)
+TRIGGERS: tuple[bytes, ...] = tuple(dict.fromkeys(trigger for trigger, _ in _BY_TRIGGER))
+_ALL_TRIGGERS = frozenset(TRIGGERS)
+
+
+def structure_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
+    """Everything with a structure of its own. `active`: the triggers that occur."""
+    if here := active & _ALL_TRIGGERS:
+        for rule in dict.fromkeys([rule for trigger, rule in _BY_TRIGGER if trigger in here]):
+            yield from rule.spans(text)
+    if not text.isascii():
+        yield from _FOREIGN.spans(text)
+    if "@" in text:
+        for rule in URL_RULES:
+            if rule.triggers[0] in text:
+                yield from rule.spans(text)

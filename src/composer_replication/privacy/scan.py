@@ -1,0 +1,247 @@
+"""All layers over one text: where the secrets are. Knows nothing of placeholders or conversations."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from urllib.parse import quote, quote_plus
+
+from composer_replication.privacy import commands, entropy, rules
+from composer_replication.privacy.assignments import KEYWORDS, keyword_spans
+from composer_replication.privacy.commands import command_spans
+from composer_replication.privacy.encoded import Decoded, decoded_in_run, percent_encoded, wrapped_base64
+from composer_replication.privacy.keywords import WordFilter
+from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digit, is_strong, structure_spans
+from composer_replication.privacy.vendors import RUN_RULES, VENDOR_RULES
+
+_Runs = list[tuple[int, str]]
+_Triggers = list[tuple[str, Rule]]
+_MIN_RUN = 16
+_MAX_DEPTH = 3
+_CACHE_SIZE = 1 << 16
+_CACHED_LENGTH = 160
+# One byte a character: key characters become `a`, everything else a space, so a run is found without a regex on text.
+_RUN_TABLE = bytes(97 if chr(code) in "+/=_-.~$" or (code < 128 and chr(code).isalnum()) else 32 for code in range(256))
+_RUN = re.compile(b"a" * _MIN_RUN + b"a*")
+_TRIGGERS = tuple((trigger, rule) for rule in VENDOR_RULES for trigger in rule.triggers)
+_RUN_TRIGGERS = tuple((trigger, rule) for rule in RUN_RULES for trigger in rule.triggers)
+_ESCAPE_HEAD = re.compile(r"u[0-9a-fA-F]{4}|[nrt]")
+# Words and small numbers between separators: most paths and names. A random key has no such cut.
+_WORDY = re.compile(
+    r"(?:[./_=~$+-]*+(?:[A-Z]?[a-z]{2,20}+(?:[A-Z][a-z]{2,20}+)*+|[a-z]|[A-Z]{1,10}+|[0-9]{1,6}+)(?=[./_=~$+-]|$))++[./_=~$+-]*+"
+)
+_PERCENT = re.compile(r"%[0-9A-Fa-f]{2}")
+_USER_PASSWORD = re.compile(r"[\w.@+-]{1,64}:([^\s:]{6,100})")
+
+
+class ExactValues:
+    """Known values in the spellings a log can hold them: plain, JSON-escaped, percent-encoded."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        spellings: dict[str, str] = {}
+        for value in values:
+            stripped = value.strip()
+            if stripped:
+                escaped = json.dumps(stripped)[1:-1]
+                forms = (
+                    stripped,
+                    escaped,
+                    json.dumps(escaped)[1:-1],
+                    quote(stripped, safe=""),
+                    quote_plus(stripped),
+                    quote(stripped),
+                )
+                spellings.update((form, value) for form in forms)
+        # A value made of key characters is always part of a run: the search then covers the few runs, not the text.
+        self._in_runs = tuple(form for form in spellings if len(form) >= _MIN_RUN and _only_key_characters(form))
+        self._anywhere = tuple(form for form in spellings if form not in self._in_runs)
+        longest_first = sorted(spellings, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if spellings else None
+
+    def spans(self, text: str, runs: _Runs) -> Iterator[Span]:
+        """Where known values stand."""
+        if self._pattern is None:
+            return
+        joined = "\n".join([run for _, run in runs])
+        if any(form in joined for form in self._in_runs) or any(form in text for form in self._anywhere):
+            for match in self._pattern.finditer(text):
+                yield Span(match.start(), match.end(), "ENV_SECRET")
+
+
+def _only_key_characters(value: str) -> bool:
+    return not value.encode("latin-1", "replace").translate(_RUN_TABLE).strip(b"a")
+
+
+class Scanner:
+    """Finds secrets. Remembers clean runs, so that what a session repeats is looked at once."""
+
+    def __init__(self, values: Mapping[str, str], extra_rules: Sequence[Rule], *, use_entropy: bool) -> None:
+        self._exact = ExactValues(values.values())
+        self._extra = tuple(extra_rules)
+        self._entropy = use_entropy
+        self._clean_runs: set[str] = set()
+        self.words = WordFilter((*rules.TRIGGERS, *commands.TRIGGERS, *KEYWORDS))
+
+    def spans(self, text: str, key: str = "", depth: int = 0) -> list[Span]:
+        """Non-overlapping spans in order. `key` is the field the text stands in: it may say that hex is a hash."""
+        flat = text.encode("latin-1", "replace")
+        runs = self.new_runs(text, flat)
+        odd = [(start, run) for start, run in runs if not _WORDY.fullmatch(run)]
+        suspects = [(start, run) for start, run in odd if not entropy.is_wordy(run) and not entropy.is_public_id(run)]
+        found: list[Span] = list(self._exact.spans(text, runs))
+        triggers = _vendor_triggers(odd)
+        for rule in dict.fromkeys(rule for _, rule in triggers):
+            found += rule.spans(text)
+        active = self.words.active(flat)
+        found += structure_spans(text, active)
+        if active:
+            found += command_spans(text, active)
+            found += keyword_spans(text, flat.lower(), active)
+        for rule in self._extra:
+            if rule.triggered(text):
+                found += rule.spans(text)
+        depends = self._suspects(text, suspects, key, depth, found)
+        if depth == 0:
+            self._remember(runs, found, triggers, depends)
+        if depth < _MAX_DEPTH:
+            found += self._encoded(text, key, depth, suspects, found)
+        return _spread(text, _merge(text, found)) if found else []
+
+    def _suspects(self, text: str, suspects: _Runs, key: str, depth: int, found: list[Span]) -> set[str]:
+        """Look into every run that is no word; returns those that are clean only because of what stands around them."""
+        around, depends = entropy.Surroundings(text, key), set()
+        for start, run in suspects:
+            inside = self._in_run(around, start, run, depth)
+            if inside is None:
+                depends.add(run)
+            else:
+                found += inside
+        return depends
+
+    def _encoded(self, text: str, key: str, depth: int, suspects: _Runs, found: list[Span]) -> list[Span]:
+        behind: list[Span] = []
+        if "%" in text and _PERCENT.search(text):
+            behind += self._percent(_without(text, found), key, depth)
+        starts = [start for start, run in suspects if 60 <= len(run) <= 82]
+        if len(starts) > 1 or (starts and "\n" in text):
+            behind += self._wrapped(text, starts, depth)
+        return behind
+
+    def new_runs(self, text: str, flat: bytes) -> _Runs:
+        """Runs of key characters that are not known to be clean, with where they start."""
+        clean, runs = self._clean_runs, []
+        for match in _RUN.finditer(flat.translate(_RUN_TABLE)):
+            start, end = match.span()
+            run = text[start:end]
+            if run in clean:
+                continue
+            if text[start - 1 : start] == "\\" and (head := _ESCAPE_HEAD.match(run)):
+                start, run = start + head.end(), run[head.end() :]
+            runs.append((start, run))
+        return runs
+
+    def _remember(self, runs: _Runs, found: list[Span], triggers: _Triggers, depends: set[str]) -> None:
+        """Keep the runs that are clean whatever stands around them."""
+        if len(found) > 64:  # a dump full of secrets: not worth the comparisons
+            return
+        if len(self._clean_runs) >= _CACHE_SIZE:
+            self._clean_runs.clear()
+        for start, run in runs:
+            if len(run) > _CACHED_LENGTH or run in depends or any(trigger in run for trigger, _ in triggers):
+                continue
+            if not found or not any(span.start < start + len(run) and start < span.end for span in found):
+                self._clean_runs.add(run)
+
+    def _in_run(self, around: entropy.Surroundings, start: int, run: str, depth: int) -> list[Span] | None:
+        """Secrets inside one run; None when it is clean only because of what stands around it."""
+        found, readable, depends = [], [], False
+        if has_digit(run):
+            rules_here = dict.fromkeys([rule for trigger, rule in _RUN_TRIGGERS if trigger in run])
+            found = [_moved(span, start) for rule in rules_here for span in rule.spans(run)]
+        for piece in decoded_in_run(run) if depth < _MAX_DEPTH else ():
+            if self._says_secret(piece, depth):
+                found.append(Span(start + piece.start, start + piece.end, "ENCODED_SECRET"))
+            elif piece.is_plain():  # it looks random, but it says what it is
+                readable.append(piece)
+        for span in entropy.run_spans(run) if self._entropy else ():
+            moved = _moved(span, start)
+            if around.is_public(moved, start):
+                depends = True
+            elif not any(piece.start <= span.start and span.end <= piece.end for piece in readable):
+                found.append(moved)
+        return None if depends and not found else found
+
+    def _says_secret(self, piece: Decoded, depth: int) -> bool:
+        if self.spans(piece.text, depth=depth + 1):
+            return True
+        login = _USER_PASSWORD.fullmatch(piece.text.strip())
+        return login is not None and piece.text.isascii() and is_strong(login[1])
+
+    def _percent(self, text: str, key: str, depth: int) -> Iterator[Span]:
+        for piece in percent_encoded(text):
+            if piece.text == text[piece.start : piece.end]:
+                continue
+            for span in self.spans(piece.text, key, depth + 1):
+                value = piece.text[span.start : span.end]
+                at = text.find(value, piece.start, piece.end)
+                if at >= 0:  # the secret itself needed no encoding: only its name did
+                    yield Span(at, at + len(value), span.kind)
+                else:
+                    yield Span(piece.start, piece.end, "ENCODED_SECRET")
+
+    def _wrapped(self, text: str, starts: list[int], depth: int) -> Iterator[Span]:
+        for piece in wrapped_base64(text, starts):
+            if self._says_secret(piece, depth):
+                yield Span(piece.start, piece.end, "ENCODED_SECRET")
+
+
+def _vendor_triggers(runs: _Runs) -> _Triggers:
+    if not runs:
+        return []
+    joined = "\n".join([run for _, run in runs])
+    return [(trigger, rule) for trigger, rule in _TRIGGERS if trigger in joined]
+
+
+def _without(text: str, found: list[Span]) -> str:
+    """The text with blanks for what is already found."""
+    for span in found if len(found) <= 64 else ():
+        text = text[: span.start] + " " * (span.end - span.start) + text[span.end :]
+    return text
+
+
+def _moved(span: Span, by: int) -> Span:
+    return Span(span.start + by, span.end + by, span.kind)
+
+
+def _merge(text: str, found: list[Span]) -> list[Span]:
+    """Overlaps become one span that covers all of them; the kind is that of the earliest layer. Placeholders stay."""
+    order = {id(span): index for index, span in enumerate(found)}
+    merged: list[Span] = []
+    ranks: list[int] = []
+    for span in sorted(found, key=lambda span: (span.start, -span.end)):
+        rank = order[id(span)]
+        if merged and span.start < merged[-1].end:
+            last = merged[-1]
+            same = (last.start, last.end) == (span.start, span.end)
+            kind = span.kind if same and rank < ranks[-1] else last.kind
+            merged[-1] = Span(last.start, max(last.end, span.end), kind)
+            ranks[-1] = min(rank, ranks[-1]) if same else ranks[-1]
+        else:
+            merged.append(span)
+            ranks.append(rank)
+    return [span for span in merged if not PLACEHOLDER.fullmatch(text[span.start : span.end])]
+
+
+def _spread(text: str, spans: list[Span]) -> list[Span]:
+    """The same value elsewhere in the same text is the same secret, whatever stands beside it."""
+    if len(spans) > 64:  # a dump: every line has its own name, and the search would cost lines times length
+        return spans
+    extra: list[Span] = []
+    for value, kind in {text[span.start : span.end]: span.kind for span in spans}.items():
+        if len(value) >= 8 and is_strong(value):
+            at = text.find(value)
+            while at >= 0:
+                extra.append(Span(at, at + len(value), kind))
+                at = text.find(value, at + len(value))
+    return _merge(text, spans + extra) if len(extra) > len(spans) else spans

@@ -1,0 +1,137 @@
+"""Vendor key formats: one row a format, read at import.
+
+A row is: kind, triggers separated by `|`, pattern. The prefixes are public knowledge, written by hand from the vendors'
+own format descriptions. Prefixes that no word ends with take no left boundary, so a key is found inside a path or an
+identifier too. A `*` before the triggers marks a pattern that is tried on single runs of key characters, because its
+prefix is too common for a search of the whole text. A kind with `?` wants a digit in the match.
+"""
+
+from __future__ import annotations
+
+import re
+
+from composer_replication.privacy.rules import Rule, has_digit
+
+_TABLE = r"""
+ANTHROPIC_KEY sk-ant- sk-ant-[A-Za-z0-9_-]{16,}
+OPENROUTER_KEY sk-or- sk-or-[A-Za-z0-9_-]{16,}
+OPENAI_KEY sk-proj-|sk-svcacct-|sk-admin-|sk-None- sk-(?:proj|svcacct|admin|None)-[A-Za-z0-9_-]{16,}
+OPENAI_KEY T3BlbkFJ (?:(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{1,120})?T3BlbkFJ[A-Za-z0-9_-]{10,}
+AWS_ACCESS_KEY AKIA|ASIA|ABIA|ACCA (?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}
+AWS_ACCESS_KEY A3T|AROA|AIDA|AGPA (?<![A-Za-z0-9])(?:A3T[A-Z0-9]|AROA|AIDA|AGPA)[A-Z0-9]{16}(?![A-Za-z0-9])
+AWS_BEDROCK_KEY ABSK ABSK[A-Za-z0-9+/]{40,}={0,2}
+AWS_SESSION_TOKEN GZXIvYXdz|IQoJb3JpZ2lu (?:F[wQ]oGZXIvYXdz|IQoJb3JpZ2lu)[A-Za-z0-9+/=]{20,}
+GITHUB_TOKEN ghp_|gho_|ghu_|ghs_|ghr_ gh[pousr]_[A-Za-z0-9]{20,}
+GITHUB_TOKEN github_pat_ github_pat_[A-Za-z0-9_]{20,}
+GITLAB_TOKEN glpat-|gldt-|glrt-|glrtr-|glcbt-|glptt-|glft- gl(?:pat|dt|rtr?|cbt|ptt|ft)-[A-Za-z0-9_=.-]{16,}
+GITLAB_TOKEN glsoat-|glimt-|glagent-|gloas-|glffct-|glwt- gl(?:soat|imt|agent|oas|ffct|wt)-[A-Za-z0-9_=.-]{16,}
+GITLAB_TOKEN GR1348941 GR1348941[A-Za-z0-9_-]{16,}
+HUGGINGFACE_TOKEN hf_|api_org_ (?:(?<![A-Za-z])|(?<=\\[nrt]))(?:hf_|api_org_)[A-Za-z0-9]{28,}
+GOOGLE_API_KEY AIza AIza[A-Za-z0-9_-]{30,}
+GOOGLE_OAUTH GOCSPX- GOCSPX-[A-Za-z0-9_-]{20,}
+GOOGLE_OAUTH ya29. ya29\.[A-Za-z0-9_.-]{20,}
+GOOGLE_OAUTH 1//0|4/0A (?<![A-Za-z0-9])(?:1//0|4/0A)[A-Za-z0-9_-]{24,}
+GOOGLE_API_KEY AQ. (?<![A-Za-z0-9.])AQ\.[A-Za-z0-9_-]{30,}
+SLACK_TOKEN xox xox[a-z](?:\.xox[a-z])?-[A-Za-z0-9-]{10,}
+SLACK_TOKEN xapp-|xwfp- x(?:app|wfp)-[A-Za-z0-9-]{10,}
+SLACK_WEBHOOK hooks.slack.com hooks\.slack\.com/(?:services|workflows|triggers)/[A-Za-z0-9/_+-]{20,}
+WEBHOOK /api/webhooks/ discord(?:app)?\.com/api/webhooks/\d+/[A-Za-z0-9_-]{20,}
+WEBHOOK webhook.office.com [a-z0-9.-]{1,80}\.webhook\.office\.com/[A-Za-z0-9@/_-]{30,}
+WEBHOOK hooks.zapier.com|hook.eu|hook.us (?:hooks\.zapier\.com/hooks/catch|hook\.[a-z0-9]+\.make\.com)/[A-Za-z0-9/]{8,}
+DISCORD_TOKEN? *. (?:mfa\.[A-Za-z0-9_-]{60,}|[A-Z][A-Za-z0-9_-]{22,28}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,40})
+STRIPE_KEY k_live_|k_test_|k_prod_ (?:sk|rk|pk)_(?:live|test|prod)_[A-Za-z0-9]{10,}
+STRIPE_KEY whsec_ whsec_[A-Za-z0-9+/=]{16,}
+TWILIO_KEY *SK|AC (?<![A-Za-z0-9])(?:SK|AC)[0-9a-fA-F]{32}(?![0-9A-Za-z])
+SENDGRID_KEY SG. SG\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}
+MAILGUN_KEY *key- (?<![A-Za-z0-9])(?:pub)?key-[0-9a-zA-Z]{32}
+MAILGUN_KEY *- [0-9a-f]{32}-[0-9a-f]{8}-[0-9a-f]{8}(?![0-9a-f-])
+MAILCHIMP_KEY *-us [0-9a-f]{32}-us\d{1,2}
+SQUARE_TOKEN sq0 sq0[a-z]{3}-[A-Za-z0-9_-]{20,}
+SQUARE_TOKEN EAAA (?<![A-Za-z0-9+/])EAAA[A-Za-z0-9_-]{56,}
+FACEBOOK_TOKEN? EAA (?<![A-Za-z0-9+/])EAA[A-Z][A-Za-z0-9]{28,}
+SHOPIFY_TOKEN shpat_|shpca_|shppa_|shpss_|shptka_|shprt_ shp(?:at|ca|pa|ss|tka|rt)_[A-Za-z0-9]{24,}
+NPM_TOKEN npm_ npm_[A-Za-z0-9]{30,}
+PYPI_TOKEN pypi- pypi-[A-Za-z0-9_-]{32,}
+RUBYGEMS_KEY rubygems_ rubygems_[0-9a-z]{32,}
+DOCKER_TOKEN dckr_ dckr_[a-z]{3}_[A-Za-z0-9_-]{20,}
+DIGITALOCEAN_TOKEN doo_v1_|dop_v1_|dor_v1_ do[opr]_v1_[0-9a-f]{40,}
+SUPABASE_KEY sbp_|sb_secret_|sb_publishable_ (?:sbp_[0-9a-z_]{32,}|sb_(?:secret|publishable)_[A-Za-z0-9_-]{20,})
+PLANETSCALE_TOKEN pscale_ pscale_[a-z]+_[A-Za-z0-9_.=-]{24,}
+DATABRICKS_TOKEN dapi|dkea|dose (?:dapi|dkea|dose)[0-9a-f]{32}(?:-\d)?
+NEWRELIC_KEY NRAK-|NRJS-|NRII-|NRAA-|NRIQ-|NRRA-|NRBR- NR(?:AK|JS|II|AA|IQ|RA|BR)-[A-Za-z0-9_-]{16,}
+NEWRELIC_KEY NRAL [0-9a-f]{30,40}(?:FFFF)?NRAL
+SENTRY_TOKEN sntry sntry[a-z]_[A-Za-z0-9_=+/.-]{24,}
+GRAFANA_TOKEN glsa_|glc_|eyJrIjoi (?:gl(?:sa|c)_[A-Za-z0-9_+/=]{28,}|eyJrIjoi[A-Za-z0-9=+/]{40,})
+LINEAR_KEY lin_ lin_(?:api|oauth|wh)_[A-Za-z0-9]{20,}
+NOTION_TOKEN ntn_|secret_ (?:ntn_[A-Za-z0-9]{30,}|(?<![A-Za-z])secret_[A-Za-z0-9]{32,})
+AIRTABLE_TOKEN *pat pat[A-Za-z0-9]{14}\.[0-9a-f]{40,}
+ATLASSIAN_TOKEN? ATATT|ATCTT|ATBB|ATSTT AT(?:ATT|CTT|BB|STT)[A-Za-z0-9][A-Za-z0-9_=-]{20,}
+FIGMA_TOKEN figd_|figo_|figu_|figr_ fig[dour]_[A-Za-z0-9_-]{30,}
+POSTMAN_KEY PMAK-|PMAT- PMA[KT]-[A-Za-z0-9-]{20,}
+DOPPLER_TOKEN dp. dp\.(?:pt|st|ct|sa|said|scim|audit)\.[A-Za-z0-9._-]{24,}
+VAULT_TOKEN hvs.|hvb.|hvr. hv[sbr]\.[A-Za-z0-9_-]{20,}
+VAULT_TOKEN? *s.|b.|r. (?<![A-Za-z0-9_.])[sbr]\.[A-Za-z0-9]{24}(?![A-Za-z0-9_])
+TERRAFORM_TOKEN .atlasv1. [A-Za-z0-9]{10,40}\.atlasv1\.[A-Za-z0-9_-]{20,}
+PULUMI_TOKEN pul- pul-[0-9a-f]{30,}
+AGE_KEY AGE-SECRET-KEY- AGE-SECRET-KEY-1[A-Z0-9]{40,}
+ONEPASSWORD_TOKEN ops_eyJ|A3- (?:ops_eyJ[A-Za-z0-9_+/=-]{40,}|A3-[A-Z0-9]{6}-(?:[A-Z0-9]{5,11}-){3,5}[A-Z0-9]{5})
+TELEGRAM_TOKEN AA (?<!\d)\d{8,10}(?::|%3A)AA[A-Za-z0-9_-]{32,34}(?![A-Za-z0-9_-])
+AZURE_SECRET Q~ [A-Za-z0-9_~.-]{3}[0-9]Q~[A-Za-z0-9_~.-]{30,}
+AZURE_KEY *== (?<![A-Za-z0-9+/])[A-Za-z0-9+/]{86}==
+PHOENIX_TOKEN SFMyNTY. SFMyNTY\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}
+AZURE_KEY ACDb|AzFu|AzCa (?<![A-Za-z0-9+/])[A-Za-z0-9+/]{33,80}A[Cz][DFC][bua][A-Za-z0-9+/]{5,10}={0,2}
+AZURE_KEY +ABa|+AMC|+ASt|AIoT (?<![A-Za-z0-9+/])[A-Za-z0-9+/]{33,80}(?:\+A[BMS][aCt]|AIoT)[A-Za-z0-9+/]{5,10}={0,2}
+ALIBABA_KEY LTAI LTAI[A-Za-z0-9]{12,24}
+TENCENT_KEY AKID AKID[A-Za-z0-9]{32,}
+JFROG_TOKEN AKCp|cmVmdGtuO (?:AKCp[A-Za-z0-9]{60,}|cmVmdGtuO[A-Za-z0-9+/=]{40,})
+SSH_PRIVATE_KEY b3BlbnNzaC1rZXktdjE b3BlbnNzaC1rZXktdjE(?:[A-Za-z0-9+/=]|\s|\\n){40,}
+PASSWORD_HASH $2a$|$2b$|$2x$|$2y$ \$2[abxy]\$\d\d\$[./A-Za-z0-9]{53}
+PASSWORD_HASH $1$|$5$|$6$|$y$|$apr1$|$argon2 \$(?:[156y]|apr1|argon2(?:id?|d))\$[./A-Za-z0-9$=,+-]{20,}
+MAPBOX_TOKEN k.eyJ [stp]k\.eyJ[A-Za-z0-9_-]{20,}\.[A-Za-z0-9_-]{10,}
+HEROKU_KEY HRKU- HRKU-[A-Za-z0-9_-]{30,}
+OKTA_TOKEN? *00 (?<![\w+/-])00(?=[A-Za-z0-9_-]{0,40}[A-Z])(?=[A-Za-z0-9_-]{0,40}[g-z])[A-Za-z0-9_-]{40}(?![\w-])
+DYNATRACE_TOKEN dt0 dt0[a-z]\d\d\.[A-Z0-9]{20,}\.[A-Z0-9]{40,}
+FLYIO_TOKEN fo1_|fm1|fm2_ (?:fo1|fm1[rap]|fm2)_[A-Za-z0-9+/=_-]{30,}
+EASYPOST_KEY EZAK|EZTK EZ[AT]K[A-Za-z0-9]{40,}
+TWITTER_TOKEN? AAAAAAAAAAAAAAAAAA (?<![A-Za-z0-9+/])A{18,24}[B-Zb-z0-9%][A-Za-z0-9%]{40,}
+VERCEL_TOKEN vercel_blob vercel_blob_rw_[A-Za-z0-9_]{20,}
+NUGET_KEY oy2 (?<![A-Za-z0-9])oy2[a-z0-9]{43}(?![A-Za-z0-9])
+PAYPAL_TOKEN access_token$ access_token\$[a-z]+\$[A-Za-z0-9]{10,}\$[0-9a-f]{32}
+TAVILY_KEY tvly- tvly-[A-Za-z0-9_-]{16,}
+PERPLEXITY_KEY pplx- pplx-[A-Za-z0-9]{24,}
+GROQ_KEY gsk_ gsk_[A-Za-z0-9]{24,}
+XAI_KEY xai- xai-[A-Za-z0-9]{24,}
+NVIDIA_KEY nvapi- nvapi-[A-Za-z0-9_-]{24,}
+PINECONE_KEY pcsk_ pcsk_[A-Za-z0-9_]{24,}
+REPLICATE_KEY r8_ r8_[A-Za-z0-9]{24,}
+LANGSMITH_KEY lsv2_ lsv2_[a-z]{2}_[A-Za-z0-9_]{20,}
+CONTENTFUL_TOKEN CFPAT- CFPAT-[A-Za-z0-9_-]{24,}
+CLOJARS_TOKEN CLOJARS_ CLOJARS_[0-9a-zA-Z]{30,}
+BREVO_KEY xkeysib-|xsmtpsib- x(?:key|smtp)sib-[A-Za-z0-9-]{24,}
+FLUTTERWAVE_KEY FLWSECK FLWSECK(?:_TEST)?-[A-Za-z0-9-]{10,}
+WANDB_KEY wandb_v1_ wandb_v1_[A-Za-z0-9_]{24,}
+NETLIFY_TOKEN nfp_ nfp_[A-Za-z0-9]{24,}
+TAILSCALE_KEY tskey- tskey-[A-Za-z0-9-]{16,}
+POSTHOG_KEY phc_|phx_|phs_ (?<![A-Za-z0-9])ph[cxs]_[A-Za-z0-9]{24,}
+API_KEY? *k- (?<![A-Za-z0-9])[sprt]k-[A-Za-z0-9_-]{18,}
+"""
+# Families of one shape, for vendors without a row: a short prefix that says what it is, then a long random tail.
+_FAMILY = (
+    r"(?<![A-Za-z0-9])(?:[A-Za-z0-9]{1,12}[_-]){0,3}(?:live|test|prod|sk|rk|pk|pat|tok|token|secret|key|apikey|api|at|rt|oat|"
+    r"svc|sess|access|refresh|bot|usr|sec|auth|pw|pwd|priv|fc|csk|jina|voyage|pa|fw|e2b|rnd|vc[pka]|cf[aut]*t|cio|ico|"
+    r"hca[im]k|a[ks]|w[ks]|nyk|pn[ub]|rdme|tfp|duffel|shippo|sq[apu]|aio|napi|re|sm|v1)[_-]"
+    r"(?=[A-Za-z0-9_-]{0,200}[0-9])[A-Za-z0-9]{18,}(?:[_-][A-Za-z0-9]+)*(?![A-Za-z0-9])"
+)
+
+
+def _rule(row: str) -> tuple[bool, Rule]:
+    kind, triggers, pattern = row.split(" ", 2)
+    accept = has_digit if kind.endswith("?") else None
+    rule = Rule(kind.rstrip("?"), re.compile(pattern), tuple(triggers.lstrip("*").split("|")), 0, accept)
+    return triggers.startswith("*"), rule
+
+
+_ROWS = [_rule(row) for row in _TABLE.strip().splitlines()]
+VENDOR_RULES: tuple[Rule, ...] = tuple(rule for in_runs, rule in _ROWS if not in_runs)
+RUN_RULES: tuple[Rule, ...] = tuple(rule for in_runs, rule in _ROWS if in_runs)
+FAMILY_RULE = Rule("API_KEY", re.compile(_FAMILY))

@@ -1,0 +1,183 @@
+"""Damage for Claude Code logs: what bytes, fields and lines can suffer, seeded, and always one record at a time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+_HOLE = "@@hole@@"
+_QUOTED_HOLE = json.dumps(_HOLE).encode()
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """The lines of a log after damage, each with the number of the line it still is (None: it may be anything now)."""
+
+    what: str
+    lines: list[tuple[bytes, int | None]]
+
+    def file(self):
+        return b"".join(line + b"\n" for line, _ in self.lines)
+
+    def intact(self):
+        """Line number in the new file -> line number in the old one, both from 1."""
+        number, found = 1, {}
+        for line, was in self.lines:
+            if was is not None:
+                found[number] = was
+            number += 1 + line.count(b"\n")
+        return found
+
+
+def _span(rng, line):
+    start = rng.randrange(len(line) + 1)
+    return start, min(len(line), start + rng.choice((1, 1, 2, 5, 40)))
+
+
+def flip_bits(rng, line):
+    data = bytearray(line)
+    for _ in range(rng.choice((1, 1, 1, 3, 16))):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(data)
+
+
+def delete_bytes(rng, line):
+    start, end = _span(rng, line)
+    return line[:start] + line[end:]
+
+
+def insert_bytes(rng, line):
+    at, extra = rng.randrange(len(line) + 1), rng.randbytes(rng.choice((1, 2, 8)))
+    return line[:at] + rng.choice((extra, b"\n", b'"', b"}", b"\\", b"\xef\xbb\xbf", b"\r")) + line[at:]
+
+
+def truncate(rng, line):
+    return line[: rng.randrange(len(line))]
+
+
+def insert_nuls(rng, line):
+    start, end = _span(rng, line)
+    return rng.choice((line[:start] + b"\x00" * (end - start + 1) + line[end:], b"\x00" * len(line)))
+
+
+def break_utf8(rng, line):
+    at = rng.randrange(len(line) + 1)
+    return line[:at] + rng.choice((b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\\ud800")) + line[at:]
+
+
+def _nested(depth, opening=b"[", core=b"1", closing=b"]"):
+    return opening * depth + core + closing * depth
+
+
+HUGE = (b"1" * 400, b"-" + b"9" * 400, b"1e999", b"-1e999", b"18446744073709551616", b"1e-999", b"-9223372036854775808")
+DEEP = tuple(
+    _nested(depth, *each)
+    for depth in (10, 200, 400, 700, 1000, 5000)
+    for each in (
+        (b"[",),
+        (b'{"text":', b'"x"', b"}"),
+        (b'{"type":"text","text":', b"[1]", b"}"),
+        (b'[{"content":', b"[]", b"}]"),
+    )
+)
+WRONG = (b"null", b"true", b"0", b"-1", b"1.5", b'""', b'"\\u0000"', b'"text"', b"[]", b"{}", b"[null]", b'{"a":[]}')
+WRONG += (b"[[]]", b'["text"]', b'[{"type":"text"}]', b'[{"type":"tool_use"}]', b'[{"type":"tool_result"}]')
+WRONG += (
+    b'{"type":{}}',
+    b'[{"type":[]}]',
+    b'[{"type":"tool_use","id":[]}]',
+    b'[{"type":"tool_result","tool_use_id":{}}]',
+)
+
+
+def field_paths(value, path=()):
+    """The path of every field and list item below `value`."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield (*path, key)
+        yield from field_paths(each, (*path, key))
+
+
+def with_field(line, path, raw):
+    """The line with raw bytes in place of one field; None removes it."""
+    record = json.loads(line)
+    holder = record
+    for key in path[:-1]:
+        holder = holder[key]
+    if raw is None:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = _HOLE
+    return json.dumps(record).encode().replace(_QUOTED_HOLE, raw or b"")
+
+
+def _in_a_field(values):
+    def damage(rng, line):
+        paths = list(field_paths(json.loads(line)))
+        return with_field(line, rng.choice(paths), rng.choice(values)) if paths else b""
+
+    return damage
+
+
+ONE_LINE = {
+    "flip bits": flip_bits,
+    "delete bytes": delete_bytes,
+    "insert bytes": insert_bytes,
+    "truncate": truncate,
+    "NUL bytes": insert_nuls,
+    "invalid UTF-8": break_utf8,
+    "huge number": _in_a_field(HUGE),
+    "deep nesting": _in_a_field(DEEP),
+    "null": _in_a_field((b"null",)),
+    "no such field": _in_a_field((None,)),
+    "wrong type": _in_a_field(WRONG),
+}
+
+
+def _swap(rng, lines):
+    one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+    lines[one], lines[other] = lines[other], lines[one]
+
+
+def _duplicate(rng, lines):
+    at = rng.randrange(len(lines))
+    lines.insert(rng.randrange(at, len(lines)) + 1, (lines[at][0], None))
+
+
+def _drop(rng, lines):
+    del lines[rng.randrange(len(lines))]
+
+
+def _steal_identity(rng, lines):
+    """A record that carries another's uuid, with a message of its own: not the record it claims to be."""
+    at, victim = rng.randrange(len(lines)), json.loads(rng.choice(lines)[0])
+    record = json.loads(lines[at][0])
+    if record.get("uuid") != victim.get("uuid"):
+        lines[at] = (json.dumps({**record, "uuid": victim.get("uuid")}).encode(), None)
+
+
+MANY_LINES = {
+    "swap lines": _swap,
+    "duplicate a line": _duplicate,
+    "drop a line": _drop,
+    "steal a uuid": _steal_identity,
+}
+KINDS = (*ONE_LINE, *MANY_LINES)
+
+
+def damaged(rng, kind, log):
+    """One damage of this kind at a random place of a log, given as a list of lines."""
+    lines = [(line, number) for number, line in enumerate(log, start=1)]
+    if kind in MANY_LINES:
+        MANY_LINES[kind](rng, lines)
+    else:
+        at = rng.randrange(len(lines))
+        lines[at] = (ONE_LINE[kind](rng, lines[at][0]), None)
+    return Damaged(kind, lines)
+
+
+def with_line(log, at, line, what):
+    """The log with one line replaced by a damaged one."""
+    lines = [(each, number) for number, each in enumerate(log, start=1)]
+    lines[at] = (line, None)
+    return Damaged(what, lines)
