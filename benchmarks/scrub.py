@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from composer_replication.privacy import Scrubber, assignments, commands, encoded, entropy, rules, scan
+from composer_replication.privacy import Scrubber, assignments, commands, encoded, entropy, rules, scan, vendors
 
 SESSIONS = Path(__file__).resolve().parents[2] / "shared" / "fixtures" / "sessions"
 # Rule kinds that are counted apart: pseudonyms are wanted on every path, they are not findings.
@@ -59,7 +59,7 @@ def layers(texts: list[str]) -> dict[str, Callable[[], object]]:
     return {
         "words (prefilter)": lambda: [scan.Scanner({}, (), use_entropy=True).words.active(b"\n".join(flat))],
         "runs (prefilter)": lambda: [scanner.new_runs(text, line) for text, line, _ in prepared],
-        "vendor prefixes": lambda: [rule for rule in scan.VENDOR_RULES if rule.triggered(joined)],
+        "vendor prefixes": lambda: [rule for rule in vendors.VENDOR_RULES if rule.triggered(joined)],
         "PEM, JWT, headers, URLs": lambda: [list(rules.structure_spans(text, words)) for text, _, words in prepared],
         "commands": lambda: [list(commands.command_spans(text, words)) for text, _, words in prepared],
         "key names": lambda: [

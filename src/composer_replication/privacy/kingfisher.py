@@ -31,6 +31,6 @@ class _KingfisherRule(Rule):
 
 def kingfisher_rule(*, confidence: str = "medium") -> Rule:
     """A rule for `Scrubber(extra_rules=[...])` that adds kingfisher's catalogue to ours. Needs `kingfisher_sdk`."""
-    sdk = require("kingfisher_sdk", extra="kingfisher")
+    sdk = require("kingfisher_sdk", extra="privacy")
     scanner = sdk.Scanner(sdk.Rules(confidence=confidence))
     return _KingfisherRule("KINGFISHER", _NEVER, scanner=scanner)

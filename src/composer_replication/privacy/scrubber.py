@@ -100,6 +100,7 @@ class Scope:
         self._placeholders: dict[str, str] = {}
         self._numbers: dict[str, int] = {}
         self._users: dict[str, str] = {}
+        self._renamed: dict[_Mark, tuple[str, int]] = {}
         self._counts: dict[str, int] = {}
 
     def __repr__(self) -> str:
@@ -195,13 +196,24 @@ class Scope:
         ):
             return text
         if mark in self._seen.people:
-            return self._identity.replace(text, self._pseudonym)
+            return self._rename(text, mark)
         result = self._secrets(text, key)
         if result is not text:
             return self._identity.replace(result, self._pseudonym)
         result = self._identity.replace(text, self._pseudonym)
         if not key:
             self._seen.add(text, people=result is not text)
+        return result
+
+    def _rename(self, text: str, mark: _Mark) -> str:
+        """People only. The working directory stands on every record, so short results are kept, with their count."""
+        if (known := self._renamed.get(mark)) is not None:
+            self._counts["USER"] += known[1]
+            return known[0]
+        before = self._counts.get("USER", 0)
+        result = self._identity.replace(text, self._pseudonym)
+        if len(text) <= _CACHED_LENGTH:
+            self._renamed[mark] = (result, self._counts.get("USER", 0) - before)
         return result
 
     def _secrets(self, text: str, key: str) -> str:
@@ -244,16 +256,17 @@ class Scope:
 
     def _walk_dict(self, value: dict[Any, Any], named: Strength) -> dict[Any, Any]:
         opaque, pair = opaque_field(value), pair_strength(value)
+        seen, changed = self._seen, False
         result: dict[Any, Any] = {}
-        changed = False
         for key, item in value.items():
-            name = key if isinstance(key, str) else str(key)
-            if name == opaque:
+            plain = key in seen.plain_keys
+            if key == opaque or (plain and type(item) is str and item in seen.clean):
                 result[key] = item
                 continue
-            new = self._walk(item, name, field_strength(name, named, pair))
+            name = key if isinstance(key, str) else str(key)
+            new = self._walk(item, name, Strength.NONE if plain else field_strength(name, named, pair))
             # Keys are names and stay; a key that is itself a path or a secret (files by path) is text like any other.
-            new_key = self._text(key, "") if isinstance(key, str) else key
+            new_key = self._text(key, "") if isinstance(key, str) and not plain else key
             changed = changed or new is not item or new_key is not key
             result[new_key] = new
         return result if changed else value
