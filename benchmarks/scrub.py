@@ -1,5 +1,8 @@
 """Scrub speed on real session text: the whole of it, and each layer alone. MB/s of string content, one core, CPU time.
 
+Sessions repeat their texts and the scrubber remembers the clean ones, so the whole is also measured without repetition:
+of every record only the strings that no record before it had.
+
 python benchmarks/scrub.py                        # the fixture sessions in ../shared
 python benchmarks/scrub.py --sessions ~/.claude/projects --repeats 5
 """
@@ -7,6 +10,8 @@ python benchmarks/scrub.py --sessions ~/.claude/projects --repeats 5
 from __future__ import annotations
 
 import argparse
+import random
+import string
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,6 +51,43 @@ def best(call: Callable[[], object], repeats: int) -> float:
     return min(times)
 
 
+def without_repetition(records: list[Any]) -> list[list[str]]:
+    """Of every record the strings that no record before it had."""
+    seen: set[str] = set()
+    fresh = []
+    for record in records:
+        new = [text for text in dict.fromkeys(strings_of(record)) if text not in seen]
+        seen.update(new)
+        fresh.append(new)
+    return fresh
+
+
+def random_values(count: int) -> dict[str, str]:
+    """Made-up values of secret environment variables, the same on every machine."""
+    rng = random.Random(0)
+    alphabet = string.ascii_letters + string.digits + "!@#$/+=-_"
+    return {f"SECRET_{n}": "".join(rng.choices(alphabet, k=rng.randint(12, 44))) for n in range(count)}
+
+
+# In the fixtures the home directory of whoever ran the agent stands as /home/USER, on almost every record.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "all layers": {},
+    "... and 20 known values": {"env_values": random_values(20)},
+    "... and a home directory": {
+        "env_values": random_values(20),
+        "home_dirs": ["/home/USER"],
+        "user_names": ["jdoe"],
+    },
+}
+
+
+def scrub_all(records: list[Any], settings: dict[str, Any]) -> None:
+    """One scope over all records, with nothing remembered from before."""
+    scope = Scrubber(**settings).scope()
+    for record in records:
+        scope.value(record)
+
+
 def layers(texts: list[str]) -> dict[str, Callable[[], object]]:
     """Each layer over texts it has not seen, on what the layer before it hands over."""
     scanner = scan.Scanner({}, (), use_entropy=True)
@@ -83,15 +125,15 @@ def main() -> None:
     raw = sum(len(orjson.dumps(record)) for record in records)
     print(f"{len(records):,} records, {len(texts):,} strings, {size / 1e6:.2f} MB of text, {raw / 1e6:.2f} MB of JSON")
 
-    def whole() -> None:
-        scope = Scrubber().scope()
-        for record in records:
-            scope.value(record)
-
-    seconds = best(whole, args.repeats)
-    print(
-        f"{'all layers, records':28} {size / seconds / 1e6:8.1f} MB/s of text, {raw / seconds / 1e6:.1f} MB/s of JSON"
-    )
+    fresh = without_repetition(records)
+    fresh_size = sum(map(len, strings_of(fresh)))
+    for name, settings in SETTINGS.items():
+        seconds = best(lambda settings=settings: scrub_all(records, settings), args.repeats)
+        again = best(lambda settings=settings: scrub_all(fresh, settings), args.repeats)
+        print(
+            f"{name:28} {size / seconds / 1e6:6.1f} MB/s of text, {raw / seconds / 1e6:.1f} MB/s of JSON;"
+            f" without repetition {fresh_size / again / 1e6:.1f} MB/s of text"
+        )
     unique = list(dict.fromkeys(texts))
     unique_size = sum(map(len, unique))
     print(f"each layer alone, on the {unique_size / 1e6:.2f} MB of distinct strings:")

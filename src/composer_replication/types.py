@@ -11,6 +11,7 @@ Message = dict[str, object]
 
 Role = Literal["system", "user", "assistant", "tool"]
 Origin = Literal["human", "model", "tool", "meta", "summary", "copied"]
+Blame = Literal["model", "harness", "task", "user", "env", "unknown"]
 LinkKind = Literal["subagent", "sidechain", "compaction", "compaction_agent", "branch"]
 
 
@@ -107,6 +108,46 @@ class Conversation:
     cwd: str | None = None
     agent_version: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorSite:
+    """A failing tool call: what kind, whose doing, how sure, and the text that shows it.
+
+    It belongs to the assistant turn that made the call. `evidence` is a span of the result's text. `repeats` counts
+    earlier failures of the very same call, `between` the calls made since the last of them. Only a kept site may teach;
+    `reason` says why one was kept or not.
+    """
+
+    id: str
+    conversation_id: str
+    turn_id: str
+    call_id: str
+    result_turn_id: str | None
+    tool: str
+    kind: str
+    blame: Blame
+    confidence: float
+    evidence: tuple[int, int]
+    evidence_text: str
+    is_soft: bool
+    is_rewound: bool
+    repeats: int
+    repeat_of: str | None
+    between: int
+    is_kept: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """What to say before the erring turn: where it comes from, and the facts of the session it was made of."""
+
+    text: str
+    source: Literal["template", "raw_error", "writer"]
+    template: str
+    version: int
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class TeacherSpec(TypedDict):

@@ -160,8 +160,8 @@ NEW: dict[str, dict[str, str]] = {
         "ARTEFACTS": "value",
         "Artefact": "(name, file_name, command, kind)",
         "ArtefactMeta": (
-            "(*, artefact, schema, version, tool_version, sources, config_hash, counts, drops, keys=(), rows=0, "
-            'num_bytes=0, sha256="", created="")'
+            "(*, artefact, schema, version, tool_version, sources, config_hash, counts, drops, "
+            'settings=<factory>, keys=(), rows=0, num_bytes=0, sha256="", created="")'
         ),
         "Journal": "(path)",
         "JournalContents": "(rows, torn)",
@@ -198,7 +198,9 @@ MEMBERS = {
         "path": "(name)",
         "read_journal": "(name)",
         "read_jsonl": "(name, *, schema, version=1, verify=True)",
-        "write_jsonl": "(name, rows, *, schema, version, sources=(), config_hash=None, counts=None, drops=None)",
+        "write_jsonl": (
+            "(name, rows, *, schema, version, sources=(), config_hash=None, counts=None, drops=None, settings=None)"
+        ),
     },
     "StudentTopK": {"check": "(vocab)"},
     "TAIDScheduler": {
@@ -231,6 +233,8 @@ ERRORS = {
 ARTEFACT_FILES = {
     "config": "config.resolved.toml",
     "conversations": "conversations.jsonl",
+    "session_sources": "session_sources.jsonl",
+    "tools": "tools.jsonl",
     "sites": "sites.jsonl",
     "teacher_calls": "teacher_calls.jsonl",
     "teacher_cache": "teacher_cache.sqlite",

@@ -29,7 +29,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "SourceFile": "(path, name)",
         "action_text": "(turn)",
         "detect": "(path)",
-        "discover": "(path, report, *, exclude=())",
+        "discover": "(path, report, *, exclude=(), ignored=None)",
         "ingest": "(paths, report, *, scrubber, exclude=())",
     },
     "ingestion.claude_code": {
@@ -37,6 +37,55 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "FORMAT": "value",
         "read": "(source, report, *, with_branches=False)",
         "sniff": "(head, path)",
+    },
+    "hint_generator": {
+        "HINT_TEMPLATES": "value",
+        "HintContext": (
+            "record: error_kind, error_message, available_tools, tool_name, tool_schema, intent, path, similar_path, "
+            "was_read, closest_line, missing_parameters, unexpected_parameters, wrong_types, command, program, "
+            "num_repeats, git_advice, reader_tool, finder_tool"
+        ),
+        "count_sentences": "(text)",
+        "dispatch": "(error_kind, ctx=None)",
+        "hint_cmd_not_found": "(ctx=None)",
+        "hint_edit_ambiguous": "(ctx=None)",
+        "hint_edit_no_match": "(ctx=None)",
+        "hint_edit_noop": "(ctx=None)",
+        "hint_edit_not_read": "(ctx=None)",
+        "hint_edit_stale": "(ctx=None)",
+        "hint_file_not_found": "(ctx=None)",
+        "hint_git_state": "(ctx=None)",
+        "hint_is_directory": "(ctx=None)",
+        "hint_json_decode": "(ctx=None)",
+        "hint_output_too_large": "(ctx=None)",
+        "hint_repeated_failure": "(ctx=None)",
+        "hint_runtime_error": "(ctx=None)",
+        "hint_shell_path_missing": "(ctx=None)",
+        "hint_tool_not_found": "(ctx=None)",
+        "hint_type_error": "(ctx=None)",
+        "register": "(error_kind, fn)",
+        "write_hint": (
+            '(site, conversation, *, sources=("template", "raw_error"), writer=None, tool_schemas=None, scrubber=None)'
+        ),
+    },
+    "sites": {
+        "BLAMES": "value",
+        "FailureRule": (
+            '(*, kind, pattern, needles, channels=("shell", "file", "other"), where="line", blame=None, '
+            "confidence=0.9, names_typed=False, accept=None)"
+        ),
+        "KINDS": "value",
+        "MIN_CONFIDENCE": "value",
+        "USUAL_BLAME": "value",
+        "Verdict": "(kind, blame, confidence, span, is_soft, reason)",
+        "classify": "(tool, arguments, text, is_error, *, before=None, extra_rules=())",
+        "find_error_sites": "(conversation, *, min_confidence=0.5, extra_rules=(), passed_over=None)",
+        "register_rule": "(rule)",
+        "rule": (
+            '(kind, pattern, *needles, channels="shell file other", where="line", ignore_case=True, blame=None, '
+            "confidence=0.9, names_typed=False, accept=None)"
+        ),
+        "unregister_rule": "(rule)",
     },
     "privacy": {
         "Rule": "(kind, pattern, triggers=(), group=0, accept=None)",
@@ -52,6 +101,11 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
             "(*, id, format, turns, parent=None, session_id=None, title=None, cwd=None, agent_version=None, "
             "extra=<factory>)"
         ),
+        "ErrorSite": (
+            "(*, id, conversation_id, turn_id, call_id, result_turn_id, tool, kind, blame, confidence, evidence, "
+            "evidence_text, is_soft, is_rewound, repeats, repeat_of, between, is_kept, reason)"
+        ),
+        "Hint": "(*, text, source, template, version, facts=<factory>)",
         "Link": "(*, kind, conversation_id, turn_id=None, call_id=None)",
         "Provenance": "(*, file, lines)",
         "ToolCall": "(*, id, name, arguments, raw_arguments=None)",
@@ -66,10 +120,12 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
 
 MEMBERS_SESSIONS: dict[str, dict[str, str]] = {
     "ClaudeCodeIngester": {"ingest": "(path)", "ingest_conversation": "(path)", "ingest_conversations": "(path)"},
+    "FailureRule": {"matches": "(view, command, is_own=None)", "whose": "property"},
     "IngestReport": {"merge": "(other)", "skip": "(reason, file, line=0)"},
     "Rule": {"spans": "(text)", "triggered": "(text)"},
     "Scope": {"report": "property", "text": "(text)", "value": "(value)"},
     "ScrubReport": {"merge": "(*others)", "merge_all": "()", "to_dict": "()", "total": "property"},
     "Scrubber": {"scope": "()"},
     "Turn": {"action": "property"},
+    "Verdict": {"is_failure": "property"},
 }

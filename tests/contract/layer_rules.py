@@ -40,7 +40,8 @@ LAYERS = {
     "privacy": Layer(ours=GROUND, on_use={"kingfisher_sdk"}),
     "ingestion": Layer(ours=SOURCES, at_import={"orjson"}, on_use={"atif"}),
     "sites": Layer(ours=SOURCES, at_import={"orjson"}),
-    "hint_generator": Layer(ours=SOURCES, at_import={"orjson"}),
+    # A hint speaks about a site, and reads tools and commands as the rules that found it do.
+    "hint_generator": Layer(ours=SOURCES | {"sites"}, at_import={"orjson"}),
     "teacher_replay": Layer(ours=SOURCES | {"hint_generator", "sites"}, on_use={"httpx"}),
     "pairs": Layer(ours=SOURCES | {"hint_generator", "sites"}, on_use={"data_juicer"}),
     "loss": Layer(ours={"types", "errors"}, at_import={"torch"}, on_use={"triton"}),
@@ -64,6 +65,7 @@ LAYERS = {
     "": Layer(ours={"optional", "version"}),  # the package itself
 }
 LAYERS["cli"] = Layer(ours=set(LAYERS), on_use={"rich"}, ours_only_in_functions=True)
+LAYERS["__main__"] = Layer(ours={"cli"})
 
 # One module is written in a language of its own. Only functions may import it.
 MODULE_LAYERS = {

@@ -11,7 +11,13 @@ from markdown_pages import blocks, make_targets, relative_links, tree_paths
 from repository import PACKAGE, ROOT, SRC, fresh_python, markdown_files, relative, repository_files
 
 README = ROOT / "README.md"
-DOCS = [path for path in markdown_files() if path == README or path.is_relative_to(ROOT / "docs")]
+# Guides are run by test_guides.py, with the commands between their Python blocks.
+GUIDES = ROOT / "docs" / "guides"
+DOCS = [
+    path
+    for path in markdown_files()
+    if path == README or (path.is_relative_to(ROOT / "docs") and not path.is_relative_to(GUIDES))
+]
 TREE_ROOT = "src/composer_replication/"
 NOT_CONFIGS = {"pyproject.toml"}
 

@@ -25,8 +25,11 @@ ABOUT_HOMES = (
     "tests/unit/scrub/",
     "tests/unit/privacy/",
     "tests/unit/ingestion/",
+    "tests/unit/cli/",
+    "examples/sessions/",
     "tests/data/",
     "benchmarks/session_logs.py",
+    "benchmarks/scrub.py",
 )
 MACHINE_PATH = re.compile(r"(?<![\w.\-/}>*)])/(?:" + "|".join(_STARTS) + ")")
 

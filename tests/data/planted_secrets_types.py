@@ -50,7 +50,7 @@ class Planted:
 
 @dataclass(frozen=True)
 class Negative:
-    """A text that scrubbing returns unchanged, under this environment."""
+    """A text that scrubbing returns unchanged but for the pseudonym of a home directory, under this environment."""
 
     text: str
     why: str

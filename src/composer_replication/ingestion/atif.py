@@ -27,14 +27,15 @@ from composer_replication.ingestion.atif_write import (
     to_atif as to_atif,
 )
 from composer_replication.ingestion.documents import read_lines_or_document
-from composer_replication.ingestion.source import IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.json_text import as_utf8
+from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text
 from composer_replication.ingestion.turn_list import (
-    TOO_DEEP,
     TurnList,
     as_list,
     as_record,
     as_string,
     count,
+    kept_fields,
     outline,
     parse_call,
     stem,
@@ -58,7 +59,7 @@ _ROLES: dict[str, Role] = {"system": "system", "user": "user", "agent": "assista
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001
-    keys = outline(head)
+    keys, head = outline(head), as_utf8(head)
     return ("schema_version" in keys and b'"ATIF-' in head) or {"steps[].step_id", "steps[].source"} <= keys
 
 
@@ -116,7 +117,7 @@ class _Trajectory:
         kept |= _rest("extra", document.get("extra"), {OURS})
         named = {"version", "name"} if self._agent.get("name") == source_format else {"version"}
         kept |= _rest("agent", self._agent, named)
-        extra = _extra(own.get("extra"))
+        extra = self._kept(as_record(own.get("extra")), 0)
         if source_format not in (None, FORMAT):
             extra["source_format"] = source_format
         return Conversation(
@@ -128,13 +129,16 @@ class _Trajectory:
             title=as_string(own.get("title")),
             cwd=as_string(own.get("cwd")),
             agent_version=None if version == UNKNOWN_VERSION else version,
-            extra=extra | ({"atif": kept} if kept else {}),
+            extra=extra | self._kept({"atif": kept} if kept else {}, 0),
         )
+
+    def _kept(self, fields: Record, number: int) -> Record:
+        return kept_fields(fields, self._file, number, self._report)
 
     def _add(self, step: Any, number: int) -> None:
         source = step.get("source") if isinstance(step, dict) else None
         if not isinstance(source, str) or source not in _ROLES:
-            self._report.skip(f"unknown record type {source!r}"[:80], self._file, number)
+            self._report.skip(f"unknown record type {source!r}", self._file, number)
             return
         own = as_record(as_record(step.get("extra")).get(OURS))
         results = [
@@ -160,9 +164,7 @@ class _Trajectory:
         metrics = as_record(step.get("metrics")) or as_record(own.get("metrics"))
         kept = {key: step[key] for key in KEPT_OF_STEP if step.get(key) is not None}
         kept |= {key: metrics[key] for key in KEPT_OF_METRICS if metrics.get(key) is not None}
-        kept |= _rest("extra", step.get("extra"), {OURS}) | _rest(
-            "metrics_extra", metrics.get("extra"), {CACHE_KEY, "logprobs"}
-        )
+        kept |= _rest("extra", step.get("extra"), {OURS}) | _rest("metrics_extra", metrics.get("extra"), {CACHE_KEY})
         kept |= {"message": message} if isinstance(message, list) else {}
         model = step.get("model_name", self._agent.get("model_name")) if role == "assistant" else own.get("model")
         return Turn(
@@ -178,9 +180,19 @@ class _Trajectory:
             timestamp=as_string(step.get("timestamp")) or as_string(own.get("timestamp")),
             provenance=Provenance(file=self._file, lines=(number,)),
             token_ids=self._numbers(metrics.get("completion_token_ids"), int, number),
-            logprobs=self._numbers(_logprobs(metrics), float, number),
-            extra=_extra(own.get("extra")) | _read_from(own) | ({"atif": kept} if kept else {}),
+            logprobs=self._numbers(metrics.get("logprobs"), float, number),
+            extra=self._extra(own, number) | self._kept({"atif": self._kept(kept, number)} if kept else {}, number),
         )
+
+    def _extra(self, own: Record, number: int) -> Record:
+        """What the conversation that was written kept beside this turn, and where that turn had been read."""
+        read_from = {"read_from": own["read_from"]} if isinstance(own.get("read_from"), dict) else {}
+        extra = self._kept(as_record(own.get("extra")) | read_from, number)
+        agents = extra.get("agents", {})
+        if not isinstance(agents, dict) or not all(isinstance(each, str) for each in agents.values()):
+            self._report.skip("broken agents", self._file, number)
+            del extra["agents"]
+        return extra
 
     def _calls(self, step: Record, number: int) -> tuple[ToolCall, ...]:
         calls: list[ToolCall] = []
@@ -201,7 +213,7 @@ class _Trajectory:
             parent_id=as_string(own.get("parent_id")),
             timestamp=as_string(own.get("timestamp")),
             provenance=Provenance(file=self._file, lines=(number,)),
-            extra=_extra(own.get("extra")) | _read_from(own),
+            extra=self._extra(own, number),
         )
 
     def _add_results(self, turn: Turn, entries: list[Record], caller: Turn | None = None) -> None:
@@ -220,7 +232,9 @@ class _Trajectory:
                     )
                 else:
                     outside.setdefault(id, []).append(ref)
-        extra = {**turn.extra, "atif": {**turn.extra.get("atif", {}), "references": outside}} if outside else turn.extra
+        extra = dict(turn.extra)
+        if outside:
+            extra |= self._kept({"atif": {**extra.get("atif", {}), "references": outside}}, turn.provenance.lines[0])
         self.turns.add(replace(turn, results=tuple(results), extra=extra))
 
     def _numbers(self, given: Any, kind: type, number: int) -> Any:
@@ -255,16 +269,6 @@ def _usage(metrics: Record) -> Usage | None:
     )
 
 
-def _logprobs(metrics: Record) -> Any:
-    written = as_record(metrics.get("extra")).get("logprobs")
-    if not isinstance(written, list):
-        return metrics.get("logprobs")
-    try:
-        return [float(each) for each in written]
-    except (TypeError, ValueError):
-        return written
-
-
 def _link(given: Any, parent: Link | None) -> Link | None:
     link = as_record(given)
     kind, where = link.get("kind"), as_string(link.get("conversation_id"))
@@ -278,18 +282,3 @@ def _link(given: Any, parent: Link | None) -> Link | None:
 def _rest(name: str, given: Any, ours: set[str]) -> Record:
     rest = {key: value for key, value in as_record(given).items() if key not in ours}
     return {name: rest} if rest else {}
-
-
-def _extra(given: Any) -> Record:
-    """A turn's or conversation's own extra; what links sub-agents is checked, since others rely on its shape."""
-    extra = dict(as_record(given))
-    agents = extra.get("agents")
-    if "agents" in extra and not (isinstance(agents, dict) and all(isinstance(each, str) for each in agents.values())):
-        del extra["agents"]
-    if not isinstance(extra.get("agent_id", ""), str):
-        del extra["agent_id"]
-    return extra
-
-
-def _read_from(own: Record) -> Record:
-    return {"read_from": own["read_from"]} if isinstance(own.get("read_from"), dict) else {}

@@ -12,12 +12,13 @@ from composer_replication.ingestion.claude_tree import (
     Node,
     Part,
     RecordTree,
-    blocks,
     groups_apart,
     live_parts,
 )
 from composer_replication.ingestion.claude_turns import TurnBuilder
-from composer_replication.ingestion.source import IngestReport, Record, SourceFile, read_document, read_records
+from composer_replication.ingestion.documents import read_lines_or_document
+from composer_replication.ingestion.json_text import as_utf8
+from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, read_records
 from composer_replication.types import Conversation, Link
 
 FORMAT = "claude_code"
@@ -31,6 +32,7 @@ _AGENT_FILE = re.compile(r"agent-(?P<id>[\w-]+)\.jsonl$")
 def sniff(head: bytes, path: Path) -> bool:
     """Records of a known type with the links only these logs have, or a web export's list of them."""
     del path
+    head = as_utf8(head)
     if b'"loglines"' in head[:4096]:
         return True
     return _TYPED.search(head) is not None and any(key in head for key in _OWN_KEYS)
@@ -52,9 +54,11 @@ def _read(source: SourceFile, report: IngestReport, with_branches: bool) -> Iter
     tree = RecordTree(source.name, report)
     for line, record in _records(source, report):
         tree.add(line, record)
+    report.counts["records"] += tree.num_records
+    report.counts["records without a message"] += tree.num_silent
     if not tree.nodes:
         return
-    agent = _AGENT_FILE.search(source.path.name)
+    agent = _AGENT_FILE.search(source.name)
     if agent is not None:
         # In a sub-agent's own file every record is marked as a sidechain; there it is the main thread.
         for node in tree.nodes.values():
@@ -63,12 +67,24 @@ def _read(source: SourceFile, report: IngestReport, with_branches: bool) -> Iter
 
 
 def _records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Record]]:
-    if source.path.suffix != ".json":
-        yield from read_records(source, report)
-        return
-    document = read_document(source, report)
-    lines: Any = cast("Record", document).get("loglines") if isinstance(document, dict) else None
-    for number, record in enumerate(cast("list[Any]", lines) if isinstance(lines, list) else [], start=1):
+    reader = _exported_records if source.path.suffix == ".json" else read_records
+    return reader(source, report)
+
+
+def _exported_records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Record]]:
+    """The records of a web export; lines under its file name are read as lines."""
+    for line, value in read_lines_or_document(source, report):
+        export: Any = cast("Record", value).get("loglines") if isinstance(value, dict) else None
+        if isinstance(export, list):
+            yield from _objects(cast("list[Any]", export), source, report)
+        elif isinstance(value, dict) and line:
+            yield line, cast("Record", value)
+        else:
+            report.skip("no loglines", source.name)
+
+
+def _objects(loglines: list[Any], source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Record]]:
+    for number, record in enumerate(loglines, start=1):
         if isinstance(record, dict):
             yield number, cast("Record", record)
         else:
@@ -81,7 +97,7 @@ class _Reader:
         first = next(iter(tree.nodes.values())).record
         session = first.get("sessionId")
         self._session_id = session if isinstance(session, str) else None
-        stem = source.path.stem
+        stem = Path(source.name).stem
         self._base_id = stem if agent_id is None or self._session_id is None else f"{self._session_id}/{stem}"
 
     def conversations(self, with_branches: bool) -> Iterator[Conversation]:
@@ -114,7 +130,7 @@ class _Reader:
     def _sidechains(self, part_of: dict[str, str]) -> Iterator[Conversation]:
         """Old CLIs keep sub-agents inline: each tree of sidechain records is a conversation of its own."""
         side = [node for node in self._tree.nodes.values() if node.is_sidechain and not node.is_boundary]
-        prompts = self._prompts_of_calls()
+        prompts = self._prompts_of_calls() if side else {}
         for number, group in enumerate(groups_apart(self._tree, side)):
             call_id, caller = prompts.get(_first_text(group[0]), (None, None))
             where = part_of.get(caller.uuid, self._base_id) if caller else self._base_id
@@ -126,9 +142,9 @@ class _Reader:
         """Prompt text -> the call that gave it to a sub-agent: inline sidechains carry no other link."""
         found: dict[str, tuple[str, Node]] = {}
         for node in self._tree.nodes.values():
-            if node.is_sidechain or node.record.get("type") != "assistant":
+            if node.is_sidechain or node.kind != "assistant":
                 continue
-            for block in blocks(node):
+            for block in node.blocks:
                 arguments = block.get("input")
                 if block.get("type") == "tool_use" and isinstance(arguments, dict):
                     prompt, name = cast("Record", arguments).get("prompt"), block.get("id")
@@ -150,7 +166,7 @@ class _Reader:
             try:
                 builder.add(node)
             except RecursionError:
-                self._report.skip("nested too deeply", self._source.name, node.line)
+                self._report.skip(TOO_DEEP, self._source.name, node.line)
         first = nodes[0].record if nodes else {}
         return Conversation(
             id=identity,
@@ -166,7 +182,7 @@ class _Reader:
 
 
 def _first_text(node: Node) -> str:
-    return "\n".join(block["text"] for block in blocks(node) if isinstance(block.get("text"), str)).strip()
+    return "\n".join(block["text"] for block in node.blocks if isinstance(block.get("text"), str)).strip()
 
 
 def _text_or_none(value: Any) -> str | None:

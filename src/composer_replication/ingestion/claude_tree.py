@@ -13,6 +13,8 @@ from typing import Any, cast
 
 from composer_replication.ingestion.source import IngestReport, Record
 
+# The service runs the second kind itself; their results come back under the call's id all the same.
+CALL_BLOCKS = ("tool_use", "server_tool_use")
 _MESSAGE_TYPES = frozenset({"user", "assistant"})
 # Known records that hold no message. Anything else is counted under its own name.
 _SILENT_TYPES = frozenset(
@@ -51,6 +53,8 @@ class Node:
     message_key: str
     """What the records of one assistant message share; the uuid stands in where the id is missing."""
     blocks: list[Record]
+    agent: str | None
+    """The sub-agent whose work came back as a result here."""
 
     @property
     def is_boundary(self) -> bool:
@@ -58,7 +62,7 @@ class Node:
 
     @property
     def called(self) -> list[str]:
-        return [_name(block.get("id")) for block in self.blocks if block.get("type") == "tool_use"]
+        return [_name(block.get("id")) for block in self.blocks if block.get("type") in CALL_BLOCKS]
 
     @property
     def answered(self) -> list[str]:
@@ -78,56 +82,73 @@ class RecordTree:
     nodes: dict[str, Node] = field(default_factory=dict[str, Node])
     parents: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
     title: str | None = None
+    num_records: int = 0
+    num_silent: int = 0
+    """Records of a known type that hold no message."""
     _last_uuid: dict[bool, str | None] = field(default_factory=lambda: {False: None, True: None})
 
     def add(self, line: int, record: Record) -> None:
         kind = record.get("type")
         kind = kind if isinstance(kind, str) else type(kind).__name__
-        self.report.counts["records"] += 1
-        is_boundary = kind == "system" and record.get("subtype") == "compact_boundary"
-        if kind == "summary":
-            self.report.counts["summaries"] += 1
-            self.title = record["summary"] if isinstance(record.get("summary"), str) else self.title
-        if kind in _SILENT_TYPES and not is_boundary:
-            self.report.counts["records without a message"] += 1
-        if kind not in _MESSAGE_TYPES and kind not in _SILENT_TYPES:
-            self.report.skip(f"unknown record type {kind!r}"[:80], self.file, line)
+        self.num_records += 1
+        holds_message = kind in _MESSAGE_TYPES
+        is_boundary = not holds_message and self._is_boundary(kind, record, line)
         uuid = record.get("uuid")
         if not isinstance(uuid, str):
-            if kind not in _MESSAGE_TYPES:
+            if not holds_message:
                 return
             uuid = f"line-{line}"
         if uuid in self.parents:
             self.report.skip("duplicate uuid", self.file, line)
-            if kind not in _MESSAGE_TYPES or self._is_known(uuid, record):
+            if not holds_message or self._is_known(uuid, record):
                 return
             uuid = f"line-{line}"  # another record under a name that is taken: damage there must not cost this one
         is_sidechain = record.get("isSidechain") is True
-        parent = self._parent_of(record, line, is_sidechain, is_boundary)
+        parent = record.get("parentUuid")
+        if not isinstance(parent, str) or parent not in self.parents:
+            parent = self._parent_instead(parent, line, is_sidechain, is_boundary)
         self.parents[uuid] = parent
         self._last_uuid[is_sidechain] = uuid
-        if kind in _MESSAGE_TYPES or is_boundary:
-            message = record.get("message")
-            message = cast("Record", message) if isinstance(message, dict) else {}
-            name = message.get("id")
-            key = name if isinstance(name, str) and name else uuid
-            parts = _blocks(message)
-            self.nodes[uuid] = Node(
-                len(self.nodes), line, uuid, record, parent, is_sidechain, kind, message, key, parts
-            )
+        if holds_message or is_boundary:
+            self._add_node(uuid, kind, line, record, parent, is_sidechain)
+
+    def _is_boundary(self, kind: str, record: Record, line: int) -> bool:
+        """Whether a record without a message is a compaction's boundary; all others are only counted."""
+        if kind == "system" and record.get("subtype") == "compact_boundary":
+            return True
+        if kind in _SILENT_TYPES:
+            self.num_silent += 1
+        else:
+            self.report.skip(f"unknown record type {kind!r}", self.file, line)
+        if kind == "summary":
+            self.report.counts["summaries"] += 1
+            self.title = record["summary"] if isinstance(record.get("summary"), str) else self.title
+        return False
+
+    def _add_node(
+        self, uuid: str, kind: str, line: int, record: Record, parent: str | None, is_sidechain: bool
+    ) -> None:
+        message = record.get("message")
+        if not isinstance(message, dict):
+            message = {}
+        name = message.get("id")
+        key = name if isinstance(name, str) and name else uuid
+        # It repeats the result, often a whole file, in a shape nobody reads; without it there is half as much to hold.
+        details = record.pop("toolUseResult", None)
+        agent = details.get("agentId") if isinstance(details, dict) else None
+        agent = agent if isinstance(agent, str) else None
+        index, parts = len(self.nodes), _blocks(message)
+        self.nodes[uuid] = Node(index, line, uuid, record, parent, is_sidechain, kind, message, key, parts, agent)
 
     def _is_known(self, uuid: str, record: Record) -> bool:
         known = self.nodes.get(uuid)
         return known is not None and known.record.get("message") == record.get("message")
 
-    def _parent_of(self, record: Record, line: int, is_sidechain: bool, is_boundary: bool) -> str | None:
-        """The recorded parent. A parent that is not in the file, and a second root of the main thread, are attached to
-        the record before them: upstream loses links, and a log without any links is still one conversation."""
-        parent = record.get("parentUuid")
+    def _parent_instead(self, parent: Any, line: int, is_sidechain: bool, is_boundary: bool) -> str | None:
+        """For a parent that is not in the file, and for a second root of the main thread, the record before them:
+        upstream loses links, and a log without any links is still one conversation."""
         previous = self._last_uuid[is_sidechain]
         if isinstance(parent, str):
-            if parent in self.parents:
-                return parent
             self.report.skip("orphan attached to the record before it", self.file, line)
             return previous
         return None if is_boundary or is_sidechain else previous
@@ -218,7 +239,7 @@ def groups_apart(tree: RecordTree, nodes: list[Node]) -> list[list[Node]]:
     groups: list[list[Node]] = []
     for node in nodes:
         parent = tree.ancestor(node.parent)
-        key = f"message {node.message_key}" if node.record.get("type") == "assistant" else ""
+        key = f"message {node.message_key}" if node.kind == "assistant" else ""
         # A message stays whole, wherever the parents of its records lie.
         group = group_of.get(key) or group_of.get(parent or "")
         if group is None:
@@ -231,10 +252,6 @@ def groups_apart(tree: RecordTree, nodes: list[Node]) -> list[list[Node]]:
     return groups
 
 
-def blocks(node: Node) -> list[Record]:
-    return node.blocks
-
-
 def _blocks(message: Record) -> list[Record]:
     """The content blocks of a message; a plain string is one text block, and so is a bare string in the list."""
     content: Any = message.get("content")
@@ -242,6 +259,8 @@ def _blocks(message: Record) -> list[Record]:
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
         return []
+    if len(content) == 1 and isinstance(content[0], dict):  # nearly all of them
+        return content
     return [
         each if isinstance(each, dict) else {"type": "text", "text": each}
         for each in cast("list[Any]", content)

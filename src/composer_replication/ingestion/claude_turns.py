@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from composer_replication.ingestion.claude_tree import Node, blocks
-from composer_replication.ingestion.source import IngestReport, Record, as_text, check_depth
+from composer_replication.ingestion.claude_tree import CALL_BLOCKS, Node
+from composer_replication.ingestion.source import MAX_COUNT, IngestReport, Record, as_text, check_depth
 from composer_replication.types import Origin, Provenance, Role, ToolCall, ToolResult, Turn, Usage
 
+_PLAIN_ORDER = ("thinking", "text", "call")
 _USAGE = {
     "input_tokens": "input_tokens",
     "output_tokens": "output_tokens",
@@ -25,22 +26,21 @@ class _Draft:
     role: Role
     origin: Origin
     node: Node
-    texts: list[str] = field(default_factory=list[str])
-    thoughts: list[str] = field(default_factory=list[str])
-    calls: list[ToolCall] = field(default_factory=list[ToolCall])
-    results: list[ToolResult] = field(default_factory=list[ToolResult])
-    lines: list[int] = field(default_factory=list[int])
-    usage: dict[str, int] = field(default_factory=dict[str, int])
-    order: list[str] = field(default_factory=list[str])
-    agents: dict[str, str] = field(default_factory=dict[str, str])
+    # Bare `list` and `dict`: calling `list[str]` takes five times as long, and there is one draft per message.
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    results: list[ToolResult] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    usage: dict[str, int] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    agents: dict[str, str] = field(default_factory=dict)
 
     def freeze(self, file: str) -> Turn:
         record, message = self.node.record, self.node.message
         model, parent, timestamp = message.get("model"), record.get("parentUuid"), record.get("timestamp")
-        # Thinking, then text, then calls is what nearly every message holds; only other orders need to be kept.
-        plain = sorted(self.order, key=["thinking", "text", "call"].index)
         extra: dict[str, Any] = {"agents": self.agents} if self.agents else {}
-        if self.role == "assistant" and (self.order != plain or len(self.texts) > 1 or len(self.thoughts) > 1):
+        if self.role == "assistant" and not self._is_plain():
             extra["blocks"] = self._block_lengths()
         return Turn(
             id=self.id,
@@ -57,6 +57,12 @@ class _Draft:
             provenance=Provenance(file=file, lines=tuple(self.lines)),
             extra=extra,
         )
+
+    def _is_plain(self) -> bool:
+        """Thinking, then text, then calls is what nearly every message holds; only other orders need to be kept."""
+        if len(self.texts) > 1 or len(self.thoughts) > 1:
+            return False
+        return len(self.order) == 1 or self.order == sorted(self.order, key=_PLAIN_ORDER.index)
 
     def _block_lengths(self) -> list[list[Any]]:
         lengths = {
@@ -77,7 +83,7 @@ class TurnBuilder:
         self._caller_of: dict[str, _Draft] = {}
 
     def add(self, node: Node) -> None:
-        if node.record.get("type") == "assistant":
+        if node.kind == "assistant":
             self._add_assistant(node)
         else:
             self._add_user(node)
@@ -93,7 +99,7 @@ class TurnBuilder:
             self._drafts.append(draft)
         draft.lines.append(node.line)
         _raise_usage(draft.usage, node.message.get("usage"))
-        for block in blocks(node):
+        for block in node.blocks:
             self._add_block(draft, block, node)
 
     def _add_block(self, draft: _Draft, block: Record, node: Node) -> None:
@@ -104,16 +110,16 @@ class TurnBuilder:
         elif kind in ("thinking", "redacted_thinking"):
             draft.thoughts.append(as_text(block.get("thinking", "")))
             draft.order.append("thinking")
-        elif kind in ("tool_use", "server_tool_use"):
+        elif kind in CALL_BLOCKS:
             call = _tool_call(block)
             draft.calls.append(call)
             draft.order.append("call")
             self._caller_of[call.id] = draft
         else:
-            self._report.skip(f"unknown block type {kind!r}"[:80], self._file, node.line)
+            self._report.skip(f"unknown block type {kind!r}", self._file, node.line)
 
     def _add_user(self, node: Node) -> None:
-        content = blocks(node)
+        content = node.blocks
         results = [block for block in content if block.get("type") == "tool_result"]
         if results:
             self._add_results(node, results)
@@ -136,10 +142,8 @@ class TurnBuilder:
             self._drafts.append(last)
         last.results += found
         last.lines.append(node.line)
-        details = node.record.get("toolUseResult")
-        agent = cast("Record", details).get("agentId") if isinstance(details, dict) else None
-        if isinstance(agent, str):
-            last.agents[found[0].call_id] = agent
+        if node.agent is not None:
+            last.agents[found[0].call_id] = node.agent
 
 
 def _origin(node: Node) -> Origin:
@@ -172,6 +176,6 @@ def _raise_usage(usage: dict[str, int], given: Any) -> None:
     """The maximum over the records of one message: later ones repeat and complete earlier ones, a sum counts twice."""
     if isinstance(given, dict):
         for theirs, ours in _USAGE.items():
-            value = cast("Record", given).get(theirs)
-            if type(value) is int and value > usage.get(ours, -1):
+            value = given.get(theirs)
+            if type(value) is int and usage.get(ours, -1) < value <= MAX_COUNT:
                 usage[ours] = value

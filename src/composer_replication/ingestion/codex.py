@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from composer_replication.ingestion.codex_items import Item, call_of, text_and_flag
 from composer_replication.ingestion.documents import head_values
-from composer_replication.ingestion.source import IngestReport, Record, SourceFile, as_text, read_records
-from composer_replication.ingestion.turn_list import ORPHAN, TOO_DEEP, as_list, as_string, count, parse_call, unique
+from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text, read_records
+from composer_replication.ingestion.turn_list import ORPHAN, as_list, as_string, count, kept_fields, unique
 from composer_replication.types import Conversation, Link, Origin, Provenance, Role, ToolCall, ToolResult, Turn, Usage
 
 FORMAT = "codex"
@@ -46,9 +45,9 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
             report.skip(f"{kind} without a payload", source.name, line)
         elif kind == "compacted":
             yield from part.conversation()
-            part = part.after_compaction(_Item(payload, line, record.get("timestamp")))
+            part = part.after_compaction(Item(payload, line, record.get("timestamp")))
         else:
-            part.take(kind, _Item(payload, line, record.get("timestamp")))
+            part.take(kind, Item(payload, line, record.get("timestamp")))
     yield from part.conversation()
 
 
@@ -57,30 +56,6 @@ def _count_other(kind: str | None, source: SourceFile, report: IngestReport, lin
         report.counts[f"ignored {kind}"] += 1
     else:
         report.skip(f"unknown record type {kind}", source.name, line)
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """A payload with its place."""
-
-    payload: Record
-    line: int
-    timestamp: Any
-    index: int | None = None
-
-    @property
-    def kind(self) -> str:
-        return as_string(self.payload.get("type")) or ("message" if "role" in self.payload else "")
-
-    @property
-    def name(self) -> str:
-        """The item's own id, or its place."""
-        place = f"line-{self.line}" if self.index is None else f"line-{self.line}.{self.index}"
-        return as_string(self.payload.get("id")) or place
-
-    @property
-    def call_id(self) -> str:
-        return as_string(self.payload.get("call_id")) or self.name
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,10 +81,10 @@ class _Part:
     def id(self) -> str:
         return f"{self.session_id}:{self.number}" if self.number else self.session_id
 
-    def take(self, kind: str, item: _Item) -> None:
+    def take(self, kind: str, item: Item) -> None:
         if kind == "session_meta":
             # A forked session repeats the one it came from after its own.
-            self.meta = self.meta or item.payload
+            self.meta = self.meta or kept_fields(item.payload, self.source.name, item.line, self.report)
         elif kind == "turn_context":
             self.model = as_string(item.payload.get("model")) or self.model
         elif kind == "event_msg":
@@ -119,20 +94,20 @@ class _Part:
         else:
             self._take_item(item)
 
-    def _take_item(self, item: _Item) -> None:
+    def _take_item(self, item: Item) -> None:
         try:
             self._add_item(item)
         except RecursionError:
             self.report.skip(TOO_DEEP, self.source.name, item.line)
 
-    def _add_item(self, item: _Item) -> None:
+    def _add_item(self, item: Item) -> None:
         kind = item.kind
         if kind == "message":
             self._add_message(item)
         elif kind == "reasoning":
             self._extend(item, thinking=as_text(item.payload.get("summary")))
         elif kind in _CALL_ITEMS:
-            call = _call(item)
+            call = call_of(item)
             self.call_ids.add(call.id)
             self._extend(item, call=call)
         elif kind in _RESULT_ITEMS:
@@ -142,7 +117,7 @@ class _Part:
         else:
             self.report.skip(f"unknown record type response_item/{kind}", self.source.name, item.line)
 
-    def _add_message(self, item: _Item) -> None:
+    def _add_message(self, item: Item) -> None:
         role, text = item.payload.get("role"), as_text(item.payload.get("content"))
         if role == "assistant":
             self._extend(item, text=text, begins=True)
@@ -155,7 +130,7 @@ class _Part:
             self.report.skip(f"unknown role {role}", self.source.name, item.line)
 
     def _extend(
-        self, item: _Item, *, text: str = "", thinking: str = "", call: ToolCall | None = None, begins: bool = False
+        self, item: Item, *, text: str = "", thinking: str = "", call: ToolCall | None = None, begins: bool = False
     ) -> None:
         """Adds to the assistant message that is being written; a second text, or text after calls, is a new one."""
         origin: Origin = self.origin or "model"
@@ -173,11 +148,11 @@ class _Part:
             provenance=self._and_line(last, item.line),
         )
 
-    def _add_result(self, item: _Item) -> None:
+    def _add_result(self, item: Item) -> None:
         call_id = as_string(item.payload.get("call_id")) or ""
         if call_id not in self.call_ids:
             self.report.skip(ORPHAN, self.source.name, item.line)
-        text, is_error = _output(item.payload.get("output"))
+        text, is_error = text_and_flag(item.payload.get("output"))
         result = ToolResult(call_id=call_id, text=text, is_error=is_error)
         origin: Origin = self.origin or "tool"
         last = self.turns[-1] if self.turns else None
@@ -187,7 +162,7 @@ class _Part:
             where = self._and_line(last, item.line)
             self.turns[-1] = replace(last, results=(*last.results, result), provenance=where)
 
-    def _add(self, item: _Item, role: Role, origin: Origin, **content: Any) -> None:
+    def _add(self, item: Item, role: Role, origin: Origin, **content: Any) -> None:
         where = Provenance(file=self.source.name, lines=(item.line,))
         written, turn_id = as_string(item.timestamp), unique(item.name, self.turn_ids)
         self.turns.append(Turn(id=turn_id, role=role, origin=origin, timestamp=written, provenance=where, **content))
@@ -212,7 +187,7 @@ class _Part:
             ),
         )
 
-    def after_compaction(self, item: _Item) -> _Part:
+    def after_compaction(self, item: Item) -> _Part:
         """What the model sees from here on: the history that replaced the old one, or else the summary alone."""
         link = (
             Link(kind="compaction", conversation_id=self.id, turn_id=self.turns[-1].id) if self.turns else self.parent
@@ -229,14 +204,14 @@ class _Part:
         summary = as_string(item.payload.get("message")) or ""
         for index, payload in enumerate(as_list(item.payload.get("replacement_history"))):
             if isinstance(payload, dict):
-                after._take_item(_Item(payload, item.line, item.timestamp, index))
+                after._take_item(Item(payload, item.line, item.timestamp, index))
             else:
                 self.report.skip("message is no object", self.source.name, item.line)
         after.origin = None
         after._mark_summary(item, summary)
         return after
 
-    def _mark_summary(self, item: _Item, summary: str) -> None:
+    def _mark_summary(self, item: Item, summary: str) -> None:
         if not summary:
             return
         for place, turn in enumerate(self.turns):
@@ -260,32 +235,3 @@ class _Part:
             agent_version=as_string(meta.get("cli_version")),
             extra={key: value for key, value in meta.items() if key not in ("id", "cwd", "cli_version")},
         )
-
-
-def _call(item: _Item) -> ToolCall:
-    payload = item.payload
-    if item.kind == "custom_tool_call":
-        text = payload.get("input")
-        return parse_call(item.call_id, payload.get("name"), {"input": text} if isinstance(text, str) else text)
-    if item.kind == "function_call":
-        return parse_call(item.call_id, payload.get("name"), payload.get("arguments"))
-    # Tools of the service itself have no name of their own and say what they do in `action`.
-    return parse_call(item.call_id, item.kind.removesuffix("_call"), payload.get("action"))
-
-
-def _output(output: Any) -> tuple[str, bool | None]:
-    """Text and error flag: of a string (older: JSON with an exit code), a list of blocks, or {content, success}."""
-    if isinstance(output, dict):
-        success = output.get("success")
-        return as_text(output.get("content")), not success if isinstance(success, bool) else None
-    if not isinstance(output, str) or not output.startswith("{"):
-        return as_text(output), None
-    try:
-        inner = orjson.loads(output)
-    except orjson.JSONDecodeError:
-        return output, None
-    metadata = inner.get("metadata")
-    code = metadata.get("exit_code") if isinstance(metadata, dict) else None
-    if set(inner) == {"output", "metadata"} and isinstance(code, int):
-        return as_text(inner["output"]), code != 0
-    return output, None

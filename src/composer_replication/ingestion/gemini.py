@@ -10,8 +10,8 @@ from typing import Any, cast
 import orjson
 
 from composer_replication.ingestion.documents import head_values, read_lines_or_document
-from composer_replication.ingestion.source import IngestReport, Record, SourceFile, as_text
-from composer_replication.ingestion.turn_list import TOO_DEEP, as_list, as_string, count, parse_call
+from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text, check_depth
+from composer_replication.ingestion.turn_list import as_list, as_string, count, kept_fields, parse_call
 from composer_replication.types import Conversation, Link, Origin, Provenance, ToolCall, ToolResult, Turn, Usage
 
 FORMAT = "gemini"
@@ -74,7 +74,8 @@ class _Log:
             messages = change.get("messages")
             if isinstance(messages, list):
                 self._replace(cast("list[Any]", messages), line)
-            self.meta.update({key: value for key, value in change.items() if key != "messages"})
+            told = {key: value for key, value in change.items() if key != "messages"}
+            self.meta.update(kept_fields(told, self.source.name, line, self.report))
         else:
             self._put(self.entries, record, line, line)
 
@@ -198,7 +199,10 @@ def _parts_text(content: Any) -> str:
     if not isinstance(response, dict):
         return as_text(response)
     said = response.get("output", response.get("error"))
-    return as_text(said) if said is not None else orjson.dumps(response).decode()
+    if said is not None:
+        return as_text(said)
+    check_depth(response)
+    return orjson.dumps(response).decode()
 
 
 def _thinking(thoughts: Any) -> str:

@@ -6,7 +6,6 @@ costs that sample alone.
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 import zipfile
@@ -15,16 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from composer_replication.ingestion.source import MAX_LINE_BYTES, IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.documents import around_damage, parsed
+from composer_replication.ingestion.source import MAX_LINE_BYTES, TOO_DEEP, IngestReport, Record, SourceFile, as_text
 from composer_replication.ingestion.turn_list import (
-    TOO_DEEP,
     TurnList,
     as_list,
     as_record,
     as_string,
     count,
+    kept_fields,
     openai_calls,
     stem,
     unique,
@@ -90,22 +88,12 @@ def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo | None, left: int, fil
     if len(data) > limit:
         report.skip("zip member too large", file)
         return None
-    value = _parse(data)
-    if value is None:
-        report.skip("invalid JSON document", file)
-    return value
-
-
-def _parse(data: bytes) -> Any:
-    """JSON, also with the NaN and Infinity that Python writes; these become None."""
     try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        pass
-    try:
-        return orjson.loads(orjson.dumps(json.loads(data, parse_constant=lambda _: None)))
-    except (ValueError, TypeError, RecursionError):
-        return None
+        return parsed(data, report)
+    except ValueError:
+        value, position = around_damage(data)
+        report.skip("invalid JSON document", file, position)
+        return value or None
 
 
 def _conversation(
@@ -130,7 +118,7 @@ def _conversation(
         session_id=as_string(header.get("eval_id")),
         title=as_string(header.get("task")),
         agent_version=as_string(packages.get("inspect_ai")),
-        extra={"sample_id": sample.get("id"), **kept, **task},
+        extra=kept_fields({"sample_id": sample.get("id"), **kept, **task}, file, 0, report),
     )
 
 
@@ -183,7 +171,8 @@ class _Sample:
             result = ToolResult(
                 call_id=as_text(message.get("tool_call_id")), text=_tool_text(message), is_error=error is not None
             )
-            self.turns.add_result(result, id=id, line=number, extra={"error": error} if error is not None else None)
+            failed = kept_fields({"error": error} if error is not None else {}, self._file, number, self._report)
+            self.turns.add_result(result, id=id, line=number, extra=failed)
         elif role in ("system", "user"):
             said: Role = "system" if role == "system" else "user"
             origin: Origin = "meta" if role == "system" else "human"
@@ -192,7 +181,7 @@ class _Sample:
                 Turn(id=id, role=said, origin=origin, text=as_text(message.get("content")), provenance=where)
             )
         else:
-            self._report.skip(f"unknown record type {role!r}"[:80], self._file, number)
+            self._report.skip(f"unknown record type {role!r}", self._file, number)
 
     def _add_assistant(self, message: Record, id: str, number: int) -> None:
         content = message.get("content")

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.ingestion.documents import read_lines_or_document
-from composer_replication.ingestion.source import IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.json_text import as_utf8
+from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text
 from composer_replication.ingestion.turn_list import (
-    TOO_DEEP,
     TurnList,
     as_record,
     as_string,
+    kept_fields,
     openai_calls,
     outline,
     stem,
@@ -24,10 +25,11 @@ FORMAT = "mini_sweagent"
 # What the agent's own templates leave in every trajectory.
 _MARKS = (b"mswea_bash_command", b"<returncode>", b"mini-swe-agent")
 _OBSERVATION_MARK = "<returncode>"
+_KEPT = ("exit_status", "submission")
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    keys = outline(head)
+    keys, head = outline(head), as_utf8(head)
     ours = path.name.endswith(".traj.json") or any(mark in head for mark in _MARKS)
     if head.lstrip()[:1] == b"[":
         return ours and {"[].role", "[].content"} <= keys
@@ -62,7 +64,7 @@ def _conversation(document: Any, source: SourceFile, report: IngestReport, taken
         format=FORMAT,
         turns=tuple(turns.turns),
         agent_version=as_string(info.get("mini_version")),
-        extra={key: info[key] for key in ("exit_status", "submission") if key in info},
+        extra=kept_fields({key: info[key] for key in _KEPT if key in info}, source.name, 0, report),
     )
 
 
@@ -95,7 +97,7 @@ def _add(turns: TurnList, message: Any, number: int, file: str, report: IngestRe
         result = ToolResult(call_id=as_text(message.get("tool_call_id")), text=text, is_error=None)
         turns.add_result(result, id=str(number), line=number)
     else:
-        report.skip(f"unknown record type {role!r}"[:80], file, number)
+        report.skip(f"unknown record type {role!r}", file, number)
 
 
 def _origin(turns: TurnList, text: str) -> Origin:

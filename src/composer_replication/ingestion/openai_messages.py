@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from composer_replication.ingestion.documents import head_values, read_lines_or_document
-from composer_replication.ingestion.source import IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text
 from composer_replication.ingestion.turn_list import (
     ORPHAN,
-    TOO_DEEP,
     as_list,
     as_string,
+    kept_fields,
     openai_usage,
     parse_call,
     unique,
@@ -24,6 +24,9 @@ from composer_replication.types import Conversation, Origin, Provenance, Role, T
 FORMAT = "openai_messages"
 
 _LISTS = ("messages", "traj")
+# tau-bench's few-shot examples are what a reader was shown: the calls are gone and roles are only the start of a line.
+_DISPLAY = "messages_display"
+DISPLAY_ONLY = "messages as display text only, without their calls"
 _ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 _WRITERS: dict[str, tuple[Role, Origin]] = {
     "system": ("system", "meta"),
@@ -46,6 +49,8 @@ def sniff(head: bytes, path: Path) -> bool:
 def _is_record(value: Any) -> bool:
     if not isinstance(value, dict) or "trajectory_format" in value:
         return False
+    if isinstance(value.get(_DISPLAY), str):
+        return True
     messages = _messages_of(cast("Record", value))
     return bool(messages) and _is_message(messages[0])
 
@@ -63,6 +68,7 @@ def _messages_of(record: Record) -> list[Any] | None:
 class _Found:
     """One conversation as it lies in the file: what stands around its messages, and (line or position, message)."""
 
+    line: int
     around: Record
     messages: list[tuple[int, Any]]
 
@@ -82,9 +88,10 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
             except RecursionError:
                 report.skip(TOO_DEEP, source.name, line)
         if not thread.turns:
-            report.skip("no messages", source.name, each.messages[0][0] if each.messages else 0)
+            report.skip("no messages", source.name, each.line)
             continue
-        extra = {key: value for key, value in each.around.items() if key not in _LISTS}
+        around = {key: value for key, value in each.around.items() if key not in _LISTS}
+        extra = kept_fields(around, source.name, each.line, report)
         yield Conversation(
             id=conversation_id, format=FORMAT, turns=tuple(thread.turns), session_id=session_id, extra=extra
         )
@@ -96,13 +103,15 @@ def _find(source: SourceFile, report: IngestReport) -> Iterator[_Found]:
         messages = _messages_of(cast("Record", value)) if isinstance(value, dict) else None
         if messages is not None:
             numbered = [(line or position, message) for position, message in enumerate(messages, start=1)]
-            yield _Found(cast("Record", value), numbered)
+            yield _Found(line, cast("Record", value), numbered)
         elif isinstance(value, dict) and "role" in value:
             loose.append((line or len(loose) + 1, value))
+        elif isinstance(value, dict) and isinstance(value.get(_DISPLAY), str):
+            report.skip(DISPLAY_ONLY, source.name, line)
         else:
             report.skip("no messages", source.name, line)
     if loose:
-        yield _Found({}, loose)
+        yield _Found(loose[0][0], {}, loose)
 
 
 def _values(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any]]:

@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from composer_replication.ingestion.documents import head_values, read_lines_or_document
-from composer_replication.ingestion.source import IngestReport, Record, SourceFile, as_text
-from composer_replication.ingestion.turn_list import TOO_DEEP, as_list, as_record, as_string, count, parse_call
+from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.turn_list import (
+    as_list,
+    as_record,
+    as_string,
+    count,
+    kept_fields,
+    parse_call,
+)
 from composer_replication.types import Conversation, Link, Origin, Provenance, ToolCall, ToolResult, Turn, Usage
 
 FORMAT = "opencode"
@@ -43,7 +50,7 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
 
 
 def _session(record: Record, number: int, source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    info = as_record(record.get("info"))
+    info = kept_fields(as_record(record.get("info")), source.name, 0, report)
     stem = Path(source.name).stem
     session_id = as_string(info.get("id")) or (f"{stem}:{number}" if number else stem)
     owner = as_string(info.get("parentID"))
@@ -170,8 +177,9 @@ class _Message:
 
     def _assistant(self) -> Iterator[Turn]:
         steps = [step for step in self._steps() if not step.is_empty]
-        error = self.info.get("error")
-        if not steps and error is not None:
+        failed = {} if self.info.get("error") is None else {"error": self.info["error"]}
+        failed = kept_fields(failed, self.source.name, self.position, self.report)
+        if not steps and failed:
             steps = [_Step()]
         for number, step in enumerate(steps):
             turn_id = f"{self.id}#{number + 1}" if number else self.id
@@ -188,7 +196,7 @@ class _Message:
                 usage=_usage(self.info.get("tokens")) if last else None,
                 timestamp=self.timestamp,
                 provenance=self.where,
-                extra={"error": error} if last and error is not None else {},
+                extra=failed if last else {},
             )
             if step.results:
                 results = tuple(step.results)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.ingestion.documents import read_lines_or_document
-from composer_replication.ingestion.source import IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text
 from composer_replication.ingestion.turn_list import (
-    TOO_DEEP,
     TurnList,
     as_list,
     as_record,
     as_string,
+    kept_fields,
     openai_calls,
     openai_usage,
     outline,
@@ -91,12 +91,13 @@ def _conversation(
         return
     metadata = as_record(record.get("metadata"))
     extra = {key: record[key] for key in ("instance_id", "error", "test_result") if record.get(key) is not None}
+    extra |= {"tools": reader.tools} if reader.tools else {}
     yield Conversation(
         id=unique(as_string(record.get("instance_id")) or name, taken),
         format=FORMAT,
         turns=tuple(reader.turns.turns),
         agent_version=reader.version or as_string(metadata.get("git_commit")),
-        extra=extra | ({"tools": reader.tools} if reader.tools else {}),
+        extra=kept_fields(extra, file, line, report),
     )
 
 
@@ -208,7 +209,7 @@ class _History:
             if kind in _HARNESS:
                 self.report.counts["openhands harness events"] += 1
             else:
-                self.report.skip(f"unknown record type {kind!r}"[:80], self.file, line)
+                self.report.skip(f"unknown record type {kind!r}", self.file, line)
             return
         result = ToolResult(call_id=call_id or "", text=as_text(event.get("content")), is_error=_is_error(event, kind))
         when = as_string(event.get("timestamp"))

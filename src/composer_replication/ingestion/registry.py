@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
 from composer_replication.errors import InputError, explain
+from composer_replication.ingestion.families import count, families, read_family
 from composer_replication.ingestion.scrubbing import scrub_conversation
 from composer_replication.ingestion.source import IngestReport, SourceFile
 from composer_replication.privacy import Scrubber
@@ -57,19 +57,37 @@ def detect(path: Path) -> Ingester | None:
     return next((each for each in map(ingester, FORMATS) if each.sniff(head, path)), None)
 
 
-def discover(path: Path, report: IngestReport, *, exclude: Sequence[str] = ()) -> Iterator[SourceFile]:
-    """The files below `path` that may be sessions, in a fixed order; links to folders are not followed."""
-    if path.is_file():
+def discover(
+    path: Path, report: IngestReport, *, exclude: Sequence[str] = (), ignored: list[str] | None = None
+) -> Iterator[SourceFile]:
+    """The files below `path` that may be sessions, in a fixed order; links to folders are not followed.
+
+    `ignored` takes the names of those that a pattern left out.
+    """
+    if not path.exists():
+        raise InputError(explain(str(path), got="no such file or folder", expected="session logs"))
+    if not path.is_dir():
         yield SourceFile(path, path.name)
         return
     patterns = [*exclude, *_ignore_patterns(path)]
-    for folder, folders, files in os.walk(path, onerror=lambda error: report.skip(f"unreadable: {error.strerror}", "")):
+
+    def unreadable(error: OSError) -> None:
+        where = Path(error.filename).relative_to(path).as_posix() if error.filename else ""
+        report.skip(f"unreadable folder: {error.strerror}", where)
+
+    for folder, folders, files in os.walk(path, onerror=unreadable):
         folders.sort()
         for name in sorted(files):
             file = Path(folder) / name
             relative = file.relative_to(path).as_posix()
-            if file.suffix in _SUFFIXES and not _is_ignored(relative, patterns):
+            if file.suffix not in _SUFFIXES:
+                continue
+            if _is_ignored(relative, patterns):
+                (ignored if ignored is not None else []).append(relative)
+            elif file.is_file():
                 yield SourceFile(file, relative)
+            else:  # a pipe would be waited for, a link may lead nowhere
+                report.skip("not a regular file", relative)
 
 
 def ingest(
@@ -84,74 +102,41 @@ def ingest(
     `scrubber=None` leaves secrets in: the caller has said so. A path without any session is an error.
     """
     for path in map(Path, paths):
-        if not path.exists():
-            raise InputError(explain(str(path), got="no such file or folder", expected="session logs"))
         found = False
-        for family in _families(discover(path, report, exclude=exclude)):
+        for family in families(discover(path, report, exclude=exclude)):
             scope = None if scrubber is None else scrubber.scope()
-            for conversation in _linked(list(_read_family(family, report))):
+            for conversation in read_family(family, report, read_any):
                 found = True
-                _count(conversation, report)
+                count(conversation, report)
                 yield conversation if scope is None else scrub_conversation(conversation, scope)
         if not found:
-            tried = ", ".join(FORMATS)
-            raise InputError(explain(str(path), got="no session in any known format", expected=f"one of {tried}"))
+            raise no_session(path, report.skipped)
 
 
-def _families(sources: Iterable[SourceFile]) -> list[list[SourceFile]]:
-    """Files of one session together: a main log, and the sub-agents in the folder of its name."""
-    families: dict[str, list[SourceFile]] = {}
-    for source in sources:
-        folder = source.path.parent
-        home = folder.parent if folder.name == "subagents" else source.path.with_suffix("")
-        families.setdefault(str(home), []).append(source)
-    # The main log first: its calls are what the others hang on.
-    return [
-        sorted(each, key=lambda source: (source.path.parent.name == "subagents", source.name))
-        for each in families.values()
-    ]
+def read_any(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    """The conversations of a file in whatever format it is; a file in none is counted."""
+    try:
+        module = detect(source.path)
+    except OSError as error:
+        report.skip(f"unreadable file: {error.strerror}", source.name)
+        return
+    if module is None:
+        report.skip("no known format", source.name)
+        return
+    report.counts[f"files: {module.FORMAT}"] += 1
+    yield from module.read(source, report)
 
 
-def _read_family(family: list[SourceFile], report: IngestReport) -> Iterator[Conversation]:
-    for source in family:
-        try:
-            module = detect(source.path)
-        except OSError as error:
-            report.skip(f"unreadable file: {error.strerror}", source.name)
-            continue
-        if module is None:
-            report.skip("no known format", source.name)
-            continue
-        report.counts[f"files: {module.FORMAT}"] += 1
-        yield from module.read(source, report)
+def no_session(path: Path, reasons: Mapping[str, int]) -> InputError:
+    """The error for a path below which no file is a session."""
+    why = "; ".join(f"{number} x {reason}" for reason, number in sorted(reasons.items()))
+    got = f"no session in any known format ({why or f'no {_kinds_of_files()} file'})"
+    fix = f"Formats that were tried: {', '.join(FORMATS)}"
+    return InputError(explain(str(path), got=got, expected="session logs", fix=fix))
 
 
-def _linked(family: list[Conversation]) -> Iterator[Conversation]:
-    """Sub-agents with the very turn and call that started them, where the main log names them."""
-    started = {
-        agent: (conversation.id, turn.id, call_id)
-        for conversation in family
-        for turn in conversation.turns
-        for call_id, agent in turn.extra.get("agents", {}).items()
-    }
-    for conversation in family:
-        link, agent = conversation.parent, conversation.extra.get("agent_id")
-        if link is not None and agent in started:
-            where, turn_id, call_id = started[agent]
-            link = replace(link, conversation_id=where, turn_id=turn_id, call_id=call_id)
-            conversation = replace(conversation, parent=link)
-        yield conversation
-
-
-def _count(conversation: Conversation, report: IngestReport) -> None:
-    counts = report.counts
-    counts["conversations"] += 1
-    counts["turns"] += len(conversation.turns)
-    for turn in conversation.turns:
-        counts["assistant turns"] += turn.role == "assistant"
-        counts["calls"] += len(turn.calls)
-        counts["results"] += len(turn.results)
-        counts["errors"] += sum(result.is_error is True for result in turn.results)
+def _kinds_of_files() -> str:
+    return " or ".join(sorted(_SUFFIXES))
 
 
 def _ignore_patterns(folder: Path) -> list[str]:

@@ -1,41 +1,104 @@
-"""Tool schemas inferred from the calls a session shows; logs hold none."""
+"""Tool schemas inferred from the calls a session shows, since logs hold none; or read from a file the user has."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
 
+import orjson
+
+from composer_replication.errors import InputError, explain
 from composer_replication.types import Conversation
 
+SCHEMA, VERSION = "tool", 1
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
 
-def infer_tool_schemas(conversations: Iterable[Conversation]) -> dict[str, dict[str, Any]]:
-    """Tool name -> a JSON-schema object: every argument seen, its types, and as required what no good call lacked.
+class ToolSchemas:
+    """What the good calls of many conversations show about their tools."""
 
-    Calls that failed, or whose arguments were no object, teach nothing about what is required.
-    """
-    seen: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    present: dict[str, Counter[str]] = defaultdict(Counter)
-    good_calls: Counter[str] = Counter()
+    def __init__(self) -> None:
+        self._kinds: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self._present: dict[str, Counter[str]] = defaultdict(Counter)
+        self.num_calls: Counter[str] = Counter()
+
+    def add(self, tool: str, arguments: Mapping[str, Any]) -> None:
+        """One call that worked."""
+        self.num_calls[tool] += 1
+        kinds, present = self._kinds[tool], self._present[tool]
+        for name, value in arguments.items():
+            kinds[name].add(_TYPES.get(type(value), "null"))
+            present[name] += 1
+
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """The good calls of a row of `conversations.jsonl`. A failed call teaches nothing about what is required."""
+        turns = row["turns"]
+        failed = {result["call_id"] for turn in turns for result in turn["results"] if result["is_error"] is True}
+        for call in (call for turn in turns for call in turn["calls"]):
+            if call["raw_arguments"] is None and call["id"] not in failed:
+                self.add(call["name"], call["arguments"])
+
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """Tool name -> a JSON-schema object: every argument seen, its types, and as required what no call lacked."""
+        return {
+            tool: {
+                "type": "object",
+                "properties": {name: _property(kinds) for name, kinds in sorted(self._kinds[tool].items())},
+                "required": sorted(name for name, number in self._present[tool].items() if number == num_calls),
+            }
+            for tool, num_calls in sorted(self.num_calls.items())
+        }
+
+
+def infer_tool_schemas(conversations: Iterable[Conversation]) -> dict[str, dict[str, Any]]:
+    """Tool name -> schema. Calls that failed, or whose arguments were no object, are left out."""
+    found = ToolSchemas()
     for conversation in conversations:
         failed = {r.call_id for turn in conversation.turns for r in turn.results if r.is_error is True}
         for call in (call for turn in conversation.turns for call in turn.calls):
-            if call.raw_arguments is not None or call.id in failed:
-                continue
-            good_calls[call.name] += 1
-            for name, value in call.arguments.items():
-                seen[call.name][name].add(_TYPES.get(type(value), "null"))
-                present[call.name][name] += 1
-    return {
-        tool: {
-            "type": "object",
-            "properties": {name: _property(kinds) for name, kinds in sorted(seen[tool].items())},
-            "required": sorted(name for name, number in present[tool].items() if number == good_calls[tool]),
+            if call.raw_arguments is None and call.id not in failed:
+                found.add(call.name, call.arguments)
+    return found.schemas()
+
+
+def load_tool_schemas(path: Path) -> dict[str, dict[str, Any]]:
+    """Tool name -> schema from a JSON list of tools, as the OpenAI, Anthropic or MCP interfaces write them."""
+    try:
+        value = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise InputError(explain(str(path), got=error, expected="a JSON file with a list of tools")) from error
+    tools = cast("dict[str, Any]", value).get("tools") if isinstance(value, dict) else value
+    if not isinstance(tools, list) or not tools:
+        raise InputError(
+            explain(str(path), got=type(tools).__name__, expected="a list of tools, or an object with one")
+        )
+    return dict(_named_schema(each, f"{path}, tool {number}") for number, each in enumerate(cast("list[Any]", tools)))
+
+
+def tool_rows(found: ToolSchemas, given: Mapping[str, Mapping[str, Any]]) -> list[dict[str, object]]:
+    """Rows of `tools.jsonl`: a given schema goes before an inferred one."""
+    schemas = {**found.schemas(), **given}
+    return [
+        {
+            "name": name,
+            "parameters": dict(schema),
+            "source": "file" if name in given else "inferred",
+            "num_calls": found.num_calls[name],
         }
-        for tool in sorted(good_calls)
-    }
+        for name, schema in sorted(schemas.items())
+    ]
+
+
+def _named_schema(tool: Any, where: str) -> tuple[str, dict[str, Any]]:
+    body = tool.get("function", tool) if isinstance(tool, dict) else {}
+    name = body.get("name") if isinstance(body, dict) else None
+    keys = ("parameters", "input_schema", "inputSchema")
+    schema = next((body[key] for key in keys if isinstance(body.get(key), dict)), None) if name else None
+    if not isinstance(name, str) or schema is None:
+        raise InputError(explain(where, got=f"{tool!r:.80}", expected=f"a name and one of {', '.join(keys)}"))
+    return name, schema
 
 
 def _property(kinds: set[str]) -> dict[str, Any]:

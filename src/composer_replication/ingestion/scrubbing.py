@@ -17,9 +17,17 @@ class ScrubScope(Protocol):
 
 
 def scrub_conversation(conversation: Conversation, scope: ScrubScope) -> Conversation:
-    """The conversation with every text, argument, path and title scrubbed; ids stay, since links hang on them."""
+    """The conversation with every text, argument, path and title scrubbed.
+
+    A conversation may be named after its file, so ids and links are scrubbed too: equal ids stay equal within a scope.
+    """
+    link = conversation.parent
     return replace(
         conversation,
+        id=scope.text(conversation.id),
+        session_id=_text(conversation.session_id, scope),
+        parent=None if link is None else replace(link, conversation_id=scope.text(link.conversation_id)),
+        agent_version=_text(conversation.agent_version, scope),
         turns=tuple(_scrub_turn(turn, scope) for turn in conversation.turns),
         title=_text(conversation.title, scope),
         cwd=_text(conversation.cwd, scope),
@@ -38,6 +46,7 @@ def _scrub_turn(turn: Turn, scope: ScrubScope) -> Turn:
         thinking=thinking,
         calls=tuple(_scrub_call(call, scope) for call in turn.calls),
         results=tuple(_scrub_result(result, scope) for result in turn.results),
+        model=_text(turn.model, scope),
         provenance=replace(turn.provenance, file=scope.text(turn.provenance.file)),
         # A sampled token id can spell a secret that the text no longer shows.
         token_ids=turn.token_ids if text == turn.text else None,
@@ -48,7 +57,7 @@ def _scrub_turn(turn: Turn, scope: ScrubScope) -> Turn:
 
 def _scrub_call(call: ToolCall, scope: ScrubScope) -> ToolCall:
     raw = _text(call.raw_arguments, scope)
-    return replace(call, arguments=scope.value(dict(call.arguments)), raw_arguments=raw)
+    return replace(call, name=scope.text(call.name), arguments=scope.value(dict(call.arguments)), raw_arguments=raw)
 
 
 def _scrub_result(result: ToolResult, scope: ScrubScope) -> ToolResult:

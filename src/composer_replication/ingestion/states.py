@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -15,11 +15,13 @@ SYSTEM_PROMPT = (
 )
 # Text in these logs runs at about four bytes a token; the limit is on what is sent, so an estimate is enough.
 _BYTES_PER_TOKEN = 4
+_BLOCK_KINDS = ("thinking", "text", "call")
 
 
 def action_text(turn: Turn) -> str:
     """What an assistant turn did, as one text: its blocks in order, joined by newlines."""
-    layout: list[Any] = turn.extra.get("blocks") or _plain_layout(turn)
+    blocks: Any = turn.extra.get("blocks")
+    layout: list[Any] = blocks if _fits(blocks, turn) else _plain_layout(turn)
     texts, thoughts = _Pieces(turn.text), _Pieces(turn.thinking)
     parts: list[str] = []
     for kind, size in layout:
@@ -67,6 +69,38 @@ class _Pieces:
         piece = self._text[self._at : self._at + size]
         self._at += size + 1
         return piece
+
+
+def _fits(blocks: Any, turn: Turn) -> bool:
+    """Whether a layout cuts this turn's texts where they were joined and names each call once: logs can be forged."""
+    if not isinstance(blocks, list) or not all(_is_block(block) for block in cast("list[Any]", blocks)):
+        return False
+    sizes = {kind: [size for each, size in blocks if each == kind] for kind in _BLOCK_KINDS}
+    return (
+        _is_joined(turn.text, sizes["text"])
+        and _is_joined(turn.thinking, sizes["thinking"])
+        and sorted(sizes["call"]) == list(range(len(turn.calls)))
+    )
+
+
+def _is_block(block: Any) -> bool:
+    return (
+        isinstance(block, list)
+        and len(block) == 2
+        and isinstance(block[0], str)
+        and block[0] in _BLOCK_KINDS
+        and type(block[1]) is int
+        and block[1] >= 0
+    )
+
+
+def _is_joined(text: str, sizes: list[int]) -> bool:
+    end = -1
+    for size in sizes:
+        if end >= 0 and text[end : end + 1] != "\n":
+            return False
+        end += 1 + size
+    return max(end, 0) == len(text)
 
 
 def _plain_layout(turn: Turn) -> list[tuple[str, int]]:

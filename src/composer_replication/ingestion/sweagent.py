@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.ingestion.documents import read_lines_or_document
-from composer_replication.ingestion.source import IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.json_text import as_utf8
+from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text
 from composer_replication.ingestion.turn_list import (
-    TOO_DEEP,
     TurnList,
     as_list,
     as_record,
     as_string,
+    kept_fields,
     openai_calls,
     outline,
     stem,
@@ -31,7 +32,7 @@ _STEP_KEYS = frozenset({"action", "observation", "response", "thought", "state"}
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    keys = outline(head)
+    keys, head = outline(head), as_utf8(head)
     if head.lstrip()[:1] != b"{":
         return False
     steps = len({f"trajectory[].{key}" for key in _STEP_KEYS} & keys)
@@ -67,13 +68,14 @@ def _conversation(document: Record, id: str, file: str, report: IngestReport) ->
         return
     info = as_record(document.get("info"))
     extra = {key: info[key] for key in ("exit_status", "submission", "model_stats") if key in info}
-    environment = as_string(document.get("environment"))
+    if environment := as_string(document.get("environment")):
+        extra["environment"] = environment
     yield Conversation(
         id=id,
         format=FORMAT,
         turns=tuple(turns.turns),
         agent_version=as_string(info.get("swe_agent_version")),
-        extra=extra | ({"environment": environment} if environment else {}),
+        extra=kept_fields(extra, file, 0, report),
     )
 
 
@@ -105,7 +107,7 @@ def _add_message(turns: TurnList, message: Record, number: int, file: str, repor
         where = Provenance(file=file, lines=(number,))
         turns.add(Turn(id=str(number), role=said, origin=origin, text=text, provenance=where))
     else:
-        report.skip(f"unknown record type {role!r}"[:80], file, number)
+        report.skip(f"unknown record type {role!r}", file, number)
 
 
 def _add_assistant(turns: TurnList, message: Record, number: int, file: str, report: IngestReport) -> None:
@@ -139,7 +141,7 @@ def _add_step(turns: TurnList, step: Record, number: int, file: str, report: Ing
     calls = (_shell(action, number),) if action.strip() else ()
     extra: dict[str, Any] = {} if response in ("", text) else {"content": response}
     if "state" in step:
-        extra["state"] = step["state"]
+        extra |= kept_fields({"state": step["state"]}, file, number, report)
     where = Provenance(file=file, lines=(number,))
     turn = Turn(
         id=f"step-{number}", role="assistant", origin="model", text=text, calls=calls, provenance=where, extra=extra

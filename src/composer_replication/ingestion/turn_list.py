@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import orjson
 
-from composer_replication.ingestion.source import IngestReport, Record, as_text
+from composer_replication.ingestion.json_text import as_utf8
+from composer_replication.ingestion.source import MAX_COUNT, TOO_DEEP, IngestReport, Record, as_text, check_depth
 from composer_replication.types import Provenance, ToolCall, ToolResult, Turn, Usage
 
 ORPHAN = "tool result without its call"
-TOO_DEEP = "nested too deeply"
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]:,"]', re.DOTALL)
 _MAX_OUTLINE_DEPTH = 4
 _SUFFIXES = (".json", ".jsonl", ".traj", ".eval")
@@ -99,13 +99,19 @@ def unique(id: str, taken: set[str]) -> str:
 
 
 def parse_call(id: Any, name: Any, arguments: Any) -> ToolCall:
-    """A call with its arguments as a dict; what is no JSON object stays as text in `raw_arguments`."""
+    """A call with its arguments as a dict; what is no JSON object stays as text in `raw_arguments`.
+
+    Text nested beyond reason stays text too; objects nested so raise RecursionError, for the caller to count.
+    """
     given = arguments
     if isinstance(given, str):
         try:
             given = orjson.loads(given) if given.strip() else {}
-        except orjson.JSONDecodeError:
+            check_depth(given)
+        except (orjson.JSONDecodeError, RecursionError):
             given = None
+    else:
+        check_depth(given)
     is_object = isinstance(given, dict) or arguments is None
     return ToolCall(
         id=as_text(id),
@@ -144,7 +150,24 @@ def openai_usage(given: Any) -> Usage | None:
 
 
 def count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT else 0
+
+
+def kept_fields(fields: Mapping[str, Any], file: str, line: int, report: IngestReport) -> Record:
+    """Fields to keep beside a turn or conversation, without those nested beyond reason and without a forged agent."""
+    kept: Record = {}
+    for key, value in fields.items():
+        try:
+            check_depth(value)
+        except RecursionError:
+            report.skip(TOO_DEEP, file, line)
+            continue
+        # Sub-agents are looked up by it.
+        if key == "agent_id" and isinstance(value, dict | list):
+            report.skip("broken agent_id", file, line)
+        else:
+            kept[key] = value
+    return kept
 
 
 def as_list(value: Any) -> list[Any]:
@@ -172,7 +195,7 @@ def outline(head: bytes) -> frozenset[str]:
     paths: set[str] = set()
     stack: list[str] = []  # the path of every open container
     key, text = "", b""
-    for match in _TOKEN.finditer(head):
+    for match in _TOKEN.finditer(as_utf8(head)):
         token = match.group()
         if token == b'"':  # a string that the end of the head cuts off
             break

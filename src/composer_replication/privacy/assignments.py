@@ -8,23 +8,42 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Set
 
-from composer_replication.privacy.entropy import looks_random
+from composer_replication.privacy.entropy import is_public_id
+from composer_replication.privacy.extents import bare_end, bare_word, in_connection_string, is_env, quoted, skip_scheme
 from composer_replication.privacy.names import Strength, name_strength
+from composer_replication.privacy.plausible import (
+    is_directory,
+    is_handle,
+    is_plausible,
+    is_random_value,
+    names_handle,
+)
 from composer_replication.privacy.rules import PLACEHOLDER, Span, has_digit, is_strong
 
-KEYWORDS: tuple[bytes, ...] = tuple(
-    b"pass pwd secret token key auth cred jwt sig sid session sessid salt otp pin dsn webhook license mnemonic seed pat"
-    b" psk connection cookie pw senha identified contrase".split()
-)
-_ALL_KEYWORDS = frozenset(KEYWORDS)
-# Short or common words count only with a sign directly behind them.
-_NEEDS_SIGN = {
-    b"sig": b"sig=",
-    b"sid": b"sid=",
-    b"session": b"session=",
-    b"pat": b"_pat",
-    b"identified": b"identified by",
+# What to look for among the words of a text, and what to search the text for then. A blank ends a word: `sig ` is one
+# that ends so. Short or common words count only with a sign directly behind them.
+_SEARCHED: dict[bytes, tuple[bytes, ...]] = {
+    word: (word,)
+    for word in b"pass pwd secret token key auth cred jwt sessid dsn webhook license mnemonic seed psk connection"
+    b" cookie senha contrase pincode".split()
+} | {
+    b"sig ": (b"sig=",),
+    b"signature ": (b"signature=",),
+    b"sid ": (b"sid=",),
+    b"session ": (b"session=", b"session_id=", b"session-id="),
+    b"sessionid ": (b"sessionid=",),
+    b"pat ": (b"_pat",),
+    b"identified ": (b"identified by",),
+    b"salt ": (b"salt",),
+    b"otp": (b"otp",),
+    b"pin ": (b"pin",),
+    b"pw ": (b"pw",),
 }
+KEYWORDS: tuple[bytes, ...] = tuple(_SEARCHED)
+_ALL_KEYWORDS = frozenset(KEYWORDS)
+# The same word over and over without a blank or a quote is machine-made; each hit would read the whole of it again.
+_LARGEST_CROWD = 32
+_BREAK = re.compile(rb"[\s\"'`<>\\\0]")
 _HEAD = re.compile(r"[A-Za-z0-9_]*(?:[.-][A-Za-z0-9_]+)*")  # read backwards
 _TAIL = re.compile(r"[A-Za-z0-9_]*(?:[.-][A-Za-z0-9_]+)*")
 _KIND_OF_KEY = re.compile(r"(?i)(?:api|access|secret|private|license|encryption|auth|signing|master|account) $")
@@ -48,26 +67,9 @@ _SPEECH = re.compile(
     r"(?i:s?(?:\s{1,4}[a-z0-9][a-z0-9_.'-]{0,24}){0,6}?"
     r"(?:\s{1,2}(?:is|was|are|be|to|as|equals|=|->|→|—|-):?|:)\s{1,4}(?:set to\s|now\s|just\s)?)[\"'`(*]{0,4}"
 )
-_QUOTE = re.compile(r"\\*[\"'`]")
-_BARE = re.compile(r"(?:[^\s\"'`\\<>]|\\(?![nrtu\"'\\/`])|(?<=[A-Za-z0-9!@#$%^&*])['](?=[A-Za-z0-9!@#$%^&*])){1,2000}")
-_SCHEMES = re.compile(
-    r"(?i:(?:bearer|basic|token|apikey|api-key|digest|key|negotiate|aws4-hmac-sha256)(?:[ \t]+|\s*=\s*))"
-)
-_PLACEHOLDER_WORDS = re.compile(
-    r"(?i)^#[0-9a-f]{3,8}$|^\{[^{}]*\}$|^(?:options?|flags?|arguments?|parameters?|prompt|stdin|instead|via|and|my[_-]?(?:token|secret|key|"
-    r"password))$|\$\{|\{\{|\$\(|^\$\w+$|%\(|^%[sd]$|^%[A-Z_]+%$|\*{3,}|x{4,}|\.{3}|…|your[_ -]|"
-    r"<[^>]*>|example|redacted|changeme|"
-    r"placeholder|process\.env|os\.environ|getenv|env\.|secrets\.|^(?:none|null|nil|undefined|true|false|string|str|text|"
-    r"bearer|basic|password|passwd|secret|token|required|optional|number|int|integer|boolean|bool|object|any|unknown|hidden|"
-    r"input|default|empty|bytes|never|void|dummy|mock|foo|bar|todo|n/?a|yes|no|on|off|auto|inherit|self|this|key|value|"
-    r"type|name|field|label|env|varchar.*|char.*|todo.*|missing|invalid|valid|expired|access|refresh|session|header|cookie)$"
-)
-_REFERENCE = re.compile(
-    r"\$\{|\{\{|\$\(|^\$[A-Za-z_]\w*$|^%[A-Z_]+%$|\*{3,}|^<[^>]*>$|process\.env|os\.environ|getenv\("
-)
-_PROSE = re.compile(
-    r"(?i)\b(?:is|are|the|a|an|must|should|required|your|for|to|of|and|or|not|with|please|enter|cannot|can|be|in)\b"
-)
+_ADDRESS_PART = re.compile(r"[?&;#]")
+_IS_VALUE = re.compile(r"=\\*[\"']?\Z")
+_RESOURCE = re.compile(r"\b[au]rn:[^\s\"'`<>()]{0,200}:\Z")
 
 
 def keyword_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
@@ -78,13 +80,22 @@ def keyword_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]
     for keyword in KEYWORDS if active & _ALL_KEYWORDS else ():
         if keyword not in active:
             continue
-        keyword = _NEEDS_SIGN.get(keyword, keyword)
-        position = lower.find(keyword)
-        while position >= 0:
-            span = _at_hit(text, position, keyword)
-            if span is not None:
-                yield span
-            position = lower.find(keyword, max(position + len(keyword), span.end if span else 0))
+        for needle in _SEARCHED[keyword]:
+            yield from _spans_of(text, lower, needle)
+
+
+def _spans_of(text: str, lower: bytes, needle: bytes) -> Iterator[Span]:
+    position, crowd = lower.find(needle), 0
+    while position >= 0:
+        span = _at_hit(text, position, needle)
+        if span is not None:
+            yield span
+        following = lower.find(needle, max(position + len(needle), span.end if span else 0))
+        crowd = 0 if span or following < 0 or _BREAK.search(lower, position, following) else crowd + 1
+        if crowd > _LARGEST_CROWD:
+            after, crowd = _BREAK.search(lower, following), 0
+            following = lower.find(needle, after.end()) if after else -1
+        position = following
 
 
 def _at_hit(text: str, position: int, keyword: bytes) -> Span | None:
@@ -102,18 +113,25 @@ def _at_hit(text: str, position: int, keyword: bytes) -> Span | None:
     name = text[start:end]
     if after == ">" and text[start - 1 : start] == "<" and PLACEHOLDER.match(text, start - 1):
         return None
-    strength = Strength.PASSWORD if keyword == b"identified by" else name_strength(name)
-    if (
-        strength == Strength.WEAK
-        and name.lower() == "key"
-        and _KIND_OF_KEY.search(text, max(0, position - 12), position)
-    ):
-        strength = Strength.TOKEN
-    if name.lower() == "pass" and not _SIGN.match(text, end):  # a verb
+    strength = _strength_at(text, position, name, keyword)
+    said = name.lower() in ("pass", "pwd") and text[start - 1 : start] not in ("-", "<")
+    if said and not _SIGN.match(text, end):  # a verb, a command
+        return None
+    if text[start - 1 : start] == ":" and _RESOURCE.search(text, max(0, start - 240), start):
         return None
     if strength == Strength.NONE and name_strength(text[position:end]) < Strength.TOKEN:
         return None
     return _value_after(text, start, end, max(strength, Strength.WEAK))
+
+
+def _strength_at(text: str, position: int, name: str, keyword: bytes) -> Strength:
+    if keyword == b"identified by":
+        return Strength.PASSWORD
+    strength = name_strength(name)
+    if strength == Strength.NONE and names_handle(name):
+        return Strength.WEAK
+    apart = strength == Strength.WEAK and name.lower() == "key"  # `api key`, in two words
+    return Strength.TOKEN if apart and _KIND_OF_KEY.search(text, max(0, position - 12), position) else strength
 
 
 def _value_after(text: str, start: int, end: int, strength: Strength) -> Span | None:
@@ -129,7 +147,7 @@ def _value_after(text: str, start: int, end: int, strength: Strength) -> Span | 
         return _value_at(text, start, match, strength)
     if match := _CELL.match(text, end):
         return _value_at(text, start, match, strength, spaced=True)
-    if match := _SPACE.match(text, end):
+    if (match := _SPACE.match(text, end)) and not _IS_VALUE.search(text, max(0, start - 6), start):
         flag = text[max(0, start - 2) : start].endswith("-")
         if (span := _value_at(text, start, match, strength, spaced=not flag)) is not None:
             return span
@@ -143,144 +161,43 @@ def _is_argument(value: str, strength: Strength) -> bool:
 
 def _spoken(text: str, end: int, strength: Strength) -> Span | None:
     """`the password for the database is ...`: only a value that no word could be."""
-    match = _SPEECH.match(text, end)
+    match = _SPEECH.match(text, end) if text[end] == ":" or text[end].isspace() else None
     if match is None:
         return None
-    bare = _BARE.match(text, match.end())
-    value = bare[0].rstrip(".,;:!?)*_") if bare else ""
+    value = bare_word(text, match.end()).rstrip(".,;:!?)*_")
     if (
         not is_strong(value)
         or (strength == Strength.WEAK and not is_random_value(value))
-        or not _plausible(value, strength, True)
+        or not is_plausible(value, strength, True)
     ):
         return None
     return Span(match.end(), match.end() + len(value), _kind(strength))
 
 
 def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *, spaced: bool = False) -> Span | None:
-    begin, literal = match.end(), False
-    quote = _QUOTE.match(text, begin)
-    if quote:
-        begin, end = _quoted(text, quote)
+    name = text[start : match.start()]
+    if bounds := quoted(text, match.end()):
+        begin, end = bounds
         literal = True
     else:
-        env = _is_env(text, start, match)
-        end = _bare_end(text, start, begin, env)
         if match["sign"] in ("==", "!="):  # compared with a variable, not with a text
             return None
+        begin, env = match.end(), is_env(text, start, match)
+        end = bare_end(text, start, begin, env)
+        if names_handle(name):  # of an address, which goes on
+            end = begin + len(_ADDRESS_PART.split(text[begin:end], maxsplit=1)[0])
         literal = env or spaced or text[start - 1 : start] in ("-", "?", "&") or match.re in (_TAG, _VALUE_FIELD)
-    begin = _skip_scheme(text, begin, end)
+        literal = literal or in_connection_string(text, start, end)
+    begin = skip_scheme(text, begin, end)
     value = text[begin:end]
-    if spaced and not is_strong(value):
+    if not value or (spaced and not is_strong(value)) or is_directory(name, value):
         return None
-    if (
-        not value
-        or (strength == Strength.WEAK and not is_random_value(value))
-        or not _plausible(value, strength, literal)
-    ):
+    if strength == Strength.WEAK and not (is_random_value(value) or is_handle(name, value)):
         return None
-    return Span(begin, end, _kind(strength))
-
-
-def _quoted(text: str, quote: re.Match[str]) -> tuple[int, int]:
-    """Begin and end of what stands in quotes; an escaped quote inside does not end it."""
-    mark, begin = quote[0], quote.end()
-    nul = text.find("\0", begin, begin + 4000)  # the border between two strings scanned together
-    limit = nul if nul >= 0 else min(len(text), begin + 4000)
-    end = text.find(mark, begin, limit)
-    while len(mark) == 1 and end > begin and text[end - 1] == "\\" and text[end - 2] != "\\":
-        end = text.find(mark, end + 1, limit)
-    newline = text.find("\n", begin, limit)
-    if end < 0 or (0 <= newline < end and mark != "`" and not text.startswith("-----BEGIN", begin)):
-        bare = _BARE.match(text, begin)
-        end = bare.end() if bare else begin
-    return begin, end
-
-
-def _is_env(text: str, start: int, match: re.Match[str]) -> bool:
-    """`NAME=value` with no space: a shell or a dotenv line, where an unquoted word is a literal."""
-    name = text[start : match.start()]
-    return match["sign"] == "=" and match.end() - match.start() == 1 and name.upper() == name
-
-
-def _bare_end(text: str, start: int, begin: int, env: bool) -> int:
-    bare = _BARE.match(text, begin)
-    if bare is None:
-        return begin
-    value, end = bare[0], bare.end()
-    if env and text[end : end + 1] == " " and _in_dump(text, start):
-        newline = text.find("\n", begin)
-        return newline if newline >= 0 else len(text)
-    before = text[start - 1 : start]
-    if before in ("?", "&") or re.match(r"[^&\s]+&[\w.-]+=", value):
-        value = value.split("&", 1)[0]
-    value = re.split(r";(?=\s*[A-Za-z][\w .-]{0,40}=)|,(?=[A-Za-z_][\w.-]{0,40}[=:])|&&|\|\|", value, maxsplit=1)[0]
-    return begin + len(value.rstrip(",;)}]:." if not env else ";"))
-
-
-def _in_dump(text: str, start: int) -> bool:
-    """Whether the lines around are `NAME=value` too: then a value goes on to the end of its line."""
-    line_start = text.rfind("\n", 0, start) + 1
-    if text[line_start:start].strip() not in ("", "export"):
-        return False
-    previous = text[text.rfind("\n", 0, max(0, line_start - 1)) + 1 : line_start]
-    newline = text.find("\n", start, start + 4000)
-    following = text[newline + 1 : newline + 80] if newline >= 0 else ""
-    shape = re.compile(r"[A-Za-z_]\w*=")
-    return bool(shape.match(previous) or shape.match(following))
-
-
-def _skip_scheme(text: str, begin: int, end: int) -> int:
-    scheme = _SCHEMES.match(text, begin, end)
-    return scheme.end() if scheme else begin
+    if names_handle(name) and is_public_id(value):  # the sessions of agents have uuids for names
+        return None
+    return Span(begin, end, _kind(strength)) if is_plausible(value, strength, literal) else None
 
 
 def _kind(strength: Strength) -> str:
     return {Strength.PASSWORD: "PASSWORD", Strength.TOKEN: "SECRET"}.get(strength, "KEY_VALUE")
-
-
-def is_random_value(value: str) -> bool:
-    """Whether a value under a name that says little (`key`, `auth`) is a key by its looks."""
-    core = value.strip("\"'")
-    return 16 <= len(core) <= 2000 and " " not in core and has_digit(core) and "://" not in core and looks_random(core)
-
-
-def _plausible(value: str, strength: Strength, literal: bool) -> bool:
-    """Whether a value could be a secret: not a placeholder, a variable, a type, a call, a path or a sentence."""
-    if (
-        len(value) < (4 if strength == Strength.PASSWORD else 6)
-        or PLACEHOLDER.search(value)
-        or _PLACEHOLDER_WORDS.search(value, 0, 200)
-    ):
-        return False
-    if len(set(value)) < 3 or not any(map(str.isalnum, value)) or value.startswith(("//", "/*", "./", "../", "~/")):
-        return False
-    if " " in value:
-        return (
-            strength >= Strength.TOKEN
-            and literal
-            and not _PROSE.search(value)
-            and len(value) < 200
-            and value[-1] not in ".:?"
-        )
-    if literal:
-        return (
-            strength == Strength.PASSWORD
-            or has_digit(value)
-            or len(value) >= 20
-            or (value.upper() != value and not value.isalpha())
-        )
-    if re.fullmatch(r"[A-Za-z_$][\w$]*(?:[.?!:]+[A-Za-z_$][\w$]*)*[!?]?|\d+(?:\.\d+)?[a-zA-Z%]{0,2}|.*[(\[{].*", value):
-        return has_digit(value) and "(" not in value and "[" not in value and len(value) >= 8 and _mixed(value)
-    return True
-
-
-def _mixed(value: str) -> bool:
-    """A bare identifier with digits is a password when it is no name: Xk39fQ2z, not step2 or sha256."""
-    plain = "." not in value and "_" not in value
-    return (plain and looks_random(value)) or bool(re.search(r"\d[A-Za-z]+\d|[a-z]\d+[A-Z]", value))
-
-
-def is_reference(value: str) -> bool:
-    """Whether a value only points to a secret: a variable, a template, a mask."""
-    return _REFERENCE.search(value) is not None

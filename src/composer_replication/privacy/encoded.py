@@ -22,7 +22,9 @@ _WRAPPED = re.compile(
     r"(?:\r?\n|\\r\\n|\\n)[ \t]*(?:\d{1,6}[→:|\t][ \t]*)?[A-Za-z0-9+/]{4,80}={0,2}"
 )
 _NUMBERING = re.compile(r"(?:\\r)?\\n|\s+(?:\d{1,6}[→:|\t])?|\d{1,6}[→|]")
-_ADDRESS = re.compile(r"[^\s\"'`<>\\&?#;,]+")
+_ADDRESS = re.compile(r"[^\s\"'`<>\\&?#;,]*")
+_PERCENT = re.compile(r"%[0-9A-Fa-f]{2}")
+_LONGEST_LEAD = 2000  # this far before a percent sign the address it stands in is looked for
 _COMPONENT = re.compile(r"[A-Za-z0-9_.~+*!%-]+")
 _MAX_ENCODED = 200_000
 
@@ -103,11 +105,23 @@ def wrapped_base64(text: str, starts: list[int]) -> Iterator[Decoded]:
 
 def percent_encoded(text: str) -> Iterator[Decoded]:
     """Percent-encoded pieces of an address, then the whole of it: a separator inside a secret may stand unencoded."""
-    for match in _ADDRESS.finditer(text):
-        if "%" not in match[0] or len(match[0]) > _MAX_ENCODED:
-            continue
-        for piece in _COMPONENT.finditer(match[0]):
-            start = match.start() + piece.start()
+    for begin, end in _addresses(text):
+        address = text[begin:end]
+        for piece in _COMPONENT.finditer(address):
+            start = begin + piece.start()
             if "%" in piece[0]:
                 yield Decoded(start, start + len(piece[0]), unquote_plus(piece[0]))
-        yield Decoded(match.start(), match.end(), unquote(match[0]))
+        yield Decoded(begin, end, unquote(address))
+
+
+def _addresses(text: str) -> Iterator[tuple[int, int]]:
+    """The words around percent signs, found from the signs: most words have none."""
+    done = 0
+    for percent in _PERCENT.finditer(text):
+        if percent.start() < done:
+            continue
+        lead = _ADDRESS.match(text[max(done, percent.start() - _LONGEST_LEAD) : percent.start()][::-1])
+        rest = _ADDRESS.match(text, percent.start())
+        begin, done = percent.start() - (lead.end() if lead else 0), rest.end() if rest else percent.end()
+        if done - begin <= _MAX_ENCODED:
+            yield begin, done

@@ -11,15 +11,16 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise
 
-from composer_replication.privacy.rules import PSEUDONYM, Span, word_set
+from composer_replication.privacy.rules import PSEUDONYM, Span, has_digit, word_set
 from composer_replication.privacy.vendors import FAMILY_RULE
 
 KIND = "HIGH_ENTROPY"
 HEX_KIND = "HEX_SECRET"
 # Longer runs are data (images, archives), not keys; keys of that size have a frame of their own (PEM, JWT).
 MAX_LENGTH = 512
+_JUDGED = 256  # that much of a long string tells what it is
+_STEPS = frozenset((0, 1))  # from one character to the next: a repetition or a sequence
 
 # The pairs of letters that make up most of English and of identifiers; random letters hit one in four of them.
 _PAIRS = word_set(
@@ -34,6 +35,8 @@ _CLASSES = {
     code: "0" if chr(code).isdigit() else "l" if chr(code).islower() else "U" if chr(code).isupper() else "-"
     for code in range(128)
 }
+_SHORTEST = re.compile(r"[A-Za-z0-9+/_-]{18}")  # what every rule below needs at the least
+_FAMILY_TAIL = re.compile(r"[_-][A-Za-z0-9]{18}")
 _PIECE = re.compile(r"[A-Za-z0-9+/_-]{20,}")
 _CUT = re.compile(r"[./_=~$+-]+")
 _WORDLIKE = re.compile(
@@ -53,15 +56,26 @@ _PUBLIC = re.compile(
 _HASH_WORDS = re.compile(
     r"commit|\bsha|sha\d|hash|md5|digest|checksum|integrity|etag|fingerprint|revision|\brev\b|\btree\b|parent|blob|object"
     r"|merge|\bhead\b|refs/|\bgit\b|\bindex\b|image|docker|layer|cache|build|version|trace|span|uuid|guid|resolved|locked"
-    r"|\btx|block|address|\bpin(?:ned)?\b|snapshot|uses:|cherry|rebase|checkout|\breset\b|\bmain\b|\bmaster\b"
-    r"|origin|branch|\bfrom [0-9a-f]{6}|\bid\W*$|(?<!key)_id\W*$"
+    r"|\btx|block|address|\bpin(?:ned)?\b|snapshot|uses:|cherry|rebase|checkout|\breset\s|\bmain\b|\bmaster\b"
+    r"|origin|branch|\bid\W*$|(?<!key)_id\W*$"
 )
 _SECRET_WORDS = re.compile(r"key|token|secret|passw|passphrase|api|auth|cred|private|bearer|login|license|wallet")
-_URL_HASH = re.compile(r"[?&](?:s|v|h|ver|gist|etag|ixid|rev|t)=$|gist\.github\S*/$|[/=_-]$")
+_URL_HASH = re.compile(r"[?&](?:s|v|h|ver|gist|etag|ixid|rev|t)=$|gist\.github\S*/$")
+# Part of a path, a file name or an option: public when it is as long as a digest is.
+_IN_NAME = re.compile(r"[/=_-]$")
+_DIGEST_LENGTHS = (32, 40, 56, 64, 96, 128)
+# What is hashed in a lock file, in base64 (go.sum, NuGet, Nix); the hash of a password is not meant.
+_HASH_NAME = re.compile(r"(?<![A-Za-z])h1:$|(?i:hash|checksum|digest|integrity|sha-?\d{1,3})\W{1,5}$")
+_PASSWORD_HASH = re.compile(r"(?i)pass|pwd|secret|salt|token|user")
+# The first bytes of an image, a document or a font, in base64.
+_MEDIA = re.compile(r"iVBORw0KGgo|/9j/[24]|R0lGOD[dl]h|UklGR|JVBERi0|PHN2Zy|AAABAAE|d09GM|AAAA[A-Z]GZ0eX")
 # The provider's signature of a thinking block, in a log that was itself printed; and the CSRF token of a page, which is
 # worth nothing without the session that goes with it (and the session is redacted).
 _SIGNATURE = re.compile(r"csrf-token\\*\"\s?content=\\*\"$|[sS]ignature\\*\"\s?:\s?\\*\"$")
-_HASHED_FILE = re.compile(r"\s+\*?[./\w-]+\.\w+|\s+refs/|\s+HEAD|\s+-$|\.(?:js|css|map|json|png|pack|idx|lock)\b")
+_HASHED_FILE = re.compile(
+    r"\s+\*?[./\w-]+\.\w+|\s+refs/|\s+HEAD|\s+-$|\.(?:js|css|map|json|png|pack|idx|lock)\b"
+    r"|\s+(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} "
+)
 _KEY_WORDS = re.compile(r"(?:key|token|secret|password|auth|bearer)\W*$")
 _PUBLIC_BLOCK = re.compile(r"-----BEGIN (?:CERTIFICATE|[A-Z ]*PUBLIC KEY|PGP SIGNATURE|SSH SIGNATURE|PGP MESSAGE)")
 
@@ -81,11 +95,13 @@ def looks_random(value: str) -> bool:
     """Whether a string of key characters is a rare one: not words, not a sequence, not one character repeated."""
     if "USER_" in value:
         value = PSEUDONYM.sub("USER", value)
+    value = value[:_JUDGED]
     if len(set(value)) < 8:
         return False
     classes = value.translate(_CLASSES)
     digits, upper, lower = classes.count("0"), "U" in classes, "l" in classes
-    steps = sum(1 for a, b in pairwise(value) if a == b or ord(b) - ord(a) == 1)
+    codes = value.encode("latin-1", "replace")
+    steps = sum(map(_STEPS.__contains__, map(int.__sub__, codes[1:], codes)))
     if steps > len(value) * 0.3:
         return False
     common, changes = rarity(value)
@@ -100,7 +116,7 @@ def looks_random(value: str) -> bool:
 
 def _is_long_enough(piece: str) -> bool:
     body = piece.rstrip("=")
-    mixed = any(map(str.isupper, body)) and any(map(str.islower, body)) and any("0" <= char <= "9" for char in body)
+    mixed = body.lower() != body != body.upper() and has_digit(body)
     return 24 <= len(body) <= MAX_LENGTH if mixed else 30 <= len(body) <= MAX_LENGTH
 
 
@@ -158,8 +174,12 @@ def is_wordy(run: str) -> bool:
 
 def run_spans(run: str) -> list[Span]:
     """Random pieces of one run of key characters. Pure hex has its own kind: the caller looks at its context."""
+    if _SHORTEST.search(run) is None:
+        return []
     masked = _masked(run)
-    spans = [span for span in FAMILY_RULE.spans(masked) if _is_family(run[span.start : span.end])]
+    spans: list[Span] = []
+    if _FAMILY_TAIL.search(masked):
+        spans += [span for span in FAMILY_RULE.spans(masked) if _is_family(run[span.start : span.end])]
     # Hex that stands for itself, not as part of a longer word.
     for match in _LONE_HEX.finditer(masked):
         if len(set(match[0])) >= 8:
@@ -175,6 +195,14 @@ def _is_family(value: str) -> bool:
     return looks_random(tail) or bool(re.fullmatch(r"[0-9a-f]{24,}", tail) and len(set(tail)) >= 8)
 
 
+def _is_media(text: str, start: int, run_start: int) -> bool:
+    return _MEDIA.match(text, start) is not None or _MEDIA.match(text, run_start) is not None
+
+
+def _names_hash(lead: str) -> bool:
+    return _HASH_NAME.search(lead) is not None and _PASSWORD_HASH.search(lead) is None
+
+
 class Surroundings:
     """What stands around a random string in its text: it may say that the string is public."""
 
@@ -186,6 +214,8 @@ class Surroundings:
         """Whether the string is a hash, a signature, a certificate or an image by its context."""
         lead = self._text[max(0, run_start - 24) : run_start]
         if lead.endswith(";base64,") or _SIGNATURE.search(lead) or self._in_public_block(span.start):
+            return True
+        if span.kind == KIND and (_is_media(self._text, span.start, run_start) or _names_hash(lead)):
             return True
         return span.kind == HEX_KIND and (self._is_hash(span) or self._in_listing(span))
 
@@ -200,6 +230,8 @@ class Surroundings:
             return False
         after = text[span.end : span.end + 24]
         if hashed >= 0 or _URL_HASH.search(line) or _HASHED_FILE.match(after):
+            return True
+        if _IN_NAME.search(line) and span.end - span.start in _DIGEST_LENGTHS:
             return True
         starts_line = span.start == 0 or text[span.start - 1] in "\n\t"
         return span.end - span.start == 40 and starts_line and bool(re.match(r"\s+\(?[A-Za-z]", after))

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_replication.privacy.assignments import is_random_value, is_reference
 from composer_replication.privacy.names import Strength, name_strength
-from composer_replication.privacy.rules import PLACEHOLDER, word_set
+from composer_replication.privacy.plausible import is_directory, is_random_value, is_reference
+from composer_replication.privacy.rules import PLACEHOLDER, is_strong, word_set
 
+SCALARS = frozenset((int, float, bool, type(None)))  # they hold no text
 PAIR_VALUES = frozenset(("value", "Value", "default", "plaintext", "data", "stringData", "secretValue"))
+# Fields whose meaning hangs on their neighbours: each is looked at in its object.
+OPAQUE = frozenset(("data", "signature", "encrypted_content", "thoughtSignature"))
+NEVER_PLAIN = PAIR_VALUES | OPAQUE
 _TYPE_NAMES = word_set(
     "string str text password required null none true false bearer basic number integer boolean object"
 )
 _NUMERIC = re.compile(r"(?i)pass|pin$|otp|secret|cvv")
+_MOST_ARGUMENTS = 200
+_LOGIN_COMMANDS = word_set(
+    "curl wget sshpass mysql mysqldump mysqladmin redis-cli docker podman helm mongo mongosh ldapsearch htpasswd"
+    " openssl gh"
+)
 _MEDIA = ("image/", "audio/", "video/", "font/", "application/pdf")
 
 
@@ -41,6 +50,22 @@ def opaque_field(value: Mapping[Any, Any]) -> str | None:
     return "thoughtSignature" if "thoughtSignature" in value else None
 
 
+def is_command_line(items: Sequence[Any]) -> bool:
+    """Whether a list is an argument vector that may hold a password: by a flag that names one, or by the command."""
+    texts = [item for item in items if isinstance(item, str)] if len(items) <= _MOST_ARGUMENTS else []
+    if len(texts) < 2 or len(texts) != len(items):
+        return False
+    named = any(text.startswith("-") and name_strength(text) >= Strength.TOKEN for text in texts[:-1])
+    return named or texts[0].rpartition("/")[2] in _LOGIN_COMMANDS
+
+
+def is_named_pair(items: Sequence[Any]) -> bool:
+    """`["X-Api-Key", "..."]`, as headers are kept: a name and a value that no name could be."""
+    if len(items) != 2 or not isinstance(items[0], str) or not isinstance(items[1], str):
+        return False
+    return name_strength(items[0]) >= Strength.TOKEN and " " not in items[0] and is_strong(items[1])
+
+
 def field_strength(name: str, inherited: Strength, pair: Strength) -> Strength:
     """What the name of a field, the object above it and its sibling say together."""
     own = name_strength(name)
@@ -49,7 +74,7 @@ def field_strength(name: str, inherited: Strength, pair: Strength) -> Strength:
     return own
 
 
-def is_whole_secret(text: str, strength: Strength) -> bool:
+def is_whole_secret(text: str, strength: Strength, name: str) -> bool:
     """Whether a string under a name of this strength goes as a whole."""
     if strength == Strength.WEAK:
         return is_random_value(text)
@@ -61,9 +86,20 @@ def is_whole_secret(text: str, strength: Strength) -> bool:
         and stripped.lower() not in _TYPE_NAMES
         and not PLACEHOLDER.search(text)
         and not is_reference(stripped)
+        and not is_directory(name, stripped)
     )
 
 
 def is_secret_number(value: object, key: str, strength: Strength) -> bool:
     """A PIN or an all-digit password that JSON holds as a number."""
     return strength >= Strength.TOKEN and type(value) is int and value > 999 and _NUMERIC.search(key) is not None
+
+
+def holds_secret(item: Any, name: str, strength: Strength) -> bool:
+    """Whether what stands under a name of this strength has to be looked at field by field."""
+    if isinstance(item, str):
+        return is_whole_secret(item, strength, name)
+    # Lists under a secret name are walked; their strings are secrets too.
+    return is_secret_number(item, name, strength) or (
+        strength >= Strength.TOKEN and isinstance(item, list | tuple | dict)
+    )

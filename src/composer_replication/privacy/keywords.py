@@ -6,12 +6,24 @@ only the triggers that occur are handed on. One pass instead of sixty.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 _CACHE_SIZE = 1 << 17
-# Lower-case letters stay, everything else parts words; triggers are letters only.
+# Lower-case letters stay, everything else parts words; triggers are letters only, or letters and the end of a word.
 _TABLE = bytes(code if 97 <= code <= 122 else code + 32 if 65 <= code <= 90 else 32 for code in range(256))
 _LONGEST = 64  # longer ones are no words; they would only fill the cache
+
+
+def any_of(words: Iterable[str]) -> str:
+    """A pattern for any of many words that looks at each character once: an alternation would try them one by one."""
+    by_first: dict[str, list[str]] = {}
+    for word in words:
+        by_first.setdefault(word[:1], []).append(word[1:])
+    if not by_first or "" in by_first:  # a word ends here: what longer ones go on with does not matter
+        return ""
+    branches = [re.escape(first) + any_of(rest) for first, rest in sorted(by_first.items())]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
 class WordFilter:
@@ -24,8 +36,7 @@ class WordFilter:
 
     def active(self, flat: bytes) -> set[bytes]:
         """The triggers that occur in a text given as one byte a character."""
-        words = set(flat.translate(_TABLE).split())
-        words -= self._plain
+        words = set(flat.translate(_TABLE).split()) - self._plain
         found: set[bytes] = set()
         unknown: list[bytes] = []
         for word in words:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from functools import lru_cache
 
-from composer_replication.privacy.rules import word_set
+from composer_replication.privacy.rules import is_strong, word_set
 
 
 class Strength(IntEnum):
@@ -131,19 +131,24 @@ _NO_TOKENS = word_set(
 
 @lru_cache(maxsize=8192)
 def name_strength(name: str) -> Strength:
-    """What a name says about its value."""
+    """What a name says about its value. A key that holds a value or a placeholder itself is no name."""
+    if "<" in name or "=" in name or ": " in name:
+        return Strength.NONE
     words = [word.lower() for word in _SPLIT.findall(name)]
     words = [word for word in words if not word.isdigit()] or [""]
     joined = "".join(words)
     last = words[-1]
-    if last in _HARMLESS or (
-        words[0] in ("no", "is", "has", "use", "show", "hide", "max", "min", "num") and len(words) > 1
+    counted = last == "tokens" and not _HARMLESS.isdisjoint(words)  # input_tokens, max_tokens
+    if (
+        last in _HARMLESS
+        or counted
+        or (words[0] in ("no", "is", "has", "use", "show", "hide", "max", "min", "num") and len(words) > 1)
     ):
         return Strength.NONE
     if last == "pass" and words[-2:-1] in (["to"], ["by"], ["must"], ["com"], ["first"], ["second"], ["tests"]):
         return Strength.NONE
     if joined.endswith(_PASSWORDS) or last in ("pass", "pw", "passwords") or (last == "key" and "pass" in words):
-        return Strength.NONE if joined in ("oldpwd",) or (joined == "pwd" and name != "Pwd") else Strength.PASSWORD
+        return Strength.NONE if joined == "oldpwd" else Strength.PASSWORD
     if joined.endswith(_TOKENS):
         return Strength.TOKEN if not (set(words) & _NO_TOKENS) else Strength.WEAK
     if last in ("otp", "cvv", "cvc", "pincode") or joined in (
@@ -156,7 +161,7 @@ def name_strength(name: str) -> Strength:
         return Strength.TOKEN
     if any(word in ("password", "passwd", "secret", "apikey") for word in words):
         return Strength.TOKEN if len(words) > 1 else Strength.NONE
-    if last in _WEAK_LAST or joined.endswith(("key", "auth")) or last == "tokens":
+    if last in _WEAK_LAST or joined.endswith(("key", "auth", "sessid", "sessionid")) or last == "tokens":
         return Strength.WEAK
     return Strength.NONE
 
@@ -165,8 +170,15 @@ _COMMON_VALUES = word_set(
     "password changeme localhost 127.0.0.1 development production undefined disabled enabled required anonymous"
     " postgres username testtest 12345678 00000000 example.com keychain osxkeychain /dev/null dumb xterm-256color"
 )
+# What they hold is no secret, and stands in every text.
+_EVERY_SHELL = word_set(
+    "HOME PWD OLDPWD SHELL LANG LANGUAGE TERM USER LOGNAME USERNAME PATH HOSTNAME EDITOR VISUAL PAGER DISPLAY TMPDIR TZ"
+    " TEMP TMP SHLVL COLORTERM MAIL VIRTUAL_ENV CONDA_PREFIX MANPATH PYTHONPATH NODE_ENV USERPROFILE APPDATA COMSPEC"
+    " LS_COLORS LC_ALL LC_CTYPE TERM_PROGRAM SSH_AUTH_SOCK SSH_CONNECTION SSH_CLIENT SSH_TTY XDG_RUNTIME_DIR"
+)
 _ENV_NAMES = re.compile(
-    r"(?i)(?:^|_)(?:KEY|PAT|AUTH|CREDS?|DSN|COOKIE|PASS|LICENSE|WEBHOOK|CONN(?:ECTION)?(?:_STRING)?)\d*$"
+    r"(?i)(?:^|_)(?:KEY|PAT|AUTH|CREDS?|DSN|COOKIE|PASS|LOGIN|ACCESS|CODE|PIN|SALT|SIGNATURE|SESSION|LICENSE|WEBHOOK"
+    r"|CONN(?:ECTION)?(?:_STRING)?)\d*$"
 )
 
 
@@ -182,14 +194,16 @@ def secret_looking_environment(environ: Mapping[str, str]) -> dict[str, str]:
             or _ENV_NAMES.search(name) is not None
             or ("://" in value and "@" in value)
         )
-        if named and _is_searchable(value):
+        if named and is_searchable(name, value):
             chosen[name] = value
     return chosen
 
 
-def _is_searchable(value: str) -> bool:
+def is_searchable(name: str, value: str) -> bool:
+    """Whether a value may be looked for everywhere: `true`, `8080`, a folder or a locale would spoil every text."""
     value = value.strip()
-    if len(value) < 8 or value.lower() in _COMMON_VALUES or len(set(value)) < 4:
+    shortest = 6 if name_strength(name) >= Strength.TOKEN and is_strong(value) else 8
+    if name.upper() in _EVERY_SHELL or len(value) < shortest or value.lower() in _COMMON_VALUES or len(set(value)) < 4:
         return False
     if value.startswith(("/", "~/", "./", "C:\\")) and " " not in value and not re.search(r"[A-Za-z0-9+]{24,}", value):
         return False

@@ -21,6 +21,7 @@ class Span(NamedTuple):
     kind: str
 
 
+_DIGIT = re.compile(r"[0-9]")
 PLACEHOLDER = re.compile(r"<[A-Z][A-Z0-9_]*_\d+>")
 PSEUDONYM = re.compile(r"USER_\d+")
 
@@ -63,7 +64,7 @@ def has_digit(value: str) -> bool:
     """
     if "USER_" in value:
         value = PSEUDONYM.sub("USER", value)
-    return any("0" <= char <= "9" for char in value)
+    return _DIGIT.search(value) is not None
 
 
 def is_strong(value: str) -> bool:
@@ -84,7 +85,16 @@ def _is_basic(value: str) -> bool:
 
 
 def _is_bearer(value: str) -> bool:
-    return len(value) >= 8 and (has_digit(value) or len(value) >= 24) and not value.startswith(("$", "{"))
+    # A pseudonym has another length than the name it stands for: a path counts by its digits alone.
+    long = len(value) >= 24 and "home" not in value and "Users" not in value
+    return len(value) >= 8 and (has_digit(value) or long) and not value.startswith(("$", "{"))
+
+
+# `user:password@host` in documentation: the word itself, a name in capitals that says password, or a mask.
+_URL_PLACEHOLDER = re.compile(
+    r"(?i:(?:(?:your|my|the|db|user|new|some)[_-]?)*(?:password|passwd|passw|pass|pwd|pw|secret|token)"
+    r"|[x*.•_-]+)|[A-Z_]*(?:PASS|PWD|SECRET|TOKEN)[A-Z_]*"
+)
 
 
 def _is_url_password(value: str) -> bool:
@@ -92,12 +102,27 @@ def _is_url_password(value: str) -> bool:
     return (
         not re.match(r"\d{1,5}(?:[/?#]|$)", value)
         and not value.startswith(("$", "{", "<", "%s", "//"))
-        and value != "***"
+        and not _URL_PLACEHOLDER.fullmatch(value)
     )
 
 
 def _is_url_token(value: str) -> bool:
     return len(value) >= 16 and has_digit(value) and not value.startswith("$")
+
+
+# What a server says about a cookie, and what every page sets: no login.
+_COOKIE_ATTRIBUTES = word_set("path domain expires max-age samesite version secure httponly priority lang theme locale")
+
+
+def _is_cookie(value: str) -> bool:
+    pairs = [pair.strip().partition("=") for pair in value.split(";")]
+    return any(
+        len(held) >= 6
+        and has_digit(held)
+        and name.lower() not in _COOKIE_ATTRIBUTES
+        and not held.startswith(("$", "{"))
+        for name, _, held in pairs
+    )
 
 
 _PEM_KEY = r"-----BEGIN (?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?-----"
@@ -107,6 +132,7 @@ _PEM_LINES = (
     r"|[A-Z][A-Za-z-]{2,20}: [^\n\\]{1,80}|[A-Za-z0-9+/]{1,15}=*(?=\s|\\|$))*+"
 )
 _PEM = _PEM_KEY + r"(?:(?:[^-]|-(?!----)){0,40000}+-----END [A-Z0-9 ]{3,40}-----|" + _PEM_LINES + ")"
+_PUTTY = r"PuTTY-User-Key-File-\d(?:[^P]|P(?!uTTY-User|rivate-MAC)){0,9000}+Private-MAC: [0-9a-f]+"
 _USER = r"[^\s:/@\"'`<>\\?#]{0,100}"
 _ANY_WORD = r"[^\s@\"'`<>\\]{1,300}"
 _LOGIN = _USER + ":(" + _ANY_WORD + "(?:@" + _ANY_WORD + r")?)@(?=[\w.\[$-])"
@@ -115,7 +141,7 @@ _BEARER = r"(?:\s|%20|\+)\s?\\*[\"']?([A-Za-z0-9._~+/=-]{8,})"
 _BASIC = r"(?:\s|%20)\s?([A-Za-z0-9+/_-]{8,}={0,2})"
 _COOKIE = (
     r"2?\\*[\"']?\s?[:=]\s?\\*[\"']?"
-    r"([A-Za-z0-9_.$-]{1,60}=[^\s\"'\\;<>]{6,4000}(?:;\s?[A-Za-z0-9_.$-]{1,60}=[^\s\"'\\;<>]{0,4000}){0,40})"
+    r"([A-Za-z0-9_.$-]{1,60}=[^\s\"'\\;<>]{1,4000}(?:;\s?[A-Za-z0-9_.$-]{1,60}=[^\s\"'\\;<>]{0,4000}){0,40})"
 )
 # Every pattern starts with a literal, in the spellings that occur: that is what makes a search fast.
 _PHRASE_WORDS = (
@@ -131,13 +157,17 @@ _PHRASE = r"[^a-z\n]{1,12}(?:is|are)?[^a-z\n]{0,6}((?:[a-z]{3,8} +){11,23}[a-z]{
 # Their triggers are looked for among the lower-cased words of a text, so they are letters only.
 STRUCTURE_RULES: tuple[Rule, ...] = (
     Rule("PRIVATE_KEY", re.compile(_PEM), ("private",)),
-    Rule("PRIVATE_KEY", re.compile(r"PuTTY-User-Key-File-\d[\s\S]{0,9000}?Private-MAC: [0-9a-f]+"), ("putty",)),
+    Rule(
+        "PRIVATE_KEY",
+        re.compile(r"PuTTY-User-Key-File-\d(?:[^P]|P(?!uTTY-User|rivate-MAC)){0,9000}+Private-MAC: [0-9a-f]+"),
+        ("putty",),
+    ),
     Rule(
         "JWT", re.compile(r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){2,4}"), ("eyj",)
     ),
     *(Rule("BEARER_TOKEN", re.compile(word + _BEARER), ("bearer",), 1, _is_bearer) for word in ("earer", "EARER")),
     *(Rule("BASIC_AUTH", re.compile(word + _BASIC), ("basic",), 1, _is_basic) for word in ("asic", "ASIC")),
-    *(Rule("COOKIE", re.compile(word + _COOKIE), ("cookie",), 1, has_digit) for word in ("ookie", "OOKIE")),
+    *(Rule("COOKIE", re.compile(word + _COOKIE), ("cookie",), 1, _is_cookie) for word in ("ookie", "OOKIE")),
     *(Rule("SEED_PHRASE", re.compile(word + _PHRASE), (trigger,), 1) for trigger, word in _PHRASE_WORDS),
 )
 _ADDRESSES = ("://", ":\\/\\/", "%3A%2F%2F")
@@ -147,12 +177,13 @@ URL_RULES: tuple[Rule, ...] = tuple(
     for sign in _ADDRESSES[:2]
     for kind, pattern, accept in (("URL_PASSWORD", _LOGIN, _is_url_password), ("URL_TOKEN", _LONE_USER, _is_url_token))
 )
-# The word for password in other scripts and spellings. The pattern starts with their rare letters, so that text which
-# has none of them is passed over quickly.
+# The word for password in other scripts and spellings. It starts with rare letters, so that text which has none of them
+# is passed over quickly.
+_FOREIGN_LETTERS = "Пп密口パ비암كपłñŞş"
 _FOREIGN = Rule(
     "PASSWORD",
     re.compile(
-        r"[Пп密口パ비암كपłñŞş](?:арол[ьяею]|码|碼|令|钥|鑰|スワード|밀번호|호|لمة المرور|ासवर्ड"
+        rf"[{_FOREIGN_LETTERS}](?:арол[ьяею]|码|碼|令|钥|鑰|スワード|밀번호|호|لمة المرور|ासवर्ड"
         r"|(?<=hasł)o|(?<=contraseñ)a|ifre)"
         r"[\s:\uff1a=是为為は이가은는—-]{1,6}[\"'`«「]?([^\s\"'`»」<>\uff0c。]{4,100})"
     ),
@@ -169,7 +200,7 @@ def structure_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
     if here := active & _ALL_TRIGGERS:
         for rule in dict.fromkeys([rule for trigger, rule in _BY_TRIGGER if trigger in here]):
             yield from rule.spans(text)
-    if not text.isascii():
+    if not text.isascii() and any(letter in text for letter in _FOREIGN_LETTERS):
         yield from _FOREIGN.spans(text)
     if "@" in text:
         for rule in URL_RULES:

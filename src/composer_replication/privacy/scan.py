@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from urllib.parse import quote, quote_plus
+from collections.abc import Iterator, Mapping, Sequence
 
 from composer_replication.privacy import commands, entropy, rules
 from composer_replication.privacy.assignments import KEYWORDS, keyword_spans
 from composer_replication.privacy.commands import command_spans
 from composer_replication.privacy.encoded import Decoded, decoded_in_run, percent_encoded, wrapped_base64
-from composer_replication.privacy.keywords import WordFilter
+from composer_replication.privacy.exact import ExactValues
+from composer_replication.privacy.keywords import WordFilter, any_of
 from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digit, is_strong, structure_spans
 from composer_replication.privacy.vendors import RUN_RULES, VENDOR_RULES
+from composer_replication.privacy.views import unescaped
 
 _Runs = list[tuple[int, str]]
 _Triggers = list[tuple[str, Rule]]
 _MIN_RUN = 16
+_FEWEST = 5  # different characters: a rule under a heading has fewer, and no key and no encoding does
 _MAX_DEPTH = 3
 _CACHE_SIZE = 1 << 16
 _CACHED_LENGTH = 160
@@ -25,52 +26,14 @@ _CACHED_LENGTH = 160
 _RUN_TABLE = bytes(97 if chr(code) in "+/=_-.~$" or (code < 128 and chr(code).isalnum()) else 32 for code in range(256))
 _RUN = re.compile(b"a" * _MIN_RUN + b"a*")
 _TRIGGERS = tuple((trigger, rule) for rule in VENDOR_RULES for trigger in rule.triggers)
+_ANY_TRIGGER = re.compile(any_of(trigger for trigger, _ in _TRIGGERS))
 _RUN_TRIGGERS = tuple((trigger, rule) for rule in RUN_RULES for trigger in rule.triggers)
 _ESCAPE_HEAD = re.compile(r"u[0-9a-fA-F]{4}|[nrt]")
 # Words and small numbers between separators: most paths and names. A random key has no such cut.
 _WORDY = re.compile(
     r"(?:[./_=~$+-]*+(?:[A-Z]?[a-z]{2,20}+(?:[A-Z][a-z]{2,20}+)*+|[a-z]|[A-Z]{1,10}+|[0-9]{1,6}+)(?=[./_=~$+-]|$))++[./_=~$+-]*+"
 )
-_PERCENT = re.compile(r"%[0-9A-Fa-f]{2}")
 _USER_PASSWORD = re.compile(r"[\w.@+-]{1,64}:([^\s:]{6,100})")
-
-
-class ExactValues:
-    """Known values in the spellings a log can hold them: plain, JSON-escaped, percent-encoded."""
-
-    def __init__(self, values: Iterable[str]) -> None:
-        spellings: dict[str, str] = {}
-        for value in values:
-            stripped = value.strip()
-            if stripped:
-                escaped = json.dumps(stripped)[1:-1]
-                forms = (
-                    stripped,
-                    escaped,
-                    json.dumps(escaped)[1:-1],
-                    quote(stripped, safe=""),
-                    quote_plus(stripped),
-                    quote(stripped),
-                )
-                spellings.update((form, value) for form in forms)
-        # A value made of key characters is always part of a run: the search then covers the few runs, not the text.
-        self._in_runs = tuple(form for form in spellings if len(form) >= _MIN_RUN and _only_key_characters(form))
-        self._anywhere = tuple(form for form in spellings if form not in self._in_runs)
-        longest_first = sorted(spellings, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if spellings else None
-
-    def spans(self, text: str, runs: _Runs) -> Iterator[Span]:
-        """Where known values stand."""
-        if self._pattern is None:
-            return
-        joined = "\n".join([run for _, run in runs])
-        if any(form in joined for form in self._in_runs) or any(form in text for form in self._anywhere):
-            for match in self._pattern.finditer(text):
-                yield Span(match.start(), match.end(), "ENV_SECRET")
-
-
-def _only_key_characters(value: str) -> bool:
-    return not value.encode("latin-1", "replace").translate(_RUN_TABLE).strip(b"a")
 
 
 class Scanner:
@@ -81,19 +44,23 @@ class Scanner:
         self._extra = tuple(extra_rules)
         self._entropy = use_entropy
         self._clean_runs: set[str] = set()
-        self.words = WordFilter((*rules.TRIGGERS, *commands.TRIGGERS, *KEYWORDS))
+        self.words = WordFilter((*rules.TRIGGERS, *commands.TRIGGERS, *KEYWORDS, *self._exact.triggers))
 
     def spans(self, text: str, key: str = "", depth: int = 0) -> list[Span]:
         """Non-overlapping spans in order. `key` is the field the text stands in: it may say that hex is a hash."""
         flat = text.encode("latin-1", "replace")
         runs = self.new_runs(text, flat)
         odd = [(start, run) for start, run in runs if not _WORDY.fullmatch(run)]
-        suspects = [(start, run) for start, run in odd if not entropy.is_wordy(run) and not entropy.is_public_id(run)]
-        found: list[Span] = list(self._exact.spans(text, runs))
+        suspects = [
+            (start, run)
+            for start, run in odd
+            if len(set(run)) >= _FEWEST and not entropy.is_wordy(run) and not entropy.is_public_id(run)
+        ]
+        active = self.words.active(flat)
+        found: list[Span] = list(self._exact.spans(text, active))
         triggers = _vendor_triggers(odd)
         for rule in dict.fromkeys(rule for _, rule in triggers):
             found += rule.spans(text)
-        active = self.words.active(flat)
         found += structure_spans(text, active)
         if active:
             found += command_spans(text, active)
@@ -111,7 +78,11 @@ class Scanner:
     def _suspects(self, text: str, suspects: _Runs, key: str, depth: int, found: list[Span]) -> set[str]:
         """Look into every run that is no word; returns those that are clean only because of what stands around them."""
         around, depends = entropy.Surroundings(text, key), set()
+        known = found[:64]
         for start, run in suspects:
+            end = start + len(run)
+            if known and any(span.start <= start and end <= span.end for span in known):  # all of it goes already
+                continue
             inside = self._in_run(around, start, run, depth)
             if inside is None:
                 depends.add(run)
@@ -121,11 +92,13 @@ class Scanner:
 
     def _encoded(self, text: str, key: str, depth: int, suspects: _Runs, found: list[Span]) -> list[Span]:
         behind: list[Span] = []
-        if "%" in text and _PERCENT.search(text):
+        if "%" in text:
             behind += self._percent(_without(text, found), key, depth)
         starts = [start for start, run in suspects if 60 <= len(run) <= 82]
         if len(starts) > 1 or (starts and "\n" in text):
             behind += self._wrapped(text, starts, depth)
+        if "\\" in text and (view := unescaped(text)) is not None:
+            behind += view.led_back(self.spans(view.text, key, depth + 1))
         return behind
 
     def new_runs(self, text: str, flat: bytes) -> _Runs:
@@ -148,7 +121,7 @@ class Scanner:
         if len(self._clean_runs) >= _CACHE_SIZE:
             self._clean_runs.clear()
         for start, run in runs:
-            if len(run) > _CACHED_LENGTH or run in depends or any(trigger in run for trigger, _ in triggers):
+            if len(run) > _CACHED_LENGTH or run in depends or any(trigger in f"\n{run}" for trigger, _ in triggers):
                 continue
             if not found or not any(span.start < start + len(run) and start < span.end for span in found):
                 self._clean_runs.add(run)
@@ -199,7 +172,9 @@ class Scanner:
 def _vendor_triggers(runs: _Runs) -> _Triggers:
     if not runs:
         return []
-    joined = "\n".join([run for _, run in runs])
+    joined = "\n" + "\n".join([run for _, run in runs])
+    if _ANY_TRIGGER.search(joined) is None:
+        return []
     return [(trigger, rule) for trigger, rule in _TRIGGERS if trigger in joined]
 
 

@@ -3,7 +3,8 @@
 A row is: kind, triggers separated by `|`, pattern. The prefixes are public knowledge, written by hand from the vendors'
 own format descriptions. Prefixes that no word ends with take no left boundary, so a key is found inside a path or an
 identifier too. A `*` before the triggers marks a pattern that is tried on single runs of key characters, because its
-prefix is too common for a search of the whole text. A kind with `?` wants a digit in the match.
+prefix is too common for a search of the whole text. A trigger with `^` stands at the beginning of a run. A kind with
+`?` wants a digit in the match.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ TERRAFORM_TOKEN .atlasv1. [A-Za-z0-9]{10,40}\.atlasv1\.[A-Za-z0-9_-]{20,}
 PULUMI_TOKEN pul- pul-[0-9a-f]{30,}
 AGE_KEY AGE-SECRET-KEY- AGE-SECRET-KEY-1[A-Z0-9]{40,}
 ONEPASSWORD_TOKEN ops_eyJ|A3- (?:ops_eyJ[A-Za-z0-9_+/=-]{40,}|A3-[A-Z0-9]{6}-(?:[A-Z0-9]{5,11}-){3,5}[A-Z0-9]{5})
-TELEGRAM_TOKEN AA (?<!\d)\d{8,10}(?::|%3A)AA[A-Za-z0-9_-]{32,34}(?![A-Za-z0-9_-])
+TELEGRAM_TOKEN ^AA|3AAA (?<!\d)\d{8,10}(?::|%3A)AA[A-Za-z0-9_-]{32,34}(?![A-Za-z0-9_-])
 AZURE_SECRET Q~ [A-Za-z0-9_~.-]{3}[0-9]Q~[A-Za-z0-9_~.-]{30,}
 AZURE_KEY *== (?<![A-Za-z0-9+/])[A-Za-z0-9+/]{86}==
 PHOENIX_TOKEN SFMyNTY. SFMyNTY\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}
@@ -127,7 +128,9 @@ _FAMILY = (
 def _rule(row: str) -> tuple[bool, Rule]:
     kind, triggers, pattern = row.split(" ", 2)
     accept = has_digit if kind.endswith("?") else None
-    rule = Rule(kind.rstrip("?"), re.compile(pattern), tuple(triggers.lstrip("*").split("|")), 0, accept)
+    # Runs are searched one to a line, so the beginning of a run is a newline.
+    searched = tuple(triggers.lstrip("*").replace("^", "\n").split("|"))
+    rule = Rule(kind.rstrip("?"), re.compile(pattern), searched, 0, accept)
     return triggers.startswith("*"), rule
 
 

@@ -34,6 +34,8 @@ class Artefact:
 _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
     ("config", "config.resolved.toml", "crf run", "file"),
     ("conversations", "conversations.jsonl", "crf ingest", "records"),
+    ("session_sources", "session_sources.jsonl", "crf ingest", "records"),
+    ("tools", "tools.jsonl", "crf ingest", "records"),
     ("sites", "sites.jsonl", "crf sites", "records"),
     ("teacher_calls", "teacher_calls.jsonl", "crf replay", "records"),
     ("teacher_cache", "teacher_cache.sqlite", "crf replay", "file"),

@@ -13,7 +13,7 @@ from composer_replication.runs.artefacts import find_artefact
 from composer_replication.runs.journal import Journal, JournalContents, read_journal
 from composer_replication.runs.lineage import Lineage, hash_source, trace_lineage
 from composer_replication.runs.records import Row, not_found, open_records, read_records, write_records
-from composer_replication.runs.sidecar import ArtefactMeta, check_schema, now
+from composer_replication.runs.sidecar import ArtefactMeta, Setting, check_schema, now
 
 MARKER = "run.json"
 _LAYOUT_VERSION = 1
@@ -80,6 +80,7 @@ class RunDir:
         config_hash: str | None = None,
         counts: Mapping[str, int] | None = None,
         drops: Mapping[str, int] | None = None,
+        settings: Mapping[str, Setting] | None = None,
     ) -> ArtefactMeta:
         """Replace artefact `name` by `rows`, which all have the same keys, and describe it in its sidecar.
 
@@ -101,6 +102,7 @@ class RunDir:
             config_hash=config_hash,
             counts={} if counts is None else counts,
             drops={} if drops is None else drops,
+            settings={} if settings is None else settings,
         )
         return write_records(self.root, artefact, rows, draft)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar, cast
@@ -13,6 +13,7 @@ from composer_replication.canonical_json import decode_object, encode
 from composer_replication.errors import ArtefactCorruptError, RunError, explain
 
 SIDECAR_VERSION = 1
+Setting = str | bool | int
 _T = TypeVar("_T")
 
 
@@ -30,7 +31,10 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtefactMeta:
-    """The contents of a sidecar; the last five are known once the rows are written."""
+    """The contents of a sidecar; those from `keys` on are known once the rows are written.
+
+    `settings` says how the artefact was made where that matters to whoever reads it: that secrets were left in, say.
+    """
 
     artefact: str
     schema: str
@@ -40,6 +44,7 @@ class ArtefactMeta:
     config_hash: str | None
     counts: Mapping[str, int]
     drops: Mapping[str, int]
+    settings: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
     keys: tuple[str, ...] = ()
     rows: int = 0
     num_bytes: int = 0
@@ -47,7 +52,7 @@ class ArtefactMeta:
     created: str = ""
 
     def to_bytes(self) -> bytes:
-        """The sidecar's text; only `created` differs between two writes of the same rows."""
+        """The sidecar's text; only `created`, and a salt in `settings`, differ between two writes of the same rows."""
         fields: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
         fields["sources"] = [{"kind": each.kind, "name": each.name, "sha256": each.sha256} for each in self.sources]
         fields["sidecar_version"] = SIDECAR_VERSION
@@ -120,6 +125,7 @@ def _meta_from(fields: Mapping[str, object]) -> ArtefactMeta:
         config_hash=None if config_hash is None else _typed(fields, "config_hash", str),
         counts=cast("dict[str, int]", _typed(fields, "counts", dict)),
         drops=cast("dict[str, int]", _typed(fields, "drops", dict)),
+        settings=cast("dict[str, Setting]", _typed({"settings": {}, **fields}, "settings", dict)),
     )
 
 

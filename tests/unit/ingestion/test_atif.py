@@ -9,7 +9,9 @@ import orjson
 from atif_checks import assert_same, validate, written
 from small_formats import JUNK, flipped, read_bytes, read_json, replaced
 
+from composer_replication.canonical_json import encode
 from composer_replication.ingestion import atif
+from composer_replication.runs.conversations import to_row
 from composer_replication.types import Conversation, Link, Provenance, ToolCall, ToolResult, Turn, Usage
 
 FOREIGN = {
@@ -139,6 +141,16 @@ def test_subagents_are_linked_to_their_call(tmp_path):
     assert not report.skipped
 
 
+def test_infinite_logprobs_stay_in_the_document_and_never_reach_a_turn(tmp_path):
+    where = Provenance(file="f", lines=(1,))
+    turn = Turn(id="a", role="assistant", origin="model", logprobs=(float("-inf"), -1.5), provenance=where)
+    document = atif.to_atif(Conversation(id="c", format="atif", turns=(turn,)))
+    (read,), _ = read_json(atif, tmp_path, "out.json", document)
+    assert read.turns[0].logprobs is None
+    encode(to_row(read), where="row")
+    assert atif.to_atif(read) == document
+
+
 def test_what_the_schema_cannot_hold_survives(tmp_path):
     where = Provenance(file="f", lines=(3, 4))
     call = ToolCall(id="c1", name="x", arguments={}, raw_arguments="{broken")
@@ -150,7 +162,7 @@ def test_what_the_schema_cannot_hold_survives(tmp_path):
             origin="model",
             calls=(call,),
             token_ids=(1, 2),
-            logprobs=(float("-inf"), -1.5),
+            logprobs=(-0.25, -1.5),
             usage=Usage(input_tokens=1, output_tokens=2, cache_read_tokens=3, cache_creation_tokens=4),
             provenance=where,
             extra={"blocks": [["text", 3]]},

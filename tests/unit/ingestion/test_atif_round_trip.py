@@ -8,41 +8,62 @@ import pytest
 from atif_checks import assert_same, validate, written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_formats import SHARED, sample
+from small_formats import SHARED
 
-from composer_replication.ingestion import atif, inspect_eval, mini_sweagent, openhands, registry, sweagent
+from composer_replication.ingestion import atif, registry
 from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.states import action_text
 from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn, Usage
 
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        (openhands, "openhands_multi_swe_bench_output.jsonl"),
-        (sweagent, "sweagent_function_calling_simple.traj"),
-        (mini_sweagent, "minisweagent_github_issue.traj.json"),
-        (inspect_eval, "inspect_message_dedup.eval"),
-    ],
-)
-def test_samples_come_back_as_they_were(module, name, tmp_path):
-    for conversation in module.read(SourceFile(sample(name), name), IngestReport()):
-        validate(atif.to_atif(conversation))
-        (read,), _ = written(conversation, tmp_path)
-        assert_same(read, conversation)
+# Files beside the samples that hold no session: the list of sources, and recorded answers of a service.
+NO_SESSIONS = {"SOURCES.md", "gemini_cli_sdk_resume.json"}
+FILES = sorted(path for path in SHARED.parent.rglob("*.*") if path.is_file()) if SHARED.exists() else []
 
 
-def test_sessions_of_every_other_format_come_back_as_they_were(tmp_path):
-    if not SHARED.exists():
+def test_every_sample_is_known_but_for_those_that_are_none():
+    if not FILES:
         pytest.skip("the shared samples are not here")
-    formats = set()
-    for path in sorted(SHARED.parent.rglob("*.json*")):
-        module = registry.detect(path)
-        for conversation in module.read(SourceFile(path, path.name), IngestReport()) if module else ():
-            formats.add(conversation.format)
-            validate(atif.to_atif(conversation))
-            (read,), _ = written(conversation, tmp_path)
-            assert_same(read, conversation)
-    assert {"claude_code", "openhands"} <= formats
+    detected = {path.name: registry.detect(path) for path in FILES}
+    assert {name for name, module in detected.items() if module is None} == NO_SESSIONS
+    formats = {module.FORMAT for module in detected.values() if module is not None}
+    assert formats == set(registry.FORMATS) - {"atif", "opencode"}  # no sample with a free licence was found
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.name not in NO_SESSIONS], ids=lambda path: path.name)
+def test_every_sample_comes_back_as_it_was(path, tmp_path):
+    module = registry.detect(path)
+    options = {"with_branches": True} if module.FORMAT == "claude_code" else {}
+    conversations = list(module.read(SourceFile(path, path.name), IngestReport(), **options))
+    assert bool(conversations) == (path.name != "taubench_airline_few_shot.jsonl")  # display text only
+    for conversation in conversations:
+        validate(atif.to_atif(conversation))
+        (read,), report = written(conversation, tmp_path)
+        assert_same(read, conversation)
+        assert content(read) == content(conversation)
+        assert set(report.skipped) <= {"tool result without its call"}
+
+
+def test_sub_agents_come_back_in_one_document_with_their_links(tmp_path):
+    if not FILES:
+        pytest.skip("the shared samples are not here")
+    path = max(FILES, key=lambda path: path.stat().st_size)
+    main, *others = registry.detect(path).read(SourceFile(path, path.name), IngestReport(), with_branches=True)
+    others = [each for each in others if each.parent.conversation_id == main.id]
+    read, _ = written(main, tmp_path, subagents=others)
+    assert [content(each) for each in read] == [content(each) for each in (main, *others)]
+    assert [each.parent for each in read] == [each.parent for each in (main, *others)]
+
+
+def content(conversation):
+    """Turns, calls, results, errors and ids, said out loud: what a round trip must never change."""
+    return [
+        (
+            *(turn.id, turn.parent_id, turn.role, turn.origin, turn.text, turn.thinking, action_text(turn)),
+            [(call.id, call.name, call.arguments, call.raw_arguments) for call in turn.calls],
+            [(result.call_id, result.text, result.is_error) for result in turn.results],
+        )
+        for turn in conversation.turns
+    ]
 
 
 _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -59,7 +80,7 @@ _count = st.integers(0, 10**6)
 _usage = st.builds(
     Usage, input_tokens=_count, output_tokens=_count, cache_read_tokens=_count, cache_creation_tokens=_count
 )
-_logprobs = st.floats(max_value=0.0, allow_nan=False)
+_logprobs = st.floats(max_value=0.0, allow_nan=False, allow_infinity=False)
 _timestamps = st.none() | st.sampled_from(["2026-01-01T00:00:00Z", "2026-01-01 00:00", "noon"]) | _id
 _origins = st.sampled_from(["human", "model", "tool", "meta", "summary", "copied"])
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from claude_records import Log, call, text, thinking
 
-from composer_replication.ingestion import claude_code
+from composer_replication.ingestion import claude_code, ingest
 from composer_replication.ingestion.source import IngestReport, SourceFile
 from composer_replication.ingestion.states import action_text, states
 
@@ -222,3 +222,35 @@ def test_a_history_limit_drops_the_oldest_first_and_never_splits_a_call_from_its
     ):
         messages, _ = list(states(conversation, max_history_tokens=limit))[1]
         assert [message["role"] for message in messages[1:]] == roles, limit
+
+
+def test_results_of_calls_the_service_runs_belong_to_them_sideways_too(tmp_path):
+    """Parallel results are siblings: only the calls they answer tie them to the path that went on."""
+    log = Log()
+    log.user("go")
+    first = log.assistant("m1", {**call("s1", "web_search", query="a"), "type": "server_tool_use"})
+    second = log.assistant("m1", {**call("s2", "web_search", query="b"), "type": "server_tool_use"})
+    log.result("s1", "one", parent=first)
+    log.result("s2", "two", parent=second)
+    log.assistant("m2", text("done"))
+    [conversation], report = read(tmp_path, log.lines())
+    assert [call.id for call in conversation.turns[1].calls] == ["s1", "s2"]
+    assert [result.text for turn in conversation.turns for result in turn.results] == ["one", "two"]
+    assert not report.skipped
+
+
+@pytest.mark.parametrize("agent", [["abc"], {"id": "abc"}, 7, True, None, "", [[[]]], {"a": {"b": []}}])
+@pytest.mark.parametrize("call_id", ["t1", ["t1"], {"id": "t1"}, 7, None])
+def test_agents_are_named_by_texts_or_not_at_all(tmp_path, agent, call_id):
+    log = Log()
+    log.user("go")
+    log.assistant("m1", {**call("t1", "Task"), "id": call_id})
+    log.result(call_id, "found", toolUseResult={"agentId": agent})
+    log.assistant("m2", text("done"))
+    path = tmp_path / "s-1.jsonl"
+    path.write_bytes(log.lines())
+    conversations = list(ingest([path], IngestReport(), scrubber=None))
+    for turn in conversations[0].turns:
+        agents = turn.extra.get("agents", {})
+        assert all(isinstance(each, str) for pair in agents.items() for each in pair)
+    assert conversations[0].turns[-1].text == "done"

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from format_records import CODEX_META as META
+from format_records import codex_event as event
+from format_records import codex_item as item
+from format_records import codex_line as line
+from format_records import codex_message as message
 from session_bytes import (
-    BROKEN_LINES,
-    HOPELESS,
     all_fixtures,
     counted,
     fixture,
@@ -22,26 +25,6 @@ from session_bytes import (
 
 from composer_replication.ingestion import codex
 from composer_replication.types import Link, Usage
-
-META = {"timestamp": "t0", "type": "session_meta", "payload": {"id": "s-1", "cwd": "/w", "cli_version": "0.104.0"}}
-
-
-def line(kind, payload, timestamp="t1"):
-    return {"timestamp": timestamp, "type": kind, "payload": payload}
-
-
-def item(**payload):
-    return line("response_item", payload)
-
-
-def message(role, text, **more):
-    kind = "output_text" if role == "assistant" else "input_text"
-    return item(type="message", role=role, content=[{"type": kind, "text": text}], **more)
-
-
-def event(kind, **payload):
-    return line("event_msg", {"type": kind, **payload})
-
 
 SESSION = [
     META,
@@ -180,21 +163,6 @@ def test_a_copied_answer_is_not_merged_with_a_new_one(tmp_path):
     assert not report.skipped
 
 
-@pytest.mark.parametrize("broken", BROKEN_LINES)
-def test_a_broken_line_is_counted_with_its_place_and_costs_no_neighbour(tmp_path, broken):
-    lines = jsonl(META, message("user", "q")) + broken + jsonl(message("assistant", "a"))
-    [conversation], report = ingest(codex, tmp_path, lines)
-    assert texts(conversation) == ["q", "a"]
-    assert [(skip.reason, skip.line) for skip in report.skips] == [(BROKEN_LINES[broken], 3)]
-
-
-def test_a_truncated_last_line_costs_only_itself(tmp_path):
-    lines = jsonl(META, message("user", "q"), message("assistant", "a"))
-    [conversation], report = ingest(codex, tmp_path, lines[:-20])
-    assert texts(conversation) == ["q"]
-    assert dict(report.skipped) == {"truncated last line": 1}
-
-
 def test_what_is_not_known_is_named(tmp_path):
     odd = [
         line("news", {}),
@@ -217,12 +185,6 @@ def test_what_is_not_known_is_named(tmp_path):
 def test_a_session_without_meta_is_named_after_its_file(tmp_path):
     [conversation], _ = ingest(codex, tmp_path, jsonl(message("user", "q")), "rollout-7.jsonl")
     assert conversation.id == "rollout-7"
-
-
-@pytest.mark.parametrize("data", HOPELESS)
-def test_files_that_hold_nothing_give_nothing(tmp_path, data):
-    assert ingest(codex, tmp_path, data)[0] == []
-    assert not codex.sniff(data, Path("session.jsonl"))
 
 
 def test_any_value_anywhere_is_survived(tmp_path):

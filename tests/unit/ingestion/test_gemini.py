@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from format_records import GEMINI_META as META
+from format_records import gemini_answer as answer
+from format_records import gemini_tool as tool
+from format_records import gemini_user as user
 from session_bytes import (
-    BROKEN_LINES,
-    HOPELESS,
     all_fixtures,
     counted,
     fixture,
@@ -22,22 +24,6 @@ from session_bytes import (
 
 from composer_replication.ingestion import gemini
 from composer_replication.types import Link, Usage
-
-META = {"sessionId": "s-1", "projectHash": "abc", "startTime": "t0", "lastUpdated": "t9", "directories": ["/w"]}
-
-
-def user(text, id="u1"):
-    return {"id": id, "timestamp": "t1", "type": "user", "content": [{"text": text}]}
-
-
-def answer(text, id="a1", **more):
-    return {"id": id, "timestamp": "t2", "type": "gemini", "content": text, "model": "gemini-x", **more}
-
-
-def tool(id, status, response=None, **more):
-    result = [{"functionResponse": {"id": id, "name": "run", "response": response}}] if response else None
-    return {"id": id, "name": "run", "args": {"a": id}, "status": status, "result": result, **more}
-
 
 CALLS = [
     tool("c1", "success", {"output": "fine"}),
@@ -129,25 +115,12 @@ def test_set_with_new_messages_in_place_of_answers_begins_a_new_context(tmp_path
     assert [turn.origin for turn in after.turns] == ["human", "copied", "model"]
 
 
-@pytest.mark.parametrize("broken", BROKEN_LINES)
-def test_a_broken_line_is_counted_with_its_place_and_costs_no_neighbour(tmp_path, broken):
-    [conversation], report = ingest(gemini, tmp_path, jsonl(META, user("q")) + broken + jsonl(answer("a")))
-    assert texts(conversation) == ["q", "a"]
-    assert [(skip.reason, skip.line) for skip in report.skips] == [(BROKEN_LINES[broken], 3)]
-
-
 def test_a_broken_first_line_leaves_the_log_a_log(tmp_path):
     data = b'{"sessionId": "s-1", "proj\n' + jsonl(user("q"), answer("a"))
     [conversation], report = ingest(gemini, tmp_path, data)
     assert (conversation.id, texts(conversation)) == ("session", ["q", "a"])
     assert dict(report.skipped) == {"invalid JSON": 1}
     assert gemini.sniff(data, Path("session.jsonl"))
-
-
-def test_a_truncated_last_line_costs_only_itself(tmp_path):
-    [conversation], report = ingest(gemini, tmp_path, jsonl(META, user("q"), answer("a"))[:-9])
-    assert texts(conversation) == ["q"]
-    assert dict(report.skipped) == {"truncated last line": 1}
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -175,12 +148,6 @@ def test_what_is_not_known_is_named(tmp_path):
         "unknown record type None": 1,
         "tool call of unknown shape": 1,
     }
-
-
-@pytest.mark.parametrize("data", HOPELESS)
-def test_files_that_hold_nothing_give_nothing(tmp_path, data):
-    assert ingest(gemini, tmp_path, data)[0] == []
-    assert not gemini.sniff(data, Path("session.json"))
 
 
 def test_any_value_anywhere_is_survived(tmp_path):

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from format_records import openai_call as call
 from session_bytes import (
-    BROKEN_LINES,
-    HOPELESS,
     all_fixtures,
     counted,
     fixture,
@@ -22,11 +21,6 @@ from session_bytes import (
 
 from composer_replication.ingestion import openai_messages
 from composer_replication.types import Usage
-
-
-def call(call_id="c1", name="look", arguments='{"path": "a"}'):
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
 
 MESSAGES = [
     {"role": "system", "content": "Be careful."},
@@ -143,22 +137,6 @@ def test_what_is_not_known_is_named(tmp_path):
     }
 
 
-@pytest.mark.parametrize("broken", BROKEN_LINES)
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_broken_line_is_counted_with_its_place_and_costs_no_neighbour(tmp_path, broken, place):
-    lines = [jsonl(CHAT), jsonl(TAU)]
-    lines.insert(place, broken)
-    conversations, report = ingest(openai_messages, tmp_path, b"".join(lines))
-    assert [len(conversation.turns) for conversation in conversations] == [5, 5]
-    assert [(skip.reason, skip.line) for skip in report.skips] == [(BROKEN_LINES[broken], place + 1)]
-
-
-def test_a_truncated_last_line_costs_only_itself(tmp_path):
-    [conversation], report = ingest(openai_messages, tmp_path, jsonl(CHAT, TAU)[:-9])
-    assert len(conversation.turns) == 5
-    assert dict(report.skipped) == {"truncated last line": 1}
-
-
 @pytest.mark.parametrize("document", [CHAT, [TAU], MESSAGES])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_cut_document_keeps_every_whole_message(tmp_path, document, indent):
@@ -175,12 +153,6 @@ def test_bytes_that_are_no_text_spoil_only_the_text_they_stand_in(tmp_path, dama
     [conversation], report = ingest(openai_messages, tmp_path, data)
     assert texts(conversation)[1:] == ["Fix\nit.", "", "", "Done."]
     assert dict(report.skipped) == {"invalid JSON document": 1}
-
-
-@pytest.mark.parametrize("data", HOPELESS)
-def test_files_that_hold_nothing_give_nothing(tmp_path, data):
-    assert ingest(openai_messages, tmp_path, data)[0] == []
-    assert not openai_messages.sniff(data, Path("session.jsonl"))
 
 
 def test_any_value_anywhere_is_survived(tmp_path):
@@ -206,7 +178,6 @@ def test_nesting_without_end_costs_only_its_own_message(tmp_path):
         {"sessionId": "s", "messages": [{"id": "u", "type": "user", "content": "q"}]},
         {"type": "user", "message": {"role": "user", "content": "q"}, "uuid": "u"},
         {"type": "response_item", "payload": {"role": "user", "content": []}},
-        {"messages_display": "user: hi"},
         {"history": [{"role": "user", "content": "q"}], "trajectory": []},
         {"messages": MESSAGES, "info": {}, "trajectory_format": "mini-swe-agent-1"},
     ],
@@ -216,9 +187,9 @@ def test_sniff_leaves_the_other_formats_alone(value):
     assert not openai_messages.sniff(json.dumps(value, indent=2).encode(), Path("session.json"))
 
 
-def test_sniff_claims_the_structured_tau_bench_sample_and_no_other(shared_dir):
+def test_sniff_claims_the_tau_bench_samples_and_no_others(shared_dir):
     claimed = [path.name for path in all_fixtures(shared_dir) if openai_messages.sniff(head(path), path)]
-    assert claimed == ["taubench_gpt4o_airline_first3.json"]
+    assert claimed == ["taubench_airline_few_shot.jsonl", "taubench_gpt4o_airline_first3.json"]
 
 
 def test_the_sample_holds_what_a_plain_count_finds(shared_dir):
@@ -236,8 +207,11 @@ def test_the_sample_holds_what_a_plain_count_finds(shared_dir):
     assert not report.skipped
 
 
-def test_the_displayed_sample_has_no_structured_messages_and_says_so(shared_dir):
+def test_display_text_has_lost_its_calls_and_the_reason_says_so(shared_dir):
     path = fixture(shared_dir, "other", "taubench_airline_few_shot.jsonl")
+    rows = path.read_text(encoding="utf-8").splitlines()
+    assert any("assistant: None" in json.loads(row)["messages_display"] for row in rows)  # what was called is not there
     conversations, report = ingest_file(openai_messages, path)
     assert conversations == []
-    assert report.skipped["no messages"] == len(path.read_text(encoding="utf-8").splitlines())
+    assert dict(report.skipped) == {openai_messages.DISPLAY_ONLY: len(rows)}
+    assert [skip.line for skip in report.skips] == list(range(1, len(rows) + 1))

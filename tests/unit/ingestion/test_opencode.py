@@ -6,29 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from session_bytes import HOPELESS, all_fixtures, counted, head, ingest, jsonl, mutations, texts
+from format_records import OPENCODE_INFO as INFO
+from format_records import opencode_message as message
+from format_records import opencode_text as text
+from format_records import opencode_tool as tool
+from session_bytes import all_fixtures, counted, head, ingest, jsonl, mutations, texts
 
 from composer_replication.ingestion import opencode
 from composer_replication.types import Link, Usage
 
-INFO = {"id": "ses_1", "title": "Fix", "directory": "/w", "version": "1.0.1", "time": {"created": 1, "updated": 2}}
 TOKENS = {"input": 10, "output": 5, "reasoning": 2, "cache": {"read": 4, "write": 3}}
-
-
-def message(role, *parts, id="msg_1", **info):
-    return {
-        "info": {"id": id, "sessionID": "ses_1", "role": role, "time": {"created": 7}, **info},
-        "parts": list(parts),
-    }
-
-
-def text(words, **more):
-    return {"type": "text", "text": words, **more}
-
-
-def tool(call_id, status, **state):
-    state = {"status": status, "input": {"path": call_id}, **state}
-    return {"type": "tool", "callID": call_id, "tool": "read", "state": state}
 
 
 MESSAGES = [
@@ -150,12 +137,6 @@ def test_what_is_not_known_is_named(tmp_path):
         "part is no object": 1,
         "unknown tool status lost": 1,
     }
-
-
-@pytest.mark.parametrize("data", HOPELESS)
-def test_files_that_hold_nothing_give_nothing(tmp_path, data):
-    assert ingest(opencode, tmp_path, data)[0] == []
-    assert not opencode.sniff(data, Path("session.json"))
 
 
 def test_a_cut_export_keeps_every_whole_message(tmp_path):

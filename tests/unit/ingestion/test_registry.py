@@ -9,8 +9,8 @@ from claude_records import Log, call, text
 
 from composer_replication.errors import InputError
 from composer_replication.ingestion import FORMATS, ClaudeCodeIngester, IngestReport, ingest
-from composer_replication.ingestion.rows import from_row, to_row
 from composer_replication.ingestion.schemas import infer_tool_schemas
+from composer_replication.runs.conversations import from_row, to_row
 
 
 @pytest.fixture

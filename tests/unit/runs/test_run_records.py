@@ -58,6 +58,7 @@ def test_the_sidecar_says_what_the_file_is(run: RunDir, tmp_path: Path, monkeypa
         config_hash="c0ffee",
         counts={"kept": 3},
         drops={"tie": 4},
+        settings={"scrubbed": True},
     )
     meta = json.loads((run.root / "pairs.meta.json").read_text())
     assert meta.pop("created").endswith("+00:00")
@@ -74,6 +75,7 @@ def test_the_sidecar_says_what_the_file_is(run: RunDir, tmp_path: Path, monkeypa
         "config_hash": "c0ffee",
         "counts": {"kept": 3},
         "drops": {"tie": 4},
+        "settings": {"scrubbed": True},
         "sidecar_version": 1,
     }
 

@@ -1,0 +1,61 @@
+"""`crf forget SESSION…`: a session and everything made from it out of a run, for good."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from composer_replication.ingestion.forget import Forgetting
+    from composer_replication.runs import RunDir
+
+HELP = "remove sessions, and everything derived from them, from a run; they do not come back"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sessions", nargs="+", metavar="SESSION", help="session or conversation id, or its beginning")
+    parser.add_argument("--run", default=".", metavar="RUN", dest="run_dir", help="run directory; default: this folder")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would go")
+    parser.add_argument("--json", action="store_true", help="print what went as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from composer_replication.cli.console import say
+    from composer_replication.ingestion.forget import forget, plan_forgetting
+    from composer_replication.runs import RunDir
+
+    run_dir = RunDir.open(args.run_dir)
+    plan = plan_forgetting(run_dir, args.sessions)
+    if args.dry_run:
+        _show(plan, run_dir, as_json=args.json, done=False)
+        return 0
+    if not args.yes:
+        _show(plan, run_dir, as_json=False, done=False, to_stderr=True)
+        if not sys.stdin.isatty():
+            say("crf forget: nothing was removed. Say --yes to remove it")
+            return 1
+        print("Remove all this? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            say("Nothing was removed")
+            return 1
+    _show(forget(run_dir, args.sessions), run_dir, as_json=args.json, done=True)
+    return 0
+
+
+def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_stderr: bool = False) -> None:
+    from dataclasses import asdict
+
+    from composer_replication.canonical_json import encode
+    from composer_replication.cli.console import plain
+
+    out = sys.stderr if to_stderr else sys.stdout
+    if as_json:
+        print(encode({"run": str(run_dir.root), "done": done, **asdict(plan)}, where="plan").decode(), file=out)
+        return
+    verb = "Removed" if done else "Would remove"
+    lines = [f"{verb} {len(plan.conversations)} conversations:", *(f"  {plain(each)}" for each in plan.conversations)]
+    lines += [f"{verb} their rows from {run_dir.path(name).name}" for name in plan.filtered]
+    lines += [f"{verb} {run_dir.path(name).name}, made from them" for name in plan.deleted]
+    print("\n".join(lines), file=out)

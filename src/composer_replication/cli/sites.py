@@ -1,0 +1,146 @@
+"""`crf sites RUN`: which turns erred, whose doing it was, and the hint for each that may be taught."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.hint_generator.run_sites import KindCount
+    from composer_replication.runs import RunDir
+    from composer_replication.types import Conversation, ErrorSite, Hint
+
+HELP = "find the turns that erred, whose fault it was, and what to say about it"
+_CAPTION = (
+    "Only failures that are the model's are taught (kept). Harness and user refused or stopped a call; task is the\n"
+    "work itself, such as failing tests; env is the machine or the network. Confidence: mean of the rules that matched."
+)
+_MAX_EXAMPLE = 70
+_MAX_SHOWN = 3000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run directory with conversations in it")
+    parser.add_argument("--kind", action="append", metavar="KIND", help="show only this kind; may be repeated")
+    parser.add_argument("--blame", action="append", metavar="BLAME", help="show only this blame; may be repeated")
+    parser.add_argument("--min-confidence", type=float, metavar="P", help="keep a site from here on; default 0.5")
+    parser.add_argument("--show", metavar="ID", help="print one site: turn, failing result, evidence, hint")
+    parser.add_argument("--json", action="store_true", help="print the table, or with --show the site, as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from composer_replication.hint_generator.run_sites import write_sites
+    from composer_replication.runs import RunDir
+    from composer_replication.sites import MIN_CONFIDENCE
+
+    _check_filters(args)
+    run_dir = RunDir.open(args.run)
+    if args.show is not None:
+        _show_site(run_dir, args.show, as_json=args.json)
+        return 0
+    write_sites(run_dir, min_confidence=MIN_CONFIDENCE if args.min_confidence is None else args.min_confidence)
+    _show_table(run_dir, args)
+    return 0
+
+
+def _check_filters(args: argparse.Namespace) -> None:
+    from composer_replication.errors import InputError, explain
+    from composer_replication.sites import BLAMES
+
+    for blame in args.blame or ():
+        if blame not in BLAMES:
+            raise InputError(explain("--blame", got=repr(blame), expected=f"one of {', '.join(BLAMES)}"))
+
+
+def _show_table(run_dir: RunDir, args: argparse.Namespace) -> None:
+    from composer_replication.cli.console import say, show, table
+    from composer_replication.hint_generator.run_sites import read_sites, tabulate
+
+    sites = [site for site, _ in read_sites(run_dir) if _is_asked_for(site, args)]
+    counted, meta = tabulate(sites), run_dir.meta("sites")
+    if args.json:
+        _print_json({"run": str(run_dir.root), "table": counted, "passed_over": dict(meta.drops)})
+        return
+    columns = ("kind", "blame", "sites", "kept", "confidence", "example", "id")
+    rows = [_row(each) for each in counted]
+    show(table("Error sites", columns, rows, caption=_CAPTION))
+    if meta.drops:
+        show(table("Looked like an error, and is none", ("why", "times"), sorted(meta.drops.items())))
+    kept = sum(site.is_kept for site in sites)
+    say(f"{run_dir.path('sites')}: {len(sites)} failures, {kept} kept with a hint. `crf sites RUN --show ID` shows one")
+
+
+def _is_asked_for(site: ErrorSite, args: argparse.Namespace) -> bool:
+    return (not args.kind or site.kind in args.kind) and (not args.blame or site.blame in args.blame)
+
+
+def _row(each: KindCount) -> tuple[object, ...]:
+    example = " ".join(each.example.split())
+    example = example if len(example) <= _MAX_EXAMPLE else example[: _MAX_EXAMPLE - 1] + "…"
+    return each.kind, each.blame, each.number, each.num_kept, f"{each.confidence:.2f}", example, each.example_id
+
+
+def _show_site(run_dir: RunDir, identity: str, *, as_json: bool) -> None:
+    from composer_replication.hint_generator.run_sites import find_site
+    from composer_replication.runs.conversations import read_conversations
+
+    site, hint = find_site(run_dir, identity)
+    conversation = next(each for each in read_conversations(run_dir) if each.id == site.conversation_id)
+    if as_json:
+        _print_json({"site": site, "hint": hint})
+        return
+    print("\n".join(_site_lines(site, hint, conversation)))
+
+
+def _site_lines(site: ErrorSite, hint: Hint | None, conversation: Conversation) -> list[str]:
+    from composer_replication.cli.console import plain
+    from composer_replication.ingestion.states import action_text
+
+    turn = next(each for each in conversation.turns if each.id == site.turn_id)
+    results = [r for t in conversation.turns if t.id == site.result_turn_id for r in t.results]
+    text = next((each.text for each in results if each.call_id == site.call_id), site.evidence_text)
+    start, end = site.evidence
+    marked = f"{text[:start]}>>>{text[start:end]}<<<{text[end:]}" if end > start else text
+    kept = "kept" if site.is_kept else "not kept"
+    lines = [
+        f"site {site.id}  {site.kind}, blame {site.blame}, confidence {site.confidence:g}, {kept}: {site.reason}",
+        f"conversation {site.conversation_id}, turn {site.turn_id}",
+        f"read from {turn.provenance.file}, lines {', '.join(map(str, turn.provenance.lines))}",
+    ]
+    if site.repeats:
+        lines.append(f"repeats site {site.repeat_of} ({site.repeats} before, {site.between} other calls since)")
+    lines += [
+        "",
+        "--- the turn",
+        _cut(action_text(turn)),
+        "",
+        "--- what came back, evidence between >>> and <<<",
+        _cut(marked),
+    ]
+    lines += ["", f"--- the hint ({hint.source}: {hint.template}, version {hint.version})" if hint else "--- no hint"]
+    lines += [hint.text] if hint else []
+    return [plain(line) for line in lines]
+
+
+def _cut(text: str) -> str:
+    half = _MAX_SHOWN // 2
+    return (
+        text
+        if len(text) <= _MAX_SHOWN
+        else f"{text[:half]}\n[... {len(text) - _MAX_SHOWN} characters ...]\n{text[-half:]}"
+    )
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    from dataclasses import asdict, is_dataclass
+
+    from composer_replication.canonical_json import encode
+
+    def plain_data(each: Any) -> Any:
+        if isinstance(each, list):
+            return [plain_data(inner) for inner in each]
+        return asdict(each) if is_dataclass(each) and not isinstance(each, type) else each
+
+    data = {key: plain_data(each) for key, each in value.items()}
+    sys.stdout.write(encode(data, where="sites").decode() + "\n")

@@ -1,0 +1,134 @@
+"""The facts of a session that a hint may state: only what the session had shown by the time of the erring turn.
+
+What the failing result says is known too: a hint is written with hindsight about one turn, not about later ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from composer_replication.hint_generator.context import HintContext
+from composer_replication.hint_generator.parameters import parameter_facts
+from composer_replication.hint_generator.seen import Seen
+from composer_replication.sites.tools import channel_of, command_text, path_argument
+from composer_replication.types import Conversation, ErrorSite, ToolCall
+
+_THING = re.compile(
+    r"['\"`‘’]([^'\"`‘’]{1,200})['\"`‘’]|(\S+?)(?=: (?:No such|Is a|command not|not found))|: (\S+)\s*$"
+)
+_PROGRAM = re.compile(
+    r"([\w.+-]+): (?:command )?not found|command not found: ([\w.+-]+)|['\"]([\w.+-]+)['\"] is not rec"
+)
+_GIT_ADVICE = (
+    ("no upstream", "The first push of a branch needs `git push --set-upstream origin` and its name."),
+    ("not a git", "Git commands work only inside a repository: change to it first."),
+    ("ignored by", "Ignored files are not added: leave them out of `git add`."),
+    ("rejected", "Fetch and rebase onto the remote branch before pushing to it."),
+    ("non-fast-forward", "Fetch and rebase onto the remote branch before pushing to it."),
+    ("nothing to commit", "Check with `git status` that there is something to commit."),
+    ("would be overwritten", "Commit or stash local changes before switching, merging or pulling."),
+    ("unstaged changes", "Commit or stash local changes before switching, merging or pulling."),
+    ("ambiguous argument", "Check with `git branch -a` that a branch or revision exists before naming it."),
+    ("unknown revision", "Check with `git branch -a` that a branch or revision exists before naming it."),
+    ("already exists", "Check with `git branch` which names are taken before creating one."),
+    ("pathspec", "Check with `git status` or `git ls-files` that a path is known to git before naming it."),
+)
+
+
+def collect_facts(
+    site: ErrorSite, conversation: Conversation, *, tool_schemas: Mapping[str, Mapping[str, Any]] | None = None
+) -> HintContext:
+    """Facts about one site, for the template of its kind and for those that read the hint's record."""
+    call, message = call_of(site, conversation), _result_text(site, conversation)
+    seen = Seen.before(conversation, site.turn_id)
+    schemas = tool_schemas or {}
+    facts: HintContext = {"error_kind": site.kind, "tool_name": site.tool}
+    if site.evidence_text:
+        facts["error_message"] = site.evidence_text
+    tools = sorted({*schemas, *seen.tools} - ({site.tool} if site.kind == "tool_not_found" else set()))
+    if tools:
+        facts["available_tools"] = tools
+    if site.tool in schemas:
+        facts["tool_schema"] = schemas[site.tool]
+    if site.repeats:
+        facts["num_repeats"] = site.repeats
+    if site.kind == "input_validation":
+        facts |= parameter_facts(call, message, schemas.get(site.tool))
+    elif site.kind == "git_state":
+        facts |= _git_facts(message)
+    elif site.kind == "cmd_not_found":
+        facts |= _program_fact(site.evidence_text)
+    elif call is not None:
+        facts |= _path_facts(site, call, seen)
+    return facts
+
+
+def _path_facts(site: ErrorSite, call: ToolCall, seen: Seen) -> HintContext:
+    facts: HintContext = {}
+    is_shell = channel_of(call.name) == "shell"
+    path = (
+        _typed_path(site.evidence_text, command_text(call.name, call.arguments))
+        if is_shell
+        else path_argument(call.arguments)
+    )
+    if path:
+        facts["path"] = path
+        if site.kind in ("file_not_found", "shell_path_missing"):
+            near = difflib.get_close_matches(path, seen.paths - {path}, n=1, cutoff=0.75)
+            if near:
+                facts["similar_path"] = near[0]
+        if site.kind == "edit_not_read":
+            facts["was_read"] = seen.shown_by_shell(path)
+        if site.kind == "edit_no_match":
+            closest = seen.closest_line(path, _old_text(call.arguments))
+            if closest:
+                facts["closest_line"] = closest
+    if seen.reader:
+        facts["reader_tool"] = seen.reader
+    if seen.finder:
+        facts["finder_tool"] = seen.finder
+    return facts
+
+
+def _typed_path(message: str, command: str) -> str | None:
+    """The path that a shell's message is about, if the command names it."""
+    for match in _THING.finditer(message):
+        thing = next(each for each in match.groups() if each)
+        if thing in command or thing.rpartition("/")[2] in command:
+            return thing
+    return None
+
+
+def _program_fact(message: str) -> HintContext:
+    match = _PROGRAM.search(message)
+    return {"program": next(each for each in match.groups() if each)} if match else {}
+
+
+def _git_facts(message: str) -> HintContext:
+    lowered = message.lower()
+    advice = next((advice for words, advice in _GIT_ADVICE if words in lowered), None)
+    return {"git_advice": advice} if advice else {}
+
+
+def _old_text(arguments: Mapping[str, Any]) -> str:
+    for key in ("old_string", "old_str", "search", "oldString", "old"):
+        if isinstance(arguments.get(key), str):
+            return arguments[key]
+    edits = arguments.get("edits")
+    if isinstance(edits, list) and edits and isinstance(edits[0], dict):
+        return _old_text(edits[0])
+    return ""
+
+
+def call_of(site: ErrorSite, conversation: Conversation) -> ToolCall | None:
+    """The call that failed."""
+    calls = (call for turn in conversation.turns if turn.id == site.turn_id for call in turn.calls)
+    return next((call for call in calls if call.id == site.call_id), None)
+
+
+def _result_text(site: ErrorSite, conversation: Conversation) -> str:
+    results = (each for turn in conversation.turns if turn.id == site.result_turn_id for each in turn.results)
+    return next((each.text for each in results if each.call_id == site.call_id), site.evidence_text)

@@ -1,0 +1,78 @@
+"""What is wrong with arguments: told by the schema where there is one, and by the words of the error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from composer_replication.hint_generator.context import HintContext
+from composer_replication.types import ToolCall
+
+_NAME = r"[`'\"]?([A-Za-z_]\w{0,60})[`'\"]?"
+_MISSING = re.compile(
+    rf"required (?:parameter|property|argument|field)s? {_NAME}(?: is)? missing|must have required property {_NAME}"
+    rf"|missing (?:a )?required (?:parameter|property|argument|field|positional argument)s?:? {_NAME}"
+    rf"|[Pp]arameter {_NAME} is required|missing \d+ required positional arguments?: {_NAME}|missing field {_NAME}"
+)
+_UNEXPECTED = re.compile(
+    rf"unexpected (?:parameter|keyword argument|property|field) {_NAME}|unknown (?:parameter|field|property) {_NAME}"
+)
+_JSON = re.compile(
+    r"parse function arguments|not valid JSON|JSONDecodeError|Unexpected (?:token|end of JSON)"
+    r"|Expecting (?:value|property|',')|(?:invalid|malformed) JSON|parse JSON",
+    re.IGNORECASE,
+)
+_KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list, tuple),
+    "object": (dict,),
+}
+
+
+def is_json_error(call: ToolCall | None, message: str) -> bool:
+    """Whether the arguments were no JSON object at all, rather than one that does not fit."""
+    if call is not None and call.raw_arguments is not None:
+        return True
+    return _JSON.search(message) is not None and not _named(_MISSING, message) and not _named(_UNEXPECTED, message)
+
+
+def parameter_facts(call: ToolCall | None, message: str, schema: Mapping[str, Any] | None) -> HintContext:
+    """Missing, unexpected and wrongly typed parameters. What the message names goes before what the schema shows."""
+    facts: HintContext = {}
+    missing, unexpected, wrong = _named(_MISSING, message), _named(_UNEXPECTED, message), list[str]()
+    properties = schema.get("properties") if schema is not None else None
+    if call is not None and call.raw_arguments is None and isinstance(properties, Mapping):
+        required = schema.get("required") if schema is not None else None
+        missing = missing or [each for each in required or () if each not in call.arguments]
+        unexpected = unexpected or [each for each in call.arguments if each not in properties]
+        wrong = [
+            f"{name}: {kind}"
+            for name, value in call.arguments.items()
+            if (kind := _wrong_kind(value, properties.get(name))) is not None
+        ]
+    if missing:
+        facts["missing_parameters"] = missing
+    if unexpected:
+        facts["unexpected_parameters"] = unexpected
+    if wrong:
+        facts["wrong_types"] = wrong
+    return facts
+
+
+def _named(pattern: re.Pattern[str], message: str) -> list[str]:
+    found = (next(each for each in match.groups() if each) for match in pattern.finditer(message[:4000]))
+    return list(dict.fromkeys(found))
+
+
+def _wrong_kind(value: Any, schema: Any) -> str | None:
+    """The type that a value should have, if it has another."""
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    allowed = _KINDS.get(kind) if isinstance(kind, str) else None
+    if allowed is None or value is None:
+        return None
+    fits = isinstance(value, allowed) and (kind == "boolean" or not isinstance(value, bool))
+    return None if fits else kind

@@ -1,0 +1,116 @@
+"""The sites of a run, each with its hint: `sites.jsonl`, and the table that sums it up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, cast
+
+from composer_replication.errors import ArtefactCorruptError, InputError, explain
+from composer_replication.hint_generator.write import write_hint
+from composer_replication.privacy import Scrubber
+from composer_replication.runs import RunDir
+from composer_replication.runs.conversations import read_conversations
+from composer_replication.sites import MIN_CONFIDENCE, find_error_sites
+from composer_replication.types import ErrorSite, Hint
+
+SCHEMA, VERSION = "error_site", 1
+_MIN_PREFIX = 4
+_SITE = tuple(each.name for each in fields(ErrorSite))
+
+
+@dataclass(frozen=True, slots=True)
+class KindCount:
+    """One row of the table: failures of one kind that were one party's doing, with an example."""
+
+    kind: str
+    blame: str
+    number: int
+    num_kept: int
+    confidence: float
+    example: str
+    example_id: str
+
+
+def write_sites(run: RunDir, *, min_confidence: float = MIN_CONFIDENCE) -> None:
+    """Find every failure in the run's conversations, write a hint for those that may be taught, and keep both."""
+    passed_over, counts = Counter[str](), Counter[str]()
+    # What was ingested with its secrets in it does not get them into a hint, which is trained on.
+    scrubber = None if run.meta("conversations").settings.get("scrubbed") is True else Scrubber()
+    tools = read_tool_schemas(run)
+
+    def all_rows() -> Iterator[dict[str, object]]:
+        for conversation in read_conversations(run):
+            for site in find_error_sites(conversation, min_confidence=min_confidence, passed_over=passed_over):
+                hint = write_hint(site, conversation, tool_schemas=tools, scrubber=scrubber) if site.is_kept else None
+                counts.update(("sites", f"blame: {site.blame}"))
+                counts.update((f"hint: {hint.source}",) if hint is not None else ())
+                yield to_row(site, hint)
+
+    run.write_jsonl(
+        "sites",
+        all_rows(),
+        schema=SCHEMA,
+        version=VERSION,
+        sources=["conversations", "tools"],
+        counts=counts,
+        drops=passed_over,
+        settings={"min_confidence": f"{min_confidence:g}"},
+    )
+
+
+def read_sites(run: RunDir) -> Iterator[tuple[ErrorSite, Hint | None]]:
+    """The sites of a run, in order, each with its hint."""
+    return (from_row(row) for row in run.read_jsonl("sites", schema=SCHEMA, version=VERSION))
+
+
+def find_site(run: RunDir, identity: str) -> tuple[ErrorSite, Hint | None]:
+    """The site with this id, or whose id alone begins like this."""
+    found = [each for each in read_sites(run) if each[0].id.startswith(identity)]
+    if len(found) != 1 or len(identity) < _MIN_PREFIX:
+        got = f"{identity!r}, which {len(found)} sites begin with"
+        expected = f"the id of a site, or at least {_MIN_PREFIX} characters that only one begins with"
+        raise InputError(explain("site", got=got, expected=expected, fix="`crf sites RUN` shows ids"))
+    return found[0]
+
+
+def tabulate(sites: Iterable[ErrorSite]) -> list[KindCount]:
+    """Sites by kind and blame: those that may be taught first, the most frequent first among them."""
+    groups: dict[tuple[str, str], list[ErrorSite]] = {}
+    for site in sites:
+        groups.setdefault((site.kind, site.blame), []).append(site)
+    table = [
+        KindCount(
+            kind=kind,
+            blame=blame,
+            number=len(group),
+            num_kept=sum(site.is_kept for site in group),
+            confidence=round(sum(site.confidence for site in group) / len(group), 2),
+            example=next((site.evidence_text for site in group if site.evidence_text), ""),
+            example_id=group[0].id,
+        )
+        for (kind, blame), group in groups.items()
+    ]
+    return sorted(table, key=lambda row: (row.blame != "model", row.blame, -row.number, row.kind))
+
+
+def read_tool_schemas(run: RunDir) -> dict[str, Mapping[str, Any]]:
+    """Tool name -> schema, as the ingest found or was given them."""
+    rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("tools", schema="tool"))
+    return {row["name"]: row["parameters"] for row in rows}
+
+
+def to_row(site: ErrorSite, hint: Hint | None) -> dict[str, object]:
+    """One row of `sites.jsonl`."""
+    return {**asdict(site), "hint": None if hint is None else asdict(hint)}
+
+
+def from_row(row: Mapping[str, Any]) -> tuple[ErrorSite, Hint | None]:
+    """The inverse of `to_row`."""
+    try:
+        site = ErrorSite(**{name: row[name] for name in _SITE if name != "evidence"}, evidence=tuple(row["evidence"]))
+        return site, None if row["hint"] is None else Hint(**row["hint"])
+    except (KeyError, TypeError) as error:
+        expected = f"the fields of {SCHEMA} {VERSION}"
+        raise ArtefactCorruptError(explain(f"site {row.get('id')!r}", got=error, expected=expected)) from error

@@ -1,0 +1,83 @@
+"""A hint for a site, from the first source that has one: a template, the error's own words, or a writer you bring."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from composer_replication.errors import InputError, explain
+from composer_replication.hint_generator.context import HintContext, quoted
+from composer_replication.hint_generator.facts import collect_facts
+from composer_replication.hint_generator.parameters import is_json_error
+from composer_replication.hint_generator.templates import HINT_TEMPLATES, VERSION, dispatch
+from composer_replication.privacy import Scrubber
+from composer_replication.types import Conversation, ErrorSite, Hint
+
+HintSource = Literal["template", "raw_error", "writer"]
+HintWriter = Callable[[ErrorSite, Conversation, HintContext], str | None]
+_SOURCES: tuple[HintSource, ...] = ("template", "raw_error", "writer")
+_SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z`\"']|\s*$)")
+MAX_SENTENCES = 2
+
+
+def write_hint(
+    site: ErrorSite,
+    conversation: Conversation,
+    *,
+    sources: Sequence[HintSource] = ("template", "raw_error"),
+    writer: HintWriter | None = None,
+    tool_schemas: Mapping[str, Mapping[str, Any]] | None = None,
+    scrubber: Scrubber | None = None,
+) -> Hint | None:
+    """The hint of the first source that has one, with the facts it was made of; None for a site nobody may teach.
+
+    `scrubber` goes over the result once more, for conversations that were not scrubbed.
+    """
+    unknown = [each for each in sources if each not in _SOURCES]
+    if unknown or ("writer" in sources and writer is None):
+        got = f"{list(sources)}, writer={'None' if writer is None else 'given'}"
+        expected = f"sources among {list(_SOURCES)}, and a writer where one is named"
+        raise InputError(explain("hint sources", got=got, expected=expected))
+    if site.blame != "model":
+        return None
+    facts = collect_facts(site, conversation, tool_schemas=tool_schemas)
+    for source in sources:
+        template, text = _from(source, site, conversation, facts, writer)
+        if text and text.strip():
+            clean = " ".join(text.split())
+            clean = clean if scrubber is None else scrubber.scope().text(clean)
+            shown = facts if scrubber is None else scrubber.scope().value(dict(facts))
+            return Hint(text=clean, source=source, template=template, version=VERSION, facts=dict(shown))
+    return None
+
+
+def template_of(site: ErrorSite, facts: HintContext | None = None, *, is_json: bool = False) -> str:
+    """The template that speaks about a site: a call that failed before is about that, whatever the failure."""
+    if site.repeats:
+        return "repeated_failure"
+    if site.kind == "input_validation" and site.kind not in HINT_TEMPLATES:
+        has_names = any((facts or {}).get(key) for key in ("missing_parameters", "unexpected_parameters"))
+        return "json_decode" if is_json and not has_names else "type_error"
+    return site.kind if site.kind in HINT_TEMPLATES else "runtime_error"
+
+
+def count_sentences(text: str) -> int:
+    """Sentences of a hint; what stands in backticks is one word."""
+    return len(_SENTENCE_END.findall(re.sub(r"`[^`]*`", "X", text)))
+
+
+def _from(
+    source: HintSource, site: ErrorSite, conversation: Conversation, facts: HintContext, writer: HintWriter | None
+) -> tuple[str, str | None]:
+    if source == "template":
+        call = next(
+            (c for t in conversation.turns if t.id == site.turn_id for c in t.calls if c.id == site.call_id), None
+        )
+        name = template_of(site, facts, is_json=is_json_error(call, facts.get("error_message", "")))
+        return name, dispatch(name, facts)
+    if source == "raw_error":
+        message = quoted(site.evidence_text)
+        return "raw_error", f"This call fails with {message}." if message else None
+    assert writer is not None
+    return getattr(writer, "__name__", type(writer).__name__), writer(site, conversation, facts)

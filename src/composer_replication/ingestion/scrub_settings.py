@@ -1,0 +1,65 @@
+"""What a run knows about secrets and people: handed to every process, written nowhere."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from composer_replication import privacy
+from composer_replication.canonical_json import encode
+from composer_replication.privacy import Scrubber, kingfisher_rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScrubSettings:
+    """What a `Scrubber` is made of. Its repr shows no value."""
+
+    env_values: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    home_dirs: tuple[str, ...] = field(default=(), repr=False)
+    user_names: tuple[str, ...] = field(default=(), repr=False)
+    kingfisher: bool = False
+
+    def scrubber(self) -> Scrubber:
+        extra = (kingfisher_rule(),) if self.kingfisher else ()
+        return Scrubber(
+            env_values=self.env_values, home_dirs=self.home_dirs, user_names=self.user_names, extra_rules=extra
+        )
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Tells whether rows were made with the same rules and the same known values, without telling the values.
+
+    A plain hash of a short password can be guessed. This one is salted and slow, over all values together.
+    """
+
+    salt: str
+    digest: str
+
+    @staticmethod
+    def of(settings: ScrubSettings | None, salt: str | None = None) -> Fingerprint:
+        salt = secrets.token_hex(16) if salt is None else salt
+        known = None if settings is None else [dict(settings.env_values), *map(list, _people(settings))]
+        kingfisher = settings is not None and settings.kingfisher
+        data = encode([_code_hash(), kingfisher, known], where="scrub settings")
+        digest = hashlib.scrypt(data, salt=salt.encode(), n=2**14, r=8, p=1, dklen=16)
+        return Fingerprint(salt, digest.hex())
+
+
+def _people(settings: ScrubSettings) -> tuple[list[str], list[str]]:
+    return sorted(settings.home_dirs), sorted(settings.user_names)
+
+
+@cache
+def _code_hash() -> str:
+    """Of the code that reads and scrubs: rows made by other code are made anew."""
+    digest = hashlib.sha256()
+    here, there = Path(__file__).parent, Path(privacy.__file__).parent
+    shared = (here.parent / "types.py", here.parent / "runs" / "conversations.py")
+    for file in (*shared, *sorted(here.glob("*.py")), *sorted(there.glob("*.py"))):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

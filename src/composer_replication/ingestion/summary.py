@@ -1,0 +1,94 @@
+"""What an ingest did, for a table or for a machine: numbers, kinds and places, never a value."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from composer_replication.ingestion.session_sources import SessionSource, first_places
+from composer_replication.ingestion.source import IngestReport
+
+_COLUMNS = ("sessions", "conversations", "turns", "calls", "results", "errors")
+
+
+@dataclass(frozen=True, slots=True)
+class FormatCounts:
+    """One row of the table."""
+
+    format: str
+    files: int
+    sessions: int
+    conversations: int
+    turns: int
+    calls: int
+    results: int
+    errors: int
+    redactions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that was left out: why, how often, and where first."""
+
+    reason: str
+    number: int
+    first: str
+
+
+@dataclass(frozen=True, slots=True)
+class IngestSummary:
+    """The run as it is after an ingest; `num_read` families were read, `num_reused` taken over."""
+
+    formats: tuple[FormatCounts, ...]
+    total: FormatCounts
+    redactions: Mapping[str, int]
+    skipped: tuple[Left, ...]
+    num_read: int
+    num_reused: int
+    is_scrubbed: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def of(
+        sources: Sequence[SessionSource], outside: IngestReport, read_paths: Collection[str], *, is_scrubbed: bool
+    ) -> IngestSummary:
+        by_format: dict[str, list[SessionSource]] = {}
+        for source in sources:
+            if source.format is not None and source.status == "kept":
+                by_format.setdefault(source.format, []).append(source)
+        formats = [_counts(name, by_format[name]) for name in sorted(by_format)]
+        redactions: Counter[str] = Counter()
+        for source in sources:
+            redactions.update(source.redactions)
+        places = first_places([*sources, _account_of(outside)])
+        return IngestSummary(
+            formats=tuple(formats),
+            total=_counts("all", [each for group in by_format.values() for each in group]),
+            redactions=dict(redactions.most_common()),
+            skipped=tuple(Left(reason, *places[reason]) for reason in sorted(places)),
+            num_read=sum(source.path in read_paths for source in sources),
+            num_reused=sum(source.status == "kept" and source.path not in read_paths for source in sources),
+            is_scrubbed=is_scrubbed,
+        )
+
+
+def _counts(name: str, sources: Sequence[SessionSource]) -> FormatCounts:
+    total: Counter[str] = Counter()
+    for source in sources:
+        total.update(source.counts)
+    return FormatCounts(
+        format=name,
+        files=sum(len(source.sizes) for source in sources),
+        redactions=sum(sum(source.redactions.values()) for source in sources),
+        **{column: total[column] for column in _COLUMNS},
+    )
+
+
+def _account_of(report: IngestReport) -> SessionSource:
+    places = [(skip.reason, skip.file, skip.line) for skip in report.skips]
+    return SessionSource(path="", name="", skipped=dict(report.skipped), skips=places)

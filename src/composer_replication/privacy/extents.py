@@ -1,0 +1,94 @@
+"""Where the value behind a name begins and ends: quoted, bare, to the end of its line, or up to the next name."""
+
+from __future__ import annotations
+
+import re
+
+_QUOTE = re.compile(r"\\*[\"'`]")
+_BARE = re.compile(r"(?:[^\s\"'`\\<>]++|\\(?![nrtu\"'\\/`])|(?<=[A-Za-z0-9!@#$%^&*])['](?=[A-Za-z0-9!@#$%^&*]))+")
+_SCHEMES = re.compile(
+    r"(?i:(?:bearer|basic|token|apikey|api-key|digest|key|negotiate|aws4-hmac-sha256)(?:[ \t]+|\s*=\s*))"
+)
+_NEXT_PAIR = re.compile(r"[^&\s]+&[\w.-]+=")
+_NEXT_NAME = re.compile(r";(?=\s*[A-Za-z][\w .-]{0,40}=)|,(?=[A-Za-z_][\w.-]{0,40}[=:])|&&|\|\|")
+_ENV_LINE = re.compile(r"(?:export |declare -x |set )?[A-Za-z_]\w*=")
+# `Server=...;User ID=...;Password=...`: the parts of a connection string are text, not code.
+_CONNECTION_PART = re.compile(
+    r"(?i)\s*(?:server|data source|host|address|user(?: ?id|name)?|uid|database|initial catalog|dbname|driver|port"
+    r"|endpoint|account ?name|trusted_connection|encrypt)\s?=\s?[^=\s]"
+)
+# No secret without a frame of its own is longer, and every search below stops there.
+_LONGEST = 4000
+_LONGEST_BARE = 2000
+_LONGEST_LEAD = 80
+_LONGEST_STRING = 300
+
+
+def bare_word(text: str, begin: int) -> str:
+    """The unquoted word at `begin`; a quote between letters belongs to it."""
+    match = _BARE.match(text, begin, begin + _LONGEST_BARE)
+    return match[0] if match else ""
+
+
+def quoted(text: str, begin: int) -> tuple[int, int] | None:
+    """Begin and end of what stands in quotes at `begin`; an escaped quote inside does not end it."""
+    quote = _QUOTE.match(text, begin)
+    if quote is None:
+        return None
+    mark, begin = quote[0], quote.end()
+    nul = text.find("\0", begin, begin + _LONGEST)  # the border between two strings scanned together
+    limit = nul if nul >= 0 else min(len(text), begin + _LONGEST)
+    end = text.find(mark, begin, limit)
+    while len(mark) == 1 and end > begin and text[end - 1] == "\\" and text[end - 2] != "\\":
+        end = text.find(mark, end + 1, limit)
+    newline = text.find("\n", begin, limit)
+    if end < 0 or (0 <= newline < end and mark != "`" and not text.startswith("-----BEGIN", begin)):
+        end = begin + len(bare_word(text, begin))
+    return begin, end
+
+
+def is_env(text: str, start: int, match: re.Match[str]) -> bool:
+    """`NAME=value` with no space: a shell or a dotenv line, where an unquoted word is a literal."""
+    name = text[start : match.start()]
+    return match["sign"] == "=" and match.end() - match.start() == 1 and name.upper() == name
+
+
+def bare_end(text: str, start: int, begin: int, env: bool) -> int:
+    """Where an unquoted value ends that begins at `begin` and whose name begins at `start`."""
+    value = bare_word(text, begin)
+    end = begin + len(value)
+    if env and text[end : end + 1] == " " and _in_dump(text, start):
+        newline = text.find("\n", begin, begin + _LONGEST)
+        return newline if newline >= 0 else min(len(text), begin + _LONGEST)
+    before = text[start - 1 : start]
+    if before in ("?", "&") or _NEXT_PAIR.match(value):
+        value = value.split("&", 1)[0]
+    value = _NEXT_NAME.split(value, maxsplit=1)[0]
+    return begin + len(value.rstrip(",;)}]:." if not env else ";"))
+
+
+def _in_dump(text: str, start: int) -> bool:
+    """Whether the lines around are `NAME=value` too: then a value goes on to the end of its line."""
+    line_start = text.rfind("\n", max(0, start - _LONGEST_LEAD), start) + 1
+    if start - line_start > _LONGEST_LEAD or text[line_start:start].strip() not in ("", "export", "declare -x"):
+        return False
+    previous = text[text.rfind("\n", max(0, line_start - _LONGEST), max(0, line_start - 1)) + 1 : line_start]
+    newline = text.find("\n", start, start + _LONGEST)
+    following = text[newline + 1 : newline + 80] if newline >= 0 else ""
+    return bool(_ENV_LINE.match(previous) or _ENV_LINE.match(following))
+
+
+def in_connection_string(text: str, start: int, end: int) -> bool:
+    """Whether a name and its value stand between semicolons, beside a server, a user or a database."""
+    if text[start - 1 : start] != ";" and text[end : end + 1] != ";":
+        return False
+    lead = max(0, start - _LONGEST_STRING)
+    begin = max(lead, *(text.rfind(mark, lead, start) + 1 for mark in "\n\"'`\0"))
+    parts = [*text[begin:start].split(";"), *text[end + 1 : end + _LONGEST_STRING].split(";", 1)[:1]]
+    return any(map(_CONNECTION_PART.match, parts))
+
+
+def skip_scheme(text: str, begin: int, end: int) -> int:
+    """Past `Bearer` and its like."""
+    scheme = _SCHEMES.match(text, begin, end)
+    return scheme.end() if scheme else begin

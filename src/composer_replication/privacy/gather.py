@@ -1,0 +1,80 @@
+"""The strings of a record that have not been looked at yet, so that they can be scanned together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from composer_replication.privacy.fields import (
+    NEVER_PLAIN,
+    OPAQUE,
+    PAIR_VALUES,
+    SCALARS,
+    field_strength,
+    holds_secret,
+    is_command_line,
+    is_named_pair,
+    opaque_field,
+    pair_strength,
+)
+from composer_replication.privacy.names import Strength, name_strength
+from composer_replication.privacy.seen import Seen, is_trivial, mark_of
+
+
+class Gatherer:
+    """One pass over a record: `unseen` texts to scan, and whether some field needs more than a scan of its text."""
+
+    def __init__(self, seen: Seen) -> None:
+        self._seen = seen
+        self._nodes: list[tuple[Any, Strength]] = []
+        self.unseen: list[str] = []
+        self.special = False
+
+    def add(self, value: Any) -> None:
+        """Everything below a value."""
+        self._nodes.append((value, Strength.NONE))
+        for node, named in self._nodes:  # grows while it is walked
+            if isinstance(node, dict):
+                self._dict(node, named)
+            elif isinstance(node, list | tuple):
+                self.special = self.special or is_command_line(node) or is_named_pair(node)
+                for item in node:
+                    if item.__class__ not in SCALARS:
+                        self._nodes.append((item, named))
+            elif isinstance(node, str):
+                self._text(node)
+
+    def _dict(self, node: dict[Any, Any], named: Strength) -> None:
+        # The innermost loop of a scrub: most fields are known names with known strings.
+        clean, plain_keys, shortest = self._seen.clean, self._seen.plain_keys, self._seen.shortest
+        for key, item in node.items():
+            kind = item.__class__
+            if key in plain_keys:
+                if kind is str:
+                    if item not in clean and len(item) >= shortest and not is_trivial(item):
+                        self._text(item)
+                elif kind not in SCALARS:
+                    self._nodes.append((item, Strength.NONE))
+            elif key.__class__ is str and not (key in OPAQUE and key == opaque_field(node)):
+                pair = pair_strength(node) if key in PAIR_VALUES else Strength.NONE
+                self._named(key, item, field_strength(key, named, pair))
+
+    def _named(self, key: str, item: Any, strength: Strength) -> None:
+        """A field whose name may say something, or has not been seen yet."""
+        self._text(key)
+        seen = self._seen
+        if not name_strength(key) and key not in NEVER_PLAIN and (len(key) < seen.shortest or key in seen.clean):
+            seen.plain_keys.add(key)
+        if strength and holds_secret(item, key, strength):
+            self.special = True
+        elif item.__class__ not in SCALARS:
+            self._nodes.append((item, strength))
+
+    def _text(self, text: str) -> None:
+        seen = self._seen
+        if len(text) < seen.shortest or is_trivial(text):
+            return
+        mark = mark_of(text)
+        if mark in seen.people:
+            self.special = True
+        elif mark not in seen.clean:
+            self.unseen.append(text)

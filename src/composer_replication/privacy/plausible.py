@@ -1,0 +1,101 @@
+"""Whether the value behind a secret name could be a secret: not a placeholder, a variable, code, a path or prose."""
+
+from __future__ import annotations
+
+import re
+
+from composer_replication.privacy.entropy import looks_random
+from composer_replication.privacy.names import Strength
+from composer_replication.privacy.rules import PLACEHOLDER, has_digit
+
+_PLACEHOLDER_PART = re.compile(
+    r"(?i)[$%]\(|\$\{|\{\{|\*{3,}|x{4,}|\.{3}|…|your[_ -]|<[^>]*>|example|redacted|changeme|placeholder|process\.env"
+    r"|os\.environ|getenv|env\.|secrets\."
+)
+_PLACEHOLDER_WHOLE = re.compile(
+    r"(?i)#[0-9a-f]{3,8}|\{[^{}]*\}|\$\w+|%[sd]|%[A-Z_]+%|options?|flags?|arguments?|parameters?|prompt|stdin|instead|via"
+    r"|and|my[_-]?(?:token|secret|key|password)|none|null|nil|undefined|true|false|string|str|text|bearer|basic|password"
+    r"|passwd|secret|token|required|optional|number|int|integer|boolean|bool|object|any|unknown|hidden|input|default|empty"
+    r"|bytes|never|void|dummy|mock|foo|bar|todo|n/?a|yes|no|on|off|auto|inherit|self|this|key|value|type|name|field|label"
+    r"|env|varchar.*|char.*|todo.*|missing|invalid|valid|expired|access|refresh|session|header|cookie"
+)
+_LOOKED_AT = 400  # the rest of a long value cannot make code or prose of it
+_JUDGED = 200  # characters of a value that are compared with placeholders
+_REFERENCE = re.compile(
+    r"\$\{|\{\{|\$\(|^\$[A-Za-z_]\w*$|^%[A-Z_]+%$|\*{3,}|^<[^>]*>$|process\.env|os\.environ|getenv\("
+)
+_PROSE = re.compile(
+    r"(?i)\b(?:is|are|the|a|an|must|should|required|your|for|to|of|and|or|not|with|please|enter|cannot|can|be|in)\b"
+)
+# A name, perhaps with members (`a.b`, `a?.b`, `a!.b`, `A::b`), a number with a unit, or anything with a bracket.
+_CODE = re.compile(
+    r"[A-Za-z_$][\w$]*(?:(?:[?!]?\.|:{1,2}|\?)[A-Za-z_$][\w$]*)*[!?]?|\d+(?:\.\d+)?[a-zA-Z%]{0,2}|.*[(\[{].*"
+)
+_DIRECTORY = re.compile(r"(?:~|\.{1,2})?(?:/[^/\s]*)+|[A-Za-z]:[\\/].*|\.{1,2}|~")
+# What signs a request or holds a login is as good as a password, and often plain hex.
+_HANDLE = re.compile(r"(?i)(?:sess(?:ion)?[_-]?id|signature|\bsig|_sig|sid)$")
+_HEX_HANDLE = re.compile(r"[0-9a-fA-F]{20,}")
+
+
+def is_random_value(value: str) -> bool:
+    """Whether a value under a name that says little (`key`, `auth`) is a key by its looks."""
+    core = value.strip("\"'")
+    return 16 <= len(core) <= 2000 and " " not in core and has_digit(core) and "://" not in core and looks_random(core)
+
+
+def names_handle(name: str) -> bool:
+    """Whether a name is that of a session or of a signature."""
+    return _HANDLE.search(name) is not None
+
+
+def is_handle(name: str, value: str) -> bool:
+    """Plain hex under the name of a session or a signature, which looks less random than it is."""
+    return names_handle(name) and _HEX_HANDLE.fullmatch(value) is not None and len(set(value)) >= 8
+
+
+def is_directory(name: str, value: str) -> bool:
+    """`pwd` is a password in a form and a working directory in a shell: the value tells."""
+    return name.lower() == "pwd" and _DIRECTORY.fullmatch(value.strip()) is not None
+
+
+def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
+    """Whether a value could be a secret; `literal` when it is known to be text, not code."""
+    if (
+        len(value) < (4 if strength == Strength.PASSWORD else 6)
+        or PLACEHOLDER.search(value)
+        or _PLACEHOLDER_WHOLE.fullmatch(value, 0, _JUDGED)
+        or _PLACEHOLDER_PART.search(value, 0, _JUDGED)
+    ):
+        return False
+    length, value = len(value), value[:_LOOKED_AT]
+    if len(set(value)) < 3 or not any(map(str.isalnum, value)) or value.startswith(("//", "/*", "./", "../", "~/")):
+        return False
+    if " " in value:
+        return (
+            strength >= Strength.TOKEN
+            and literal
+            and not _PROSE.search(value)
+            and length < 200
+            and value[-1] not in ".:?"
+        )
+    if literal:
+        return (
+            strength == Strength.PASSWORD
+            or has_digit(value)
+            or len(value) >= 20
+            or (value.upper() != value and not value.isalpha())
+        )
+    if _CODE.fullmatch(value):
+        return has_digit(value) and "(" not in value and "[" not in value and len(value) >= 8 and _mixed(value)
+    return True
+
+
+def _mixed(value: str) -> bool:
+    """A bare identifier with digits is a password when it is no name: Xk39fQ2z, not step2 or sha256."""
+    plain = "." not in value and "_" not in value
+    return (plain and looks_random(value)) or bool(re.search(r"\d[A-Za-z]+\d|[a-z]\d+[A-Z]", value))
+
+
+def is_reference(value: str) -> bool:
+    """Whether a value only points to a secret: a variable, a template, a mask."""
+    return _REFERENCE.search(value) is not None

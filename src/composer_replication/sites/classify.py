@@ -1,0 +1,227 @@
+"""One result: did it fail, how, and whose doing was it.
+
+Rules are tried in groups, and a group is tried only where its words can be meant: the harness's own messages where a
+result starts; then, for a shell, the work (tests, linters, compilers) before the machine, programs after it, and the
+model's slips last. Where rules of different blame agree, the model is the last to be blamed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from composer_replication.sites.commands import Command, is_path
+from composer_replication.sites.file_rules import EDITS, ELSEWHERE, READS
+from composer_replication.sites.harness_rules import CALLS, REFUSALS
+from composer_replication.sites.rule import FailureRule, rule
+from composer_replication.sites.shell_rules import MACHINE, SLIPS, WITHHELD
+from composer_replication.sites.tools import Channel, channel_of, command_text, is_shell
+from composer_replication.sites.view import View
+from composer_replication.sites.work_rules import BUILDS, CHECKS, MISSING, PROGRAMS, TESTS
+from composer_replication.types import Blame
+
+_SOFT_CONFIDENCE = 0.5
+_EXIT = rule(
+    "nonzero_exit",
+    r"^(?:Error: )?(?:exit (?:code|status)|(?:command |process )?(?:exited|finished|failed) with (?:exit )?(?:code"
+    r"|status))"
+    r"[ :=]+\(?[1-9]\d{0,2}\b|^<returncode>[1-9]|^\[?(?:The )?command .{0,80}exit code:? [1-9]",
+    *("exit", "returncode"),
+    channels="shell",
+    confidence=0.7,
+)
+# Without a flag a failure has to be the outcome of what was run, not something that was printed on the way.
+_RUNS = {
+    "test_failure": r"\b(?:py\.?test|unittest|tox|nox|jest|vitest|mocha|rspec|phpunit|ctest|tests?|spec|check)\b",
+    "lint_or_typecheck": r"\b(?:tsc|eslint|ruff|mypy|flake8|pylint|pyright|credo|dialyzer|clippy|lint|rubocop|edit)\b",
+    "compile_error": r"\b(?:build|compile|make|cmake|gcc|g\+\+|clang|cargo|go|javac|tsc|webpack|vite|mvn|gradle)\b",
+    "python_exception": r"\b(?:python[\d.]*|node|ruby|php|java|deno|bun|uv|poetry)\b|\./",
+    "network": r"\b(?:curl|wget|git|pip|npm|yarn|pnpm|cargo|docker|apt|apt-get|ssh|gh|go|clone|pull|push|install)\b",
+    "timeout": r"",
+    "os_permission": r"",
+    "git_state": r"\bgit\b",
+}
+_WORKED = re.compile(r"^(?:Exit code:? 0\b|<returncode>0<|Process exited with code 0\b)", re.IGNORECASE | re.MULTILINE)
+_PRODUCT = re.compile(r"(?:^|/)(?:build|dist|target|out|bin|obj|\.next|node_modules|coverage|_build)/")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a result is. Where it is no failure, `kind` is empty and `reason` says what spoke against one."""
+
+    kind: str
+    blame: Blame
+    confidence: float
+    span: tuple[int, int]
+    is_soft: bool
+    reason: str
+
+    @property
+    def is_failure(self) -> bool:
+        return self.kind != ""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the session had shown until this call."""
+
+    existed: Callable[[str], bool] = lambda _: False
+    work_failed: bool = False
+
+
+def classify(
+    tool: str,
+    arguments: Mapping[str, Any],
+    text: str,
+    is_error: bool | None,
+    *,
+    before: Before | None = None,
+    extra_rules: Iterable[FailureRule] = (),
+) -> Verdict:
+    """`is_error` is None where the format has no flag: then the text alone decides, and only clear cases count."""
+    command = Command.of(command_text(tool, arguments))
+    view, channel = View.of(text), channel_of(tool)
+    result = _Result(view, channel, command, is_error, tuple(extra_rules), may_be_soft=is_shell(tool))
+    return _with_history(result.verdict(), text, command, before or Before())
+
+
+def _with_history(verdict: Verdict, text: str, command: Command, before: Before) -> Verdict:
+    """A path that was there before, or that a failed build would have made, is not a path that was made up."""
+    if verdict.blame != "model" or verdict.kind not in ("shell_path_missing", "file_not_found"):
+        return verdict
+    message = text[slice(*verdict.span)]
+    if ": cd: " in message:  # it may well be there; the shell has moved
+        return verdict
+    paths = [word for word in command.words if word in message and is_path(word)]
+    if any(before.existed(path) for path in paths):
+        return replace(verdict, blame="unknown", reason="the session had shown this path before")
+    if before.work_failed and any(_PRODUCT.search(path) for path in paths):
+        return replace(verdict, blame="task", reason="the step that makes this path had failed")
+    return verdict
+
+
+@dataclass(frozen=True)
+class _Result:
+    view: View
+    channel: Channel
+    command: Command
+    is_error: bool | None
+    extra_rules: tuple[FailureRule, ...]
+    may_be_soft: bool
+
+    def verdict(self) -> Verdict:
+        if self.is_error is False and self.channel != "shell":
+            return _no_failure("the log says that it worked")
+        found = self._first(self.extra_rules) or self._from_harness()
+        if found is None and not (self.view.is_tagged and self.channel == "shell"):
+            found = self._from_shell() if self.channel == "shell" else self._from_tool()
+        if found is not None:
+            return found
+        if self.is_error is True or self._begins_with_error():
+            return Verdict("other", "unknown", 0.3, (0, 0), False, "it failed, and no rule knows why")
+        return _no_failure("nothing in it says that it failed")
+
+    def _begins_with_error(self) -> bool:
+        return self.channel == "other" and self.is_error is None and self.view.is_labelled
+
+    def _from_harness(self) -> Verdict | None:
+        if self.is_error is False and not self.view.is_tagged:
+            return None
+        found = self._first(REFUSALS) or (self._first(CALLS) if self._may_be_about_the_call() else None)
+        return None if found is None else replace(found, is_soft=False)  # nothing was run
+
+    def _may_be_about_the_call(self) -> bool:
+        """A shell's output may start with any words. What the harness says about a call has no exit code with it."""
+        return self.view.is_tagged or self.channel != "shell" or (self.is_error is not False and self._exit() is None)
+
+    def _from_tool(self) -> Verdict | None:
+        """File tools and others. Without a flag, a long text is what was asked for, whatever it begins with."""
+        if self.channel == "other":
+            may_speak = self.is_error is True or self.view.is_labelled
+            return (self._first(ELSEWHERE) or self._first(READS)) if may_speak else None
+        is_short = self.is_error is True or len(self.view.text) < 2000
+        return self._first(EDITS) or (self._first(READS) if is_short else None)
+
+    def _from_shell(self) -> Verdict | None:
+        exit_code = self._exit()
+        failed = self.is_error is True or exit_code is not None
+        found = self._first(WITHHELD)
+        if found is None and self.command.only_shows:
+            return self._from_reader(exit_code, failed)
+        is_expected = not failed and self.command.expects_failure
+        machine = None if is_expected else self._from_machine(failed)
+        for group in (self._work, lambda: machine, lambda: self._first(PROGRAMS)):
+            found = found or group()
+            if found is not None and not failed and not self._is_outcome(found):
+                found = None
+        found = found or self._first(EDITS) or (None if is_expected else self._first(SLIPS))
+        return found or (self._fallback(exit_code) if failed else None)
+
+    def _from_machine(self, failed: bool) -> Verdict | None:
+        found = self._first(MACHINE)
+        if found is not None and found.kind == "os_permission" and not failed:
+            return self._first(MACHINE, self.command.is_own)  # a test may well be called "permission denied"
+        return found
+
+    def _from_reader(self, exit_code: tuple[int, int] | None, failed: bool) -> Verdict | None:
+        """What it shows is somebody else's text; only a message in its own name is its own."""
+        is_own = self.command.is_own
+        ended_well = not failed and not is_own(self.view.last_line)  # with trouble on the way, perhaps
+        found = (None if ended_well else self._first(MACHINE, is_own)) or self._first(SLIPS, is_own)
+        searches = any(name in ("grep", "rg") for name, _ in self.command.programs)
+        found_nothing = self.is_error is not True and searches  # an answer, though its status is 1
+        return found or (self._fallback(exit_code) if failed and not found_nothing else None)
+
+    def _work(self) -> Verdict | None:
+        missing = self._first(MISSING)
+        found = self._first(TESTS) or self._first(CHECKS) or self._first(BUILDS)
+        if missing is not None:
+            # Tests that cannot even be collected fail like tests, but not because of the work.
+            return replace(missing, kind="test_failure") if found and found.kind == "test_failure" else missing
+        return found
+
+    def _is_outcome(self, found: Verdict) -> bool:
+        """Without a flag: whether what was found is how the command ended, not something that it printed."""
+        if found.kind == "output_too_large":
+            return True
+        pattern = _RUNS.get(found.kind)
+        least = 0.85 if found.kind in ("test_failure", "python_exception") and found.blame == "task" else 0.7
+        if pattern is None or found.confidence < least * _SOFT_CONFIDENCE:
+            return False
+        if found.blame == "env" and found.kind != "timeout" and _WORKED.search(self.view.text):
+            return False
+        return not self.may_be_soft or re.search(pattern, self.command.text) is not None
+
+    def _exit(self) -> tuple[int, int] | None:
+        return next(_EXIT.matches(self.view, self.command), None)
+
+    def _fallback(self, exit_code: tuple[int, int] | None) -> Verdict:
+        reason = "a command failed without a reason that a rule knows"
+        return Verdict("nonzero_exit", "task", 0.5, self.view.place(*(exit_code or (0, 0))), self._is_soft, reason)
+
+    @property
+    def _is_soft(self) -> bool:
+        return self.may_be_soft and self.is_error is not True
+
+    def _first(self, rules: Iterable[FailureRule], is_own: Callable[[str], bool] | None = None) -> Verdict | None:
+        """The first rule that matches; of several blames within a group, one that is not the model's."""
+        found: Verdict | None = None
+        for each in rules:
+            if self.channel not in each.channels:
+                continue
+            span = next(each.matches(self.view, self.command, is_own), None)
+            if span is None:
+                continue
+            is_soft = self._is_soft and each.whose not in ("user", "harness")
+            confidence = each.confidence * (_SOFT_CONFIDENCE if is_soft else 1.0)
+            verdict = Verdict(each.kind, each.whose, confidence, self.view.place(*span), is_soft, f"rule {each.kind}")
+            if each.whose != "model":
+                return verdict
+            found = found or verdict
+        return found
+
+
+def _no_failure(reason: str) -> Verdict:
+    return Verdict("", "unknown", 0.0, (0, 0), False, reason)

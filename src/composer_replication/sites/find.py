@@ -1,0 +1,186 @@
+"""A conversation's failing calls, each with kind, blame and evidence, at the assistant turn that made the call."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from composer_replication.canonical_json import encode
+from composer_replication.errors import InputError
+from composer_replication.sites.classify import Verdict, classify
+from composer_replication.sites.history import History
+from composer_replication.sites.registry import registered_rules
+from composer_replication.sites.rule import FailureRule
+from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult, Turn
+
+# Below this a failure is shown but not taught: soft failures, and kinds that are often somebody else's doing.
+MIN_CONFIDENCE = 0.5
+_MAX_EVIDENCE = 200
+_INTERRUPTED = "[Request interrupted by user"
+_LOOKS_BAD = re.compile(r"error|fail|exception|traceback|not found|no such|denied|fatal|cannot", re.IGNORECASE)
+# mini-swe-agent has no calls: the command stands in the text, and the next message is what it printed.
+_COMMAND_BLOCK = re.compile(r"```(?:bash|sh|mswea_bash_command)\n(.*?)```", re.DOTALL)
+
+
+def find_error_sites(
+    conversation: Conversation,
+    *,
+    min_confidence: float = MIN_CONFIDENCE,
+    extra_rules: Iterable[FailureRule] = (),
+    passed_over: Counter[str] | None = None,
+) -> list[ErrorSite]:
+    """Every failure of the conversation, in order; `is_kept` marks those that may be taught.
+
+    `passed_over` counts, by reason, what looked like a failure and is none.
+    """
+    if not 0 <= min_confidence <= 1:
+        raise InputError(f"min_confidence: got {min_confidence}, expected a number from 0 to 1")
+    rules = (*extra_rules, *registered_rules())
+    finder = _Finder(conversation, min_confidence, rules, Counter() if passed_over is None else passed_over)
+    return list(finder.sites())
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """A call with what came back."""
+
+    turn: Turn
+    call: ToolCall
+    result_turn: Turn
+    result: ToolResult
+
+
+class _Finder:
+    def __init__(
+        self,
+        conversation: Conversation,
+        min_confidence: float,
+        rules: tuple[FailureRule, ...],
+        passed_over: Counter[str],
+    ) -> None:
+        self._conversation, self._min_confidence, self._rules = conversation, min_confidence, rules
+        self._passed_over = passed_over
+        self._history = History()
+        self._failed: dict[bytes, tuple[ErrorSite, int]] = {}  # call -> its last failure, and when that was
+        self._num_calls = 0
+
+    def sites(self) -> Iterator[ErrorSite]:
+        for answered in self._answered():
+            if isinstance(answered, _Answered):
+                self._num_calls += 1
+                site = self._judge(answered)
+                if site is not None:
+                    yield site
+            else:
+                yield answered
+
+    def _answered(self) -> Iterator[_Answered | ErrorSite]:
+        """Calls in the order of their results, and interruptions between them."""
+        made: dict[str, tuple[Turn, ToolCall]] = {}
+        open_calls: dict[str, None] = {}
+        last: Turn | None = None
+        for turn in self._conversation.turns:
+            if turn.role == "assistant":
+                last = turn
+                made |= {call.id: (turn, call) for call in turn.calls}
+                open_calls |= dict.fromkeys(call.id for call in turn.calls)
+            for result in turn.results:
+                if result.call_id not in made:
+                    self._passed_over["a result without its call"] += 1
+                    continue
+                open_calls.pop(result.call_id, None)
+                yield _Answered(*made[result.call_id], turn, result)
+            if turn.role == "user" and last is not None:
+                yield from self._from_user(turn, last, next(iter(open_calls), ""))
+        if open_calls:
+            self._passed_over["a call without a result"] += len(open_calls)
+
+    def _from_user(self, turn: Turn, last: Turn, call_id: str) -> Iterator[_Answered | ErrorSite]:
+        if turn.text.startswith(_INTERRUPTED):
+            verdict = Verdict("user_interrupt", "user", 0.98, (0, len(_INTERRUPTED)), False, "the user's own words")
+            call = ToolCall(id=call_id, name="", arguments={})
+            yield self._site(
+                _Answered(last, call, turn, ToolResult(call_id=call_id, text=turn.text, is_error=None)), verdict
+            )
+        elif self._conversation.format == "mini_sweagent" and turn.text.lstrip().startswith("<returncode>"):
+            command = _COMMAND_BLOCK.search(last.text)
+            call = ToolCall(id=last.id, name="bash", arguments={"command": command[1] if command else ""})
+            yield _Answered(last, call, turn, ToolResult(call_id=last.id, text=turn.text, is_error=None))
+
+    def _judge(self, answered: _Answered) -> ErrorSite | None:
+        call, result = answered.call, answered.result
+        before = self._history.before()
+        verdict = classify(
+            call.name, call.arguments, result.text, result.is_error, before=before, extra_rules=self._rules
+        )
+        self._history.add(call.name, call.arguments, verdict)
+        key = _key(call)
+        if not verdict.is_failure:
+            self._failed.pop(key, None)
+            if result.is_error is not False and _LOOKS_BAD.search(result.text[:4000]):
+                self._passed_over[verdict.reason] += 1
+            return None
+        site = self._with_repeats(self._site(answered, verdict), key)
+        self._failed[key] = (site, self._num_calls)
+        return site
+
+    def _with_repeats(self, site: ErrorSite, key: bytes) -> ErrorSite:
+        if key not in self._failed:
+            return site
+        earlier, when = self._failed[key]
+        if earlier.kind != site.kind:  # it failed before, but not like this: something was learned
+            return site
+        between = self._num_calls - when - 1
+        return replace(site, repeats=earlier.repeats + 1, repeat_of=earlier.id, between=between)
+
+    def _site(self, answered: _Answered, verdict: Verdict) -> ErrorSite:
+        turn, call, text = answered.turn, answered.call, answered.result.text
+        link = self._conversation.parent
+        reason = self._reason_to_drop(turn, verdict)
+        start, end = verdict.span
+        shown = text[start:end] if end > start else text.lstrip().partition("\n")[0]
+        return ErrorSite(
+            id=_site_id(self._conversation.id, turn.id, call.id, answered.result_turn.id),
+            conversation_id=self._conversation.id,
+            turn_id=turn.id,
+            call_id=call.id,
+            result_turn_id=answered.result_turn.id,
+            tool=call.name,
+            kind=verdict.kind,
+            blame=verdict.blame,
+            confidence=round(verdict.confidence, 3),
+            evidence=verdict.span,
+            evidence_text=shown[:_MAX_EVIDENCE],
+            is_soft=verdict.is_soft,
+            is_rewound=link is not None and link.kind == "branch",
+            repeats=0,
+            repeat_of=None,
+            between=0,
+            is_kept=reason is None,
+            reason=reason or verdict.reason,
+        )
+
+    def _reason_to_drop(self, turn: Turn, verdict: Verdict) -> str | None:
+        if verdict.blame != "model":
+            return f"blame {verdict.blame}: {verdict.reason}"
+        if turn.origin == "copied":
+            return "copied history: the turn is taught where it was written"
+        if verdict.confidence < self._min_confidence:
+            return f"confidence below {self._min_confidence:g}" + (" (soft failure)" if verdict.is_soft else "")
+        return None
+
+
+def _site_id(*parts: str) -> str:
+    """Short enough to type, and the same in every run."""
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def _key(call: ToolCall) -> bytes:
+    """Equal for calls that ask the same of the same tool."""
+    try:
+        return encode([call.name, dict(call.arguments), call.raw_arguments], where="call")
+    except InputError:
+        return repr((call.name, call.raw_arguments, sorted(call.arguments, key=str))).encode("utf-8", "replace")

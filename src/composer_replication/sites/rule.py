@@ -1,0 +1,111 @@
+"""A rule: how one kind of failure looks in one channel. Custom rules are made and registered the same way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from composer_replication.errors import InputError, explain
+from composer_replication.sites.commands import Command
+from composer_replication.sites.taxonomy import BLAMES, USUAL_BLAME
+from composer_replication.sites.tools import Channel
+from composer_replication.sites.view import View
+from composer_replication.types import Blame
+
+Where = Literal["start", "line", "end"]
+CHANNELS: tuple[Channel, ...] = ("shell", "file", "other")
+OwnLine = Callable[[str], bool]
+# Nobody's error message is longer, and a pattern never has to look further.
+_MAX_LINE = 1000
+_MAX_END = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRule:
+    """`pattern` is tried on single lines, or where the message starts or ends.
+
+    `needles` are words in lower case, cheap to look for, of which one has to be there. With `names_typed` the group
+    "thing" must be something that the command itself says.
+    """
+
+    kind: str
+    pattern: re.Pattern[str]
+    needles: tuple[str, ...]
+    channels: tuple[Channel, ...] = ("shell", "file", "other")
+    where: Where = "line"
+    blame: Blame | None = None
+    confidence: float = 0.9
+    names_typed: bool = False
+    accept: Callable[[re.Match[str], Command], bool] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in USUAL_BLAME and self.blame is None:
+            expected = f"one of {', '.join(USUAL_BLAME)}, or a blame beside a kind of your own"
+            raise InputError(explain("rule, kind", got=repr(self.kind), expected=expected))
+        if self.blame is not None and self.blame not in BLAMES:
+            raise InputError(explain("rule, blame", got=repr(self.blame), expected=f"one of {', '.join(BLAMES)}"))
+        if not 0 < self.confidence <= 1:
+            raise InputError(explain("rule, confidence", got=self.confidence, expected="above 0 and at most 1"))
+        if not self.needles or any(each != each.lower() for each in self.needles):
+            raise InputError(explain("rule, needles", got=self.needles, expected="at least one word in lower case"))
+        if self.pattern.flags & re.DOTALL:
+            raise InputError("rule, pattern: dot must not match a line end: messages of different lines are no message")
+
+    @property
+    def whose(self) -> Blame:
+        return self.blame or USUAL_BLAME[self.kind]
+
+    def matches(self, view: View, command: Command, is_own: OwnLine | None = None) -> Iterator[tuple[int, int]]:
+        """Spans of the view that are this failure; with `is_own`, only in lines that it takes."""
+        if not any(needle in view.lowered for needle in self.needles):
+            return
+        for start, line in self._places(view):
+            if is_own is not None and not is_own(line):
+                continue
+            match = self.pattern.match(line) if self.where == "start" else self.pattern.search(line)
+            if match is None or (self.names_typed and not command.names(match["thing"])):
+                continue
+            if self.accept is None or self.accept(match, command):
+                # A line is shown whole: what stands beside the words that gave it away is what they are about.
+                end = len(line.rstrip()) if self.where == "line" else match.end()
+                yield start + (0 if self.where == "line" else match.start()), start + max(end, match.end())
+
+    def _places(self, view: View) -> Iterator[tuple[int, str]]:
+        """The pieces of text that the pattern is tried on, with where they begin."""
+        if self.where == "start":
+            yield view.start, view.text[view.start : view.start + _MAX_LINE]
+        elif self.where == "end":
+            begin = max(0, len(view.text) - _MAX_END)
+            yield begin, view.text[begin:]
+        else:
+            yield from view.lines_with(self.needles)
+
+
+def rule(
+    kind: str,
+    pattern: str,
+    *needles: str,
+    channels: str = "shell file other",
+    where: Where = "line",
+    ignore_case: bool = True,
+    blame: Blame | None = None,
+    confidence: float = 0.9,
+    names_typed: bool = False,
+    accept: Callable[[re.Match[str], Command], bool] | None = None,
+) -> FailureRule:
+    """A rule from plain words. `^` and `$` are ends of a line."""
+    words = channels.split()
+    chosen = tuple[Channel, ...](each for each in CHANNELS if each in words)
+    return FailureRule(
+        kind=kind,
+        pattern=re.compile(pattern, re.MULTILINE | (re.IGNORECASE if ignore_case else 0)),
+        needles=needles,
+        channels=chosen,
+        where=where,
+        blame=blame,
+        confidence=confidence,
+        names_typed=names_typed,
+        accept=accept,
+    )

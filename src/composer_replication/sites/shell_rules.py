@@ -1,0 +1,261 @@
+"""Failures of shell commands that are not the work: the machine's, the network's, and the model's own slips.
+
+A slip counts as the model's only when the message is about something that the command itself says: a script that cannot
+find its own files is not a command that was typed wrong.
+"""
+
+from __future__ import annotations
+
+import re
+
+from composer_replication.sites.commands import Command, word_set
+from composer_replication.sites.rule import FailureRule, rule
+
+_NO_FILE = (
+    r"(?:No such file or directory|Datei oder Verzeichnis nicht gefunden|Aucun fichier ou dossier de ce (?:type|nom)"
+    r"|No existe el (?:archivo|fichero) o el directorio|Arquivo ou diretório inexistente|File o directory non esistente"
+    r"|Нет такого файла или каталога|没有那个文件或目录|沒有此一檔案或目錄|そのようなファイルやディレクトリはありません"
+    r"|그런 파일이나 디렉터리가 없습니다)"
+)
+_NO_FILE_WORDS = (
+    *("no such file", "nicht gefunden", "aucun fichier", "no existe", "inexistente", "non esistente", "нет такого"),
+    *("没有那个", "沒有此一", "そのような", "그런 파일"),
+)
+_NO_COMMAND = (
+    r"(?:command not found|not found|Befehl nicht gefunden|Kommando nicht gefunden|commande introuvable"
+    r"|orden no encontrada|comando não encontrado|comando non trovato|команда не найдена|未找到命令|找不到命令"
+    r"|コマンドが見つかりません|명령어를 찾을 수 없음)"
+)
+_SAID_FIRST = _NO_COMMAND.replace("|not found", "")  # `not found: x` is said of files too
+_NO_COMMAND_WORDS = (
+    *("not found", "nicht gefunden", "introuvable", "no encontrada", "não encontrado", "non trovato", "не найдена"),
+    *("未找到", "找不到", "見つかりません", "찾을 수"),
+)
+_DIRECTORY = r"(?:Is a directory|Ist ein Verzeichnis|est un dossier|Es un directorio|是一个目录|ディレクトリです)"
+_QUOTED = re.compile(r"['\"`‘’“”«»「」]([^'\"`‘’“”«»「」]{1,300})['\"`‘’“”«»「」]")
+# Part of a project's set-up rather than of the shell: where one is missing, the machine was not prepared.
+_SET_UP = word_set(
+    "pytest tox nox jest vitest mocha eslint prettier tsc ruff mypy flake8 black isort pylint pyright phpunit rspec"
+    " rubocop npm npx yarn pnpm bun deno cargo rustc rustup go gofmt golangci-lint mvn gradle javac java dotnet cmake"
+    " ninja gcc g++ clang cc poetry pipenv uv pip pip3 bundle gem ruby php composer mix elixir iex swift flutter dart"
+    " ghc stack cabal sbt lein playwright pre-commit coverage hatch pdm node"
+)
+_TYPED_SHELL = re.compile(r"(?:/\S{0,40}/)?(?:bash|sh|zsh|dash|fish|ksh)\b")
+_SCRIPT_LINE = re.compile(r"\S+: line \d+: ")
+
+
+def _command_name(match: re.Match[str]) -> str:
+    return next(each for each in match.groups() if each)
+
+
+def _is_slip(match: re.Match[str], command: Command) -> bool:
+    """Typed by the model, spelled like nothing that a project would have installed."""
+    name = _command_name(match)
+    return command.names(name) and name.rpartition("/")[2] not in _SET_UP and not _in_script(match[0])
+
+
+def _is_unprepared(match: re.Match[str], command: Command) -> bool:
+    """A tool of the project's set-up, or one that a script of the project calls: the machine lacks it."""
+    name = _command_name(match)
+    return name.rpartition("/")[2] in _SET_UP or not command.names(name) or _in_script(match[0])
+
+
+def _in_script(line: str) -> bool:
+    """`build.sh: line 12: foo: …` is the script's own trouble; `bash: line 1: foo: …` is what was typed."""
+    return _SCRIPT_LINE.match(line) is not None and _TYPED_SHELL.match(line) is None
+
+
+def _names_its_path(match: re.Match[str], command: Command) -> bool:
+    """Whether the path that is missing, quoted or between colons, is one that was typed."""
+    line = match[0]
+    if _in_script(line) or re.search(r"(?:Error|Exception)\b|error:|socket", line):
+        return False
+    pieces = [*_QUOTED.findall(line), *re.split(r"\s?[:：]\s", line)[1:]]
+    return any(command.names(piece.removeprefix("cannot access ").strip()) for piece in pieces if piece)
+
+
+MACHINE: tuple[FailureRule, ...] = (
+    rule(
+        "timeout",
+        r"timed out after|command timed out|timed out and has been killed|timeout: sending signal|\bTimeoutError\b"
+        r"|\bTimeoutExpired\b|deadline exceeded|ETIMEDOUT|operation timed out|execution timed out|timeout (?:of"
+        r"|after) \d"
+        r"|exceeded (?:the )?(?:time ?out|time limit)|(?:exceeded|reached) .{0,30}timeout",
+        *("timed out", "timeout", "deadline", "etimedout", "time limit"),
+        channels="shell",
+    ),
+    rule(
+        "os_permission",
+        r"permission denied|\b(?:EACCES|EPERM)\b|operation not permitted|sudo: a (?:password|terminal) is required"
+        r"|are you root|must be (?:run as )?root|read-only file system|access is denied|not in the sudoers"
+        r"|requires? (?:root|superuser|administrator)|Keine Berechtigung|Permission non accordée|Permiso denegado"
+        r"|权限不够|許可がありません|Отказано в доступе",
+        *("denied", "eacces", "eperm", "not permitted", "sudo", "root", "read-only", "requires", "require "),
+        *("berechtigung", "accordée", "denegado", "权限", "許可", "отказано"),
+        channels="shell",
+    ),
+    rule(
+        "network",
+        r"\b(?:ECONNREFUSED|ECONNRESET|ENOTFOUND|EAI_AGAIN)\b|could ?n[o']t resolve (?:host|proxy|hostname)"
+        r"|name resolution"
+        r"|name or service not known|connection (?:refused|reset|timed out|aborted|error)|\bConnectionError\b"
+        r"|failed to connect|network is unreachable|unable to access 'https?://|unable to connect|no route to host"
+        r"|getaddrinfo|TLS handshake|SSL(?:_|: | error| certificate)|CERTIFICATE_VERIFY|429 too many|too many requests"
+        r"|rate limit|(?:HTTP|error|status|code)[^\n]{0,20}\b(?:429|50[0234])\b|service unavailable|bad gateway"
+        r"|max retries exceeded|could not read from remote repository|authentication failed|could not read username"
+        r"|remote end hung up|proxy error|temporary failure|dial tcp|is the server running"
+        r"|connection to server .{0,80}failed",
+        *("econn", "enotfound", "eai_again", "resol", "service not known", "connect", "network", "unable to access"),
+        *("no route", "getaddrinfo", "handshake", "ssl", "certificate", "429", "requests", "rate limit", "50"),
+        *("unavailable", "gateway", "retries", "remote", "authentication", "username", "proxy", "temporary failure"),
+        *("dial tcp", "server running"),
+        channels="shell",
+    ),
+    rule(
+        "nonzero_exit",
+        r"no space left on device|ENOSPC|disk quota exceeded|out of memory|cannot allocate memory|\bKilled(?:\s|$)"
+        r"|OOMKilled|address already in use|EADDRINUSE|port \d+ is (?:already )?(?:in use|allocated)"
+        r"|cannot connect to the docker daemon|is the docker daemon running|too many open files|EMFILE"
+        r"|resource temporarily unavailable|no CUDA|device or resource busy|bus error",
+        *("no space", "enospc", "quota", "memory", "killed", "already in use", "eaddrinuse", "port ", "docker"),
+        *("open files", "emfile", "resource", "cuda", "bus error"),
+        channels="shell",
+        blame="env",
+    ),
+    rule(
+        "git_state",
+        r"tell me who you are|unable to auto-detect email|index\.lock|another git process|detected dubious ownership"
+        r"|protected branch|GH0\d\d|pre-receive hook declined",
+        *(
+            "who you are",
+            "auto-detect",
+            "index.lock",
+            "another git",
+            "dubious",
+            "protected branch",
+            "gh0",
+            "pre-receive",
+        ),
+        channels="shell",
+        blame="env",
+    ),
+    rule(
+        "git_state",
+        r"CONFLICT \(|merge conflict|automatic merge failed|needs merge|fix conflicts|unmerged (?:files|paths)"
+        r"|could not apply [0-9a-f]{7}|KONFLIKT|CONFLIT|冲突|競合",
+        *(
+            "conflict",
+            "automatic merge",
+            "needs merge",
+            "unmerged",
+            "could not apply",
+            "konflikt",
+            "conflit",
+            "冲突",
+            "競合",
+        ),
+        channels="shell",
+        blame="task",
+        confidence=0.7,
+    ),
+    rule(
+        "git_state",
+        r"not possible to fast-forward|divergent branches|! \[rejected\]|non-fast-forward|failed to push some refs",
+        *("fast-forward", "divergent", "[rejected]", "failed to push"),
+        channels="shell",
+        blame="unknown",
+        confidence=0.5,
+    ),
+    rule(
+        "cmd_not_found",
+        rf"^(?:.{{0,80}}: )?(?:line \d+: |\d+: )?([\w.+@/-]{{1,80}}): {_NO_COMMAND}\W?$",
+        *_NO_COMMAND_WORDS,
+        channels="shell",
+        blame="env",
+        confidence=0.7,
+        accept=_is_unprepared,
+    ),
+    rule(
+        "cmd_not_found",
+        r"/usr/bin/env: ['‘]?[\w.+-]{1,60}['’]?: No such file|^g?make(?:\[\d+\])?: [\w.+-]{1,60}: No such file",
+        *("/usr/bin/env", "make"),
+        channels="shell",
+        blame="env",
+    ),
+)
+
+# The harness held the output back, whatever the command was.
+WITHHELD: tuple[FailureRule, ...] = (
+    rule(
+        "output_too_large",
+        r"(?:<returncode>-?\d{1,3}</returncode>\s*)?<warning>\s*The output of your last command was too (?:long|large)",
+        *("too long", "too large"),
+        channels="shell",
+        where="start",
+        confidence=0.7,
+    ),
+)
+
+SLIPS: tuple[FailureRule, ...] = (
+    rule(
+        "cmd_not_found",
+        rf"^(?:.{{0,80}}: )?(?:line \d+: |\d+: )?([\w.+@/-]{{1,80}}): {_NO_COMMAND}\W?$"
+        rf"|(?:{_SAID_FIRST}|Unknown command) ?[:：] ?([\w.+@/-]{{1,80}})$"
+        r"|(?:The term )?['‘\"]([\w.+@/\\-]{1,80})['’\"] is not recognized as",
+        *(*_NO_COMMAND_WORDS, "unknown command", "is not recognized as"),
+        channels="shell",
+        accept=_is_slip,
+    ),
+    rule(
+        "is_directory",
+        rf"^[\w./+-]{{1,60}}: .{{1,300}}: {_DIRECTORY}\W?$",
+        *(
+            "is a directory",
+            "ist ein verzeichnis",
+            "est un dossier",
+            "es un directorio",
+            "是一个目录",
+            "ディレクトリです",
+        ),
+        channels="shell",
+        accept=_names_its_path,
+    ),
+    rule(
+        "shell_path_missing",
+        rf"^.{{1,400}}[:：] ?{_NO_FILE}",
+        *_NO_FILE_WORDS,
+        channels="shell",
+        confidence=0.85,
+        accept=_names_its_path,
+    ),
+    rule(
+        "shell_path_missing",
+        r"^.{0,60}(?:cannot access|can't (?:open file|cd to|read)|Cannot find path) .{1,300}"
+        r"|pathspec .{1,300} did not match"
+        r"|file or directory not found: .{1,300}",
+        *("cannot access", "can't open file", "can't cd to", "can't read", "pathspec", "cannot find path"),
+        "file or directory not found",
+        channels="shell",
+        confidence=0.85,
+        accept=_names_its_path,
+    ),
+    rule(
+        "git_state",
+        r"^.{0,100}(?:not a git repository|Kein Git-Repository|n'est un dépôt git|不是 ?(?:一个 ?)?git 仓库"
+        r"|Git ?リポジトリではありません|has no upstream branch|ambiguous argument|argument .{1,100} ambigu"
+        r"|unknown revision|bad revision|would be overwritten|commit your changes or stash|you have unstaged changes"
+        r"|your index contains uncommitted|nothing to commit|nothing added to commit|no changes added to commit"
+        r"|paths are ignored by|a branch named .{1,100} already exists|already exists and is not"
+        r"|src refspec .{1,100} does not match|unrelated histories|not currently on a branch|not something we can merge"
+        r"|is not a commit|already checked out|already used by worktree|no such (?:ref|remote|branch)"
+        r"|does not appear to be a git repository|remote .{1,60} already exists|no merge to abort|no rebase in progress"
+        r"|no cherry-pick|branch .{1,100} not found|not fully merged|does not have any commits|is not a git command"
+        r"|tag .{1,80} already exists|cannot rebase|cannot pull|no tracking information)",
+        *("git", "dépôt", "upstream", "ambigu", "revision", "overwritten", "stash", "unstaged", "uncommitted"),
+        *("nothing ", "no changes added", "ignored by", "already", "refspec", "unrelated", "not currently", "merge"),
+        *("not a commit", "no such", "rebase", "cherry-pick", "not found", "any commits", "cannot pull", "tracking"),
+        channels="shell",
+        confidence=0.8,
+        accept=lambda _, command: command.runs("git") or "git " in command.text,
+    ),
+)

@@ -1,0 +1,150 @@
+"""A result's text as rules read it: no terminal codes, one kind of line end, bounded, every place traceable back."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+# Results are mostly short. Of a very long one the beginning and the end are read: what was run, and how it ended.
+_HEAD = _TAIL = 64 * 1024
+_GAP = "\n"
+# Colours, cursor movements, window titles; and carriage returns, which end a line or start it over.
+_CODES = re.compile(
+    r"\x1b(?:\[[0-9;?]{0,32}[ -/]?[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\)|[@-Z\\^_])|\r(?:\n)?|\x00"
+)
+_TAG = re.compile(
+    r"\s*(?:<tool_use_error>|<error(?:_details)?>"
+    r"|The tool execution failed with the following error:\s*(?:<error>)?)\s*"
+)
+_LABEL = re.compile(
+    r"\s*(?:#{1,4} Error\n)?(?:Exit code \d{1,3}\n(?=apply_patch"
+    r"|Failed to))?(?:(?:MCP )?Error(?: (?:while )?(?:executing|calling"
+    r"|running)(?: the)? tool(?: [\w.:-]{1,80})?)?"
+    r"(?: -?(?!32602)\d{3,6})?:\s+){0,2}",
+    re.IGNORECASE,
+)
+# What an envelope writes in front of the first line of a stream.
+_STREAM = re.compile(r"(?:Output|Stdout|Stderr|STDERR|stderr|Error): (?=\S)|<output>")
+_MAX_LINE = 1000
+_MAX_LINES = 40
+_ENVELOPE = re.compile(r'\s*\{\s*"(?:output|stdout)"\s*:')
+
+
+@dataclass(frozen=True)
+class View:
+    """The cleaned text, and where its pieces stood: (start here, start there)."""
+
+    text: str
+    pieces: tuple[tuple[int, int], ...]
+    is_cut: bool
+    envelope: str = ""
+
+    @staticmethod
+    def of(original: str) -> View:
+        inner = _unwrapped(original)
+        if inner is not None:
+            return replace(View.of(inner), envelope=original)
+        if len(original) <= _HEAD + _TAIL:
+            return _cleaned(original, 0, is_cut=False)
+        head = _cleaned(original[:_HEAD], 0, is_cut=True)
+        tail = _cleaned(original[-_TAIL:], len(original) - _TAIL, is_cut=True)
+        offset = len(head.text) + len(_GAP)
+        pieces = (*head.pieces, *((here + offset, there) for here, there in tail.pieces))
+        return View(head.text + _GAP + tail.text, pieces, is_cut=True)
+
+    @cached_property
+    def lowered(self) -> str:
+        """For quick searches; never for places, since some characters change their length."""
+        return self.text.lower()
+
+    @cached_property
+    def start(self) -> int:
+        """Where the message begins, behind the harness's tag and the word Error."""
+        tag = _TAG.match(self.text)
+        label = _LABEL.match(self.text, tag.end() if tag else 0)
+        return label.end() if label else 0
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether the text itself begins with the word Error."""
+        return bool(self.text[: self.start].strip())
+
+    @cached_property
+    def is_tagged(self) -> bool:
+        """Whether the harness itself says that it refused the call."""
+        return _TAG.match(self.text) is not None
+
+    @property
+    def last_line(self) -> str:
+        """The last line with something in it."""
+        return self.text.rstrip().rpartition("\n")[2][:_MAX_LINE]
+
+    def lines_with(self, needles: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+        """Lines in which one of these words stands: where each begins and how it reads, in order, not too many."""
+        text = self.text
+        # A character whose lower case has another length would move the places: rare, and then case has to agree.
+        lowered = self.lowered if len(self.lowered) == len(text) else text
+        starts: set[int] = set()
+        for needle in needles:
+            position, number = lowered.find(needle), 0
+            while position >= 0 and number < _MAX_LINES:
+                starts.add(text.rfind("\n", 0, position) + 1)
+                end = text.find("\n", position)
+                position, number = (lowered.find(needle, end) if end >= 0 else -1), number + 1
+        for start in sorted(starts):
+            end = text.find("\n", start)
+            line = text[start : min(end if end >= 0 else len(text), start + _MAX_LINE)]
+            label = _STREAM.match(line)
+            skipped = label.end() if label else 0
+            yield start + skipped, line[skipped:]
+
+    def place(self, start: int, end: int) -> tuple[int, int]:
+        """A span of this text as a span of the original."""
+        if self.envelope:
+            quoted = json.dumps(self.text[start:end], ensure_ascii=False)[1:-1]
+            found = self.envelope.find(quoted)
+            return (found, found + len(quoted)) if found >= 0 else (0, len(self.envelope))
+        return self._there(start), self._there(end - 1) + 1 if end > start else self._there(start)
+
+    def _there(self, position: int) -> int:
+        here, there = self.pieces[max(0, bisect_right(self.pieces, (position, 1 << 62)) - 1)]
+        return there + position - here
+
+
+def _unwrapped(original: str) -> str | None:
+    """The output inside a JSON envelope, with the exit code in a line before it; None where there is no envelope."""
+    if not _ENVELOPE.match(original) or len(original) > _HEAD + _TAIL:
+        return None
+    try:
+        value = json.loads(original)
+    except ValueError:
+        return None
+    output = value.get("output", value.get("stdout"))
+    metadata = value.get("metadata")
+    code = metadata.get("exit_code") if isinstance(metadata, dict) else value.get("exit_code")
+    if not isinstance(output, str):
+        return None
+    return f"Exit code {code}\n{output}" if isinstance(code, int) else output
+
+
+def _cleaned(original: str, offset: int, *, is_cut: bool) -> View:
+    if "\x1b" not in original and "\r" not in original and "\x00" not in original:
+        return View(original, ((0, offset),), is_cut)
+    kept: list[str] = []
+    pieces: list[tuple[int, int]] = [(0, offset)]
+    cursor = length = 0
+    for code in _CODES.finditer(original):
+        kept.append(original[cursor : code.start()])
+        length += code.start() - cursor
+        if code[0].startswith("\r"):
+            pieces.append((length, offset + code.start()))
+            kept.append("\n")
+            length += 1
+        cursor = code.end()
+        pieces.append((length, offset + cursor))
+    kept.append(original[cursor:])
+    return View("".join(kept), tuple(pieces), is_cut)

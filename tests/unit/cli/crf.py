@@ -1,0 +1,32 @@
+"""Runs `crf` as a user does: a process of its own, with an environment of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SRC = Path(__file__).resolve().parents[3] / "src"
+
+
+def crf(*arguments, cwd, given="", **environment):
+    """The finished process: stdout, stderr and returncode."""
+    kept = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "TMPDIR") if name in os.environ}
+    return subprocess.run(
+        [sys.executable, "-m", "composer_replication", *map(str, arguments)],
+        cwd=cwd,
+        env={"HOME": str(cwd), "PYTHONPATH": str(SRC), **kept, **environment},
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
+def must(*arguments, cwd, **options):
+    """stdout of a command that has to work."""
+    done = crf(*arguments, cwd=cwd, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
