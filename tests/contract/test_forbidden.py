@@ -26,6 +26,7 @@ ABOUT_HOMES = (
     "tests/unit/privacy/",
     "tests/unit/ingestion/",
     "tests/unit/cli/",
+    "tests/unit/hint_generator/",
     "examples/sessions/",
     "tests/data/",
     "benchmarks/session_logs.py",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from composer_replication.sites.commands import Command, is_path
@@ -34,16 +35,31 @@ _EXIT = rule(
 )
 # Without a flag a failure has to be the outcome of what was run, not something that was printed on the way.
 _RUNS = {
-    "test_failure": r"\b(?:py\.?test|unittest|tox|nox|jest|vitest|mocha|rspec|phpunit|ctest|tests?|spec|check)\b",
-    "lint_or_typecheck": r"\b(?:tsc|eslint|ruff|mypy|flake8|pylint|pyright|credo|dialyzer|clippy|lint|rubocop|edit)\b",
-    "compile_error": r"\b(?:build|compile|make|cmake|gcc|g\+\+|clang|cargo|go|javac|tsc|webpack|vite|mvn|gradle)\b",
-    "python_exception": r"\b(?:python[\d.]*|node|ruby|php|java|deno|bun|uv|poetry)\b|\./",
-    "network": r"\b(?:curl|wget|git|pip|npm|yarn|pnpm|cargo|docker|apt|apt-get|ssh|gh|go|clone|pull|push|install)\b",
-    "timeout": r"",
-    "os_permission": r"",
-    "git_state": r"\bgit\b",
+    "test_failure": re.compile(
+        r"\b(?:py\.?test|unittest|tox|nox|jest|vitest|mocha|rspec|phpunit|ctest|tests?|spec|check)\b"
+    ),
+    "lint_or_typecheck": re.compile(
+        r"\b(?:tsc|eslint|ruff|mypy|flake8|pylint|pyright|credo|dialyzer|clippy|lint|rubocop|edit)\b"
+    ),
+    "compile_error": re.compile(
+        r"\b(?:build|compile|make|cmake|gcc|g\+\+|clang|cargo|go|javac|tsc|webpack|vite|mvn|gradle)\b"
+    ),
+    "python_exception": re.compile(r"\b(?:python[\d.]*|node|ruby|php|java|deno|bun|uv|poetry)\b|\./"),
+    "network": re.compile(
+        r"\b(?:curl|wget|git|pip|npm|yarn|pnpm|cargo|docker|apt|apt-get|ssh|gh|go|clone|pull|push|install)\b"
+    ),
+    "timeout": re.compile(r""),
+    "os_permission": re.compile(r""),
+    "git_state": re.compile(r"\bgit\b"),
 }
+# One of these is in every English message of a failure that carries no flag; most output has none of them.
+_TROUBLE = (
+    *("error", "fail", "no such", "not found", "denied", "fatal", "exit", "returncode", "exception", "traceback"),
+    *("cannot", "can't", "unable", "timed out", "too long", "could not", "not ", "nothing", "reject", "problem"),
+    *("is a directory", "refused", "reformat", "conflict", "ignored", "killed", "unknown", "timeout"),
+)
 _WORKED = re.compile(r"^(?:Exit code:? 0\b|<returncode>0<|Process exited with code 0\b)", re.IGNORECASE | re.MULTILINE)
+_SHELL_SAYS = re.compile(r"\s*(?:/\S*/)?(?:bash|sh|zsh|dash)\b")  # of a program it was to run
 _PRODUCT = re.compile(r"(?:^|/)(?:build|dist|target|out|bin|obj|\.next|node_modules|coverage|_build)/")
 
 
@@ -97,7 +113,8 @@ def _with_history(verdict: Verdict, text: str, command: Command, before: Before)
     paths = [word for word in command.words if word in message and is_path(word)]
     if any(before.existed(path) for path in paths):
         return replace(verdict, blame="unknown", reason="the session had shown this path before")
-    if before.work_failed and any(_PRODUCT.search(path) for path in paths):
+    was_to_run = _SHELL_SAYS.match(message) is not None
+    if before.work_failed and any(_PRODUCT.search(path) or was_to_run for path in paths):
         return replace(verdict, blame="task", reason="the step that makes this path had failed")
     return verdict
 
@@ -134,7 +151,7 @@ class _Result:
 
     def _may_be_about_the_call(self) -> bool:
         """A shell's output may start with any words. What the harness says about a call has no exit code with it."""
-        return self.view.is_tagged or self.channel != "shell" or (self.is_error is not False and self._exit() is None)
+        return self.view.is_tagged or self.channel != "shell" or (self.is_error is not False and self._exit is None)
 
     def _from_tool(self) -> Verdict | None:
         """File tools and others. Without a flag, a long text is what was asked for, whatever it begins with."""
@@ -145,61 +162,65 @@ class _Result:
         return self._first(EDITS) or (self._first(READS) if is_short else None)
 
     def _from_shell(self) -> Verdict | None:
-        exit_code = self._exit()
-        failed = self.is_error is True or exit_code is not None
+        if self.is_error is not True and self.view.text.isascii() and not self.view.has_any(_TROUBLE):
+            return None
         found = self._first(WITHHELD)
-        if found is None and self.command.only_shows:
-            return self._from_reader(exit_code, failed)
-        is_expected = not failed and self.command.expects_failure
-        machine = None if is_expected else self._from_machine(failed)
-        for group in (self._work, lambda: machine, lambda: self._first(PROGRAMS)):
-            found = found or group()
-            if found is not None and not failed and not self._is_outcome(found):
-                found = None
+        if found is not None:
+            return found
+        if self.command.only_shows:
+            return self._from_reader()
+        is_expected = not self._failed and self.command.expects_failure
+        found = self._work() or (None if is_expected else self._from_machine()) or self._outcome(PROGRAMS)
         found = found or self._first(EDITS) or (None if is_expected else self._first(SLIPS))
-        return found or (self._fallback(exit_code) if failed else None)
+        return found or (self._fallback() if self._failed else None)
 
-    def _from_machine(self, failed: bool) -> Verdict | None:
-        found = self._first(MACHINE)
-        if found is not None and found.kind == "os_permission" and not failed:
-            return self._first(MACHINE, self.command.is_own)  # a test may well be called "permission denied"
+    def _from_machine(self) -> Verdict | None:
+        found = self._outcome(MACHINE)
+        if found is not None and found.kind == "os_permission" and not self._failed:
+            return self._outcome(MACHINE, self.command.is_own)  # a test may well be called "permission denied"
         return found
 
-    def _from_reader(self, exit_code: tuple[int, int] | None, failed: bool) -> Verdict | None:
+    def _from_reader(self) -> Verdict | None:
         """What it shows is somebody else's text; only a message in its own name is its own."""
         is_own = self.command.is_own
-        ended_well = not failed and not is_own(self.view.last_line)  # with trouble on the way, perhaps
+        ended_well = not self._failed and not is_own(self.view.last_line)  # with trouble on the way, perhaps
         found = (None if ended_well else self._first(MACHINE, is_own)) or self._first(SLIPS, is_own)
         searches = any(name in ("grep", "rg") for name, _ in self.command.programs)
         found_nothing = self.is_error is not True and searches  # an answer, though its status is 1
-        return found or (self._fallback(exit_code) if failed and not found_nothing else None)
+        return found or (self._fallback() if self._failed and not found_nothing else None)
 
     def _work(self) -> Verdict | None:
-        missing = self._first(MISSING)
-        found = self._first(TESTS) or self._first(CHECKS) or self._first(BUILDS)
+        missing = self._outcome(MISSING)
+        found = self._outcome(TESTS) or self._outcome(CHECKS) or self._outcome(BUILDS)
         if missing is not None:
             # Tests that cannot even be collected fail like tests, but not because of the work.
             return replace(missing, kind="test_failure") if found and found.kind == "test_failure" else missing
         return found
 
-    def _is_outcome(self, found: Verdict) -> bool:
-        """Without a flag: whether what was found is how the command ended, not something that it printed."""
-        if found.kind == "output_too_large":
-            return True
-        pattern = _RUNS.get(found.kind)
-        least = 0.85 if found.kind in ("test_failure", "python_exception") and found.blame == "task" else 0.7
-        if pattern is None or found.confidence < least * _SOFT_CONFIDENCE:
-            return False
-        if found.blame == "env" and found.kind != "timeout" and _WORKED.search(self.view.text):
-            return False
-        return not self.may_be_soft or re.search(pattern, self.command.text) is not None
+    def _outcome(self, rules: Iterable[FailureRule], is_own: Callable[[str], bool] | None = None) -> Verdict | None:
+        """`_first` among the rules that, without a flag, can be how this command ended and not something it printed."""
+        return self._first(rules if self._failed else [each for each in rules if self._may_end_in(each)], is_own)
 
+    def _may_end_in(self, each: FailureRule) -> bool:
+        runs = _RUNS.get(each.kind)
+        least = 0.85 if each.kind in ("test_failure", "python_exception") and each.whose == "task" else 0.7
+        if runs is None or each.confidence < least:
+            return False
+        if each.whose == "env" and each.kind != "timeout" and _WORKED.search(self.view.text):
+            return False
+        return not self.may_be_soft or runs.search(self.command.text) is not None
+
+    @cached_property
     def _exit(self) -> tuple[int, int] | None:
         return next(_EXIT.matches(self.view, self.command), None)
 
-    def _fallback(self, exit_code: tuple[int, int] | None) -> Verdict:
+    @property
+    def _failed(self) -> bool:
+        return self.is_error is True or self._exit is not None
+
+    def _fallback(self) -> Verdict:
         reason = "a command failed without a reason that a rule knows"
-        return Verdict("nonzero_exit", "task", 0.5, self.view.place(*(exit_code or (0, 0))), self._is_soft, reason)
+        return Verdict("nonzero_exit", "task", 0.5, self.view.place(*(self._exit or (0, 0))), self._is_soft, reason)
 
     @property
     def _is_soft(self) -> bool:

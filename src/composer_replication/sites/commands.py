@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 
 def word_set(words: str) -> frozenset[str]:
@@ -14,6 +14,8 @@ def word_set(words: str) -> frozenset[str]:
 
 _MAX_LENGTH = 20_000
 _SPLIT = re.compile(r"&&|\|\||[;|&\n(){}]|\$\(|`")
+_QUOTED = re.compile(r"'[^'\n]*'|\"(?:[^\"\\\n]|\\.)*\"")  # separators in quotes separate nothing
+_WRAPPER = re.compile(r"\s*(?:/\S{0,40}/)?(?:ba|z|da)?sh -l?c ")
 _ASSIGNMENT = re.compile(r"^\w+=\S*$")
 _WORD = re.compile(r"[^\s'\"`()<>|;&,=]+")
 _WRAPPERS = word_set(
@@ -45,7 +47,9 @@ class Command:
     text: str
 
     @staticmethod
+    @lru_cache(maxsize=64)
     def of(text: str) -> Command:
+        """One object per text while it is being looked at, so that it is taken apart once."""
         return Command(text[:_MAX_LENGTH])
 
     @cached_property
@@ -58,7 +62,8 @@ class Command:
     @cached_property
     def programs(self) -> tuple[tuple[str, str], ...]:
         """(program, its first argument) of each part, wrappers and assignments left out."""
-        return tuple(pair for part in _SPLIT.split(self.text) if (pair := _program(part)) is not None)
+        typed = _QUOTED.sub(lambda quoted: _SPLIT.sub("_", quoted[0]), _unwrapped(self.text))
+        return tuple(pair for part in _SPLIT.split(typed) if (pair := _program(part)) is not None)
 
     @cached_property
     def only_shows(self) -> bool:
@@ -105,6 +110,15 @@ class Command:
 def is_path(word: str) -> bool:
     """Whether a word looks like a file: a folder in front of it, or a dot in it."""
     return len(word) > 2 and ("/" in word or "." in word)
+
+
+def _unwrapped(text: str) -> str:
+    """What a shell is told to run in `bash -c '…'`."""
+    wrapper = _WRAPPER.match(text)
+    if wrapper is None:
+        return text
+    inner = text[wrapper.end() :].strip()
+    return inner[1:-1] if len(inner) > 1 and inner[0] == inner[-1] and inner[0] in "'\"" else inner
 
 
 def _one_spelling(path: str) -> str:

@@ -14,6 +14,7 @@ from composer_replication.sites.classify import Verdict, classify
 from composer_replication.sites.history import History
 from composer_replication.sites.registry import registered_rules
 from composer_replication.sites.rule import FailureRule
+from composer_replication.sites.view import View
 from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult, Turn
 
 # Below this a failure is shown but not taught: soft failures, and kinds that are often somebody else's doing.
@@ -117,12 +118,13 @@ class _Finder:
             call.name, call.arguments, result.text, result.is_error, before=before, extra_rules=self._rules
         )
         self._history.add(call.name, call.arguments, verdict)
-        key = _key(call)
         if not verdict.is_failure:
-            self._failed.pop(key, None)
+            if self._failed:
+                self._failed.pop(_key(call), None)
             if result.is_error is not False and _LOOKS_BAD.search(result.text[:4000]):
                 self._passed_over[verdict.reason] += 1
             return None
+        key = _key(call)
         site = self._with_repeats(self._site(answered, verdict), key)
         self._failed[key] = (site, self._num_calls)
         return site
@@ -141,7 +143,7 @@ class _Finder:
         link = self._conversation.parent
         reason = self._reason_to_drop(turn, verdict)
         start, end = verdict.span
-        shown = text[start:end] if end > start else text.lstrip().partition("\n")[0]
+        shown = View.of(text[start:end] if end > start else text.lstrip().partition("\n")[0]).text
         return ErrorSite(
             id=_site_id(self._conversation.id, turn.id, call.id, answered.result_turn.id),
             conversation_id=self._conversation.id,
@@ -153,7 +155,7 @@ class _Finder:
             blame=verdict.blame,
             confidence=round(verdict.confidence, 3),
             evidence=verdict.span,
-            evidence_text=shown[:_MAX_EVIDENCE],
+            evidence_text=shown[:_MAX_EVIDENCE].strip(),
             is_soft=verdict.is_soft,
             is_rewound=link is not None and link.kind == "branch",
             repeats=0,
@@ -181,6 +183,6 @@ def _site_id(*parts: str) -> str:
 def _key(call: ToolCall) -> bytes:
     """Equal for calls that ask the same of the same tool."""
     try:
-        return encode([call.name, dict(call.arguments), call.raw_arguments], where="call")
+        return encode([call.name, dict(call.arguments), call.raw_arguments or ""], where="call")
     except InputError:
         return repr((call.name, call.raw_arguments, sorted(call.arguments, key=str))).encode("utf-8", "replace")

@@ -103,7 +103,7 @@ CALLS: tuple[FailureRule, ...] = (
         r"InputValidationError|.{0,120}\bfailed to (?:parse|decode) (?:function|tool|the)? ?(?:call )?arguments"
         r"|Invalid (?:tool |function |input )?(?:parameters?|arguments?|params|input)\b|.{0,40}validating (?:args"
         r"|arguments|input)\b"
-        r"|Invalid [`'\"]\w{1,60}[`'\"](?!.{0,300}does not exist)"
+        r"|Invalid [`'\"]\w{1,60}[`'\"](?!.{0,300}(?:does not exist|must be different))"
         r"|.{0,160}(?:missing|requires?) (?:value for )?(?:a )?(?:required|mandatory) (?:parameter|argument|property"
         r"|field|key)"
         r"|.{0,120}required (?:parameter|argument|property|field|key)\b.{0,120}"

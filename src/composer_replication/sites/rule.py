@@ -20,6 +20,8 @@ OwnLine = Callable[[str], bool]
 # Nobody's error message is longer, and a pattern never has to look further.
 _MAX_LINE = 1000
 _MAX_END = 300
+_MAX_SHOWN = 300
+_MESSAGE_END = re.compile(r"\n\s*\n|\s*</|\s*\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class FailureRule:
 
     def matches(self, view: View, command: Command, is_own: OwnLine | None = None) -> Iterator[tuple[int, int]]:
         """Spans of the view that are this failure; with `is_own`, only in lines that it takes."""
-        if not any(needle in view.lowered for needle in self.needles):
+        if not view.has_any(self.needles):
             return
         for start, line in self._places(view):
             if is_own is not None and not is_own(line):
@@ -68,9 +70,15 @@ class FailureRule:
             if match is None or (self.names_typed and not command.names(match["thing"])):
                 continue
             if self.accept is None or self.accept(match, command):
-                # A line is shown whole: what stands beside the words that gave it away is what they are about.
-                end = len(line.rstrip()) if self.where == "line" else match.end()
-                yield start + (0 if self.where == "line" else match.start()), start + max(end, match.end())
+                yield self._span(match, start)
+
+    def _span(self, match: re.Match[str], offset: int) -> tuple[int, int]:
+        """What to show: the whole line, or the message to its end; what stands beside the words is what they say."""
+        if self.where == "line":
+            return offset, offset + max(len(match.string.rstrip()), match.end())
+        end = _MESSAGE_END.search(match.string, match.end())
+        limit = min(len(match.string), match.start() + _MAX_SHOWN)
+        return offset + match.start(), offset + max(match.end(), min(end.start() if end else limit, limit))
 
     def _places(self, view: View) -> Iterator[tuple[int, str]]:
         """The pieces of text that the pattern is tried on, with where they begin."""

@@ -164,7 +164,7 @@ MACHINE: tuple[FailureRule, ...] = (
         *("fast-forward", "divergent", "[rejected]", "failed to push"),
         channels="shell",
         blame="unknown",
-        confidence=0.5,
+        confidence=0.7,
     ),
     rule(
         "cmd_not_found",
@@ -177,7 +177,8 @@ MACHINE: tuple[FailureRule, ...] = (
     ),
     rule(
         "cmd_not_found",
-        r"/usr/bin/env: ['‘]?[\w.+-]{1,60}['’]?: No such file|^g?make(?:\[\d+\])?: [\w.+-]{1,60}: No such file",
+        r"/usr/bin/env: ['‘]?[\w.+-]{1,60}['’]?: No such file"
+        r"|^g?make(?:\[\d+\])?: (?!Makefile)[\w.+-]{1,60}: No such file",
         *("/usr/bin/env", "make"),
         channels="shell",
         blame="env",
@@ -256,6 +257,10 @@ SLIPS: tuple[FailureRule, ...] = (
         *("not a commit", "no such", "rebase", "cherry-pick", "not found", "any commits", "cannot pull", "tracking"),
         channels="shell",
         confidence=0.8,
-        accept=lambda _, command: command.runs("git") or "git " in command.text,
+        # `git status` says "nothing to commit" when all is well.
+        accept=lambda match, command: (
+            (command.runs("git") or "git " in command.text)
+            and not ("nothing to commit" in match[0] and "git status" in command.text)
+        ),
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Literal
 
 from composer_replication.sites.commands import word_set
@@ -39,6 +40,7 @@ _EDIT = word_set(
 )
 
 
+@lru_cache(maxsize=1024)
 def channel_of(tool: str) -> Channel:
     """Names are compared without a server's prefix (`mcp__files__read_file`) and without case."""
     name = plain_name(tool)
@@ -52,6 +54,7 @@ def is_shell(tool: str) -> bool:
     return channel_of(tool) == "shell" and plain_name(tool) not in _CODE
 
 
+@lru_cache(maxsize=1024)
 def plain_name(tool: str) -> str:
     return re.split(r"__|::|/", tool)[-1].lower()
 

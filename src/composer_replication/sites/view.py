@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 # Results are mostly short. Of a very long one the beginning and the end are read: what was run, and how it ended.
-_HEAD = _TAIL = 64 * 1024
+_HEAD = _TAIL = 24 * 1024
 _GAP = "\n"
 # Colours, cursor movements, window titles; and carriage returns, which end a line or start it over.
 _CODES = re.compile(
@@ -31,6 +31,8 @@ _LABEL = re.compile(
 _STREAM = re.compile(r"(?:Output|Stdout|Stderr|STDERR|stderr|Error): (?=\S)|<output>")
 _MAX_LINE = 1000
 _MAX_LINES = 40
+# More terminal codes than this is a progress bar or a game; its beginning is enough.
+_MAX_CODES = 4_000
 _ENVELOPE = re.compile(r'\s*\{\s*"(?:output|stdout)"\s*:')
 
 
@@ -78,6 +80,21 @@ class View:
         """Whether the harness itself says that it refused the call."""
         return _TAG.match(self.text) is not None
 
+    def has_any(self, needles: tuple[str, ...]) -> bool:
+        """Whether one of these words, in lower case, is in the text; each word is looked for once, however many ask."""
+        known, lowered = self._known, self.lowered
+        for needle in needles:
+            found = known.get(needle)
+            if found is None:
+                found = known[needle] = needle in lowered
+            if found:
+                return True
+        return False
+
+    @cached_property
+    def _known(self) -> dict[str, bool]:
+        return {}
+
     @property
     def last_line(self) -> str:
         """The last line with something in it."""
@@ -90,6 +107,8 @@ class View:
         lowered = self.lowered if len(self.lowered) == len(text) else text
         starts: set[int] = set()
         for needle in needles:
+            if self._known.get(needle) is False:
+                continue
             position, number = lowered.find(needle), 0
             while position >= 0 and number < _MAX_LINES:
                 starts.add(text.rfind("\n", 0, position) + 1)
@@ -132,8 +151,13 @@ def _unwrapped(original: str) -> str | None:
 
 
 def _cleaned(original: str, offset: int, *, is_cut: bool) -> View:
-    if "\x1b" not in original and "\r" not in original and "\x00" not in original:
+    num_codes = sum(map(original.count, "\x1b\r\x00"))
+    if not num_codes:
         return View(original, ((0, offset),), is_cut)
+    if num_codes > _MAX_CODES and not is_cut:
+        return _cleaned(original[: _MAX_CODES * 4], offset, is_cut=True)
+    if num_codes > _MAX_CODES:
+        original = original[:_MAX_CODES]
     kept: list[str] = []
     pieces: list[tuple[int, int]] = [(0, offset)]
     cursor = length = 0

@@ -1,0 +1,209 @@
+"""Sites of whole conversations: which turn, what was repeated, who interrupted, what was passed over and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from composer_replication.errors import InputError
+from composer_replication.sites import find_error_sites, register_rule, rule, unregister_rule
+from composer_replication.types import ToolResult, Turn
+from session_pieces import HERE, Session, branch
+
+NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"
+NO_FILE = "<tool_use_error>File does not exist.</tool_use_error>"
+
+
+def test_a_site_belongs_to_the_assistant_turn_that_made_the_call_not_to_the_result():
+    session = Session().user("go")
+    session.calls(
+        [("Read", {"file_path": "/a"}, "text", None, None), ("Edit", {"file_path": "/b"}, NOT_READ, True, None)]
+    )
+    (site,) = find_error_sites(session.conversation())
+    assert (site.turn_id, site.result_turn_id, site.call_id, site.tool) == ("t1", "t2", "c1-1", "Edit")
+    assert (site.kind, site.blame, site.is_kept) == ("edit_not_read", "model", True)
+    start, end = site.evidence
+    assert NOT_READ[start:end].startswith("File has not been read yet")
+
+
+def test_results_that_arrive_late_and_out_of_order_find_their_call():
+    session = Session()
+    session.calls([("Edit", {"file_path": "/a"}, None, None, None), ("Read", {"file_path": "/b"}, None, None, None)])
+    session.says("thinking aloud")
+    results = (
+        ToolResult(call_id="c0-1", text=NO_FILE, is_error=True),
+        ToolResult(call_id="c0-0", text=NOT_READ, is_error=True),
+    )
+    session.add(Turn(id="late", role="tool", origin="tool", results=results, provenance=HERE))
+    found = find_error_sites(session.conversation())
+    assert [(site.turn_id, site.call_id, site.kind) for site in found] == [
+        ("t0", "c0-1", "file_not_found"),
+        ("t0", "c0-0", "edit_not_read"),
+    ]
+
+
+def test_the_same_call_failing_again_the_same_way_is_counted_with_what_lies_between():
+    session = Session()
+    session.call("Read", NO_FILE, is_error=True, file_path="/x")
+    session.call("Glob", "/y", pattern="*")
+    session.call("Read", NO_FILE, is_error=True, file_path="/x")
+    session.call("Read", NO_FILE, is_error=True, file_path="/x")
+    session.call("Read", NO_FILE, is_error=True, file_path="/other")
+    first, second, third, other = find_error_sites(session.conversation())
+    assert [(site.repeats, site.between) for site in (first, second, third, other)] == [(0, 0), (1, 1), (2, 0), (0, 0)]
+    assert (second.repeat_of, third.repeat_of) == (first.id, second.id)
+
+
+def test_a_call_that_worked_in_between_or_failed_differently_is_no_repetition():
+    session = Session()
+    session.call("Bash", "Exit code 1\n1 failed", is_error=True, command="pytest")
+    session.call("Bash", "1 passed", is_error=False, command="pytest")
+    session.call("Bash", "Exit code 1\n1 failed", is_error=True, command="pytest")
+    session.call("Edit", NOT_READ, is_error=True, file_path="/a", old_string="x", new_string="y")
+    session.call(
+        "Edit", "String to replace not found in file.", is_error=True, file_path="/a", old_string="x", new_string="y"
+    )
+    assert [site.repeats for site in find_error_sites(session.conversation())] == [0, 0, 0, 0]
+
+
+def test_interruptions_and_rejections_are_the_users():
+    session = Session()
+    session.call("Bash", None, command="sleep 100")
+    session.user("[Request interrupted by user for tool use]")
+    session.call(
+        "Bash", "The user doesn't want to proceed with this tool use. The tool use was rejected.", is_error=True
+    )
+    passed_over = Counter()
+    found = find_error_sites(session.conversation(), passed_over=passed_over)
+    assert [(site.kind, site.blame, site.is_kept, site.turn_id) for site in found] == [
+        ("user_interrupt", "user", False, "t0"),
+        ("user_rejected", "user", False, "t2"),
+    ]
+    assert found[0].call_id == "c0-0"
+    assert passed_over["a call without a result"] == 1
+
+
+def test_every_failure_that_is_not_kept_says_why():
+    session = Session()
+    session.call("Bash", "Exit code 1\n=== 3 failed, 2 passed ===", is_error=True, command="pytest")
+    session.call(
+        "Bash", "cat: nothere.txt: No such file or directory", is_error=False, command="cat nothere.txt | head"
+    )
+    session.call("Read", NO_FILE, is_error=True, file_path="/x", origin="copied")
+    found = find_error_sites(session.conversation())
+    assert [(site.is_kept, site.is_soft) for site in found] == [(False, False), (False, True), (False, False)]
+    assert found[0].reason == "blame task: rule test_failure"
+    assert found[1].reason == "confidence below 0.5 (soft failure)"
+    assert found[2].reason == "copied history: the turn is taught where it was written"
+
+
+def test_soft_failures_are_kept_when_asked_for():
+    session = Session()
+    session.call(
+        "Bash", "cat: nothere.txt: No such file or directory", is_error=False, command="cat nothere.txt | head"
+    )
+    (site,) = find_error_sites(session.conversation(), min_confidence=0.4)
+    assert site.is_kept
+    with pytest.raises(InputError, match="min_confidence"):
+        find_error_sites(session.conversation(), min_confidence=1.5)
+
+
+def test_failures_on_a_rewound_branch_are_tagged():
+    session = Session(parent=branch())
+    session.call("Read", NO_FILE, is_error=True, file_path="/x")
+    (site,) = find_error_sites(session.conversation())
+    assert site.is_rewound
+
+
+def test_a_result_without_its_call_and_one_call_answered_twice():
+    session = Session()
+    session.call("Read", NO_FILE, is_error=True, file_path="/x")
+    again = ToolResult(call_id="c0-0", text=NO_FILE, is_error=True)
+    orphan = ToolResult(call_id="nobody", text=NO_FILE, is_error=True)
+    session.add(Turn(id="more", role="tool", origin="tool", results=(again, orphan), provenance=HERE))
+    passed_over = Counter()
+    found = find_error_sites(session.conversation(), passed_over=passed_over)
+    assert [site.turn_id for site in found] == ["t0", "t0"]
+    assert len({site.id for site in found}) == 2
+    assert passed_over["a result without its call"] == 1
+
+
+def test_observations_of_an_agent_without_calls_are_read_from_its_text():
+    session = Session(format="mini_sweagent")
+    session.says("Let me look.\n\n```bash\ncat src/missing.py\n```")
+    session.user("<returncode>1</returncode>\n<output>\ncat: src/missing.py: No such file or directory\n</output>")
+    (site,) = find_error_sites(session.conversation(), min_confidence=0.4)
+    assert (site.kind, site.blame, site.is_soft, site.turn_id) == ("shell_path_missing", "model", True, "t0")
+
+
+def test_a_path_that_was_there_before_is_not_held_against_the_model():
+    session = Session()
+    session.call("Read", "1\ttext", file_path="/repo/notes.md")
+    session.call("Bash", "Exit code 1\ncat: notes.md: No such file or directory", is_error=True, command="cat notes.md")
+    (site,) = find_error_sites(session.conversation())
+    assert (site.kind, site.blame, site.is_kept) == ("shell_path_missing", "unknown", False)
+    removed = Session()
+    removed.call("Read", "1\ttext", file_path="/repo/notes.md")
+    removed.call("Bash", "", command="rm notes.md")
+    removed.call("Bash", "Exit code 1\ncat: notes.md: No such file or directory", is_error=True, command="cat notes.md")
+    (site,) = find_error_sites(removed.conversation())
+    assert site.blame == "model"
+
+
+def test_a_program_that_a_failed_build_did_not_make_is_the_work():
+    session = Session()
+    session.call("Bash", "Exit code 2\nmake: *** [all] Error 1", is_error=True, command="make")
+    session.call("Bash", "Exit code 127\nbash: ./app: No such file or directory", is_error=True, command="./app --help")
+    assert [site.blame for site in find_error_sites(session.conversation())] == ["task", "task"]
+
+
+def test_custom_rules_go_first_and_can_be_taken_back():
+    session = Session()
+    session.call("deploy", "Error: tickets used up for team red", is_error=True)
+    mine = rule("quota", r"tickets used up", "tickets", where="start", blame="env", confidence=0.8)
+    (site,) = find_error_sites(session.conversation(), extra_rules=[mine])
+    assert (site.kind, site.blame, site.confidence) == ("quota", "env", 0.8)
+    register_rule(mine)
+    try:
+        assert find_error_sites(session.conversation())[0].kind == "quota"
+    finally:
+        unregister_rule(mine)
+    assert find_error_sites(session.conversation())[0].kind == "other"
+    with pytest.raises(InputError, match="was registered"):
+        unregister_rule(mine)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"kind": "no_such_kind"}, "kind"),
+        ({"confidence": 0.0}, "confidence"),
+        ({"blame": "nobody"}, "blame"),
+        ({"needles": ()}, "needles"),
+        ({"needles": ("Upper",)}, "needles"),
+    ],
+)
+def test_a_rule_that_cannot_work_is_refused(wrong, match):
+    good = {"kind": "other", "blame": None, "confidence": 0.5, "needles": ("x",)} | wrong
+    with pytest.raises(InputError, match=match):
+        rule(good["kind"], "x", *good["needles"], blame=good["blame"], confidence=good["confidence"])
+
+
+def test_ids_are_short_and_the_same_every_time():
+    session = Session()
+    session.call("Read", NO_FILE, is_error=True, file_path="/x")
+    first, second = (find_error_sites(session.conversation())[0] for _ in range(2))
+    assert first == second
+    assert len(first.id) == 12
+    elsewhere = replace(session.conversation(), id="another")
+    assert find_error_sites(elsewhere)[0].id != first.id
+
+
+def test_what_looks_bad_in_a_format_without_flags_and_is_no_failure_is_counted():
+    session = Session(format="codex")
+    session.call("shell", "src/log.py:3: raise ValueError('error')", command="rg -n error src")
+    passed_over = Counter()
+    assert find_error_sites(session.conversation(), passed_over=passed_over) == []
+    assert passed_over == {"nothing in it says that it failed": 1}
