@@ -192,12 +192,14 @@ MEMBERS = {
     "RunDir": {
         "append_jsonl": "(name)",
         "create": "(path)",
+        "exclusive": "(what)",
         "lineage": "(name)",
         "meta": "(name)",
         "open": "(path)",
         "path": "(name)",
         "read_journal": "(name)",
         "read_jsonl": "(name, *, schema, version=1, verify=True)",
+        "remove_leftovers": "(*names)",
         "write_jsonl": (
             "(name, rows, *, schema, version, sources=(), config_hash=None, counts=None, drops=None, settings=None)"
         ),
@@ -234,6 +236,7 @@ ARTEFACT_FILES = {
     "config": "config.resolved.toml",
     "conversations": "conversations.jsonl",
     "session_sources": "session_sources.jsonl",
+    "forgotten": "forgotten.jsonl",
     "tools": "tools.jsonl",
     "sites": "sites.jsonl",
     "teacher_calls": "teacher_calls.jsonl",

@@ -43,7 +43,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "HintContext": (
             "record: error_kind, error_message, available_tools, tool_name, tool_schema, intent, path, similar_path, "
             "was_read, closest_line, missing_parameters, unexpected_parameters, wrong_types, command, program, "
-            "num_repeats, git_advice, reader_tool, finder_tool"
+            "num_repeats, git_advice, seen_parameters, only_whitespace, reader_tool, finder_tool"
         ),
         "count_sentences": "(text)",
         "dispatch": "(error_kind, ctx=None)",
@@ -65,7 +65,8 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "hint_type_error": "(ctx=None)",
         "register": "(error_kind, fn)",
         "write_hint": (
-            '(site, conversation, *, sources=("template", "raw_error"), writer=None, tool_schemas=None, scrubber=None)'
+            '(site, conversation, *, sources=("template", "raw_error"), writer=None, tool_schemas=None, scrubber=None, '
+            "along=None)"
         ),
     },
     "sites": {
@@ -89,7 +90,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
     },
     "privacy": {
         "Rule": "(kind, pattern, triggers=(), group=0, accept=None)",
-        "Scope": "(scanner, identity, seen)",
+        "Scope": "(scanner, unblurred, identity, seen)",
         "ScrubReport": "(counts=<factory>)",
         "Scrubber": "(*, env_values=None, home_dirs=(), user_names=(), extra_rules=(), entropy=True)",
         "kingfisher_rule": '(*, confidence="medium")',
@@ -123,7 +124,7 @@ MEMBERS_SESSIONS: dict[str, dict[str, str]] = {
     "FailureRule": {"matches": "(view, command, is_own=None)", "whose": "property"},
     "IngestReport": {"merge": "(other)", "skip": "(reason, file, line=0)"},
     "Rule": {"spans": "(text)", "triggered": "(text)"},
-    "Scope": {"report": "property", "text": "(text)", "value": "(value)"},
+    "Scope": {"report": "property", "reserve": "(value)", "text": "(text)", "value": "(value)"},
     "ScrubReport": {"merge": "(*others)", "merge_all": "()", "to_dict": "()", "total": "property"},
     "Scrubber": {"scope": "()"},
     "Turn": {"action": "property"},

@@ -20,13 +20,19 @@ def rows(name):
     return [json.loads(line) for line in FILES[name].read_text(encoding="utf-8").splitlines()]
 
 
+def trap_rows():
+    """Results that look like the model's doing; `allowed` are the blames that a careful engineer would accept."""
+    path = Path(__file__).parent / "trap_results.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def verdict_of(row):
     """The verdict on a row, with what its context had shown before."""
     history = History()
     for call in row.get("context", ()):
         text = call.get("text", call.get("result", ""))
         before = classify(call["tool"], call["arguments"], text, call.get("is_error"), before=history.before())
-        history.add(call["tool"], call["arguments"], before)
+        history.add(call["tool"], call["arguments"], before, text)
     return classify(row["tool"], row["arguments"], row["text"], row["is_error"], before=history.before())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
@@ -28,32 +29,55 @@ def table(
     *,
     last_is_total: bool = False,
     caption: str | None = None,
+    shrinks: str | None = None,
 ) -> Table:
-    """A table whose numbers stand right, and whose last row may be a sum; `caption` says what its words mean."""
+    """A table whose numbers stand right, and whose last row may be a sum; `caption` says what its words mean.
+
+    Where the terminal is narrow, the columns move together, and `shrinks` is cut; numbers, kinds and ids stay whole.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    made.caption, made.caption_justify = caption, "left"
+    cells = [[f"{each:,}" if isinstance(each, int) else plain(str(each)) for each in row] for row in rows]
+    widths = [max(len(name), *(len(row[index]) for row in cells), 0) for index, name in enumerate(columns)]
+    is_narrow = sum(widths) + 3 * len(widths) > terminal_width()
+    padding = (0, 0) if is_narrow else (0, 1)
+    overflow = sum(widths) + len(widths) - terminal_width() if is_narrow else 0
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=padding)
+    made.show_edge, made.caption, made.caption_justify = False, caption, "left"
     for index, name in enumerate(columns):
         numbers = bool(rows) and all(isinstance(row[index], int) for row in rows)
-        made.add_column(name, justify="right" if numbers else "left", overflow="fold")
-    for number, row in enumerate(rows):
-        if last_is_total and number == len(rows) - 1:
+        is_cut = name == shrinks
+        is_whole = numbers or (shrinks is not None and not is_cut)
+        made.add_column(
+            name,
+            justify="right" if numbers else "left",
+            overflow="ellipsis" if is_cut else "fold",
+            no_wrap=is_whole or is_cut,
+            min_width=widths[index] if is_whole else min(widths[index], 10),
+            max_width=max(10, widths[index] - overflow) if is_cut else None,
+        )
+    for number, row in enumerate(cells):
+        if last_is_total and number == len(cells) - 1:
             made.add_section()
-        made.add_row(*(Text(f"{each:,}" if isinstance(each, int) else plain(str(each))) for each in row))
+        made.add_row(*map(Text, row))
     return made
 
 
+def terminal_width() -> int:
+    """As wide as a table needs to be where nobody looks at a terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 160
+
+
 def show(*tables: Table) -> None:
-    """Tables to stdout, as wide as they need to be where nobody looks at a terminal."""
+    """Tables to stdout, a blank line between them."""
     from rich.console import Console
 
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console = Console(file=sys.stdout, highlight=False, width=160)
-    for each in tables:
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=False, width=terminal_width())
+    for number, each in enumerate(tables):
+        if number:
+            console.print()
         console.print(each)
 
 

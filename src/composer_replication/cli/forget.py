@@ -14,7 +14,9 @@ HELP = "remove sessions, and everything derived from them, from a run; they do n
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sessions", nargs="+", metavar="SESSION", help="session or conversation id, or its beginning")
+    parser.add_argument(
+        "sessions", nargs="+", metavar="SESSION", help="id of a session or conversation, or its first 6 characters"
+    )
     parser.add_argument("--run", default=".", metavar="RUN", dest="run_dir", help="run directory; default: this folder")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--dry-run", action="store_true", help="only say what would go")
@@ -55,7 +57,10 @@ def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_st
         print(encode({"run": str(run_dir.root), "done": done, **asdict(plan)}, where="plan").decode(), file=out)
         return
     verb = "Removed" if done else "Would remove"
-    lines = [f"{verb} {len(plan.conversations)} conversations:", *(f"  {plain(each)}" for each in plan.conversations)]
+    lines = [
+        f"{verb} from the run, conversations: {len(plan.conversations)}",
+        *(f"  {plain(each)}" for each in plan.conversations),
+    ]
     lines += [f"{verb} their rows from {run_dir.path(name).name}" for name in plan.filtered]
     lines += [f"{verb} {run_dir.path(name).name}, made from them" for name in plan.deleted]
     print("\n".join(lines), file=out)

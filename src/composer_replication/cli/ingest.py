@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from composer_replication.runs import RunDir
 
 HELP = "read session logs (Claude Code, Codex, ATIF, ...) into a run directory, secrets out"
-_COLUMNS = ("format", "files", "sessions", "conversations", "turns", "calls", "results", "errors", "redactions")
+_COLUMNS = {
+    name: name
+    for name in ("format", "files", "sessions", "contexts", "turns", "calls", "results", "errors", "redacted")
+} | {"contexts": "conversations", "redacted": "redactions"}
 _CAPTION = (
-    "A conversation is one context: a session, a part after a compaction, or a sub-agent.\n"
+    "A context is what a model saw at once: a session, a part of one after a compaction, or a sub-agent.\n"
     "Errors are results that the log marks as failed."
 )
 
@@ -43,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--kingfisher", action="store_true", help="add kingfisher's rules (extra: privacy)")
     parser.add_argument(
-        "--no-scrub", action="store_true", help="leave secrets and names in; the artefact says so for good"
+        "--no-scrub", action="store_true", help="leave secrets and names in; the artefact's sidecar says so"
     )
 
 
@@ -67,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
             reread=args.reread,
             progress=progress,
         )
+    for remark in summary.remarks:
+        say(f"crf ingest: {remark}")
     _show(summary, run_dir, as_json=args.json)
     return 0
 
@@ -104,9 +109,9 @@ def _run_directory(path: Path) -> Generator[RunDir, None, None]:
     try:
         yield run
     finally:
-        left = list(run.root.iterdir())
-        if not has_files and [each.name for each in left] == ["run.json"]:
-            left[0].unlink()
+        if not has_files and not run.path("conversations").exists():
+            for each in run.root.iterdir():
+                each.unlink()
             run.root.rmdir()
 
 
@@ -120,13 +125,13 @@ def _show(summary: IngestSummary, run: RunDir, *, as_json: bool) -> None:
         return
     formats = [*summary.formats, *([summary.total] if len(summary.formats) > 1 else [])]
     is_sum = len(summary.formats) > 1
-    rows = [[getattr(row, column) for column in _COLUMNS] for row in formats]
-    tables: list[Any] = [table("Sessions", _COLUMNS, rows, last_is_total=is_sum, caption=_CAPTION)]
+    rows = [[getattr(row, field) for field in _COLUMNS.values()] for row in formats]
+    tables: list[Any] = [table("Sessions", list(_COLUMNS), rows, last_is_total=is_sum, caption=_CAPTION)]
     if summary.redactions:
         tables.append(table("Redacted", ("kind", "times"), list(summary.redactions.items())))
     if summary.skipped:
         left = [(each.reason, each.number, each.first) for each in summary.skipped]
         tables.append(table("Left out or repaired", ("why", "times", "first at"), left))
     show(*tables)
-    read = f"{summary.num_read} read" + (f", {summary.num_reused} unchanged" if summary.num_reused else "")
-    say(f"{run.path('conversations')}: {summary.total.conversations:,} conversations ({read})")
+    read = f"{summary.num_read} files read" + (f", {summary.num_reused} unchanged" if summary.num_reused else "")
+    say(f"{run.path('conversations')}: conversations: {summary.total.conversations:,} ({read})")

@@ -17,11 +17,14 @@ VERBS = ("ingest", "sites", "export", "forget")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `crf` with these arguments; the exit status is returned, not raised."""
+    from composer_replication.cli.console import say
     from composer_replication.errors import ComposerError
 
     args = build_parser().parse_args(argv)
     try:
-        return import_module(f"composer_replication.cli.{args.verb}").run(args)
+        status = import_module(f"composer_replication.cli.{args.verb}").run(args)
+        sys.stdout.flush()  # here, where a reader that is gone can be noticed
+        return status
     except KeyboardInterrupt:
         print("crf: interrupted; nothing was half written", file=sys.stderr)
         return 130
@@ -29,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ComposerError, OSError) as error:
-        print(f"crf {args.verb}: {error}", file=sys.stderr)
+        say(f"crf {args.verb}: {error}")
         return 1
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 HELP = "find the turns that erred, whose fault it was, and what to say about it"
 _CAPTION = (
     "Only failures that are the model's are taught (kept). Harness and user refused or stopped a call; task is the\n"
-    "work itself, such as failing tests; env is the machine or the network. Confidence: mean of the rules that matched."
+    "work itself, such as failing tests; env is the machine or the network. Sure: mean confidence."
 )
 _MAX_EXAMPLE = 70
 _MAX_SHOWN = 3000
@@ -56,19 +58,33 @@ def _check_filters(args: argparse.Namespace) -> None:
 def _show_table(run_dir: RunDir, args: argparse.Namespace) -> None:
     from composer_replication.cli.console import say, show, table
     from composer_replication.hint_generator.run_sites import read_sites, tabulate
+    from composer_replication.sites.find import NO_FAILURE
 
-    sites = [site for site, _ in read_sites(run_dir) if _is_asked_for(site, args)]
-    counted, meta = tabulate(sites), run_dir.meta("sites")
+    every = [site for site, _ in read_sites(run_dir)]
+    sites = [site for site in every if _is_asked_for(site, args)]
+    counted = tabulate(sites)
+    passed_over = Counter(site.reason for site in sites if site.kind == NO_FAILURE)
+    _check_kinds(args.kind or (), {site.kind for site in every})
     if args.json:
-        _print_json({"run": str(run_dir.root), "table": counted, "passed_over": dict(meta.drops)})
+        _print_json({"run": str(run_dir.root), "table": counted, "passed_over": dict(passed_over)})
         return
-    columns = ("kind", "blame", "sites", "kept", "confidence", "example", "id")
+    columns = ("kind", "blame", "sites", "kept", "sure", "example", "id")
     rows = [_row(each) for each in counted]
-    show(table("Error sites", columns, rows, caption=_CAPTION))
-    if meta.drops:
-        show(table("Looked like an error, and is none", ("why", "times"), sorted(meta.drops.items())))
-    kept = sum(site.is_kept for site in sites)
-    say(f"{run_dir.path('sites')}: {len(sites)} failures, {kept} kept with a hint. `crf sites RUN --show ID` shows one")
+    show(table("Error sites", columns, rows, caption=_CAPTION, shrinks="example"))
+    if passed_over:
+        show(table("Looked like an error, and is none", ("why", "times"), sorted(passed_over.items())))
+    kept, number = sum(site.is_kept for site in sites), len(sites) - passed_over.total()
+    say(f"{run_dir.path('sites')}: {number} failures, {kept} kept with a hint. `crf sites RUN --show ID` shows one")
+
+
+def _check_kinds(asked: Sequence[str], found: set[str]) -> None:
+    from composer_replication.errors import InputError, explain
+    from composer_replication.sites import KINDS
+
+    for kind in asked:
+        if kind not in found and kind not in KINDS:
+            fix = f"Kinds in this run: {', '.join(sorted(found))}"
+            raise InputError(explain("--kind", got=repr(kind), expected="a kind of failure", fix=fix))
 
 
 def _is_asked_for(site: ErrorSite, args: argparse.Namespace) -> bool:

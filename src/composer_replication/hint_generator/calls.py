@@ -36,9 +36,11 @@ def hint_type_error(ctx: HintContext | None = None) -> str:
         )
         if (found := given(ctx, key))
     ]
-    takes = _takes(ctx)
+    takes, seen = _takes(ctx), given(ctx, "seen_parameters")
     first = f"The arguments must fit the schema of {name}" + (f": {'; '.join(slips)}." if slips else ".")
-    return f"{first} It takes {takes}." if takes else first
+    if takes:
+        return f"{first} It takes {takes}."
+    return f"{first} Calls that worked had {listed(seen)}." if seen else first
 
 
 def hint_repeated_failure(ctx: HintContext | None = None) -> str:

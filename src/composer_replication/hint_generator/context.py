@@ -29,6 +29,8 @@ class HintContext(TypedDict, total=False):
     program: str
     num_repeats: int
     git_advice: str
+    seen_parameters: list[str]
+    only_whitespace: bool
     reader_tool: str
     finder_tool: str
 

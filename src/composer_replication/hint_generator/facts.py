@@ -5,45 +5,58 @@ What the failing result says is known too: a hint is written with hindsight abou
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from composer_replication.hint_generator.context import HintContext
 from composer_replication.hint_generator.parameters import parameter_facts
-from composer_replication.hint_generator.seen import Seen
+from composer_replication.hint_generator.seen import Seen, SeenAlong
 from composer_replication.sites.tools import channel_of, command_text, path_argument
 from composer_replication.types import Conversation, ErrorSite, ToolCall
 
 _THING = re.compile(
     r"['\"`‘’]([^'\"`‘’]{1,200})['\"`‘’]|(\S+?)(?=: (?:No such|Is a|command not|not found))|: (\S+)\s*$"
 )
-_PROGRAM = re.compile(
-    r"([\w.+-]+): (?:command )?not found|command not found: ([\w.+-]+)|['\"]([\w.+-]+)['\"] is not rec"
+# In this order: in some shells' words the place comes where others put the name.
+_PROGRAM = (
+    re.compile(r"(?:command not found|未找到命令|找不到命令)[:：] ?([\w.+-]+)"),
+    re.compile(r"['\"]([\w.+-]+)['\"] is not rec"),
+    re.compile(r"(?:^|[:\s])([\w.+-]+): (?:\S+ )?(?:not found|nicht gefunden|introuvable|no encontrada|non trovato)"),
 )
+_NAMES_A_BRANCH = re.compile(r"\bgit (?:checkout|switch|merge|rebase)\b")
 _GIT_ADVICE = (
+    ("is not a git command", "Use only commands that git has: `git help -a` lists them."),
     ("no upstream", "The first push of a branch needs `git push --set-upstream origin` and its name."),
-    ("not a git", "Git commands work only inside a repository: change to it first."),
+    ("not a git repo", "Git commands work only inside a repository: change to it first."),
     ("ignored by", "Ignored files are not added: leave them out of `git add`."),
-    ("rejected", "Fetch and rebase onto the remote branch before pushing to it."),
-    ("non-fast-forward", "Fetch and rebase onto the remote branch before pushing to it."),
     ("nothing to commit", "Check with `git status` that there is something to commit."),
+    ("untracked working tree", "Move, commit or remove untracked files that the command would overwrite."),
     ("would be overwritten", "Commit or stash local changes before switching, merging or pulling."),
     ("unstaged changes", "Commit or stash local changes before switching, merging or pulling."),
-    ("ambiguous argument", "Check with `git branch -a` that a branch or revision exists before naming it."),
-    ("unknown revision", "Check with `git branch -a` that a branch or revision exists before naming it."),
-    ("already exists", "Check with `git branch` which names are taken before creating one."),
-    ("pathspec", "Check with `git status` or `git ls-files` that a path is known to git before naming it."),
+    ("ambiguous argument", "Check that a branch, revision or path exists before naming it."),
+    ("unknown revision", "Check that a branch, revision or path exists before naming it."),
+    ("bad revision", "Check that a branch, revision or path exists before naming it."),
+    ("branch named", "Check with `git branch` which names are taken before creating one."),
+    ("remote ", "Check with `git remote -v` which remotes there are before adding or using one."),
+    ("tag ", "Check with `git tag` which tags there are before creating one."),
 )
 
 
 def collect_facts(
-    site: ErrorSite, conversation: Conversation, *, tool_schemas: Mapping[str, Mapping[str, Any]] | None = None
+    site: ErrorSite,
+    conversation: Conversation,
+    *,
+    tool_schemas: Mapping[str, Mapping[str, Any]] | None = None,
+    along: SeenAlong | None = None,
 ) -> HintContext:
-    """Facts about one site, for the template of its kind and for those that read the hint's record."""
-    call, message = call_of(site, conversation), _result_text(site, conversation)
-    seen = Seen.before(conversation, site.turn_id)
+    """Facts about one site, for the template of its kind and for those that read the hint's record.
+
+    `tool_schemas` are those that somebody wrote down: what calls merely happened to have says nothing about what a tool
+    needs or refuses.
+    """
+    call = call_of(site, conversation)
+    seen = (along or SeenAlong(conversation)).before(site.turn_id)
     schemas = tool_schemas or {}
     facts: HintContext = {"error_kind": site.kind, "tool_name": site.tool}
     if site.evidence_text:
@@ -53,12 +66,14 @@ def collect_facts(
         facts["available_tools"] = tools
     if site.tool in schemas:
         facts["tool_schema"] = schemas[site.tool]
+    elif seen.parameters.get(site.tool):
+        facts["seen_parameters"] = sorted(seen.parameters[site.tool])
     if site.repeats:
         facts["num_repeats"] = site.repeats
     if site.kind == "input_validation":
-        facts |= parameter_facts(call, message, schemas.get(site.tool))
+        facts |= parameter_facts(call, site.evidence_text, schemas.get(site.tool))
     elif site.kind == "git_state":
-        facts |= _git_facts(message)
+        facts |= _git_facts(site.evidence_text)
     elif site.kind == "cmd_not_found":
         facts |= _program_fact(site.evidence_text)
     elif call is not None:
@@ -68,24 +83,26 @@ def collect_facts(
 
 def _path_facts(site: ErrorSite, call: ToolCall, seen: Seen) -> HintContext:
     facts: HintContext = {}
+    command = command_text(call.name, call.arguments)
     is_shell = channel_of(call.name) == "shell"
-    path = (
-        _typed_path(site.evidence_text, command_text(call.name, call.arguments))
-        if is_shell
-        else path_argument(call.arguments)
-    )
+    path = _typed_path(site.evidence_text, command) if is_shell else path_argument(call.arguments)
     if path:
         facts["path"] = path
         if site.kind in ("file_not_found", "shell_path_missing"):
-            near = difflib.get_close_matches(path, seen.paths - {path}, n=1, cutoff=0.75)
-            if near:
-                facts["similar_path"] = near[0]
+            similar = seen.similar_path(path)
+            if similar:
+                facts["similar_path"] = similar
+            if _NAMES_A_BRANCH.search(command):
+                facts["git_advice"] = "Check with `git branch -a` or `git ls-files` that a name is known to git."
         if site.kind == "edit_not_read":
             facts["was_read"] = seen.shown_by_shell(path)
         if site.kind == "edit_no_match":
-            closest = seen.closest_line(path, _old_text(call.arguments))
+            wanted = _old_text(call.arguments)
+            closest = seen.closest_line(path, wanted)
             if closest:
-                facts["closest_line"] = closest
+                facts["closest_line"] = closest.strip()
+                first = next((line for line in wanted.splitlines() if line.strip()), "")
+                facts["only_whitespace"] = closest.split() == first.split() and closest != first
     if seen.reader:
         facts["reader_tool"] = seen.reader
     if seen.finder:
@@ -103,8 +120,8 @@ def _typed_path(message: str, command: str) -> str | None:
 
 
 def _program_fact(message: str) -> HintContext:
-    match = _PROGRAM.search(message)
-    return {"program": next(each for each in match.groups() if each)} if match else {}
+    match = next((found for each in _PROGRAM if (found := each.search(message))), None)
+    return {"program": match[1]} if match else {}
 
 
 def _git_facts(message: str) -> HintContext:
@@ -127,8 +144,3 @@ def call_of(site: ErrorSite, conversation: Conversation) -> ToolCall | None:
     """The call that failed."""
     calls = (call for turn in conversation.turns if turn.id == site.turn_id for call in turn.calls)
     return next((call for call in calls if call.id == site.call_id), None)
-
-
-def _result_text(site: ErrorSite, conversation: Conversation) -> str:
-    results = (each for turn in conversation.turns if turn.id == site.result_turn_id for each in turn.results)
-    return next((each.text for each in results if each.call_id == site.call_id), site.evidence_text)

@@ -25,6 +25,8 @@ def hint_edit_no_match(ctx: HintContext | None = None) -> str:
     """Text that is not in the file; the nearest line that the session shows helps to see why."""
     path, closest = text_fact(ctx, "path"), text_fact(ctx, "closest_line")
     rule = "The text to replace must be copied exactly from the file, with its whitespace and without line numbers."
+    if closest and given(ctx, "only_whitespace"):
+        return f"{rule} Here only the whitespace differs from the line {closest}."
     if closest:
         return f"{rule} The closest line{f' of {path}' if path else ''} is {closest}."
     return f"{rule} Read {path or 'the file'} again and copy from what it shows."
@@ -57,7 +59,7 @@ def hint_file_not_found(ctx: HintContext | None = None) -> str:
 def hint_is_directory(ctx: HintContext | None = None) -> str:
     """A folder where a file is needed."""
     path = text_fact(ctx, "path")
-    return f"{path or 'The path'} is a folder, and a file is needed. List it first, then open one of its files."
+    return f"{path or 'The path'} is a folder, and a file is needed. List a folder to see which files it has."
 
 
 def hint_output_too_large(ctx: HintContext | None = None) -> str:

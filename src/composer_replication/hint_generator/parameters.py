@@ -9,14 +9,17 @@ from typing import Any
 from composer_replication.hint_generator.context import HintContext
 from composer_replication.types import ToolCall
 
-_NAME = r"[`'\"]?([A-Za-z_]\w{0,60})[`'\"]?"
+_NAME = r"[`'\"]([A-Za-z_]\w{0,60})[`'\"]"
+_BARE = r"([A-Za-z_]\w{0,60})(?=[.,;)]|\s*$)"
+_KIND = r"(?:parameter|property|argument|field|positional argument)s?"
 _MISSING = re.compile(
-    rf"required (?:parameter|property|argument|field)s? {_NAME}(?: is)? missing|must have required property {_NAME}"
-    rf"|missing (?:a )?required (?:parameter|property|argument|field|positional argument)s?:? {_NAME}"
-    rf"|[Pp]arameter {_NAME} is required|missing \d+ required positional arguments?: {_NAME}|missing field {_NAME}"
+    rf"(?:required|missing) (?:required )?{_KIND}:? {_NAME}|must have required property {_NAME}|missing field {_NAME}"
+    rf"|{_KIND} {_NAME} is (?:required|missing)|missing (?:value for )?(?:a )?required {_KIND}: {_BARE}"
+    rf"|missing \d+ required \w+ arguments?: {_NAME}|(?<=and ){_NAME}\s*$",
+    re.IGNORECASE | re.MULTILINE,
 )
 _UNEXPECTED = re.compile(
-    rf"unexpected (?:parameter|keyword argument|property|field) {_NAME}|unknown (?:parameter|field|property) {_NAME}"
+    rf"unexpected (?:keyword )?{_KIND}:? {_NAME}|unknown {_KIND}:? {_NAME}|additional {_KIND}:? {_NAME}", re.IGNORECASE
 )
 _JSON = re.compile(
     r"parse function arguments|not valid JSON|JSONDecodeError|Unexpected (?:token|end of JSON)"
@@ -48,7 +51,8 @@ def parameter_facts(call: ToolCall | None, message: str, schema: Mapping[str, An
     if call is not None and call.raw_arguments is None and isinstance(properties, Mapping):
         required = schema.get("required") if schema is not None else None
         missing = missing or [each for each in required or () if each not in call.arguments]
-        unexpected = unexpected or [each for each in call.arguments if each not in properties]
+        closed = schema is not None and schema.get("additionalProperties") is False
+        unexpected = unexpected or [each for each in call.arguments if closed and each not in properties]
         wrong = [
             f"{name}: {kind}"
             for name, value in call.arguments.items()

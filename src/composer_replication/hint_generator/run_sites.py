@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
 from composer_replication.errors import ArtefactCorruptError, InputError, explain
+from composer_replication.hint_generator.seen import SeenAlong
 from composer_replication.hint_generator.write import write_hint
 from composer_replication.privacy import Scrubber
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.sites import MIN_CONFIDENCE, find_error_sites
+from composer_replication.sites.find import NO_FAILURE
 from composer_replication.types import ErrorSite, Hint
 
 SCHEMA, VERSION = "error_site", 1
@@ -35,18 +37,24 @@ class KindCount:
 
 def write_sites(run: RunDir, *, min_confidence: float = MIN_CONFIDENCE) -> None:
     """Find every failure in the run's conversations, write a hint for those that may be taught, and keep both."""
-    passed_over, counts = Counter[str](), Counter[str]()
+    counts, drops = Counter[str](), Counter[str]()
     # What was ingested with its secrets in it does not get them into a hint, which is trained on.
     scrubber = None if run.meta("conversations").settings.get("scrubbed") is True else Scrubber()
     tools = read_tool_schemas(run)
 
     def all_rows() -> Iterator[dict[str, object]]:
         for conversation in read_conversations(run):
-            for site in find_error_sites(conversation, min_confidence=min_confidence, passed_over=passed_over):
-                hint = write_hint(site, conversation, tool_schemas=tools, scrubber=scrubber) if site.is_kept else None
+            passed_over, along = list[ErrorSite](), SeenAlong(conversation)
+            found = find_error_sites(conversation, min_confidence=min_confidence, passed_over=passed_over)
+            for site in found:
+                options = {"tool_schemas": tools, "scrubber": scrubber, "along": along}
+                hint = write_hint(site, conversation, **options) if site.is_kept else None
                 counts.update(("sites", f"blame: {site.blame}"))
                 counts.update((f"hint: {hint.source}",) if hint is not None else ())
                 yield to_row(site, hint)
+            for site in passed_over:
+                drops[site.reason] += 1
+                yield to_row(site, None)
 
     run.write_jsonl(
         "sites",
@@ -55,7 +63,7 @@ def write_sites(run: RunDir, *, min_confidence: float = MIN_CONFIDENCE) -> None:
         version=VERSION,
         sources=["conversations", "tools"],
         counts=counts,
-        drops=passed_over,
+        drops=drops,
         settings={"min_confidence": f"{min_confidence:g}"},
     )
 
@@ -79,6 +87,8 @@ def tabulate(sites: Iterable[ErrorSite]) -> list[KindCount]:
     """Sites by kind and blame: those that may be taught first, the most frequent first among them."""
     groups: dict[tuple[str, str], list[ErrorSite]] = {}
     for site in sites:
+        if site.kind == NO_FAILURE:
+            continue
         groups.setdefault((site.kind, site.blame), []).append(site)
     table = [
         KindCount(
@@ -87,18 +97,19 @@ def tabulate(sites: Iterable[ErrorSite]) -> list[KindCount]:
             number=len(group),
             num_kept=sum(site.is_kept for site in group),
             confidence=round(sum(site.confidence for site in group) / len(group), 2),
-            example=next((site.evidence_text for site in group if site.evidence_text), ""),
-            example_id=group[0].id,
+            example=shown.evidence_text,
+            example_id=shown.id,
         )
         for (kind, blame), group in groups.items()
+        for shown in [next((site for site in group if site.evidence_text), group[0])]
     ]
     return sorted(table, key=lambda row: (row.blame != "model", row.blame, -row.number, row.kind))
 
 
 def read_tool_schemas(run: RunDir) -> dict[str, Mapping[str, Any]]:
-    """Tool name -> schema, as the ingest found or was given them."""
+    """Tool name -> schema, of those that a file gave: an inferred one does not say what a tool needs."""
     rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("tools", schema="tool"))
-    return {row["name"]: row["parameters"] for row in rows}
+    return {row["name"]: row["parameters"] for row in rows if row["source"] == "file"}
 
 
 def to_row(site: ErrorSite, hint: Hint | None) -> dict[str, object]:

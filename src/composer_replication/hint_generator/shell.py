@@ -14,7 +14,9 @@ def hint_cmd_not_found(ctx: HintContext | None = None) -> str:
 
 def hint_shell_path_missing(ctx: HintContext | None = None) -> str:
     """A path in a command that does not exist from where the shell stands."""
-    path, similar = text_fact(ctx, "path"), text_fact(ctx, "similar_path")
+    path, similar, advice = text_fact(ctx, "path"), text_fact(ctx, "similar_path"), (ctx or {}).get("git_advice")
+    if advice:
+        return f"{path} is not known to git. {advice}" if path else advice
     missing = (
         f"{path} does not exist from the folder the shell is in" if path else "A path of this command does not exist"
     )
@@ -22,7 +24,7 @@ def hint_shell_path_missing(ctx: HintContext | None = None) -> str:
         return (
             f"{missing}; this session has shown {similar}. Use paths that were listed, and mind where the shell stands."
         )
-    return f"{missing}. List the folder before naming paths in it, and mind where the shell stands."
+    return f"{missing}. Name only paths that were listed or made before, and mind where the shell stands."
 
 
 def hint_git_state(ctx: HintContext | None = None) -> str:

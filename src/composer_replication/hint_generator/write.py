@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import HintContext, quoted
 from composer_replication.hint_generator.facts import collect_facts
 from composer_replication.hint_generator.parameters import is_json_error
+from composer_replication.hint_generator.seen import SeenAlong
 from composer_replication.hint_generator.templates import HINT_TEMPLATES, VERSION, dispatch
 from composer_replication.privacy import Scrubber
 from composer_replication.types import Conversation, ErrorSite, Hint
 
 HintSource = Literal["template", "raw_error", "writer"]
 HintWriter = Callable[[ErrorSite, Conversation, HintContext], str | None]
-_SOURCES: tuple[HintSource, ...] = ("template", "raw_error", "writer")
 _SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z`\"']|\s*$)")
 MAX_SENTENCES = 2
+_SOURCES: tuple[HintSource, ...] = ("template", "raw_error", "writer")
 
 
 def write_hint(
@@ -29,10 +31,12 @@ def write_hint(
     writer: HintWriter | None = None,
     tool_schemas: Mapping[str, Mapping[str, Any]] | None = None,
     scrubber: Scrubber | None = None,
+    along: SeenAlong | None = None,
 ) -> Hint | None:
     """The hint of the first source that has one, with the facts it was made of; None for a site nobody may teach.
 
-    `scrubber` goes over the result once more, for conversations that were not scrubbed.
+    `scrubber` goes over the facts first, for conversations that were not scrubbed. `tool_schemas` are those that
+    somebody wrote down; `along` saves work where a conversation has many sites.
     """
     unknown = [each for each in sources if each not in _SOURCES]
     if unknown or ("writer" in sources and writer is None):
@@ -41,15 +45,26 @@ def write_hint(
         raise InputError(explain("hint sources", got=got, expected=expected))
     if site.blame != "model":
         return None
-    facts = collect_facts(site, conversation, tool_schemas=tool_schemas)
+    facts = collect_facts(site, conversation, tool_schemas=tool_schemas, along=along)
+    if scrubber is not None:  # before anything is cut short: half a secret is no longer known for one
+        scope = scrubber.scope()
+        site = replace(site, evidence_text=scope.text(site.evidence_text), tool=scope.text(site.tool))
+        facts = scope.value(dict(facts))
     for source in sources:
         template, text = _from(source, site, conversation, facts, writer)
         if text and text.strip():
-            clean = " ".join(text.split())
+            clean = first_sentences(" ".join(text.split()))
             clean = clean if scrubber is None else scrubber.scope().text(clean)
-            shown = facts if scrubber is None else scrubber.scope().value(dict(facts))
-            return Hint(text=clean, source=source, template=template, version=VERSION, facts=dict(shown))
+            return Hint(text=clean, source=source, template=template, version=VERSION, facts=dict(facts))
     return None
+
+
+def first_sentences(text: str, number: int = MAX_SENTENCES) -> str:
+    """The text up to the end of its `number`-th sentence: whoever writes a hint, it stays short."""
+    ends = [
+        match.end() for match in _SENTENCE_END.finditer(re.sub(r"`[^`]*`", lambda quote: "X" * len(quote[0]), text))
+    ]
+    return text[: ends[number - 1]] if len(ends) >= number else text
 
 
 def template_of(site: ErrorSite, facts: HintContext | None = None, *, is_json: bool = False) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any, cast
 
 import orjson
@@ -20,8 +21,12 @@ _HEAD_LINES = 16
 _MAX_DEPTH = 64
 
 
+@lru_cache(maxsize=2)
 def head_values(head: bytes) -> list[Any]:
-    """The JSON values a file begins with: its first lines, or one document as far as the head goes."""
+    """The JSON values a file begins with: its first lines, or one document as far as the head goes.
+
+    Every format asks for them; the head is taken apart once.
+    """
     head = json_text.as_utf8(head)
     lines = [line for line in head.split(b"\n") if line.strip()][:_HEAD_LINES]
     if not lines:
@@ -144,6 +149,9 @@ def _last_list(value: Any, depth: int) -> list[Any] | None:
     return cast("list[Any]", value) if isinstance(value, list) else None
 
 
+_DEEPEST = 300
+
+
 def _last_whole(text: str, depth: int) -> tuple[int, str]:
     """Where the last whole value ends, not deeper than `depth`, and what closes the document there."""
     stack: list[str] = []
@@ -151,6 +159,8 @@ def _last_whole(text: str, depth: int) -> tuple[int, str]:
     for token in _TOKEN.finditer(text):
         symbol = token.group()
         if symbol in _CLOSES:
+            if len(stack) > _DEEPEST:  # the parser would refuse it, and closing it again and again costs gigabytes
+                break
             stack.append(_CLOSES[symbol])
             position = token.end()
         elif symbol in ("}", "]"):

@@ -9,11 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from composer_replication.ingestion.source import IngestReport, SourceFile
 from composer_replication.types import Conversation
 
 _SUBAGENTS = "subagents"
+
+
+class FileStamp(NamedTuple):
+    """What says that a file is the same one, and unchanged."""
+
+    size: int
+    mtime_ns: int
+    inode: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +32,13 @@ class Family:
     name: str
     sources: tuple[SourceFile, ...]
 
-    @property
-    def num_bytes(self) -> int:
-        """What the files hold now; a file that is gone holds nothing."""
-        return sum(size for size, _ in self.stamp())
+    def stamp(self) -> tuple[FileStamp, ...]:
+        """Of each file: a log that has not changed need not be read again."""
+        return tuple(_stamp_of(source.path) for source in self.sources)
 
-    def stamp(self) -> tuple[tuple[int, int], ...]:
-        """Size and modification time of each file: a log that has not changed need not be read again."""
-        return tuple(_size_and_time(source.path) for source in self.sources)
+    def files(self) -> frozenset[str]:
+        """The files themselves, however they were named."""
+        return frozenset(str(source.path.resolve()) for source in self.sources)
 
 
 def families(sources: Iterable[SourceFile]) -> list[Family]:
@@ -40,11 +48,12 @@ def families(sources: Iterable[SourceFile]) -> list[Family]:
         folder, _, _ = source.name.rpartition("/")
         home = folder.removesuffix(f"/{_SUBAGENTS}") + ".jsonl" if source.path.parent.name == _SUBAGENTS else ""
         found.setdefault(home or source.name, []).append(source)
-    # The main log first: its calls are what the others hang on.
-    return [
-        Family(name, tuple(sorted(found[name], key=lambda each: (each.path.parent.name == _SUBAGENTS, each.name))))
-        for name in sorted(found)
-    ]
+    return [Family(name, tuple(sorted(found[name], key=lambda each: file_order(each.name)))) for name in sorted(found)]
+
+
+def file_order(name: str) -> tuple[bool, str]:
+    """The main log first: its calls are what the others hang on."""
+    return f"{_SUBAGENTS}/" in name, name
 
 
 Reader = Callable[[SourceFile, IngestReport], Iterator[Conversation]]
@@ -52,20 +61,26 @@ Reader = Callable[[SourceFile, IngestReport], Iterator[Conversation]]
 
 def read_family(family: Family, report: IngestReport, read: Reader) -> Iterator[Conversation]:
     """Its conversations, each sub-agent with the very turn and call that started it where the main log names it."""
-    conversations = [each for source in family.sources for each in read(source, report)]
+    return (conversation for conversation, _ in read_with_files(family, report, read))
+
+
+def read_with_files(family: Family, report: IngestReport, read: Reader) -> Iterator[tuple[Conversation, str]]:
+    """The same, each with the name of its file."""
+    found = [(each, source.name) for source in family.sources for each in read(source, report)]
+    conversations = [conversation for conversation, _ in found]
     started = {
         agent: (conversation.id, turn.id, call_id)
         for conversation in conversations
         for turn in conversation.turns
         for call_id, agent in turn.extra.get("agents", {}).items()
     }
-    for conversation in conversations:
+    for conversation, file in found:
         link, agent = conversation.parent, conversation.extra.get("agent_id")
         if link is not None and agent in started:
             where, turn_id, call_id = started[agent]
             link = replace(link, conversation_id=where, turn_id=turn_id, call_id=call_id)
             conversation = replace(conversation, parent=link)
-        yield conversation
+        yield conversation, file
 
 
 def count(conversation: Conversation, report: IngestReport) -> None:
@@ -81,9 +96,9 @@ def count(conversation: Conversation, report: IngestReport) -> None:
         counts["errors"] += sum(result.is_error is True for result in turn.results)
 
 
-def _size_and_time(path: Path) -> tuple[int, int]:
+def _stamp_of(path: Path) -> FileStamp:
     try:
         found = path.stat()
     except OSError:
-        return 0, 0
-    return found.st_size, found.st_mtime_ns
+        return FileStamp(0, 0, 0)
+    return FileStamp(found.st_size, found.st_mtime_ns, found.st_ino)

@@ -6,23 +6,22 @@ one process or many, the artefact has the same bytes.
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from typing import NamedTuple
 
 from composer_replication.canonical_json import encode
-from composer_replication.errors import InputError
-from composer_replication.ingestion.families import Family, count, read_family
+from composer_replication.errors import InputError, RunError
+from composer_replication.ingestion.families import Family, count, read_with_files
 from composer_replication.ingestion.registry import read_any
-from composer_replication.ingestion.scrub_settings import ScrubSettings
-from composer_replication.ingestion.scrubbing import scrub_conversation
+from composer_replication.ingestion.scrub_settings import FamilyScrubber, ScrubSettings
 from composer_replication.ingestion.session_sources import SessionSource
 from composer_replication.ingestion.source import IngestReport
-from composer_replication.privacy import Scope, Scrubber
+from composer_replication.privacy import Scope
 from composer_replication.runs.conversations import to_row
 
 # How many results may wait for the one before them, per process: enough to keep all busy, and memory flat.
@@ -40,9 +39,9 @@ class FamilyLines(NamedTuple):
 def read_families(
     asked: Iterable[tuple[SessionSource, Family]], settings: ScrubSettings | None, *, num_workers: int
 ) -> Iterator[FamilyLines]:
-    """The lines of every family, in order; `asked` brings the key under which each is filed."""
+    """The lines of every family, in order; `asked` brings the account to complete."""
     if num_workers <= 1:
-        scrubber = None if settings is None else settings.scrubber()
+        scrubber = None if settings is None else settings.family_scrubber()
         for draft, family in asked:
             yield read_lines(draft, family, scrubber)
         return
@@ -57,20 +56,23 @@ def read_families(
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise RunError("a worker process died, probably for lack of memory: try `--workers 1`") from error
         finally:
             for each in waiting:
                 each.cancel()
 
 
-def read_lines(draft: SessionSource, family: Family, scrubber: Scrubber | None) -> FamilyLines:
+def read_lines(draft: SessionSource, family: Family, scrubber: FamilyScrubber | None) -> FamilyLines:
     """Read, scrub and encode one family. What cannot be written is counted and named like what cannot be read."""
     report, scope = IngestReport(), None if scrubber is None else scrubber.scope()
-    digest = _hash_files(family)
+    names = dict(zip((source.name for source in family.sources), draft.files, strict=True))
     lines: list[bytes] = []
     ids: list[str] = []
+    file_of: list[str] = []
     file_format: str | None = None
-    for conversation in read_family(family, report, read_any):
-        scrubbed = conversation if scope is None else scrub_conversation(conversation, scope)
+    for conversation, file in read_with_files(family, report, read_any):
+        scrubbed = conversation if scrubber is None or scope is None else scrubber.scrub(conversation, scope)
         try:
             line = encode(to_row(scrubbed), where="conversation")
         except InputError:
@@ -80,25 +82,26 @@ def read_lines(draft: SessionSource, family: Family, scrubber: Scrubber | None) 
         file_format = file_format or conversation.format
         lines.append(line)
         ids.append(scrubbed.id)
+        file_of.append(names[file])
     source = replace(
         draft,
         status="kept" if lines else "empty",
         format=file_format,
-        sha256=digest,
         conversations=tuple(ids),
+        file_of=tuple(file_of),
         counts=dict(sorted(report.counts.items())),
-        skipped=_summed((_shown(reason, scope), number) for reason, number in report.skipped.items()),
-        skips=tuple((_shown(each.reason, scope), _shown(each.file, scope), each.line) for each in report.skips),
+        skipped=_summed((shown(reason, scope), number) for reason, number in report.skipped.items()),
+        skips=tuple((shown(each.reason, scope), shown(each.file, scope), each.line) for each in report.skips),
         redactions={} if scope is None else scope.report.to_dict(),
     )
     return FamilyLines(source, lines)
 
 
-def _shown(text: str, scope: Scope | None) -> str:
+def shown(text: str, scope: Scope | None) -> str:
     """A reason or a file name as it may be written: both can quote what a stranger put there, at any length."""
     text = text if scope is None else scope.text(text)
-    shown = "".join(each if each.isprintable() else "\ufffd" for each in text)
-    return shown if len(shown) <= _MAX_SHOWN else shown[: _MAX_SHOWN - 1] + "…"
+    plain = "".join(each if each.isprintable() else "\ufffd" for each in text)
+    return plain if len(plain) <= _MAX_SHOWN else plain[: _MAX_SHOWN - 1] + "…"
 
 
 def _summed(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
@@ -108,24 +111,12 @@ def _summed(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def _hash_files(family: Family) -> str:
-    """One hash over all files, to find copies of a session; empty when one cannot be read."""
-    digest = hashlib.sha256()
-    for source in family.sources:
-        try:
-            with source.path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        except OSError:
-            return ""
-    return digest.hexdigest()
-
-
-_worker_scrubber: Scrubber | None = None
+_worker_scrubber: FamilyScrubber | None = None
 
 
 def _start_worker(settings: ScrubSettings | None) -> None:
     global _worker_scrubber  # noqa: PLW0603 (one per process: building the rules once is the point)
-    _worker_scrubber = None if settings is None else settings.scrubber()
+    _worker_scrubber = None if settings is None else settings.family_scrubber()
 
 
 def _read_in_worker(draft: SessionSource, family: Family) -> FamilyLines:

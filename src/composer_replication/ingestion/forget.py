@@ -11,22 +11,25 @@ from itertools import islice
 
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion import schemas
+from composer_replication.ingestion.content_marks import forgotten_marks
+from composer_replication.ingestion.earlier import write_forgotten
+from composer_replication.ingestion.into_run import write_tools
 from composer_replication.ingestion.session_sources import (
     Row,
     SessionSource,
     add_totals,
     read_accounts,
-    recounted,
-    tombstones,
+    with_rows,
+    with_suffix,
     write_accounts,
 )
 from composer_replication.runs import ARTEFACTS, ArtefactMeta, RunDir
 from composer_replication.runs import conversations as rows
 from composer_replication.runs.source_paths import find_source
 
-_MIN_PREFIX = 6
+MIN_PREFIX = 6
 # Made by the ingest itself, or before it.
-_OURS = frozenset({"config", "conversations", "session_sources", "tools"})
+_OURS = frozenset({"config", "conversations", "session_sources", "tools", "forgotten"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,32 +59,45 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
 
 
 def forget(run: RunDir, sessions: Sequence[str]) -> Forgetting:
-    """Take the sessions out of the run, with the rows and artefacts that were made from them."""
-    plan = plan_forgetting(run, sessions)
-    gone = frozenset(plan.conversations)
-    accounts = [_with_tombstones(account, family, gone) for account, family in _families(run)]
-    write_accounts(run, accounts)  # first: from here on, no crash brings them back
-    for name in plan.deleted:
-        _delete(run, name)
-    kept_meta = {name: run.meta(name) for name in plan.filtered}
-    kept_rows = {name: [row for row in _rows_of(run, name) if row["conversation_id"] not in gone] for name in kept_meta}
-    _rewrite_conversations(run, accounts, gone)
-    for name, meta in kept_meta.items():
-        _rewrite(run, name, kept_rows[name], meta)
-    return plan
+    """Take the sessions out of the run, with the rows and artefacts that were made from them.
+
+    Stopped half way, it can be repeated: the conversations go last, so that they can still be named.
+    """
+    with run.exclusive("forget"):
+        run.remove_leftovers(*ARTEFACTS)
+        plan = plan_forgetting(run, sessions)
+        gone = frozenset(plan.conversations)
+        dead = [_bare(row) for row in _stored(run) if row["id"] in gone]
+        alive = ({"session_id": row["session_id"]} for row in _stored(run) if row["id"] not in gone)
+        write_forgotten(run, forgotten_marks(dead, alive))  # first: from here on, no crash brings them back
+        for name in plan.deleted:
+            _delete(run, name)
+        metas = {name: run.meta(name) for name in plan.filtered}
+        for name, meta in metas.items():
+            _rewrite(run, name, gone, meta)
+        _rewrite_conversations(run, gone)
+        for name, meta in metas.items():  # once more: they are current only beside the new conversations
+            _rewrite(run, name, gone, meta)
+        return plan
+
+
+def _bare(row: Row) -> Row:
+    """The row with the id that its log gave it."""
+    return {**row, "id": row["id"].partition("@")[0] if row["session_id"] is not None else row["id"]}
 
 
 def _matching(name: str, links: list[tuple[str, str | None, str | None]]) -> set[str]:
     exact = {identity for identity, session, _ in links if name in (identity, session)}
     if exact:
         return exact
-    names = {session or identity for identity, session, _ in links}
-    started = {each for each in names if len(name) >= _MIN_PREFIX and each.startswith(name)}
-    if len(started) == 1:
-        return _matching(started.pop(), links)
+    names = {each for identity, session, _ in links for each in (session or identity, identity)}
+    started = {each for each in names if len(name) >= MIN_PREFIX and each.startswith(name)}
+    sessions = {session or identity for identity, session, _ in links if {identity, session} & started}
+    if len(sessions) == 1:
+        return _matching(sessions.pop(), links)
     near = sorted(started) or difflib.get_close_matches(name, sorted(names), n=3)
-    expected = f"the id of a session, or at least {_MIN_PREFIX} characters that only one begins with"
-    fix = f"Did you mean {' or '.join(near)}?" if near else "`jq -r .session_id conversations.jsonl` lists them"
+    expected = f"the id of a session, or at least {MIN_PREFIX} characters that only one begins with"
+    fix = f"Did you mean {' or '.join(near[:3])}?" if near else "The ids are in conversations.jsonl: session_id, or id"
     raise InputError(explain("session", got=repr(name), expected=expected, fix=fix))
 
 
@@ -89,32 +105,28 @@ def _can_be_filtered(run: RunDir, name: str) -> bool:
     """Whether single rows can go: they say which conversation they are from, and the artefact is not out of date."""
     if ARTEFACTS[name].kind != "records":
         return False
-    meta = run.meta(name)
-    return "conversation_id" in meta.keys and name not in run.lineage(name).stale
+    return "conversation_id" in run.meta(name).keys and name not in run.lineage(name).stale
 
 
-def _with_tombstones(account: SessionSource, family: list[Row], gone: frozenset[str]) -> SessionSource:
-    dead = [row for row in family if row["id"] in gone]
-    if not dead:
-        return account
-    marks = tombstones(account, dead, whole=len(dead) == len(family))
-    return replace(account, forgotten=sorted({*account.forgotten, *marks}))
-
-
-def _rewrite_conversations(run: RunDir, accounts: list[SessionSource], gone: frozenset[str]) -> None:
+def _rewrite_conversations(run: RunDir, gone: frozenset[str]) -> None:
     meta, tools, settled = run.meta("conversations"), schemas.ToolSchemas(), list[SessionSource]()
+    counts, drops = Counter[str](), Counter[str]()
+    is_scrubbed = meta.settings.get("scrubbed") is True
 
     def kept_rows() -> Iterator[Row]:
-        for account, (_, family) in zip(accounts, _families(run), strict=True):
+        for account, family in _families(run):
             kept = [row for row in family if row["id"] not in gone]
-            lost = len(family) - len(kept)
-            settled.append(recounted(account, kept, num_forgotten=lost) if lost else account)
+            if len(kept) < len(family):
+                if not kept:
+                    continue  # nothing is left to say where it was
+                bare = with_suffix(kept, suffix="", remove=account.id_suffix)
+                account = replace(with_rows(account, bare), skipped={}, skips=())
+            settled.append(account)
             for row in kept:
                 tools.add_row(row)
                 yield row
         add_totals(settled, counts, drops)
 
-    counts, drops = Counter[str](), Counter[str]()
     given = {row["name"]: row["parameters"] for row in _rows_of(run, "tools") if row["source"] == "file"}
     run.write_jsonl(
         "conversations",
@@ -125,9 +137,8 @@ def _rewrite_conversations(run: RunDir, accounts: list[SessionSource], gone: fro
         drops=drops,
         settings=meta.settings,
     )
-    write_accounts(run, settled)
-    found = schemas.tool_rows(tools, given)
-    run.write_jsonl("tools", found, schema=schemas.SCHEMA, version=schemas.VERSION, sources=["conversations"])
+    write_accounts(run, settled, is_scrubbed=is_scrubbed)
+    write_tools(run, tools, given, is_scrubbed=is_scrubbed)
 
 
 def _families(run: RunDir) -> Iterator[tuple[SessionSource, list[Row]]]:
@@ -145,16 +156,16 @@ def _rows_of(run: RunDir, name: str) -> Iterator[Row]:
     return run.read_jsonl(name, schema=meta.schema, version=meta.version)
 
 
-def _rewrite(run: RunDir, name: str, kept: list[Row], meta: ArtefactMeta) -> None:
+def _rewrite(run: RunDir, name: str, gone: frozenset[str], meta: ArtefactMeta) -> None:
     """Counts and drops are left out: they were made for rows that are gone, by a step that is not here to say."""
+    kept = [row for row in _rows_of(run, name) if row["conversation_id"] not in gone]
     sources = [each.name if each.kind == "artefact" else find_source(each.name, run.root) for each in meta.sources]
-    there = [each for each in sources if isinstance(each, str) or each.is_file()]
     run.write_jsonl(
         name,
         kept,
         schema=meta.schema,
         version=meta.version,
-        sources=there,
+        sources=[each for each in sources if isinstance(each, str) or each.is_file()],
         config_hash=meta.config_hash,
         settings={**meta.settings, "rows_forgotten": meta.rows - len(kept)},
     )

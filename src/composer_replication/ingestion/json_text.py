@@ -10,7 +10,7 @@ import codecs
 import io
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 import orjson
@@ -18,6 +18,7 @@ import orjson
 # The mark and the first character, which is ASCII in JSON: the mark alone may be two broken bytes.
 _UTF16_START = re.compile(codecs.BOM_UTF16_LE + rb"[^\x00]\x00|" + codecs.BOM_UTF16_BE + rb"\x00[^\x00]")
 _LONGEST_START = 4
+_BLOCK = 2**20
 # A whole string, a number, or one of the words that Python's writer adds to JSON.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|-?Infinity|NaN|-?\d[\d.eE+-]*+', re.DOTALL)
 # Escapes are read from the left, so that an escaped backslash is never taken for the start of the next one.
@@ -38,13 +39,26 @@ def as_utf8(data: bytes) -> bytes:
     return data.removeprefix(codecs.BOM_UTF8)
 
 
-def utf8_lines(file: BinaryIO) -> Iterable[bytes]:
-    """The lines of an open file in UTF-8, without a byte order mark."""
+def utf8_lines(file: BinaryIO, longest: int = 2**31) -> Iterable[bytes]:
+    """The lines of an open file in UTF-8, without a byte order mark.
+
+    Of a line that is longer than `longest` so much comes and a little more, never all: memory has to hold it.
+    """
     start = file.read(_LONGEST_START)
     if is_utf16(start):
         return io.BytesIO(as_utf8(start + file.read()))
     file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
-    return file
+    size = file.seek(0, io.SEEK_END)
+    file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
+    return file if size <= longest else _bounded_lines(file, longest)
+
+
+def _bounded_lines(file: BinaryIO, longest: int) -> Iterator[bytes]:
+    while line := file.readline(longest + 1):
+        yield line
+        while not line.endswith(b"\n") and len(line) > longest and (rest := file.readline(_BLOCK)):
+            if rest.endswith(b"\n"):
+                break
 
 
 def loads(data: bytes) -> Any:

@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from composer_replication.ingestion.earlier import Earlier
 from composer_replication.ingestion.families import Family, families
-from composer_replication.ingestion.registry import discover
+from composer_replication.ingestion.family_reading import shown
+from composer_replication.ingestion.registry import discover, ignore_patterns, is_ignored
 from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.ingestion.session_sources import SessionSource
-from composer_replication.ingestion.source import IngestReport
+from composer_replication.ingestion.source import IngestReport, Skip
 from composer_replication.privacy import Scrubber
 from composer_replication.runs.source_paths import portable_name
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One family of the artefact to be: to be read when `family` is there, else taken over from the earlier ingest."""
+    """One family of the artefact to be: to be read when `family` is there, else taken over.
+
+    `old` is its account from the earlier ingest. Of a family that is read, `gone` names files that the earlier ingest
+    had and that are no longer there: their conversations stay.
+    """
 
     source: SessionSource
     family: Family | None = None
-    root: Path | None = None
+    old: SessionSource | None = None
+    gone: frozenset[str] = frozenset()
 
     @property
     def num_bytes(self) -> int:
         return sum(self.source.sizes) if self.family is not None else 0
+
+
+@dataclass
+class Plan:
+    """All families in the order of the artefact, what was left out while looking for files, and the empty paths."""
+
+    families: list[Planned] = field(default_factory=list[Planned])
+    outside: IngestReport = field(default_factory=IngestReport)
+    of_root: dict[Path, set[str]] = field(default_factory=dict[Path, set[str]])
+    all_ignored: set[Path] = field(default_factory=set[Path])
+    unused_patterns: list[str] = field(default_factory=list[str])
 
 
 def plan(
@@ -37,60 +54,104 @@ def plan(
     scrub: ScrubSettings | None,
     exclude: Sequence[str],
     reread: bool,
-) -> tuple[list[Planned], IngestReport]:
-    """Every family in the order of the artefact, and what was left out while looking for files."""
-    report, found, ignored = IngestReport(), dict[str, Planned](), set[str]()
-    scrubber = None if scrub is None else scrub.scrubber()
-    known = {each.path: each for each in earlier.sources}
+) -> Plan:
+    """Look at the files below `roots` and decide what to do with each family, and with those of earlier ingests."""
+    work = _Planning(run_root, earlier, None if scrub is None else scrub.scrubber(), exclude)
     for root in roots:
+        work.look_at(root)
+    return work.settle(reread=reread or not earlier.same_settings)
+
+
+class _Planning:
+    def __init__(self, run_root: Path, earlier: Earlier, scrubber: Scrubber | None, exclude: Sequence[str]) -> None:
+        self._run_root, self._earlier, self._scrubber = run_root, earlier, scrubber
+        self._exclude = list(exclude)
+        self._patterns = list(exclude)
+        self._found: dict[str, tuple[SessionSource, Family]] = {}
+        self._seen: dict[frozenset[str], str] = {}
+        self._ignored: list[str] = []
+        self._plan = Plan()
+
+    def look_at(self, root: Path) -> None:
         folder = root if root.is_dir() else root.parent
-        place = _Place(portable_name(folder.resolve(), run_root), scrubber)
-        left_out: list[str] = []
-        for family in families(discover(root, report, exclude=exclude, ignored=left_out)):
-            path = place.shown(family.name, taken=found)
-            if path not in found:
-                draft = _draft(path, place.scrub(family.name), family)
-                found[path] = _settle(draft, family, root, known.get(path), reread or not earlier.same_settings)
-        ignored |= {place.shown(name) for name in left_out}
-    gone = [each for path, each in known.items() if path not in found]
-    kept = [_without_rows(each) if each.path in ignored else each for each in gone]
-    planned = [*found.values(), *(Planned(each) for each in kept if each.conversations or each.forgotten)]
-    return sorted(planned, key=lambda each: each.source.path), report
+        place = portable_name(folder.resolve(), self._run_root)
+        report, left_out, below = IngestReport(), list[str](), self._plan.of_root.setdefault(root, set())
+        for family in families(discover(root, report, exclude=self._exclude, ignored=left_out)):
+            files = family.files()
+            if files not in self._seen:
+                self._seen[files] = path = self._unique(self._shown(f"{place}/{family.name}"))
+                self._found[path] = (self._draft(path, family), family)
+            below.add(self._seen[files])
+        if left_out and not below:
+            self._plan.all_ignored.add(root)
+        self._ignored += left_out
+        self._patterns += ignore_patterns(folder) if root.is_dir() else []
+        self._plan.outside.skipped.update(report.skipped)
+        self._plan.outside.skips += [Skip(each.reason, self._shown(each.file), each.line) for each in report.skips]
 
+    def settle(self, *, reread: bool) -> Plan:
+        unclaimed = {each.path: each for each in self._earlier.sources}
+        planned: list[Planned] = []
+        matches = self._matches(unclaimed)
+        for path, (draft, family) in self._found.items():
+            old = matches.get(path)
+            planned.append(_decide(draft, family, old, reread))
+        kept = [each for each in unclaimed.values() if each.conversations and not self._is_left_out(each)]
+        for each in kept:
+            path = self._unique(each.path)  # somebody else's file may have the place of one that is gone
+            self._found.setdefault(path, (each, Family("", ())))
+            planned.append(Planned(replace(each, path=path), old=each))
+        self._plan.families = sorted(planned, key=lambda each: each.source.path)
+        used = {pattern for pattern in self._exclude if any(is_ignored(name, [pattern]) for name in self._ignored)}
+        used |= {p for p in self._exclude if any(is_ignored(each.name, [p]) for each in self._earlier.sources)}
+        self._plan.unused_patterns = [each for each in self._exclude if each not in used]
+        return self._plan
 
-def _settle(draft: SessionSource, family: Family, root: Path, old: SessionSource | None, reread: bool) -> Planned:
-    if old is not None:
-        draft = replace(draft, forgotten=old.forgotten)
-        is_same = (old.stamp, old.name) == (draft.stamp, draft.name)
-        # The session that a copy was a copy of may be gone, so copies are looked at again.
-        if is_same and old.status != "duplicate" and not reread:
-            return Planned(old, root=root)
-    return Planned(draft, family, root)
+    def _matches(self, unclaimed: dict[str, SessionSource]) -> dict[str, SessionSource]:
+        """Accounts of the families that are there: the same file first, then the same path. Claims what it finds."""
+        by_file = {each.inodes[0]: each for each in unclaimed.values() if each.inodes}
+        matches: dict[str, SessionSource] = {}
+        for path, (draft, _) in self._found.items():
+            same = by_file.get(draft.inodes[0]) if draft.inodes else None
+            if same is not None and same.path in unclaimed:
+                matches[path] = unclaimed.pop(same.path)
+        for path in self._found:
+            if path not in matches and path in unclaimed:
+                matches[path] = unclaimed.pop(path)
+        return matches
 
+    def _is_left_out(self, account: SessionSource) -> bool:
+        """What is excluded goes, whether or not its file is still there."""
+        names = [account.name, *account.files]
+        return any(is_ignored(name, self._patterns) for name in names)
 
-def _draft(path: str, name: str, family: Family) -> SessionSource:
-    stamp = family.stamp()
-    return SessionSource(path=path, name=name, sizes=[s for s, _ in stamp], mtimes_ns=[t for _, t in stamp])
+    def _draft(self, path: str, family: Family) -> SessionSource:
+        stamp, names = family.stamp(), [self._shown(source.name) for source in family.sources]
+        return SessionSource(
+            path=path,
+            name=self._shown(family.name),
+            files=names,
+            sizes=[each.size for each in stamp],
+            mtimes_ns=[each.mtime_ns for each in stamp],
+            inodes=[each.inode for each in stamp],
+        )
 
+    def _shown(self, text: str) -> str:
+        return shown(text, None if self._scrubber is None else self._scrubber.scope())
 
-def _without_rows(source: SessionSource) -> SessionSource:
-    """An excluded family keeps nothing but what must stay forgotten."""
-    return SessionSource(path=source.path, name=source.name, status="forgotten", forgotten=source.forgotten)
-
-
-class _Place:
-    """Names files below one folder as artefacts may show them."""
-
-    def __init__(self, folder: str, scrubber: Scrubber | None) -> None:
-        self._folder, self._scrubber = folder, scrubber
-
-    def scrub(self, text: str) -> str:
-        return text if self._scrubber is None else self._scrubber.scope().text(text)
-
-    def shown(self, name: str, taken: dict[str, Planned] | None = None) -> str:
-        """The scrubbed path. Two people's folders may look the same scrubbed: the second gets a number."""
-        path = self.scrub(f"{self._folder}/{name}")
+    def _unique(self, path: str) -> str:
+        """Two people's folders may look the same scrubbed: the second gets a number."""
         number, unique = 2, path
-        while taken and unique in taken and taken[unique].source.name != name:
+        while unique in self._found:
             unique, number = f"{path}~{number}", number + 1
         return unique
+
+
+def _decide(draft: SessionSource, family: Family, old: SessionSource | None, reread: bool) -> Planned:
+    if old is None:
+        return Planned(draft, family)
+    is_same = (old.stamp, old.name, old.path) == (draft.stamp, draft.name, draft.path)
+    # The session that a copy was a copy of may be gone, so copies are looked at again.
+    if is_same and old.status != "duplicate" and not reread:
+        return Planned(replace(old, inodes=draft.inodes), old=old)
+    return Planned(draft, family, old, frozenset(old.files) - frozenset(draft.files))

@@ -14,6 +14,7 @@ from composer_replication.ingestion.families import count, families, read_family
 from composer_replication.ingestion.scrubbing import scrub_conversation
 from composer_replication.ingestion.source import IngestReport, SourceFile
 from composer_replication.privacy import Scrubber
+from composer_replication.runs.directory import MARKER as RUN_MARKER
 from composer_replication.types import Conversation
 
 # In the order they are tried: the most particular first.
@@ -69,25 +70,36 @@ def discover(
     if not path.is_dir():
         yield SourceFile(path, path.name)
         return
-    patterns = [*exclude, *_ignore_patterns(path)]
+    patterns = [*exclude, *ignore_patterns(path)]
 
     def unreadable(error: OSError) -> None:
         where = Path(error.filename).relative_to(path).as_posix() if error.filename else ""
         report.skip(f"unreadable folder: {error.strerror}", where)
 
     for folder, folders, files in os.walk(path, onerror=unreadable):
+        for name in _not_entered(Path(folder), folders, report, path):
+            folders.remove(name)
         folders.sort()
         for name in sorted(files):
             file = Path(folder) / name
             relative = file.relative_to(path).as_posix()
-            if file.suffix not in _SUFFIXES:
+            if file.suffix.lower() not in _SUFFIXES:
                 continue
-            if _is_ignored(relative, patterns):
+            if is_ignored(relative, patterns):
                 (ignored if ignored is not None else []).append(relative)
             elif file.is_file():
                 yield SourceFile(file, relative)
             else:  # a pipe would be waited for, a link may lead nowhere
                 report.skip("not a regular file", relative)
+
+
+def _not_entered(folder: Path, names: Sequence[str], report: IngestReport, root: Path) -> list[str]:
+    """Folders below that are not looked into: links, which may lead round in circles, and runs of our own."""
+    left = [name for name in names if (folder / name).is_symlink() or (folder / name / RUN_MARKER).is_file()]
+    for name in left:
+        reason = "link to a folder" if (folder / name).is_symlink() else "run directory"
+        report.skip(reason, (folder / name).relative_to(root).as_posix())
+    return left
 
 
 def ingest(
@@ -139,15 +151,16 @@ def _kinds_of_files() -> str:
     return " or ".join(sorted(_SUFFIXES))
 
 
-def _ignore_patterns(folder: Path) -> list[str]:
+def ignore_patterns(folder: Path) -> list[str]:
+    """What the folder's own file says to leave out."""
     try:
-        lines = (folder / IGNORE_FILE).read_text(encoding="utf-8").splitlines()
+        lines = (folder / IGNORE_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
     return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
-def _is_ignored(relative: str, patterns: Sequence[str]) -> bool:
+def is_ignored(relative: str, patterns: Sequence[str]) -> bool:
     """A pattern matches a whole path, a file name, or any folder above the file."""
     parts = relative.split("/")
     candidates = [relative, parts[-1], *("/".join(parts[:n]) for n in range(1, len(parts))), *parts[:-1]]

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from composer_replication import privacy
 from composer_replication.canonical_json import encode
-from composer_replication.privacy import Scrubber, kingfisher_rule
+from composer_replication.ingestion.scrubbing import scrub_conversation
+from composer_replication.privacy import Scope, Scrubber, kingfisher_rule
+from composer_replication.types import Conversation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +25,32 @@ class ScrubSettings:
     user_names: tuple[str, ...] = field(default=(), repr=False)
     kingfisher: bool = False
 
-    def scrubber(self) -> Scrubber:
+    def scrubber(self, *, entropy: bool = True) -> Scrubber:
         extra = (kingfisher_rule(),) if self.kingfisher else ()
         return Scrubber(
-            env_values=self.env_values, home_dirs=self.home_dirs, user_names=self.user_names, extra_rules=extra
+            env_values=self.env_values,
+            home_dirs=self.home_dirs,
+            user_names=self.user_names,
+            extra_rules=extra,
+            entropy=entropy,
         )
+
+    def family_scrubber(self) -> FamilyScrubber:
+        return FamilyScrubber(self)
+
+
+class FamilyScrubber:
+    """The scrubbers of one process: one for texts, and one that tells whether there is something in an id."""
+
+    def __init__(self, settings: ScrubSettings) -> None:
+        self._texts, self._ids = settings.scrubber(), settings.scrubber(entropy=False).scope()
+
+    def scope(self) -> Scope:
+        """A numbering for one family."""
+        return self._texts.scope()
+
+    def scrub(self, conversation: Conversation, scope: Scope) -> Conversation:
+        return scrub_conversation(conversation, scope, holds_secret=lambda each: self._ids.text(each) != each)
 
 
 @dataclass(frozen=True)

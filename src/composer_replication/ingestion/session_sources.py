@@ -1,14 +1,12 @@
 """Rows of `session_sources.jsonl`: which files each session came from, what they gave, and what was left out.
 
-It is what makes a second ingest read only what is new, and what `crf forget` keeps so that a session stays forgotten.
-Names are scrubbed like any other text.
+It is what makes a second ingest read only what is new. Names are scrubbed like any other text.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, cast
 
@@ -17,7 +15,9 @@ from composer_replication.runs import RunDir
 
 SCHEMA, VERSION = "session_source", 1
 FORGOTTEN = "forgotten session"
-Status = Literal["kept", "forgotten", "duplicate", "empty"]
+COPY = "copy of another session"
+OLDER = "older copy of a session that went on"
+Status = Literal["kept", "duplicate", "empty"]
 Row = dict[str, Any]
 _COUNTED = ("conversations", "sessions", "turns", "assistant turns", "calls", "results", "errors")
 
@@ -27,28 +27,30 @@ class SessionSource:
     """One family of files.
 
     `path` is where its main log is, as the run sees it, and the order of all artefacts; `name` is the same from the
-    folder that was asked for. `id_suffix` stands behind its ids because another family has the same ones. `forgotten`
-    holds hashes of ids that must not come back.
+    folder that was asked for. The lists about files go together; `file_of` is the file that each conversation came
+    from. `id_suffix` stands behind the ids because another family has the same.
     """
 
     path: str
     name: str
     status: Status = "empty"
     format: str | None = None
+    files: Sequence[str] = ()
     sizes: Sequence[int] = ()
     mtimes_ns: Sequence[int] = ()
-    sha256: str = ""
+    inodes: Sequence[int] = ()
     conversations: Sequence[str] = ()
+    file_of: Sequence[str] = ()
     id_suffix: str = ""
-    forgotten: Sequence[str] = ()
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     skipped: Mapping[str, int] = field(default_factory=dict[str, int])
     skips: Sequence[Sequence[str | int]] = ()
     redactions: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
-    def stamp(self) -> tuple[tuple[int, int], ...]:
-        return tuple(zip(self.sizes, self.mtimes_ns, strict=True))
+    def stamp(self) -> tuple[tuple[str, int, int], ...]:
+        """What says that nothing has changed."""
+        return tuple(zip(self.files, self.sizes, self.mtimes_ns, strict=True))
 
     def to_row(self) -> dict[str, object]:
         return asdict(self)
@@ -62,62 +64,32 @@ class SessionSource:
             raise ArtefactCorruptError(explain("row of session_sources", got=error, expected=expected)) from error
 
 
-def id_hash(identity: str) -> str:
-    """What is kept of the id of a forgotten session."""
-    return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def tombstones(source: SessionSource, dead: Sequence[Row], *, whole: bool) -> set[str]:
-    """Hashes by which rows of a family are known again: by id in the same place, by session id and as a copy anywhere.
-
-    Many ids are nothing but a file's name, so they count only where they were.
-    """
-    marks = {_in_place(source, row["id"].removesuffix(source.id_suffix)) for row in dead}
-    marks |= {id_hash(row["session_id"]) for row in dead if row["session_id"]}
-    return marks | ({id_hash(source.sha256)} if whole and source.sha256 else set())
-
-
-def is_forgotten(source: SessionSource, row: Row, marks: Set[str]) -> bool:
-    """Whether a row, its ids without a suffix, is among those that must not come back."""
-    if not marks:
-        return False
-    parent = row["parent"]
-    names = {_in_place(source, row["id"]), id_hash(row["session_id"] or ""), id_hash(source.sha256)}
-    return bool(marks & names) or (parent is not None and _in_place(source, parent["conversation_id"]) in marks)
-
-
-def _in_place(source: SessionSource, identity: str) -> str:
-    return id_hash(f"{source.path}\0{identity}")
-
-
-def recounted(source: SessionSource, kept: Sequence[Row], *, num_forgotten: int) -> SessionSource:
-    """The account of a family of which only the rows `kept` are left."""
-    counts = {key: 0 if key in _COUNTED else number for key, number in source.counts.items()}
+def with_rows(
+    source: SessionSource, kept: Sequence[Row], *, left_out: Mapping[str, int] | None = None
+) -> SessionSource:
+    """The account of a family of which the rows `kept`, their ids without suffix, are what there is."""
+    counts = {key: number for key, number in source.counts.items() if key not in _COUNTED}
+    total: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
     for row in kept:
-        turns = row["turns"]
-        results = [result for turn in turns for result in turn["results"]]
-        counts["conversations"] += 1
-        counts["sessions"] += row["parent"] is None
-        counts["turns"] += len(turns)
-        counts["assistant turns"] += sum(turn["role"] == "assistant" for turn in turns)
-        counts["calls"] += sum(len(turn["calls"]) for turn in turns)
-        counts["results"] += len(results)
-        counts["errors"] += sum(result["is_error"] is True for result in results)
+        _count(row, total)
+    index = {identity: number for number, identity in enumerate(source.conversations)}
+    places = [index.get(row["id"]) for row in kept]
     return replace(
         source,
-        status="kept" if kept else "forgotten",
-        conversations=[row["id"].removesuffix(source.id_suffix) for row in kept],
-        counts=counts,
-        skipped={**source.skipped, FORGOTTEN: source.skipped.get(FORGOTTEN, 0) + num_forgotten},
+        status="kept" if kept else "empty",
+        conversations=[row["id"] for row in kept],
+        file_of=[source.file_of[at] if at is not None else "" for at in places],
+        counts=counts | (dict(total) if kept else {}),
+        skipped=_added(source.skipped, left_out or {}),
         redactions=source.redactions if kept else {},
     )
 
 
-def with_suffix(rows: Sequence[Row], family: Sequence[str], *, old: str, new: str) -> list[Row]:
+def with_suffix(rows: Sequence[Row], *, suffix: str, remove: str = "") -> list[Row]:
     """Rows with another suffix behind their ids, and behind those that their links name within the family."""
-    if old == new:
+    if suffix == remove:
         return list(rows)
-    names = {f"{each}{old}": f"{each}{new}" for each in family}
+    names = {row["id"]: row["id"].removesuffix(remove) + suffix for row in rows}
 
     def link(parent: Row | None) -> Row | None:
         return parent and {**parent, "conversation_id": names.get(parent["conversation_id"], parent["conversation_id"])}
@@ -130,10 +102,13 @@ def read_accounts(run: RunDir) -> list[SessionSource]:
     return [SessionSource.from_row(row) for row in run.read_jsonl("session_sources", schema=SCHEMA, version=VERSION)]
 
 
-def write_accounts(run: RunDir, sources: Iterable[SessionSource]) -> None:
+def write_accounts(run: RunDir, sources: Iterable[SessionSource], *, is_scrubbed: bool) -> None:
     """After `conversations.jsonl`: its hash tells whether the accounts are those of its rows."""
     accounts = (source.to_row() for source in sources)
-    run.write_jsonl("session_sources", accounts, schema=SCHEMA, version=VERSION, sources=["conversations"])
+    settings = {"scrubbed": is_scrubbed}
+    run.write_jsonl(
+        "session_sources", accounts, schema=SCHEMA, version=VERSION, sources=["conversations"], settings=settings
+    )
 
 
 def add_totals(sources: Iterable[SessionSource], counts: Counter[str], drops: Counter[str]) -> None:
@@ -155,3 +130,21 @@ def first_places(sources: Sequence[SessionSource]) -> dict[str, tuple[int, str]]
             before, place = found.get(reason, (0, places.get(reason, source.name)))
             found[reason] = (before + number, place)
     return found
+
+
+def _count(row: Row, total: Counter[str]) -> None:
+    turns = row["turns"]
+    results = [result for turn in turns for result in turn["results"]]
+    total["conversations"] += 1
+    total["sessions"] += row["parent"] is None
+    total["turns"] += len(turns)
+    total["assistant turns"] += sum(turn["role"] == "assistant" for turn in turns)
+    total["calls"] += sum(len(turn["calls"]) for turn in turns)
+    total["results"] += len(results)
+    total["errors"] += sum(result["is_error"] is True for result in results)
+
+
+def _added(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    total = Counter(before)
+    total.update(more)
+    return dict(sorted(total.items()))

@@ -23,8 +23,8 @@ TOO_DEEP = "nested too deeply"
 _MAX_DEPTH = 50
 # More tokens than this nobody counted; beyond it sums leave the 64 bits that can be written.
 MAX_COUNT = 2**53
-# A reason may quote what it found there, and that may be anything.
-_MAX_REASON = 80
+# A reason may quote what it found there, and that may be anything. It is cut short only after it was scrubbed.
+_MAX_REASON = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,15 @@ class SourceFile:
 
 
 Record = dict[str, Any]
+# Where blocks of different interfaces keep what they say.
+_TEXT_KEYS = ("text", "content", "refusal", "resource", "json")
 
 
 def read_records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Record]]:
     """(line number, JSON object) of every good line; a broken line never costs its neighbours."""
     try:
         with source.path.open("rb", buffering=_BUFFER_BYTES) as file:
-            for number, line in enumerate(json_text.utf8_lines(file), start=1):
+            for number, line in enumerate(json_text.utf8_lines(file, MAX_LINE_BYTES), start=1):
                 try:
                     record = orjson.loads(line) if len(line) <= MAX_LINE_BYTES else None
                 except orjson.JSONDecodeError:
@@ -143,7 +145,7 @@ def as_text(content: Any, depth: int = 0) -> str:
         raise RecursionError("content nested too deeply")
     if isinstance(content, dict):
         block = cast("Record", content)
-        inner = block.get("text", block.get("content"))
+        inner = next((block[key] for key in _TEXT_KEYS if block.get(key) is not None), None)
         return as_text(inner, depth + 1) if inner is not None else f"[{block.get('type', 'block')}]"
     if isinstance(content, list):
         return "\n".join(as_text(each, depth + 1) for each in cast("list[Any]", content))

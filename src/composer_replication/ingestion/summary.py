@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from composer_replication.ingestion.gather import Gathered
+from composer_replication.ingestion.planning import Plan
 from composer_replication.ingestion.session_sources import SessionSource, first_places
 from composer_replication.ingestion.source import IngestReport
 
@@ -39,7 +41,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class IngestSummary:
-    """The run as it is after an ingest; `num_read` families were read, `num_reused` taken over."""
+    """The run as it is after an ingest; `num_read` files were read, `num_reused` taken over as they were."""
 
     formats: tuple[FormatCounts, ...]
     total: FormatCounts
@@ -48,6 +50,7 @@ class IngestSummary:
     num_read: int
     num_reused: int
     is_scrubbed: bool
+    remarks: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -55,7 +58,7 @@ class IngestSummary:
 
     @staticmethod
     def of(
-        sources: Sequence[SessionSource], outside: IngestReport, read_paths: Collection[str], *, is_scrubbed: bool
+        sources: Sequence[SessionSource], planned: Plan, gathered: Gathered, *, lost: str | None, is_scrubbed: bool
     ) -> IngestSummary:
         by_format: dict[str, list[SessionSource]] = {}
         for source in sources:
@@ -65,16 +68,25 @@ class IngestSummary:
         redactions: Counter[str] = Counter()
         for source in sources:
             redactions.update(source.redactions)
-        places = first_places([*sources, _account_of(outside)])
+        places = first_places([*sources, _account_of(planned.outside)])
+        num_read = sum(len(each.source.sizes) for each in gathered.families if each.was_read)
         return IngestSummary(
             formats=tuple(formats),
             total=_counts("all", [each for group in by_format.values() for each in group]),
             redactions=dict(redactions.most_common()),
             skipped=tuple(Left(reason, *places[reason]) for reason in sorted(places)),
-            num_read=sum(source.path in read_paths for source in sources),
-            num_reused=sum(source.status == "kept" and source.path not in read_paths for source in sources),
+            num_read=num_read,
+            num_reused=sum(len(each.source.sizes) for each in gathered.families) - num_read,
             is_scrubbed=is_scrubbed,
+            remarks=tuple(_remarks(planned, lost)),
         )
+
+
+def _remarks(planned: Plan, lost: str | None) -> Iterator[str]:
+    if lost is not None:
+        yield f"the earlier ingest could not be taken over, so everything was read again: {lost}"
+    for pattern in planned.unused_patterns:
+        yield f"--exclude {pattern!r} matched no file; patterns are tried on paths below the folder that was named"
 
 
 def _counts(name: str, sources: Sequence[SessionSource]) -> FormatCounts:

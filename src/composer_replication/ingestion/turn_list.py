@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -114,8 +115,8 @@ def parse_call(id: Any, name: Any, arguments: Any) -> ToolCall:
         check_depth(given)
     is_object = isinstance(given, dict) or arguments is None
     return ToolCall(
-        id=as_text(id),
-        name=as_text(name),
+        id="" if id is None else as_text(id),
+        name="" if name is None else as_text(name),
         arguments=cast("Record", given) if isinstance(given, dict) else {},
         raw_arguments=None if is_object else arguments if isinstance(arguments, str) else as_text(arguments),
     )
@@ -190,6 +191,7 @@ def stem(name: str) -> str:
     return base
 
 
+@lru_cache(maxsize=2)
 def outline(head: bytes) -> frozenset[str]:
     """Where the keys of a JSON text stand, as in `history[].role`, read from its beginning even if it is cut off."""
     paths: set[str] = set()
@@ -202,7 +204,8 @@ def outline(head: bytes) -> frozenset[str]:
         if token in (b"{", b"["):
             base = stack[-1] if stack else ""
             here = f"{base}.{key}" if key and base else key or base
-            stack.append(f"{here}[]" if token == b"[" else here)
+            # Below the depth that is looked at, paths would only grow longer with every bracket.
+            stack.append("" if len(stack) > _MAX_OUTLINE_DEPTH else f"{here}[]" if token == b"[" else here)
             key = ""
         elif token in (b"}", b"]"):
             if stack:

@@ -9,11 +9,21 @@ import re
 from collections.abc import Iterator, Set
 
 from composer_replication.privacy.entropy import is_public_id
-from composer_replication.privacy.extents import bare_end, bare_word, in_connection_string, is_env, quoted, skip_scheme
+from composer_replication.privacy.extents import (
+    bare_end,
+    bare_word,
+    in_connection_string,
+    in_properties,
+    is_env,
+    quoted,
+    skip_scheme,
+)
 from composer_replication.privacy.names import Strength, name_strength
 from composer_replication.privacy.plausible import (
+    is_credential,
     is_directory,
     is_handle,
+    is_identifier,
     is_plausible,
     is_random_value,
     names_handle,
@@ -44,32 +54,44 @@ _ALL_KEYWORDS = frozenset(KEYWORDS)
 # The same word over and over without a blank or a quote is machine-made; each hit would read the whole of it again.
 _LARGEST_CROWD = 32
 _BREAK = re.compile(rb"[\s\"'`<>\\\0]")
-_HEAD = re.compile(r"[A-Za-z0-9_]*(?:[.-][A-Za-z0-9_]+)*")  # read backwards
-_TAIL = re.compile(r"[A-Za-z0-9_]*(?:[.-][A-Za-z0-9_]+)*")
+_HEAD = re.compile(r"[A-Za-z0-9_]*+(?:[.-][A-Za-z0-9_]++)*+")  # read backwards
+_TAIL = re.compile(r"[A-Za-z0-9_]*+(?:[.-][A-Za-z0-9_]++)*+")
 _KIND_OF_KEY = re.compile(r"(?i)(?:api|access|secret|private|license|encryption|auth|signing|master|account) $")
 # What can stand directly behind a name that has a value.
-_BEHIND_NAMES = frozenset("*|=:\"'`\\])>,( \t\n+?!")
+_WIDE_SIGNS = "\uff1a\uff1d"  # a colon and an equals sign as wide as a Chinese character
+_BEHIND_NAMES = frozenset("*|=:\"'`\\])>,( \t\n+?!" + _WIDE_SIGNS)
 # Between name and value: a closing quote or bracket, then a sign; in code also a comma, a call or a tag.
 _SIGN = re.compile(
-    r"(?P<close>\\*[\"'`]?[\])]?\*{0,2})\s{0,3}(?P<sign>=>|:=|\+=|\?=|==|!=|[:=])(?!=)\*{0,2}[ \t]*"
+    r"(?P<close>\\*[\"'`]?[\])]?\*{0,2})\s{0,3}(?P<sign>=>|:=|\+=|\?=|==|!=|[:=\uff1a\uff1d])(?!=)\*{0,2}[ \t]*"
+    r"(?P<here><<[-~]?\\*[\"']?\w{1,20}\\*[\"']?[ \t]*(?:\\n|\n)[ \t]*)?"
     r"(?:(?:\\n|\n)[ \t]*(?=\\*[\"']))?"
     r"(?:!(?:!?[a-z]+)?[ \t]+)?(?:[|>][+-]?[ \t]*(?:\\n|\n)[ \t]*)?"
     r"(?:(?:str|bytes|f|b|r|u|Some|String::from|new String)(?=\\*[\"'(])\(?)?"
 )
-_CALL = re.compile(r"(?P<close>\\*[\"'`]?)\s?(?P<sign>[,(]|\s)\s{0,2}(?=\\*[\"'`])")
-_TAG = re.compile(r"(?P<close>)(?P<sign>>)(?=[^<>\s@:])")
+_CALL = re.compile(
+    r"(?P<close>\]?\\*[\"'`]?)(?:\)\.(?:type|fill|sendKeys|send_keys))?\s?(?P<sign>[,(]|\s)\s{0,2}(?=\\*[\"'`])"
+)
+# What is taken when the environment has nothing.
+_FALLBACK = re.compile(r"(?P<close>\\*[\"'`]?[\])]{0,2})\s{0,3}(?P<sign>\|\||\?\?)\s{0,3}(?=\\*[\"'`])")
+_TAG = re.compile(r"(?P<close>)(?P<sign>>)(?=[^\0<>\s@:])")
 _VALUE_FIELD = re.compile(
     r"(?P<close>\\*[\"'`]?)(?P<sign>[\s,;]{0,6}(?:\\n|\n)?[\s-]*\\*[\"']?(?:value|Value|default)\\*[\"']?\s?[:=]\s*)"
 )
-_CELL = re.compile(r"(?P<close>\*{0,2}`?)[ \t]{0,40}(?P<sign>\|)[ \t]{0,40}(?=[^\s|])")
-_SPACE = re.compile(r"(?P<close>\\*[\"'`]?)(?P<sign>[ \t]+|\\t)(?=[^\s=:\-&|>(){}\[\],;])")
+_CELL = re.compile(r"(?P<close>\*{0,2}`?)[ \t]{0,40}(?P<sign>\|)[ \t]{0,40}(?=[^\0\s|])")
+_SPACE = re.compile(r"(?P<close>\\*[\"'`]?)(?P<sign>[ \t]+|\\t)(?=[^\0\s=:\-&|>(){}\[\],;])")
 _SPEECH = re.compile(
-    r"(?i:s?(?:\s{1,4}[a-z0-9][a-z0-9_.'-]{0,24}){0,6}?"
-    r"(?:\s{1,2}(?:is|was|are|be|to|as|equals|=|->|→|—|-):?|:)\s{1,4}(?:set to\s|now\s|just\s)?)[\"'`(*]{0,4}"
+    r"(?i:s?(?:\s{1,4}(?:[a-z0-9][a-z0-9_.'-]{0,24}|[\"'][^\0\s\"']{1,120}[\"'])){0,6}?"
+    r"(?:\s{1,2}(?:is|was|are|be|to|as|equals|lautet|ist|est|=|->|→|—|-):?|:)\s{1,4}(?:set to\s|now\s|just\s)?)"
+    r"[\"'`(*]{0,4}"
 )
 _ADDRESS_PART = re.compile(r"[?&;#]")
 _IS_VALUE = re.compile(r"=\\*[\"']?\Z")
-_RESOURCE = re.compile(r"\b[au]rn:[^\s\"'`<>()]{0,200}:\Z")
+_RESOURCE = re.compile(r"\b[au]rn:[^\0\s\"'`<>()]{0,200}:\Z")
+
+
+def searched_words(active: Set[bytes]) -> list[bytes]:
+    """What the text is searched for when these key words occur in it."""
+    return [word for keyword in KEYWORDS if keyword in active for word in _SEARCHED[keyword]]
 
 
 def keyword_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
@@ -77,11 +99,8 @@ def keyword_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]
 
     `lower` is the text, one byte a character, lower-cased; `active` are the key words known to occur in it.
     """
-    for keyword in KEYWORDS if active & _ALL_KEYWORDS else ():
-        if keyword not in active:
-            continue
-        for needle in _SEARCHED[keyword]:
-            yield from _spans_of(text, lower, needle)
+    for word in searched_words(active) if active & _ALL_KEYWORDS else ():
+        yield from _spans_of(text, lower, word)
 
 
 def _spans_of(text: str, lower: bytes, needle: bytes) -> Iterator[Span]:
@@ -114,14 +133,20 @@ def _at_hit(text: str, position: int, keyword: bytes) -> Span | None:
     if after == ">" and text[start - 1 : start] == "<" and PLACEHOLDER.match(text, start - 1):
         return None
     strength = _strength_at(text, position, name, keyword)
-    said = name.lower() in ("pass", "pwd") and text[start - 1 : start] not in ("-", "<")
-    if said and not _SIGN.match(text, end):  # a verb, a command
+    if name.lower() in ("pass", "pwd") and not _is_named(text, start, end):  # a verb, a command
         return None
     if text[start - 1 : start] == ":" and _RESOURCE.search(text, max(0, start - 240), start):
         return None
     if strength == Strength.NONE and name_strength(text[position:end]) < Strength.TOKEN:
         return None
     return _value_after(text, start, end, max(strength, Strength.WEAK))
+
+
+def _is_named(text: str, start: int, end: int) -> bool:
+    """Whether a word that is also a verb stands as a name: an option, a tag, a key in quotes, or before a sign."""
+    before = text[start - 1 : start]
+    keyed = before in ("'", '"', "`", "#") and text[end] in "'\"`\\" and _CALL.match(text, end) is not None
+    return before in ("-", "<") or keyed or (_SIGN.match(text, end) or _FALLBACK.match(text, end)) is not None
 
 
 def _strength_at(text: str, position: int, name: str, keyword: bytes) -> Strength:
@@ -140,7 +165,7 @@ def _value_after(text: str, start: int, end: int, strength: Strength) -> Span | 
         return _value_at(text, start, match, strength) or _spoken(text, end, strength)
     if match := _VALUE_FIELD.match(text, end):
         return _value_at(text, start, match, strength)
-    if match := _CALL.match(text, end):
+    if match := _FALLBACK.match(text, end) or _CALL.match(text, end):
         span = _value_at(text, start, match, strength)
         return span if span and _is_argument(text[span.start : span.end], strength) else None
     if text[end] == ">" and (match := _TAG.match(text, end)):
@@ -168,6 +193,7 @@ def _spoken(text: str, end: int, strength: Strength) -> Span | None:
     if (
         not is_strong(value)
         or (strength == Strength.WEAK and not is_random_value(value))
+        or (strength < Strength.PASSWORD and is_identifier(value))
         or not is_plausible(value, strength, True)
     ):
         return None
@@ -187,12 +213,18 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
         if names_handle(name):  # of an address, which goes on
             end = begin + len(_ADDRESS_PART.split(text[begin:end], maxsplit=1)[0])
         literal = env or spaced or text[start - 1 : start] in ("-", "?", "&") or match.re in (_TAG, _VALUE_FIELD)
-        literal = literal or in_connection_string(text, start, end)
+        here = match.re is _SIGN and match["here"] is not None
+        literal = literal or here or in_connection_string(text, start, end)
+        if not literal and is_strong(text[begin:end]) and not is_identifier(text[begin:end]):
+            said = match["sign"] in _WIDE_SIGNS or (match["sign"] == ":" and is_credential(name, text[begin:end]))
+            literal = said or in_properties(text, start, begin, end)
     begin = skip_scheme(text, begin, end)
     value = text[begin:end]
     if not value or (spaced and not is_strong(value)) or is_directory(name, value):
         return None
-    if strength == Strength.WEAK and not (is_random_value(value) or is_handle(name, value)):
+    if strength == Strength.WEAK and not (
+        is_random_value(value) or is_handle(name, value) or is_credential(name, value)
+    ):
         return None
     if names_handle(name) and is_public_id(value):  # the sessions of agents have uuids for names
         return None

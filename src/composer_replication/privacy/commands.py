@@ -4,86 +4,122 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Set
+from typing import NamedTuple
 
-from composer_replication.privacy.rules import PLACEHOLDER, Span, is_strong
+from composer_replication.privacy.names import Strength
+from composer_replication.privacy.plausible import is_plausible
+from composer_replication.privacy.rules import Span, is_strong
 
-_WORD = r"(?P<q>\\*[\"'])?(?P<value>(?(q)(?:(?!(?P=q))[^\n]){3,200}|[^\s\"'`\\;|&<>]{3,200}))"
-_SAID = r"(?P<value>[^\s\"'`\\<>]{3,200})"
-_COMMANDS: tuple[tuple[bytes, str, re.Pattern[str]], ...] = (
-    (
-        b"curl",
-        "USER_PASSWORD",
-        re.compile(r"curl\b[^\n|;]{0,300}?\s(?:-u|--user|--proxy-user|-U)[ =]?\\*[\"']?[^\s:\"'\\]{1,80}:" + _WORD),
-    ),
-    (b"wget", "USER_PASSWORD", re.compile(r"wget\b[^\n|;]{0,300}?\s--(?:http-|ftp-)?password[ =]" + _WORD)),
-    (b"sshpass", "PASSWORD", re.compile(r"sshpass\s+-p\s?" + _WORD)),
-    (b"mysql", "PASSWORD", re.compile(r"mysql\w*\b[^\n|;]{0,200}?\s-p" + _WORD)),
-    (b"redis", "PASSWORD", re.compile(r"redis-cli\b[^\n|;]{0,200}?\s(?:-a|--pass)\s+" + _WORD)),
-    (b"login", "PASSWORD", re.compile(r"login\b[^\n|;]{0,200}?\s(?:-p|--password)[ =]" + _WORD)),
-    (b"mongo", "PASSWORD", re.compile(r"mongo\w*\b[^\n|;]{0,200}?\s(?:-p|--password)[ =]" + _WORD)),
-    (b"ldap", "PASSWORD", re.compile(r"ldap\w+\b[^\n|;]{0,200}?\s-w\s+" + _WORD)),
-    (b"htpasswd", "PASSWORD", re.compile(r"htpasswd\s+-\w*b\w*\s+\S+\s+\S+\s+" + _WORD)),
-    (
-        b"chpasswd",
-        "PASSWORD",
-        re.compile(r"echo\s+(?:-\w+\s+)?\\*[\"']?[\w.-]{1,40}:" + _WORD + r"\\*[\"']?\s*\|\s*(?:sudo\s+)?chpasswd"),
-    ),
-    (b"sudo", "PASSWORD", re.compile(r"echo\s+(?:-\w+\s+)?" + _WORD + r"\\*[\"']?\s*\|\s*sudo\s+-S")),
-    (b"pass", "PASSWORD", re.compile(r"-(?:passin|passout|pass|k)\s+pass:" + _WORD)),
-    (b"literal", "SECRET", re.compile(r"--from-literal[= ]\\*[\"']?[\w.-]{1,80}=" + _WORD)),
-    (b"secret", "SECRET", re.compile(r"secret set\b[^\n|;]{0,200}?\s(?:-b|--body)[ =]?" + _WORD)),
-    (
-        b"machine",
-        "PASSWORD",
-        re.compile(r"machine\s+\S+\s+(?:login\s+\S+\s+)?(?:account\s+\S+\s+)?password\s+" + _WORD),
-    ),
-    (b"login", "PASSWORD", re.compile(r"login\s+\S+\s+password\s+" + _WORD)),
-    (
-        b"pgpass",
-        "PASSWORD",
-        re.compile(r"(?<![\w.*-])[\w.*-]{1,80}:(?:\d{2,5}|\*):[\w.*-]{1,60}:[\w.*-]{1,60}:" + _WORD),
-    ),
-    (
-        b"auth",
-        "USER_PASSWORD",
-        re.compile(r"uth(?:=|\w{0,10})\(\s{0,4}\\*[\"'][^\"'\\\n]{1,80}\\*[\"'],\s{0,4}" + _WORD),
-    ),
-    (b"login", "USER_PASSWORD", re.compile(r"login\(\s{0,4}\\*[\"'][^\"'\\\n]{1,80}\\*[\"'],\s{0,4}" + _WORD)),
-    (b"securestring", "PASSWORD", re.compile(r"ConvertTo-SecureString\s+(?:-String\s+)?" + _WORD)),
-    (b"user", "USER_PASSWORD", re.compile(r"ser(?:name)?:[Pp]ass(?:word)?\W{1,6}[\w.@+-]{1,60}:" + _WORD)),
-    (b"credentials", "USER_PASSWORD", re.compile(r"redentials(?: are| is)?\W{1,6}[\w.@+-]{1,60}\s?[:/]\s?" + _SAID)),
-    (b"login", "USER_PASSWORD", re.compile(r"og ?in(?: is| with| as|:)\W{1,3}[\w.@+-]{1,60}\s?[:/]\s?" + _SAID)),
-)
+_WORD = r"(?P<q>\\*[\"'])?(?P<value>(?(q)(?:(?!(?P=q))[^\0\n]){3,200}|[^\0\s\"'`\\;|&<>]{3,200}))"
+_SAID = r"(?P<value>[^\0\s\"'`\\<>]{3,200})"
+_S = r"\s{1,20}"  # a blank, and what a continued line has
+_ARG = r"[^\0\s]{1,200}"
+_QUOTE = r"\\*[\"']?"
+_OPTIONS = r"\b[^\0\n|;]{0,300}?\s"  # up to the option that is meant
+_ECHO = rf"(?:echo|printf){_S}(?:-\w{{1,4}}{_S})?(?:{_QUOTE}%s(?:\\\\n)?{_QUOTE}{_S})?"
+_PIPE = rf"{_QUOTE}\s{{0,10}}\|\s{{0,10}}"
 
 
-# What must stand in the text besides the word, because the word alone is common.
-_ALSO = {
-    b"sudo": "sudo -S",
-    b"literal": "from-literal",
-    b"secret": "secret set",
-    b"user": ":pass",
-    b"pass": " pass:",
-    b"machine": "password",
-    b"curl": "-",
-    b"credentials": ":",
-    b"auth": "(",
-}
-TRIGGERS: tuple[bytes, ...] = tuple(dict.fromkeys(trigger for trigger, _, _ in _COMMANDS))
+class _Command(NamedTuple):
+    """`trigger`: a word that must occur; `also`: what else must, where the word is common.
+
+    `strong`: only a value that no word could be, because the same words stand in prose and in code.
+    """
+
+    trigger: bytes
+    kind: str
+    pattern: re.Pattern[str]
+    also: str = ""
+    strong: bool = False
+
+
+def _row(trigger: str, kind: str, *parts: str, also: str = "", strong: bool = False) -> _Command:
+    return _Command(trigger.encode(), kind, re.compile("".join(parts)), also, strong)
+
+
+_LOGINS = (
+    _row("curl", "USER_PASSWORD", "curl", _OPTIONS, r"(?:-u|--user|--proxy-user|-U)[ =]?", _QUOTE,
+         r"[^\0\s:\"'\\]{1,80}:", _WORD, also="-"),
+    _row("http", "USER_PASSWORD", r"https?\s[^\0\n|;]{0,300}?(?:-a|--auth)[ =]", _QUOTE, r"[^\0\s:\"'\\]{1,80}:", _WORD,
+         also=" -a"),
+    _row("wget", "USER_PASSWORD", "wget", _OPTIONS, r"--(?:http-|ftp-)?password[ =]", _WORD),
+    _row("sshpass", "PASSWORD", "sshpass", _S, r"-p\s?", _WORD),
+    _row("mysql", "PASSWORD", r"mysql\w{0,20}", _OPTIONS, "-p", _WORD),
+    _row("redis", "PASSWORD", "redis-cli", _OPTIONS, "(?:-a|--pass)", _S, _WORD),
+    _row("login", "PASSWORD", "login", _OPTIONS, "(?:-p|--password)[ =]", _WORD),
+    _row("mongo", "PASSWORD", r"mongo\w{0,20}", _OPTIONS, "(?:-p|--password)[ =]", _WORD),
+    _row("ldap", "PASSWORD", r"ldap\w{1,20}", _OPTIONS, "-w", _S, _WORD),
+    _row("htpasswd", "PASSWORD", "htpasswd", _S, r"-(?=[A-Za-z]{0,8}b)[A-Za-z]{1,9}", _S, _ARG, _S, _ARG, _S, _WORD),
+    _row("twine", "PASSWORD", "twine", _OPTIONS, r"(?:-p|--password)[ =]", _WORD),
+    _row("sqlcmd", "PASSWORD", "sqlcmd", _OPTIONS, r"-P\s?", _WORD),
+    _row("zip", "PASSWORD", "zip", _OPTIONS, r"-P\s?", _WORD, also=" -P"),
+    _row("z ", "PASSWORD", "7z[ar]?", _OPTIONS, "-p", _WORD, also="7z"),
+    _row("openssl", "PASSWORD", "openssl", _S, "enc", _OPTIONS, "-k", _S, _WORD),
+    _row("smbclient", "PASSWORD", "smbclient", _OPTIONS, r"-U\s?", _QUOTE, r"[^\0\s%\"'\\]{1,80}%", _WORD),
+    _row("lftp", "PASSWORD", "lftp", _OPTIONS, r"-u\s?", _QUOTE, r"[^\0\s,\"'\\]{1,80},", _WORD),
+    _row("sqlplus", "PASSWORD", "sqlplus", _S, r"(?:-\w{1,12}\s)?", _QUOTE,
+         r"[\w$#.]{1,60}/(?P<value>[^\0\s@\"'\\/]{3,100})@"),
+    _row("cargo", "SECRET", "cargo", _S, "login", _S, _WORD, strong=True),
+)  # fmt: skip
+_PIPED = (
+    _row("chpasswd", "PASSWORD", _ECHO, _QUOTE, r"[\w.-]{1,40}:", _WORD, _PIPE, r"(?:sudo\s{1,4})?chpasswd"),
+    _row("sudo", "PASSWORD", _ECHO, _WORD, _PIPE, r"sudo\s{1,4}-S", also="sudo -S"),
+    _row("stdin", "PASSWORD", _ECHO, _WORD, _PIPE, r"[^\0\n|;]{0,200}?--(?:password|token|pass|secret)-stdin",
+         also="-stdin"),
+    _row("login", "PASSWORD", _ECHO, _WORD, _PIPE, r"[^\0\n|;]{0,100}?--with-token", also="--with-token"),
+    _row("secret", "SECRET", _ECHO, _WORD, _PIPE, r"[^\0\n|;]{0,60}?secrets? (?:set|put|create|add)\b", also="|"),
+    _row("secret", "SECRET", r"secrets? (?:set|put|create|add)\b[^\0\n|;]{0,100}?<<<\s?", _WORD, also="<<<"),
+)  # fmt: skip
+_KEPT = (
+    _row("pass", "PASSWORD", "-(?:passin|passout|pass|k)", _S, "pass:", _WORD, also=" pass:"),
+    _row("literal", "SECRET", "--from-literal[= ]", _QUOTE, r"[\w.-]{1,80}=", _WORD, also="from-literal", strong=True),
+    _row("secret", "SECRET", r"secret set\b[^\0\n|;]{0,200}?\s(?:-b|--body)[ =]?", _WORD, also="secret set",
+         strong=True),
+    _row("secret", "SECRET", r"secrets set", _S, r"[\w.-]{1,80}=", _WORD, also="secrets set", strong=True),
+    _row("machine", "PASSWORD", "machine", _S, _ARG, _S, rf"(?:login{_S}{_ARG}{_S})?(?:account{_S}{_ARG}{_S})?password",
+         _S, _WORD, also="password"),
+    _row("login", "PASSWORD", "login", _S, _ARG, _S, "password", _S, _WORD),
+    _row("pgpass", "PASSWORD", r"(?<![\w.*-])[\w.*-]{1,80}:(?:\d{2,5}|\*):[\w.*-]{1,60}:[\w.*-]{1,60}:", _WORD),
+    _row("auth", "USER_PASSWORD", r"uth(?:=|\w{0,10})\(\s{0,4}\\*[\"'][^\0\"'\\\n]{1,80}\\*[\"'],\s{0,4}", _WORD,
+         also="(", strong=True),
+    _row("login", "USER_PASSWORD", r"login\(\s{0,4}\\*[\"'][^\0\"'\\\n]{1,80}\\*[\"'],\s{0,4}", _WORD, strong=True),
+    _row("securestring", "PASSWORD", "ConvertTo-SecureString", _S, rf"(?:-String{_S})?", _WORD),
+    _row("user", "USER_PASSWORD", r"ser(?:name)?:[Pp]ass(?:word)?[^\w\0]{1,6}[\w.@+-]{1,60}:", _WORD, also=":pass",
+         strong=True),
+    _row("credentials", "USER_PASSWORD", r"redentials(?: are| is)?[^\w\0]{1,6}[\w.@+-]{1,60}\s?[:/]\s?", _SAID,
+         also=":", strong=True),
+    _row("login", "USER_PASSWORD", r"og ?in(?: is| with| as|:)[^\w\0]{1,3}[\w.@+-]{1,60}\s?[:/]\s?", _SAID,
+         strong=True),
+)  # fmt: skip
+_COMMANDS = _LOGINS + _PIPED + _KEPT
+_BY_TRIGGER: dict[bytes, list[_Command]] = {}
+for _command in _COMMANDS:
+    _BY_TRIGGER.setdefault(_command.trigger, []).append(_command)
+TRIGGERS: tuple[bytes, ...] = tuple(_BY_TRIGGER)
 _ALL_TRIGGERS = frozenset(TRIGGERS)
-_HARMLESS = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted")
+_HARMLESS = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-")
+# A line of .pgpass alone, without the name of its file: host, the usual port, database, user, password.
+_PGPASS = re.compile(
+    r"(?m)^(?:[ \t]{0,8}\d{1,4}[→:\t])?[\w.*-]{1,80}:5432:[\w.*-]{1,60}:[\w.*-]{1,60}:(?P<value>[^\0\s:]{6,200})$"
+)
 
 
 def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
     """Every secret that a command line or a login file shows. `active`: the triggers that occur."""
-    here = {trigger for trigger in active & _ALL_TRIGGERS if _ALSO.get(trigger, "") in text}
-    for trigger, kind, pattern in _COMMANDS if here else ():
-        if trigger not in here:
-            continue
-        for match in pattern.finditer(text):
-            value = match["value"]
-            if (
-                not PLACEHOLDER.search(value)
-                and not _HARMLESS.match(value)
-                and (kind == "PASSWORD" or is_strong(value))
-            ):
-                yield Span(*match.span("value"), kind)
+    for trigger in sorted(active & _ALL_TRIGGERS):  # in one order everywhere: of two kinds the first stays
+        for _, kind, pattern, also, strong in _BY_TRIGGER[trigger]:
+            if also in text:
+                yield from _matches(pattern, text, kind, strong)
+    if ":5432:" in text:
+        yield from _matches(_PGPASS, text, "PASSWORD", True)
+
+
+def _matches(pattern: re.Pattern[str], text: str, kind: str, strong: bool) -> Iterator[Span]:
+    for match in pattern.finditer(text):
+        value = match["value"]
+        if (
+            is_plausible(value, Strength.PASSWORD, True)
+            and not _HARMLESS.match(value)
+            and (not strong or is_strong(value))
+        ):
+            yield Span(*match.span("value"), kind)

@@ -16,13 +16,13 @@ _PRINTABLE = bytes(range(32, 127)) + b"\t\r\n"
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{12,}={0,2}")
 _HEX = re.compile(r"(?<![0-9A-Za-z])(?:[0-9a-fA-F]{2}){12,}(?![0-9A-Za-z])")
 # base64(1) wraps at 76, PEM at 64; the break may be a literal backslash-n, and a reader may have numbered the lines.
+_BREAK = r"(?:\r?\n|\\r\\n|\\n)[ \t]*+(?:\d{1,6}+[→:|\t][ \t]*+)?+"
 _WRAPPED = re.compile(
-    r"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{60,80}"
-    r"(?:(?:\r?\n|\\r\\n|\\n)[ \t]*(?:\d{1,6}[→:|\t][ \t]*)?[A-Za-z0-9+/]{60,80})*"
-    r"(?:\r?\n|\\r\\n|\\n)[ \t]*(?:\d{1,6}[→:|\t][ \t]*)?[A-Za-z0-9+/]{4,80}={0,2}"
+    rf"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{{60,80}}+(?:{_BREAK}[A-Za-z0-9+/]{{60,80}}+)*"
+    rf"{_BREAK}[A-Za-z0-9+/]{{4,80}}={{0,2}}"
 )
 _NUMBERING = re.compile(r"(?:\\r)?\\n|\s+(?:\d{1,6}[→:|\t])?|\d{1,6}[→|]")
-_ADDRESS = re.compile(r"[^\s\"'`<>\\&?#;,]*")
+_ADDRESS = re.compile(r"[^\0\s\"'`<>\\&?#;,]*")
 _PERCENT = re.compile(r"%[0-9A-Fa-f]{2}")
 _LONGEST_LEAD = 2000  # this far before a percent sign the address it stands in is looked for
 _COMPONENT = re.compile(r"[A-Za-z0-9_.~+*!%-]+")

@@ -39,12 +39,19 @@ _SHORTEST = re.compile(r"[A-Za-z0-9+/_-]{18}")  # what every rule below needs at
 _FAMILY_TAIL = re.compile(r"[_-][A-Za-z0-9]{18}")
 _PIECE = re.compile(r"[A-Za-z0-9+/_-]{20,}")
 _CUT = re.compile(r"[./_=~$+-]+")
+# Possessive: `ab-ab-ab-...-Q9x` could otherwise be cut into words in 2^n ways before it fails.
 _WORDLIKE = re.compile(
-    r"[A-Z]?[a-z]{2,20}(?:[A-Z][a-z]{2,20})*|[A-Z]+|[0-9]+|[A-Za-z]?[a-z]+(?:[_-][A-Za-z]?[a-z]+|[_-][0-9]{1,4})+"
+    r"[A-Z]?[a-z]{2,20}+(?:[A-Z][a-z]{2,20}+)*+|[A-Z]++|[0-9]++"
+    r"|[A-Z]?[a-z]++(?:[_-](?:[A-Z]?[a-z]++|[0-9]{1,4}+))++"
 )
-_MIXED = re.compile(r"(?=.{7})(?:.*[0-9].*[A-Za-z]|.*[A-Za-z].*[0-9]|.*[a-z][A-Z][A-Z0-9]|.*[A-Z]{2}[a-z])")
+# A digit beside letters, or capitals where no word has them. Tried on the parts of a run, which are short.
+_MIXED = re.compile(
+    r"(?=[A-Za-z0-9]{7})(?:[A-Za-z]++[0-9]|[0-9]++[A-Za-z]"
+    r"|[A-Za-z0-9]{0,15}?(?:[a-z][A-Z][A-Z0-9]|[A-Z]{2}[a-z]))"
+)
 _HEX = re.compile(r"(?:0x)?[0-9a-fA-F]{32,}")
 _LONE_HEX = re.compile(r"(?<![A-Za-z0-9])(?:0x)?[0-9a-fA-F]{32,}(?![A-Za-z0-9])")
+_LETTER = re.compile(r"[a-fA-F]")
 _UUID = r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
 # Public names that agents and servers give to messages, calls and files; SSH public keys; subresource integrity.
 _PUBLIC = re.compile(
@@ -52,20 +59,23 @@ _PUBLIC = re.compile(
     + r"|(?<![A-Za-z0-9])(?:(?:srv)?toolu|call|msg|req|resp|chatcmpl|cmpl|rs|fc|run|thread|asst|item|evt|event|gen"
     r"|agent|task|step|batch|prompt|file)[_-][A-Za-z0-9]{8,64}(?![A-Za-z0-9])"
     r"|sha(?:1|256|384|512)[-:=][A-Za-z0-9+/=]{20,}|AAAA[BC]3NzaC1[A-Za-z0-9+/=]+|AAAAE2VjZHNh[A-Za-z0-9+/=]+"
+    # What IPFS and nix name their contents by.
+    r"|(?<![A-Za-z0-9])(?:Qm[1-9A-HJ-NP-Za-km-z]{44}|bafy[a-z2-7]{55})(?![A-Za-z0-9])|(?<=/nix/store/)[0-9a-z]{32}(?=-)"
 )
 _HASH_WORDS = re.compile(
     r"commit|\bsha|sha\d|hash|md5|digest|checksum|integrity|etag|fingerprint|revision|\brev\b|\btree\b|parent|blob|object"
     r"|merge|\bhead\b|refs/|\bgit\b|\bindex\b|image|docker|layer|cache|build|version|trace|span|uuid|guid|resolved|locked"
     r"|\btx|block|address|\bpin(?:ned)?\b|snapshot|uses:|cherry|rebase|checkout|\breset\s|\bmain\b|\bmaster\b"
-    r"|origin|branch|\bid\W*$|(?<!key)_id\W*$"
+    r"|origin|branch|\bid[^\w\0]*$|(?<!key)_id[^\w\0]*$"
 )
 _SECRET_WORDS = re.compile(r"key|token|secret|passw|passphrase|api|auth|cred|private|bearer|login|license|wallet")
-_URL_HASH = re.compile(r"[?&](?:s|v|h|ver|gist|etag|ixid|rev|t)=$|gist\.github\S*/$")
+_URL_HASH = re.compile(r"[?&](?:s|v|h|ver|gist|etag|ixid|rev|t)=$|gist\.github[^\s\0]*/$")
 # Part of a path, a file name or an option: public when it is as long as a digest is.
 _IN_NAME = re.compile(r"[/=_-]$")
 _DIGEST_LENGTHS = (32, 40, 56, 64, 96, 128)
+_ACCOUNT = 42  # an address on a chain: 0x and 40 digits
 # What is hashed in a lock file, in base64 (go.sum, NuGet, Nix); the hash of a password is not meant.
-_HASH_NAME = re.compile(r"(?<![A-Za-z])h1:$|(?i:hash|checksum|digest|integrity|sha-?\d{1,3})\W{1,5}$")
+_HASH_NAME = re.compile(r"(?<![A-Za-z])h1:$|(?i:hash|checksum|digest|integrity|sha-?\d{1,3})[^\w\0]{1,5}$")
 _PASSWORD_HASH = re.compile(r"(?i)pass|pwd|secret|salt|token|user")
 # The first bytes of an image, a document or a font, in base64.
 _MEDIA = re.compile(r"iVBORw0KGgo|/9j/[24]|R0lGOD[dl]h|UklGR|JVBERi0|PHN2Zy|AAABAAE|d09GM|AAAA[A-Z]GZ0eX")
@@ -76,7 +86,7 @@ _HASHED_FILE = re.compile(
     r"\s+\*?[./\w-]+\.\w+|\s+refs/|\s+HEAD|\s+-$|\.(?:js|css|map|json|png|pack|idx|lock)\b"
     r"|\s+(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} "
 )
-_KEY_WORDS = re.compile(r"(?:key|token|secret|password|auth|bearer)\W*$")
+_KEY_WORDS = re.compile(r"(?:key|token|secret|password|auth|bearer)[^\w\0]*$")
 _PUBLIC_BLOCK = re.compile(r"-----BEGIN (?:CERTIFICATE|[A-Z ]*PUBLIC KEY|PGP SIGNATURE|SSH SIGNATURE|PGP MESSAGE)")
 
 
@@ -182,7 +192,7 @@ def run_spans(run: str) -> list[Span]:
         spans += [span for span in FAMILY_RULE.spans(masked) if _is_family(run[span.start : span.end])]
     # Hex that stands for itself, not as part of a longer word.
     for match in _LONE_HEX.finditer(masked):
-        if len(set(match[0])) >= 8:
+        if len(set(match[0])) >= 8 and _LETTER.search(match[0]):  # the digits of a number are no hex
             spans.append(Span(match.start(), match.end(), HEX_KIND))
     rest = _blank(_LONE_HEX, masked)
     for match in _PIECE.finditer(rest):
@@ -200,7 +210,8 @@ def _is_media(text: str, start: int, run_start: int) -> bool:
 
 
 def _names_hash(lead: str) -> bool:
-    return _HASH_NAME.search(lead) is not None and _PASSWORD_HASH.search(lead) is None
+    # A pseudonym is no user whose password was hashed.
+    return _HASH_NAME.search(lead) is not None and _PASSWORD_HASH.search(lead.replace("USER_", "")) is None
 
 
 class Surroundings:
@@ -212,17 +223,21 @@ class Surroundings:
 
     def is_public(self, span: Span, run_start: int) -> bool:
         """Whether the string is a hash, a signature, a certificate or an image by its context."""
-        lead = self._text[max(0, run_start - 24) : run_start]
+        lead = self._before(run_start, 24)
         if lead.endswith(";base64,") or _SIGNATURE.search(lead) or self._in_public_block(span.start):
             return True
         if span.kind == KIND and (_is_media(self._text, span.start, run_start) or _names_hash(lead)):
             return True
         return span.kind == HEX_KIND and (self._is_hash(span) or self._in_listing(span))
 
+    def _before(self, position: int, length: int) -> str:
+        """What stands before a position in the same string: strings scanned together have a NUL between them."""
+        return self._text[max(0, position - length) : position].rpartition("\0")[2]
+
     def _is_hash(self, span: Span) -> bool:
         """Whether the words before a hex run (or its field name) say that it is a hash or an id."""
         text = self._text
-        before = f"{self._key} {text[max(0, span.start - 64) : span.start]}".lower()
+        before = f"{self._key} {self._before(span.start, 64)}".lower()
         line = before[before.rfind("\n", 0, len(before) - 1) + 1 :] if "\n" in before[:-1] else before
         hashed = max((match.end() for match in _HASH_WORDS.finditer(line)), default=-1)
         secret = max((match.end() for match in _SECRET_WORDS.finditer(line)), default=-1)
@@ -232,6 +247,8 @@ class Surroundings:
         if hashed >= 0 or _URL_HASH.search(line) or _HASHED_FILE.match(after):
             return True
         if _IN_NAME.search(line) and span.end - span.start in _DIGEST_LENGTHS:
+            return True
+        if span.end - span.start == _ACCOUNT and text.startswith("0x", span.start):  # the keys of accounts are longer
             return True
         starts_line = span.start == 0 or text[span.start - 1] in "\n\t"
         return span.end - span.start == 40 and starts_line and bool(re.match(r"\s+\(?[A-Za-z]", after))

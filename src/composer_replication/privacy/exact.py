@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterable, Iterator, Set
 from urllib.parse import quote, quote_plus
 
-from composer_replication.privacy.rules import Span
+from composer_replication.privacy.rules import Span, is_strong
 
 KIND = "ENV_SECRET"
 _LETTERS = re.compile(r"[A-Za-z]{2,}")
+_LEVELS = 3  # of JSON in JSON
+_SHORTEST_LINE = 16
+_RUN = re.compile(r"[A-Za-z0-9+/_=-]+")
 
 
 class ExactValues:
-    """Known values, plain, JSON-escaped and percent-encoded.
+    """Known values, plain, JSON-escaped, percent-encoded, quoted for a shell, and as HTML writes them.
 
     Every spelling of a value keeps its longest piece of letters. That piece is looked for among the words of a text,
     like any other trigger, so that a text without it is never searched for the value.
@@ -22,11 +26,12 @@ class ExactValues:
 
     def __init__(self, values: Iterable[str]) -> None:
         self._forms: dict[bytes, tuple[str, ...]] = {}
-        for value in dict.fromkeys(value.strip() for value in values if value.strip()):
+        for value in dict.fromkeys(part for whole in values for part in _parts(whole.strip())):
             trigger = max(_LETTERS.findall(value), key=len, default="").lower().encode()
             self._forms[trigger] = (*self._forms.get(trigger, ()), *_spellings(value))
         longest_first = sorted({form for forms in self._forms.values() for form in forms}, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._runs = tuple(form for form in longest_first if _RUN.fullmatch(form))
         self.triggers = tuple(filter(None, self._forms))
 
     def spans(self, text: str, active: Set[bytes]) -> Iterator[Span]:
@@ -38,21 +43,30 @@ class ExactValues:
             for match in self._pattern.finditer(text):
                 yield Span(match.start(), match.end(), KIND)
 
+    def in_run(self, run: str) -> bool:
+        """Whether a known value stands in a run of base64."""
+        return any(form in run for form in self._runs)
+
+
+def _parts(value: str) -> Iterator[str]:
+    """A value, and the long lines of one that has several: a diff or a numbered listing shows each with a mark."""
+    if value:
+        yield value
+    lines = [line.strip() for line in value.splitlines()] if "\n" in value else []
+    yield from (line for line in lines if len(line) >= _SHORTEST_LINE and " " not in line and is_strong(line))
+
 
 def _spellings(value: str) -> tuple[str, ...]:
-    escaped = json.dumps(value)[1:-1]
-    plain = json.dumps(value, ensure_ascii=False)[1:-1]
-    return tuple(
-        dict.fromkeys(
-            (
-                value,
-                plain,
-                escaped,
-                escaped.replace("/", "\\/"),
-                json.dumps(escaped)[1:-1],
-                quote(value, safe=""),
-                quote_plus(value),
-                quote(value),
-            )
-        )
-    )
+    plain = [value, value.replace("\r\n", "\n").replace("\n", "\r\n")] if "\n" in value else [value]
+    forms = [*plain, quote(value, safe=""), quote_plus(value), quote(value)]
+    for form in plain:
+        for ascii_only in (True, False):
+            escaped = form
+            for _ in range(_LEVELS):
+                escaped = json.dumps(escaped, ensure_ascii=ascii_only)[1:-1]
+                forms += [escaped, escaped.replace("/", "\\/")]
+    if "'" in value:  # how a shell gets a quote into quotes
+        forms += [value.replace("'", "'\\''"), value.replace("'", "'\"'\"'")]
+    shown = html.escape(value, quote=False)
+    forms += [shown, html.escape(value), html.escape(value).replace("&#x27;", "&#39;"), shown.replace('"', "&quot;")]
+    return tuple(dict.fromkeys(forms))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 
 _QUOTE = re.compile(r"\\*[\"'`]")
-_BARE = re.compile(r"(?:[^\s\"'`\\<>]++|\\(?![nrtu\"'\\/`])|(?<=[A-Za-z0-9!@#$%^&*])['](?=[A-Za-z0-9!@#$%^&*]))+")
+_BARE = re.compile(r"(?:[^\0\s\"'`\\<>]++|\\(?![nrtu\"'\\/`])|(?<=[A-Za-z0-9!@#$%^&*])['](?=[A-Za-z0-9!@#$%^&*]))+")
 _SCHEMES = re.compile(
     r"(?i:(?:bearer|basic|token|apikey|api-key|digest|key|negotiate|aws4-hmac-sha256)(?:[ \t]+|\s*=\s*))"
 )
-_NEXT_PAIR = re.compile(r"[^&\s]+&[\w.-]+=")
+_NEXT_PAIR = re.compile(r"[^\0&\s]+&[\w.-]+=")
 _NEXT_NAME = re.compile(r";(?=\s*[A-Za-z][\w .-]{0,40}=)|,(?=[A-Za-z_][\w.-]{0,40}[=:])|&&|\|\|")
 _ENV_LINE = re.compile(r"(?:export |declare -x |set )?[A-Za-z_]\w*=")
 # `Server=...;User ID=...;Password=...`: the parts of a connection string are text, not code.
 _CONNECTION_PART = re.compile(
     r"(?i)\s*(?:server|data source|host|address|user(?: ?id|name)?|uid|database|initial catalog|dbname|driver|port"
-    r"|endpoint|account ?name|trusted_connection|encrypt)\s?=\s?[^=\s]"
+    r"|endpoint|account ?name|trusted_connection|encrypt)\s?=\s?[^\0=\s]"
 )
+_BEFORE_SETTING = frozenset(("", " ", "\t", "\n", "'", '"', ",", ":", "\0"))
+_AFTER_SETTING = frozenset(("", " ", "\t", "\n", "\r", "'", '"', "\\", "\0"))
 # No secret without a frame of its own is longer, and every search below stops there.
 _LONGEST = 4000
 _LONGEST_BARE = 2000
@@ -86,6 +88,20 @@ def in_connection_string(text: str, start: int, end: int) -> bool:
     begin = max(lead, *(text.rfind(mark, lead, start) + 1 for mark in "\n\"'`\0"))
     parts = [*text[begin:start].split(";"), *text[end + 1 : end + _LONGEST_STRING].split(";", 1)[:1]]
     return any(map(_CONNECTION_PART.match, parts))
+
+
+def in_properties(text: str, start: int, begin: int, end: int) -> bool:
+    """Whether `name=value` is a setting, not an argument in code: a line of its own, or a word among other words.
+
+    Code puts such a pair in brackets, or on an indented line that ends in a comma or stands before a bracket.
+    """
+    if begin - start < 2 or text[begin - 1] not in "=\uff1d" or text[end : end + 1] not in _AFTER_SETTING:
+        return False
+    line = max(text.rfind("\n", max(0, start - _LONGEST_STRING), start), start - _LONGEST_STRING, -1) + 1
+    lead = text[line:start]
+    if "(" in lead or text[start - 1 : start] not in _BEFORE_SETTING:
+        return False
+    return not lead or not lead.isspace()
 
 
 def skip_scheme(text: str, begin: int, end: int) -> int:

@@ -7,14 +7,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_replication.privacy.names import Strength, name_strength
-from composer_replication.privacy.plausible import is_directory, is_random_value, is_reference
+from composer_replication.privacy.plausible import is_credential, is_directory, is_random_value, is_reference
 from composer_replication.privacy.rules import PLACEHOLDER, is_strong, word_set
+from composer_replication.privacy.vendors import starts_like_a_key
 
 SCALARS = frozenset((int, float, bool, type(None)))  # they hold no text
 PAIR_VALUES = frozenset(("value", "Value", "default", "plaintext", "data", "stringData", "secretValue"))
 # Fields whose meaning hangs on their neighbours: each is looked at in its object.
 OPAQUE = frozenset(("data", "signature", "encrypted_content", "thoughtSignature"))
-NEVER_PLAIN = PAIR_VALUES | OPAQUE
+# What a browser or a form is told to write into: it names what stands in the field beside it.
+TARGETS = ("element", "selector", "locator")
+_LONGEST_TARGET = 200
+_WRITTEN = ("text", "value", "input", "keys")
+_SECRET_TARGET = re.compile(
+    r"(?i)pass(?:word|wort|phrase|code|wd)|(?<![a-z])(?:pwd|secret|token|otp|pin|api[ _-]?key)(?![a-z])"
+)
+NEVER_PLAIN = PAIR_VALUES | OPAQUE | {*TARGETS}
+# The run of base64 that an image or a signature is. Shorter ones are looked at: a key may stand there.
+_SHORTEST_BLOB = 100
+_BLOB = re.compile(r"[A-Za-z0-9_-]++={0,2}+|(?:[A-Za-z0-9+/]{16,}+={0,2}+\s{0,2}+)++")
 _TYPE_NAMES = word_set(
     "string str text password required null none true false bearer basic number integer boolean object"
 )
@@ -50,6 +61,32 @@ def opaque_field(value: Mapping[Any, Any]) -> str | None:
     return "thoughtSignature" if "thoughtSignature" in value else None
 
 
+def is_blob(text: object) -> bool:
+    """Whether a field that holds a signature or an image does hold one: a single run of base64, and no vendor's key."""
+    if not isinstance(text, str) or len(text) < _SHORTEST_BLOB:
+        return False
+    return _BLOB.fullmatch(text) is not None and not starts_like_a_key(text)
+
+
+def written_secret(value: Mapping[Any, Any]) -> str | None:
+    """The field with what is typed into a password field: `{"element": "Password field", "text": ...}`."""
+    for target in TARGETS:
+        named = value.get(target)
+        if (
+            isinstance(named, str)
+            and len(named) <= _LONGEST_TARGET
+            and _SECRET_TARGET.search(PLACEHOLDER.sub("", named))
+        ):
+            key = next((key for key in _WRITTEN if isinstance(value.get(key), str)), None)
+            return key if key and _is_typed(value[key]) else None
+    return None
+
+
+def _is_typed(text: str) -> bool:
+    """A password, where hints stand too: one word."""
+    return len(text) >= 4 and len(text.split()) == 1 and is_whole_secret(text, Strength.PASSWORD, "")
+
+
 def is_command_line(items: Sequence[Any]) -> bool:
     """Whether a list is an argument vector that may hold a password: by a flag that names one, or by the command."""
     texts = [item for item in items if isinstance(item, str)] if len(items) <= _MOST_ARGUMENTS else []
@@ -77,7 +114,7 @@ def field_strength(name: str, inherited: Strength, pair: Strength) -> Strength:
 def is_whole_secret(text: str, strength: Strength, name: str) -> bool:
     """Whether a string under a name of this strength goes as a whole."""
     if strength == Strength.WEAK:
-        return is_random_value(text)
+        return not PLACEHOLDER.search(text) and (is_random_value(text) or is_credential(name, text.strip()))
     if strength == Strength.NONE:
         return False
     stripped = text.strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from composer_replication.privacy.fields import (
@@ -9,12 +10,15 @@ from composer_replication.privacy.fields import (
     OPAQUE,
     PAIR_VALUES,
     SCALARS,
+    TARGETS,
     field_strength,
     holds_secret,
+    is_blob,
     is_command_line,
     is_named_pair,
     opaque_field,
     pair_strength,
+    written_secret,
 )
 from composer_replication.privacy.names import Strength, name_strength
 from composer_replication.privacy.seen import Seen, is_trivial, mark_of
@@ -23,8 +27,8 @@ from composer_replication.privacy.seen import Seen, is_trivial, mark_of
 class Gatherer:
     """One pass over a record: `unseen` texts to scan, and whether some field needs more than a scan of its text."""
 
-    def __init__(self, seen: Seen) -> None:
-        self._seen = seen
+    def __init__(self, seen: Seen, known: Callable[[str], bool]) -> None:
+        self._seen, self._known = seen, known  # known: whether a value from the environment stands in a text
         self._nodes: list[tuple[Any, Strength]] = []
         self.unseen: list[str] = []
         self.special = False
@@ -54,9 +58,13 @@ class Gatherer:
                         self._text(item)
                 elif kind not in SCALARS:
                     self._nodes.append((item, Strength.NONE))
-            elif key.__class__ is str and not (key in OPAQUE and key == opaque_field(node)):
+            elif key.__class__ is str and not (key in OPAQUE and key == opaque_field(node) and self._is_blob(item)):
                 pair = pair_strength(node) if key in PAIR_VALUES else Strength.NONE
+                self.special = self.special or (key in TARGETS and written_secret(node) is not None)
                 self._named(key, item, field_strength(key, named, pair))
+
+    def _is_blob(self, item: Any) -> bool:
+        return is_blob(item) and not self._known(item)
 
     def _named(self, key: str, item: Any, strength: Strength) -> None:
         """A field whose name may say something, or has not been seen yet."""

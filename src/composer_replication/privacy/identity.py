@@ -15,12 +15,27 @@ _NOBODY = word_set(
 )
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*"
 _AFTER = r"(?:/|\\{1,4}|%2[Ff]|%5[Cc])"
+# What an application has under `home/`: its front page is no person.
+_PARTS = (
+    "(?:components?|pages?|views?|src|lib|styles?|assets|images?|img|css|js|hooks|utils?|api|tests?|templates?|static|index"
+    "|layouts?|sections?|widgets?|screens?|models?|services?|controllers?|routes?|common|constants|types|features|modules)"
+)
+# Without the first slash, as archives and lists of files have it: only where a line begins, and before a file.
+_RELATIVE = rf"/(?!{_PARTS}/)(?={_NAME}/)"
 # Each pattern starts with a literal, and looks back from there: that is what makes the search fast.
 _PATHS = (
-    ("home", re.compile(rf"(home(?<=[/\\Ff]home){_AFTER})({_NAME})")),
-    ("Users", re.compile(rf"(Users(?<=[/\\FfCc]Users){_AFTER})({_NAME}(?: [A-Z][a-z]+(?=\\))?)")),
-    ("-home-", re.compile(r"(-home-(?<![A-Za-z0-9_.-]-home-))([A-Za-z0-9_]+)(?=-|$|[/\\\s\"'`])", re.M)),
-    ("-Users-", re.compile(r"(-Users-(?<![A-Za-z0-9_.]-Users-))([A-Za-z0-9_]+)(?=-|$|[/\\\s\"'`])", re.M)),
+    (
+        "home",
+        re.compile(rf"(home(?:(?<=[/\\Ff]home){_AFTER}|(?<![^\0\n]home){_RELATIVE}))({_NAME})"),
+        re.compile(r"(-home-(?<![A-Za-z0-9_.-]-home-))([A-Za-z0-9_]+)(?=-|$|[/\\\s\"'`])", re.M),
+    ),
+    (
+        "Users",
+        re.compile(
+            rf"(Users(?:(?<=[/\\FfCc]Users){_AFTER}|(?<![^\0\n]Users){_RELATIVE}))({_NAME}(?: [A-Z][a-z]+(?=\\))?)"
+        ),
+        re.compile(r"(-Users-(?<![A-Za-z0-9_.]-Users-))([A-Za-z0-9_]+)(?=-|$|[/\\\s\"'`])", re.M),
+    ),
 )
 
 
@@ -48,9 +63,11 @@ class Identity:
             if folder in text:
                 name = re.split(r"-", folder)[-1]
                 text = re.sub(re.escape(folder) + r"(?![A-Za-z0-9])", lambda _, n=name: f"-home-{pseudonym(n)}", text)
-        for trigger, pattern in _PATHS:
-            if trigger in text:
-                text = pattern.sub(lambda match: match[1] + self._name(match[2], pseudonym), text)
+        for word, path, folder in _PATHS:
+            if word in text:
+                text = path.sub(lambda match: match[1] + self._name(match[2], pseudonym), text)
+                if f"-{word}-" in text:
+                    text = folder.sub(lambda match: match[1] + self._name(match[2], pseudonym), text)
         if self._names is not None and any(needle in text for needle in self._needles):
             text = self._names.sub(lambda match: pseudonym(match[0]), text)
         return text

@@ -20,7 +20,8 @@ class Strength(IntEnum):
 
 
 _SPLIT = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
-_PASSWORDS = ("password", "passwd", "passphrase", "passcode", "pwd", "passwort", "contrasena", "senha", "motdepasse")
+_PASSWORDS = ("password", "passwd", "passphrase", "passcode", "pwd", "passwort", "contrasena", "senha", "motdepasse",
+              "keypass", "storepass", "dbpass", "userpass", "rootpass", "adminpass", "smtppass")  # fmt: skip
 _TOKENS = (
     "secret",
     "token",
@@ -96,7 +97,6 @@ _WEAK_LAST = (
     "seed",
     "mnemonic",
     "keys",
-    "psk",
     "pat",
     "creds",
     "cred",
@@ -147,7 +147,7 @@ def name_strength(name: str) -> Strength:
         return Strength.NONE
     if last == "pass" and words[-2:-1] in (["to"], ["by"], ["must"], ["com"], ["first"], ["second"], ["tests"]):
         return Strength.NONE
-    if joined.endswith(_PASSWORDS) or last in ("pass", "pw", "passwords") or (last == "key" and "pass" in words):
+    if joined.endswith(_PASSWORDS) or last in ("pass", "pw", "psk", "passwords") or (last == "key" and "pass" in words):
         return Strength.NONE if joined == "oldpwd" else Strength.PASSWORD
     if joined.endswith(_TOKENS):
         return Strength.TOKEN if not (set(words) & _NO_TOKENS) else Strength.WEAK
@@ -169,6 +169,8 @@ def name_strength(name: str) -> Strength:
 _COMMON_VALUES = word_set(
     "password changeme localhost 127.0.0.1 development production undefined disabled enabled required anonymous"
     " postgres username testtest 12345678 00000000 example.com keychain osxkeychain /dev/null dumb xterm-256color"
+    " database internal external standard optional template testing security sessions absolute relative filesystem"
+    " environment kubernetes terraform anything something nothing everything security-token access-token"
 )
 # What they hold is no secret, and stands in every text.
 _EVERY_SHELL = word_set(
@@ -179,6 +181,16 @@ _EVERY_SHELL = word_set(
 _ENV_NAMES = re.compile(
     r"(?i)(?:^|_)(?:KEY|PAT|AUTH|CREDS?|DSN|COOKIE|PASS|LOGIN|ACCESS|CODE|PIN|SALT|SIGNATURE|SESSION|LICENSE|WEBHOOK"
     r"|CONN(?:ECTION)?(?:_STRING)?)\d*$"
+)
+
+
+_LOWER_WORD = re.compile(r"[a-z]{1,11}")
+_ADDRESS = re.compile(r"https?://[^\0@?]*")
+# A key may begin with a slash, too; a path begins with a folder that systems have, or all of it is words.
+_PATH = re.compile(
+    r"[~.]|[A-Z]:|/(?:usr|home|etc|var|opt|srv|tmp|run|root|mnt|media|dev|bin|sbin|lib|proc|sys|data|app|private|Users"
+    r"|Volumes|Library|Applications|nix|snap|secrets|workspace|workspaces|github|builds?)(?:/|$)"
+    r"|(?:/[A-Za-z][a-z_.-]{2,40}+)++/?$|[^\0]*\.[a-z]{2,5}$"
 )
 
 
@@ -202,9 +214,16 @@ def secret_looking_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def is_searchable(name: str, value: str) -> bool:
     """Whether a value may be looked for everywhere: `true`, `8080`, a folder or a locale would spoil every text."""
     value = value.strip()
-    shortest = 6 if name_strength(name) >= Strength.TOKEN and is_strong(value) else 8
+    secret = name_strength(name) >= Strength.TOKEN
+    shortest = 6 if secret and is_strong(value) else 8
     if name.upper() in _EVERY_SHELL or len(value) < shortest or value.lower() in _COMMON_VALUES or len(set(value)) < 4:
         return False
     if value.startswith(("/", "~/", "./", "C:\\")) and " " not in value and not re.search(r"[A-Za-z0-9+]{24,}", value):
-        return False
-    return not (value.isdigit() and len(value) < 10) and not re.fullmatch(r"[a-z]{1,11}|https?://[^@?]*", value)
+        return secret and not _PATH.match(value)
+    if _ADDRESS.fullmatch(value):  # one that lets in whoever knows it has a key for a part
+        return (secret or _ENV_NAMES.search(name) is not None) and any(map(_is_key_part, value.split("/")[3:]))
+    return not (value.isdigit() and len(value) < 10) and (secret or not _LOWER_WORD.fullmatch(value))
+
+
+def _is_key_part(part: str) -> bool:
+    return len(part) >= 8 and part.isascii() and is_strong(part)

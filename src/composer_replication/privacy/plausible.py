@@ -6,34 +6,43 @@ import re
 
 from composer_replication.privacy.entropy import looks_random
 from composer_replication.privacy.names import Strength
-from composer_replication.privacy.rules import PLACEHOLDER, has_digit
+from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, has_digit, is_strong
 
 _PLACEHOLDER_PART = re.compile(
-    r"(?i)[$%]\(|\$\{|\{\{|\*{3,}|x{4,}|\.{3}|…|your[_ -]|<[^>]*>|example|redacted|changeme|placeholder|process\.env"
+    r"(?i)[$%]\(|\$\{|\{\{|\*{3,}|x{4,}|\.{3}|…|your[_ -]|<[^\0>]*>|example|redacted|changeme|placeholder|process\.env"
     r"|os\.environ|getenv|env\.|secrets\."
 )
 _PLACEHOLDER_WHOLE = re.compile(
-    r"(?i)#[0-9a-f]{3,8}|\{[^{}]*\}|\$\w+|%[sd]|%[A-Z_]+%|options?|flags?|arguments?|parameters?|prompt|stdin|instead|via"
+    r"(?i)#[0-9a-f]{3,8}|\{[^\0{}]*\}|\$\w+|%[sd]|%[A-Z_]+%|options?|flags?|arguments?|parameters?|prompt|stdin|instead|via"
     r"|and|my[_-]?(?:token|secret|key|password)|none|null|nil|undefined|true|false|string|str|text|bearer|basic|password"
     r"|passwd|secret|token|required|optional|number|int|integer|boolean|bool|object|any|unknown|hidden|input|default|empty"
-    r"|bytes|never|void|dummy|mock|foo|bar|todo|n/?a|yes|no|on|off|auto|inherit|self|this|key|value|type|name|field|label"
-    r"|env|varchar.*|char.*|todo.*|missing|invalid|valid|expired|access|refresh|session|header|cookie"
+    r"|(?:wrong|bad|invalid|incorrect|fake)[_-]?(?:password|passwd|pass|token|secret|key)|bytes|never|void|dummy|mock|foo|bar|todo|n/?a|yes|no|on|off|auto|inherit|self|this|key|value|type|name|field|label"
+    r"|env|varchar[^\n\0]*|char[^\n\0]*|todo[^\n\0]*|missing|invalid|valid|expired|access|refresh|session|header|cookie"
 )
 _LOOKED_AT = 400  # the rest of a long value cannot make code or prose of it
 _JUDGED = 200  # characters of a value that are compared with placeholders
 _REFERENCE = re.compile(
-    r"\$\{|\{\{|\$\(|^\$[A-Za-z_]\w*$|^%[A-Z_]+%$|\*{3,}|^<[^>]*>$|process\.env|os\.environ|getenv\("
+    r"\$\{|\{\{|\$\(|^\$[A-Za-z_]\w*$|^%[A-Z_]+%$|\*{3,}|^<[^\0>]*>$|process\.env|os\.environ|getenv\("
 )
 _PROSE = re.compile(
     r"(?i)\b(?:is|are|the|a|an|must|should|required|your|for|to|of|and|or|not|with|please|enter|cannot|can|be|in)\b"
 )
 # A name, perhaps with members (`a.b`, `a?.b`, `a!.b`, `A::b`), a number with a unit, or anything with a bracket.
 _CODE = re.compile(
-    r"[A-Za-z_$][\w$]*(?:(?:[?!]?\.|:{1,2}|\?)[A-Za-z_$][\w$]*)*[!?]?|\d+(?:\.\d+)?[a-zA-Z%]{0,2}|.*[(\[{].*"
+    r"[A-Za-z_$][\w$]*+(?:(?:[?!]?\.|:{1,2}|\?)[A-Za-z_$][\w$]*+)*+[!?]?|\d++(?:\.\d++)?[a-zA-Z%]{0,2}"
+    r"|[^\n\0(\[{]*+[(\[{][^\n\0]*+"
 )
-_DIRECTORY = re.compile(r"(?:~|\.{1,2})?(?:/[^/\s]*)+|[A-Za-z]:[\\/].*|\.{1,2}|~")
+_BRACKET = re.compile(r"[(\[]")
+_DIRECTORY = re.compile(r"(?:~|\.{1,2})?(?:/[^\0/\s]*+)++|[A-Za-z]:[\\/][^\n\0]*|\.{1,2}|~")
 # What signs a request or holds a login is as good as a password, and often plain hex.
 _HANDLE = re.compile(r"(?i)(?:sess(?:ion)?[_-]?id|signature|\bsig|_sig|sid)$")
+# Whatever stands in this header is what logs in, also without a scheme and without looking random.
+_CREDENTIAL_HEADER = re.compile(r"(?i)(?:^|[_-])authorization$")
+_SCHEME = re.compile(r"(?i)(?:bearer|basic|token|digest|apikey|negotiate)[ \t]+")
+# Names of code: members, and words in camel case of which one may be numbered (`config.apiKey2`, `Type1Handler`).
+_IDENTIFIER = re.compile(
+    r"[A-Za-z_$][\w$]*+(?:[?!]?\.[A-Za-z_$][\w$]*+)++|[A-Za-z][a-z]++\d{0,2}+(?:[A-Z][a-z]{2,20}+\d{0,2}+)++"
+)
 _HEX_HANDLE = re.compile(r"[0-9a-fA-F]{20,}")
 
 
@@ -53,6 +62,17 @@ def is_handle(name: str, value: str) -> bool:
     return names_handle(name) and _HEX_HANDLE.fullmatch(value) is not None and len(set(value)) >= 8
 
 
+def is_credential(name: str, value: str) -> bool:
+    """What an `Authorization` header holds."""
+    bare = value[scheme.end() :] if (scheme := _SCHEME.match(value)) else value
+    return _CREDENTIAL_HEADER.search(name) is not None and len(bare) >= 8 and " " not in bare and is_strong(bare)
+
+
+def is_identifier(value: str) -> bool:
+    """Whether a bare word is a name of code, which a number does not make a secret."""
+    return _IDENTIFIER.fullmatch(value, 0, _JUDGED) is not None
+
+
 def is_directory(name: str, value: str) -> bool:
     """`pwd` is a password in a form and a working directory in a shell: the value tells."""
     return name.lower() == "pwd" and _DIRECTORY.fullmatch(value.strip()) is not None
@@ -63,6 +83,7 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
     if (
         len(value) < (4 if strength == Strength.PASSWORD else 6)
         or PLACEHOLDER.search(value)
+        or PSEUDONYM.fullmatch(value)
         or _PLACEHOLDER_WHOLE.fullmatch(value, 0, _JUDGED)
         or _PLACEHOLDER_PART.search(value, 0, _JUDGED)
     ):
@@ -86,7 +107,8 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
             or (value.upper() != value and not value.isalpha())
         )
     if _CODE.fullmatch(value):
-        return has_digit(value) and "(" not in value and "[" not in value and len(value) >= 8 and _mixed(value)
+        named = strength < Strength.PASSWORD and is_identifier(value)
+        return has_digit(value) and not named and not _BRACKET.search(value) and len(value) >= 8 and _mixed(value)
     return True
 
 

@@ -129,19 +129,19 @@ _PEM_KEY = r"-----BEGIN (?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?-----"
 # Without an end (a truncated file) the key goes on as long as lines of base64 follow, numbered or escaped.
 _PEM_LINES = (
     r"(?:[^\S\n]|\\[nrt]|\n|[0-9]{1,6}[→:|\t]|[A-Za-z0-9+/=]{16,}"
-    r"|[A-Z][A-Za-z-]{2,20}: [^\n\\]{1,80}|[A-Za-z0-9+/]{1,15}=*(?=\s|\\|$))*+"
+    r"|[A-Z][A-Za-z-]{2,20}: [^\0\n\\]{1,80}|[A-Za-z0-9+/]{1,15}=*(?=\s|\\|$))*+"
 )
-_PEM = _PEM_KEY + r"(?:(?:[^-]|-(?!----)){0,40000}+-----END [A-Z0-9 ]{3,40}-----|" + _PEM_LINES + ")"
-_PUTTY = r"PuTTY-User-Key-File-\d(?:[^P]|P(?!uTTY-User|rivate-MAC)){0,9000}+Private-MAC: [0-9a-f]+"
-_USER = r"[^\s:/@\"'`<>\\?#]{0,100}"
-_ANY_WORD = r"[^\s@\"'`<>\\]{1,300}"
+_PEM = _PEM_KEY + r"(?:(?:[^\0-]|-(?!----)){0,40000}+-----END [A-Z0-9 ]{3,40}-----|" + _PEM_LINES + ")"
+_PUTTY = r"PuTTY-User-Key-File-\d(?:[^\0P]|P(?!uTTY-User|rivate-MAC)){0,9000}+Private-MAC: [0-9a-f]+"
+_USER = r"[^\0\s:/@\"'`<>\\?#]{0,100}"
+_ANY_WORD = r"[^\0\s@\"'`<>\\]{1,300}"
 _LOGIN = _USER + ":(" + _ANY_WORD + "(?:@" + _ANY_WORD + r")?)@(?=[\w.\[$-])"
-_LONE_USER = r"([^\s:/@\"'`<>\\?#]{16,300})(?::x-oauth-basic)?:?@(?=\w)"
+_LONE_USER = r"([^\0\s:/@\"'`<>\\?#]{16,300})(?::x-oauth-basic)?:?@(?=\w)"
 _BEARER = r"(?:\s|%20|\+)\s?\\*[\"']?([A-Za-z0-9._~+/=-]{8,})"
 _BASIC = r"(?:\s|%20)\s?([A-Za-z0-9+/_-]{8,}={0,2})"
 _COOKIE = (
     r"2?\\*[\"']?\s?[:=]\s?\\*[\"']?"
-    r"([A-Za-z0-9_.$-]{1,60}=[^\s\"'\\;<>]{1,4000}(?:;\s?[A-Za-z0-9_.$-]{1,60}=[^\s\"'\\;<>]{0,4000}){0,40})"
+    r"([A-Za-z0-9_.$-]{1,60}=[^\0\s\"'\\;<>]{1,4000}(?:;\s?[A-Za-z0-9_.$-]{1,60}=[^\0\s\"'\\;<>]{0,4000}){0,40})"
 )
 # Every pattern starts with a literal, in the spellings that occur: that is what makes a search fast.
 _PHRASE_WORDS = (
@@ -152,14 +152,14 @@ _PHRASE_WORDS = (
     ("seed", "eed(?: words?)?"),
     ("seed", "EED(?:_WORDS)?"),
 )
-_PHRASE = r"[^a-z\n]{1,12}(?:is|are)?[^a-z\n]{0,6}((?:[a-z]{3,8} +){11,23}[a-z]{3,8})"
+_PHRASE = r"[^\0a-z\n]{1,12}(?:is|are)?[^\0a-z\n]{0,6}((?:[a-z]{3,8} +){11,23}[a-z]{3,8})"
 
 # Their triggers are looked for among the lower-cased words of a text, so they are letters only.
 STRUCTURE_RULES: tuple[Rule, ...] = (
     Rule("PRIVATE_KEY", re.compile(_PEM), ("private",)),
     Rule(
         "PRIVATE_KEY",
-        re.compile(r"PuTTY-User-Key-File-\d(?:[^P]|P(?!uTTY-User|rivate-MAC)){0,9000}+Private-MAC: [0-9a-f]+"),
+        re.compile(_PUTTY),
         ("putty",),
     ),
     Rule(
@@ -185,7 +185,7 @@ _FOREIGN = Rule(
     re.compile(
         rf"[{_FOREIGN_LETTERS}](?:арол[ьяею]|码|碼|令|钥|鑰|スワード|밀번호|호|لمة المرور|ासवर्ड"
         r"|(?<=hasł)o|(?<=contraseñ)a|ifre)"
-        r"[\s:\uff1a=是为為は이가은는—-]{1,6}[\"'`«「]?([^\s\"'`»」<>\uff0c。]{4,100})"
+        r"[\s:\uff1a=是为為は이가은는—-]{1,6}[\"'`«「]?([^\0\s\"'`»」<>\uff0c。]{4,100})"
     ),
     group=1,
     accept=is_strong,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
-from composer_replication.privacy import commands, entropy, rules
-from composer_replication.privacy.assignments import KEYWORDS, keyword_spans
+from composer_replication.privacy import commands, entropy, rules, tables
+from composer_replication.privacy.assignments import KEYWORDS, keyword_spans, searched_words
 from composer_replication.privacy.commands import command_spans
 from composer_replication.privacy.encoded import Decoded, decoded_in_run, percent_encoded, wrapped_base64
 from composer_replication.privacy.exact import ExactValues
 from composer_replication.privacy.keywords import WordFilter, any_of
 from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digit, is_strong, structure_spans
+from composer_replication.privacy.tables import table_spans
 from composer_replication.privacy.vendors import RUN_RULES, VENDOR_RULES
-from composer_replication.privacy.views import unescaped
+from composer_replication.privacy.views import has_colours, uncoloured, unescaped
 
 _Runs = list[tuple[int, str]]
 _Triggers = list[tuple[str, Rule]]
@@ -33,7 +34,7 @@ _ESCAPE_HEAD = re.compile(r"u[0-9a-fA-F]{4}|[nrt]")
 _WORDY = re.compile(
     r"(?:[./_=~$+-]*+(?:[A-Z]?[a-z]{2,20}+(?:[A-Z][a-z]{2,20}+)*+|[a-z]|[A-Z]{1,10}+|[0-9]{1,6}+)(?=[./_=~$+-]|$))++[./_=~$+-]*+"
 )
-_USER_PASSWORD = re.compile(r"[\w.@+-]{1,64}:([^\s:]{6,100})")
+_USER_PASSWORD = re.compile(r"[\w.@+-]{1,64}:([^\0\s:]{6,100})")
 
 
 class Scanner:
@@ -44,7 +45,17 @@ class Scanner:
         self._extra = tuple(extra_rules)
         self._entropy = use_entropy
         self._clean_runs: set[str] = set()
-        self.words = WordFilter((*rules.TRIGGERS, *commands.TRIGGERS, *KEYWORDS, *self._exact.triggers))
+        triggers = (*rules.TRIGGERS, *commands.TRIGGERS, *KEYWORDS, tables.INSERT, *self._exact.triggers)
+        self.words = WordFilter(triggers)
+
+    def knows(self, run: str) -> bool:
+        """Whether a value from the environment stands in a run of key characters."""
+        return self._exact.in_run(run)
+
+    @property
+    def reads_alone(self) -> bool:
+        """Whether rules of the caller take part: nobody knows whether they keep to one string of many."""
+        return bool(self._extra)
 
     def spans(self, text: str, key: str = "", depth: int = 0) -> list[Span]:
         """Non-overlapping spans in order. `key` is the field the text stands in: it may say that hex is a hash."""
@@ -62,9 +73,12 @@ class Scanner:
         for rule in dict.fromkeys(rule for _, rule in triggers):
             found += rule.spans(text)
         found += structure_spans(text, active)
+        found += command_spans(text, active)
         if active:
-            found += command_spans(text, active)
-            found += keyword_spans(text, flat.lower(), active)
+            found += keyword_spans(text, lower := flat.lower(), active)
+            found += table_spans(text, lower, active)
+            if has_colours(text):
+                found += _between_colours(text, lower, active)
         for rule in self._extra:
             if rule.triggered(text):
                 found += rule.spans(text)
@@ -176,6 +190,13 @@ def _vendor_triggers(runs: _Runs) -> _Triggers:
     if _ANY_TRIGGER.search(joined) is None:
         return []
     return [(trigger, rule) for trigger, rule in _TRIGGERS if trigger in joined]
+
+
+def _between_colours(text: str, lower: bytes, active: Set[bytes]) -> Iterable[Span]:
+    view = uncoloured(text, lower, searched_words(active))
+    if view is None:
+        return ()
+    return view.led_back(keyword_spans(view.text, view.text.encode("latin-1", "replace").lower(), active))
 
 
 def _without(text: str, found: list[Span]) -> str:

@@ -14,16 +14,19 @@ from composer_replication.privacy.fields import (
     OPAQUE,
     SCALARS,
     field_strength,
+    is_blob,
     is_command_line,
     is_named_pair,
     is_secret_number,
     is_whole_secret,
     opaque_field,
     pair_strength,
+    written_secret,
 )
 from composer_replication.privacy.gather import Gatherer
 from composer_replication.privacy.identity import Identity
 from composer_replication.privacy.names import Strength, is_searchable
+from composer_replication.privacy.numbering import Numbering, holds_number, one_name_each
 from composer_replication.privacy.report import ScrubReport
 from composer_replication.privacy.rules import Rule, Span
 from composer_replication.privacy.scan import Scanner
@@ -51,13 +54,14 @@ class Scrubber:
         # Callers may hand over a whole environment: what stands in every text is not looked for.
         values = {name: value for name, value in (env_values or {}).items() if is_searchable(name, value)}
         self._scanner = Scanner(values, extra_rules, use_entropy=entropy)
+        self._unblurred = Scanner(values, extra_rules, use_entropy=False) if entropy else self._scanner
         self._identity = Identity(home_dirs, user_names)
         known = [*values.values(), *home_dirs, *user_names]
         self._seen = Seen(min([_SHORTEST, *(len(word) for word in known if len(word) > 1)]))
 
     def scope(self) -> Scope:
         """A numbering of its own, for one conversation and the sub-agents linked to it."""
-        return Scope(self._scanner, self._identity, self._seen)
+        return Scope(self._scanner, self._unblurred, self._identity, self._seen)
 
     def __repr__(self) -> str:
         return "Scrubber()"
@@ -66,15 +70,13 @@ class Scrubber:
 class Scope:
     """The placeholders of one conversation family, in order of first appearance."""
 
-    def __init__(self, scanner: Scanner, identity: Identity, seen: Seen) -> None:
+    def __init__(self, scanner: Scanner, unblurred: Scanner, identity: Identity, seen: Seen) -> None:
         self._scanner = scanner
+        self._unblurred = unblurred  # all layers but randomness, for fields that are random by nature
         self._identity = identity
         self._seen = seen
-        self._placeholders: dict[str, str] = {}
-        self._numbers: dict[str, int] = {}
-        self._users: dict[str, str] = {}
+        self._numbering = Numbering()
         self._renamed: dict[Mark, tuple[str, int]] = {}
-        self._counts: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"Scope({self.report})"
@@ -82,7 +84,15 @@ class Scope:
     @property
     def report(self) -> ScrubReport:
         """What was replaced so far."""
-        return ScrubReport(self._counts)
+        return ScrubReport(self._numbering.counts)
+
+    def reserve(self, value: Any) -> None:
+        """Give no number away that stands in this text or JSON-like value already, as `<KIND_3>` or `USER_1`.
+
+        A text reserves what stands in it when it is scrubbed; that is too late for what came before it. So a caller who
+        takes over rows that were scrubbed earlier, or logs that may hold placeholders, shows all of them here first.
+        """
+        self._numbering.reserve_all(value)
 
     def text(self, text: str) -> str:
         """The text with every secret as a placeholder; the same object when there was none."""
@@ -94,36 +104,39 @@ class Scope:
         Most strings of a record are short and clean, so those not seen before are scanned together, as one text. Only
         when that finds something are they looked at one by one.
         """
-        gathered = Gatherer(self._seen)
+        gathered = Gatherer(self._seen, self._scanner.knows)
         gathered.add(value)
         clean = not gathered.unseen or self._all_clean(gathered.unseen)
         return value if clean and not gathered.special else self._walk(value, "", Strength.NONE)
 
     def _all_clean(self, unseen: list[str]) -> bool:
         """Scan strings together and remember the clean ones; False when the record has to be walked."""
+        if self._scanner.reads_alone:
+            return False
         joined = _APART.join(unseen)
         spans = self._scanner.spans(joined)
-        people = self._identity.touches(joined)
+        people, numbered = self._identity.touches(joined), holds_number(joined)
         offset, index = 0, 0
         for text in unseen:
             end = offset + len(text)
             while index < len(spans) and spans[index].end <= offset:
                 index += 1
-            if index == len(spans) or spans[index].start >= end:
+            if (index == len(spans) or spans[index].start >= end) and not (numbered and holds_number(text)):
                 self._seen.add(text, people=people and self._identity.touches(text))
             offset = end + len(_APART)
-        return not people and not spans
+        return not people and not spans and not numbered
 
     def _text(self, text: str, key: str) -> str:
         if len(text) < self._seen.shortest or (mark := mark_of(text)) in self._seen.clean or is_trivial(text):
             return text
         if mark in self._seen.people:
             return self._rename(text, mark)
+        numbered = self._numbering.reserve(text)
         result = self._secrets(text, key)
         if result is not text:
-            return self._identity.replace(result, self._pseudonym)
-        result = self._identity.replace(text, self._pseudonym)
-        if not key:
+            return self._identity.replace(result, self._numbering.pseudonym)
+        result = self._identity.replace(text, self._numbering.pseudonym)
+        if not key and not numbered:  # in another scope its numbers have to be reserved again
             self._seen.add(text, people=result is not text)
         return result
 
@@ -131,17 +144,18 @@ class Scope:
         """People only. The working directory stands on every record, so short results are kept, with their count."""
         if (known := self._renamed.get(mark)) is not None:
             if known[1]:
-                self._counts["USER"] = self._counts.get("USER", 0) + known[1]
+                self._numbering.count("USER", known[1])
             return known[0]
-        before = self._counts.get("USER", 0)
-        result = self._identity.replace(text, self._pseudonym)
+        counts = self._numbering.counts
+        before = counts.get("USER", 0)
+        result = self._identity.replace(text, self._numbering.pseudonym)
         if len(text) <= CACHED_LENGTH:
-            self._renamed[mark] = (result, self._counts.get("USER", 0) - before)
+            self._renamed[mark] = (result, counts.get("USER", 0) - before)
         return result
 
-    def _secrets(self, text: str, key: str) -> str:
+    def _secrets(self, text: str, key: str, scanner: Scanner | None = None) -> str:
         for _ in range(_MAX_ROUNDS):
-            spans = self._scanner.spans(text, key)
+            spans = (scanner or self._scanner).spans(text, key)
             if not spans:
                 break
             text = self._replaced(text, spans)
@@ -150,21 +164,9 @@ class Scope:
     def _replaced(self, text: str, spans: Sequence[Span]) -> str:
         pieces, cursor = [], 0
         for start, end, kind in spans:
-            pieces += [text[cursor:start], self._placeholder(kind, text[start:end])]
+            pieces += [text[cursor:start], self._numbering.placeholder(kind, text[start:end])]
             cursor = end
         return "".join([*pieces, text[cursor:]])
-
-    def _placeholder(self, kind: str, value: str) -> str:
-        self._counts[kind] = self._counts.get(kind, 0) + 1
-        placeholder = self._placeholders.get(value)
-        if placeholder is None:
-            self._numbers[kind] = number = self._numbers.get(kind, 0) + 1
-            placeholder = self._placeholders[value] = f"<{kind}_{number}>"
-        return placeholder
-
-    def _pseudonym(self, name: str) -> str:
-        self._counts["USER"] = self._counts.get("USER", 0) + 1
-        return self._users.setdefault(name, f"USER_{len(self._users) + 1}")
 
     def _walk(self, value: Any, key: str, named: Strength) -> Any:
         if isinstance(value, str):
@@ -174,7 +176,7 @@ class Scope:
         if isinstance(value, list | tuple):
             return self._walk_list(value, key, named)
         if is_secret_number(value, key, named):
-            return self._placeholder("PASSWORD", str(value))
+            return self._numbering.placeholder("PASSWORD", str(value))
         return value
 
     def _walk_list(self, value: list[Any] | tuple[Any, ...], key: str, named: Strength) -> Any:
@@ -190,6 +192,7 @@ class Scope:
 
     def _command_line(self, items: list[str]) -> list[str]:
         """Arguments read as one line: what is secret in it is secret in the list, and nothing crosses a border."""
+        self.reserve(items)
         spans, result, offset = self._scanner.spans(" ".join(items)), [], 0
         for item in items:
             end = offset + len(item)
@@ -207,11 +210,14 @@ class Scope:
         clean, plain_keys = self._seen.clean, self._seen.plain_keys
         items: dict[Any, Any] = {}
         names: dict[Any, str] = {}
+        typed = written_secret(value)
         for key, item in value.items():
             kind = item.__class__
-            if key not in plain_keys:
+            if key == typed and typed:
+                new = self._numbering.placeholder("PASSWORD", item)
+            elif key not in plain_keys:
                 # Keys are names and stay; one that is a path or a secret itself (files by path) is text like any other.
-                if isinstance(key, str) and (name := self._text(key, "")) is not key:
+                if isinstance(key, str) and (name := self._text(key, "")) != key:
                     names[key] = name
                 new = self._named(value, key, item, named)
             elif kind in SCALARS or (kind is str and (item in clean or is_trivial(item))):
@@ -222,14 +228,20 @@ class Scope:
                 items[key] = new
         if not items and not names:
             return value
+        names = one_name_each(names, value)
         return {names.get(key, key): items.get(key, item) for key, item in value.items()}
 
     def _named(self, value: dict[Any, Any], key: Any, item: Any, named: Strength) -> Any:
         """A field whose name may say something about what it holds."""
-        if key in OPAQUE and key == opaque_field(value):
-            return item
+        if key in OPAQUE and key == opaque_field(value) and isinstance(item, str):
+            return item if is_blob(item) and not self._scanner.knows(item) else self._opaque(item)
         name = key if isinstance(key, str) else str(key)
         return self._walk(item, name, field_strength(name, named, pair_strength(value)))
+
+    def _opaque(self, text: str) -> str:
+        """A field for something random that holds something else."""
+        self._numbering.reserve(text)
+        return self._identity.replace(self._secrets(text, "", self._unblurred), self._numbering.pseudonym)
 
     def _field(self, text: str, key: str, named: Strength) -> str:
         if not named or not is_whole_secret(text, named, key):
@@ -237,6 +249,6 @@ class Scope:
         # A rule that covers all of it names the kind better than the field does.
         spans = self._scanner.spans(text)
         if len(spans) == 1 and (spans[0].start, spans[0].end) == (0, len(text)):
-            return self._placeholder(spans[0].kind, text)
+            return self._numbering.placeholder(spans[0].kind, text)
         kind = {Strength.PASSWORD: "PASSWORD", Strength.TOKEN: "SECRET"}.get(named, "KEY_VALUE")
-        return self._placeholder(kind, text)
+        return self._numbering.placeholder(kind, text)

@@ -121,7 +121,7 @@ _FAMILY = (
     r"(?<![A-Za-z0-9])(?:[A-Za-z0-9]{1,12}[_-]){0,3}(?:live|test|prod|sk|rk|pk|pat|tok|token|secret|key|apikey|api|at|rt|oat|"
     r"svc|sess|access|refresh|bot|usr|sec|auth|pw|pwd|priv|fc|csk|jina|voyage|pa|fw|e2b|rnd|vc[pka]|cf[aut]*t|cio|ico|"
     r"hca[im]k|a[ks]|w[ks]|nyk|pn[ub]|rdme|tfp|duffel|shippo|sq[apu]|aio|napi|re|sm|v1)[_-]"
-    r"(?=[A-Za-z0-9_-]{0,200}[0-9])[A-Za-z0-9]{18,}(?:[_-][A-Za-z0-9]+)*(?![A-Za-z0-9])"
+    r"(?=[A-Za-z0-9_-]{0,200}[0-9])[A-Za-z0-9]{18,}+(?:[_-][A-Za-z0-9]++)*+"
 )
 
 
@@ -137,4 +137,10 @@ def _rule(row: str) -> tuple[bool, Rule]:
 _ROWS = [_rule(row) for row in _TABLE.strip().splitlines()]
 VENDOR_RULES: tuple[Rule, ...] = tuple(rule for in_runs, rule in _ROWS if not in_runs)
 RUN_RULES: tuple[Rule, ...] = tuple(rule for in_runs, rule in _ROWS if in_runs)
+_PREFIXES = tuple(trigger for rule in VENDOR_RULES for trigger in rule.triggers if trigger[0] not in "\n.+")
 FAMILY_RULE = Rule("API_KEY", re.compile(_FAMILY))
+
+
+def starts_like_a_key(text: str) -> bool:
+    """Whether a text begins with what a vendor's keys begin with."""
+    return text.startswith(_PREFIXES) and any(rule.pattern.match(text) for rule in VENDOR_RULES)

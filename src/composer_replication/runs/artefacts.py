@@ -35,6 +35,7 @@ _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
     ("config", "config.resolved.toml", "crf run", "file"),
     ("conversations", "conversations.jsonl", "crf ingest", "records"),
     ("session_sources", "session_sources.jsonl", "crf ingest", "records"),
+    ("forgotten", "forgotten.jsonl", "crf forget", "records"),
     ("tools", "tools.jsonl", "crf ingest", "records"),
     ("sites", "sites.jsonl", "crf sites", "records"),
     ("teacher_calls", "teacher_calls.jsonl", "crf replay", "records"),

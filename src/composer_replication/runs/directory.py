@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from composer_replication.atomic import atomic_create_json, is_temporary
+from composer_replication.atomic import atomic_create_json, is_temporary, try_lock
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.runs.artefacts import find_artefact
@@ -16,6 +17,7 @@ from composer_replication.runs.records import Row, not_found, open_records, read
 from composer_replication.runs.sidecar import ArtefactMeta, Setting, check_schema, now
 
 MARKER = "run.json"
+_LOCK = ".lock"
 _LAYOUT_VERSION = 1
 
 
@@ -58,6 +60,27 @@ class RunDir:
             fix = "Another version of composer-replication made this run: use that one, or upgrade"
             raise RunError(explain(f"{marker}, layout_version", got=layout, expected=_LAYOUT_VERSION, fix=fix))
         return cls(root)
+
+    @contextlib.contextmanager
+    def exclusive(self, what: str) -> Generator[None, None, None]:
+        """Hold the run for one command that reads and then replaces what it read; a second one is refused."""
+        path = self.root / _LOCK
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if not try_lock(descriptor):
+                fix = "Wait until it is done, or choose another run"
+                got = "another process is working on it"
+                raise RunError(explain(f"{what} on {self.root}", got=got, expected="the run for itself", fix=fix))
+            yield
+        finally:
+            os.close(descriptor)  # releases the lock; the file stays, since removing it would let two hold two
+
+    def remove_leftovers(self, *names: str) -> None:
+        """Delete temporary files of these artefacts that a killed process left; the caller holds the run."""
+        prefixes = tuple(f".{each}." for name in names for each in _files_of(name))
+        for path in self.root.iterdir():
+            if is_temporary(path) and path.name.startswith(prefixes):
+                path.unlink(missing_ok=True)
 
     def path(self, name: str) -> Path:
         """Where artefact `name` is or will be."""
@@ -139,6 +162,11 @@ def _not_itself(source: str | Path, name: str) -> str | Path:
     if source == name:
         raise InputError(f"artefact {name!r} cannot be its own source: writing it would make it stale at once")
     return source
+
+
+def _files_of(name: str) -> tuple[str, str]:
+    artefact = find_artefact(name)
+    return artefact.file_name, artefact.sidecar_name
 
 
 def _tool_version() -> str:

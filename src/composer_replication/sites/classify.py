@@ -11,14 +11,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from composer_replication.sites.commands import Command, is_path
-from composer_replication.sites.file_rules import EDITS, ELSEWHERE, READS
-from composer_replication.sites.harness_rules import CALLS, REFUSALS
+from composer_replication.sites.file_rules import EDITS, ELSEWHERE, FAULTS, PATCHES, READS
+from composer_replication.sites.harness_calls import FILE_ARGUMENTS, OWN_WORDS, SERVER_ARGUMENTS, TOOL_NAME
+from composer_replication.sites.harness_rules import REFUSALS
 from composer_replication.sites.rule import FailureRule, rule
 from composer_replication.sites.shell_rules import MACHINE, SLIPS, WITHHELD
-from composer_replication.sites.tools import Channel, channel_of, command_text, is_shell
+from composer_replication.sites.tools import Channel, channel_of, command_text, is_edit, is_shell, plain_name
 from composer_replication.sites.view import View
 from composer_replication.sites.work_rules import BUILDS, CHECKS, MISSING, PROGRAMS, TESTS
 from composer_replication.types import Blame
@@ -58,9 +59,30 @@ _TROUBLE = (
     *("cannot", "can't", "unable", "timed out", "too long", "could not", "not ", "nothing", "reject", "problem"),
     *("is a directory", "refused", "reformat", "conflict", "ignored", "killed", "unknown", "timeout"),
 )
+_ONE_MESSAGE = 600
+_REPEATS_COMMAND = re.compile(r"^Command: .*", re.MULTILINE)  # an envelope that says what was run
+_HOOK = re.compile(r"husky|pre-commit|lint-staged|commit-msg|\bhook\b", re.IGNORECASE)
+# An installation, a download or a build that failed makes what comes after it fail too.
+_TROUBLE_BEFORE = re.compile(
+    r"^(?:E: |W: |Err:|Error|ERROR|error:|curl: \(|wget: |fatal:|npm ERR|Traceback|╷|│ Error|Warning: No )"
+    r"|unable to locate"
+    r"|not created successfully|is not compatible|no formula|could not (?:get lock|open lock)|returned error: \d"
+    r"|pull access denied|command not found|not found in",
+    re.MULTILINE | re.IGNORECASE,
+)
 _WORKED = re.compile(r"^(?:Exit code:? 0\b|<returncode>0<|Process exited with code 0\b)", re.IGNORECASE | re.MULTILINE)
-_SHELL_SAYS = re.compile(r"\s*(?:/\S*/)?(?:bash|sh|zsh|dash)\b")  # of a program it was to run
-_PRODUCT = re.compile(r"(?:^|/)(?:build|dist|target|out|bin|obj|\.next|node_modules|coverage|_build)/")
+# Sentences with which tools that read and find begin a failure, where the format has no flag.
+_FULL_MESSAGE = re.compile(
+    r"\s*(?:File \S{1,300} (?:not found|does not exist)|File (?:does not exist|not found)|ENOENT|EISDIR"
+    r"|No such (?:file|tool)"
+    r"|(?:The )?path \S{1,300} (?:does not exist|is a directory)|Invalid `|Directory \S{1,300} (?:not found"
+    r"|does not exist)"
+    r"|unsupported call"
+    r"|Unknown tool|failed to parse|Tool \S{1,100} (?:is not|not found|does not)|The user|\[Request|File (?:size"
+    r"|content)|Error validating"
+    r"|The tool execution failed)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +101,10 @@ class Verdict:
         return self.kind != ""
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
-    """What the session had shown until this call."""
+class Before(Protocol):
+    """What the session had shown until this call; see `history`."""
 
-    existed: Callable[[str], bool] = lambda _: False
-    work_failed: bool = False
+    def reconsidered(self, verdict: Verdict, tool: str, arguments: Mapping[str, Any], text: str) -> Verdict: ...
 
 
 def classify(
@@ -97,26 +117,20 @@ def classify(
     extra_rules: Iterable[FailureRule] = (),
 ) -> Verdict:
     """`is_error` is None where the format has no flag: then the text alone decides, and only clear cases count."""
-    command = Command.of(command_text(tool, arguments))
     view, channel = View.of(text), channel_of(tool)
-    result = _Result(view, channel, command, is_error, tuple(extra_rules), may_be_soft=is_shell(tool))
-    return _with_history(result.verdict(), text, command, before or Before())
-
-
-def _with_history(verdict: Verdict, text: str, command: Command, before: Before) -> Verdict:
-    """A path that was there before, or that a failed build would have made, is not a path that was made up."""
-    if verdict.blame != "model" or verdict.kind not in ("shell_path_missing", "file_not_found"):
-        return verdict
-    message = text[slice(*verdict.span)]
-    if ": cd: " in message:  # it may well be there; the shell has moved
-        return verdict
-    paths = [word for word in command.words if word in message and is_path(word)]
-    if any(before.existed(path) for path in paths):
-        return replace(verdict, blame="unknown", reason="the session had shown this path before")
-    was_to_run = _SHELL_SAYS.match(message) is not None
-    if before.work_failed and any(_PRODUCT.search(path) or was_to_run for path in paths):
-        return replace(verdict, blame="task", reason="the step that makes this path had failed")
-    return verdict
+    # What the call itself says: a message about anything else is not about the call.
+    said = command_text(tool, arguments) or f"{tool} {plain_name(tool)} {' '.join(map(str, arguments))}"
+    result = _Result(
+        view,
+        channel,
+        Command.of(said),
+        is_error,
+        tuple(extra_rules),
+        may_be_soft=is_shell(tool),
+        is_edit=is_edit(tool),
+    )
+    verdict = result.verdict()
+    return verdict if before is None else before.reconsidered(verdict, tool, arguments, text)
 
 
 @dataclass(frozen=True)
@@ -127,6 +141,7 @@ class _Result:
     is_error: bool | None
     extra_rules: tuple[FailureRule, ...]
     may_be_soft: bool
+    is_edit: bool
 
     def verdict(self) -> Verdict:
         if self.is_error is False and self.channel != "shell":
@@ -146,20 +161,40 @@ class _Result:
     def _from_harness(self) -> Verdict | None:
         if self.is_error is False and not self.view.is_tagged:
             return None
-        found = self._first(REFUSALS) or (self._first(CALLS) if self._may_be_about_the_call() else None)
-        return None if found is None else replace(found, is_soft=False)  # nothing was run
+        found = self._first(REFUSALS) or self._about_the_call()
+        # Nothing was run, so it is no soft failure.
+        return None if found is None else replace(found, is_soft=False)
 
-    def _may_be_about_the_call(self) -> bool:
-        """A shell's output may start with any words. What the harness says about a call has no exit code with it."""
-        return self.view.is_tagged or self.channel != "shell" or (self.is_error is not False and self._exit is None)
+    def _about_the_call(self) -> Verdict | None:
+        """No such tool, arguments that do not fit; by rules for whoever may say so here."""
+        if self.channel == "shell" and not self.view.is_tagged:
+            was_run = self._exit is not None or (self.command.only_shows and len(self.view.text) > _ONE_MESSAGE)
+            return None if was_run else self._first(TOOL_NAME) or self._first(OWN_WORDS)
+        if self.channel == "other" and self.is_error is None and not self.view.is_labelled:
+            return None
+        if self.channel == "file" and not self._may_speak:
+            return None
+        rules = (*TOOL_NAME, *OWN_WORDS, *FILE_ARGUMENTS, *(() if self.view.is_tagged else SERVER_ARGUMENTS))
+        return self._first(rules)
+
+    @property
+    def _may_speak(self) -> bool:
+        """Whether a file tool's text can be a message: what was read or found may begin with any words, too."""
+        if self.is_error is True or self.view.is_tagged or self.view.is_labelled:
+            return True
+        return len(self.view.text) < 1000 and (self.is_edit or _FULL_MESSAGE.match(self.view.text) is not None)
 
     def _from_tool(self) -> Verdict | None:
-        """File tools and others. Without a flag, a long text is what was asked for, whatever it begins with."""
         if self.channel == "other":
             may_speak = self.is_error is True or self.view.is_labelled
             return (self._first(ELSEWHERE) or self._first(READS)) if may_speak else None
-        is_short = self.is_error is True or len(self.view.text) < 2000
-        return self._first(EDITS) or (self._first(READS) if is_short else None)
+        if not self._may_speak:
+            return None
+        is_message = self.is_error is True or self.view.is_tagged or self.view.is_labelled
+        found = self._first(FAULTS) if is_message else None
+        found = found or (self._first(EDITS) if self.is_edit else None)
+        may_read = is_message or _FULL_MESSAGE.match(self.view.text) is not None
+        return found or (self._first(READS) if may_read else None)
 
     def _from_shell(self) -> Verdict | None:
         if self.is_error is not True and self.view.text.isascii() and not self.view.has_any(_TROUBLE):
@@ -171,8 +206,24 @@ class _Result:
             return self._from_reader()
         is_expected = not self._failed and self.command.expects_failure
         found = self._work() or (None if is_expected else self._from_machine()) or self._outcome(PROGRAMS)
-        found = found or self._first(EDITS) or (None if is_expected else self._first(SLIPS))
+        found = found or self._first(PATCHES) or (None if is_expected else self._slip())
         return found or (self._fallback() if self._failed else None)
+
+    def _slip(self, is_own: Callable[[str], bool] | None = None) -> Verdict | None:
+        """The model's own, unless something else in the same command had gone wrong before."""
+        found = self._first(SLIPS, is_own)
+        if found is None:
+            return None
+        if found.kind == "git_state":
+            by_hook = _HOOK.search(self.view.text) is not None
+            return replace(found, blame="unknown", reason="a hook may have said this") if by_hook else found
+        begin = self.view.here(found.span[0])
+        before = _REPEATS_COMMAND.sub("", self.view.text[:begin])
+        message = self.view.text[begin : begin + 300].partition("\n")[0]
+        if _TROUBLE_BEFORE.search(before) is not None:
+            return replace(found, blame="unknown", reason="something else in the command had failed before")
+        listed = any(is_path(word) and word in before and word in message for word in self.command.words)
+        return replace(found, blame="unknown", reason="the same result shows this path") if listed else found
 
     def _from_machine(self) -> Verdict | None:
         found = self._outcome(MACHINE)
@@ -184,7 +235,7 @@ class _Result:
         """What it shows is somebody else's text; only a message in its own name is its own."""
         is_own = self.command.is_own
         ended_well = not self._failed and not is_own(self.view.last_line)  # with trouble on the way, perhaps
-        found = (None if ended_well else self._first(MACHINE, is_own)) or self._first(SLIPS, is_own)
+        found = (None if ended_well else self._first(MACHINE, is_own)) or self._slip(is_own)
         searches = any(name in ("grep", "rg") for name, _ in self.command.programs)
         found_nothing = self.is_error is not True and searches  # an answer, though its status is 1
         return found or (self._fallback() if self._failed and not found_nothing else None)

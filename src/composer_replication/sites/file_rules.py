@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from composer_replication.sites.rule import FailureRule, rule
 
-_EDITS = "file shell"  # patches may be applied through a shell tool
-
 EDITS: tuple[FailureRule, ...] = (
     rule(
         "edit_not_read",
@@ -49,7 +47,7 @@ EDITS: tuple[FailureRule, ...] = (
         "occurs",
         "match",
         "times",
-        channels=_EDITS,
+        channels="file",
         where="start",
         confidence=0.97,
     ),
@@ -105,6 +103,30 @@ EDITS: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.96,
     ),
+)
+
+# What broke behind the tool.
+FAULTS: tuple[FailureRule, ...] = (
+    rule(
+        "other",
+        r".{0,200}(?:\bspawn\b|posix_spawn|uv_cwd|kernel|index(?:ed|ing)?\b|apply model|pdftoppm)",
+        *("spawn", "uv_cwd", "kernel", "index", "apply model", "pdftoppm"),
+        channels="file",
+        where="start",
+        blame="harness",
+        confidence=0.7,
+    ),
+    rule(
+        "network",
+        r".{0,200}\b(?:ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENOTFOUND|EHOSTUNREACH)\b",
+        *("econn", "etimedout", "enotfound", "ehostunreach"),
+        channels="file",
+        where="start",
+    ),
+)
+
+# Patches that were applied through a shell.
+PATCHES: tuple[FailureRule, ...] = (
     rule(
         "edit_no_match",
         r"^.{0,80}(?:apply_patch verification failed|Failed to find (?:expected lines|context)|Invalid Context"
@@ -164,16 +186,11 @@ READS: tuple[FailureRule, ...] = (
     ),
     rule(
         "output_too_large",
-        r".{0,200}(?:exceeds? (?:the )?(?:\S{1,12} )?(?:maximum|max|limit|token|size|allowed)|too (?:large|long|big"
-        r"|many (?:results"
-        r"|files|matches))"
-        r"|larger than (?:the )?(?:maximum|allowed|limit))",
-        "exceed",
-        "too large",
-        "too long",
-        "too big",
-        "too many",
-        "larger than",
+        r"(?!.{0,80}(?:took|prompt|rate|usage|quota|name) ).{0,120}\b(?:output|results?|response|content|file|lines?"
+        r"|image|PDF)\b"
+        r".{0,120}(?:exceeds? (?:the )?(?:\S{1,12} )?(?:maximum|max|limit|token|size|allowed)|too (?:large|long|big)"
+        r"|larger than (?:the )?(?:maximum|allowed|limit))|.{0,60}too many (?:results|files|matches)",
+        *("exceed", "too large", "too long", "too big", "too many", "larger than"),
         channels="file other",
         where="start",
         confidence=0.95,

@@ -14,14 +14,18 @@ from composer_replication.sites.classify import Verdict, classify
 from composer_replication.sites.history import History
 from composer_replication.sites.registry import registered_rules
 from composer_replication.sites.rule import FailureRule
+from composer_replication.sites.tools import channel_of, command_text
 from composer_replication.sites.view import View
 from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult, Turn
 
 # Below this a failure is shown but not taught: soft failures, and kinds that are often somebody else's doing.
 MIN_CONFIDENCE = 0.5
 _MAX_EVIDENCE = 200
+NO_FAILURE = "no_failure"
+_SAID_ABOUT = frozenset({"description", "timeout", "run_in_background", "explanation"})
 _INTERRUPTED = "[Request interrupted by user"
-_LOOKS_BAD = re.compile(r"error|fail|exception|traceback|not found|no such|denied|fatal|cannot", re.IGNORECASE)
+_BAD_WORDS = ("error", "fail", "exception", "traceback", "not found", "no such", "denied", "fatal", "cannot")
+_LOOKED_AT = 4000
 # mini-swe-agent has no calls: the command stands in the text, and the next message is what it printed.
 _COMMAND_BLOCK = re.compile(r"```(?:bash|sh|mswea_bash_command)\n(.*?)```", re.DOTALL)
 
@@ -31,16 +35,16 @@ def find_error_sites(
     *,
     min_confidence: float = MIN_CONFIDENCE,
     extra_rules: Iterable[FailureRule] = (),
-    passed_over: Counter[str] | None = None,
+    passed_over: list[ErrorSite] | None = None,
 ) -> list[ErrorSite]:
     """Every failure of the conversation, in order; `is_kept` marks those that may be taught.
 
-    `passed_over` counts, by reason, what looked like a failure and is none.
+    `passed_over` takes what looked like a failure and is none: of kind `no_failure`, each with its reason.
     """
     if not 0 <= min_confidence <= 1:
         raise InputError(f"min_confidence: got {min_confidence}, expected a number from 0 to 1")
     rules = (*extra_rules, *registered_rules())
-    finder = _Finder(conversation, min_confidence, rules, Counter() if passed_over is None else passed_over)
+    finder = _Finder(conversation, min_confidence, rules, [] if passed_over is None else passed_over)
     return list(finder.sites())
 
 
@@ -60,13 +64,16 @@ class _Finder:
         conversation: Conversation,
         min_confidence: float,
         rules: tuple[FailureRule, ...],
-        passed_over: Counter[str],
+        passed_over: list[ErrorSite],
     ) -> None:
         self._conversation, self._min_confidence, self._rules = conversation, min_confidence, rules
         self._passed_over = passed_over
         self._history = History()
-        self._failed: dict[bytes, tuple[ErrorSite, int]] = {}  # call -> its last failure, and when that was
+        self._failed: dict[bytes, tuple[ErrorSite, int, int]] = {}  # call -> its last failure, when, and known since
         self._num_calls = 0
+        self._turn = 0
+        self._made_at: dict[str, int] = {}
+        self._answers: Counter[str] = Counter()
 
     def sites(self) -> Iterator[ErrorSite]:
         for answered in self._answered():
@@ -81,23 +88,29 @@ class _Finder:
     def _answered(self) -> Iterator[_Answered | ErrorSite]:
         """Calls in the order of their results, and interruptions between them."""
         made: dict[str, tuple[Turn, ToolCall]] = {}
-        open_calls: dict[str, None] = {}
+        open_calls: dict[str, tuple[Turn, ToolCall]] = {}
         last: Turn | None = None
-        for turn in self._conversation.turns:
+        for number, turn in enumerate(self._conversation.turns):
+            self._turn = number
             if turn.role == "assistant":
                 last = turn
                 made |= {call.id: (turn, call) for call in turn.calls}
-                open_calls |= dict.fromkeys(call.id for call in turn.calls)
+                open_calls |= {call.id: (turn, call) for call in turn.calls}
+                self._made_at |= {call.id: self._turn for call in turn.calls}
             for result in turn.results:
                 if result.call_id not in made:
-                    self._passed_over["a result without its call"] += 1
+                    orphan = ToolCall(id=result.call_id, name="", arguments={})
+                    self._pass_over(_Answered(turn, orphan, turn, result), "a result without its call")
                     continue
                 open_calls.pop(result.call_id, None)
                 yield _Answered(*made[result.call_id], turn, result)
             if turn.role == "user" and last is not None:
                 yield from self._from_user(turn, last, next(iter(open_calls), ""))
-        if open_calls:
-            self._passed_over["a call without a result"] += len(open_calls)
+            if turn.role != "assistant" and not _is_observation(self._conversation, turn):
+                self._history.heard(turn.text)
+        for turn, call in open_calls.values():
+            nothing = ToolResult(call_id=call.id, text="", is_error=None)
+            self._pass_over(_Answered(turn, call, turn, nothing), "a call without a result")
 
     def _from_user(self, turn: Turn, last: Turn, call_id: str) -> Iterator[_Answered | ErrorSite]:
         if turn.text.startswith(_INTERRUPTED):
@@ -106,34 +119,36 @@ class _Finder:
             yield self._site(
                 _Answered(last, call, turn, ToolResult(call_id=call_id, text=turn.text, is_error=None)), verdict
             )
-        elif self._conversation.format == "mini_sweagent" and turn.text.lstrip().startswith("<returncode>"):
+        elif _is_observation(self._conversation, turn):
             command = _COMMAND_BLOCK.search(last.text)
             call = ToolCall(id=last.id, name="bash", arguments={"command": command[1] if command else ""})
             yield _Answered(last, call, turn, ToolResult(call_id=last.id, text=turn.text, is_error=None))
 
     def _judge(self, answered: _Answered) -> ErrorSite | None:
         call, result = answered.call, answered.result
-        before = self._history.before()
         verdict = classify(
-            call.name, call.arguments, result.text, result.is_error, before=before, extra_rules=self._rules
+            call.name, call.arguments, result.text, result.is_error, before=self._history, extra_rules=self._rules
         )
-        self._history.add(call.name, call.arguments, verdict)
+        self._history.add(call.name, call.arguments, verdict, result.text)
         if not verdict.is_failure:
             if self._failed:
                 self._failed.pop(_key(call), None)
-            if result.is_error is not False and _LOOKS_BAD.search(result.text[:4000]):
-                self._passed_over[verdict.reason] += 1
+            if _looks_bad(result.text) and (result.is_error is None or channel_of(call.name) == "shell"):
+                self._pass_over(answered, verdict.reason)
             return None
         key = _key(call)
         site = self._with_repeats(self._site(answered, verdict), key)
-        self._failed[key] = (site, self._num_calls)
+        self._failed[key] = (site, self._num_calls, self._turn)
         return site
 
+    def _pass_over(self, answered: _Answered, reason: str) -> None:
+        self._passed_over.append(self._site(answered, Verdict(NO_FAILURE, "unknown", 0.0, (0, 0), False, reason)))
+
     def _with_repeats(self, site: ErrorSite, key: bytes) -> ErrorSite:
-        if key not in self._failed:
-            return site
-        earlier, when = self._failed[key]
-        if earlier.kind != site.kind:  # it failed before, but not like this: something was learned
+        """A repetition is a call made when its failure was known: not a parallel one, and not the same one again."""
+        earlier, when, known_at = self._failed.get(key, (None, 0, 0))
+        made_at = self._made_at.get(site.call_id, self._turn)
+        if earlier is None or earlier.kind != site.kind or known_at >= made_at:
             return site
         between = self._num_calls - when - 1
         return replace(site, repeats=earlier.repeats + 1, repeat_of=earlier.id, between=between)
@@ -144,8 +159,10 @@ class _Finder:
         reason = self._reason_to_drop(turn, verdict)
         start, end = verdict.span
         shown = View.of(text[start:end] if end > start else text.lstrip().partition("\n")[0]).text
+        self._answers[call.id] += 1
+        parts = (self._conversation.id, turn.id, call.id, answered.result_turn.id, str(self._answers[call.id]))
         return ErrorSite(
-            id=_site_id(self._conversation.id, turn.id, call.id, answered.result_turn.id),
+            id=_site_id(*parts),
             conversation_id=self._conversation.id,
             turn_id=turn.id,
             call_id=call.id,
@@ -166,6 +183,8 @@ class _Finder:
         )
 
     def _reason_to_drop(self, turn: Turn, verdict: Verdict) -> str | None:
+        if verdict.kind == NO_FAILURE:
+            return verdict.reason
         if verdict.blame != "model":
             return f"blame {verdict.blame}: {verdict.reason}"
         if turn.origin == "copied":
@@ -181,8 +200,20 @@ def _site_id(*parts: str) -> str:
 
 
 def _key(call: ToolCall) -> bytes:
-    """Equal for calls that ask the same of the same tool."""
+    """Equal for calls that ask the same of the same tool, however they describe it."""
+    command = command_text(call.name, call.arguments)
+    asked = command or {key: each for key, each in call.arguments.items() if key not in _SAID_ABOUT}
     try:
-        return encode([call.name, dict(call.arguments), call.raw_arguments or ""], where="call")
+        return encode([call.name, asked, call.raw_arguments or ""], where="call")
     except InputError:
         return repr((call.name, call.raw_arguments, sorted(call.arguments, key=str))).encode("utf-8", "replace")
+
+
+def _is_observation(conversation: Conversation, turn: Turn) -> bool:
+    """Whether a message of the user is what a command printed."""
+    return conversation.format == "mini_sweagent" and turn.text.lstrip().startswith("<returncode>")
+
+
+def _looks_bad(text: str) -> bool:
+    shown = (text if len(text) <= 2 * _LOOKED_AT else text[:_LOOKED_AT] + text[-_LOOKED_AT:]).lower()
+    return any(word in shown for word in _BAD_WORDS)

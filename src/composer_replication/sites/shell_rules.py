@@ -6,6 +6,7 @@ find its own files is not a command that was typed wrong.
 
 from __future__ import annotations
 
+import difflib
 import re
 
 from composer_replication.sites.commands import Command, word_set
@@ -36,28 +37,49 @@ _QUOTED = re.compile(r"['\"`‘’“”«»「」]([^'\"`‘’“”«»「」
 # Part of a project's set-up rather than of the shell: where one is missing, the machine was not prepared.
 _SET_UP = word_set(
     "pytest tox nox jest vitest mocha eslint prettier tsc ruff mypy flake8 black isort pylint pyright phpunit rspec"
-    " rubocop npm npx yarn pnpm bun deno cargo rustc rustup go gofmt golangci-lint mvn gradle javac java dotnet cmake"
-    " ninja gcc g++ clang cc poetry pipenv uv pip pip3 bundle gem ruby php composer mix elixir iex swift flutter dart"
-    " ghc stack cabal sbt lein playwright pre-commit coverage hatch pdm node"
+    " rubocop npm npx yarn pnpm bun deno cargo rustc rustup go gofmt golangci-lint mvn gradle javac java dotnet"
+    " cmake ninja gcc g++ clang cc poetry pipenv uv pip pip3 bundle gem ruby php composer mix elixir iex swift"
+    " flutter dart ghc stack cabal sbt lein vite webpack storybook cypress alembic celery gunicorn uvicorn flask"
+    " rails bazel just task buf protoc sqlc phpstan asdf ponyc playwright pre-commit coverage hatch pdm node"
 )
 _TYPED_SHELL = re.compile(r"(?:/\S{0,40}/)?(?:bash|sh|zsh|dash|fish|ksh)\b")
-_SCRIPT_LINE = re.compile(r"\S+: line \d+: ")
+_SCRIPT_LINE = re.compile(r"\S+: (?:line )?\d+: ")
+_NOT_A_PATH = re.compile(
+    r"(?:Error|Exception)\b|\berror:(?! pathspec)|socket|bad interpreter|loading shared librar|not a valid"
+)
+# What one may take for granted on the wrong machine.
+_UTILITIES = word_set(
+    "tree rg fd ag ack bat batcat jq yq wget curl sed awk gsed gawk grep egrep find cat head tail less more vim vi"
+    " nano open pbcopy pbpaste xclip top htop unzip zip tar python python2 sqlite3 make apt apt-get brew yum dnf"
+    " which where dir cls ipconfig ifconfig netstat ss lsof telnet nc nmap rsync timeout gtimeout watch column tac"
+    " shuf xmllint nslookup dig strings xxd hexdump md5 md5sum shasum sha256sum readlink realpath greadlink gdate"
+    " seq bc xdg-open lsd exa"
+)
+_WELL_KNOWN = sorted(_UTILITIES | _SET_UP | word_set("python3 git ls cp mv rm mkdir echo chmod docker kubectl"))
 
 
 def _command_name(match: re.Match[str]) -> str:
-    return next(each for each in match.groups() if each)
+    return next(each for each in match.groups() if each).rpartition("/")[2]
 
 
 def _is_slip(match: re.Match[str], command: Command) -> bool:
-    """Typed by the model, spelled like nothing that a project would have installed."""
+    """A program that the command itself calls: a utility one may take for granted, or a slip of the keyboard.
+
+    Anything else may be what the project or the machine should have had.
+    """
     name = _command_name(match)
-    return command.names(name) and name.rpartition("/")[2] not in _SET_UP and not _in_script(match[0])
+    if not command.calls(name) or command.is_remote or _in_script(match.string):
+        return False
+    return name in _UTILITIES or (name not in _SET_UP and bool(_near(name)))
 
 
 def _is_unprepared(match: re.Match[str], command: Command) -> bool:
-    """A tool of the project's set-up, or one that a script of the project calls: the machine lacks it."""
-    name = _command_name(match)
-    return name.rpartition("/")[2] in _SET_UP or not command.names(name) or _in_script(match[0])
+    return not _is_slip(match, command)
+
+
+def _near(name: str) -> list[str]:
+    """Commands that this one is a misspelling of."""
+    return difflib.get_close_matches(name, _WELL_KNOWN, n=1, cutoff=0.8) if len(name) > 2 else []
 
 
 def _in_script(line: str) -> bool:
@@ -66,12 +88,20 @@ def _in_script(line: str) -> bool:
 
 
 def _names_its_path(match: re.Match[str], command: Command) -> bool:
-    """Whether the path that is missing, quoted or between colons, is one that was typed."""
-    line = match[0]
-    if _in_script(line) or re.search(r"(?:Error|Exception)\b|error:|socket", line):
+    """Whether a program that the command calls, or the shell, complains of a path that was typed."""
+    line = match.string
+    if _in_script(line) or command.is_remote or _NOT_A_PATH.search(line) or not command.is_own(line):
         return False
     pieces = [*_QUOTED.findall(line), *re.split(r"\s?[:：]\s", line)[1:]]
     return any(command.names(piece.removeprefix("cannot access ").strip()) for piece in pieces if piece)
+
+
+def _is_gits_own(match: re.Match[str], command: Command) -> bool:
+    """Whether git says this of what was asked of it: a script, a build or a hook may have asked something else."""
+    if not command.only_git or (match["said"] is None and not match.string[:1].isupper() and "nothing" not in match[0]):
+        return False
+    # `git status` says "nothing to commit" when all is well.
+    return not ("nothing to commit" in match[0] and "git status" in command.text)
 
 
 MACHINE: tuple[FailureRule, ...] = (
@@ -113,11 +143,29 @@ MACHINE: tuple[FailureRule, ...] = (
     ),
     rule(
         "nonzero_exit",
-        r"no space left on device|ENOSPC|disk quota exceeded|out of memory|cannot allocate memory|\bKilled(?:\s|$)"
+        r"bad interpreter|error while loading shared libraries|gpg failed to sign|(?:smudge"
+        r"|external) filter .{0,80}failed"
+        r"|shell snapshot|no space left on device|ENOSPC|disk quota exceeded|out of memory|cannot allocate memory"
+        r"|\bKilled(?:\s|$)"
         r"|OOMKilled|address already in use|EADDRINUSE|port \d+ is (?:already )?(?:in use|allocated)"
         r"|cannot connect to the docker daemon|is the docker daemon running|too many open files|EMFILE"
         r"|resource temporarily unavailable|no CUDA|device or resource busy|bus error",
-        *("no space", "enospc", "quota", "memory", "killed", "already in use", "eaddrinuse", "port ", "docker"),
+        *(
+            "bad interpreter",
+            "shared librar",
+            "gpg failed",
+            "filter",
+            "snapshot",
+            "no space",
+            "enospc",
+            "quota",
+            "memory",
+            "killed",
+            "already in use",
+            "eaddrinuse",
+            "port ",
+            "docker",
+        ),
         *("open files", "emfile", "resource", "cuda", "bus error"),
         channels="shell",
         blame="env",
@@ -242,7 +290,8 @@ SLIPS: tuple[FailureRule, ...] = (
     ),
     rule(
         "git_state",
-        r"^.{0,100}(?:not a git repository|Kein Git-Repository|n'est un dépôt git|不是 ?(?:一个 ?)?git 仓库"
+        r"^(?P<said>(?:fatal|error|hint|warning|致命错误|Schwerwiegend|erreur)\s?[:：])?.{0,100}(?:not a git repository"
+        r"|Kein Git-Repository|n'est un dépôt git|不是 ?(?:一个 ?)?git 仓库"
         r"|Git ?リポジトリではありません|has no upstream branch|ambiguous argument|argument .{1,100} ambigu"
         r"|unknown revision|bad revision|would be overwritten|commit your changes or stash|you have unstaged changes"
         r"|your index contains uncommitted|nothing to commit|nothing added to commit|no changes added to commit"
@@ -257,10 +306,6 @@ SLIPS: tuple[FailureRule, ...] = (
         *("not a commit", "no such", "rebase", "cherry-pick", "not found", "any commits", "cannot pull", "tracking"),
         channels="shell",
         confidence=0.8,
-        # `git status` says "nothing to commit" when all is well.
-        accept=lambda match, command: (
-            (command.runs("git") or "git " in command.text)
-            and not ("nothing to commit" in match[0] and "git status" in command.text)
-        ),
+        accept=_is_gits_own,
     ),
 )

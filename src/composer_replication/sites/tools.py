@@ -27,10 +27,14 @@ _FILE = word_set(
 )
 _CODE = word_set("python ipython execute_python code_interpreter run_python jupyter execute_ipython_cell")
 # Servers name their tools as they like; most say what they do.
+_VERBS = "(?:read|write|edit|replace|create|delete|list|search|open|view|insert|move|find)"
 _FILE_WORDS = re.compile(
-    r"(?:read|write|edit|replace|create|delete|list|search|open|view|insert|move|find)_?\w*_?(?:file|directory|folder"
-    r"|text)"
-    r"|(?:str|string)_replace|(?:replace|edit)_string"
+    rf"^{_VERBS}_(?:\w+_)?(?:files?|director(?:y|ies)|folders?|text)(?:_|$)|^(?:str|string)_replace|^file_(?:edit"
+    rf"|read|write)"
+    r"|^(?:replace|edit)_string"
+)
+_EDIT_WORDS = re.compile(
+    r"^(?:edit|replace|write|create|insert|str_replace|string_replace|apply|file_edit|multi_?edit)"
 )
 _COMMAND_KEYS = ("command", "cmd", "script", "code", "input", "commands", "action")
 _PATH_KEYS = ("file_path", "path", "notebook_path", "absolute_path", "filepath", "filename", "file", "target_file")
@@ -61,7 +65,8 @@ def plain_name(tool: str) -> str:
 
 def is_edit(tool: str) -> bool:
     """Whether the tool changes files."""
-    return plain_name(tool) in _EDIT
+    name = plain_name(tool)
+    return name in _EDIT or (channel_of(tool) == "file" and _EDIT_WORDS.match(name) is not None)
 
 
 def command_text(tool: str, arguments: Mapping[str, Any]) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import orjson
+
 # Results are mostly short. Of a very long one the beginning and the end are read: what was run, and how it ended.
 _HEAD = _TAIL = 24 * 1024
 _GAP = "\n"
@@ -129,6 +131,13 @@ class View:
             return (found, found + len(quoted)) if found >= 0 else (0, len(self.envelope))
         return self._there(start), self._there(end - 1) + 1 if end > start else self._there(start)
 
+    def here(self, position: int) -> int:
+        """Where a place of the original stands in this text; the start where it cannot be told."""
+        if self.envelope:
+            quoted = self.envelope[position : position + 40].partition("\\")[0]
+            return max(0, self.text.find(quoted))
+        return next((here + position - there for here, there in reversed(self.pieces) if there <= position), 0)
+
     def _there(self, position: int) -> int:
         here, there = self.pieces[max(0, bisect_right(self.pieces, (position, 1 << 62)) - 1)]
         return there + position - here
@@ -139,10 +148,12 @@ def _unwrapped(original: str) -> str | None:
     if not _ENVELOPE.match(original) or len(original) > _HEAD + _TAIL:
         return None
     try:
-        value = json.loads(original)
-    except ValueError:
+        value = orjson.loads(original)
+    except ValueError:  # also what is nested beyond reason
         return None
     output = value.get("output", value.get("stdout"))
+    if isinstance(output, str) and isinstance(value.get("stderr"), str):
+        output = f"{output}\n{value['stderr']}" if output else value["stderr"]
     metadata = value.get("metadata")
     code = metadata.get("exit_code") if isinstance(metadata, dict) else value.get("exit_code")
     if not isinstance(output, str):

@@ -34,7 +34,7 @@ def rows(run):
 def test_the_table_has_kinds_blames_counts_confidence_and_an_example(run):
     done = crf("sites", run, cwd=run.parent)
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert "kind blame sites kept confidence example id" in lines
+    assert "kind blame sites kept sure example id" in lines
     assert any(line.startswith("edit_not_read model 1 1 0.98 File has not been read yet.") for line in lines)
     assert any(line.startswith("test_failure task 1 0 0.85 1 failed [bold]not markup[/bold]") for line in lines)
     assert "\x1b" not in done.stdout

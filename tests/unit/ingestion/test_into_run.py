@@ -43,11 +43,11 @@ def fresh_bytes(tmp_path, logs, **options):
 def test_ingesting_again_reads_nothing_and_changes_no_byte(tmp_path, logs, read_files):
     run, first = ingested(tmp_path / "run", logs)
     before = bytes_of(run)
-    assert (first.num_read, len(read_files)) == (6, 6)
+    assert (first.num_read, len(read_files)) == (7, 6)  # files; a sub-agent is read with its session
     read_files.clear()
     _, second = ingested(tmp_path / "run", logs)
     assert read_files == []
-    assert (second.num_read, second.num_reused) == (0, 6)
+    assert (second.num_read, second.num_reused) == (0, 7)
     assert bytes_of(run) == before
     assert (first.total, first.redactions, first.skipped) == (second.total, second.redactions, second.skipped)
 
@@ -186,7 +186,8 @@ def test_pipes_broken_links_and_unreadable_things_are_named_and_cost_nothing_els
     (logs / "nowhere.jsonl").symlink_to(logs / "missing")
     (logs / "loop").symlink_to(logs)
     _, summary = ingested(tmp_path / "run", logs)
-    assert [(each.number, each.first) for each in summary.skipped] == [(2, "nowhere.jsonl")]
+    left = {each.reason: (each.number, each.first) for each in summary.skipped}
+    assert left == {"not a regular file": (2, "nowhere.jsonl"), "link to a folder": (1, "loop")}
     assert summary.total.conversations == 7
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import string
 import time
 
@@ -43,7 +44,28 @@ UNITS = {
     "forms": "password=a&b=",
     "homes": "/home/",
     "borders": "\0password=",
+    "short words": "ab-",
+    "numbered words": "a_b-1_",
+    "options": "htpasswd -b",
+    "piped": 'echo "a ',
+    "letters of an option": "b",
+    "tables": "user,password\n",
+    "rows": "|a|password|b|\n",
+    "inserts": "insert into t (password) values ('a','",
+    "colours": "password\x1b[0m",
+    "written colours": "key\\u001b[1m",
+    "fallbacks": "PASSWORD || '",
+    "heredocs": "password = <<EOT\n",
+    "quoted words": "password 'a' ",
+    "settings": "a.password=b1 ",
+    "placeholders": "<PASSWORD_",
+    "pgpass": "a:5432:b:",
+    "homes without a slash": "home/a/\n",
 }
+# What a pattern wants at the end, or what makes it give up there.
+TAILS = ["-Q9x", "!", "\0", "\\", "'", "\n<", " | chpasswd", "@h", "=="]
+HEADS = ["", "see ", "htpasswd -", "password=", 'echo "', "INSERT INTO t (password) VALUES (", "\x1b[1mtoken\x1b[0m"]
+SMALL = 40_000
 
 
 def seconds(text: str) -> float:
@@ -59,3 +81,27 @@ def test_twice_the_text_takes_less_than_three_times_as_long(name):
     half, whole = seconds(text), seconds(text * 2)
     assert whole < CEILING_S
     assert whole < 3 * max(half, NOISE_S)
+
+
+def mixed(seed: int) -> tuple[str, str, str]:
+    """A beginning, a few units in a row that are repeated, and an end that fails."""
+    rng = random.Random(seed)
+    units = "".join(rng.choices(list(UNITS.values()), k=rng.randint(1, 3)))
+    return rng.choice(HEADS), units, rng.choice(TAILS)
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_units_in_a_row_with_an_end_that_fails(seed):
+    head, unit, tail = mixed(seed)
+    times = SMALL // len(unit)
+    half = seconds(head + unit * times + tail)
+    whole = seconds(head + unit * (2 * times) + tail)
+    assert whole < 3 * max(half, NOISE_S)
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("unit", ["ab-", "ab_Cd-", "b", "a1", "\\", " ", "ab.", "a/b1"])
+def test_a_short_text_takes_no_time(head, unit, tail):
+    # Exponential patterns need thirty pieces, not a megabyte.
+    assert seconds(head + unit * 60 + tail) < NOISE_S

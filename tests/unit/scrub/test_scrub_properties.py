@@ -36,8 +36,17 @@ GLUE = [
     "<",
     ">",
     "<PASSWORD_1>",
+    "\x1b[33m",
+    "\uff1a",
+    "|",
+    ",",
 ]
 WORDS = [
+    "sha256",
+    "digest: ",
+    "user,password\n",
+    "process.env.TOKEN || ",
+    "USER_2",
     "token",
     "password",
     "key",
@@ -62,7 +71,7 @@ values = st.recursive(
     texts | st.integers() | st.none(),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["text", "password", "id", "cwd"]), inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["text", "password", "id", "cwd", "sha256", "value"]), inner, max_size=3)
     ),
     max_leaves=6,
 )
@@ -104,6 +113,14 @@ def test_strings_of_a_record_are_scrubbed_like_texts(many):
     fields = {f"text{number}": text for number, text in enumerate(many)}
     assert record.value(fields) == {name: one_by_one.text(text) for name, text in fields.items()}
     assert record.report == one_by_one.report
+
+
+@given(st.lists(values, min_size=1, max_size=5))
+def test_records_do_not_depend_on_records_before_them(many):
+    shared = Scrubber()
+    there = [shared.scope().value(value) for value in many]
+    back = [shared.scope().value(value) for value in reversed(many)]
+    assert there == back[::-1] == [Scrubber().scope().value(value) for value in many]
 
 
 @given(key, texts, texts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -75,14 +74,16 @@ def test_interruptions_and_rejections_are_the_users():
     session.call(
         "Bash", "The user doesn't want to proceed with this tool use. The tool use was rejected.", is_error=True
     )
-    passed_over = Counter()
+    passed_over = []
     found = find_error_sites(session.conversation(), passed_over=passed_over)
     assert [(site.kind, site.blame, site.is_kept, site.turn_id) for site in found] == [
         ("user_interrupt", "user", False, "t0"),
         ("user_rejected", "user", False, "t2"),
     ]
     assert found[0].call_id == "c0-0"
-    assert passed_over["a call without a result"] == 1
+    assert [(each.kind, each.turn_id, each.reason) for each in passed_over] == [
+        ("no_failure", "t0", "a call without a result")
+    ]
 
 
 def test_every_failure_that_is_not_kept_says_why():
@@ -123,11 +124,11 @@ def test_a_result_without_its_call_and_one_call_answered_twice():
     again = ToolResult(call_id="c0-0", text=NO_FILE, is_error=True)
     orphan = ToolResult(call_id="nobody", text=NO_FILE, is_error=True)
     session.add(Turn(id="more", role="tool", origin="tool", results=(again, orphan), provenance=HERE))
-    passed_over = Counter()
+    passed_over = []
     found = find_error_sites(session.conversation(), passed_over=passed_over)
-    assert [site.turn_id for site in found] == ["t0", "t0"]
+    assert [(site.turn_id, site.repeats) for site in found] == [("t0", 0), ("t0", 0)]
     assert len({site.id for site in found}) == 2
-    assert passed_over["a result without its call"] == 1
+    assert [each.reason for each in passed_over] == ["a result without its call"]
 
 
 def test_observations_of_an_agent_without_calls_are_read_from_its_text():
@@ -204,6 +205,51 @@ def test_ids_are_short_and_the_same_every_time():
 def test_what_looks_bad_in_a_format_without_flags_and_is_no_failure_is_counted():
     session = Session(format="codex")
     session.call("shell", "src/log.py:3: raise ValueError('error')", command="rg -n error src")
-    passed_over = Counter()
+    passed_over = []
     assert find_error_sites(session.conversation(), passed_over=passed_over) == []
-    assert passed_over == {"nothing in it says that it failed": 1}
+    assert [(each.reason, each.is_kept) for each in passed_over] == [("nothing in it says that it failed", False)]
+
+
+def test_what_the_session_showed_is_not_held_against_the_model():
+    told = Session().user("Read the output in /srv/tasks/b1.output when it is done")
+    told.call("Read", NO_FILE, is_error=True, file_path="/srv/tasks/b1.output")
+    read = Session()
+    read.call("Read", "1\tx", file_path="/repo/a.py")
+    read.call("Read", NO_FILE, is_error=True, file_path="/repo/a.py")
+    worked = Session()
+    worked.call("mcp__db__query", "3 rows", sql="select 1")
+    worked.call("mcp__db__query", "Error: No such tool available: mcp__db__query", is_error=True, sql="select 1")
+    command = Session()
+    command.call("Bash", "a.py", command="rg -l x")
+    command.call("Bash", "Exit code 127\nbash: rg: command not found", is_error=True, command="rg -l y")
+    copied = Session()
+    copied.call("Read", "     1→x = 1\n     2→y = 2\n", file_path="/repo/a.py")
+    message = "<tool_use_error>String to replace not found in file.</tool_use_error>"
+    copied.call("Edit", message, is_error=True, file_path="/repo/a.py", old_string="x = 1\ny = 2", new_string="z")
+    for session in (told, read, worked, command, copied):
+        (site,) = find_error_sites(session.conversation())
+        assert (site.blame, site.is_kept) == ("unknown", False), site
+
+
+def test_adding_files_to_git_is_not_removing_them():
+    session = Session()
+    session.call("Bash", "x = 1", command="cat src/app.py")
+    session.call("Bash", "[main 1] x", command="git add . && git commit -m wip")
+    session.call(
+        "Bash", "Exit code 1\ncat: src/app.py: No such file or directory", is_error=True, command="cat src/app.py"
+    )
+    (site,) = find_error_sites(session.conversation())
+    assert site.blame == "unknown"
+
+
+def test_parallel_calls_that_fail_alike_are_no_repetition_and_a_new_description_does_not_hide_one():
+    session = Session()
+    session.calls(
+        [("Read", {"file_path": "/x"}, NO_FILE, True, None), ("Read", {"file_path": "/x"}, NO_FILE, True, None)]
+    )
+    assert [site.repeats for site in find_error_sites(session.conversation())] == [0, 0]
+    said = Session()
+    for words in ("look", "look again"):
+        text = "Exit code 1\ncat: nope.md: No such file or directory"
+        said.call("Bash", text, is_error=True, command="cat nope.md", description=words)
+    assert [site.repeats for site in find_error_sites(said.conversation())] == [0, 1]

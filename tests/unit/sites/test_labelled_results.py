@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.sites import BLAMES, KINDS
-from data.labelled import confusion, precision_and_recall, rows, verdict_of
+from composer_replication.sites import BLAMES, KINDS, classify
+from data.labelled import confusion, precision_and_recall, rows, trap_rows, verdict_of
 
 ROWS = [pytest.param(row, id=row["id"]) for name in ("labelled", "held out") for row in rows(name)]
 # A rejected push: one labeller calls it the model's by the page, the other says that nobody can tell. Nobody can.
-NOT_BLAMED = {"git_state_05", "tie_27", "h_git_state_03"}
+# A version manager that is not installed is the machine's.
+NOT_BLAMED = {"git_state_05", "tie_27", "h_git_state_03", "tool_versions_02"}
 # Kinds that the labeller calls arguable, of the same blame; and two where a missing part of the set-up reads as work.
 OTHER_KIND = {"lint_08", "nonzero_exit_03", "nonzero_exit_13", "h_other_04", "h_nonzero_exit_04"}
 OTHER_BLAME = {"tool_versions_04", "tie_04", "h_other_04"}
@@ -54,3 +55,14 @@ def test_the_sets_cover_every_kind_and_every_blame():
     assert {row["blame"] for row in labels} == {*BLAMES, None}
     assert len(labels) >= 150
     assert not {row["id"] for row in labels} & {row["id"] for row in rows("held out")}
+
+
+TRAPS = [pytest.param(row, id=f"{row['id']}-{row['name']}") for row in trap_rows()]
+
+
+@pytest.mark.parametrize("row", TRAPS)
+def test_a_trap_is_not_taught(row):
+    """Written by somebody who tried to have good actions blamed; several blames may be right, the model's is not."""
+    verdict = classify(row["tool"], row["arguments"], row["text"], row["is_error"])
+    if "model" not in row["allowed"]:
+        assert not (verdict.is_failure and verdict.blame == "model"), (verdict.kind, verdict.reason)

@@ -1,0 +1,205 @@
+"""A teacher's context: the student's own ids with a hint put in, so that both sides predict the same tokens.
+
+Every placement splices the hint's ids into ids that stay as they are. A hint that is a message of its own comes out of
+the template, header and end token with it; where the template allows no message at a place, the next legal placement
+is used, and the result says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from composer_replication.batch.dialect import (
+    PLAIN_ID,
+    SHORT_ID,
+    assistant,
+    calling,
+    example_arguments,
+    result,
+    system,
+    user,
+)
+from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.errors import InputError, explain
+from composer_replication.types import Message
+
+Placement = Literal["before_turn", "in_last_message", "head"]
+PLACEMENTS: tuple[Placement, ...] = ("before_turn", "in_last_message", "head")
+_BETWEEN = "\n\n"
+_WORD = "Zqword"
+
+
+class TeacherContext(NamedTuple):
+    """Ids that end where the turn ends: its tokens are [start, end of the ids), the hint's [hint_start, hint_end)."""
+
+    ids: list[int]
+    start: int
+    placement: Placement
+    hint_start: int
+    hint_end: int
+
+
+class _Splice(NamedTuple):
+    position: int
+    ids: list[int]
+
+
+def teacher_context(
+    renderer: Renderer,
+    rendered: RenderedSequence,
+    span: TurnSpan,
+    hint: str,
+    *,
+    placement: Placement = "before_turn",
+    first: int = 0,
+) -> TeacherContext:
+    """The student's ids from `first` to the end of a turn, with a hint; an empty hint leaves them as they are.
+
+    `before_turn`: a message of its own before the turn's header. `in_last_message`: at the end of the message before
+    the turn. `head`: before the first user message. The next legal placement is tried where one is not.
+    """
+    if placement not in PLACEMENTS:
+        raise InputError(explain("placement", got=repr(placement), expected=f"one of {PLACEMENTS}"))
+    if not 0 <= first <= span.header_start:
+        expected = f"0 to {span.header_start}, where the turn's header begins"
+        raise InputError(explain("first token of the context", got=first, expected=expected))
+    if not hint:
+        start = span.start - first
+        position = span.header_start - first
+        return TeacherContext(rendered.ids[first : span.end], start, placement, position, position)
+    escaped = renderer.protected.escape(hint.strip())
+    if not renderer.encoder.encode([escaped])[0]:
+        expected = "text that makes at least one token, or no hint"
+        raise InputError(explain("hint", got=f"{hint!r}, which makes none", expected=expected))
+    for each in dict.fromkeys((placement, *PLACEMENTS)):
+        splice = _SPLICES[each](_Place(renderer, rendered, span, first), escaped)
+        if splice is not None:
+            return _spliced(rendered, span, splice, each, first)
+    got = f"a template that takes a hint nowhere before turn {span.turn_id}"
+    raise InputError(explain("hint placement", got=got, expected="a message it can stand in", fix="Drop the site."))
+
+
+def _spliced(
+    rendered: RenderedSequence, span: TurnSpan, splice: _Splice, placement: Placement, first: int
+) -> TeacherContext:
+    before, after = rendered.ids[first : splice.position], rendered.ids[splice.position : span.end]
+    hint_end = len(before) + len(splice.ids)
+    start = hint_end + span.start - splice.position
+    return TeacherContext(before + splice.ids + after, start, placement, len(before), hint_end)
+
+
+class _Place(NamedTuple):
+    renderer: Renderer
+    rendered: RenderedSequence
+    span: TurnSpan
+    first: int
+
+    def text(self, *messages: Message, prompt: bool = False) -> str | None:
+        try:
+            return self.renderer.template.render(messages, prompt=prompt)
+        except InputError:
+            return None
+
+    def ids(self, text: str) -> list[int]:
+        return self.renderer.encoder.encode([text])[0]
+
+    def before(self, last_text: str) -> list[Message] | None:
+        """A short conversation that stops where the turn does, with the same role last."""
+        dialect, role = self.renderer.dialect, self.span.previous_role
+        if role == "user":
+            return [user(last_text)]
+        if role == "system":
+            return [system(last_text)]
+        if role == "assistant":
+            return [user("u"), assistant(last_text)]
+        if role == "tool":
+            identity = SHORT_ID if dialect.short_ids else PLAIN_ID
+            call = calling(example_arguments(dialect.arguments), identity=identity)
+            return [user("u"), call, result(last_text, identity=identity)]
+        return None  # nothing stands before the turn
+
+
+def _before_turn(place: _Place, hint: str) -> _Splice | None:
+    """A message between the last one and the header: what the template adds for it."""
+    messages = place.before("m")
+    plain = place.text(*messages) if messages else None
+    if messages is None or plain is None:
+        return None
+    for message in (system(hint), user(hint)):
+        hinted, prompted = (place.text(*messages, message, prompt=prompt) for prompt in (False, True))
+        answered = place.text(*messages, message, assistant("a"))  # some refuse only what comes after
+        if hinted is None or answered is None or prompted != hinted + place.renderer.dialect.header:
+            continue
+        block = hinted[len(plain) :]
+        if hinted.startswith(plain) and answered.startswith(hinted) and hint in block:
+            return _Splice(place.span.header_start, place.ids(block))
+    return None
+
+
+def _in_last_message(place: _Place, hint: str) -> _Splice | None:
+    """Inside the message before the turn, after its text: where what the template writes after a text begins."""
+    messages = place.before(_WORD) if place.span.previous_role != "assistant" else None
+    text = place.text(*messages) if messages else None
+    if text is None or _WORD not in text:
+        return None
+    closing = place.ids(text.rpartition(_WORD)[2])
+    tokens = place.renderer.encoder.protected_ids
+    # What comes before its first token may depend on the message: Mistral repeats the call's id there.
+    from_token = next((closing[at:] for at, index in enumerate(closing) if index in tokens), closing)
+    for wanted in (closing, from_token):
+        position = place.span.header_start - len(wanted)
+        if position >= place.first and place.rendered.ids[position : place.span.header_start] == wanted:
+            return _Splice(position, place.ids(_BETWEEN + hint))
+    return None
+
+
+def _at_head(place: _Place, hint: str) -> _Splice | None:
+    """Before the first user message as one of its own, or else as the beginning of that message."""
+    asked = place.text(user("u"), assistant("a"), user(_WORD))
+    answered = place.text(user("u"), assistant("a"))
+    if asked is None or answered is None or not asked.startswith(answered):
+        return None
+    opening = asked[len(answered) :].partition(_WORD)[0]
+    found = _first_user_message(place, opening)
+    if found is None:
+        return None
+    position, opening_ids = found
+    block = _head_block(place, opening, hint)
+    if block is not None:
+        return _Splice(position, place.ids(block))
+    if position + len(opening_ids) > place.span.header_start:
+        return None
+    return _Splice(position + len(opening_ids), place.ids(hint + _BETWEEN))
+
+
+def _first_user_message(place: _Place, opening: str) -> tuple[int, list[int]] | None:
+    """Where it begins, and its opening; an opening's last space may have become part of the text's first token."""
+    for text in (opening, opening.rstrip()):
+        wanted = place.ids(text)
+        for position in range(place.first, place.span.header_start if wanted else 0):
+            if place.rendered.ids[position : position + len(wanted)] == wanted:
+                return position, wanted
+    return None
+
+
+def _head_block(place: _Place, opening: str, hint: str) -> str | None:
+    rules = [system("s")] if place.renderer.dialect.system_first else []
+    plain = place.text(*rules, user(_WORD))
+    if plain is None or opening not in plain:
+        return None
+    head, rest = plain[: plain.index(opening)], plain[plain.index(opening) :]
+    for message in (system(hint), user(hint)):
+        hinted = place.text(*rules, message, user(_WORD))
+        if hinted is not None and hinted.startswith(head) and hinted.endswith(rest):
+            block = hinted[len(head) : len(hinted) - len(rest)]
+            if hint in block:
+                return block
+    return None
+
+
+_SPLICES: dict[Placement, Callable[[_Place, str], _Splice | None]] = {
+    "before_turn": _before_turn,
+    "in_last_message": _in_last_message,
+    "head": _at_head,
+}

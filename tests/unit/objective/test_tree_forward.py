@@ -1,0 +1,118 @@
+"""Rows and gradients of a tree in one pass equal those of its sequences one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from composer_replication.batch.tree import build_tree, pack_trees
+from composer_replication.objective.forward import tree_hidden_states, why_flat
+from composer_replication.objective.model_head import hidden_states
+
+SIZE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+FAMILIES = {
+    "qwen2": Qwen2Config(**SIZE),
+    "qwen3": Qwen3Config(**SIZE, head_dim=8),
+    "llama": LlamaConfig(**SIZE),
+    "mistral": MistralConfig(**SIZE, sliding_window=None),
+    "gemma2": Gemma2Config(**SIZE, head_dim=8, sliding_window=64),
+    "gemma3": Gemma3TextConfig(**SIZE, head_dim=8, sliding_window=64),
+}
+TREE = build_tree([[1, 5, 9, 3, 2, 8, 7], [1, 5, 9, 6, 6, 4], [1, 5, 2], [11, 12, 13, 14]])
+
+
+def tiny(name, dtype=torch.float64):
+    config = FAMILIES[name]
+    config._attn_implementation = "eager" if name == "gemma2" else "sdpa"
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).to(dtype).eval()
+
+
+def flat_rows(model, tree):
+    return [hidden_states(model, tree.input_ids[rows][None], None)[0] for rows in tree.rows]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_tree_equals_its_sequences_in_rows_and_gradients(name):
+    model = tiny(name)
+    weights = torch.randn(len(TREE), 32, dtype=torch.float64)
+    got = tree_hidden_states(model, TREE)
+    assert got.flat_because is None
+    for rows, wanted in zip(TREE.rows, flat_rows(model, TREE), strict=True):
+        # The norms of some families round to fp32 inside, whatever the weights are.
+        torch.testing.assert_close(got.hidden[rows], wanted, rtol=1e-6, atol=1e-6)
+    parameters = [each for each in model.get_decoder().parameters() if each.requires_grad]
+    as_tree = torch.autograd.grad((got.hidden * weights).sum(), parameters)
+    pairs = zip(TREE.rows, flat_rows(model, TREE), strict=True)
+    loss = sum((hidden * weights[rows] / _times(TREE, rows)).sum() for rows, hidden in pairs)
+    as_flat = torch.autograd.grad(loss, parameters)
+    for ours, theirs in zip(as_tree, as_flat, strict=True):
+        assert (ours - theirs).norm() <= 2e-5 * theirs.norm() + 1e-12
+
+
+def _times(tree, rows):
+    """In how many sequences each token is: its weight is shared among them."""
+    counts = torch.zeros(len(tree), dtype=torch.float64)
+    for each in tree.rows:
+        counts[each] += 1
+    return counts[rows][:, None]
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), min_size=1, max_size=5), st.integers(1, 7))
+def test_random_packed_and_padded_trees_equal_their_sequences(several, multiple):
+    model = tiny("qwen2", torch.float32)
+    tree = pack_trees([build_tree(several), build_tree([[3, 3, 1]])]).padded(multiple)
+    with torch.no_grad():
+        got = tree_hidden_states(model, tree).hidden
+        for rows, wanted in zip(tree.rows, flat_rows(model, tree), strict=True):
+            torch.testing.assert_close(got[rows], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_path_longer_than_a_sliding_window_runs_flat_says_so_and_gives_the_same_numbers():
+    config = MistralConfig(**SIZE, sliding_window=4)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).double().eval()
+    got = tree_hidden_states(model, TREE)
+    assert got.flat_because == "a path of 7 tokens is longer than the sliding window of 4"
+    for rows, wanted in zip(TREE.rows, flat_rows(model, TREE), strict=True):
+        torch.testing.assert_close(got.hidden[rows], wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_gradient_checkpointing_changes_nothing():
+    model = tiny("qwen2").train()
+    weight = model.model.embed_tokens.weight
+    plain = torch.autograd.grad(tree_hidden_states(model, TREE).hidden.square().sum(), weight)[0]
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    saved = torch.autograd.grad(tree_hidden_states(model, TREE).hidden.square().sum(), weight)[0]
+    torch.testing.assert_close(plain, saved)
+
+
+def test_a_model_without_such_masks_is_found_out_by_experiment():
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4)).double().eval()
+    reason = why_flat(model, TREE)
+    got = tree_hidden_states(model, TREE)
+    assert got.flat_because == reason
+    for rows, wanted in zip(TREE.rows, flat_rows(model, TREE), strict=True):
+        torch.testing.assert_close(got.hidden[rows], wanted, rtol=1e-6, atol=1e-6)
