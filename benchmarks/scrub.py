@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from composer_replication.privacy import Scrubber, assignments, commands, encoded, entropy, rules, scan, vendors
+from composer_replication.privacy import Scrubber, assignments, commands, encoded, entropy, rules, scan, tables, vendors
 
 SESSIONS = Path(__file__).resolve().parents[2] / "shared" / "fixtures" / "sessions"
 # Rule kinds that are counted apart: pseudonyms are wanted on every path, they are not findings.
@@ -107,6 +107,7 @@ def layers(texts: list[str]) -> dict[str, Callable[[], object]]:
         "key names": lambda: [
             list(assignments.keyword_spans(text, line.lower(), words)) for text, line, words in prepared
         ],
+        "tables": lambda: [list(tables.table_spans(text, line.lower(), words)) for text, line, words in prepared],
         "entropy": lambda: [entropy.run_spans(run) for run in odd],
         "encodings": lambda: [list(encoded.decoded_in_run(run)) for run in odd],
     }

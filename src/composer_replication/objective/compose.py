@@ -13,16 +13,9 @@ from torch import Tensor, nn
 
 from composer_replication.batch.eval_mode import evaluating
 from composer_replication.errors import InputError, explain
-from composer_replication.loss.dpo import dpo_loss
 from composer_replication.loss.entropy_opd import EntropyGate
 from composer_replication.loss.jsd import JSD
-from composer_replication.loss.linear import (
-    LinearHead,
-    TeacherTerm,
-    linear_cross_entropy,
-    linear_divergence,
-    linear_token_logprobs,
-)
+from composer_replication.loss.linear import LinearHead
 from composer_replication.loss.rows import (
     Divergence,
     check_at_least_zero,
@@ -30,33 +23,44 @@ from composer_replication.loss.rows import (
     check_positive,
     check_unit_interval,
 )
-from composer_replication.loss.simpo import simpo_loss
 from composer_replication.loss.taid import CrossEntropyToTeacher
 from composer_replication.objective import contract
 from composer_replication.objective.alignment import RowIndex, Sequences
+from composer_replication.objective.channels import (
+    Channel,
+    Denominators,
+    Preference,
+    hint_channel,
+    in_head_dtype,
+    pair_channel,
+    response_channel,
+    summed_logprobs,
+)
 from composer_replication.objective.components import CHANNELS, LossComponents
+from composer_replication.objective.forward import tree_hidden_states
 from composer_replication.objective.model_head import embedding_count, head_of, hidden_states
+from composer_replication.objective.tree_batch import TreeBatch
 
 DPO_VARIANTS = ("dpo", "simpo")
 SDPO_WRAPPERS = ("none", "taid", "entropy_opd")
 
 
-class _Preference(NamedTuple):
-    """DPO's or SimPO's knobs; only DPO has a reference."""
+class _Options(NamedTuple):
+    """What the channels are asked to do."""
 
-    needs_reference: bool
+    divergence: Divergence
+    preference: Preference
+    taid_t: float | None
+    token_clip: float | None
+    label_smoothing: float
+    divide: Denominators
+    alpha: float
     beta: float
-    gamma: float
-
-
-class _Channel(NamedTuple):
-    value: Tensor
-    items: int
 
 
 def compose_loss(
     model: nn.Module,
-    inputs: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor] | TreeBatch,
     *,
     alpha_sdpo: float = 0.1,
     beta_replay: float = 0.05,
@@ -75,7 +79,8 @@ def compose_loss(
 ) -> LossComponents:
     """Cross-entropy on response tokens, SDPO on the erring turn's tokens, DPO or SimPO on the pairs.
 
-    Keys of `inputs` (masks hold 1 on *tokens* that count; `*_index` (N, 2) names the *row* that predicts one):
+    `inputs` is a mapping, or a `TreeBatch` (`objective.tree_batch`), which gives the same numbers from one forward.
+    Keys of the mapping (masks hold 1 on *tokens* that count; `*_index` (N, 2) names the *row* that predicts one):
 
         always     input_ids (B, T), response_mask (B, T); attention_mask optional
         channel 2  ctx_teacher_input_ids (B', T'), sdpo_student_index, sdpo_teacher_index; or, when both contexts have
@@ -92,100 +97,65 @@ def compose_loss(
     divergence = _channel_2_divergence(sdpo_wrapper, taid_t, sdpo_jsd_beta, sdpo_temperature, entropy_opd_h_max)
     preference = _preference(dpo_variant, replay_dpo_beta, simpo_beta, simpo_gamma)
     _check_weights(alpha_sdpo, beta_replay, sdpo_token_clip)
-    divide = _Denominators(denominators)
-    wanted = contract.Channels(alpha_sdpo > 0, beta_replay > 0, preference.needs_reference)
-    batch = contract.read_batch(inputs, embedding_count(model), wanted)
-    head = head_of(model, batch.student.input_ids)
-    hidden_BTH = _in_head_dtype(hidden_states(model, batch.student.input_ids, batch.student.attention_mask), head)
-    lm_ce = _response_channel(head, hidden_BTH, batch, lm_ce_label_smoothing, divide)
-    zero = lm_ce.value.new_zeros(())
-    sdpo = replay = _Channel(zero, 0)
-    if batch.hint is not None:
-        mix = taid_t if sdpo_wrapper == "taid" else None
-        sdpo = _hint_channel(model, head, hidden_BTH, batch.hint, divergence, mix, sdpo_token_clip, divide)
-    if batch.pairs is not None:
-        replay = _pair_channel(model, head, batch.pairs, preference, divide)
-
+    mix, divide = taid_t if sdpo_wrapper == "taid" else None, Denominators(denominators)
+    options = _Options(
+        divergence, preference, mix, sdpo_token_clip, lm_ce_label_smoothing, divide, alpha_sdpo, beta_replay
+    )
+    lm_ce, sdpo, replay = _channels(model, inputs, options)
     total = lm_ce.value + alpha_sdpo * sdpo.value + beta_replay * replay.value
     counts: dict[str, int] = dict(zip(CHANNELS, (lm_ce.items, sdpo.items, replay.items), strict=True))
     active = tuple(name for name in CHANNELS if counts[name])
     return LossComponents(lm_ce.value, sdpo.value, replay.value, total, active=active, counts=counts)
 
 
-class _Denominators:
-    """What a channel's sum is divided by: its own count, or what the caller says the whole batch holds."""
-
-    def __init__(self, given: Mapping[str, float] | None) -> None:
-        self._given = dict(given or {})
-        for name, value in self._given.items():
-            check_choice(name, CHANNELS, "denominators key")
-            check_at_least_zero(value, f"denominators[{name!r}]")
-
-    def of(self, channel: str, count: int) -> float:
-        denominator = self._given.get(channel, count)
-        if count and not denominator:
-            expected = f"at least the {count} items of this batch"
-            raise InputError(explain(f"denominators[{channel!r}]", got=denominator, expected=expected))
-        return denominator or 1.0
-
-    def row_weights(self, channel: str, count: int, like: Tensor) -> Tensor:
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        return torch.full((count,), 1.0 / self.of(channel, count), dtype=dtype, device=like.device)
+def _channels(
+    model: nn.Module, inputs: Mapping[str, Tensor] | TreeBatch, options: _Options
+) -> tuple[Channel, Channel, Channel]:
+    if isinstance(inputs, TreeBatch):
+        inputs.check(embedding_count(model))
+        return _tree_channels(model, head_of(model, inputs.tree.input_ids[None]), inputs, options)
+    wanted = contract.Channels(options.alpha > 0, options.beta > 0, options.preference.needs_reference)
+    batch = contract.read_batch(inputs, embedding_count(model), wanted)
+    return _flat_channels(model, head_of(model, batch.student.input_ids), batch, options)
 
 
-def _response_channel(
-    head: LinearHead, hidden_BTH: Tensor, batch: contract.Batch, label_smoothing: float, divide: _Denominators
-) -> _Channel:
-    """Channel 1's stand-in: cross-entropy on the response tokens."""
+def _flat_channels(
+    model: nn.Module, head: LinearHead, batch: contract.Batch, options: _Options
+) -> tuple[Channel, Channel, Channel]:
+    """Every channel from passes over flat sequences."""
+    student = batch.student
+    hidden_BTH = in_head_dtype(hidden_states(model, student.input_ids, student.attention_mask), head)
     rows = batch.response_rows
     rows_NH = hidden_BTH[rows.sequence_N, rows.position_N]
-    result = linear_cross_entropy(
-        rows_NH,
-        head,
-        rows.next_tokens(batch.student.input_ids),
-        row_weights=divide.row_weights("lm_ce", len(rows), rows_NH),
-        label_smoothing=label_smoothing,
-    )
-    return _Channel(result.loss, len(rows))
+    targets_N = rows.next_tokens(student.input_ids)
+    lm_ce = response_channel(head, rows_NH, targets_N, options.label_smoothing, options.divide)
+    sdpo = replay = Channel(lm_ce.value.new_zeros(()), 0)
+    if batch.hint is not None:
+        sdpo = _hint_channel(model, head, hidden_BTH, batch.hint, options)
+    if batch.pairs is not None:
+        replay = _pair_channel(model, head, batch.pairs, options)
+    return lm_ce, sdpo, replay
 
 
 def _hint_channel(
-    model: nn.Module,
-    head: LinearHead,
-    hidden_BTH: Tensor,
-    hint: contract.HintChannel,
-    divergence: Divergence,
-    taid_t: float | None,
-    token_clip: float | None,
-    divide: _Denominators,
-) -> _Channel:
+    model: nn.Module, head: LinearHead, hidden_BTH: Tensor, hint: contract.HintChannel, options: _Options
+) -> Channel:
     """Channel 2 on the student pass that channel 1 already made, and one no-grad pass over the hinted contexts."""
     with torch.no_grad(), evaluating(model):
         hinted_BTH = hidden_states(model, hint.teacher.input_ids, hint.teacher.attention_mask)
-        teacher_NH = _in_head_dtype(hinted_BTH[hint.teacher_rows.sequence_N, hint.teacher_rows.position_N], head)
+        teacher_NH = in_head_dtype(hinted_BTH[hint.teacher_rows.sequence_N, hint.teacher_rows.position_N], head)
         del hinted_BTH
-    terms = [TeacherTerm(teacher_NH, head, 1.0 if taid_t is None else taid_t)]
-    if taid_t is not None:
-        terms.append(TeacherTerm.student(1.0 - taid_t))
     student_NH = hidden_BTH[hint.student_rows.sequence_N, hint.student_rows.position_N]
-    weights_N = divide.row_weights("sdpo_jsd", len(hint.student_rows), student_NH)
-    result = linear_divergence(student_NH, head, terms, divergence, row_weights=weights_N, token_clip=token_clip)
-    return _Channel(result.loss, len(hint.student_rows))
+    return hint_channel(
+        head, student_NH, teacher_NH, options.divergence, options.taid_t, options.token_clip, options.divide
+    )
 
 
-def _pair_channel(
-    model: nn.Module, head: LinearHead, pairs: contract.PairChannel, preference: _Preference, divide: _Denominators
-) -> _Channel:
+def _pair_channel(model: nn.Module, head: LinearHead, pairs: contract.PairChannel, options: _Options) -> Channel:
     """Channel 3: chosen and rejected sequences in one forward pass."""
-    num_pairs = pairs.chosen.sequences.input_ids.shape[0]
     logprobs, lengths = sequence_logprobs(model, head, pairs.chosen, pairs.rejected)
-    if preference.needs_reference:
-        references = [side.reference().to(logprobs) for side in (pairs.chosen, pairs.rejected)]
-        loss = dpo_loss(logprobs[:num_pairs], logprobs[num_pairs:], *references, beta=preference.beta)
-    else:
-        averages = logprobs / lengths
-        loss = simpo_loss(averages[:num_pairs], averages[num_pairs:], beta=preference.beta, gamma=preference.gamma)
-    return _Channel(loss * (num_pairs / divide.of("trace_replay_dpo", num_pairs)), num_pairs)
+    references = (pairs.chosen.reference(), pairs.rejected.reference()) if options.preference.needs_reference else None
+    return pair_channel(logprobs, lengths, references, options.preference, options.divide)
 
 
 def sequence_logprobs(
@@ -197,10 +167,44 @@ def sequence_logprobs(
     sequence_N = torch.cat([chosen.rows.sequence_N, rejected.rows.sequence_N + num_pairs])
     position_N = torch.cat([chosen.rows.position_N, rejected.rows.position_N])
     rows = RowIndex(sequence_N, position_N)
-    hidden_BTH = _in_head_dtype(hidden_states(model, both.input_ids, both.attention_mask), head)
-    token_logprobs_N = linear_token_logprobs(hidden_BTH[sequence_N, position_N], head, rows.next_tokens(both.input_ids))
-    sums = token_logprobs_N.new_zeros(2 * num_pairs).index_add(0, sequence_N, token_logprobs_N)
-    return sums, torch.bincount(sequence_N, minlength=2 * num_pairs)
+    hidden_BTH = in_head_dtype(hidden_states(model, both.input_ids, both.attention_mask), head)
+    rows_NH = hidden_BTH[sequence_N, position_N]
+    return summed_logprobs(head, rows_NH, rows.next_tokens(both.input_ids), sequence_N, 2 * num_pairs)
+
+
+def _tree_channels(
+    model: nn.Module, head: LinearHead, batch: TreeBatch, options: _Options
+) -> tuple[Channel, Channel, Channel]:
+    """Every channel from one pass over a tree; the teacher of channel 2 is the same pass, without its gradient.
+
+    With dropout on, the teacher would be noisy: then it gets a pass of its own, as on flat sequences.
+    """
+    hidden_LH = in_head_dtype(tree_hidden_states(model, batch.tree).hidden, head)
+    lm_ce = response_channel(
+        head, hidden_LH[batch.response.rows], batch.response.targets, options.label_smoothing, options.divide
+    )
+    sdpo = replay = Channel(lm_ce.value.new_zeros(()), 0)
+    if options.alpha > 0 and batch.student_rows.numel():
+        teacher_LH = hidden_LH
+        if _has_dropout(model):
+            with torch.no_grad(), evaluating(model):
+                teacher_LH = in_head_dtype(tree_hidden_states(model, batch.tree).hidden, head)
+        student_NH, teacher_NH = hidden_LH[batch.student_rows], teacher_LH[batch.teacher_rows]
+        sdpo = hint_channel(
+            head, student_NH, teacher_NH, options.divergence, options.taid_t, options.token_clip, options.divide
+        )
+    if options.beta > 0 and batch.pairs is not None:
+        sides = batch.pairs
+        sums, lengths = summed_logprobs(head, hidden_LH[sides.rows], sides.targets, sides.response, 2 * sides.num_pairs)
+        references = sides.references() if options.preference.needs_reference else None
+        replay = pair_channel(sums, lengths, references, options.preference, options.divide)
+    return lm_ce, sdpo, replay
+
+
+def _has_dropout(model: nn.Module) -> bool:
+    return any(isinstance(each, nn.Dropout) and each.training and each.p > 0 for each in model.modules()) or any(
+        module.training and getattr(module, "attention_dropout", 0.0) for module in model.modules()
+    )
 
 
 def _stack_right_padded(first: Sequences, second: Sequences) -> Sequences:
@@ -218,11 +222,6 @@ def _stack_right_padded(first: Sequences, second: Sequences) -> Sequences:
         for side in (first, second)
     ]
     return Sequences(ids, torch.cat([widened(mask) for mask in masks]))
-
-
-def _in_head_dtype(hidden: Tensor, head: LinearHead) -> Tensor:
-    """Outside autocast a head multiplies in its own dtype; some models end on an fp32 norm before a bf16 head."""
-    return hidden if torch.is_autocast_enabled(hidden.device.type) else hidden.to(head.weight.dtype)
 
 
 def _channel_2_divergence(
@@ -245,13 +244,13 @@ def _channel_2_divergence(
     return JSD(beta=jsd_beta, temperature=temperature)
 
 
-def _preference(variant: str, dpo_beta: float, simpo_beta: float, simpo_gamma: float) -> _Preference:
+def _preference(variant: str, dpo_beta: float, simpo_beta: float, simpo_gamma: float) -> Preference:
     """What channel 3 measures; the other variant's knobs are checked too."""
     check_choice(variant, DPO_VARIANTS, "dpo_variant")
     check_positive(dpo_beta, "replay_dpo_beta")
     check_positive(simpo_beta, "simpo_beta")
     check_at_least_zero(simpo_gamma, "simpo_gamma")
-    return _Preference(True, dpo_beta, 0.0) if variant == "dpo" else _Preference(False, simpo_beta, simpo_gamma)
+    return Preference(True, dpo_beta, 0.0) if variant == "dpo" else Preference(False, simpo_beta, simpo_gamma)
 
 
 def _check_weights(alpha_sdpo: float, beta_replay: float, token_clip: float | None) -> None:

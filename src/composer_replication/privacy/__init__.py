@@ -4,6 +4,7 @@ scrubber = Scrubber(env_values=secret_looking_environment(environ), home_dirs=[h
 scope = scrubber.scope()          # one per conversation and the sub-agents linked to it
 record = scope.value(record)      # or scope.text(text)
 scope.report                      # counts by kind, never a value
+scope.reserve(earlier_rows)       # before that, where rows scrubbed earlier are taken over: their numbers stay theirs
 """
 
 from __future__ import annotations

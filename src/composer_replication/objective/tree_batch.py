@@ -1,0 +1,144 @@
+"""A whole session's three channels as one token tree: flat sequences with targets in, rows of the tree out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from composer_replication.batch.tree import TokenTree, build_tree
+from composer_replication.errors import AlignmentError, BatchKeyError, InputError, explain
+
+
+class TargetRows(NamedTuple):
+    """Rows of the tree, and the token that each of them predicts."""
+
+    rows: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TreePairs:
+    """Channel 3: rows that predict the responses, the token of each, and whose it is (chosen first, then rejected)."""
+
+    rows: Tensor
+    targets: Tensor
+    response: Tensor
+    num_pairs: int
+    chosen_reference: Tensor | None
+    rejected_reference: Tensor | None
+
+    def references(self) -> tuple[Tensor, Tensor]:
+        if self.chosen_reference is None or self.rejected_reference is None:
+            raise BatchKeyError(explain("reference log-probs of the pairs", got=None, expected="two numbers a pair"))
+        return self.chosen_reference, self.rejected_reference
+
+
+@dataclass(frozen=True, eq=False)
+class TreeBatch:
+    """What `compose_loss` takes instead of a mapping. Row n of student and teacher predict the same token."""
+
+    tree: TokenTree
+    response: TargetRows
+    student_rows: Tensor
+    teacher_rows: Tensor
+    pairs: TreePairs | None
+
+    def check(self, num_embeddings: int) -> None:
+        """Raise where an id has no embedding."""
+        ids = self.tree.input_ids
+        largest = int(ids.max())
+        if largest >= num_embeddings or int(ids.min()) < 0:
+            expected = f"ids from 0 to {num_embeddings - 1}"
+            raise InputError(explain("token ids of the tree", got=f"{int(ids.min())} to {largest}", expected=expected))
+
+
+@dataclass
+class SessionTargets:
+    """Collects the sequences of a session with what counts in each; `build` merges them into a tree.
+
+    A target is a range of *tokens* [start, end) of its sequence; the rows that predict them lie one earlier.
+    """
+
+    _sequences: list[Sequence[int]] = field(default_factory=list[Sequence[int]])
+    _responses: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    _sites: list[tuple[int, int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int, int]])
+    _chosen: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    _rejected: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    _references: list[tuple[float, float] | None] = field(default_factory=list[tuple[float, float] | None])
+
+    def add_response(self, ids: Sequence[int], start: int, end: int) -> None:
+        """Channel 1: tokens [start, end) of a sequence."""
+        self._responses.append((self._add(ids, start, end), start, end))
+
+    def add_site(
+        self, ids: Sequence[int], start: int, end: int, teacher_ids: Sequence[int], teacher_start: int
+    ) -> None:
+        """Channel 2: the erring turn's tokens, and where they stand in the hinted context."""
+        teacher_end = teacher_start + end - start
+        if list(ids[start:end]) != list(teacher_ids[teacher_start:teacher_end]):
+            fix = "Both ranges name the target tokens themselves; the hinted context has them further on"
+            got = f"{list(ids[start:end])[:5]}… and {list(teacher_ids[teacher_start:teacher_end])[:5]}…"
+            raise AlignmentError(explain("target tokens of the two sides", got=got, expected="the same", fix=fix))
+        student = self._add(ids, start, end)
+        self._sites.append((student, start, end, self._add(teacher_ids, teacher_start, teacher_end), teacher_start))
+
+    def add_pair(
+        self,
+        chosen_ids: Sequence[int],
+        chosen_start: int,
+        rejected_ids: Sequence[int],
+        rejected_start: int,
+        *,
+        references: tuple[float, float] | None = None,
+    ) -> None:
+        """Channel 3: a response is its sequence from its start on; `references` are the start weights' log-probs."""
+        self._chosen.append((self._add(chosen_ids, chosen_start, len(chosen_ids)), chosen_start, len(chosen_ids)))
+        rejected = self._add(rejected_ids, rejected_start, len(rejected_ids))
+        self._rejected.append((rejected, rejected_start, len(rejected_ids)))
+        self._references.append(references)
+
+    def build(self, device: str | torch.device = "cpu") -> TreeBatch:
+        """The tree of everything that was added."""
+        if not self._sequences:
+            raise InputError(explain("session", got="no sequence", expected="at least one"))
+        tree = build_tree(self._sequences).to(device)
+        response = _rows(tree, self._responses)
+        student = _rows(tree, [(sequence, start, end) for sequence, start, end, _, _ in self._sites])
+        teacher = _rows(tree, [(there, first, first + end - start) for _, start, end, there, first in self._sites])
+        return TreeBatch(tree, response, student.rows, teacher.rows, self._pairs(tree))
+
+    def _pairs(self, tree: TokenTree) -> TreePairs | None:
+        if not self._chosen:
+            return None
+        sides = [*self._chosen, *self._rejected]
+        found = _rows(tree, sides)
+        lengths = torch.tensor([end - start for _, start, end in sides], device=found.rows.device)
+        response = torch.arange(len(sides), device=found.rows.device).repeat_interleave(lengths)
+        known = [each for each in self._references if each is not None]
+        if len(known) not in (0, len(self._chosen)):
+            got = f"{len(known)} of {len(self._chosen)} pairs"
+            raise InputError(explain("reference log-probs", got=got, expected="all of the pairs, or none"))
+        both = torch.tensor(known, dtype=torch.float64, device=found.rows.device) if known else None
+        chosen, rejected = (None, None) if both is None else both.unbind(1)
+        return TreePairs(found.rows, found.targets, response, len(self._chosen), chosen, rejected)
+
+    def _add(self, ids: Sequence[int], start: int, end: int) -> int:
+        if not 0 < start < end <= len(ids):
+            expected = f"0 < start < end <= {len(ids)}: nothing predicts a first token"
+            raise InputError(explain("target range", got=(start, end), expected=expected))
+        self._sequences.append(ids)
+        return len(self._sequences) - 1
+
+
+def _rows(tree: TokenTree, ranges: list[tuple[int, int, int]]) -> TargetRows:
+    """The rows that predict tokens [start, end) of each sequence, one after the other."""
+    if not ranges:
+        nothing = torch.empty(0, dtype=torch.int64, device=tree.input_ids.device)
+        return TargetRows(nothing, nothing)
+    rows = torch.cat([tree.rows[sequence][start - 1 : end - 1] for sequence, start, end in ranges])
+    tokens = torch.cat([tree.rows[sequence][start:end] for sequence, start, end in ranges])
+    return TargetRows(rows, tree.input_ids[tokens])
