@@ -6,8 +6,6 @@ fails it, or a tree with a path longer than a sliding window, runs flat, gives t
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,11 +14,11 @@ from torch import Tensor, nn
 
 from composer_replication.batch.eval_mode import evaluating
 from composer_replication.batch.tree import TokenTree, build_tree
+from composer_replication.batch.tree_attention import tree_block_mask, use_tree_attention
 from composer_replication.objective.model_head import causal_lm_of, hidden_states
 
 # The kernel is compiled for a length; a padded tree meets one that was compiled before.
 BUCKET = 1024
-_FLEX = "flex_attention"
 _PROBE = ([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 9, 8, 7], [1, 2, 3, 4, 2, 2], [4, 4, 1])
 
 
@@ -71,32 +69,19 @@ def _probe(model: nn.Module, device: torch.device) -> str | None:
 def _as_tree(model: nn.Module, tree: TokenTree) -> Tensor:
     body = causal_lm_of(model)
     length = len(tree)
-    if tree.input_ids.is_cuda and getattr(body.config, "_attn_implementation", "") != "eager":
+    if tree.input_ids.is_cuda and not body.config._attn_implementation.endswith("eager"):
         tree = tree.padded(BUCKET)
-        with _attention(body, _FLEX):
-            return _run(body, tree, _block_mask(tree))[:length]
+        use_tree_attention(body)
+        return _run(body, tree, tree_block_mask(tree.subtree_end))[:length]
     dtype = next(body.parameters()).dtype
-    hidden_from = torch.finfo(dtype).min
     mask = torch.zeros(1, 1, length, length, dtype=dtype, device=tree.input_ids.device)
-    return _run(body, tree, mask.masked_fill_(~tree.dense_mask()[None, None], hidden_from))
+    return _run(body, tree, mask.masked_fill_(~tree.dense_mask()[None, None], torch.finfo(dtype).min))
 
 
 def _run(body: Any, tree: TokenTree, mask: Any) -> Tensor:
     decoder = body.get_decoder()
     ids, positions = tree.input_ids[None], tree.position_ids[None]
     return decoder(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False).last_hidden_state[0]
-
-
-def _block_mask(tree: TokenTree) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    ends = tree.subtree_end.to(torch.int32)
-
-    def sees(_batch: Tensor, _head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        return (kv <= q) & (q < ends[kv])
-
-    size = len(tree)
-    return create_block_mask(sees, None, None, size, size, device=str(ends.device), _compile=True)
 
 
 def _as_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
@@ -115,19 +100,6 @@ def _as_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
     hidden = torch.cat(found)
     result = hidden.new_zeros(len(tree), hidden.shape[-1])
     return result.index_copy(0, torch.cat(rows_of), hidden)
-
-
-@contextmanager
-def _attention(body: Any, name: str) -> Generator[None, None, None]:
-    before = body.config._attn_implementation
-    if before == name:
-        yield
-        return
-    body.set_attn_implementation(name)
-    try:
-        yield
-    finally:
-        body.set_attn_implementation(before)
 
 
 def _shortest_window(config: Any) -> int | None:

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from composer_replication.batch.tree import build_tree, pack_trees
+from composer_replication.batch.tree_attention import use_tree_attention
 from composer_replication.objective.forward import tree_hidden_states, why_flat
 from composer_replication.objective.model_head import hidden_states
 
@@ -116,3 +117,15 @@ def test_a_model_without_such_masks_is_found_out_by_experiment():
     assert got.flat_because == reason
     for rows, wanted in zip(TREE.rows, flat_rows(model, TREE), strict=True):
         torch.testing.assert_close(got.hidden[rows], wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_tree_attention_leaves_flat_sequences_as_they_were():
+    model = tiny("qwen2")
+    ids, padding = torch.tensor([[1, 5, 9, 3]]), torch.tensor([[0, 1, 1, 1]])
+    before = [model(input_ids=ids).logits, model(input_ids=ids, attention_mask=padding).logits]
+    use_tree_attention(model)
+    use_tree_attention(model)
+    assert model.config._attn_implementation == "composer_tree_sdpa"
+    after = [model(input_ids=ids).logits, model(input_ids=ids, attention_mask=padding).logits]
+    for one, other in zip(before, after, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
