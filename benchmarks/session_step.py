@@ -11,6 +11,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from composer_replication import compose_loss
 from composer_replication.objective.forward import tree_hidden_states
 from composer_replication.objective.tree_batch import SessionTargets, TreeBatch
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "0.5B": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "intermediate_size": 4864},
     "1.5B": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "intermediate_size": 8960},
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128},
@@ -39,7 +40,8 @@ def build_model(shape: str, vocab: int, device: str, checkpointing: bool) -> Qwe
     )
     config._attn_implementation = "sdpa"
     torch.manual_seed(1)
-    model = Qwen2ForCausalLM(config).to(device, torch.bfloat16 if device == "cuda" else torch.float32).train()
+    model = Qwen2ForCausalLM(config).train()
+    model.to(torch.device(device), torch.bfloat16 if device == "cuda" else torch.float32)  # pyright: ignore[reportCallIssue, reportArgumentType]
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
@@ -122,7 +124,8 @@ def steps_of(model: Qwen2ForCausalLM, session: Session, device: str) -> dict[str
         targets = trunk[0, session.first_response :]
         weight = model.lm_head.weight
         pieces = zip(hidden.split(1024), targets.split(1024), strict=True)
-        sum(F.cross_entropy((rows @ weight.T).float(), ids, reduction="sum") for rows, ids in pieces).backward()
+        losses = [F.cross_entropy((rows @ weight.T).float(), ids, reduction="sum") for rows, ids in pieces]
+        torch.stack(losses).sum().backward()
 
     def tree() -> None:
         model.zero_grad(set_to_none=True)

@@ -49,7 +49,7 @@ def _register(name: str, before: str) -> None:
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         is_tree = attention_mask is not None and not isinstance(attention_mask, Tensor)
-        chosen = flex_attention_forward if is_tree else usual
+        chosen: Any = flex_attention_forward if is_tree else usual
         return chosen(module, query, key, value, attention_mask, **options)
 
     AttentionInterface.register(name, attend)

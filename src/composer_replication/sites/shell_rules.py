@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 
-from composer_replication.sites.commands import Command, word_set
+from composer_replication.sites.commands import Command
+from composer_replication.sites.known_commands import SET_UP, UTILITIES, WELL_KNOWN
 from composer_replication.sites.rule import FailureRule, rule
 
 _NO_FILE = (
@@ -34,28 +35,11 @@ _NO_COMMAND_WORDS = (
 )
 _DIRECTORY = r"(?:Is a directory|Ist ein Verzeichnis|est un dossier|Es un directorio|是一个目录|ディレクトリです)"
 _QUOTED = re.compile(r"['\"`‘’“”«»「」]([^'\"`‘’“”«»「」]{1,300})['\"`‘’“”«»「」]")
-# Part of a project's set-up rather than of the shell: where one is missing, the machine was not prepared.
-_SET_UP = word_set(
-    "pytest tox nox jest vitest mocha eslint prettier tsc ruff mypy flake8 black isort pylint pyright phpunit rspec"
-    " rubocop npm npx yarn pnpm bun deno cargo rustc rustup go gofmt golangci-lint mvn gradle javac java dotnet"
-    " cmake ninja gcc g++ clang cc poetry pipenv uv pip pip3 bundle gem ruby php composer mix elixir iex swift"
-    " flutter dart ghc stack cabal sbt lein vite webpack storybook cypress alembic celery gunicorn uvicorn flask"
-    " rails bazel just task buf protoc sqlc phpstan asdf ponyc playwright pre-commit coverage hatch pdm node"
-)
 _TYPED_SHELL = re.compile(r"(?:/\S{0,40}/)?(?:bash|sh|zsh|dash|fish|ksh)\b")
 _SCRIPT_LINE = re.compile(r"\S+: (?:line )?\d+: ")
 _NOT_A_PATH = re.compile(
     r"(?:Error|Exception)\b|\berror:(?! pathspec)|socket|bad interpreter|loading shared librar|not a valid"
 )
-# What one may take for granted on the wrong machine.
-_UTILITIES = word_set(
-    "tree rg fd ag ack bat batcat jq yq wget curl sed awk gsed gawk grep egrep find cat head tail less more vim vi"
-    " nano open pbcopy pbpaste xclip top htop unzip zip tar python python2 sqlite3 make apt apt-get brew yum dnf"
-    " which where dir cls ipconfig ifconfig netstat ss lsof telnet nc nmap rsync timeout gtimeout watch column tac"
-    " shuf xmllint nslookup dig strings xxd hexdump md5 md5sum shasum sha256sum readlink realpath greadlink gdate"
-    " seq bc xdg-open lsd exa"
-)
-_WELL_KNOWN = sorted(_UTILITIES | _SET_UP | word_set("python3 git ls cp mv rm mkdir echo chmod docker kubectl"))
 
 
 def _command_name(match: re.Match[str]) -> str:
@@ -70,7 +54,7 @@ def _is_slip(match: re.Match[str], command: Command) -> bool:
     name = _command_name(match)
     if not command.calls(name) or command.is_remote or _in_script(match.string):
         return False
-    return name in _UTILITIES or (name not in _SET_UP and bool(_near(name)))
+    return name in UTILITIES or (name not in SET_UP and bool(_near(name)))
 
 
 def _is_unprepared(match: re.Match[str], command: Command) -> bool:
@@ -79,7 +63,7 @@ def _is_unprepared(match: re.Match[str], command: Command) -> bool:
 
 def _near(name: str) -> list[str]:
     """Commands that this one is a misspelling of."""
-    return difflib.get_close_matches(name, _WELL_KNOWN, n=1, cutoff=0.8) if len(name) > 2 else []
+    return difflib.get_close_matches(name, WELL_KNOWN, n=1, cutoff=0.8) if len(name) > 2 else []
 
 
 def _in_script(line: str) -> bool:
