@@ -73,6 +73,7 @@ _URL_HASH = re.compile(r"[?&](?:s|v|h|ver|gist|etag|ixid|rev|t)=$|gist\.github[^
 # Part of a path, a file name or an option: public when it is as long as a digest is.
 _IN_NAME = re.compile(r"[/=_-]$")
 _DIGEST_LENGTHS = (32, 40, 56, 64, 96, 128)
+_DIGEST_LENGTHS_64 = (22, 27, 38, 43, 64, 86)  # in base64, without its padding
 _ACCOUNT = 42  # an address on a chain: 0x and 40 digits
 # What is hashed in a lock file, in base64 (go.sum, NuGet, Nix); the hash of a password is not meant.
 _HASH_NAME = re.compile(r"(?<![A-Za-z])h1:$|(?i:hash|checksum|digest|integrity|sha-?\d{1,3})[^\w\0]{1,5}$")
@@ -226,8 +227,10 @@ class Surroundings:
         lead = self._before(run_start, 24)
         if lead.endswith(";base64,") or _SIGNATURE.search(lead) or self._in_public_block(span.start):
             return True
-        if span.kind == KIND and (_is_media(self._text, span.start, run_start) or _names_hash(lead)):
+        if span.kind == KIND and _is_media(self._text, span.start, run_start):
             return True
+        if span.kind == KIND and _names_hash(lead):  # and as long as one is: other things stand behind the word, too
+            return len(self._text[run_start : span.end].rstrip("=")) in _DIGEST_LENGTHS_64
         return span.kind == HEX_KIND and (self._is_hash(span) or self._in_listing(span))
 
     def _before(self, position: int, length: int) -> str:
