@@ -74,7 +74,11 @@ def show(*tables: Table) -> None:
     """Tables to stdout, a blank line between them."""
     from rich.console import Console
 
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=False, width=terminal_width())
+    class PassingOn(Console):
+        def on_broken_pipe(self) -> None:  # rich would exit with 1; that the reader has seen enough is no failure
+            raise BrokenPipeError
+
+    console = PassingOn(file=sys.stdout, highlight=False, soft_wrap=False, width=terminal_width())
     for number, each in enumerate(tables):
         if number:
             console.print()

@@ -166,3 +166,17 @@ def test_what_is_not_understood_exits_with_2(words, capsys):
 def test_every_option_explains_itself():
     for action in build_parser()._subparsers._group_actions[0].choices.values():
         assert all(each.help for each in action._actions)
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path, logs):
+    import subprocess
+    import sys
+
+    from crf import SRC
+
+    crf_ingest = f"{sys.executable} -m composer_replication ingest {logs} -o {tmp_path / 'run'}"
+    command = f"{crf_ingest} | head -n 1; exit ${{PIPESTATUS[0]}}"
+    environment = {"PYTHONPATH": str(SRC), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "conversations.jsonl").exists()
