@@ -94,7 +94,7 @@ def flat_step(model: Qwen2ForCausalLM, session: Session, device: str) -> Callabl
         "sdpo_student_index": torch.tensor(student, device=device),
         "sdpo_teacher_index": torch.tensor(teacher, device=device),
     }
-    batches = [(first, {"alpha_sdpo": ALPHA, "beta_replay": 0.0})]
+    batches = [(first, ALPHA, 0.0)]
     for at, chosen in session.pairs:
         sides = {"chosen": session.trunk[:at] + chosen, "rejected": session.trunk[: at + turn]}
         batch = {"input_ids": trunk[:, :2], "response_mask": torch.zeros_like(trunk[:, :2])}
@@ -104,12 +104,12 @@ def flat_step(model: Qwen2ForCausalLM, session: Session, device: str) -> Callabl
             counted[:, at:] = 1
             batch[f"dpo_{side}_input_ids"], batch[f"dpo_{side}_response_mask"] = tokens, counted
             batch[f"dpo_{side}_ref_logprobs"] = torch.tensor([-1.0], device=device)
-        batches.append((batch, {"alpha_sdpo": 0.0, "beta_replay": BETA}))
+        batches.append((batch, 0.0, BETA))
 
     def step() -> None:
         model.zero_grad(set_to_none=True)
-        for batch, weights in batches:
-            compose_loss(model, batch, **weights).total.backward()
+        for batch, alpha, beta in batches:
+            compose_loss(model, batch, alpha_sdpo=alpha, beta_replay=beta).total.backward()
 
     return step
 
