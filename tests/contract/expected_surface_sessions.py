@@ -73,7 +73,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "BLAMES": "value",
         "FailureRule": (
             '(*, kind, pattern, needles, channels=("shell", "file", "other"), where="line", blame=None, '
-            "confidence=0.9, names_typed=False, accept=None)"
+            "confidence=0.9, accept=None)"
         ),
         "KINDS": "value",
         "MIN_CONFIDENCE": "value",
@@ -84,7 +84,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "register_rule": "(rule)",
         "rule": (
             '(kind, pattern, *needles, channels="shell file other", where="line", ignore_case=True, blame=None, '
-            "confidence=0.9, names_typed=False, accept=None)"
+            "confidence=0.9, accept=None)"
         ),
         "unregister_rule": "(rule)",
     },

@@ -31,9 +31,9 @@ def verdict_of(row):
     history = History()
     for call in row.get("context", ()):
         text = call.get("text", call.get("result", ""))
-        before = classify(call["tool"], call["arguments"], text, call.get("is_error"), before=history.before())
+        before = classify(call["tool"], call["arguments"], text, call.get("is_error"), before=history)
         history.add(call["tool"], call["arguments"], before, text)
-    return classify(row["tool"], row["arguments"], row["text"], row["is_error"], before=history.before())
+    return classify(row["tool"], row["arguments"], row["text"], row["is_error"], before=history)
 
 
 def confusion(labelled):

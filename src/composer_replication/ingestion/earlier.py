@@ -33,14 +33,13 @@ class Earlier:
     lost: str | None = None
     _file: BinaryIO | None = None
     _offsets: list[int] = field(default_factory=list[int])
-    _first_row: dict[str, int] = field(default_factory=dict[str, int])
+    _first_rows: dict[int, int] = field(default_factory=dict[int, int])  # by identity: paths may be equal
 
     def take(self, source: SessionSource) -> list[Row]:
         """The rows of one of `sources`, as they were written."""
         if not source.conversations or self._file is None:
             return []
-        first = self._first_row[source.path]
-        self._file.seek(self._offsets[first])
+        self._file.seek(self._offsets[self._first_rows[id(source)]])
         taken = [orjson.loads(self._file.readline()) for _ in source.conversations]
         if [row["id"] for row in taken] != [f"{each}{source.id_suffix}" for each in source.conversations]:
             expected = f"the conversations of {source.path}"
@@ -95,5 +94,5 @@ def _complete(run: RunDir, scrub: ScrubSettings | None, forgotten: frozenset[str
     salt, digest = meta.settings.get("settings_salt"), meta.settings.get("settings_digest")
     fingerprint = Fingerprint.of(scrub, salt=salt if isinstance(salt, str) else None)
     starts = accumulate((len(each.conversations) for each in sources), initial=0)
-    first_row = {source.path: start for source, start in zip(sources, starts, strict=False)}
-    return Earlier(fingerprint, fingerprint.digest == digest, sources, forgotten, None, file, offsets, first_row)
+    first_rows = {id(source): start for source, start in zip(sources, starts, strict=False)}
+    return Earlier(fingerprint, fingerprint.digest == digest, sources, forgotten, None, file, offsets, first_rows)

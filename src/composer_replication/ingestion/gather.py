@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,7 +108,7 @@ def _with_gone(
         format=source.format or account.format,
         conversations=[row["id"] for row, _ in together],
         file_of=[file for _, file in together],
-        redactions={**account.redactions, **source.redactions},
+        redactions=dict(Counter(account.redactions) + Counter(source.redactions)),
     ), [row for row, _ in together]
 
 

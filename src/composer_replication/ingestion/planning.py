@@ -69,7 +69,9 @@ class _Planning:
         self._patterns = list(exclude)
         self._found: dict[str, tuple[SessionSource, Family]] = {}
         self._seen: dict[frozenset[str], str] = {}
+        self._paths: set[str] = set()
         self._ignored: list[str] = []
+        self._ignored_inodes: set[int] = set()
         self._plan = Plan()
 
     def look_at(self, root: Path) -> None:
@@ -85,43 +87,47 @@ class _Planning:
         if left_out and not below:
             self._plan.all_ignored.add(root)
         self._ignored += left_out
+        self._ignored_inodes |= {(folder / name).stat().st_ino for name in left_out if (folder / name).is_file()}
         self._patterns += ignore_patterns(folder) if root.is_dir() else []
         self._plan.outside.skipped.update(report.skipped)
         self._plan.outside.skips += [Skip(each.reason, self._shown(each.file), each.line) for each in report.skips]
 
     def settle(self, *, reread: bool) -> Plan:
-        unclaimed = {each.path: each for each in self._earlier.sources}
-        planned: list[Planned] = []
-        matches = self._matches(unclaimed)
-        for path, (draft, family) in self._found.items():
-            old = matches.get(path)
-            planned.append(_decide(draft, family, old, reread))
-        kept = [each for each in unclaimed.values() if each.conversations and not self._is_left_out(each)]
-        for each in kept:
-            path = self._unique(each.path)  # somebody else's file may have the place of one that is gone
-            self._found.setdefault(path, (each, Family("", ())))
-            planned.append(Planned(replace(each, path=path), old=each))
+        matches = self._matches()
+        claimed = {id(each) for each in matches.values()}
+        planned = [_decide(draft, family, matches.get(path), reread) for path, (draft, family) in self._found.items()]
+        for each in self._earlier.sources:
+            if id(each) not in claimed and each.conversations and not self._is_left_out(each):
+                # Somebody else's file may have the place of one that is gone.
+                planned.append(Planned(replace(each, path=self._unique(each.path)), old=each))
         self._plan.families = sorted(planned, key=lambda each: each.source.path)
         used = {pattern for pattern in self._exclude if any(is_ignored(name, [pattern]) for name in self._ignored)}
         used |= {p for p in self._exclude if any(is_ignored(each.name, [p]) for each in self._earlier.sources)}
         self._plan.unused_patterns = [each for each in self._exclude if each not in used]
         return self._plan
 
-    def _matches(self, unclaimed: dict[str, SessionSource]) -> dict[str, SessionSource]:
-        """Accounts of the families that are there: the same file first, then the same path. Claims what it finds."""
-        by_file = {each.inodes[0]: each for each in unclaimed.values() if each.inodes}
+    def _matches(self) -> dict[str, SessionSource]:
+        """Accounts of the families that are there: the same file first, then the same path; each is claimed once."""
         matches: dict[str, SessionSource] = {}
-        for path, (draft, _) in self._found.items():
-            same = by_file.get(draft.inodes[0]) if draft.inodes else None
-            if same is not None and same.path in unclaimed:
-                matches[path] = unclaimed.pop(same.path)
-        for path in self._found:
-            if path not in matches and path in unclaimed:
-                matches[path] = unclaimed.pop(path)
+        claimed: set[int] = set()
+        for key_of in (self._file_key, lambda account: account.path):
+            accounts = {key_of(each): each for each in self._earlier.sources if id(each) not in claimed}
+            for path, (draft, _) in self._found.items():
+                same = accounts.get(key_of(draft))
+                if path not in matches and same is not None and id(same) not in claimed:
+                    matches[path] = same
+                    claimed.add(id(same))
         return matches
+
+    def _file_key(self, account: SessionSource) -> tuple[int, str]:
+        """Inode and name: the inode of a deleted file is soon another's. Other settings may have scrubbed the name."""
+        inode = account.inodes[0] if account.inodes else 0
+        return inode, account.name.rpartition("/")[2] if self._earlier.same_settings else ""
 
     def _is_left_out(self, account: SessionSource) -> bool:
         """What is excluded goes, whether or not its file is still there."""
+        if self._ignored_inodes.intersection(account.inodes[:1]):  # its name may be scrubbed here
+            return True
         names = [account.name, *account.files]
         return any(is_ignored(name, self._patterns) for name in names)
 
@@ -142,8 +148,9 @@ class _Planning:
     def _unique(self, path: str) -> str:
         """Two people's folders may look the same scrubbed: the second gets a number."""
         number, unique = 2, path
-        while unique in self._found:
+        while unique in self._paths:
             unique, number = f"{path}~{number}", number + 1
+        self._paths.add(unique)
         return unique
 
 
@@ -154,4 +161,5 @@ def _decide(draft: SessionSource, family: Family, old: SessionSource | None, rer
     # The session that a copy was a copy of may be gone, so copies are looked at again.
     if is_same and old.status != "duplicate" and not reread:
         return Planned(replace(old, inodes=draft.inodes), old=old)
-    return Planned(draft, family, old, frozenset(old.files) - frozenset(draft.files))
+    # Of a family that was partly gone before, `files` has only what was left of it.
+    return Planned(draft, family, old, frozenset([*old.files, *old.file_of]) - frozenset(draft.files))

@@ -40,10 +40,6 @@ class History:
         self._read: dict[str, str] = {}
         self._build_failed = False
 
-    def before(self) -> History:
-        """As it stands now, for the next call."""
-        return self
-
     def heard(self, text: str) -> None:
         """Words of the user, or of anybody but the model."""
         self._texts.append(text)

@@ -28,8 +28,8 @@ _MESSAGE_END = re.compile(r"\n\s*\n|\s*</|\s*\Z")
 class FailureRule:
     """`pattern` is tried on single lines, or where the message starts or ends.
 
-    `needles` are words in lower case, cheap to look for, of which one has to be there. With `names_typed` the group
-    "thing" must be something that the command itself says.
+    `needles` are words in lower case, cheap to look for, of which one has to be there. `accept` has the last word: it
+    knows what the command itself says.
     """
 
     kind: str
@@ -39,7 +39,6 @@ class FailureRule:
     where: Where = "line"
     blame: Blame | None = None
     confidence: float = 0.9
-    names_typed: bool = False
     accept: Callable[[re.Match[str], Command], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -67,9 +66,7 @@ class FailureRule:
             if is_own is not None and not is_own(line):
                 continue
             match = self.pattern.match(line) if self.where == "start" else self.pattern.search(line)
-            if match is None or (self.names_typed and not command.names(match["thing"])):
-                continue
-            if self.accept is None or self.accept(match, command):
+            if match is not None and (self.accept is None or self.accept(match, command)):
                 yield self._span(match, start)
 
     def _span(self, match: re.Match[str], offset: int) -> tuple[int, int]:
@@ -100,7 +97,6 @@ def rule(
     ignore_case: bool = True,
     blame: Blame | None = None,
     confidence: float = 0.9,
-    names_typed: bool = False,
     accept: Callable[[re.Match[str], Command], bool] | None = None,
 ) -> FailureRule:
     """A rule from plain words. `^` and `$` are ends of a line."""
@@ -114,6 +110,5 @@ def rule(
         where=where,
         blame=blame,
         confidence=confidence,
-        names_typed=names_typed,
         accept=accept,
     )

@@ -10,7 +10,7 @@ from composer_replication.errors import InputError
 from composer_replication.hint_generator import HINT_TEMPLATES, count_sentences, dispatch, register, write_hint
 from composer_replication.hint_generator.seen import SeenAlong
 from composer_replication.privacy import Scrubber
-from composer_replication.sites import USUAL_BLAME, find_error_sites
+from composer_replication.sites import USUAL_BLAME, find_error_sites, rule
 from session_pieces import Session
 
 SCHEMAS = {
@@ -201,6 +201,19 @@ def test_a_repeated_failure_is_about_the_repetition():
     assert hint.text == (
         "This call of `Read` has already failed 2 times with `File does not exist.`. "
         "Do not repeat a failed call unchanged: find out why, then change it."
+    )
+
+
+def test_a_failure_of_a_kind_without_a_template_gets_the_fallback_with_its_message():
+    mine = rule("wrong_ticket", r"ticket \w+ is closed", "ticket", where="start", blame="model", confidence=0.9)
+    session = Session()
+    session.call("assign", "Error: ticket T7 is closed", is_error=True, ticket="T7")
+    conversation = session.conversation()
+    (site,) = find_error_sites(conversation, extra_rules=[mine])
+    hint = write_hint(site, conversation)
+    assert hint.template == "runtime_error"
+    assert hint.text == (
+        "This call of `assign` fails with `ticket T7 is closed`. Check what it assumes before making it."
     )
 
 

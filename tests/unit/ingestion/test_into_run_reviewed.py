@@ -47,6 +47,36 @@ def test_of_a_family_that_is_partly_gone_everything_stays(tmp_path):
     assert list(stored(run))[-2:] == ["parent", "parent/agent-abc"]
 
 
+def test_what_is_gone_of_a_family_stays_however_often_the_rest_is_read_again(tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    write_subagent(logs, "parent")
+    run, _ = ingested(tmp_path / "run", logs)
+    before = list(stored(run))
+    (logs / "parent.jsonl").unlink()
+    for _ in range(3):
+        with (logs / "parent" / "subagents" / "agent-abc.jsonl").open("ab") as file:
+            file.write(b"\n")
+        ingested(run.root, logs)
+        assert list(stored(run)) == before
+
+
+def test_a_new_file_with_the_inode_of_a_deleted_one_does_not_take_its_place(tmp_path, monkeypatch):
+    from composer_replication.ingestion import families
+
+    real = families._stamp_of
+    monkeypatch.setattr(families, "_stamp_of", lambda path: real(path)._replace(inode=7))
+    write_session(tmp_path / "logs", "11111111-aaaa").unlink()
+    gone = write_session(tmp_path / "logs", "11111111-aaaa", said="first")
+    run, _ = ingested(tmp_path / "run", tmp_path / "logs")
+    gone.unlink()
+    new = write_session(tmp_path / "logs", "22222222-bbbb", said="second")
+    for words in (b"\n", b"\n\n"):
+        ingested(run.root, tmp_path / "logs")
+        assert sorted(stored(run)) == ["11111111-aaaa", "22222222-bbbb"]
+        new.write_bytes(new.read_bytes() + words)
+
+
 def test_a_renamed_sub_agent_is_not_there_twice(tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
