@@ -19,6 +19,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from composer_replication import compose_loss
 from composer_replication.objective.forward import tree_hidden_states
+from composer_replication.objective.teachers import WeightedTeacher
 from composer_replication.objective.tree_batch import SessionTargets, TreeBatch
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -40,7 +41,8 @@ def build_model(shape: str, vocab: int, device: str, checkpointing: bool) -> Qwe
     )
     config._attn_implementation = "sdpa"
     torch.manual_seed(1)
-    model = Qwen2ForCausalLM(config).train()
+    with torch.device(device):
+        model = Qwen2ForCausalLM(config).train()
     model.to(torch.device(device), torch.bfloat16 if device == "cuda" else torch.float32)  # pyright: ignore[reportCallIssue, reportArgumentType]
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -114,7 +116,9 @@ def flat_step(model: Qwen2ForCausalLM, session: Session, device: str) -> Callabl
     return step
 
 
-def steps_of(model: Qwen2ForCausalLM, session: Session, device: str) -> dict[str, Callable[[], None]]:
+def steps_of(
+    model: Qwen2ForCausalLM, reference: Qwen2ForCausalLM, session: Session, device: str
+) -> dict[str, Callable[[], None]]:
     batch = session.tree(device)
     trunk = torch.tensor([session.trunk], device=device)
 
@@ -132,14 +136,14 @@ def steps_of(model: Qwen2ForCausalLM, session: Session, device: str) -> dict[str
         compose_loss(model, batch, alpha_sdpo=ALPHA, beta_replay=BETA).total.backward()
 
     def tree_and_reference() -> None:
-        with torch.no_grad():
-            tree_hidden_states(model, batch.tree)
-        tree()
+        model.zero_grad(set_to_none=True)
+        teachers = [WeightedTeacher(reference, 0.99), WeightedTeacher(coefficient=0.01)]
+        compose_loss(model, batch, alpha_sdpo=ALPHA, beta_replay=BETA, sdpo_teachers=teachers).total.backward()
 
     return {
         "plain SFT step on the trunk": plain,
         "tree, three channels": tree,
-        "tree + reference pass": tree_and_reference,
+        "tree + reference pass (trust region)": tree_and_reference,
         "separate sequences, three channels": flat_step(model, session, device),
     }
 
@@ -163,7 +167,10 @@ def measure(step: Callable[[], None], device: str, rounds: int) -> tuple[float, 
 
 def run(shape: str, lengths: list[int], device: str, checkpointing: bool, args: argparse.Namespace) -> None:
     model = build_model(shape, args.vocab, device, checkpointing)
+    reference = build_model(shape, args.vocab, device, False).requires_grad_(False)
     kept = "with" if checkpointing else "without"
+    how = tree_hidden_states(model, Session(64, 2, 2, 8, 4, 8, args.vocab).tree(device).tree)
+    print(f"\nattention: {how.kind or how.flat_because}")
     print(f"\n### {shape}, {kept} checkpointing, lengths in this order, {args.pairs} pairs, {args.sites} sites\n")
     print("| trunk | tree / trunk tokens | variant | ms | x plain | x plain / token ratio | peak GiB |")
     print("|---|---|---|---|---|---|---|")
@@ -171,10 +178,10 @@ def run(shape: str, lengths: list[int], device: str, checkpointing: bool, args: 
         session = Session(length, args.pairs, args.sites, args.turn, args.hint, args.responses, args.vocab)
         ratio = len(session.tree("cpu").tree) / length
         plain_ms = 0.0
-        for name, step in steps_of(model, session, device).items():
-            if checkpointing and name.startswith("separate") and length > args.longest_separate:
+        for name, step in steps_of(model, reference, session, device).items():
+            if args.only not in name or (name.startswith("separate") and length > args.longest_separate):
                 continue
-            ms, peak = measure(step, device, 1 if name.startswith("separate") else args.rounds)
+            ms, peak = measure(step, device, args.rounds_separate if name.startswith("separate") else args.rounds)
             plain_ms = plain_ms or ms
             times = ms / plain_ms
             print(
@@ -184,7 +191,7 @@ def run(shape: str, lengths: list[int], device: str, checkpointing: bool, args: 
             gc.collect()
             if device == "cuda":
                 torch.cuda.empty_cache()
-    del model
+    del model, reference
 
 
 def main() -> None:
@@ -193,21 +200,23 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["0.5B"], choices=list(SHAPES))
     parser.add_argument("--lengths", nargs="+", type=int, default=[8192, 16384, 12000])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds-separate", type=int, default=1, help="of the slow rows")
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--pairs", type=int, default=16)
     parser.add_argument("--sites", type=int, default=8)
     parser.add_argument("--turn", type=int, default=256)
     parser.add_argument("--hint", type=int, default=64)
     parser.add_argument("--responses", type=int, default=4096)
-    parser.add_argument("--longest-separate", type=int, default=8192)
-    parser.add_argument("--no-checkpointing", action="store_true", help="only the first of the two tables")
+    parser.add_argument("--longest-separate", type=int, default=16384, help="longer sessions leave that row out")
+    parser.add_argument("--only", default="", metavar="WORD", help="rows whose name has it; ratios are to the first")
+    parser.add_argument("--checkpointing", choices=["off", "on", "both"], default="both")
     args = parser.parse_args()
     if args.tiny:
         args.vocab, args.pairs, args.sites, args.turn, args.hint, args.responses = 500, 16, 4, 8, 4, 64
         run("tiny", [256, 512], "cuda" if torch.cuda.is_available() else "cpu", False, args)
         return
     for shape in args.shapes:
-        for checkpointing in (False,) if args.no_checkpointing else (False, True):
+        for checkpointing in {"off": (False,), "on": (True,), "both": (False, True)}[args.checkpointing]:
             run(shape, args.lengths, "cuda", checkpointing, args)
 
 

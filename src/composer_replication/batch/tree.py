@@ -1,35 +1,54 @@
 """Sequences that share prefixes as one tree of tokens: each token is stored, and computed, once.
 
-Flattened in depth-first order, every node's tokens lie together and its whole subtree follows them. So token q may see
-token kv exactly when
+Every token has a number in depth-first order, `enter`, and the number where its node's subtree ends, `leave`. Token q
+may see token kv exactly when
 
-    kv <= q < subtree_end[kv]
+    kv <= q  and  enter[kv] <= enter[q] < leave[kv]
 
-where `subtree_end[kv]` is where the subtree of kv's node ends. That is the whole attention rule: one integer a token. A
-token's position is its depth, as in the flat sequence. Trees side by side, and padding, follow the same rule.
+(kv and q being their places in the layout), which says that kv's node is on the path to q. That is the whole attention
+rule. A token's position is its depth, as in the flat sequence. Trees side by side, and padding, follow the same rule.
+
+The layout puts the longest path of each tree first, as one stretch: the trunk, which plain causal attention can
+compute. The other sequences follow by how far they share the trunk, each with what is new in it as one stretch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from composer_replication.batch.prefixes import New, SharedPrefixes
 from composer_replication.errors import InputError, explain
+
+Run = tuple[int, int]
+"""Rows [start, end)."""
+
+
+class Stretch(NamedTuple):
+    """Rows [start, end), and the runs of rows on the path before them; a trunk has none before it."""
+
+    start: int
+    end: int
+    context: tuple[Run, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
-    """A flattened tree, or several: ids, depths and subtree ends (L,), and where each sequence's tokens went."""
+    """A tree, or several: ids, depths and depth-first numbers (L,), and where each sequence's tokens went."""
 
     input_ids: Tensor
     position_ids: Tensor
-    subtree_end: Tensor
+    enter: Tensor
+    leave: Tensor
     rows: tuple[Tensor, ...]
-    """For each sequence, the flat index of each of its tokens."""
+    """For each sequence, the row of each of its tokens."""
+    stretches: tuple[Stretch, ...]
+    """In order, without gaps; rows behind the last are padding."""
 
     def __len__(self) -> int:
         return self.input_ids.numel()
@@ -39,9 +58,15 @@ class TokenTree:
         """What the sequences would cost one by one."""
         return sum(each.numel() for each in self.rows)
 
+    @property
+    def longest_path(self) -> int:
+        return max(each.numel() for each in self.rows)
+
     def to(self, device: str | torch.device) -> TokenTree:
-        rows = tuple(each.to(device) for each in self.rows)
-        return TokenTree(self.input_ids.to(device), self.position_ids.to(device), self.subtree_end.to(device), rows)
+        ids, positions, enter, leave, *rows = (
+            each.to(device) for each in (self.input_ids, self.position_ids, self.enter, self.leave, *self.rows)
+        )
+        return TokenTree(ids, positions, enter, leave, tuple(rows), self.stretches)
 
     def padded(self, multiple: int) -> TokenTree:
         """With padding up to a multiple: tokens that see only themselves, and that nothing sees."""
@@ -51,18 +76,22 @@ class TokenTree:
         if not missing:
             return self
         zeros = self.input_ids.new_zeros(missing)
-        alone = torch.arange(len(self), len(self) + missing, device=zeros.device) + 1
+        alone = torch.arange(len(self), len(self) + missing, device=zeros.device)
         return TokenTree(
             torch.cat([self.input_ids, zeros]),
             torch.cat([self.position_ids, zeros]),
-            torch.cat([self.subtree_end, alone]),
+            torch.cat([self.enter, alone]),
+            torch.cat([self.leave, alone + 1]),
             self.rows,
+            self.stretches,
         )
 
     def dense_mask(self) -> Tensor:
         """(L, L) boolean, True where the row may see the column: for small trees, and for tests."""
-        index = torch.arange(len(self), device=self.subtree_end.device)
-        return (index[None] <= index[:, None]) & (index[:, None] < self.subtree_end[None])
+        index = torch.arange(len(self), device=self.enter.device)
+        enter, leave = self.enter, self.leave
+        on_path = (enter[None] <= enter[:, None]) & (enter[:, None] < leave[None])
+        return (index[None] <= index[:, None]) & on_path
 
 
 def build_tree(sequences: Sequence[Sequence[int] | Tensor]) -> TokenTree:
@@ -73,16 +102,28 @@ def build_tree(sequences: Sequence[Sequence[int] | Tensor]) -> TokenTree:
             raise InputError(
                 explain(f"sequence {number}", got=f"shape {tuple(each.shape)}", expected="at least one token")
             )
-    root = _Node(torch.empty(0, dtype=torch.int64))
-    for each in flat:
-        root.insert(each)
-    nodes = _depth_first(root)
-    sizes = torch.tensor([node.ids.numel() for node in nodes])
+    if not flat:
+        raise InputError(explain("sequences", got="none", expected="at least one"))
+    prefixes = SharedPrefixes(flat)
+    runs: dict[int, list[Run]] = {}
+    stretches: list[Stretch] = []
+    news: list[New] = []
+    length = 0
+    for new in prefixes.in_layout_order():
+        context = _first_rows(runs[new.parent], new.first) if new.first else []
+        runs[new.sequence] = _joined(context, (length, length + new.size))
+        if new.size:
+            stretches.append(Stretch(length, length + new.size, tuple(context)))
+            news.append(new)
+            length += new.size
+    enter, leave = prefixes.numbers({new.sequence: new.first for new in news})
     return TokenTree(
-        torch.cat([node.ids for node in nodes]),
-        torch.cat([torch.arange(node.depth, node.depth + node.ids.numel()) for node in nodes]),
-        torch.tensor([node.subtree_end for node in nodes]).repeat_interleave(sizes),
-        tuple(root.rows_of(each) for each in flat),
+        torch.cat([flat[new.sequence][new.first :] for new in news]),
+        torch.cat([torch.arange(new.first, new.first + new.size) for new in news]),
+        torch.cat([enter[new.sequence] for new in news]),
+        torch.cat([leave[new.sequence] for new in news]),
+        tuple(torch.cat([torch.arange(*run) for run in runs[number]]) for number in range(len(flat))),
+        tuple(stretches),
     )
 
 
@@ -91,71 +132,36 @@ def pack_trees(trees: Sequence[TokenTree]) -> TokenTree:
     if not trees:
         raise InputError(explain("trees", got="none", expected="at least one"))
     offsets = list(accumulate((len(each) for each in trees[:-1]), initial=0))
+    placed = list(zip(trees, offsets, strict=True))
     return TokenTree(
         torch.cat([each.input_ids for each in trees]),
         torch.cat([each.position_ids for each in trees]),
-        torch.cat([each.subtree_end + offset for each, offset in zip(trees, offsets, strict=True)]),
-        tuple(row + offset for each, offset in zip(trees, offsets, strict=True) for row in each.rows),
+        torch.cat([each.enter + offset for each, offset in placed]),
+        torch.cat([each.leave + offset for each, offset in placed]),
+        tuple(row + offset for each, offset in placed for row in each.rows),
+        tuple(
+            Stretch(start + offset, end + offset, tuple((first + offset, last + offset) for first, last in context))
+            for each, offset in placed
+            for start, end, context in each.stretches
+        ),
     )
 
 
-@dataclass(eq=False)
-class _Node:
-    """A run of tokens without a fork, and what continues it, by first token. Laying it out sets the numbers."""
-
-    ids: Tensor
-    children: dict[int, _Node] = field(default_factory=dict[int, "_Node"])
-    start: int = 0
-    depth: int = 0
-    subtree_end: int = 0
-
-    def insert(self, ids: Tensor) -> None:
-        node = self
-        while ids.numel():
-            child = node.children.get(int(ids[0]))
-            if child is None:
-                node.children[int(ids[0])] = _Node(ids)
-                return
-            shared = _shared_length(child.ids, ids)
-            if shared < child.ids.numel():
-                child.split(shared)
-            node, ids = child, ids[shared:]
-
-    def split(self, at: int) -> None:
-        """Cut the run: the rest becomes the only child, with all children of this one."""
-        rest = _Node(self.ids[at:], self.children)
-        self.ids, self.children = self.ids[:at], {int(rest.ids[0]): rest}
-
-    def rows_of(self, ids: Tensor) -> Tensor:
-        pieces: list[Tensor] = []
-        node = self
-        while ids.numel():
-            node = node.children[int(ids[0])]
-            pieces.append(torch.arange(node.start, node.start + node.ids.numel()))
-            ids = ids[node.ids.numel() :]
-        return torch.cat(pieces)
+def _first_rows(runs: list[Run], count: int) -> list[Run]:
+    """The first `count` rows of a path."""
+    kept: list[Run] = []
+    for start, end in runs:
+        size = min(end - start, count)
+        if not size:
+            break
+        kept.append((start, start + size))
+        count -= size
+    return kept
 
 
-def _depth_first(root: _Node) -> list[_Node]:
-    """The nodes in order, each with its place. A session has hundreds of forks on its trunk, so nothing recurses."""
-    nodes: list[_Node] = []
-    length = 0
-    stack: list[tuple[_Node, int] | _Node] = [(child, 0) for child in reversed(root.children.values())]
-    while stack:
-        entry = stack.pop()
-        if isinstance(entry, _Node):  # everything below it is laid out
-            entry.subtree_end = length
-            continue
-        node, node.depth = entry
-        node.start = length
-        nodes.append(node)
-        length += node.ids.numel()
-        stack.append(node)
-        stack += [(child, node.depth + node.ids.numel()) for child in reversed(node.children.values())]
-    return nodes
-
-
-def _shared_length(first: Tensor, second: Tensor) -> int:
-    size = min(first.numel(), second.numel())
-    differs = (first[:size] != second[:size]).nonzero()
-    return int(differs[0]) if differs.numel() else size
+def _joined(runs: list[Run], last: Run) -> list[Run]:
+    if last[0] == last[1]:
+        return runs
+    if runs and runs[-1][1] == last[0]:
+        return [*runs[:-1], (runs[-1][0], last[1])]
+    return [*runs, last]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from composer_replication.loss.linear import (
 from composer_replication.loss.rows import Divergence, check_at_least_zero, check_choice
 from composer_replication.loss.simpo import simpo_loss
 from composer_replication.objective.components import CHANNELS
+from composer_replication.objective.teachers import Teacher, WeightedTeacher
 
 
 class Preference(NamedTuple):
@@ -28,6 +29,20 @@ class Preference(NamedTuple):
     needs_reference: bool
     beta: float
     gamma: float
+
+
+class Options(NamedTuple):
+    """What the channels are asked to do."""
+
+    divergence: Divergence
+    preference: Preference
+    taid_t: float | None
+    token_clip: float | None
+    label_smoothing: float
+    divide: Denominators
+    alpha: float
+    beta: float
+    teachers: tuple[WeightedTeacher, ...]
 
 
 class Channel(NamedTuple):
@@ -68,22 +83,17 @@ def response_channel(
     return Channel(result.loss, count)
 
 
-def hint_channel(
-    head: LinearHead,
-    student_NH: Tensor,
-    teacher_NH: Tensor,
-    divergence: Divergence,
-    taid_t: float | None,
-    token_clip: float | None,
-    divide: Denominators,
-) -> Channel:
-    """Channel 2: row n of both sides predicts the same token; the teacher's rows carry no gradient."""
-    terms = [TeacherTerm(teacher_NH.detach(), head, 1.0 if taid_t is None else taid_t)]
-    if taid_t is not None:
-        terms.append(TeacherTerm.student(1.0 - taid_t))
+def hint_channel(head: LinearHead, student_NH: Tensor, teachers: Sequence[Teacher], options: Options) -> Channel:
+    """Channel 2: row n of all sides predicts the same token; the teachers' rows carry no gradient."""
+    share = 1.0 if options.taid_t is None else options.taid_t
+    terms = [TeacherTerm(each.rows_NH, each.head, share * each.coefficient) for each in teachers]
+    if options.taid_t is not None:
+        terms.append(TeacherTerm.student(1.0 - options.taid_t))
     count = student_NH.shape[0]
-    weights_N = divide.row_weights("sdpo_jsd", count, student_NH)
-    result = linear_divergence(student_NH, head, terms, divergence, row_weights=weights_N, token_clip=token_clip)
+    weights_N = options.divide.row_weights("sdpo_jsd", count, student_NH)
+    result = linear_divergence(
+        student_NH, head, terms, options.divergence, row_weights=weights_N, token_clip=options.token_clip
+    )
     return Channel(result.loss, count)
 
 

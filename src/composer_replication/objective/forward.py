@@ -1,7 +1,8 @@
 """Hidden rows of a whole token tree: in one masked pass where the model allows it, sequence by sequence where not.
 
-Which models allow it is found out by experiment: a small tree and its sequences must give the same rows. A model that
-fails it, or a tree with a path longer than a sliding window, runs flat, gives the same numbers, and says so.
+Which models allow it, and by which kind of attention, is found out by experiment: a small tree and its sequences must
+give the same rows. A model that fails every kind, or a tree with a path longer than a sliding window, runs flat, gives
+the same numbers, and says so.
 """
 
 from __future__ import annotations
@@ -14,68 +15,127 @@ from torch import Tensor, nn
 
 from composer_replication.batch.eval_mode import evaluating
 from composer_replication.batch.tree import TokenTree, build_tree
-from composer_replication.batch.tree_attention import tree_block_mask, use_tree_attention
+from composer_replication.batch.tree_attention import Kind, tree_mask, use_tree_attention
 from composer_replication.objective.model_head import causal_lm_of, hidden_states
+from composer_replication.objective.wrapped import agreed_most, inside_forward
 
-# The kernel is compiled for a length; a padded tree meets one that was compiled before.
+# FlexAttention is compiled for a length; a padded tree meets one that was compiled before.
 BUCKET = 1024
-_PROBE = ([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 9, 8, 7], [1, 2, 3, 4, 2, 2], [4, 4, 1])
+_PROBE = ([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 9, 8, 7], [1, 2, 3, 4, 2, 2], [1, 2, 3, 9, 8, 4], [4, 4, 1])
 
 
 class TreeRows(NamedTuple):
-    """Last hidden states (L, H), one row a token of the tree, and why they were not computed as a tree, if not."""
+    """Last hidden states (L, H), one row a token of the tree; by which attention, or why not as a tree."""
 
     hidden: Tensor
+    kind: Kind | None
     flat_because: str | None
 
 
-_probed: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()
+class _Found(NamedTuple):
+    kind: Kind | None
+    flat_because: str | None
+
+
+_probed: WeakKeyDictionary[nn.Module, dict[str, _Found]] = WeakKeyDictionary()
 
 
 def tree_hidden_states(model: nn.Module, tree: TokenTree) -> TreeRows:
     """The rows of every token, as the flat sequences would give them."""
-    reason = why_flat(model, tree)
-    hidden = _as_tree(model, tree) if reason is None else _as_sequences(model, tree)
-    return TreeRows(hidden, reason)
+    body = causal_lm_of(model)
+    found: list[_Found] = []
+
+    def work() -> Tensor:
+        found.append(_how(model, tree))
+        kind = found[0].kind
+        return _as_sequences(model, tree) if kind is None else _as_tree(body, tree, kind)
+
+    return TreeRows(inside_forward(model, body, work), *found[0])
 
 
 def why_flat(model: nn.Module, tree: TokenTree) -> str | None:
     """Why this tree cannot go through this model in one pass; None when it can."""
     body = causal_lm_of(model)
-    window = _shortest_window(body.config)
-    longest = int(tree.position_ids.max()) + 1
-    if window is not None and longest > window:
-        return f"a path of {longest} tokens is longer than the sliding window of {window}"
-    if body not in _probed:
-        _probed[body] = _probe(model, tree.input_ids.device)
-    return _probed[body]
+    found: list[_Found] = []
+
+    def work() -> None:
+        found.append(_how(model, tree))
+
+    inside_forward(model, body, work)
+    return found[0].flat_because
 
 
-def _probe(model: nn.Module, device: torch.device) -> str | None:
-    """Whether rows of a small tree equal those of its sequences, in eval mode and the model's own dtype."""
-    tree = build_tree(_PROBE).to(device)
-    with torch.no_grad(), evaluating(model):
-        try:
-            masked = _as_tree(model, tree)
-        except (TypeError, ValueError, RuntimeError) as error:  # that it is not implemented is one of these
-            return f"the model refuses a tree's mask: {type(error).__name__}: {error}"[:300]
-        flat = _as_sequences(model, tree)
-    narrow = flat.dtype in (torch.float16, torch.bfloat16)
-    worst = float((masked.float() - flat.float()).abs().max() / flat.float().abs().max().clamp_min(1e-12))
-    limit = 5e-2 if narrow else 1e-3
-    return None if worst <= limit else f"a tree's rows differ from its sequences' by {worst:.1e} of their size"
-
-
-def _as_tree(model: nn.Module, tree: TokenTree) -> Tensor:
+def _how(model: nn.Module, tree: TokenTree) -> _Found:
     body = causal_lm_of(model)
+    window = _shortest_window(body.config)
+    longest = tree.longest_path
+    too_long = window is not None and longest > window
+    # Processes that share the weights must take the same way, or they wait for each other for ever.
+    (anywhere,) = agreed_most(model, body, [int(too_long)])
+    if too_long:
+        return _Found(None, f"a path of {longest} tokens is longer than the sliding window of {window}")
+    if anywhere:
+        return _Found(None, f"another process has a path longer than the sliding window of {window}")
+    known = _probed.setdefault(body, {})
+    setting = f"{tree.input_ids.device} {_compute_dtype(body)} {body.config._attn_implementation}"
+    if setting not in known:
+        known[setting] = _probe(model, tree.input_ids.device)
+    return known[setting]
+
+
+def _compute_dtype(body: nn.Module) -> torch.dtype:
+    parameter = next(body.parameters())
+    device = parameter.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else parameter.dtype
+
+
+def _kinds(body: Any, device: torch.device) -> tuple[Kind, ...]:
+    """What is worth trying, best first."""
+    if body.config._attn_implementation.endswith("eager"):
+        return ("dense",)
+    if device.type != "cuda":
+        return ("dense", "paths")
+    half = _compute_dtype(body) in (torch.float16, torch.bfloat16)
+    return ("flash", "flex", "paths") if half else ("flex", "paths")
+
+
+def _probe(model: nn.Module, device: torch.device) -> _Found:
+    """The first kind by which rows of a small tree equal those of its sequences, in eval mode and the model's dtype."""
+    tree = build_tree(_PROBE).to(device)
+    body = causal_lm_of(model)
+    reasons: list[str] = []
+    with torch.no_grad(), evaluating(model):
+        flat = _as_sequences(model, tree).float()
+        limit = 5e-2 if _compute_dtype(body) in (torch.float16, torch.bfloat16) else 1e-3
+        for kind in _kinds(body, device):
+            try:
+                masked = _as_tree(body, tree, kind).float()
+            except (TypeError, ValueError, RuntimeError) as error:  # that it is not implemented is one of these
+                reasons.append(f"{kind}: {type(error).__name__}: {error}"[:200])
+                continue
+            worst = float((masked - flat).abs().max() / flat.abs().max().clamp_min(1e-12))
+            if worst <= limit:
+                return _Found(kind, None)
+            reasons.append(f"{kind}: a tree's rows differ from its sequences' by {worst:.1e} of their size")
+    return _Found(None, "the model takes no tree's mask; " + "; ".join(reasons))
+
+
+def _as_tree(body: Any, tree: TokenTree, kind: Kind) -> Tensor:
+    if kind == "dense":
+        return _run(body, tree, _dense(body, tree))
     length = len(tree)
-    if tree.input_ids.is_cuda and not body.config._attn_implementation.endswith("eager"):
-        tree = tree.padded(BUCKET)
-        use_tree_attention(body)
-        return _run(body, tree, tree_block_mask(tree.subtree_end))[:length]
-    dtype = next(body.parameters()).dtype
-    mask = torch.zeros(1, 1, length, length, dtype=dtype, device=tree.input_ids.device)
-    return _run(body, tree, mask.masked_fill_(~tree.dense_mask()[None, None], torch.finfo(dtype).min))
+    padded = tree.padded(BUCKET) if kind == "flex" else tree
+    use_tree_attention(body)
+    return _run(body, padded, tree_mask(padded, kind))[:length]
+
+
+def _dense(body: Any, tree: TokenTree) -> Tensor:
+    """Boolean where the attention takes it; added to the scores where it is written out."""
+    sees = tree.dense_mask()[None, None]
+    if not body.config._attn_implementation.endswith("eager"):
+        return sees
+    dtype = _compute_dtype(body)
+    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)
 
 
 def _run(body: Any, tree: TokenTree, mask: Any) -> Tensor:
@@ -97,9 +157,11 @@ def _as_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
         rows_of.append(rows[new])
         found.append(hidden[new])
         taken[rows] = True
+    (passes,) = agreed_most(model, causal_lm_of(model), [len(found)])
+    extra = [hidden_states(model, tree.input_ids[None, :1], None).sum() for _ in range(passes - len(found))]
     hidden = torch.cat(found)
-    result = hidden.new_zeros(len(tree), hidden.shape[-1])
-    return result.index_copy(0, torch.cat(rows_of), hidden)
+    result = hidden.new_zeros(len(tree), hidden.shape[-1]).index_copy(0, torch.cat(rows_of), hidden)
+    return result + 0.0 * torch.stack(extra).sum() if extra else result
 
 
 def _shortest_window(config: Any) -> int | None:

@@ -20,6 +20,7 @@ from composer_replication.batch.eval_mode import evaluating
 from composer_replication.errors import UnsupportedModelError, explain
 from composer_replication.loss.linear import LinearHead
 from composer_replication.loss.rows import check_finite_rows
+from composer_replication.objective.wrapped import unwrapped
 
 _PROBE_TOKENS = 4
 
@@ -43,13 +44,14 @@ _probed: WeakKeyDictionary[nn.Module, _Probed] = WeakKeyDictionary()
 
 
 def causal_lm_of(model: nn.Module) -> Any:
-    """The Hugging Face model inside a PEFT wrapper, or the model itself."""
+    """The Hugging Face model inside DDP, torch.compile and PEFT, or the model itself."""
+    model = unwrapped(model)
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         fix = "Its virtual tokens would be skipped; use LoRA or another adapter inside the layers."
         raise UnsupportedModelError(explain("PEFT model", got="prompt learning", expected="adapters only", fix=fix))
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
     if not (hasattr(inner, "get_decoder") and hasattr(inner, "get_output_embeddings")):
-        fix = "Pass the model inside a wrapper: model.module." if hasattr(model, "module") else ""
+        fix = "Pass the model inside the wrapper: model.module." if hasattr(model, "module") else ""
         expected = "a Hugging Face causal LM (get_decoder, LM head)"
         raise UnsupportedModelError(explain("model", got=type(model).__name__, expected=expected, fix=fix))
     return inner
@@ -109,7 +111,7 @@ def _find_transform(causal_lm: Any, linear: nn.Linear, candidates: list[_Transfo
 
         hook = linear.register_forward_pre_hook(put_rows_in_front)
         try:
-            got = causal_lm(input_ids=ids, use_cache=False).logits
+            got = causal_lm.forward(input_ids=ids, use_cache=False).logits  # no wrapper's hooks: we are inside them
         finally:
             hook.remove()
         body_feeds_head = bool(received) and _close(hidden_states(causal_lm, ids, None), received[0])

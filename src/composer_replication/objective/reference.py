@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from composer_replication.batch.eval_mode import evaluating
 from composer_replication.errors import InputError, explain
 from composer_replication.objective import contract
-from composer_replication.objective.compose import sequence_logprobs
+from composer_replication.objective.flat_channels import sequence_logprobs
 from composer_replication.objective.model_head import embedding_count, head_of
 
 

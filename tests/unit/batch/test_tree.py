@@ -15,7 +15,8 @@ sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_s
 
 def past_of(tree, row):
     """The tokens that a row of the tree sees, by the rule, in order."""
-    seen = [kv for kv in range(len(tree)) if kv <= row < tree.subtree_end[kv]]
+    number = tree.enter[row]
+    seen = [kv for kv in range(row + 1) if tree.enter[kv] <= number < tree.leave[kv]]
     return [int(tree.input_ids[kv]) for kv in seen]
 
 
@@ -23,9 +24,30 @@ def test_a_small_tree_by_hand():
     tree = build_tree([[1, 2, 3, 4], [1, 2, 9], [1, 2, 3], [5]])
     assert tree.input_ids.tolist() == [1, 2, 3, 4, 9, 5]
     assert tree.position_ids.tolist() == [0, 1, 2, 3, 2, 0]
-    assert tree.subtree_end.tolist() == [5, 5, 4, 4, 5, 6]
+    assert tree.enter.tolist() == [0, 1, 2, 3, 4, 5]
+    assert tree.leave.tolist() == [5, 5, 4, 4, 5, 6]
     assert [row.tolist() for row in tree.rows] == [[0, 1, 2, 3], [0, 1, 4], [0, 1, 2], [5]]
     assert tree.num_flat_tokens == 11
+    assert [tuple(each) for each in tree.stretches] == [(0, 4, ()), (4, 5, ((0, 2),)), (5, 6, ())]
+
+
+def test_the_longest_path_lies_first_and_the_others_follow_by_how_far_they_share_it():
+    tree = build_tree([[1, 9], [1, 2, 3, 7, 7], [1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8], [1, 2, 8]])
+    assert tree.input_ids.tolist() == [1, 2, 3, 4, 5, 6, 9, 8, 7, 7, 8]
+    contexts = [each.context for each in tree.stretches]
+    assert contexts == [(), ((0, 1),), ((0, 2),), ((0, 3),), ((0, 3), (8, 9))]
+
+
+@given(sequences)
+def test_stretches_cover_every_row_once_and_continue_what_lies_before_them(flat):
+    tree = build_tree(flat)
+    assert [each.start for each in tree.stretches[1:]] == [each.end for each in tree.stretches[:-1]]
+    assert (tree.stretches[0].start, tree.stretches[-1].end) == (0, len(tree))
+    mask = tree.dense_mask()
+    for start, end, context in tree.stretches:
+        before = [row for first, last in context for row in range(first, last)]
+        for row in range(start, end):
+            assert mask[row].nonzero().flatten().tolist() == [*before, *range(start, row + 1)]
 
 
 @given(sequences)

@@ -1,0 +1,133 @@
+"""Which sequences share which prefixes, found by sorting: neighbours in sorted order share the most.
+
+Of sequences in lexicographic order, what two of them share is the least that any neighbours between them share. So the
+lengths that neighbours share are all there is to know about the tree, and it is never built node by node.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class New(NamedTuple):
+    """A sequence's tokens from `first` on are in no sequence laid out before it; those before it are in `parent`."""
+
+    sequence: int
+    parent: int
+    first: int
+    size: int
+
+
+class _Piece(NamedTuple):
+    """Depths [start, end) of a path, and a number that is theirs."""
+
+    start: int
+    end: int
+    number: int
+
+
+class SharedPrefixes:
+    """Sequences of token ids (1-D tensors), sorted, with the number of tokens each shares with the one before it."""
+
+    def __init__(self, sequences: list[Tensor]) -> None:
+        keys = [array("q", each.tolist()).tobytes() for each in sequences]
+        self._order = sorted(range(len(sequences)), key=keys.__getitem__)
+        self._lengths = [each.numel() for each in sequences]
+        neighbours = zip(self._order[:-1], self._order[1:], strict=True)
+        self._shared = [0, *(_shared_length(sequences[one], sequences[other]) for one, other in neighbours)]
+
+    def in_layout_order(self) -> Iterator[New]:
+        """Tree by tree: the longest sequence, then the others by how far they share it, longer ones first."""
+        for members in self._trees():
+            lengths = {place: self._lengths[self._order[place]] for place in members}
+            trunk = max(members, key=lambda place: (lengths[place], -self._order[place]))
+            with_trunk = self._shared_with(trunk, members)
+            order = sorted(members, key=lambda place: (place != trunk, with_trunk[place], -lengths[place], place))
+            placed: list[int] = []
+            for place in order:
+                parent, first = self._closest(place, placed)
+                insort(placed, place)
+                yield New(self._order[place], self._order[parent], first, lengths[place] - first)
+
+    def numbers(self, wanted: Mapping[int, int]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """For each wanted sequence, from the given depth on: depth-first numbers, and where the subtrees end."""
+        enter: dict[int, Tensor] = {}
+        leave: dict[int, Tensor] = {}
+        ends: list[int] = []
+        stack: list[_Piece] = []
+        total = 0
+        for place, sequence in enumerate(self._order):
+            shared, length = self._shared[place], self._lengths[sequence]
+            _push(stack, _Piece(shared, length, total))
+            total += length - shared
+            ends.append(total)
+            if sequence in wanted:
+                pieces = _from_depth(stack, wanted[sequence])
+                firsts = [(p.number + depth - p.start, p.end - depth) for p, depth in pieces]
+                enter[sequence] = torch.cat([torch.arange(first, first + size) for first, size in firsts])
+        stack.clear()
+        for place in range(len(self._order) - 1, -1, -1):
+            sequence = self._order[place]
+            shared = self._shared[place + 1] if place + 1 < len(self._order) else 0
+            _push(stack, _Piece(shared, self._lengths[sequence], ends[place]))
+            if sequence in wanted:
+                pieces = _from_depth(stack, wanted[sequence])
+                leave[sequence] = torch.cat([torch.full((p.end - depth,), p.number) for p, depth in pieces])
+        return enter, leave
+
+    def _trees(self) -> Iterator[range]:
+        """Places that share a first token."""
+        starts = [place for place, shared in enumerate(self._shared) if not shared]
+        for start, end in zip(starts, [*starts[1:], len(self._order)], strict=True):
+            yield range(start, end)
+
+    def _shared_with(self, place: int, members: range) -> dict[int, int]:
+        shared = {place: self._lengths[self._order[place]]}
+        for step, others in ((0, range(place + 1, members.stop)), (1, range(place - 1, members.start - 1, -1))):
+            least = shared[place]
+            for other in others:
+                least = min(least, self._shared[other + step])
+                shared[other] = least
+        return shared
+
+    def _closest(self, place: int, placed: list[int]) -> tuple[int, int]:
+        """Of the places laid out (sorted), the one that shares the most, and how much."""
+        at = bisect_left(placed, place)
+        best = (place, 0)
+        for other in placed[max(at - 1, 0) : at + 1]:
+            low, high = min(place, other), max(place, other)
+            shared = min(self._shared[low + 1 : high + 1])
+            best = max(best, (other, shared), key=lambda each: each[1])
+        return best
+
+
+def _push(stack: list[_Piece], piece: _Piece) -> None:
+    """The path turns off at the piece's start: what lay deeper is gone."""
+    while stack and stack[-1].start >= piece.start:
+        stack.pop()
+    if stack and stack[-1].end > piece.start:
+        stack[-1] = stack[-1]._replace(end=piece.start)
+    if piece.end > piece.start:
+        stack.append(piece)
+
+
+def _from_depth(stack: list[_Piece], depth: int) -> list[tuple[_Piece, int]]:
+    """The pieces that reach beyond a depth, each with where to begin in it."""
+    kept: list[tuple[_Piece, int]] = []
+    for piece in reversed(stack):
+        if piece.end <= depth:
+            break
+        kept.append((piece, max(piece.start, depth)))
+    return kept[::-1]
+
+
+def _shared_length(first: Tensor, second: Tensor) -> int:
+    size = min(first.numel(), second.numel())
+    differs = (first[:size] != second[:size]).nonzero()
+    return int(differs[0]) if differs.numel() else size

@@ -1,0 +1,107 @@
+"""Every channel of a batch from passes over flat sequences."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.loss.linear import LinearHead
+from composer_replication.objective import contract
+from composer_replication.objective.alignment import RowIndex, Sequences
+from composer_replication.objective.channels import (
+    Channel,
+    Options,
+    hint_channel,
+    in_head_dtype,
+    pair_channel,
+    response_channel,
+    summed_logprobs,
+)
+from composer_replication.objective.model_head import causal_lm_of, head_of, hidden_states
+from composer_replication.objective.teachers import Teacher, teacher_rows
+from composer_replication.objective.wrapped import agreed_most
+
+
+def flat_channels(model: nn.Module, batch: contract.Batch, options: Options) -> tuple[Channel, Channel, Channel]:
+    """Cross-entropy, the hinted teacher and the pairs, in that order."""
+    student = batch.student
+    head = head_of(model, student.input_ids)
+    others = [int(each is not None) for each in (batch.hint, batch.pairs)]
+    hints_anywhere, pairs_anywhere = agreed_most(model, causal_lm_of(model), others)
+    hidden_BTH = in_head_dtype(hidden_states(model, student.input_ids, student.attention_mask), head)
+    rows = batch.response_rows
+    rows_NH = hidden_BTH[rows.sequence_N, rows.position_N]
+    targets_N = rows.next_tokens(student.input_ids)
+    lm_ce = response_channel(head, rows_NH, targets_N, options.label_smoothing, options.divide)
+    sdpo = replay = Channel(lm_ce.value.new_zeros(()), 0)
+    if batch.hint is not None:
+        sdpo = _hint_channel(model, head, hidden_BTH, batch.hint, options)
+    elif hints_anywhere:
+        _teacher_rows(model, _one_token(student.input_ids), options)
+    if batch.pairs is not None:
+        replay = _pair_channel(model, head, batch.pairs, options)
+    elif pairs_anywhere:
+        replay = Channel(hidden_states(model, student.input_ids[:1, :1], None).sum() * 0.0, 0)
+    return lm_ce, sdpo, replay
+
+
+def sequence_logprobs(
+    model: nn.Module, head: LinearHead, chosen: contract.PairSide, rejected: contract.PairSide
+) -> tuple[Tensor, Tensor]:
+    """Summed response log-probs (2B,), chosen first, and the responses' lengths."""
+    both = _stack_right_padded(chosen.sequences, rejected.sequences)
+    num_pairs = chosen.sequences.input_ids.shape[0]
+    sequence_N = torch.cat([chosen.rows.sequence_N, rejected.rows.sequence_N + num_pairs])
+    position_N = torch.cat([chosen.rows.position_N, rejected.rows.position_N])
+    rows = RowIndex(sequence_N, position_N)
+    hidden_BTH = in_head_dtype(hidden_states(model, both.input_ids, both.attention_mask), head)
+    rows_NH = hidden_BTH[sequence_N, position_N]
+    return summed_logprobs(head, rows_NH, rows.next_tokens(both.input_ids), sequence_N, 2 * num_pairs)
+
+
+def _hint_channel(
+    model: nn.Module, head: LinearHead, hidden_BTH: Tensor, hint: contract.HintChannel, options: Options
+) -> Channel:
+    """Channel 2 on the student pass that channel 1 already made, and a no-grad pass of each teacher."""
+    teachers = _teacher_rows(model, hint, options)
+    student_NH = hidden_BTH[hint.student_rows.sequence_N, hint.student_rows.position_N]
+    return hint_channel(head, student_NH, teachers, options)
+
+
+def _teacher_rows(model: nn.Module, hint: contract.HintChannel, options: Options) -> list[Teacher]:
+    def rows_of(teacher: nn.Module) -> Tensor:
+        hinted_BTH = hidden_states(teacher, hint.teacher.input_ids, hint.teacher.attention_mask)
+        return hinted_BTH[hint.teacher_rows.sequence_N, hint.teacher_rows.position_N]
+
+    return teacher_rows(model, options.teachers, hint.teacher.input_ids, rows_of)
+
+
+def _one_token(ids: Tensor) -> contract.HintChannel:
+    """As little as a pass can have: another process has hints, and a shared pass takes all of them."""
+    nothing = torch.empty(0, dtype=torch.int64, device=ids.device)
+    rows = RowIndex(nothing, nothing)
+    return contract.HintChannel(Sequences(ids[:1, :1], None), rows, rows)
+
+
+def _pair_channel(model: nn.Module, head: LinearHead, pairs: contract.PairChannel, options: Options) -> Channel:
+    """Channel 3: chosen and rejected sequences in one forward pass."""
+    logprobs, lengths = sequence_logprobs(model, head, pairs.chosen, pairs.rejected)
+    references = (pairs.chosen.reference(), pairs.rejected.reference()) if options.preference.needs_reference else None
+    return pair_channel(logprobs, lengths, references, options.preference, options.divide)
+
+
+def _stack_right_padded(first: Sequences, second: Sequences) -> Sequences:
+    """Two batches as one. Right padding lies behind every real token, so causal attention needs no mask for it."""
+    width = max(first.input_ids.shape[1], second.input_ids.shape[1])
+
+    def widened(values: Tensor) -> Tensor:
+        return nn.functional.pad(values, (0, width - values.shape[1]))
+
+    ids = torch.cat([widened(first.input_ids), widened(second.input_ids)])
+    if first.attention_mask is None and second.attention_mask is None:
+        return Sequences(ids, None)
+    masks = [
+        torch.ones_like(side.input_ids, dtype=torch.bool) if side.attention_mask is None else side.attention_mask
+        for side in (first, second)
+    ]
+    return Sequences(ids, torch.cat([widened(mask) for mask in masks]))

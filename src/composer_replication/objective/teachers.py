@@ -1,0 +1,118 @@
+"""Who teaches channel 2: the model itself as it is, or other weights, or a mixture of logits.
+
+A live teacher drifts with its student. A frozen reference, an average of earlier weights (EMA) or a trust region
+(0.99 x reference + 0.01 x live) do not; each of them is one more pass without gradient over the same sequences. Under
+LoRA the reference is the same model with its adapter off, and needs no weights of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.batch.eval_mode import evaluating
+from composer_replication.errors import InputError, explain
+from composer_replication.loss.linear import LinearHead
+from composer_replication.objective.model_head import causal_lm_of, head_of
+from composer_replication.objective.wrapped import inside_forward, is_sharded, unwrapped
+
+
+class WeightedTeacher(NamedTuple):
+    """One share of the teacher's logits: these weights (None: the student's own as they are), this many times."""
+
+    model: nn.Module | None = None
+    coefficient: float = 1.0
+    without_adapter: bool = False
+
+
+class Teacher(NamedTuple):
+    """What a share contributes: hidden rows (N, H) without gradient, the head they belong to, and its coefficient."""
+
+    rows_NH: Tensor
+    head: LinearHead
+    coefficient: float
+
+
+LIVE = WeightedTeacher()
+
+
+def check_teachers(teachers: Sequence[WeightedTeacher] | None) -> tuple[WeightedTeacher, ...]:
+    """Coefficients must add up to 1, or the teacher would be sharper or flatter than its weights say."""
+    if teachers is None:
+        return (LIVE,)
+    given = tuple(teachers)
+    total = math.fsum(each.coefficient for each in given)
+    if not given or any(each.coefficient <= 0 for each in given) or abs(total - 1.0) > 1e-6:
+        got = [each.coefficient for each in given]
+        raise InputError(explain("sdpo_teachers coefficients", got=got, expected="positive numbers that add up to 1"))
+    return given
+
+
+def teacher_rows(
+    student: nn.Module,
+    teachers: Sequence[WeightedTeacher],
+    probe_ids: Tensor,
+    rows_of: Callable[[nn.Module], Tensor],
+    live_rows: Tensor | None = None,
+) -> list[Teacher]:
+    """Each share's rows; `live_rows` are those of the student itself where a pass has given them already."""
+    shares: list[Teacher] = []
+    for each in teachers:
+        model = each.model or student
+        if live_rows is not None and not each.without_adapter and unwrapped(model) is unwrapped(student):
+            shares.append(Teacher(live_rows, head_of(model, probe_ids), each.coefficient))
+            continue
+        shares.append(_share(model, each, probe_ids, rows_of))
+    return _mixed(shares)
+
+
+def _share(
+    model: nn.Module, teacher: WeightedTeacher, probe_ids: Tensor, rows_of: Callable[[nn.Module], Tensor]
+) -> Teacher:
+    causal_lm = causal_lm_of(model)
+
+    def work() -> tuple[Tensor, Tensor, Tensor | None]:
+        head = head_of(model, probe_ids)
+        rows, weight, bias = rows_of(model).detach().to(head.weight.dtype), head.weight.detach(), head.bias
+        if is_sharded(model, causal_lm):  # whole only in here, and the loss needs it outside
+            weight, bias = weight.clone(), None if bias is None else bias.detach().clone()
+        found.append(head)
+        return rows, weight, bias
+
+    found: list[LinearHead] = []
+    with torch.no_grad(), evaluating(model), _adapter_off(model, teacher):
+        rows, weight, bias = inside_forward(model, causal_lm, work)
+    return Teacher(rows, replace(found[0], weight=weight, bias=bias), teacher.coefficient)
+
+
+def _mixed(shares: list[Teacher]) -> list[Teacher]:
+    """Shares of one head as one share: a sum of logits is the head of a sum of rows, unless a soft-cap bends it."""
+    mixed: dict[int, Teacher] = {}
+    for each in shares:
+        key = each.head.weight.data_ptr() if each.head.softcap is None and each.head.bias is None else id(each)
+        if key not in mixed:
+            mixed[key] = each
+            continue
+        one = mixed[key]
+        total = one.coefficient + each.coefficient
+        share = each.coefficient / total
+        wide = torch.float64 if one.rows_NH.dtype == torch.float64 else torch.float32
+        rows = torch.lerp(one.rows_NH.to(wide), each.rows_NH.to(wide), share).to(one.rows_NH.dtype)
+        mixed[key] = Teacher(rows, one.head, total)
+    return list(mixed.values())
+
+
+def _adapter_off(model: nn.Module, teacher: WeightedTeacher) -> AbstractContextManager[Any]:
+    if not teacher.without_adapter:
+        return nullcontext()
+    adapted: Any = unwrapped(model)
+    if not hasattr(adapted, "disable_adapter"):
+        got = f"{type(adapted).__name__}, which has no adapter to switch off"
+        raise InputError(explain("WeightedTeacher(without_adapter=True)", got=got, expected="a PEFT model"))
+    return adapted.disable_adapter()

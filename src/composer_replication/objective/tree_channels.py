@@ -1,0 +1,59 @@
+"""Every channel of a session from one pass over its tree."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from composer_replication.objective.channels import (
+    Channel,
+    Options,
+    hint_channel,
+    in_head_dtype,
+    pair_channel,
+    response_channel,
+    summed_logprobs,
+)
+from composer_replication.objective.forward import tree_hidden_states
+from composer_replication.objective.model_head import causal_lm_of, head_of
+from composer_replication.objective.teachers import LIVE, Teacher, teacher_rows
+from composer_replication.objective.tree_batch import TreeBatch
+from composer_replication.objective.wrapped import agreed_most
+
+
+def tree_channels(model: nn.Module, batch: TreeBatch, options: Options) -> tuple[Channel, Channel, Channel]:
+    """Cross-entropy, the hinted teacher and the pairs, in that order."""
+    head = head_of(model, batch.tree.input_ids[None])
+    has_sites = options.alpha > 0 and batch.student_rows.numel() > 0
+    (sites_anywhere,) = agreed_most(model, causal_lm_of(model), [int(has_sites)])
+    hidden_LH = in_head_dtype(tree_hidden_states(model, batch.tree).hidden, head)
+    lm_ce = response_channel(
+        head, hidden_LH[batch.response.rows], batch.response.targets, options.label_smoothing, options.divide
+    )
+    sdpo = replay = Channel(lm_ce.value.new_zeros(()), 0)
+    if sites_anywhere:
+        teachers = _teacher_rows(model, batch, hidden_LH, options)
+        if has_sites:
+            sdpo = hint_channel(head, hidden_LH[batch.student_rows], teachers, options)
+    if options.beta > 0 and batch.pairs is not None:
+        sides = batch.pairs
+        sums, lengths = summed_logprobs(head, hidden_LH[sides.rows], sides.targets, sides.response, 2 * sides.num_pairs)
+        references = sides.references() if options.preference.needs_reference else None
+        replay = pair_channel(sums, lengths, references, options.preference, options.divide)
+    return lm_ce, sdpo, replay
+
+
+def _teacher_rows(model: nn.Module, batch: TreeBatch, hidden_LH: Tensor, options: Options) -> list[Teacher]:
+    """The live teacher is the pass that was made, without its gradient, unless dropout made it noisy."""
+
+    def rows_of(teacher: nn.Module) -> Tensor:
+        return tree_hidden_states(teacher, batch.tree).hidden[batch.teacher_rows]
+
+    made = None if has_dropout(model) else hidden_LH[batch.teacher_rows].detach()
+    return teacher_rows(model, options.teachers or (LIVE,), batch.tree.input_ids[None], rows_of, made)
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether a pass of this model as it is now is noisy."""
+    return any(isinstance(each, nn.Dropout) and each.training and each.p > 0 for each in model.modules()) or any(
+        module.training and getattr(module, "attention_dropout", 0.0) for module in model.modules()
+    )
