@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from guide_needs import provide
 from markdown_pages import blocks
 from repository import ROOT, SRC
 
@@ -54,8 +55,9 @@ def _console_steps(code: str, first: int) -> Iterator[Step]:
 
 
 def play(text: str, folder: Path) -> Iterator[tuple[Step, list[str]]]:
-    """Each step with the lines it really printed, run from a folder that holds the examples."""
+    """Each step with the lines it really printed, run from a folder that holds the examples and what the page needs."""
     shutil.copytree(ROOT / "examples", folder / "examples")
+    provide(text, folder)
     (folder / "bin").mkdir()
     crf = folder / "bin" / "crf"
     crf.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m composer_replication "$@"\n')

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from guide_needs import needs_of, provide
 from guide_pages import play, steps
 from repository import ROOT, relative
 
@@ -26,3 +29,23 @@ def test_commands_are_found_with_their_output():
         ("two", 5, None),
         ("x = 1", 9, None),
     ]
+
+
+def test_a_page_says_what_it_needs(tmp_path):
+    assert needs_of("# Title\n\n<!-- needs: sessions, qwen2.5 -->\n\ntext <!-- needs: x -->\n") == [
+        "sessions",
+        "qwen2.5",
+    ]
+    provide("# needs nothing", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="a guide needs 'gpu', expected sessions or one of"):
+        provide("<!-- needs: gpu -->", tmp_path)
+
+
+def test_the_guide_to_masks_shows_three_kinds_of_sites_as_they_print():
+    page = (ROOT / "docs" / "guides" / "inspect.md").read_text(encoding="utf-8")
+    shown = ["\n".join(each.expected or ()) for each in steps(page) if each.command.startswith("crf inspect ")]
+    taught = [each for each in shown if "every pair predicts the same token on both sides" in each]
+    assert len({re.search(r"^site \w+  (\w+)", each)[1] for each in taught}) >= 3
+    assert any("⟦⟪" in each.split("student:")[1] for each in taught)  # a turn that is a call and nothing else
+    assert str(ROOT) not in page
