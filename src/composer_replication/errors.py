@@ -14,7 +14,8 @@ Each class is also the standard-library type its callers already catch, so `exce
     ├── InactiveChannelError (RuntimeError) a channel with a positive weight did not run
     └── RunError (RuntimeError)            a run directory or one of its artefacts is not usable
         ├── ArtefactNotFoundError (FileNotFoundError)
-        └── ArtefactCorruptError           a line, checksum or schema of an artefact does not match
+        ├── ArtefactCorruptError           a line, checksum or schema of an artefact does not match
+        └── StaleArtefactError             an artefact was made with other weights, data or settings
 
 Messages say what is wrong, where, what was got, what was expected and what to do; `explain` lays that out.
 """
@@ -72,6 +73,10 @@ class ArtefactNotFoundError(RunError, FileNotFoundError):
 
 class ArtefactCorruptError(RunError):
     """A line, checksum or schema of an artefact does not match what was promised."""
+
+
+class StaleArtefactError(RunError):
+    """An artefact was made with other weights, another tokenizer or other settings than those in use."""
 
 
 def explain(what: str, *, got: object, expected: object, fix: str = "") -> str:

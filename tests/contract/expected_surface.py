@@ -48,7 +48,7 @@ DOCUMENTED = {
 ADDED = {
     "LossComponents": "active=(), counts=<factory>",
     "build_batch": "model=None",
-    "compose_loss": "denominators=None",
+    "compose_loss": "denominators=None, sdpo_teachers=None",
     "entropy_aware_opd_loss": 'gate="soft"|"hard", tau=1.0, top_k=16',
     "sdpo_loss": "sampled_token=False",
 }
@@ -61,6 +61,7 @@ RECORDS = {
         "state_id, teacher_slug, response_text|None, latency_s, prompt_tokens, completion_tokens, cost_usd, error|None"
     ),
     "DPOPair": "state_id, state_messages, chosen, rejected, n_teachers_agreeing",
+    "TraceExample": "trace_id, turns, final_reward, dpo_pairs",
 }
 
 VALUES = {"__version__": "0.1.0"}
@@ -88,6 +89,7 @@ PATHS = {
     "objective.compose": ("compose_loss",),
     "opsd": ("generalized_jsd_loss",),
     "recipes.prime_rl.composer_loss": ("loss_fn",),
+    "trainer.data_collator": ("TraceExample",),
     "types": ("DPOPair", "TeacherCallResult", "TeacherSpec", "TraceState"),
 }
 
@@ -131,11 +133,34 @@ NEW: dict[str, dict[str, str]] = {
         ),
         "linear_token_logprobs": '(hidden_NH, head, token_ids_N, *, tile_rows=None, backend="auto")',
     },
-    "objective.compose": {"sequence_logprobs": "(model, head, chosen, rejected)"},
-    "objective.reference": {"reference_logprobs": "(model, inputs)"},
+    "objective.reference": {
+        "reference_logprobs": "(model, inputs)",
+        "response_logprobs": "(model, responses)",
+        "with_reference": "(model, batch)",
+    },
+    "trainer.reference": {
+        "ReferenceLogprobs": "(fingerprint, values=None)",
+        "ReferenceLogprobs.add": "(response, value)",
+        "ReferenceLogprobs.load": "(path, expected)",
+        "ReferenceLogprobs.lookup": "(chosen_ids, chosen_start, rejected_ids, rejected_start)",
+        "ReferenceLogprobs.save": "(path)",
+        "precompute_ref_logprobs": "(model, renderer, pairs, *, path=None, max_tree_tokens=32768)",
+    },
     "errors": {"explain": '(what, *, got, expected, fix="")'},
     "optional": {"available": "(package)", "require": "(module, *, extra)"},
     "recipes.prime_rl.composer_loss": {"LossInputs": "protocol", "LossOutputs": "(loss, metrics)"},
+    # The page writes these out as fields with types; here they are signatures.
+    "trainer.data_collator": {
+        "CollatorConfig": (
+            "(max_seq_len=4096, max_dpo_seq_len=2048, pad_token_id=0, ignore_index=-100, enable_sdpo=True, "
+            'hint_generator=None, enable_replay_dpo=True, rlvr_reward_key="final_reward", *, '
+            'placement="before_turn", tools=None, chat_template=None)'
+        ),
+        "ComposerDataCollator": "(tokenizer, config, *, reference=None)",
+        "ComposerDataCollator.pairs": "(traces)",
+        "TokenizerLike": "protocol",
+        "TraceTurn": "record: role, content, tool_call, tool_error, error_meta",
+    },
     "config": {
         "CrfConfig": "(*, loss=<factory>)",
         "LossConfig": (
@@ -212,6 +237,7 @@ MEMBERS = {
         "update_t": "(loss, global_step)",
     },
     "TeacherTerm": {"detached": "()", "student": "(coefficient)"},
+    "TokenizerLike": {"apply_chat_template": "property", "pad_token_id": "property"},
 }
 
 # The exception tree: each class with the classes it can be caught as.
@@ -229,6 +255,7 @@ ERRORS = {
     "RunError": "ComposerError, RuntimeError",
     "ArtefactNotFoundError": "RunError, FileNotFoundError",
     "ArtefactCorruptError": "RunError",
+    "StaleArtefactError": "RunError",
 }
 
 # The artefacts of the pipeline and the files they are kept in (architecture page, "Flow").

@@ -47,7 +47,7 @@ LAYERS = {
     "loss": Layer(ours={"types", "errors"}, at_import={"torch"}, on_use={"triton"}),
     "batch": Layer(ours={"types", "errors", "hint_generator"}, at_import={"torch"}, on_use={"transformers"}),
     "objective": Layer(ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}),
-    "trainer": Layer(ours=TRAINING, at_import={"torch"}, on_use={"trl", "peft"}),
+    "trainer": Layer(ours=TRAINING, at_import={"torch"}, on_use={"trl", "peft", "safetensors"}),
     "envs": Layer(ours={"types", "errors"}, on_use={"trl"}),
     "diloco": Layer(
         ours={"errors", "optional", "runs", "config"},

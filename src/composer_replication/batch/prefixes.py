@@ -42,6 +42,10 @@ class SharedPrefixes:
         neighbours = zip(self._order[:-1], self._order[1:], strict=True)
         self._shared = [0, *(_shared_length(sequences[one], sequences[other]) for one, other in neighbours)]
 
+    def in_sorted_order(self) -> Iterator[tuple[int, int]]:
+        """Each sequence's number, and how many tokens it shares with the one before it."""
+        return zip(self._order, self._shared, strict=True)
+
     def in_layout_order(self) -> Iterator[New]:
         """Tree by tree: the longest sequence, then the others by how far they share it, longer ones first."""
         for members in self._trees():

@@ -91,6 +91,16 @@ class Renderer:
         self._num_tokens = len(tokenizer)
         self._stop_ids = frozenset(self.protected.ids[stop] for stop in self.dialect.stops)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that decides which ids a conversation becomes, besides the tokenizer; plain data."""
+        return {
+            "template": self.template.source,
+            "options": self.template.options,
+            "tools": self._given_tools,
+            "keep_thinking": self._keep_thinking,
+        }
+
     def render(self, conversation: Conversation) -> list[RenderedSequence]:
         """Sequences that hold every assistant turn once; several where the template rewrites what was said."""
         if not conversation.turns:

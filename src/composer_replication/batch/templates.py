@@ -25,8 +25,8 @@ class ChatTemplate:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, source: str, options: Mapping[str, Any] | None = None
     ) -> None:
-        self.source = source
-        self._tokenizer, self._options = tokenizer, dict(options or {})
+        self.source, self.options = source, dict(options or {})
+        self._tokenizer = tokenizer
         self._errors = _template_errors()
 
     def render(
@@ -41,7 +41,7 @@ class ChatTemplate:
                 chat_template=self.source,
                 tokenize=False,
                 add_generation_prompt=prompt,
-                **self._options,
+                **self.options,
             )
         except self._errors as error:
             what, roles = "chat template", [message["role"] for message in messages]

@@ -85,14 +85,14 @@ def plan_branches(tree: TokenTree) -> BranchPlan:
 
 def flash_tree_attention(query: Tensor, key: Tensor, value: Tensor, plan: BranchPlan, scale: float | None) -> Tensor:
     """Attention (1, L, heads, D) of (1, heads, L, D), in half precision on a CUDA device."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    pieces = {start: _trunk(query, key, value, (start, end), scale) for start, end in plan.trunks}
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    pieces = {start: _trunk(query, key, value, (start, end), factor) for start, end in plan.trunks}
     covered = max(end for _, end in plan.trunks)
     if plan.branches is not None:
         runs = plan.branches.runs
         by_token = [each[0].transpose(0, 1) for each in (query, key, value)]
         queries = torch.cat([by_token[0][start:end] for start, end in runs])
-        rows: Any = _BranchAttention.apply(queries, *by_token[1:], plan.branches, scale)
+        rows: Any = _BranchAttention.apply(queries, *by_token[1:], plan.branches, factor)
         outputs = rows[None].split([end - start for start, end in runs], dim=1)
         pieces |= {start: output for (start, _), output in zip(runs, outputs, strict=True)}
         covered = max(covered, runs[-1][1])

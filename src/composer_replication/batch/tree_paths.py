@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from composer_replication.batch.tree import TokenTree
 
@@ -36,6 +35,8 @@ def _stretch(
         return F.scaled_dot_product_attention(
             query[:, :, start:end], keys, values, is_causal=True, scale=scale, enable_gqa=True
         )
+    from torch.nn.attention.bias import causal_lower_right  # brings the compiler with it: a second to import
+
     groups = query.shape[1] // key.shape[1]
     keys, values = (each.repeat_interleave(groups, dim=1) for each in (keys, values))
     bias = causal_lower_right(end - start, keys.shape[2])

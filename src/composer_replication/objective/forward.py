@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from composer_replication.batch.eval_mode import evaluating
 from composer_replication.batch.tree import TokenTree, build_tree
 from composer_replication.batch.tree_attention import Kind, tree_mask, use_tree_attention
+from composer_replication.batch.windows import bucket
 from composer_replication.objective.model_head import causal_lm_of, hidden_states
 from composer_replication.objective.wrapped import agreed_most, inside_forward
 
-# FlexAttention is compiled for a length; a padded tree meets one that was compiled before.
-BUCKET = 1024
 _PROBE = ([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 9, 8, 7], [1, 2, 3, 4, 2, 2], [1, 2, 3, 9, 8, 4], [4, 4, 1])
 
 
@@ -124,7 +123,8 @@ def _as_tree(body: Any, tree: TokenTree, kind: Kind) -> Tensor:
     if kind == "dense":
         return _run(body, tree, _dense(body, tree))
     length = len(tree)
-    padded = tree.padded(BUCKET) if kind == "flex" else tree
+    # FlexAttention is compiled for a length; a padded tree meets one that was compiled before.
+    padded = tree.padded(bucket(length)) if kind == "flex" else tree
     use_tree_attention(body)
     return _run(body, padded, tree_mask(padded, kind))[:length]
 

@@ -49,11 +49,7 @@ class TreeBatch:
 
     def check(self, num_embeddings: int) -> None:
         """Raise where an id has no embedding."""
-        ids = self.tree.input_ids
-        largest = int(ids.max())
-        if largest >= num_embeddings or int(ids.min()) < 0:
-            expected = f"ids from 0 to {num_embeddings - 1}"
-            raise InputError(explain("token ids of the tree", got=f"{int(ids.min())} to {largest}", expected=expected))
+        check_ids(self.tree.input_ids, num_embeddings)
 
 
 @dataclass
@@ -69,6 +65,7 @@ class SessionTargets:
     _chosen: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     _rejected: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     _references: list[tuple[float, float] | None] = field(default_factory=list[tuple[float, float] | None])
+    _number_of: dict[int, int] = field(default_factory=dict[int, int])
 
     def add_response(self, ids: Sequence[int], start: int, end: int) -> None:
         """Channel 1: tokens [start, end) of a sequence."""
@@ -130,8 +127,18 @@ class SessionTargets:
         if not 0 < start < end <= len(ids):
             expected = f"0 < start < end <= {len(ids)}: nothing predicts a first token"
             raise InputError(explain("target range", got=(start, end), expected=expected))
-        self._sequences.append(ids)
-        return len(self._sequences) - 1
+        number = self._number_of.setdefault(id(ids), len(self._sequences))
+        if number == len(self._sequences):  # the same list again, as a session's trunk, is the same sequence
+            self._sequences.append(ids)
+        return number
+
+
+def check_ids(ids: Tensor, num_embeddings: int) -> None:
+    """Every id has an embedding: a GPU's own complaint would end the process."""
+    least, most = int(ids.min()), int(ids.max())
+    if most >= num_embeddings or least < 0:
+        expected = f"ids from 0 to {num_embeddings - 1}"
+        raise InputError(explain("token ids of the tree", got=f"{least} to {most}", expected=expected))
 
 
 def _rows(tree: TokenTree, ranges: list[tuple[int, int, int]]) -> TargetRows:

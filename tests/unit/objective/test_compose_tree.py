@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from composer_replication import compose_loss
 from composer_replication.errors import AlignmentError, BatchKeyError, InputError
+from composer_replication.objective.reference import reference_logprobs, with_reference
 from composer_replication.objective.tree_batch import SessionTargets
 from tiny_models import build
 
@@ -170,3 +173,17 @@ def test_random_responses_agree_with_the_flat_path(data):
     mask[0, start:end] = 1
     flat = compose_loss(model, {"input_ids": torch.tensor([ids]), "response_mask": mask})
     torch.testing.assert_close(compose_loss(model, tree.build()).lm_ce, flat.lm_ce, rtol=1e-9, atol=1e-9)
+
+
+def test_references_computed_on_a_batch_are_those_of_its_own_contexts():
+    model = build("qwen2-tied").double()
+    tree, flat = session(references=None)
+    flat |= reference_logprobs(model, flat)
+    referenced = with_reference(model, tree)
+    for mine, theirs in zip(referenced.pairs.references(), ("chosen", "rejected"), strict=True):
+        torch.testing.assert_close(mine, flat[f"dpo_{theirs}_ref_logprobs"], rtol=1e-6, atol=1e-8)
+    assert compose_loss(model, referenced).detached()["trace_replay_dpo"] == pytest.approx(math.log(2), abs=1e-5)
+    no_pairs = SessionTargets()
+    no_pairs.add_response(TRUNK, 2, 5)
+    batch = no_pairs.build()
+    assert with_reference(model, batch) is batch

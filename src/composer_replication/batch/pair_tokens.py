@@ -1,0 +1,66 @@
+"""Two answers to one state as token ids: the same context on both sides, then each answer's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from composer_replication.batch.render import Renderer
+from composer_replication.errors import AlignmentError, InputError, explain
+from composer_replication.types import Conversation, Turn
+
+FORMAT = "pair"
+
+
+class ResponseIds(NamedTuple):
+    """A context and an answer to it: the answer's own tokens, its end-of-turn token with them, are ids[start:]."""
+
+    ids: list[int]
+    start: int
+
+
+class PairIds(NamedTuple):
+    """Both answers to one state; chosen.ids[:chosen.start] and rejected.ids[:rejected.start] are the same."""
+
+    chosen: ResponseIds
+    rejected: ResponseIds
+
+
+def response_ids(renderer: Renderer, turns: Sequence[Turn], answer: Turn, *, conversation_id: str) -> ResponseIds:
+    """Ids of the turns and of the assistant turn that answers them.
+
+    Where the template rewrites history the conversation is several sequences; the answer is the end of the last.
+    """
+    if answer.role != "assistant":
+        raise InputError(explain(f"answer of {conversation_id}", got=f"role {answer.role}", expected="assistant"))
+    conversation = Conversation(id=conversation_id, format=FORMAT, turns=(*turns, answer))
+    rendered = renderer.render(conversation)[-1]
+    span = rendered.spans[-1]
+    assert span.turn_id == answer.id
+    assert span.end == len(rendered.ids)
+    return ResponseIds(rendered.ids, span.start)
+
+
+def pair_ids(
+    renderer: Renderer, turns: Sequence[Turn], chosen: Turn, rejected: Turn, *, conversation_id: str
+) -> PairIds:
+    """Both answers after the same turns.
+
+    A header may end with the opening of a thought that only a turn with thinking repeats. Then the shorter header is
+    the context on both sides, and the opening is the answer's own. Contexts that differ in any other way cannot be
+    compared: AlignmentError.
+    """
+    sides = [response_ids(renderer, turns, turn, conversation_id=conversation_id) for turn in (chosen, rejected)]
+    start = min(side.start for side in sides)
+    first, second = (side.ids[:start] for side in sides)
+    # Only the header may be longer on one side: a message more would be another state.
+    if first != second or max(side.start for side in sides) - start > _header_tokens(renderer):
+        same = next((at for at, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1]), start)
+        got = f"{sides[0].start} and {sides[1].start} tokens, the same up to {same}"
+        fix = "The template shows the messages before an answer in another way for each of the two; leave the pair out."
+        raise AlignmentError(explain(f"contexts of pair {conversation_id}", got=got, expected="the same ids", fix=fix))
+    return PairIds(*(ResponseIds(side.ids, start) for side in sides))
+
+
+def _header_tokens(renderer: Renderer) -> int:
+    return len(renderer.encoder.encode([renderer.dialect.header])[0])

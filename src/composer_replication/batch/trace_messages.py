@@ -1,0 +1,153 @@
+"""Messages of a trace as the turns the renderer takes: one turn a message, calls and results linked.
+
+A message is a `TraceTurn` (role, content, tool_call, tool_error, error_meta) or has the OpenAI shape (tool_calls,
+tool_call_id). Turn `k` of the conversation is message `k`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from composer_replication.batch.call_arguments import tool_call
+from composer_replication.errors import InputError, explain
+from composer_replication.types import Conversation, Origin, Provenance, Role, ToolCall, ToolResult, Turn
+
+FORMAT = "trace_messages"
+_WRITERS: dict[str, tuple[Role, Origin]] = {
+    "system": ("system", "meta"),
+    "developer": ("system", "meta"),
+    "user": ("user", "human"),
+    "assistant": ("assistant", "model"),
+    "tool": ("tool", "tool"),
+    "function": ("tool", "tool"),
+}
+_THINKING = ("reasoning_content", "reasoning", "thinking")
+_CALL_SHAPES = "{name, arguments or input, id?}, {id, function: {name, arguments}}, or a list of those"
+
+
+def to_conversation(messages: Sequence[Mapping[str, Any]], *, conversation_id: str) -> Conversation:
+    """A conversation with one turn a message; a result without an id answers the oldest open call before it."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        got = type(messages).__name__
+        raise InputError(explain(f"messages of {conversation_id}", got=got, expected="a list of messages"))
+    reader = _Reader(conversation_id)
+    for message in messages:
+        reader.add(message)
+    return Conversation(id=conversation_id, format=FORMAT, turns=tuple(reader.turns))
+
+
+def caller_of(turns: Sequence[Turn], index: int) -> int | None:
+    """The assistant turn whose call a tool turn answers; without such a call, the one right before the results."""
+    wanted = {result.call_id for result in turns[index].results}
+    earlier = range(index - 1, -1, -1)
+    for at in earlier:  # from behind: some logs use an id again and again
+        if any(call.id in wanted for call in turns[at].calls):
+            return at
+    nearest = next((at for at in earlier if turns[at].role != "tool"), None)
+    return nearest if nearest is not None and turns[nearest].role == "assistant" else None
+
+
+class _Reader:
+    def __init__(self, conversation_id: str) -> None:
+        self.turns: list[Turn] = []
+        self._id = conversation_id
+        self._call_ids: set[str] = set()
+        self._open: list[ToolCall] = []  # calls of the last assistant turn that nothing has answered
+        self._made_up: set[str] = set()
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        where = f"message {len(self.turns)} of {self._id}"
+        if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError(explain(where, got=type(message).__name__, expected="a message with a role"))
+        role = message.get("role")
+        if not isinstance(role, str) or role not in _WRITERS:
+            raise InputError(explain(f"role of {where}", got=repr(role), expected=f"one of {', '.join(_WRITERS)}"))
+        kind, origin = _WRITERS[role]
+        text = _text_of(message.get("content"), where)
+        fields: dict[str, Any] = {"text": text}
+        if kind == "assistant":
+            fields |= {"calls": self._calls(message, where), "thinking": _thinking_of(message, where)}
+        elif kind == "tool":
+            fields = {"results": (self._result(message, text, where),)}
+        provenance = Provenance(file=self._id, lines=(len(self.turns) + 1,))
+        identity = f"{self._id}:{len(self.turns)}"
+        self.turns.append(Turn(id=identity, role=kind, origin=origin, provenance=provenance, **fields))
+
+    def _calls(self, message: Mapping[str, Any], where: str) -> tuple[ToolCall, ...]:
+        given: list[object] = []
+        for key in ("tool_call", "tool_calls", "function_call"):
+            value = message.get(key)
+            each = cast("list[object]", value) if isinstance(value, list | tuple) else [value]
+            given += [call for call in each if not _is_nothing(call)]
+        calls = tuple(self._call(each, number, where) for number, each in enumerate(given))
+        self._call_ids.update(call.id for call in calls)
+        self._open = list(calls)
+        return calls
+
+    def _call(self, given: object, number: int, where: str) -> ToolCall:
+        call = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
+        function = call.get("function")
+        said = cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else call
+        name = said.get("name")
+        if not isinstance(name, str):
+            got = f"keys {sorted(map(str, said))}" if isinstance(given, Mapping) else type(given).__name__
+            raise InputError(explain(f"tool call {number} of {where}", got=got, expected=_CALL_SHAPES))
+        identity = call.get("id")
+        if not isinstance(identity, str) or not identity:
+            identity = self._new_id(number)
+        arguments = said.get("arguments")
+        return tool_call(identity, name, said.get("input") if arguments is None else arguments)
+
+    def _new_id(self, number: int) -> str:
+        identity = f"call_{len(self.turns)}_{number}"
+        while identity in self._call_ids:
+            identity += "_"
+        self._made_up.add(identity)
+        return identity
+
+    def _result(self, message: Mapping[str, Any], text: str, where: str) -> ToolResult:
+        given, name = message.get("tool_call_id"), message.get("name")
+        if given is not None and not isinstance(given, str):
+            raise InputError(explain(f"tool_call_id of {where}", got=type(given).__name__, expected="text"))
+        call_id = given or ""
+        if call_id not in self._call_ids:
+            # Without an id, or with one that its call was not logged with, results come in the order of the calls.
+            is_free = [call for call in self._open if not given or call.id in self._made_up]
+            named = [call for call in is_free if call.name == name] if name else is_free
+            call_id = named[0].id if named else call_id
+        self._open = [call for call in self._open if call.id != call_id]
+        error = message.get("tool_error")
+        return ToolResult(call_id=call_id, text=text, is_error=None if error is None else bool(error))
+
+
+def _is_nothing(call: object) -> bool:
+    """No call, or one of nothing but nulls, which is how a table of records shows a record without one."""
+    fields = cast("Mapping[str, object]", call).values() if isinstance(call, Mapping) else [call]
+    return not call or all(value is None for value in fields)
+
+
+def _thinking_of(message: Mapping[str, Any], where: str) -> str:
+    found = next((message[key] for key in _THINKING if message.get(key)), "")
+    return _text_of(found, where)
+
+
+def _text_of(content: object, where: str) -> str:
+    """Text, or the text of a list of text parts; an image or a call inside content is an error and not silence."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list | tuple):
+        return "\n".join(_part_text(part, where) for part in cast("list[object]", content))
+    raise InputError(explain(f"content of {where}", got=type(content).__name__, expected="text or text parts"))
+
+
+def _part_text(part: object, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    fields = cast("Mapping[str, object]", part) if isinstance(part, Mapping) else {}
+    text = fields.get("text")
+    if not isinstance(text, str):
+        got = f"a part of type {fields.get('type', type(part).__name__)!r}"
+        fix = "Calls go into tool_calls, results into tool messages; images cannot be rendered."
+        raise InputError(explain(f"content of {where}", got=got, expected="text parts", fix=fix))
+    return text

@@ -1,0 +1,1 @@
+"""From batches to a better model: what a training loop needs around the objective."""

@@ -1,0 +1,252 @@
+"""Traces to a batch for all three channels: ids, masks and index pairs from one rendering of each trace."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal, Protocol, TypedDict, cast
+
+import torch
+from torch import Tensor
+
+from composer_replication.batch.hint_placement import PLACEMENTS, Placement
+from composer_replication.batch.left_cut import LeftCut
+from composer_replication.batch.pair_tokens import PairIds
+from composer_replication.batch.render import Renderer
+from composer_replication.batch.trace_messages import to_conversation
+from composer_replication.errors import InputError, explain
+from composer_replication.objective import contract
+from composer_replication.objective.alignment import IGNORE_INDEX
+from composer_replication.trainer.pair_rows import PairMaker
+from composer_replication.trainer.row_tensors import (
+    ReferenceLookup,
+    pair_tensors,
+    reference_tensors,
+    site_tensors,
+    student_tensors,
+)
+from composer_replication.trainer.trace_rows import Hinted, RowMaker, SiteRow, StudentRow, TraceRows
+from composer_replication.trainer.trace_sites import marked_errors
+from composer_replication.types import Conversation, DPOPair
+
+__all__ = [
+    "CollatorConfig",
+    "ComposerDataCollator",
+    "TokenizerLike",
+    "TraceExample",
+    "TraceTurn",
+]
+
+HintGenerator = Callable[[str, Any], str | None]
+"""(error_kind, error_meta) to a hint, or None for none. `hint_generator.dispatch` is one."""
+
+
+class TraceTurn(TypedDict, total=False):
+    """One message. Those of the OpenAI shape (tool_calls, tool_call_id, a system role) are taken as well."""
+
+    role: Literal["user", "assistant", "tool"]
+    content: str
+    tool_call: Any
+    tool_error: Any
+    error_meta: Mapping[str, Any]
+
+
+class TraceExample(TypedDict, total=False):
+    """A session, its reward, and the pairs made of its states."""
+
+    trace_id: str
+    turns: Sequence[TraceTurn]
+    final_reward: float
+    dpo_pairs: Sequence[DPOPair]
+
+
+class TokenizerLike(Protocol):
+    """A fast Hugging Face tokenizer; a template may come from it or from `CollatorConfig.chat_template`."""
+
+    @property
+    def pad_token_id(self) -> int | None: ...
+
+    @property
+    def apply_chat_template(self) -> Callable[..., Any]: ...
+
+    def __call__(self, text: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+
+@dataclass
+class CollatorConfig:
+    """How traces become a batch.
+
+    `pad_token_id` fills rows; what is padding is said by the attention masks, so any id of the vocabulary will do.
+    `ignore_index` (-100 or 0) stands in `sdpo_loss_mask` where a token is no target; all other masks are 0 and 1.
+    `placement` is where a hint goes, `tools` are schemas for the template, `chat_template` replaces the tokenizer's.
+    """
+
+    max_seq_len: int = 4096
+    max_dpo_seq_len: int = 2048
+    pad_token_id: int = 0
+    ignore_index: int = IGNORE_INDEX
+    enable_sdpo: bool = True
+    hint_generator: HintGenerator | None = None
+    enable_replay_dpo: bool = True
+    rlvr_reward_key: str = "final_reward"
+    _: KW_ONLY
+    placement: Placement = "before_turn"
+    tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_seq_len", 2), ("max_dpo_seq_len", 2), ("pad_token_id", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise InputError(explain(name, got=repr(value), expected=f"a whole number, {least} or more"))
+        if self.ignore_index not in (IGNORE_INDEX, 0):
+            expected = f"{IGNORE_INDEX} or 0, what a mask may hold where it does not count"
+            raise InputError(explain("ignore_index", got=self.ignore_index, expected=expected))
+        if self.placement not in PLACEMENTS:
+            raise InputError(explain("placement", got=repr(self.placement), expected=f"one of {PLACEMENTS}"))
+        if self.hint_generator is not None and not callable(self.hint_generator):
+            got = type(self.hint_generator).__name__
+            raise InputError(explain("hint_generator", got=got, expected="a function of (error_kind, error_meta)"))
+
+
+@dataclass
+class ComposerDataCollator:
+    """Makes batches for `compose_loss` from traces.
+
+    Always there: input_ids, attention_mask, response_mask (B, T), 1 on every token of every assistant turn with its
+    end-of-turn token, and rewards (B,). With `enable_sdpo`, a hint generator and a site: ctx_teacher_input_ids and its
+    attention mask, one row a site; sdpo_student_index, sdpo_teacher_index and sdpo_loss_mask. With `enable_replay_dpo`
+    and a pair: dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}, and with a `reference` its log-probs.
+
+    A trace is one row; where a template rewrites history it is one row a sequence, each with the trace's reward. A
+    trace without a reward has NaN there, counted as `no_reward`. Rows longer than `max_seq_len` keep their end, from
+    the start of a message on if one starts in time. Nothing that is scored is cut: a turn, site or pair that is not
+    whole is left out. `counts` says how often, by reason, over all calls in this process (each worker of a data loader
+    has its own; `counts.clear()` starts anew); what a template could not say as it was is in `renderer.counts`. Where
+    no row is left, `batch_without_rows`, there is one of a single token with nothing to score, and a reward of NaN:
+    `compose_loss` runs, and says in `active` that lm_ce did not.
+    """
+
+    tokenizer: TokenizerLike | Any  # transformers adds pad_token_id when it runs: a checker does not see it
+    config: CollatorConfig
+    _: KW_ONLY
+    reference: ReferenceLookup | None = None
+    counts: Counter[str] = field(init=False, default_factory=Counter[str], repr=False)
+    renderer: Renderer = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.tokenizer, "backend_tokenizer"):
+            got = f"{type(self.tokenizer).__name__}, without a backend_tokenizer"
+            raise InputError(explain("tokenizer", got=got, expected="a fast one", fix="Load it with AutoTokenizer."))
+        config = self.config
+        tokenizer: Any = self.tokenizer
+        self.renderer = Renderer(tokenizer, tools=config.tools, chat_template=config.chat_template)
+        cut = LeftCut(self.renderer)
+        self._rows = RowMaker(
+            self.renderer, cut, self.counts, max_seq_len=config.max_seq_len, placement=config.placement
+        )
+        self._pairs = PairMaker(self.renderer, cut, self.counts, max_dpo_seq_len=config.max_dpo_seq_len)
+        self._num_ids = max(len(tokenizer), config.pad_token_id + 1)
+
+    def __call__(self, batch: Sequence[TraceExample]) -> dict[str, Tensor]:
+        """The batch, checked as `compose_loss` will check it."""
+        if not batch:
+            raise InputError(explain("batch", got="no traces", expected="at least one"))
+        students, sites, pairs, rewards = list[StudentRow](), list[SiteRow](), list[PairIds](), list[float]()
+        for number, example in enumerate(batch):
+            where = _name(example, number)
+            reward = self._reward(example, where)
+            made = self._trace_rows(example, where)
+            sites += [site._replace(student_row=len(students) + site.student_row) for site in made.sites]
+            students += made.students
+            rewards += [reward] * len(made.students)
+            pairs += self._trace_pairs(example, where)
+        if not students:  # one token that nothing scores: a long run must not end at one batch of unusable traces
+            self.counts["batch_without_rows"] += 1
+            students, rewards = [StudentRow([self.config.pad_token_id], [])], [math.nan]
+        return self._tensors(students, sites, pairs, rewards)
+
+    def pairs(self, traces: Iterable[TraceExample]) -> Iterator[PairIds]:
+        """The pairs that batches of these traces hold, for `trainer.reference.precompute_ref_logprobs`. Not counted."""
+        for number, example in enumerate(traces):
+            before = Counter(self.counts)
+            found = self._trace_pairs(example, _name(example, number))
+            self.counts.clear()
+            self.counts.update(before)
+            yield from found
+
+    def _trace_rows(self, example: TraceExample, where: str) -> TraceRows:
+        messages = example.get("turns")
+        if messages is None:
+            got = f"keys {sorted(example)}"
+            raise InputError(explain(where, got=got, expected="a 'turns' list of messages, which may be empty"))
+        conversation = to_conversation(cast("Sequence[Mapping[str, Any]]", messages), conversation_id=where)
+        if not conversation.turns:
+            self.counts["empty_conversation"] += 1
+            return TraceRows([], [])
+        hints = list(self._hints(messages, conversation)) if self.config.enable_sdpo else []
+        once = list(dict.fromkeys(hints))  # a call and its result may both be marked: that is one failure
+        if len(once) < len(hints):
+            self.counts["same_hint_again"] += len(hints) - len(once)
+        return self._rows.rows(conversation, once)
+
+    def _hints(self, messages: Sequence[TraceTurn], conversation: Conversation) -> Iterator[Hinted]:
+        generate = self.config.hint_generator
+        if generate is None:
+            return
+        for error in marked_errors(cast("Sequence[Mapping[str, Any]]", messages), conversation.turns, self.counts):
+            hint: Any = generate(error.kind, error.meta)
+            turn_id = conversation.turns[error.turn].id
+            if hint is None:
+                self.counts["no_hint"] += 1
+            elif isinstance(hint, str):
+                yield Hinted(turn_id, hint)
+            else:
+                what = f"hint for {error.kind} at turn {turn_id}"
+                raise InputError(explain(what, got=type(hint).__name__, expected="text, or None for no hint"))
+
+    def _trace_pairs(self, example: TraceExample, where: str) -> list[PairIds]:
+        given: Any = example.get("dpo_pairs") or ()
+        if not self.config.enable_replay_dpo:
+            return []
+        if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
+            raise InputError(explain(f"dpo_pairs of {where}", got=type(given).__name__, expected="a list of DPOPairs"))
+        made = [self._pairs.pair(pair, f"pair {number} of {where}") for number, pair in enumerate(given)]
+        return [pair for pair in made if pair is not None]
+
+    def _reward(self, example: TraceExample, where: str) -> float:
+        key = self.config.rlvr_reward_key
+        given: Any = example.get(key)
+        if given is None:
+            self.counts["no_reward"] += 1
+            return math.nan
+        try:
+            reward = math.nan if isinstance(given, str) else float(given)
+        except (TypeError, ValueError):
+            reward = math.nan
+        if not math.isfinite(reward):
+            fix = "Leave the key out where there is no reward."
+            raise InputError(explain(f"{key} of {where}", got=repr(given), expected="a finite number", fix=fix))
+        return reward
+
+    def _tensors(
+        self, students: list[StudentRow], sites: list[SiteRow], pairs: list[PairIds], rewards: list[float]
+    ) -> dict[str, Tensor]:
+        pad = self.config.pad_token_id
+        batch = student_tensors(students, pad) | {"rewards": torch.tensor(rewards, dtype=torch.float32)}
+        if sites:
+            batch |= site_tensors(sites, batch["input_ids"], pad, self.config.ignore_index)
+        if pairs:
+            batch |= pair_tensors(pairs, pad)
+        if pairs and self.reference is not None:
+            batch |= reference_tensors(pairs, self.reference)
+        contract.read_batch(batch, self._num_ids, contract.Channels(True, True, self.reference is not None))
+        return batch
+
+
+def _name(example: TraceExample, number: int) -> str:
+    if not isinstance(example, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(explain(f"trace {number}", got=type(example).__name__, expected="a TraceExample"))
+    return str(example.get("trace_id") or f"trace {number}")

@@ -1,0 +1,251 @@
+"""What a log can do wrong: an error that says where, or a drop that is counted by name."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from render_checks import decode
+from tiny import tiny_model
+from tokenizers import Tokenizer, models
+from traces import HINT, collator_of, marked_runs, pair, session
+from transformers import PreTrainedTokenizerFast
+
+from composer_replication import compose_loss
+from composer_replication.errors import InputError
+from composer_replication.trainer.data_collator import CollatorConfig, ComposerDataCollator
+from tokenizer_assets import load
+
+ASKED = {"role": "user", "content": "Q"}
+ANSWERED = {"role": "assistant", "content": "A"}
+FAILED = {"role": "tool", "content": "no", "tool_error": True, "error_meta": {"error_kind": "k"}}
+EXCHANGE = {"turns": [ASKED, ANSWERED], "final_reward": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"max_seq_len": 1}, "max_seq_len: got 1, expected a whole number, 2 or more"),
+        ({"max_dpo_seq_len": 2.5}, "max_dpo_seq_len: got 2.5"),
+        ({"pad_token_id": None}, "pad_token_id: got None"),
+        ({"pad_token_id": -1}, "pad_token_id: got -1"),
+        ({"ignore_index": 1}, "ignore_index: got 1, expected -100 or 0"),
+        ({"placement": "after"}, "placement: got 'after'"),
+        ({"hint_generator": "hint"}, "hint_generator: got str"),
+    ],
+)
+def test_a_bad_setting_is_named_at_once(options, match):
+    with pytest.raises(InputError, match=match):
+        CollatorConfig(**options)
+
+
+def test_a_tokenizer_without_a_template_says_what_to_do_and_a_given_template_does_it():
+    bare = copy.deepcopy(load("gemma"))
+    template, bare.chat_template = bare.chat_template, None
+    with pytest.raises(InputError, match=r"no chat template, expected one .* pass chat_template="):
+        ComposerDataCollator(bare, CollatorConfig())
+    collator = ComposerDataCollator(bare, CollatorConfig(chat_template=template))
+    assert collator([EXCHANGE])["response_mask"].sum() > 1
+
+
+def test_a_tokenizer_without_tokens_to_look_at_is_named():
+    class Slow:
+        pad_token_id = 0
+        chat_template = "x"
+
+        def __call__(self, text): ...
+
+        def apply_chat_template(self, conversation): ...
+
+    with pytest.raises(InputError, match="tokenizer: got Slow, without a backend_tokenizer, expected a fast one"):
+        ComposerDataCollator(Slow(), CollatorConfig())
+    empty = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template="{{ 1 // 0 }}")
+    with pytest.raises(InputError, match="ZeroDivisionError"):
+        ComposerDataCollator(empty, CollatorConfig())
+
+
+def test_a_role_that_the_template_refuses_is_said_in_another_way_and_what_it_refuses_altogether_is_named():
+    collator = collator_of("gemma")
+    batch = collator([{"turns": [{"role": "system", "content": "Rules."}, ASKED, ANSWERED]}])
+    assert "user\nRules.\n\nQ" in decode(collator.renderer, batch["input_ids"][0].tolist())
+    assert collator.renderer.counts["system_as_user"] == 1
+    refusing = (
+        "{% for m in messages %}{% if m.content == 'Q' %}{{ raise_exception('I refuse') }}{% endif %}"
+        "<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>{% endfor %}"
+    )
+    with pytest.raises(InputError, match=r"conversation the-trace: .*I refuse"):
+        collator_of("gemma", chat_template=refusing)([{**EXCHANGE, "trace_id": "the-trace"}])
+
+
+@pytest.mark.parametrize(
+    ("example", "match"),
+    [
+        ("text", "trace 1: got str, expected a TraceExample"),
+        ({"final_reward": 1.0}, "trace 1: got keys .*, expected a 'turns' list"),
+        ({"turns": None}, "expected a 'turns' list"),
+        ({"turns": "text"}, "messages of trace 1: got str"),
+        ({"turns": ["text"]}, "message 0 of trace 1: got str"),
+        ({"trace_id": "x", "turns": [{"role": "robot"}]}, "role of message 0 of x: got 'robot', expected one of"),
+        ({"turns": [ASKED, ANSWERED], "final_reward": math.nan}, "final_reward of trace 1: got nan, expected a finite"),
+        ({"turns": [ASKED, ANSWERED], "final_reward": math.inf}, "final_reward of trace 1: got inf"),
+        ({"turns": [ASKED, ANSWERED], "final_reward": "1.0"}, "final_reward of trace 1: got '1.0'"),
+        ({"turns": [ASKED, ANSWERED], "final_reward": [1.0]}, "final_reward of trace 1"),
+        ({"turns": [ASKED, ANSWERED, {**FAILED, "error_meta": "k"}]}, "error_meta of trace 1:2: got str"),
+        ({"turns": [ASKED, ANSWERED, {**FAILED, "error_meta": {"error_kind": 7}}]}, "error_kind of trace 1:2: got int"),
+        ({"turns": [ASKED, ANSWERED], "dpo_pairs": pair()}, "dpo_pairs of trace 1: got dict"),
+        ({"turns": [ASKED, ANSWERED], "dpo_pairs": ["x"]}, "pair 0 of trace 1: got str"),
+        ({"turns": [], "dpo_pairs": [{"chosen": "a", "rejected": "b"}]}, "a DPOPair with 'state_messages'"),
+        ({"turns": [], "dpo_pairs": [{**pair(), "chosen": None}]}, "a DPOPair with 'chosen'"),
+        ({"turns": [], "dpo_pairs": [{**pair(), "rejected": 7}]}, "rejected of pair 0 of trace 1: got int"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_broken_trace_is_named(example, match):
+    with pytest.raises(InputError, match=match):
+        collator_of("gemma")([EXCHANGE, example])
+
+
+def test_a_hint_must_be_text():
+    collator = collator_of("gemma", hint_generator=lambda *_: 7)
+    with pytest.raises(InputError, match="hint for k at turn trace 0:1: got int"):
+        collator([{"turns": [ASKED, ANSWERED, FAILED]}])
+
+
+@pytest.mark.parametrize(
+    ("turns", "hint", "reason"),
+    [
+        ([ASKED, ANSWERED, FAILED], None, "no_hint"),
+        ([ASKED, ANSWERED, FAILED], " \n ", "hint_makes_no_tokens"),
+        ([FAILED, ASKED, ANSWERED], HINT, "error_without_assistant_turn"),
+        ([{**ASKED, "tool_error": True}, ANSWERED], HINT, "error_without_assistant_turn"),
+    ],
+)
+def test_a_site_that_cannot_be_one_is_counted(turns, hint, reason):
+    collator = collator_of("gemma", hint_generator=lambda *_: hint)
+    batch = collator([{"turns": turns, "final_reward": 0.0}])
+    assert dict(collator.counts) == {reason: 1}
+    assert "ctx_teacher_input_ids" not in batch
+    assert (batch["response_mask"] == 1).any()
+
+
+def test_a_hint_that_goes_elsewhere_is_counted_with_where_it_went():
+    collator = collator_of("gemma")
+    collator([{"turns": [ASKED, ANSWERED, FAILED]}])
+    assert collator.counts["placement_fell_back:before_turn->in_last_message"] == 1
+
+
+def test_a_hint_with_no_place_to_go_is_counted():
+    """Nothing stands before the turn, and a hint is put into what does."""
+    collator = collator_of("llama3")
+    batch = collator([{"turns": [{**ANSWERED, "tool_error": True}, ASKED, ANSWERED], "final_reward": 0.0}])
+    assert dict(collator.counts) == {"hint_has_no_place": 1}
+    assert marked_runs(collator, batch["input_ids"][0], batch["response_mask"][0]) == ["A<|eot_id|>"] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({**pair(), "state_messages": []}, "pair_without_state"),
+        (pair(chosen=""), "pair_without_answer"),
+        (pair(rejected=" \n"), "pair_without_answer"),
+        (pair(chosen="Same.", rejected="Same."), "pair_of_equal_answers"),
+    ],
+)
+def test_a_pair_that_teaches_nothing_is_counted(given, reason):
+    collator = collator_of("gemma")
+    batch = collator([{**EXCHANGE, "dpo_pairs": [given, pair()]}])
+    assert dict(collator.counts) == {reason: 1}
+    assert batch["dpo_chosen_input_ids"].shape[0] == 1
+
+
+def test_arguments_that_are_no_json_are_trained_on_as_they_are():
+    turns = [ASKED, {"role": "assistant", "tool_call": {"name": "bash", "arguments": '{"command": "ls'}}]
+    collator = collator_of("qwen2_5")
+    batch = collator([{"turns": turns}])
+    (run,) = marked_runs(collator, batch["input_ids"][0], batch["response_mask"][0])
+    assert '"arguments": {"command": "ls}' in run
+
+
+def test_a_trace_without_a_reward_is_nan_and_counted():
+    collator = collator_of("gemma")
+    rewards = collator([EXCHANGE, {"turns": [ASKED, ANSWERED]}, {**EXCHANGE, "final_reward": True}])["rewards"]
+    assert rewards.isnan().tolist() == [False, True, False]
+    assert rewards[2].item() == 1.0
+    assert collator.counts["no_reward"] == 1
+    assert collator([{**EXCHANGE, "final_reward": torch.tensor(0.5)}])["rewards"].tolist() == [0.5]
+
+
+def test_traces_without_turns_are_counted_and_the_others_stay():
+    collator = collator_of("gemma")
+    batch = collator([{"turns": [], "final_reward": 1.0}, EXCHANGE, {"turns": [ASKED], "final_reward": 1.0}])
+    assert batch["input_ids"].shape[0] == len(batch["rewards"]) == 1
+    assert dict(collator.counts) == {"empty_conversation": 1, "no_assistant_turn": 1}
+
+
+def test_a_batch_of_no_traces_is_an_error():
+    with pytest.raises(InputError, match="batch: got no traces, expected at least one"):
+        collator_of("gemma")([])
+
+
+def test_a_batch_whose_traces_all_fall_out_has_nothing_to_score_and_says_so():
+    """A run of days must not end because one session holds nothing but a turn that is too long."""
+    collator = collator_of("gemma", max_seq_len=8)
+    long = {"turns": [ASKED, {**ANSWERED, "content": "word " * 30}], "final_reward": 1.0}
+    batch = collator([long, {"turns": [], "final_reward": 1.0}, {"turns": [ASKED], "final_reward": 1.0}])
+    assert dict(collator.counts) == {
+        "turn_longer_than_max_seq_len": 1,
+        "sequence_cut": 1,
+        "empty_conversation": 1,
+        "no_assistant_turn": 1,
+        "batch_without_rows": 1,
+    }
+    assert batch["rewards"].isnan().tolist() == [True]
+    components = compose_loss(tiny_model(load("gemma")), batch)
+    assert components.active == ()
+    assert components.total.item() == 0.0
+
+
+def test_pairs_alone_are_a_batch_in_which_only_they_count():
+    collator = collator_of("gemma")
+    batch = collator([{"turns": [], "dpo_pairs": [pair()], "final_reward": 1.0}])
+    assert collator.counts["batch_without_rows"] == 1
+    assert batch["response_mask"].sum() == 0
+    assert batch["rewards"].isnan().all()
+    components = compose_loss(tiny_model(load("gemma")), batch, dpo_variant="simpo")
+    assert components.active == ("trace_replay_dpo",)
+
+
+@pytest.mark.parametrize("values", [(1.0, math.nan), (1.0,)])
+def test_reference_logprobs_that_are_no_two_numbers_are_named(values):
+    class Broken:
+        def lookup(self, *ids):
+            return values
+
+    with pytest.raises(InputError, match="reference log-probs of pair 0"):
+        collator_of("gemma", reference=Broken())([{**EXCHANGE, "dpo_pairs": [pair()]}])
+
+
+def test_rows_of_a_table_with_nulls_for_what_is_missing_are_taken():
+    """A data set of records gives every message every key."""
+    empty = dict.fromkeys(("content", "tool_call", "tool_error", "error_meta", "tool_calls", "tool_call_id", "name"))
+    turns = [{**empty, **turn} for turn in session()["turns"]]
+    collator = collator_of("llama3")
+    batch, plain = collator([{**session(), "turns": turns, "dpo_pairs": None}]), collator([session()])
+    assert all(torch.equal(batch[key], plain[key]) for key in plain)
+
+
+def test_a_collator_survives_the_way_to_a_worker():
+    collator = ComposerDataCollator(load("gemma"), CollatorConfig())
+    again = pickle.loads(pickle.dumps(collator))
+    batch, plain = again([EXCHANGE]), collator([EXCHANGE])
+    assert all(torch.equal(batch[key], plain[key]) for key in plain)
+
+
+def test_the_given_traces_are_left_as_they_were():
+    trace = session(dpo_pairs=[pair()])
+    before = copy.deepcopy(trace)
+    collator_of("llama3")([trace])
+    assert trace == before

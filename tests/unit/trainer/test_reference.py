@@ -1,0 +1,193 @@
+"""Reference log-probs: equal to a dense computation, computed once, and refused when anything they rest on changed."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import wrapped_worker as worker
+from render_checks import HERE, coding_session, renderer_of
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from composer_replication.batch.pair_tokens import PairIds, ResponseIds, pair_ids
+from composer_replication.batch.render import Renderer
+from composer_replication.batch.tree import build_tree
+from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError
+from composer_replication.objective.fingerprint import fingerprint_of, weights_digest
+from composer_replication.objective.reference import response_logprobs
+from composer_replication.trainer import reference
+from composer_replication.trainer.reference import ReferenceLogprobs, precompute_ref_logprobs
+from composer_replication.types import Turn
+from tokenizer_assets import load
+
+
+def dense(model, ids, start):
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, start - 1 : -1]
+    return float(logits.double().log_softmax(-1).gather(-1, torch.tensor(ids[start:])[:, None]).sum())
+
+
+def random_pairs(number=12, seed=0):
+    """Pairs at several states of one trunk, and some of another."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def some(count):
+        return torch.randint(0, 64, (count,), generator=generator).tolist()
+
+    trunk = some(60)
+    found = []
+    for at in range(5, 5 + 4 * number, 4):
+        context = trunk[:at] if at % 3 else some(7)
+        found.append(PairIds(*(ResponseIds(context + some(3 + at % 4), len(context)) for _ in range(2))))
+    return found
+
+
+@pytest.fixture
+def model():
+    return worker.build(lora=False).eval()
+
+
+@pytest.mark.parametrize("max_tree_tokens", [1, 40, 32_768])
+def test_values_equal_the_dense_computation_whatever_shares_a_tree(model, max_tree_tokens):
+    pairs, renderer = random_pairs(), renderer_of("llama3")
+    store = precompute_ref_logprobs(model, renderer, pairs, max_tree_tokens=max_tree_tokens)
+    assert len(store) == 2 * len(pairs)
+    for chosen, rejected in pairs:
+        wanted = dense(model, *chosen), dense(model, *rejected)
+        assert store.lookup(*chosen, *rejected) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_trees_hold_no_more_than_they_may_and_share_contexts(model, monkeypatch):
+    sizes = []
+
+    def watched(given, responses):
+        sizes.append((len(responses), len(build_tree([each.ids for each in responses]))))
+        return response_logprobs(given, responses)
+
+    monkeypatch.setattr(reference, "response_logprobs", watched)
+    precompute_ref_logprobs(model, renderer_of("llama3"), random_pairs(), max_tree_tokens=90)
+    assert all(tokens <= 90 for _, tokens in sizes)
+    assert sum(count for count, _ in sizes) == 24
+    assert len(sizes) < 8
+
+
+def test_a_store_is_taken_over_and_only_what_is_missing_is_computed(model, tmp_path, monkeypatch):
+    pairs, renderer, path = random_pairs(), renderer_of("llama3"), tmp_path / "ref_logprobs.safetensors"
+    first = precompute_ref_logprobs(model, renderer, pairs[:8], path=path)
+    before = path.read_bytes()
+    asked = []
+    monkeypatch.setattr(
+        reference, "response_logprobs", lambda given, group: asked.extend(group) or response_logprobs(given, group)
+    )
+    again = precompute_ref_logprobs(model, renderer, pairs[:8], path=path)
+    assert not asked
+    assert path.read_bytes() == before
+    more = precompute_ref_logprobs(model, renderer, pairs, path=path)
+    assert sorted(asked) == sorted(side for pair in pairs[8:] for side in pair)
+    for chosen, rejected in pairs[:8]:
+        assert first.lookup(*chosen, *rejected) == again.lookup(*chosen, *rejected) == more.lookup(*chosen, *rejected)
+
+
+def test_other_weights_another_tokenizer_or_template_are_stale(model, tmp_path):
+    path, renderer = tmp_path / "r.safetensors", renderer_of("llama3")
+    precompute_ref_logprobs(model, renderer, random_pairs(3), path=path)
+    trained = copy.deepcopy(model)
+    with torch.no_grad():
+        trained.model.layers[1].mlp.up_proj.weight[0, 0] += 1e-9
+    source = renderer.template.source
+    other_template = Renderer(load("llama3"), chat_template=source + "{# changed #}")
+    for wrong, who, what in (
+        (trained, renderer, "weights"),
+        (copy.deepcopy(model).float(), renderer, "weights"),
+        (model, renderer_of("gemma"), "tokenizer and template"),
+        (model, other_template, "template"),
+        (model, Renderer(load("llama3"), keep_thinking=False), "template"),
+        (model, renderer_of("llama3", with_tools=True), "template"),
+    ):
+        with pytest.raises(StaleArtefactError, match=f"other {what} than"):
+            precompute_ref_logprobs(wrong, who, random_pairs(3), path=path)
+    precompute_ref_logprobs(copy.deepcopy(model), renderer_of("llama3"), random_pairs(3), path=path)
+
+
+def test_the_reference_of_an_adapter_is_the_model_below_it(model, tmp_path):
+    adapted = worker.build(lora=True).eval()
+    assert weights_digest(adapted) == weights_digest(model)
+    path, renderer = tmp_path / "r.safetensors", renderer_of("llama3")
+    store = precompute_ref_logprobs(adapted, renderer, random_pairs(), path=path)
+    for chosen, rejected in random_pairs():
+        wanted = dense(model, *chosen), dense(model, *rejected)
+        assert store.lookup(*chosen, *rejected) == pytest.approx(wanted, rel=1e-6)
+        assert store.lookup(*chosen, *rejected)[0] != pytest.approx(dense(adapted, *chosen), rel=1e-4)
+    assert precompute_ref_logprobs(model, renderer, random_pairs(), path=path).fingerprint == store.fingerprint
+
+
+def test_padding_and_cutting_settings_of_a_tokenizer_are_not_what_it_is(model):
+    renderer = renderer_of("llama3")
+    before = fingerprint_of(model, renderer)
+    renderer.tokenizer.backend_tokenizer.enable_truncation(7)
+    try:
+        assert fingerprint_of(model, renderer) == before
+    finally:
+        renderer.tokenizer.backend_tokenizer.no_truncation()
+
+
+def test_dropout_is_off_and_the_mode_stays(model):
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    wanted = precompute_ref_logprobs(model, renderer_of("llama3"), random_pairs(3))
+    model.train()
+    got = precompute_ref_logprobs(model, renderer_of("llama3"), random_pairs(3))
+    for chosen, rejected in random_pairs(3):
+        assert got.lookup(*chosen, *rejected) == wanted.lookup(*chosen, *rejected)
+    assert model.training
+
+
+def test_a_pair_that_was_never_computed_is_an_error_not_a_zero(model):
+    store = precompute_ref_logprobs(model, renderer_of("llama3"), random_pairs(2))
+    chosen, rejected = random_pairs(3)[2]
+    with pytest.raises(InputError, match="precompute_ref_logprobs"):
+        store.lookup(*chosen, *rejected)
+    (one, _), *_ = random_pairs(2)
+    with pytest.raises(InputError, match="reference log-prob"):
+        store.lookup(one.ids, one.start + 1, one.ids, one.start)
+
+
+def test_pairs_of_a_real_rendering_go_through():
+    renderer = renderer_of("llama3")
+    size = len(renderer.tokenizer)
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = AutoModelForCausalLM.from_config(Qwen2Config(vocab_size=size, num_key_value_heads=2, **small)).eval()
+    turns = coding_session().turns[:4]
+    answers = [
+        Turn(id=f"a{n}", role="assistant", origin="model", provenance=HERE, text=text)
+        for n, text in enumerate(("Let me look at b.py.", "I give up."))
+    ]
+    pair = pair_ids(renderer, turns, *answers, conversation_id="p")
+    store = precompute_ref_logprobs(model, renderer, [pair, pair])
+    assert len(store) == 2
+    assert store.lookup(*pair.chosen, *pair.rejected)[0] == pytest.approx(dense(model, *pair.chosen), rel=1e-5)
+
+
+def test_damaged_and_foreign_files_are_named(model, tmp_path):
+    path, renderer = tmp_path / "r.safetensors", renderer_of("llama3")
+    fingerprint = fingerprint_of(model, renderer)
+    path.write_bytes(b"no safetensors")
+    with pytest.raises(ArtefactCorruptError, match=r"r\.safetensors"):
+        ReferenceLogprobs.load(path, fingerprint)
+    save_file({"x": torch.zeros(2)}, path)
+    with pytest.raises(ArtefactCorruptError, match="schema None"):
+        ReferenceLogprobs.load(path, fingerprint)
+    ReferenceLogprobs(fingerprint).save(path)
+    assert len(ReferenceLogprobs.load(path, fingerprint)) == 0
+
+
+@pytest.mark.parametrize("start", [0, 5, -1])
+def test_a_response_without_tokens_or_context_is_refused(model, start):
+    with pytest.raises(InputError, match="start of response 0"):
+        response_logprobs(model, [([1, 2, 3, 4, 5], start)])
+    with pytest.raises(InputError, match="ids from 0 to 63"):
+        response_logprobs(model, [([1, 2, 64], 1)])
+    with pytest.raises(InputError, match="max_tree_tokens"):
+        precompute_ref_logprobs(model, renderer_of("llama3"), [], max_tree_tokens=0)
