@@ -75,11 +75,18 @@ def _how(model: nn.Module, tree: TokenTree) -> _Found:
         return _Found(None, f"a path of {longest} tokens is longer than the sliding window of {window}")
     if anywhere:
         return _Found(None, f"another process has a path longer than the sliding window of {window}")
+    if dropout_on(body) and not body.config._attn_implementation.endswith("eager") and tree.input_ids.is_cuda:
+        return _Found(None, "attention dropout is on, which no attention over trees has on this device")
     known = _probed.setdefault(body, {})
     setting = f"{tree.input_ids.device} {_compute_dtype(body)} {body.config._attn_implementation}"
     if setting not in known:
         known[setting] = _probe(model, tree.input_ids.device)
     return known[setting]
+
+
+def dropout_on(body: nn.Module) -> bool:
+    """Whether the attention of this model as it is now is noisy."""
+    return any(module.training and getattr(module, "attention_dropout", 0.0) for module in body.modules())
 
 
 def _compute_dtype(body: nn.Module) -> torch.dtype:

@@ -13,7 +13,7 @@ from composer_replication.objective.channels import (
     response_channel,
     summed_logprobs,
 )
-from composer_replication.objective.forward import tree_hidden_states
+from composer_replication.objective.forward import dropout_on, tree_hidden_states
 from composer_replication.objective.model_head import causal_lm_of, head_of
 from composer_replication.objective.teachers import LIVE, Teacher, teacher_rows
 from composer_replication.objective.tree_batch import TreeBatch
@@ -54,6 +54,4 @@ def _teacher_rows(model: nn.Module, batch: TreeBatch, hidden_LH: Tensor, options
 
 def has_dropout(model: nn.Module) -> bool:
     """Whether a pass of this model as it is now is noisy."""
-    return any(isinstance(each, nn.Dropout) and each.training and each.p > 0 for each in model.modules()) or any(
-        module.training and getattr(module, "attention_dropout", 0.0) for module in model.modules()
-    )
+    return dropout_on(model) or any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in model.modules())
