@@ -24,7 +24,7 @@ class Layer:
 
 
 # Atomic files and canonical JSON are the ground that runs and config stand on.
-GROUND = {"types", "errors", "optional", "version", "atomic", "canonical_json"}
+GROUND = {"types", "errors", "optional", "version", "atomic", "canonical_json", "actions"}
 SOURCES = GROUND | {"runs", "privacy"}
 TRAINING = {"objective", "batch", "loss", "sites", "hint_generator", "pairs", "runs", "config"} | GROUND
 
@@ -35,6 +35,7 @@ LAYERS = {
     "optional": Layer(ours={"errors"}),
     "canonical_json": Layer(ours={"errors"}, at_import={"orjson"}),
     "atomic": Layer(ours={"errors", "canonical_json"}),
+    "actions": Layer(ours={"errors", "types"}, at_import={"orjson"}),
     "runs": Layer(ours=GROUND),
     "config": Layer(ours=GROUND),
     "privacy": Layer(ours=GROUND, on_use={"kingfisher_sdk"}),
@@ -42,10 +43,15 @@ LAYERS = {
     "sites": Layer(ours=SOURCES, at_import={"orjson"}),
     # A hint speaks about a site, and reads tools and commands as the rules that found it do.
     "hint_generator": Layer(ours=SOURCES | {"sites"}, at_import={"orjson"}),
-    "teacher_replay": Layer(ours=SOURCES | {"hint_generator", "sites"}, on_use={"httpx"}),
-    "pairs": Layer(ours=SOURCES | {"hint_generator", "sites"}, on_use={"data_juicer"}),
+    # Whether another teacher is worth asking depends on what the answers so far mean.
+    "teacher_replay": Layer(
+        ours=SOURCES | {"ingestion", "hint_generator", "sites", "pairs"}, at_import={"orjson"}, on_use={"httpx"}
+    ),
+    "pairs": Layer(
+        ours=SOURCES | {"ingestion", "hint_generator", "sites"}, at_import={"orjson"}, on_use={"data_juicer", "yaml"}
+    ),
     "loss": Layer(ours={"types", "errors"}, at_import={"torch"}, on_use={"triton"}),
-    "batch": Layer(ours={"types", "errors", "hint_generator"}, at_import={"torch"}, on_use={"transformers"}),
+    "batch": Layer(ours={"types", "errors", "actions", "hint_generator"}, at_import={"torch"}, on_use={"transformers"}),
     "objective": Layer(ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}),
     "trainer": Layer(ours=TRAINING, at_import={"torch"}, on_use={"trl", "peft", "safetensors"}),
     "envs": Layer(ours={"types", "errors"}, on_use={"trl"}),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from composer_replication.batch.call_arguments import tool_call
+from composer_replication.actions.calls import tool_call
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Conversation, Origin, Provenance, Role, ToolCall, ToolResult, Turn
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from composer_replication.batch.action_text import answer_turn
+from composer_replication.actions.parse import answer_turn
 from composer_replication.batch.left_cut import LeftCut
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds, pair_ids
 from composer_replication.batch.render import Renderer

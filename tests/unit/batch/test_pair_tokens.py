@@ -7,8 +7,8 @@ import random
 import pytest
 from render_checks import HERE, call, coding_session, decode, fixture_conversations, normal, renderer_of, results, talk
 
+from composer_replication.actions.parse import answer_turn
 from composer_replication.batch import pair_tokens
-from composer_replication.batch.action_text import answer_turn
 from composer_replication.batch.left_cut import LeftCut
 from composer_replication.batch.pair_tokens import ResponseIds, pair_ids, response_ids
 from composer_replication.batch.render import Renderer

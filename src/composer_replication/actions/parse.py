@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from composer_replication.batch.call_arguments import json_value, tool_call
+from composer_replication.actions.calls import json_value, tool_call
 from composer_replication.types import Action, Provenance, ToolCall, Turn
 
 _MARK = re.compile(r"^\[(?:THINKING|TOOL_USE)\] ", re.MULTILINE)

@@ -1,0 +1,86 @@
+"""What an assistant turn did, as one text: the form that states and pairs are known by. `parse` reads it back."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import orjson
+
+from composer_replication.types import ToolCall, Turn
+
+_BLOCK_KINDS = ("thinking", "text", "call")
+
+
+def action_text(turn: Turn) -> str:
+    """What an assistant turn did, as one text: its blocks in order, joined by newlines."""
+    blocks: Any = turn.extra.get("blocks")
+    layout: list[Any] = blocks if _fits(blocks, turn) else _plain_layout(turn)
+    texts, thoughts = _Pieces(turn.text), _Pieces(turn.thinking)
+    parts: list[str] = []
+    for kind, size in layout:
+        if kind == "text":
+            parts.append(texts.take(size))
+        elif kind == "thinking":
+            parts.append(f"[THINKING] {thoughts.take(size)}")
+        else:
+            parts.append(_call_text(turn.calls[size]))
+    return "\n".join(parts)
+
+
+class _Pieces:
+    """Cuts a text that was joined by newlines back into its pieces."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._at = text, 0
+
+    def take(self, size: int) -> str:
+        piece = self._text[self._at : self._at + size]
+        self._at += size + 1
+        return piece
+
+
+def _fits(blocks: Any, turn: Turn) -> bool:
+    """Whether a layout cuts this turn's texts where they were joined and names each call once: logs can be forged."""
+    if not isinstance(blocks, list) or not all(_is_block(block) for block in cast("list[Any]", blocks)):
+        return False
+    sizes = {kind: [size for each, size in blocks if each == kind] for kind in _BLOCK_KINDS}
+    return (
+        _is_joined(turn.text, sizes["text"])
+        and _is_joined(turn.thinking, sizes["thinking"])
+        and sorted(sizes["call"]) == list(range(len(turn.calls)))
+    )
+
+
+def _is_block(block: Any) -> bool:
+    return (
+        isinstance(block, list)
+        and len(block) == 2
+        and isinstance(block[0], str)
+        and block[0] in _BLOCK_KINDS
+        and type(block[1]) is int
+        and block[1] >= 0
+    )
+
+
+def _is_joined(text: str, sizes: list[int]) -> bool:
+    end = -1
+    for size in sizes:
+        if end >= 0 and text[end : end + 1] != "\n":
+            return False
+        end += 1 + size
+    return max(end, 0) == len(text)
+
+
+def _plain_layout(turn: Turn) -> list[tuple[str, int]]:
+    layout = [("thinking", len(turn.thinking))] if turn.thinking else []
+    layout += [("text", len(turn.text))] if turn.text else []
+    return layout + [("call", index) for index in range(len(turn.calls))]
+
+
+def _call_text(call: ToolCall) -> str:
+    return f"[TOOL_USE] name={call.name} input={arguments_text(call)}"
+
+
+def arguments_text(call: ToolCall) -> str:
+    """The arguments as the model wrote them, or as JSON."""
+    return call.raw_arguments if call.raw_arguments is not None else orjson.dumps(dict(call.arguments)).decode()
