@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 Message = dict[str, object]
 """One chat message in the OpenAI shape: role, content, and what else the role carries."""
@@ -151,23 +151,41 @@ class Hint:
 
 
 class TeacherSpec(TypedDict):
-    """A teacher behind an OpenAI-compatible endpoint, with its price in US dollars per million tokens."""
+    """A teacher behind an OpenAI-compatible endpoint, with its price in US dollars per million tokens.
+
+    Without a price it cannot be asked under a cap. `base_url` and `api_key_env` (the name of an environment variable)
+    say where else than OpenRouter it is; `extra` goes into the request as it is.
+    """
 
     slug: str
-    input_per_mtok: float
-    output_per_mtok: float
+    input_per_mtok: NotRequired[float]
+    output_per_mtok: NotRequired[float]
+    per_request_usd: NotRequired[float]
+    base_url: NotRequired[str]
+    api_key_env: NotRequired[str]
+    extra: NotRequired[dict[str, Any]]
 
 
 class TraceState(TypedDict):
-    """A moment in a logged session: the messages so far, and what the student did next."""
+    """A moment in a logged session: the messages so far, and what the student did next.
+
+    `session_id` (else what stands before `::` in the state's id) says which states are one session; `tools` are the
+    schemas a teacher is given; `cwd` is what relative paths are relative to.
+    """
 
     state_id: str
     messages: list[Message]
     student_action: str
+    session_id: NotRequired[str]
+    tools: NotRequired[list[dict[str, Any]]]
+    cwd: NotRequired[str | None]
 
 
 class TeacherCallResult(TypedDict):
-    """One teacher's answer at one state; a failed call has an `error` and no text."""
+    """One teacher's answer at one state; a failed call has an `error` and no text.
+
+    `response_text` is the whole answer in the form of `student_action`; `message` is the same as the endpoint sent it.
+    """
 
     state_id: str
     teacher_slug: str
@@ -177,6 +195,11 @@ class TeacherCallResult(TypedDict):
     completion_tokens: int
     cost_usd: float
     error: str | None
+    message: NotRequired[Message | None]
+    finish_reason: NotRequired[str | None]
+    is_cached: NotRequired[bool]
+    attempts: NotRequired[int]
+    flags: NotRequired[list[str]]
 
 
 class DPOPair(TypedDict):

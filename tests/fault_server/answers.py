@@ -13,9 +13,10 @@ from fault_server.faults import draw, draw_int
 from fault_server.settings import Settings
 
 WORDS = (
-    "read the failing test first then change one line of parser run it again and keep what passes check cache before"
-    " opening file list every caller rename field write fixture remove branch follow trace compare both outputs"
-).split()
+    *("read", "the", "failing", "test", "first", "then", "change", "one", "line", "of", "parser", "run", "it", "again"),
+    *("and", "keep", "what", "passes", "check", "cache", "before", "opening", "file", "list", "every", "caller"),
+    *("rename", "field", "write", "fixture", "remove", "branch", "follow", "trace", "compare", "both", "outputs"),
+)
 PATHS = ("src/app.py", "src/parser.py", "tests/test_parser.py", "README.md", "pyproject.toml", "src/cache/store.py")
 COMMANDS = ("ls -la", "pytest -q", "git status", "git diff --stat", "grep -rn parse src", "cat src/app.py")
 

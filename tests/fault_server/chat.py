@@ -11,10 +11,11 @@ from fault_server.settings import Settings
 
 # Where a request is routed and what it is called do not change what is asked.
 NOT_ASKED = frozenset({"provider", "usage", "user", "stream", "transforms", "route", "metadata", "session_id"})
-PLAIN_FIELDS = frozenset(
-    "model messages tools tool_choice parallel_tool_calls temperature top_p max_tokens max_completion_tokens n seed stop"
-    " stream user response_format frequency_penalty presence_penalty logprobs top_logprobs".split()
-)
+PLAIN_FIELDS = {
+    *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "max_tokens"),
+    *("max_completion_tokens", "n", "seed", "stop", "stream", "user", "response_format", "logprobs", "top_logprobs"),
+    *("frequency_penalty", "presence_penalty"),
+}
 JsonObject = dict[str, Any]
 
 

@@ -1,4 +1,4 @@
-"""The faults by name, what each may cost, and which one a request meets: a function of seed, fingerprint and attempt."""
+"""The faults by name, what each may cost, and which one a request meets, by seed, fingerprint and attempt."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ OK = "ok"
 
 @dataclass(frozen=True)
 class Fault:
-    """`group`: retry (asking again may help), final (it will not), cut (an answer that is not whole), answer (a good one
-    in an odd form). `billed`: never (refused before any work), may (work may have been done), always."""
+    """A way to fail.
+
+    `group`: retry (asking again may help), final (it will not), cut (an answer that is not whole), answer (a good one
+    in an odd form). `billed`: never (refused before any work), may (work may have been done), always.
+    """
 
     name: str
     group: str

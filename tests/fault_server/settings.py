@@ -25,8 +25,9 @@ PICO_PER_USD = 10**12
 class Reply:
     """One scripted reply: a named fault (or "ok"), or exact bytes when `status` is given.
 
-    `body` is sent as it is when it is text and as JSON otherwise. `cut_after` sends that many bytes of the body under the
-    full Content-Length. `billed` is a bool, or an amount in USD; None leaves it to the settings (exact bytes: unbilled).
+    `body` is sent as it is when it is text and as JSON otherwise. `cut_after` sends that many bytes of the body under
+    the full Content-Length. `billed` is a bool, or an amount in USD; None leaves it to the settings, and exact bytes
+    unbilled. Status 0 sends nothing and only ends the connection as `end` says.
     """
 
     fault: str = OK
@@ -85,6 +86,8 @@ class Settings:
         shares = self.billed_share if isinstance(self.billed_share, Mapping) else {}
         if unknown := ({*self.faults, *self.sticky, *shares}) - set(BY_NAME):
             raise ValueError(f"faults: got {sorted(unknown)}, expected names among {sorted(BY_NAME)}")
+        if without := set(self.sticky) - set(self.faults):
+            raise ValueError(f"sticky: {sorted(without)} have no rate in faults")
         for name, share in [*self.faults.items(), *shares.items()]:
             _check_share(name, share)
         if isinstance(self.billed_share, float | int):

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import sys
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -98,3 +98,18 @@ def byte_progress(what: str, *, quiet: bool) -> Generator[Callable[[int, int], N
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """A value with records in it, as one line on stdout."""
+    from dataclasses import asdict, is_dataclass
+
+    from composer_replication.canonical_json import encode
+
+    def plain_data(each: Any) -> Any:
+        if isinstance(each, list):
+            return [plain_data(inner) for inner in each]
+        return asdict(each) if is_dataclass(each) and not isinstance(each, type) else each
+
+    data = {key: plain_data(each) for key, each in value.items()}
+    sys.stdout.write(encode(data, where="output").decode() + "\n")

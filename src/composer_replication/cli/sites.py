@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from composer_replication.hint_generator.run_sites import KindCount
@@ -56,7 +55,7 @@ def _check_filters(args: argparse.Namespace) -> None:
 
 
 def _show_table(run_dir: RunDir, args: argparse.Namespace) -> None:
-    from composer_replication.cli.console import say, show, table
+    from composer_replication.cli.console import print_json, say, show, table
     from composer_replication.hint_generator.run_sites import read_sites, tabulate
     from composer_replication.sites.find import NO_FAILURE
 
@@ -66,7 +65,7 @@ def _show_table(run_dir: RunDir, args: argparse.Namespace) -> None:
     passed_over = Counter(site.reason for site in sites if site.kind == NO_FAILURE)
     _check_kinds(args.kind or (), {site.kind for site in every})
     if args.json:
-        _print_json({"run": str(run_dir.root), "table": counted, "passed_over": dict(passed_over)})
+        print_json({"run": str(run_dir.root), "table": counted, "passed_over": dict(passed_over)})
         return
     columns = ("kind", "blame", "sites", "kept", "sure", "example", "id")
     rows = [_row(each) for each in counted]
@@ -98,13 +97,14 @@ def _row(each: KindCount) -> tuple[object, ...]:
 
 
 def _show_site(run_dir: RunDir, identity: str, *, as_json: bool) -> None:
+    from composer_replication.cli.console import print_json
     from composer_replication.hint_generator.run_sites import find_site
     from composer_replication.runs.conversations import read_conversations
 
     site, hint = find_site(run_dir, identity)
     conversation = next(each for each in read_conversations(run_dir) if each.id == site.conversation_id)
     if as_json:
-        _print_json({"site": site, "hint": hint})
+        print_json({"site": site, "hint": hint})
         return
     print("\n".join(_site_lines(site, hint, conversation)))
 
@@ -146,17 +146,3 @@ def _cut(text: str) -> str:
         if len(text) <= _MAX_SHOWN
         else f"{text[:half]}\n[... {len(text) - _MAX_SHOWN} characters ...]\n{text[-half:]}"
     )
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    from dataclasses import asdict, is_dataclass
-
-    from composer_replication.canonical_json import encode
-
-    def plain_data(each: Any) -> Any:
-        if isinstance(each, list):
-            return [plain_data(inner) for inner in each]
-        return asdict(each) if is_dataclass(each) and not isinstance(each, type) else each
-
-    data = {key: plain_data(each) for key, each in value.items()}
-    sys.stdout.write(encode(data, where="sites").decode() + "\n")

@@ -1,0 +1,144 @@
+"""`crf replay RUN`: ask teachers what they would have done at each state, within a hard cap."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.runs import RunDir
+    from composer_replication.teacher_replay.replay import ReplayOptions, ReplayReport
+    from composer_replication.teacher_replay.run_replay import Which
+
+HELP = "ask teachers what they would have done at each state, within a hard cap"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run directory with conversations in it")
+    parser.add_argument(
+        "--teachers", required=True, metavar="FILE", help="teachers with prices: `crf teachers -o FILE`"
+    )
+    parser.add_argument(
+        "--max-usd", type=float, default=5.0, metavar="USD", help="hard cap over all restarts; default 5"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what it would cost, and send nothing")
+    parser.add_argument("--sites", action="store_true", help="only states of turns that erred and may be taught")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N states")
+    parser.add_argument("--full", action="store_true", help="ask every teacher, also where no vote can change a pair")
+    parser.add_argument(
+        "--gate", choices=["exact", "agree"], default="exact", help="agree: stop where the first agrees"
+    )
+    parser.add_argument("--threshold", type=int, default=2, metavar="N", help="votes that make a consensus; default 2")
+    parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at a time; default 64")
+    parser.add_argument("--max-tokens", type=int, default=1024, metavar="N", help="longest answer; default 1024")
+    parser.add_argument("--max-history", type=int, metavar="N", help="tokens of history sent; oldest turns go first")
+    parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds to wait for an answer")
+    parser.add_argument("--no-tools", action="store_true", help="do not send the tools' schemas")
+    parser.add_argument("--go-on", action="store_true", help="send again after a teacher took more than its bound")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    import asyncio
+    import os
+
+    from composer_replication.cli.replay_progress import call_progress
+    from composer_replication.runs import RunDir
+    from composer_replication.teacher_replay.run_replay import Which, replay_run
+    from composer_replication.teacher_replay.store import TeacherStore
+    from composer_replication.teacher_replay.teachers import read_teachers
+
+    run_dir = RunDir.open(args.run)
+    specs = _read_specs(Path(args.teachers))
+    options = _options(args, run_dir)
+    teachers = read_teachers(specs, environment=os.environ)
+    which = Which(
+        only_sites=args.sites, limit=args.limit, max_history_tokens=args.max_history, send_tools=not args.no_tools
+    )
+    if args.go_on:
+        with TeacherStore(options.cache) as store:
+            store.resume_after_overrun()
+    num_calls = _say_price(run_dir, which, teachers, options, args)
+    if args.dry_run:
+        return 0
+    with call_progress(num_calls, args.max_usd, quiet=args.json) as on_call:
+        report = asyncio.run(
+            replay_run(
+                run_dir,
+                which,
+                specs,
+                teachers,
+                max_total_usd=args.max_usd,
+                api_key=None,
+                options=options,
+                on_call=on_call,
+            )
+        )
+    _show(run_dir, report, args)
+    return 1 if report.stopped else 0
+
+
+def _read_specs(path: Path) -> list[dict[str, Any]]:
+    from composer_replication.canonical_json import decode
+    from composer_replication.errors import InputError, explain
+
+    try:
+        specs: Any = decode(path.read_bytes())
+    except (OSError, ValueError) as error:
+        fix = f"`crf teachers -o {path}` writes one."
+        raise InputError(
+            explain(f"--teachers {path}", got=error, expected="a JSON list of teachers", fix=fix)
+        ) from error
+    if not isinstance(specs, list) or not all(isinstance(each, dict) for each in specs):
+        raise InputError(explain(f"--teachers {path}", got=type(specs).__name__, expected="a JSON list of teachers"))
+    return specs
+
+
+def _options(args: argparse.Namespace, run_dir: RunDir) -> ReplayOptions:
+    from composer_replication.teacher_replay.replay import ReplayOptions
+    from composer_replication.teacher_replay.requests import Settings
+
+    return ReplayOptions(
+        cache=run_dir.path("teacher_cache"),
+        max_concurrency=args.concurrency,
+        gate=None if args.full else args.gate,
+        agreement_threshold=args.threshold,
+        timeout_s=args.timeout,
+        settings=Settings(max_tokens=args.max_tokens),
+    )
+
+
+def _say_price(
+    run_dir: RunDir, which: Which, teachers: list[Any], options: ReplayOptions, args: argparse.Namespace
+) -> int:
+    """The price range, before a cent is spent."""
+    from composer_replication.cli.console import say
+    from composer_replication.teacher_replay.run_replay import estimate, run_states
+    from composer_replication.teacher_replay.store import TeacherStore
+
+    with TeacherStore(options.cache) as store:
+        found = estimate(run_states(run_dir, which), teachers, options, store)
+        meter = store.meter()
+    spent = (meter.spent + meter.unknown) / 1e9
+    say(
+        f"{found.num_calls:,} calls to send, {found.num_cached:,} answered before; asking everyone once costs "
+        f"${found.low_usd:.4f} to ${found.high_usd:.4f}; ${spent:.4f} of the cap of ${args.max_usd:g} is spent"
+    )
+    return found.num_calls + found.num_cached
+
+
+def _show(run_dir: RunDir, report: ReplayReport, args: argparse.Namespace) -> None:
+    from composer_replication.cli.console import print_json, say, show, table
+
+    counts = dict(run_dir.meta("teacher_calls").counts)
+    if args.json:
+        print_json({"run": str(run_dir.root), "calls": counts, "report": report})
+        return
+    rows = sorted({**counts, **report.counts}.items())
+    show(table("Teacher calls", ("what", "number"), rows))
+    unknown = f", ${report.unknown_billed_usd:.4f} of {report.num_unknown_billed} calls that may have been billed"
+    say(f"spent ${report.spent_usd:.4f}{unknown if report.num_unknown_billed else ''}, cap ${args.max_usd:g}")
+    if report.stopped:
+        say(f"stopped: {report.stopped}. Look at it, then go on with --go-on")
+    say(f"{run_dir.path('teacher_calls')}: `crf pairs RUN` makes pairs of it")

@@ -1,0 +1,69 @@
+"""`crf teachers`: what an endpoint's models cost, and a file of teachers with today's prices."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from composer_replication.teacher_replay.prices import Listed
+
+HELP = "look up what teachers cost, and write them with their prices"
+_MAX_SHOWN = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--slug", action="append", metavar="MODEL", help="a teacher; may be repeated; default: ours")
+    parser.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible endpoint; default: OpenRouter")
+    parser.add_argument("--api-key-env", metavar="NAME", help="the variable that holds the endpoint's key")
+    parser.add_argument("--all", action="store_true", help="list every model of the endpoint")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the teachers here, for `crf replay --teachers`")
+
+
+def run(args: argparse.Namespace) -> int:
+    import asyncio
+    import os
+
+    from composer_replication.cli.console import say
+    from composer_replication.teacher_replay.prices import list_models, with_prices
+    from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, OPENROUTER, OPENROUTER_KEY
+
+    base_url = args.base_url or OPENROUTER
+    variable = args.api_key_env or (OPENROUTER_KEY if base_url == OPENROUTER else None)
+    listed = asyncio.run(list_models(base_url, os.environ.get(variable) if variable else None))
+    if args.all:
+        _show(listed)
+        return 0
+    slugs = args.slug or [teacher["slug"] for teacher in DEFAULT_TEACHERS]
+    place = {"base_url": args.base_url} if args.base_url else {}
+    key = {"api_key_env": args.api_key_env} if args.api_key_env else {}
+    found = with_prices([{"slug": slug, **place, **key} for slug in slugs], listed)
+    known = {each.slug: each for each in listed}
+    _show([known[teacher["slug"]] for teacher in found])
+    if args.output is not None:
+        from composer_replication.atomic import atomic_write_json
+
+        atomic_write_json(Path(args.output), found)
+        say(f"{args.output}: {len(found)} teachers with prices")
+    return 0
+
+
+def _show(listed: Sequence[Listed]) -> None:
+    from composer_replication.cli.console import say, show, table
+
+    rows = [
+        (
+            each.slug,
+            "" if each.spec is None else f"{each.spec['input_per_mtok']:.2f}",  # pyright: ignore[reportTypedDictNotRequiredAccess]
+            "" if each.spec is None else f"{each.spec['output_per_mtok']:.2f}",  # pyright: ignore[reportTypedDictNotRequiredAccess]
+            "" if each.context_length is None else f"{each.context_length:,}",
+            {True: "yes", False: "no", None: ""}[each.takes_tools],
+        )
+        for each in listed
+    ]
+    columns = ("model", "$ in / million", "$ out / million", "context", "tools")
+    show(table("Teachers", columns, rows[:_MAX_SHOWN], caption="US dollars per million tokens, as the endpoint says"))
+    if len(rows) > _MAX_SHOWN:
+        say(f"{len(rows) - _MAX_SHOWN} more; name the ones you want with --slug")

@@ -1,0 +1,127 @@
+"""One question to one teacher: from the store if it was answered before, else within the budget, with patience."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from typing import Any, NamedTuple
+
+from composer_replication.teacher_replay.client import TeacherClient
+from composer_replication.teacher_replay.outcome import Failure, Reply
+from composer_replication.teacher_replay.requests import Request
+from composer_replication.teacher_replay.store import Refused, TeacherStore
+
+
+class Patience(NamedTuple):
+    """How often to try, and how long to wait in between: a random part of a time that doubles."""
+
+    max_attempts: int = 6
+    first_wait_s: float = 0.5
+    longest_wait_s: float = 60.0
+
+    def wait_s(self, attempt: int, asked_for: float | None, draw: random.Random) -> float | None:
+        """Seconds before the next attempt; None where an endpoint asks for more than we would ever wait."""
+        if asked_for is not None:
+            return None if asked_for > self.longest_wait_s else asked_for + draw.uniform(0, self.first_wait_s)
+        return draw.uniform(0, min(self.longest_wait_s, self.first_wait_s * 2**attempt))
+
+
+class Answer(NamedTuple):
+    """What a teacher said, or why it said nothing. `was_refused`: it was never asked, for lack of budget."""
+
+    reply: dict[str, Any] | None
+    error: str | None
+    is_cached: bool
+    was_refused: bool
+    latency_s: float
+    attempts: int
+
+
+class Asker:
+    """Asks within one cap. `counts` adds up over questions: asked, cached, attempts, failures by name, refused."""
+
+    def __init__(
+        self,
+        client: TeacherClient,
+        store: TeacherStore,
+        *,
+        cap_nano: int,
+        patience: Patience | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._client, self._store, self._cap_nano = client, store, cap_nano
+        self._patience = patience or Patience()
+        self._draw = random.Random(seed)  # noqa: S311 (jitter, not a secret)
+        self._asking: dict[bytes, asyncio.Future[None]] = {}
+        self.counts: Counter[str] = Counter()
+
+    async def ask(self, request: Request) -> Answer:
+        """The answer to a request. The same request, asked twice at once, is sent once."""
+        while (other := self._asking.get(request.key)) is not None:
+            await asyncio.wait([other])
+        known = self._store.reply(request.key)
+        if known is not None:
+            self.counts["cached"] += 1
+            return answer_of(known, is_cached=True)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asking[request.key] = done
+        try:
+            return await self._ask(request)
+        finally:
+            del self._asking[request.key]
+            done.set_result(None)
+
+    async def _ask(self, request: Request) -> Answer:
+        self.counts["asked"] += 1
+        begin = time.monotonic()
+        for attempt in range(1, self._patience.max_attempts + 1):
+            intent = self._store.reserve(request.key, request.teacher.slug, request.bound_nano, self._cap_nano)
+            if isinstance(intent, Refused):
+                self.counts["refused"] += 1
+                return Answer(None, intent.reason, False, True, time.monotonic() - begin, attempt - 1)
+            self.counts["attempts"] += 1
+            outcome = await self._send(request, intent)
+            latency_s = time.monotonic() - begin
+            if isinstance(outcome, Reply):
+                return self._keep(request, intent, outcome, latency_s, attempt)
+            self._store.settle(intent, _cost_of(outcome), reply=None)
+            self.counts[f"failure: {outcome.error.partition(':')[0]}"] += 1
+            wait_s = self._patience.wait_s(attempt, outcome.retry_after_s, self._draw) if outcome.is_retried else None
+            if wait_s is None or attempt == self._patience.max_attempts:
+                return Answer(None, _said(outcome, attempt), False, False, latency_s, attempt)
+            await asyncio.sleep(wait_s)
+        raise AssertionError("max_attempts is at least 1")
+
+    async def _send(self, request: Request, intent: int) -> Reply | Failure:
+        is_back = False
+        try:
+            outcome = await self._client.send(request)
+            is_back = True
+            return outcome
+        finally:
+            if not is_back:  # cancelled, or the program ends: the request may have arrived
+                self._store.settle(intent, None, reply=None)
+
+    def _keep(self, request: Request, intent: int, reply: Reply, latency_s: float, attempt: int) -> Answer:
+        """A reply without a cost costs what was reserved: nobody said it was less."""
+        cost = request.bound_nano if reply.cost_nano is None else reply.cost_nano
+        data = {**reply._asdict(), "cost_nano": cost, "latency_s": round(latency_s, 4), "attempts": attempt}
+        self._store.settle(intent, cost, reply=(request.key, request.teacher.slug, data))
+        return answer_of(data, is_cached=False)
+
+
+def answer_of(data: dict[str, Any], *, is_cached: bool) -> Answer:
+    return Answer(data, data["error"], is_cached, False, data["latency_s"], data["attempts"])
+
+
+def _cost_of(failure: Failure) -> int | None:
+    """Said, or nothing for a request that was refused, or unknown."""
+    if failure.cost_nano is not None:
+        return failure.cost_nano
+    return 0 if failure.billing == "none" else None
+
+
+def _said(failure: Failure, attempts: int) -> str:
+    return failure.error if attempts == 1 else f"{failure.error} (attempt {attempts})"

@@ -1,0 +1,140 @@
+"""Hints that a model writes: one short general rule for each mistake, checked before it may teach anything.
+
+A hint must not know what the session shows only later, or the student learns to expect an oracle. So the model is shown
+the failing call and what came back, nothing after it; and what it writes is refused if it holds a word that appears in
+the session only afterwards, if it is long, or if it holds a secret. A refused hint leaves the site to its template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from composer_replication.actions.write import arguments_text
+from composer_replication.errors import InputError, explain
+from composer_replication.hint_generator.context import HintContext
+from composer_replication.hint_generator.write import MAX_SENTENCES, HintWriter, count_sentences
+from composer_replication.privacy import Scrubber
+from composer_replication.teacher_replay.ask import Asker
+from composer_replication.teacher_replay.client import TeacherClient
+from composer_replication.teacher_replay.fence import as_data
+from composer_replication.teacher_replay.lanes import work_off
+from composer_replication.teacher_replay.money import check_cap
+from composer_replication.teacher_replay.replay import ReplayOptions
+from composer_replication.teacher_replay.requests import RequestBuilder
+from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.teachers import read_teachers
+from composer_replication.types import Conversation, ErrorSite, Message, Turn
+
+_SYSTEM = (
+    "You coach a coding agent. You are shown one tool call of it and the error that came back. Write one short general "
+    "rule, in one sentence of at most 30 words, that would have kept it from this kind of mistake: what to do, said so "
+    "that it helps in other sessions too. No greeting, no quotation marks, no names of files, no solution of its task."
+)
+_MAX_WORDS = 60
+_MAX_SHOWN = 2000
+# A word this long that the session shows only later is knowledge of what comes, not a rule.
+_TELLING = re.compile(r"[A-Za-z0-9_./\-]{6,}")
+
+
+class WrittenHints(NamedTuple):
+    """Hints by site, and how many were refused, by reason."""
+
+    texts: Mapping[str, str]
+    counts: Mapping[str, int]
+
+    def writer(self) -> HintWriter:
+        """For `write_hint(sources=("writer", "template", "raw_error"), writer=…)`."""
+
+        def look_up(site: ErrorSite, _conversation: Conversation, _facts: HintContext) -> str | None:
+            return self.texts.get(site.id)
+
+        return look_up
+
+
+async def write_hints(
+    sites: Iterable[tuple[ErrorSite, Conversation]],
+    teacher: Mapping[str, Any],
+    *,
+    max_total_usd: float,
+    api_key: str | None = None,
+    options: ReplayOptions,
+    environment: Mapping[str, str],
+) -> WrittenHints:
+    """Ask one model for the hint of every site that may be taught; same client, cap and store as a replay."""
+    (known,) = read_teachers(
+        [teacher], environment=environment, api_key=api_key, base_url=options.base_url, prices=options.prices
+    )
+    texts: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    builder = RequestBuilder(known, options.settings._replace(fence=False))  # the prompt has its own marks
+    client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
+    with TeacherStore(options.cache) as store:
+        asker = Asker(client, store, cap_nano=check_cap(max_total_usd), patience=options.patience)
+
+        async def one(item: tuple[ErrorSite, Conversation]) -> None:
+            site, conversation = item
+            answer = await asker.ask(builder.build(prompt_of(site, conversation), None))
+            message = (answer.reply or {}).get("message") or {}
+            text = " ".join(str(message.get("content") or "").split())
+            reason = (answer.error and "no answer") or why_refused(text, site, conversation)
+            if reason:
+                counts[f"refused: {reason}"] += 1
+            else:
+                texts[site.id] = text
+                counts["written"] += 1
+
+        async with client:
+            asked = (item for item in sites if item[0].is_kept)
+            await work_off(asked, one, num_workers=options.max_concurrency)
+    return WrittenHints(texts, counts)
+
+
+def prompt_of(site: ErrorSite, conversation: Conversation) -> list[Message]:
+    """The failing call and its result; nothing of what came after."""
+    turn = _turn(conversation, site.turn_id)
+    call = next((each for each in turn.calls if each.id == site.call_id), None)
+    arguments = arguments_text(call)[:_MAX_SHOWN] if call else ""
+    results = [r for t in conversation.turns if t.id == site.result_turn_id for r in t.results]
+    said = next((each.text for each in results if each.call_id == site.call_id), site.evidence_text)
+    rule, data = as_data(f"Arguments: {arguments}\n\nError: {said[:_MAX_SHOWN]}")
+    return [
+        {"role": "system", "content": f"{_SYSTEM}\n\n{rule}"},
+        {"role": "user", "content": f"Tool: {site.tool}\nKind of error: {site.kind}\n{data}"},
+    ]
+
+
+def why_refused(text: str, site: ErrorSite, conversation: Conversation) -> str | None:
+    """Why a written hint may not teach; None if it may."""
+    if not text:
+        return "empty"
+    if len(text.split()) > _MAX_WORDS or count_sentences(text) > MAX_SENTENCES:
+        return "too long"
+    if Scrubber().scope().text(text) != text:
+        return "holds a secret"
+    before, after = _texts_around(site, conversation)
+    if any(word in after and word not in before for word in set(_TELLING.findall(text))):
+        return "knows what comes later"
+    return None
+
+
+def _texts_around(site: ErrorSite, conversation: Conversation) -> tuple[str, str]:
+    """All text up to the failing result, and all behind it."""
+    last = site.result_turn_id or site.turn_id
+    at = next((number for number, turn in enumerate(conversation.turns) if turn.id == last), None)
+    if at is None:
+        got = f"no turn {last} in {conversation.id}"
+        raise InputError(explain(f"site {site.id}", got=got, expected="a site of this conversation"))
+    before, after = conversation.turns[: at + 1], conversation.turns[at + 1 :]
+    return "\n".join(map(_all_text, before)), "\n".join(map(_all_text, after))
+
+
+def _all_text(turn: Turn) -> str:
+    calls = [arguments_text(call) for call in turn.calls]
+    return "\n".join([turn.text, turn.thinking, *calls, *(result.text for result in turn.results)])
+
+
+def _turn(conversation: Conversation, turn_id: str) -> Turn:
+    return next(turn for turn in conversation.turns if turn.id == turn_id)

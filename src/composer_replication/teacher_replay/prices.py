@@ -1,0 +1,86 @@
+"""Prices as an endpoint lists them: GET /models, US dollars per token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any, NamedTuple, cast
+
+import orjson
+
+from composer_replication.errors import InputError, explain
+from composer_replication.teacher_replay.client import TeacherClient
+from composer_replication.types import TeacherSpec
+
+_MILLION = Decimal(1_000_000)
+
+
+class Listed(NamedTuple):
+    """A model that an endpoint offers: its price where it says one, how much it reads, whether it takes tools."""
+
+    slug: str
+    spec: TeacherSpec | None
+    context_length: int | None
+    takes_tools: bool | None
+
+
+async def list_models(base_url: str, api_key: str | None, *, timeout_s: float = 30.0) -> list[Listed]:
+    """Every model of an endpoint, in its order."""
+    url = f"{base_url.rstrip('/')}/models"
+    async with TeacherClient(max_concurrency=1, timeout_s=timeout_s) as client:
+        status, body = await client.get_json(url, api_key)
+    try:
+        data: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        data = None
+    rows = data.get("data") if isinstance(data, dict) else None
+    if status != 200 or not isinstance(rows, list):
+        raise InputError(explain(f"GET {url}", got=f"HTTP {status}", expected="200 and a list of models"))
+    return [_listed(row) for row in cast("list[Any]", rows) if isinstance(row, dict) and isinstance(row.get("id"), str)]
+
+
+def with_prices(teachers: Iterable[Mapping[str, Any]], listed: Iterable[Listed]) -> list[TeacherSpec]:
+    """The teachers with the prices of the list; one that is not in it, or has no price there, is an error."""
+    known = {each.slug: each for each in listed}
+    found: list[TeacherSpec] = []
+    for teacher in teachers:
+        slug = str(teacher["slug"])
+        entry = known.get(slug)
+        if entry is None or entry.spec is None:
+            got = "not in the list" if entry is None else "no price there"
+            raise InputError(explain(f"teacher {slug}", got=got, expected="a model with a price"))
+        found.append(cast("TeacherSpec", {**teacher, **entry.spec}))
+    return found
+
+
+def _listed(row: dict[str, Any]) -> Listed:
+    slug, pricing, parameters = row["id"], row.get("pricing"), row.get("supported_parameters")
+    length = row.get("context_length")
+    spec = _spec(slug, cast("dict[str, Any]", pricing)) if isinstance(pricing, dict) else None
+    takes_tools = "tools" in parameters if isinstance(parameters, list) else None
+    return Listed(slug, spec, length if isinstance(length, int) else None, takes_tools)
+
+
+def _spec(slug: str, pricing: dict[str, Any]) -> TeacherSpec | None:
+    amounts = [_amount(pricing.get(name)) for name in ("prompt", "completion")]
+    if None in amounts:
+        return None  # some routers list -1: it depends
+    prompt, completion = cast("list[Decimal]", amounts)
+    # What is written to a provider's cache costs more than what is read by the model: the bound is on the dearer.
+    written = _amount(pricing.get("input_cache_write")) or Decimal(0)
+    spec = TeacherSpec(
+        slug=slug,
+        input_per_mtok=float(max(prompt, written) * _MILLION),
+        output_per_mtok=float(max(completion, _amount(pricing.get("internal_reasoning")) or Decimal(0)) * _MILLION),
+    )
+    if request := _amount(pricing.get("request")):
+        spec["per_request_usd"] = float(request)
+    return spec
+
+
+def _amount(value: object) -> Decimal | None:
+    try:
+        amount = Decimal(str(value))
+    except InvalidOperation:
+        return None
+    return amount if amount.is_finite() and amount >= 0 else None

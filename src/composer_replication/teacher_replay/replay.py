@@ -1,0 +1,210 @@
+"""Ask teachers what they would have done at each state: cached, within a hard cap, whatever the endpoint does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from composer_replication.actions.calls import tool_call
+from composer_replication.actions.write import action_text
+from composer_replication.errors import InputError, explain
+from composer_replication.teacher_replay.ask import Answer, Asker, Patience
+from composer_replication.teacher_replay.client import TeacherClient
+from composer_replication.teacher_replay.fence import flags
+from composer_replication.teacher_replay.gating import Gate, gate_of
+from composer_replication.teacher_replay.lanes import Numbered, by_teacher, sessions, work_off
+from composer_replication.teacher_replay.money import Price, check_cap, to_dollars
+from composer_replication.teacher_replay.requests import RequestBuilder, Settings
+from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
+from composer_replication.types import Provenance, TeacherCallResult, TeacherSpec, TraceState, Turn
+
+GateName = Literal["exact", "agree"]
+OnResult = Callable[[int, int, TeacherCallResult], None]
+"""Called with the number of a state, the number of a teacher, and what came of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """How to ask.
+
+    `cache` is a file (a store of replies and of money spent, shared by restarts and processes) or None for this call
+    alone. `gate`: None asks everyone; "exact" asks the next teacher only while its vote can change the pair; "agree"
+    stops when the first teacher agrees with the student.
+    """
+
+    base_url: str | None = None
+    cache: str | Path | None = None
+    max_concurrency: int = 64
+    gate: GateName | None = None
+    agreement_threshold: int = 2
+    timeout_s: float = 120.0
+    settings: Settings = field(default_factory=Settings)
+    patience: Patience = field(default_factory=Patience)
+    prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
+    environment: Mapping[str, str] | None = None
+    """Where keys are looked up; None is the process's own."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_concurrency", "agreement_threshold"):
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise InputError(explain(name, got=repr(value), expected="1 or more"))
+        if self.gate not in (None, "exact", "agree"):
+            raise InputError(explain("gate", got=repr(self.gate), expected='None, "exact" or "agree"'))
+
+
+@dataclass(kw_only=True)
+class ReplayReport:
+    """What a replay did: counts by name, and money of the store as a whole, in US dollars."""
+
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    spent_usd: float = 0.0
+    unknown_billed_usd: float = 0.0
+    num_unknown_billed: int = 0
+    stopped: str | None = None
+
+
+async def replay_trace(
+    states: Sequence[TraceState],
+    teachers: Sequence[TeacherSpec] = DEFAULT_TEACHERS,
+    max_total_usd: float = 5.0,
+    api_key: str | None = None,
+    *,
+    base_url: str | None = None,
+    cache: str | Path | None = None,
+    resume: bool = True,
+    max_concurrency: int = 64,
+    gate: GateName | None = None,
+    options: ReplayOptions | None = None,
+) -> list[TeacherCallResult]:
+    """Every teacher's answer at every state, state by state; fewer where the cap or a gate cut calls.
+
+    The cap is hard: before a request is sent, the most it can cost is reserved, and none is sent that could pass it.
+    With a `cache`, what was answered before is not asked again, and the cap is over everything that store ever spent.
+    `resume=False` refuses a store that holds replies already. `options` has the rest.
+    """
+    given = options or ReplayOptions(base_url=base_url, cache=cache, max_concurrency=max_concurrency, gate=gate)
+    if not resume and given.cache is not None and Path(given.cache).exists():
+        fix = "Leave resume=True, or name another file."
+        raise InputError(explain("cache", got=f"{given.cache}, which exists", expected="a new file", fix=fix))
+    found: dict[tuple[int, int], TeacherCallResult] = {}
+
+    def keep(state: int, teacher: int, result: TeacherCallResult) -> None:
+        if not (result["error"] or "").startswith(("budget: ", "stopped: ")):
+            found[state, teacher] = result
+
+    await replay(states, teachers, max_total_usd, api_key, options=given, on_result=keep)
+    return [found[place] for place in sorted(found)]
+
+
+async def replay(
+    states: Iterable[TraceState],
+    teachers: Sequence[Mapping[str, Any]],
+    max_total_usd: float,
+    api_key: str | None,
+    *,
+    options: ReplayOptions,
+    on_result: OnResult,
+) -> ReplayReport:
+    """As `replay_trace`, with each result handed over as it comes: memory does not grow with the number of states."""
+    environment = os.environ if options.environment is None else options.environment
+    known = read_teachers(
+        teachers, environment=environment, api_key=api_key, base_url=options.base_url, prices=options.prices
+    )
+    cap_nano = check_cap(max_total_usd)
+    report = ReplayReport()
+    client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
+    with TeacherStore(options.cache) as store:
+        asker = Asker(client, store, cap_nano=cap_nano, patience=options.patience)
+        async with client:
+            run = _Replay(asker, known, options, on_result)
+            if options.gate is None:
+                jobs = by_teacher(states, len(known))
+                await work_off(jobs, run.session_of_teacher, num_workers=options.max_concurrency)
+            else:
+                await work_off(sessions(states), run.session, num_workers=options.max_concurrency)
+        meter = store.meter()
+        report.counts = dict(asker.counts) | dict(run.gate.counts if run.gate else {})
+        report.spent_usd, report.unknown_billed_usd = to_dollars(meter.spent), to_dollars(meter.unknown)
+        report.num_unknown_billed, report.stopped = meter.num_unknown, meter.halted
+    return report
+
+
+class _Replay:
+    def __init__(self, asker: Asker, teachers: list[Teacher], options: ReplayOptions, on_result: OnResult) -> None:
+        self._asker, self._on_result = asker, on_result
+        self._builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
+        self._slugs = [teacher.slug for teacher in teachers]
+        self.gate: Gate | None = gate_of(options.gate, options.agreement_threshold, len(teachers))
+
+    async def session_of_teacher(self, job: tuple[Sequence[Numbered], int]) -> None:
+        states, teacher = job
+        for each in states:
+            await self._ask(each, teacher)
+
+    async def session(self, states: Sequence[Numbered]) -> None:
+        """State by state; the next teacher only while the gate says that it matters."""
+        assert self.gate is not None
+        for each in states:
+            answers: list[TeacherCallResult] = []
+            for teacher in range(len(self._slugs)):
+                if not self.gate.is_worth_asking(each.state, answers):
+                    break
+                answers.append(await self._ask(each, teacher))
+
+    async def _ask(self, numbered: Numbered, teacher: int) -> TeacherCallResult:
+        number, state = numbered
+        _check(state, number)
+        request = self._builders[teacher].build(state["messages"], state.get("tools"))
+        answer = await self._asker.ask(request)
+        result = call_result(state, self._slugs[teacher], answer)
+        self._on_result(number, teacher, result)
+        return result
+
+
+def _check(state: TraceState, number: int) -> None:
+    for key in ("state_id", "messages", "student_action"):
+        if key not in state:
+            raise InputError(explain(f"state {number}", got=f"keys {sorted(state)}", expected=f"also {key!r}"))
+    if not state["messages"]:
+        raise InputError(explain(f"state {state['state_id']}", got="no messages", expected="at least one"))
+
+
+def call_result(state: TraceState, slug: str, answer: Answer) -> TeacherCallResult:
+    reply = answer.reply or {}
+    message = reply.get("message")
+    return TeacherCallResult(
+        state_id=state["state_id"],
+        teacher_slug=slug,
+        response_text=None if message is None or answer.error else reply_text(message),
+        latency_s=answer.latency_s,
+        prompt_tokens=reply.get("prompt_tokens", 0),
+        completion_tokens=reply.get("completion_tokens", 0),
+        cost_usd=to_dollars(reply.get("cost_nano") or 0),
+        error=answer.error,
+        message=message,
+        finish_reason=reply.get("finish_reason"),
+        is_cached=answer.is_cached,
+        attempts=answer.attempts,
+        flags=flags(state["messages"]),
+    )
+
+
+def reply_text(message: Mapping[str, Any]) -> str:
+    """A teacher's message in the form of a student's action: text, then a line for each call."""
+    calls = [
+        tool_call(call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls") or ()
+    ]
+    turn = Turn(
+        id="reply",
+        role="assistant",
+        origin="model",
+        text=str(message.get("content") or ""),
+        calls=tuple(calls),
+        provenance=Provenance(file="reply", lines=(1,)),
+    )
+    return action_text(turn)

@@ -1,0 +1,168 @@
+"""A replay of a run directory: states from its conversations, calls into `teacher_calls.jsonl`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from composer_replication.hint_generator.run_sites import read_sites
+from composer_replication.ingestion.states import states, trace_state
+from composer_replication.runs import RunDir
+from composer_replication.runs.conversations import read_conversations
+from composer_replication.teacher_replay.ask import answer_of
+from composer_replication.teacher_replay.money import to_dollars
+from composer_replication.teacher_replay.replay import ReplayOptions, ReplayReport, call_result, replay
+from composer_replication.teacher_replay.requests import RequestBuilder
+from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.teachers import Teacher
+from composer_replication.types import TeacherCallResult, TraceState
+
+SCHEMA, VERSION = "teacher_call", 1
+# Real prompts have about four bytes a token, and answers of coding agents are short: the low end of what it may cost.
+_BYTES_PER_TOKEN, _USUAL_ANSWER = 4, 120
+_RUN_DEPENDENT = ("is_cached",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Which:
+    """Which states of a run are asked about: all, or those of turns that erred and may be taught; the first `limit`."""
+
+    only_sites: bool = False
+    limit: int | None = None
+    max_history_tokens: int | None = None
+    send_tools: bool = True
+
+
+class Estimate(NamedTuple):
+    """Before a cent is spent: calls to send, calls in the store, and the price range of those to send."""
+
+    num_calls: int
+    num_cached: int
+    low_usd: float
+    high_usd: float
+
+
+def run_states(run: RunDir, which: Which) -> Iterator[TraceState]:
+    """The states of a run, session by session; messages are shared between the states of one."""
+    erring = {(s.conversation_id, s.turn_id) for s, _ in read_sites(run) if s.is_kept} if which.only_sites else None
+    tools = _tools_by_format(run) if which.send_tools else {}
+    number = 0
+    for conversation in read_conversations(run):
+        shown = tools.get(conversation.format)
+        for index, (messages, turn) in enumerate(states(conversation, max_history_tokens=which.max_history_tokens)):
+            if erring is not None and (conversation.id, turn.id) not in erring:
+                continue
+            if which.limit is not None and number >= which.limit:
+                return
+            number += 1
+            state = trace_state(f"{conversation.id}::{index:04d}", messages, turn)
+            state["session_id"], state["cwd"] = conversation.id, conversation.cwd
+            if shown:
+                state["tools"] = shown
+            yield state
+
+
+def estimate(
+    asked: Iterator[TraceState], teachers: Sequence[Teacher], options: ReplayOptions, store: TeacherStore
+) -> Estimate:
+    """What asking everyone once would cost at least and at most, cached replies aside."""
+    builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
+    num_calls = num_cached = low = high = 0
+    for state in asked:
+        for teacher, builder in zip(teachers, builders, strict=True):
+            request = builder.build(state["messages"], state.get("tools"))
+            if store.reply(request.key) is not None:
+                num_cached += 1
+                continue
+            num_calls += 1
+            high += request.bound_nano
+            low += teacher.price.bound(len(request.body) // _BYTES_PER_TOKEN, _USUAL_ANSWER)
+    return Estimate(num_calls, num_cached, to_dollars(low), to_dollars(high))
+
+
+async def replay_run(
+    run: RunDir,
+    which: Which,
+    specs: Sequence[Mapping[str, Any]],
+    teachers: Sequence[Teacher],
+    *,
+    max_total_usd: float,
+    api_key: str | None,
+    options: ReplayOptions,
+    on_call: Callable[[TeacherCallResult], None],
+) -> ReplayReport:
+    """Ask, then write `teacher_calls.jsonl`: every call in the order of states and teachers, answered or not."""
+    failures: dict[tuple[int, int], TeacherCallResult] = {}
+
+    def keep(state: int, teacher: int, result: TeacherCallResult) -> None:
+        if result["message"] is None:  # pyright: ignore[reportTypedDictNotRequiredAccess]
+            failures[state, teacher] = result
+        on_call(result)
+
+    report = await replay(run_states(run, which), specs, max_total_usd, api_key, options=options, on_result=keep)
+    counts: Counter[str] = Counter()
+    with TeacherStore(options.cache) as store:
+        rows = _rows(run_states(run, which), teachers, options, store, failures, counts)
+        run.write_jsonl(
+            "teacher_calls",
+            rows,
+            schema=SCHEMA,
+            version=VERSION,
+            sources=["conversations", *(["sites"] if which.only_sites else [])],
+            counts=counts,
+            drops={},
+            settings={"teachers": ", ".join(each.slug for each in teachers), "gate": options.gate or "none"},
+        )
+    return report
+
+
+def read_calls(run: RunDir) -> Iterator[TeacherCallResult]:
+    """The calls of a run, in order."""
+    rows = run.read_jsonl("teacher_calls", schema=SCHEMA, version=VERSION)
+    return (cast("TeacherCallResult", row) for row in rows)
+
+
+def _rows(
+    asked: Iterator[TraceState],
+    teachers: Sequence[Teacher],
+    options: ReplayOptions,
+    store: TeacherStore,
+    failures: Mapping[tuple[int, int], TeacherCallResult],
+    counts: Counter[str],
+) -> Iterator[dict[str, object]]:
+    """From the store, not from memory: a replay of any length is written with little of it."""
+    builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
+    for number, state in enumerate(asked):
+        counts["states"] += 1
+        for index, (teacher, builder) in enumerate(zip(teachers, builders, strict=True)):
+            failed = failures.get((number, index))
+            known = None if failed else store.reply(builder.build(state["messages"], state.get("tools")).key)
+            if failed is None and known is None:
+                counts["not asked"] += 1  # a gate saw that it could not matter
+                continue
+            result = failed or call_result(state, teacher.slug, answer_of(known or {}, is_cached=True))
+            counts["calls"] += 1
+            counts["calls with an error"] += result["error"] is not None
+            counts["flagged"] += bool(result.get("flags"))
+            yield {key: value for key, value in result.items() if key not in _RUN_DEPENDENT}
+
+
+def _tools_by_format(run: RunDir) -> dict[str, list[dict[str, Any]]]:
+    """For each kind of log, the tools that its agent was seen to have, in the form that requests take.
+
+    All of them for every session of that agent: only those that a session went on to call would tell what comes.
+    """
+    rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("tools", schema="tool"))
+    schemas = {row["name"]: row["parameters"] for row in rows}
+    names: dict[str, set[str]] = {}
+    for conversation in read_conversations(run):
+        called = {call.name for turn in conversation.turns for call in turn.calls}
+        names.setdefault(conversation.format, set()).update(called & set(schemas))
+    return {
+        format_name: [
+            {"type": "function", "function": {"name": name, "parameters": schemas[name]}} for name in sorted(found)
+        ]
+        for format_name, found in names.items()
+    }

@@ -1,0 +1,90 @@
+"""Whom to ask: the default teachers, and what a teacher's record may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from composer_replication.errors import InputError, explain
+from composer_replication.teacher_replay.money import Price, price_of
+from composer_replication.types import TeacherSpec
+
+OPENROUTER = "https://openrouter.ai/api/v1"
+OPENROUTER_KEY = "OPENROUTER_API_KEY"
+
+# Prices of the first and the third are not guessed: `crf teachers` looks them up, and under a cap they are needed.
+DEFAULT_TEACHERS: list[TeacherSpec] = [
+    TeacherSpec(slug="anthropic/claude-opus-4.7"),
+    TeacherSpec(slug="openai/gpt-5", input_per_mtok=1.25, output_per_mtok=10.0),
+    TeacherSpec(slug="deepseek/deepseek-v4-pro"),
+]
+_KNOWN = {"slug", "input_per_mtok", "output_per_mtok", "per_request_usd", "base_url", "api_key_env", "extra"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teacher:
+    """A teacher, read and checked. The key is no part of what is shown."""
+
+    slug: str
+    base_url: str
+    price: Price
+    extra: Mapping[str, Any]
+    api_key: str | None = field(repr=False)
+
+    @property
+    def is_openrouter(self) -> bool:
+        return self.base_url.rstrip("/") == OPENROUTER
+
+
+def read_teachers(
+    given: Sequence[Mapping[str, Any]],
+    *,
+    environment: Mapping[str, str],
+    api_key: str | None = None,
+    base_url: str | None = None,
+    prices: Mapping[str, Price] | None = None,
+) -> list[Teacher]:
+    """Teachers with their endpoint, price and key; what is missing is named before anything is sent."""
+    if not given:
+        raise InputError(explain("teachers", got="none", expected="at least one"))
+    slugs = [str(each.get("slug") or "") for each in given]
+    if len(set(slugs)) < len(slugs) or not all(slugs):
+        raise InputError(explain("teachers", got=f"slugs {slugs}", expected="each with a slug of its own"))
+    return [_read(each, environment, api_key, base_url, prices or {}) for each in given]
+
+
+def _read(
+    given: Mapping[str, Any],
+    environment: Mapping[str, str],
+    api_key: str | None,
+    base_url: str | None,
+    prices: Mapping[str, Price],
+) -> Teacher:
+    slug = str(given["slug"])
+    if unknown := sorted(set(given) - _KNOWN):
+        raise InputError(explain(f"teacher {slug}", got=f"keys {unknown}", expected=f"among {sorted(_KNOWN)}"))
+    price = price_of(given) or prices.get(slug)
+    if price is None:
+        fix = "`crf teachers` looks prices up; or give input_per_mtok and output_per_mtok."
+        raise InputError(explain(f"price of {slug}", got="none", expected="one: a cap needs it", fix=fix))
+    address = str(given.get("base_url") or base_url or OPENROUTER).rstrip("/")
+    if not address.startswith(("http://", "https://")):
+        raise InputError(explain(f"base_url of {slug}", got=repr(address), expected="http:// or https://"))
+    key_name = given.get("api_key_env")
+    key = environment.get(str(key_name)) if key_name else api_key or environment.get(OPENROUTER_KEY)
+    if key is None and (key_name or address == OPENROUTER):
+        raise MissingKeyError(str(key_name or OPENROUTER_KEY), slug)
+    # A key for one endpoint is nobody else's: it goes to another address only where that was asked for by name.
+    is_meant = bool(key_name) or api_key is not None or address == OPENROUTER
+    extra: Any = given.get("extra") or {}
+    return Teacher(slug=slug, base_url=address, price=price, extra=dict(extra), api_key=key if is_meant else None)
+
+
+class MissingKeyError(InputError, RuntimeError):
+    """The environment variable that should hold a teacher's key is not set."""
+
+    def __init__(self, variable: str, slug: str) -> None:
+        super().__init__(
+            explain(f"key of {slug}", got=f"no {variable} in the environment", expected=f"export {variable}=…")
+        )

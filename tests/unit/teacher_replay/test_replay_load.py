@@ -1,0 +1,68 @@
+"""2,000 states x 3 teachers at 20% faults and concurrency 64: all accounted for, books below the cap, memory flat."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+from decimal import Decimal
+
+import pytest
+from replay_pieces import KEY, TEACHERS, options_for, states
+
+from composer_replication.teacher_replay.replay import replay
+from fault_server import FAULTS, FaultServer, evenly
+
+NUM_RUNS = 100 if os.environ.get("CRF_TEST_PROFILE") == "full" else 1
+NUM_SESSIONS, NUM_EACH = 500, 4
+EVERY_FAULT = evenly(0.2, [fault.name for fault in FAULTS if fault.name != "overcharge"])
+
+
+def peak_mb():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+@pytest.mark.timeout(3600)
+def test_full_runs_at_twenty_percent_faults(tmp_path, note):
+    draw = random.Random(11)
+    seen, passed = set(), 0
+    for number in range(NUM_RUNS):
+        cap = draw.choice([1.0, 2.0, 5.0, 50.0]) if NUM_RUNS > 1 else 50.0
+        with FaultServer(faults=EVERY_FAULT, seed=number, retry_after_s=0.02, slow_s=3.0, billed_share=1.0) as server:
+            options = options_for(server, max_concurrency=64, timeout_s=1.0, cache=tmp_path / f"{number}.sqlite")
+            found, errors = bytearray(NUM_SESSIONS * NUM_EACH * len(TEACHERS)), set()
+
+            def keep(state, teacher, result, found=found, errors=errors):
+                found[state * len(TEACHERS) + teacher] += 1
+                assert (result["response_text"] is None) == (result["error"] is not None)
+                if result["error"]:
+                    errors.add(result["error"].partition(":")[0])
+
+            asked = states(NUM_SESSIONS, NUM_EACH)
+            asyncio.run(replay(asked, TEACHERS, cap, KEY, options=options, on_result=keep))
+            assert set(found) == {1}
+            assert server.total_usd() <= Decimal(str(cap))
+            assert server.out_of_order() == []
+            seen |= errors
+            passed += 1
+    note(f"{passed} runs of 2,000 states x 3 teachers: every call accounted for; errors: {', '.join(sorted(seen))}")
+
+
+def test_memory_does_not_grow_with_the_number_of_states(note):
+    with FaultServer() as server:
+        options = options_for(server, max_concurrency=64)
+
+        def forget(*_):
+            pass
+
+        def ask(num_sessions):
+            asked = states(num_sessions, 2, size=4000)
+            asyncio.run(replay(asked, TEACHERS[:1], 1000.0, KEY, options=options, on_result=forget))
+            return peak_mb()
+
+        ask(100)
+        before = ask(300)
+        after = ask(1500)
+    note(f"peak memory {before:.0f} MB after 600 states, {after:.0f} MB after 3,000")
+    assert after - before < 25
