@@ -64,6 +64,13 @@ RECORDS = {
     "TraceExample": "trace_id, turns, final_reward, dpo_pairs",
 }
 
+# Fields that records have gained; none of them has to be there.
+ADDED_FIELDS = {
+    "TeacherSpec": "per_request_usd, base_url, api_key_env, extra",
+    "TraceState": "session_id, tools, cwd",
+    "TeacherCallResult": "message, finish_reason, is_cached, attempts, flags",
+}
+
 VALUES = {"__version__": "0.1.0"}
 
 # Where each documented name is imported from.

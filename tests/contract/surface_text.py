@@ -11,7 +11,7 @@ import typing
 from types import ModuleType
 from typing import Any
 
-from expected_surface import ADDED, DOCUMENTED, ERRORS, HOMES, MEMBERS, NEW, PATHS, RECORDS, VALUES
+from expected_surface import ADDED, ADDED_FIELDS, DOCUMENTED, ERRORS, HOMES, MEMBERS, NEW, PATHS, RECORDS, VALUES
 
 COVERED = sorted({*PATHS, *NEW})
 
@@ -77,7 +77,8 @@ def _documented_text(name: str) -> str:
     if name in VALUES:
         return "value"
     if name in RECORDS and name not in ADDED:
-        return f"record: {RECORDS[name].replace('|None', '')}"
+        added = f", {ADDED_FIELDS[name]}" if name in ADDED_FIELDS else ""
+        return f"record: {RECORDS[name].replace('|None', '')}{added}"
     text = f"({RECORDS[name]})" if name in RECORDS else DOCUMENTED[name]
     if name in ADDED:
         star = "" if "*, " in text else "*, "
