@@ -15,7 +15,7 @@ SLUGS = ("anthropic/claude-opus-4.7", "openai/gpt-5", "deepseek/deepseek-v4-pro"
 def write_chats(path, num_sessions=4):
     with path.open("w") as file:
         for session in range(num_sessions):
-            function = {"name": "bash", "arguments": '{"command": "pytest"}'}
+            function = {"name": "bash", "arguments": '{"command": "pytset -q"}'}
             call = {"id": "c0", "type": "function", "function": function}
             messages = [
                 {"role": "user", "content": f"Task {session}: make the tests pass."},

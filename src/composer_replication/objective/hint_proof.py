@@ -1,0 +1,125 @@
+"""Does a hint do anything? An erring call is scored without a hint, with its own, and with that of another kind.
+
+Any text in front of a turn lowers its probability a little, so a hint has to lower it by more than the hint of a site
+of another kind does:
+
+    drop(hint) = log p(call) - log p(call | hint)        kept if drop(own) - drop(other) > margin
+
+The span is the call alone, tool name and arguments (the whole turn where there is no call): reasoning would dilute it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from composer_replication.batch.hint_placement import Placement, teacher_context
+from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.errors import InputError, explain
+from composer_replication.objective.reference import Response, response_logprobs
+
+HINT_DOES_NOTHING = "hint_does_nothing"
+NO_OTHER_KIND = "no_hint_of_another_kind"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvableSite:
+    """An erring turn in its rendering, its hint, and its kind of error."""
+
+    site_id: str
+    rendered: RenderedSequence
+    span: TurnSpan
+    hint: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintProof:
+    """Log-probs of the erring call, summed over its tokens, and what they mean for the site."""
+
+    site_id: str
+    num_tokens: int
+    without_hint: float
+    with_hint: float
+    with_other_hint: float | None
+    other_kind: str | None
+    is_kept: bool
+    reason: str
+
+    @property
+    def advantage(self) -> float | None:
+        """How much more its own hint lowers the call than another's does, in nats."""
+        return None if self.with_other_hint is None else self.with_other_hint - self.with_hint
+
+
+def prove_hints(
+    model: nn.Module,
+    renderer: Renderer,
+    sites: Sequence[ProvableSite],
+    *,
+    margin: float = 0.0,
+    placement: Placement = "before_turn",
+    max_context: int | None = None,
+    seed: int = 0,
+) -> list[HintProof]:
+    """One proof a site, in order. A site without one of another kind beside it cannot be proved, and is not kept.
+
+    `max_context` cuts what stands before the turn; the three variants of a site share the rest in one tree.
+    """
+    if margin < 0:
+        raise InputError(explain("margin", got=margin, expected="0 or more nats"))
+    others = _other_hints(sites, seed)
+    proofs: list[HintProof] = []
+    for site, other in zip(sites, others, strict=True):
+        variants = [_variant(renderer, site, hint, placement, max_context) for hint in ("", site.hint)]
+        if other is not None:
+            variants.append(_variant(renderer, site, other.hint, placement, max_context))
+        found = response_logprobs(model, variants).tolist()
+        proofs.append(_proof(site, other, found, len(variants[0][0]) - variants[0][1], margin))
+    return proofs
+
+
+def count_reasons(proofs: Sequence[HintProof]) -> Counter[str]:
+    """How many sites were kept, and why the others were not."""
+    return Counter(proof.reason for proof in proofs)
+
+
+def _variant(
+    renderer: Renderer, site: ProvableSite, hint: str, placement: Placement, max_context: int | None
+) -> Response:
+    """The context with a hint, up to the end of the call; and where the call begins."""
+    span = site.span
+    first = 0 if max_context is None else max(0, span.header_start - max_context)
+    context = teacher_context(renderer, site.rendered, span, hint, placement=placement, first=first)
+    start, end = (span.start, span.end) if span.call_start is None else (span.call_start, span.call_end or span.end)
+    moved = context.start - span.start
+    return context.ids[: end + moved], start + moved
+
+
+def _other_hints(sites: Sequence[ProvableSite], seed: int) -> list[ProvableSite | None]:
+    """For each site one of another kind, drawn once and the same in every run."""
+    draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
+    by_kind = {kind: [each for each in sites if each.kind != kind] for kind in {site.kind for site in sites}}
+    return [draw.choice(by_kind[site.kind]) if by_kind[site.kind] else None for site in sites]
+
+
+def _proof(
+    site: ProvableSite, other: ProvableSite | None, found: list[float], num_tokens: int, margin: float
+) -> HintProof:
+    with_other = found[2] if other is not None else None
+    is_kept = with_other is not None and with_other - found[1] > margin
+    reason = "kept" if is_kept else NO_OTHER_KIND if with_other is None else HINT_DOES_NOTHING
+    return HintProof(
+        site_id=site.site_id,
+        num_tokens=num_tokens,
+        without_hint=found[0],
+        with_hint=found[1],
+        with_other_hint=with_other,
+        other_kind=None if other is None else other.kind,
+        is_kept=is_kept,
+        reason=reason,
+    )
