@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test test-full test-gpu check format bench clean
+.PHONY: help setup demo test test-full test-gpu test-replaysim check format bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,19 @@ test-full: setup ## all tests with the counts the issues name
 test-gpu: setup ## the kernels on a CUDA device
 	$(BIN)/python -m pytest -q -m gpu tests/gpu
 
+# data-juicer and TRL bring 2 GB of their own, so they have an environment of their own.
+REPLAYSIM_VENV ?= .venv-replaysim
+REPLAYSIM := $(REPLAYSIM_VENV)/bin/python
+$(REPLAYSIM_VENV)/.installed: pyproject.toml constraints/replaysim.txt
+	test -x $(REPLAYSIM) || $(PYTHON) -m venv $(REPLAYSIM_VENV)
+	$(REPLAYSIM) -m pip install --quiet $(TORCH)
+	$(REPLAYSIM) -m pip install --quiet -c constraints/replaysim.txt hatchling hypothesis pytest pytest-timeout trl
+	$(REPLAYSIM) -m pip install --quiet -c constraints/replaysim.txt --no-build-isolation -e '.[replaysim]'
+	touch $@
+
+test-replaysim: $(REPLAYSIM_VENV)/.installed ## data-juicer's operators against ours, and TRL on the exported pairs
+	$(REPLAYSIM) -m pytest -q -m replaysim tests/replaysim
+
 check: setup ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -49,4 +62,4 @@ bench: setup ## the benchmark tables; on a machine without a GPU, at a small siz
 	$(BIN)/python benchmarks/sdpo_step.py $(if $(wildcard /dev/nvidia0),,--tiny)
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(REPLAYSIM_VENV) dist build .pytest_cache .ruff_cache .hypothesis

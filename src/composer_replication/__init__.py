@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from composer_replication.loss.jsd import generalized_jsd_loss
     from composer_replication.objective.components import LossComponents
     from composer_replication.objective.compose import compose_loss
+    from composer_replication.pairs.extract import extract_dpo_pairs
+    from composer_replication.teacher_replay.replay import replay_trace
+    from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS
     from composer_replication.types import DPOPair, TeacherCallResult, TeacherSpec, TraceState
 
 _PUBLIC = {
     "ClaudeCodeIngester": "composer_replication.ingestion",
+    "DEFAULT_TEACHERS": "composer_replication.teacher_replay.teachers",
     "DPOPair": "composer_replication.types",
     "IngestionStats": "composer_replication.ingestion",
     "LossComponents": "composer_replication.objective.components",
@@ -31,7 +35,9 @@ _PUBLIC = {
     "TraceState": "composer_replication.types",
     "build_batch": "composer_replication.batch",
     "compose_loss": "composer_replication.objective.compose",
+    "extract_dpo_pairs": "composer_replication.pairs.extract",
     "generalized_jsd_loss": "composer_replication.loss.jsd",
+    "replay_trace": "composer_replication.teacher_replay.replay",
 }
 
 # Reachable as attributes without an import of their own, as they were when everything was imported eagerly.
@@ -40,6 +46,7 @@ _SUBPACKAGES = frozenset(
 )
 
 __all__ = [
+    "DEFAULT_TEACHERS",
     "SYSTEM_PROMPT",
     "ClaudeCodeIngester",
     "DPOPair",
@@ -51,7 +58,9 @@ __all__ = [
     "__version__",
     "build_batch",
     "compose_loss",
+    "extract_dpo_pairs",
     "generalized_jsd_loss",
+    "replay_trace",
 ]
 
 _DILOCO_AVAILABLE: bool = _available("torchft")

@@ -43,12 +43,19 @@ DOCUMENTED = {
         "(inputs, *, alpha_sdpo=0.0, beta_dpo=0.0, dppo_mask_high=0.2, dppo_mask_low=0.2, adv_tau=1.0, kl_tau=1e-3)"
     ),
     "update_t": "(loss, global_step)",
+    "DJNormalizer": "(recipe_path=None, *, skip_dj=False)",
+    "extract_dpo_pairs": "(states, teacher_actions, agreement_threshold=2)",
+    "replay_and_normalize_trace": (
+        "(*, states, teachers=None, agreement_threshold=2, max_total_usd=5.0, normalizer=None, **replay_kwargs)"
+    ),
 }
 
 ADDED = {
-    "LossComponents": "active=(), counts=<factory>",
+    "DJNormalizer": 'backend="native"|"data_juicer"',
+    "LossComponents": "active=(), counts=<factory>, ran_as=''",
     "build_batch": "model=None",
     "compose_loss": "denominators=None, sdpo_teachers=None",
+    "extract_dpo_pairs": "teachers=None, cwd=None, tools=None",
     "entropy_aware_opd_loss": 'gate="soft"|"hard", tau=1.0, top_k=16',
     "sdpo_loss": "sampled_token=False",
 }
@@ -96,6 +103,8 @@ PATHS = {
     "objective.compose": ("compose_loss",),
     "opsd": ("generalized_jsd_loss",),
     "recipes.prime_rl.composer_loss": ("loss_fn",),
+    "replaysim": ("DPOPair", "TeacherCallResult", "extract_dpo_pairs"),
+    "replaysim.normalize": ("DJNormalizer", "replay_and_normalize_trace"),
     "trainer.data_collator": ("TraceExample",),
     "types": ("DPOPair", "TeacherCallResult", "TeacherSpec", "TraceState"),
 }
@@ -151,6 +160,7 @@ NEW: dict[str, dict[str, str]] = {
         "ReferenceLogprobs.load": "(path, expected)",
         "ReferenceLogprobs.lookup": "(chosen_ids, chosen_start, rejected_ids, rejected_start)",
         "ReferenceLogprobs.save": "(path)",
+        "ReferenceLogprobs.take_over": "(other)",
         "precompute_ref_logprobs": "(model, renderer, pairs, *, path=None, max_tree_tokens=32768)",
     },
     "errors": {"explain": '(what, *, got, expected, fix="")'},

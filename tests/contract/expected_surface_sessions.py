@@ -19,8 +19,25 @@ _KNOWN = {
     ),
 }
 
+_TEACHERS = (
+    '[{"slug": "anthropic/claude-opus-4.7"}, '
+    '{"slug": "openai/gpt-5", "input_per_mtok": 1.25, "output_per_mtok": 10.0}, '
+    '{"slug": "deepseek/deepseek-v4-pro"}]'
+)
+REPLAY_TRACE = (
+    f"(states, teachers={_TEACHERS}, max_total_usd=5.0, api_key=None, *, base_url=None, cache=None, resume=True, "
+    "max_concurrency=64, gate=None, options=None)"
+)
+
+_REPLAY_TRACE = (
+    "(states, teachers=[{'slug': 'anthropic/claude-opus-4.7'}, {'slug': 'openai/gpt-5', 'input_per_mtok': "
+    "1.25, 'output_per_mtok': 10.0}, {'slug': 'deepseek/deepseek-v4-pro'}], max_total_usd=5.0, api_key=None, "
+    "*, base_url=None, cache=None, resume=True, max_concurrency=64, gate=None, options=None)"
+)
+_EXTRACT = "(states, teacher_actions, agreement_threshold=2, *, teachers=None, cwd=None, tools=None)"
+
 NEW_SESSIONS: dict[str, dict[str, str]] = {
-    "": _KNOWN,
+    "": {**_KNOWN, "DEFAULT_TEACHERS": "value", "extract_dpo_pairs": _EXTRACT, "replay_trace": _REPLAY_TRACE},
     "ingestion": {
         **_KNOWN,
         "FORMATS": "value",
@@ -96,6 +113,40 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "kingfisher_rule": '(*, confidence="medium")',
         "secret_looking_environment": "(environ)",
     },
+    "pairs": {
+        "extract_dpo_pairs": _EXTRACT,
+        "parse_reply": "(reply)",
+        "same_action": "(a, b, context=None)",
+        "save_pairs": "(pairs, path)",
+    },
+    "teacher_replay": {
+        "DEFAULT_TEACHERS": "value",
+        "DPOPair": "record: state_id, state_messages, chosen, rejected, n_teachers_agreeing",
+        "ReplayOptions": (
+            "(*, base_url=None, cache=None, max_concurrency=64, gate=None, agreement_threshold=2, timeout_s=120.0, "
+            "settings=<factory>, patience=<factory>, prices=<factory>, environment=None)"
+        ),
+        "TeacherCallResult": (
+            "record: state_id, teacher_slug, response_text, latency_s, prompt_tokens, completion_tokens, cost_usd, "
+            "error, message, finish_reason, is_cached, attempts, flags"
+        ),
+        "TeacherSpec": ("record: slug, input_per_mtok, output_per_mtok, per_request_usd, base_url, api_key_env, extra"),
+        "TraceState": "record: state_id, messages, student_action, session_id, tools, cwd",
+        "extract_dpo_pairs": _EXTRACT,
+        "replay_trace": _REPLAY_TRACE,
+        "save_pairs": "(pairs, path)",
+    },
+    "replaysim": {"replay_trace": REPLAY_TRACE},
+    "replaysim.normalize": {
+        "DEFAULT_RECIPE": "value",
+        # The page writes its fields out; here they are a signature.
+        "NormalizedDPOPair": (
+            "(state_id, state_messages, chosen_messages, rejected_messages, n_teachers_agreeing, metadata)"
+        ),
+        "replay_and_normalize_trace_sync": (
+            "(*, states, teachers=None, agreement_threshold=2, max_total_usd=5.0, normalizer=None, **replay_kwargs)"
+        ),
+    },
     "types": {
         "Action": "(*, text, calls)",
         "Conversation": (
@@ -121,6 +172,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
 
 MEMBERS_SESSIONS: dict[str, dict[str, str]] = {
     "ClaudeCodeIngester": {"ingest": "(path)", "ingest_conversation": "(path)", "ingest_conversations": "(path)"},
+    "DJNormalizer": {"normalize": "(pairs)"},
     "FailureRule": {"matches": "(view, command, is_own=None)", "whose": "property"},
     "IngestReport": {"merge": "(other)", "skip": "(reason, file, line=0)"},
     "Rule": {"spans": "(text)", "triggered": "(text)"},

@@ -82,7 +82,17 @@ ONLY_IN_FUNCTIONS = {f"{PACKAGE}.{module}" for module in MODULE_LAYERS}
 
 # Known paths: names that are resolved on first use by a module that does not load their home.
 LAZY_ALIASES = {
-    "": {"types", "batch", "ingestion", "loss.jsd", "objective.components", "objective.compose"},
+    "": {
+        "types",
+        "batch",
+        "ingestion",
+        "pairs.extract",
+        "teacher_replay.replay",
+        "teacher_replay.teachers",
+        "loss.jsd",
+        "objective.components",
+        "objective.compose",
+    },
     "loss": {"objective.components", "objective.compose"},
 }
 

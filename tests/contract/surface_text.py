@@ -70,6 +70,8 @@ def signature_from(text: str) -> inspect.Signature:
         )
         for each, default in zip(listed.kwonlyargs, listed.kw_defaults, strict=True)
     ]
+    if listed.kwarg is not None:
+        parameters.append(inspect.Parameter(listed.kwarg.arg, inspect.Parameter.VAR_KEYWORD))
     return inspect.Signature(parameters)
 
 

@@ -66,7 +66,7 @@ def test_loss_components_are_a_dataclass_with_the_documented_fields_first():
     from composer_replication import LossComponents
 
     names = [field.name for field in dataclasses.fields(LossComponents)]
-    assert names == ["lm_ce", "sdpo_jsd", "trace_replay_dpo", "total", "active", "counts"]
+    assert names == ["lm_ce", "sdpo_jsd", "trace_replay_dpo", "total", "active", "counts", "ran_as"]
 
 
 def test_detached_components_are_the_four_documented_numbers_as_floats():

@@ -72,14 +72,26 @@ class PieceEncoder:
             if match[1] is None:  # an escaped private-use character: ordinary text
                 parts.append(match[0][1])
                 continue
-            if text := "".join(parts):
-                yield _Segment(start, text)
             token = self._protected.ids.get(match[1])
-            text = match[1] if token is not None else self._protected.meaning(match[1])
-            yield _Segment(match.start(), text, token, is_quoted=token is None)
+            meant = match[1] if token is not None else self._protected.meaning(match[1])
+            if not meant and not self._splits(parts, piece[after:]):
+                continue  # an edge where nothing would be forged
+            text = "".join(parts)
+            if token is not None and meant in self._protected.swallows_before:
+                text = text.rstrip()
+            if text:
+                yield _Segment(start, text)
+            if meant:
+                yield _Segment(match.start(), meant, token, is_quoted=token is None)
+            if token is not None and meant in self._protected.swallows_after:
+                after += len(piece[after:]) - len(piece[after:].lstrip())
             start, parts = after, []
         if text := "".join(parts) + piece[after:]:
             yield _Segment(start, text)
+
+    def _splits(self, parts: list[str], rest: str) -> bool:
+        behind = self._protected.plain(rest[: 2 * self._protected.longest])
+        return self._protected.splits_at_edge("".join(parts), behind)
 
     def _ids(self, segment: _Segment) -> list[int]:
         return [segment.token] if segment.token is not None else self._cache[segment._replace(start=0)]
@@ -93,7 +105,8 @@ class PieceEncoder:
         if not new:
             return
         plain = [segment for segment in new if not segment.is_quoted]
-        self._cache.update(zip(plain, self._encode_texts([each.text for each in plain]), strict=True))
+        found = zip(plain, self._encode_texts([each.text for each in plain]), strict=True)
+        self._cache.update((each, self._unforged(each.text, ids)) for each, ids in found)
         self._cache.update((each, self._quoted_ids(each.text)) for each in new if each.is_quoted)
         self._cached_chars += sum(len(segment.text) for segment in new)
 
@@ -102,6 +115,16 @@ class PieceEncoder:
         skip = 1 if self._lead else 0
         led = [self._lead + text for text in texts] if skip else texts
         return [encoding.ids[skip:] for encoding in self._backend.encode_batch_fast(led, add_special_tokens=False)]
+
+    def _unforged(self, text: str, ids: list[int]) -> list[int]:
+        """A tokenizer that rewrites text before it looks for tokens may find one that was not there."""
+        if self.protected_ids.isdisjoint(ids):
+            return ids
+        letters = [index for each in self._encode_texts(list(text)) for index in each]
+        if self.protected_ids.isdisjoint(letters):
+            return letters
+        got = f"{text[:40]!r}, which the tokenizer turns into a special token"
+        raise InputError(explain("text of the conversation", got=got, expected="text that can be written out"))
 
     def _reset_backend(self) -> None:
         """The backend keeps the settings of whoever called the tokenizer last."""
@@ -137,7 +160,8 @@ class PieceEncoder:
 
     def _leading_token(self) -> str:
         """A special token to put before every text where the tokenizer treats the start of a text in its own way."""
-        for token in self._protected.special:
+        strips = self._protected.swallows_before | self._protected.swallows_after
+        for token in sorted(self._protected.special, key=lambda each: (each in strips, each)):
             led = self._encode_raw(token + "a")
             if led[:1] == [self._protected.ids[token]]:
                 return "" if led[1:] == self._encode_raw("a") else token

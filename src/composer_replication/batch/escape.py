@@ -20,6 +20,7 @@ _FIRST_SENTINEL = 0xF0001
 _PRIVATE = "\U000f0000-\U0010ffff"
 _PRIVATE_CHARACTER = re.compile(f"[{_PRIVATE}]")
 _ESCAPED = re.compile(f"[{_PRIVATE}](?:(?<={_ESCAPE}).)?", re.DOTALL)  # starts with a class: `re` skips to it fast
+_EDGE = "\U000ffffd"  # stands for nothing, at an end of a text that a template could complete to a token
 _RAW = "\U00100000"  # encloses the number of a raw text; see `raw_marker`
 _RAW_MARKER = re.compile(f'"?{_RAW}([0-9]+){_RAW}"?')
 
@@ -40,7 +41,12 @@ class ProtectedTokens:
         self.special = frozenset(text for text in self.ids if added[text][1].special)
         self._texts = sorted(self.ids, key=len, reverse=True)  # the longest match wins, as in the tokenizer
         self._sentinels = {text: chr(_FIRST_SENTINEL + number) for number, text in enumerate(self._texts)}
-        self._meaning = {sentinel: text for text, sentinel in self._sentinels.items()}
+        self._meaning = {sentinel: text for text, sentinel in self._sentinels.items()} | {_EDGE: ""}
+        self.swallows_before = frozenset(text for text in self.ids if added[text][1].lstrip)
+        self.swallows_after = frozenset(text for text in self.ids if added[text][1].rstrip)
+        self.longest = max(map(len, self._texts), default=0)
+        self._beginnings = {text[:size] for text in self._texts for size in range(1, len(text))}
+        self._endings = {text[size:] for text in self._texts for size in range(1, len(text))}
         tokens = _any_of(self._texts)
         self.pattern = re.compile(tokens)
         self._special_pattern = re.compile(_any_of([text for text in self._texts if text in self.special]))
@@ -54,7 +60,7 @@ class ProtectedTokens:
         if not text.isascii():
             text = self._normalized_if_forged(_without_surrogates(text))
         is_private = not text.isascii() and _PRIVATE_CHARACTER.search(text)
-        return (self._to_escape if is_private else self.pattern).sub(self._sentinel, text)
+        return self._edged((self._to_escape if is_private else self.pattern).sub(self._sentinel, text))
 
     def escape_tree(self, value: Any) -> Any:
         """Every string of a JSON value escaped, keys included."""
@@ -77,6 +83,20 @@ class ProtectedTokens:
         """The last special token that the template wrote into escaped text."""
         found = self._special_pattern.findall(text)
         return found[-1] if found else None
+
+    def splits_at_edge(self, before: str, after: str) -> bool:
+        """Whether two texts that meet at an edge would read as a token that neither of them holds."""
+        both, border = before[-self.longest :] + after, min(len(before), self.longest)
+        return any(match.start() < border < match.end() for match in self.pattern.finditer(both))
+
+    def _edged(self, text: str) -> str:
+        """A template may write `>` behind a name: half a token in a text must not become a whole one."""
+        if len(text) < self.longest and any(text in each for each in self._texts if text):
+            return f"{_EDGE}{text}{_EDGE}"
+        sizes = range(1, min(self.longest, len(text)) + 1)
+        end = _EDGE if any(text[-size:] in self._beginnings for size in sizes) else ""
+        start = _EDGE if any(text[:size] in self._endings for size in sizes) else ""
+        return f"{start}{text}{end}" if start or end else text
 
     def _sentinel(self, match: re.Match[str]) -> str:
         found = match[0]

@@ -133,11 +133,16 @@ class Renderer:
 
     def _with_sampled_ids(self, pieces: list[TurnPiece]) -> list[TurnPiece]:
         """Sampled ids follow the whole generation prompt; a turn that was cut off is ended by what comes after it."""
-        missing_stop, changed = "", list[TurnPiece]()
+        missing_stop, last_stop, changed = "", "", list[TurnPiece]()
         for piece in pieces:
             sampled = piece.turn.token_ids
             prompt_tail = piece.prompt_tail if sampled else ""
-            context, header_start = missing_stop + piece.context + prompt_tail, len(missing_stop) + piece.header_start
+            before, header_start = piece.context, piece.header_start
+            if last_stop in self.protected.swallows_after:  # as in a prompt, where both stand in one text
+                before = before.lstrip()
+                header_start -= len(piece.context) - len(before)
+            last_stop = piece.stop
+            context, header_start = missing_stop + before + prompt_tail, len(missing_stop) + header_start
             changed.append(replace(piece, context=context, header_start=header_start))
             missing_stop = piece.stop if sampled and sampled[-1] not in self._stop_ids else ""
             if sampled and not all(0 <= index < self._num_tokens for index in sampled):

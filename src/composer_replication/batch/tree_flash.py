@@ -23,7 +23,7 @@ from composer_replication.batch.tree_paths import padding_attention
 # Branches are read together while they turn off within this part of the trunk; the rest of it is read for each alone.
 _SPREAD = 1 / 8
 _MIN_SPREAD = 512
-# The usual kernel may plan anew for every length; a trunk is read with the rows behind it up to a multiple of this.
+# The usual kernel may plan anew for every length; a trunk is padded to a multiple of this.
 _TRUNK_STEP = 1024
 # Many branches add to the same keys: in half precision the sums would lose what the kernels computed.
 _SUMS = torch.float32
@@ -102,10 +102,16 @@ def flash_tree_attention(query: Tensor, key: Tensor, value: Tensor, plan: Branch
 
 
 def _trunk(query: Tensor, key: Tensor, value: Tensor, run: Run, scale: float) -> Tensor:
-    """Causal attention of a trunk. Rows read behind it see it and are not seen; their results are dropped."""
+    """Causal attention of a trunk. Rows added behind it see it and are not seen; their results are dropped.
+
+    They are zeros, not the branches that lie there: an infinite value times nothing is not nothing.
+    """
     start, end = run
-    last = min(end + -(end - start) % _TRUNK_STEP, query.shape[2])
-    q, k, v = (each[:, :, start:last] for each in (query, key, value))
+    missing = -(end - start) % _TRUNK_STEP
+    q, k, v = (
+        F.pad(each[:, :, start:end], (0, 0, 0, missing)) if missing else each[:, :, start:end]
+        for each in (query, key, value)
+    )
     found = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
     return found.transpose(1, 2)[:, : end - start]
 

@@ -112,4 +112,11 @@ def print_json(value: dict[str, Any]) -> None:
         return asdict(each) if is_dataclass(each) and not isinstance(each, type) else each
 
     data = {key: plain_data(each) for key, each in value.items()}
-    sys.stdout.write(encode(data, where="output").decode() + "\n")
+    write_json(encode(data, where="output").decode())
+
+
+def write_json(text: str) -> None:
+    """JSON to stdout; what a terminal would act upon, even inside a string, is spelled out."""
+    import json
+
+    sys.stdout.write("".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text) + "\n")

@@ -68,6 +68,11 @@ class Denominators:
             raise InputError(explain(f"denominators[{channel!r}]", got=denominator, expected=expected))
         return denominator or 1.0
 
+    def check(self, counts: Mapping[str, int]) -> None:
+        """Raise before anything runs where a channel with items would be divided by nothing."""
+        for channel, count in counts.items():
+            self.of(channel, count)
+
     def row_weights(self, channel: str, count: int, like: Tensor) -> Tensor:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         return torch.full((count,), 1.0 / self.of(channel, count), dtype=dtype, device=like.device)

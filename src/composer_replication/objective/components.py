@@ -17,7 +17,8 @@ class LossComponents:
     """The channels' values and their weighted total, as 0-d tensors.
 
     `active` names the channels that ran; the others hold an exact 0. `counts` says on how many items each one ran
-    (response tokens, target tokens, pairs).
+    (response tokens, target tokens, pairs), `ran_as` how: on flat sequences, as a tree and by which attention, or why
+    a tree was not run as one.
     """
 
     lm_ce: Tensor
@@ -26,6 +27,7 @@ class LossComponents:
     total: Tensor
     active: tuple[str, ...] = field(default=(), kw_only=True)
     counts: Mapping[str, int] = field(default_factory=lambda: _NO_COUNTS, kw_only=True)
+    ran_as: str = field(default="", kw_only=True)
 
     def detached(self) -> dict[str, float]:
         """The three channels and the total as plain floats."""

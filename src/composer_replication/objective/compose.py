@@ -86,26 +86,32 @@ def compose_loss(
         divide,
         alpha_sdpo,
         beta_replay,
-        check_teachers(sdpo_teachers),
+        check_teachers(sdpo_teachers, model),
     )
-    lm_ce, sdpo, replay = _channels(model, inputs, options)
+    told: list[str] = []
+    lm_ce, sdpo, replay = _channels(model, inputs, options, told)
     total = lm_ce.value + alpha_sdpo * sdpo.value + beta_replay * replay.value
     counts: dict[str, int] = dict(zip(CHANNELS, (lm_ce.items, sdpo.items, replay.items), strict=True))
     active = tuple(name for name in CHANNELS if counts[name])
-    return LossComponents(lm_ce.value, sdpo.value, replay.value, total, active=active, counts=counts)
+    ran_as = told[0] if told else "flat sequences"
+    return LossComponents(lm_ce.value, sdpo.value, replay.value, total, active=active, counts=counts, ran_as=ran_as)
 
 
 def _channels(
-    model: nn.Module, inputs: Mapping[str, Tensor] | TreeBatch, options: Options
+    model: nn.Module, inputs: Mapping[str, Tensor] | TreeBatch, options: Options, told: list[str]
 ) -> tuple[Channel, Channel, Channel]:
     """Everything is checked before the first pass: a process that fails inside one leaves the others waiting."""
     causal_lm = causal_lm_of(model)
     if isinstance(inputs, TreeBatch):
         tree_batch = inputs
         tree_batch.check(embedding_count(model))
-        return inside_forward(model, causal_lm, lambda: tree_channels(model, tree_batch, options))
+        if options.beta > 0 and options.preference.needs_reference and tree_batch.pairs is not None:
+            tree_batch.pairs.references()
+        options.divide.check(tree_batch.counts(hints=options.alpha > 0, pairs=options.beta > 0))
+        return inside_forward(model, causal_lm, lambda: tree_channels(model, tree_batch, options, told))
     wanted = contract.Channels(options.alpha > 0, options.beta > 0, options.preference.needs_reference)
     batch = contract.read_batch(inputs, embedding_count(model), wanted)
+    options.divide.check(batch.counts())
     return inside_forward(model, causal_lm, lambda: flat_channels(model, batch, options))
 
 

@@ -20,6 +20,7 @@ from composer_replication.objective.alignment import (
     rows_predicting,
     token_mask,
 )
+from composer_replication.objective.components import CHANNELS
 
 STUDENT_KEYS = ("input_ids", "response_mask", "attention_mask")
 HINT_KEYS = (
@@ -77,6 +78,12 @@ class Batch:
     response_rows: RowIndex
     hint: HintChannel | None
     pairs: PairChannel | None
+
+    def counts(self) -> dict[str, int]:
+        """Items of each channel."""
+        hints = 0 if self.hint is None else len(self.hint.student_rows)
+        pairs = 0 if self.pairs is None else self.pairs.chosen.sequences.input_ids.shape[0]
+        return dict(zip(CHANNELS, (len(self.response_rows), hints, pairs), strict=True))
 
 
 def read_sequences(inputs: Mapping[str, Tensor], ids_key: str, mask_key: str) -> Sequences:

@@ -17,8 +17,8 @@ from composer_replication.objective.channels import (
     response_channel,
     summed_logprobs,
 )
-from composer_replication.objective.model_head import causal_lm_of, head_of, hidden_states
-from composer_replication.objective.teachers import Teacher, teacher_rows
+from composer_replication.objective.model_head import head_of, hidden_states
+from composer_replication.objective.teachers import Teacher, models_of, teacher_rows
 from composer_replication.objective.wrapped import agreed_most
 
 
@@ -27,7 +27,7 @@ def flat_channels(model: nn.Module, batch: contract.Batch, options: Options) -> 
     student = batch.student
     head = head_of(model, student.input_ids)
     others = [int(each is not None) for each in (batch.hint, batch.pairs)]
-    hints_anywhere, pairs_anywhere = agreed_most(model, causal_lm_of(model), others)
+    hints_anywhere, pairs_anywhere = agreed_most(models_of(model, options.teachers), others)
     hidden_BTH = in_head_dtype(hidden_states(model, student.input_ids, student.attention_mask), head)
     rows = batch.response_rows
     rows_NH = hidden_BTH[rows.sequence_N, rows.position_N]

@@ -9,6 +9,7 @@ an error says so. A head that is *almost* right would train silently on wrong nu
 from __future__ import annotations
 
 import math
+import warnings
 from itertools import product
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -41,6 +42,7 @@ class _Probed(NamedTuple):
 
 
 _probed: WeakKeyDictionary[nn.Module, _Probed] = WeakKeyDictionary()
+_warned: set[int] = set()
 
 
 def causal_lm_of(model: nn.Module) -> Any:
@@ -49,6 +51,10 @@ def causal_lm_of(model: nn.Module) -> Any:
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         fix = "Its virtual tokens would be skipped; use LoRA or another adapter inside the layers."
         raise UnsupportedModelError(explain("PEFT model", got="prompt learning", expected="adapters only", fix=fix))
+    configs: Any = getattr(model, "peft_config", None) or {}
+    if any(getattr(each, "alora_invocation_tokens", None) for each in configs.values()):
+        fix = "Its adapter acts from a token on that only its own forward looks for."
+        raise UnsupportedModelError(explain("PEFT model", got="aLoRA", expected="another adapter", fix=fix))
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
     if not (hasattr(inner, "get_decoder") and hasattr(inner, "get_output_embeddings")):
         fix = "Pass the model inside the wrapper: model.module." if hasattr(model, "module") else ""
@@ -87,6 +93,13 @@ def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
                 fix="Leave lm_head out of the adapter's target modules and modules_to_save.",
             )
         )
+    if hasattr(linear.weight, "device_mesh"):
+        fix = "Shard the whole model as its root (fully_shard(model)), not lm_head by itself."
+        got = "weights in parts, outside their own forward"
+        raise UnsupportedModelError(
+            explain(f"LM head of {type(causal_lm).__name__}", got=got, expected="whole", fix=fix)
+        )
+    _warn_of_cast(model)
     candidates = _candidates(causal_lm.config)
     known = _probed.get(causal_lm)
     if known is None or (known.head_id, known.candidates) != (id(linear), candidates):
@@ -97,6 +110,19 @@ def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
         # Once for all channels; each would otherwise make and keep its own copy of the head.
         weight = weight.to(torch.get_autocast_dtype(weight.device.type))
     return LinearHead(weight, bias, *known.transform)
+
+
+def _warn_of_cast(model: nn.Module) -> None:
+    """Accelerate puts autocast around a model's own forward, which is not what runs here."""
+    inner, device = unwrapped(model), next(model.parameters()).device.type
+    wrapped = getattr(inner, "_original_forward", None) is not None
+    if wrapped and not torch.is_autocast_enabled(device) and id(inner) not in _warned:
+        _warned.add(id(inner))
+        warnings.warn(
+            "the model was prepared by accelerate, and its mixed precision is off in here: call compose_loss inside "
+            "`accelerator.autocast()`",
+            stacklevel=2,
+        )
 
 
 def _find_transform(causal_lm: Any, linear: nn.Linear, candidates: list[_Transform], probe_ids: Tensor) -> _Transform:
@@ -111,7 +137,8 @@ def _find_transform(causal_lm: Any, linear: nn.Linear, candidates: list[_Transfo
 
         hook = linear.register_forward_pre_hook(put_rows_in_front)
         try:
-            got = causal_lm.forward(input_ids=ids, use_cache=False).logits  # no wrapper's hooks: we are inside them
+            # The class's own forward: no hooks of a wrapper that we are inside of, no cast that was put around it.
+            got = type(causal_lm).forward(causal_lm, input_ids=ids, use_cache=False).logits
         finally:
             hook.remove()
         body_feeds_head = bool(received) and _close(hidden_states(causal_lm, ids, None), received[0])

@@ -17,7 +17,7 @@ from composer_replication.objective.flat_channels import sequence_logprobs
 from composer_replication.objective.forward import tree_hidden_states
 from composer_replication.objective.model_head import causal_lm_of, embedding_count, head_of
 from composer_replication.objective.tree_batch import TreeBatch, check_ids
-from composer_replication.objective.wrapped import inside_forward
+from composer_replication.objective.wrapped import agreed_most, inside_forward
 
 Response = tuple[Sequence[int], int]
 """Token ids of a context and its response, and where the response begins."""
@@ -51,17 +51,24 @@ def with_reference(model: nn.Module, batch: TreeBatch) -> TreeBatch:
     A window may cut a context; numbers computed on the whole session would then belong to another one.
     """
     pairs = batch.pairs
-    if pairs is None:
-        return batch
     batch.check(embedding_count(model))
+    (anywhere,) = agreed_most([model], [int(pairs is not None)])
+    if not anywhere:
+        return batch
 
     def work() -> Tensor:
         head = head_of(model, batch.tree.input_ids[None])
-        rows = in_head_dtype(tree_hidden_states(model, batch.tree).hidden[pairs.rows], head)
+        hidden = tree_hidden_states(model, batch.tree).hidden
+        if pairs is None:  # only here so that processes that have some are not left alone
+            return hidden[:0].sum()
+        rows = in_head_dtype(hidden[pairs.rows], head)
         return summed_logprobs(head, rows, pairs.targets, pairs.response, 2 * pairs.num_pairs)[0]
 
     with torch.no_grad(), evaluating(model):
-        chosen, rejected = inside_forward(model, causal_lm_of(model), work).chunk(2)
+        found = inside_forward(model, causal_lm_of(model), work)
+    if pairs is None:
+        return batch
+    chosen, rejected = found.chunk(2)
     return replace(batch, pairs=replace(pairs, chosen_reference=chosen.clone(), rejected_reference=rejected.clone()))
 
 

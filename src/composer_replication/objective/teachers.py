@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from composer_replication.batch.eval_mode import evaluating
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.linear import LinearHead
+from composer_replication.objective.adapters import below_adapter, check_can_switch_off
 from composer_replication.objective.model_head import causal_lm_of, head_of
 from composer_replication.objective.wrapped import inside_forward, is_sharded, unwrapped
 
@@ -42,7 +43,7 @@ class Teacher(NamedTuple):
 LIVE = WeightedTeacher()
 
 
-def check_teachers(teachers: Sequence[WeightedTeacher] | None) -> tuple[WeightedTeacher, ...]:
+def check_teachers(teachers: Sequence[WeightedTeacher] | None, student: nn.Module) -> tuple[WeightedTeacher, ...]:
     """Coefficients must add up to 1, or the teacher would be sharper or flatter than its weights say."""
     if teachers is None:
         return (LIVE,)
@@ -51,7 +52,15 @@ def check_teachers(teachers: Sequence[WeightedTeacher] | None) -> tuple[Weighted
     if not given or any(each.coefficient <= 0 for each in given) or abs(total - 1.0) > 1e-6:
         got = [each.coefficient for each in given]
         raise InputError(explain("sdpo_teachers coefficients", got=got, expected="positive numbers that add up to 1"))
+    for each in given:
+        if each.without_adapter:
+            check_can_switch_off(each.model or student)
     return given
+
+
+def models_of(student: nn.Module, teachers: Sequence[WeightedTeacher]) -> list[nn.Module]:
+    """Every model that a step runs: where one of them is sharded, processes must agree on its passes."""
+    return [student, *(each.model for each in teachers if each.model is not None)]
 
 
 def teacher_rows(
@@ -80,7 +89,7 @@ def _share(
     def work() -> tuple[Tensor, Tensor, Tensor | None]:
         head = head_of(model, probe_ids)
         rows, weight, bias = rows_of(model).detach().to(head.weight.dtype), head.weight.detach(), head.bias
-        if is_sharded(model, causal_lm):  # whole only in here, and the loss needs it outside
+        if is_sharded(model):  # whole only in here, and the loss needs it outside
             weight, bias = weight.clone(), None if bias is None else bias.detach().clone()
         found.append(head)
         return rows, weight, bias
@@ -92,27 +101,25 @@ def _share(
 
 
 def _mixed(shares: list[Teacher]) -> list[Teacher]:
-    """Shares of one head as one share: a sum of logits is the head of a sum of rows, unless a soft-cap bends it."""
+    """Shares of one head as one share: a sum of logits is the head of a sum of rows, unless a soft-cap bends it.
+
+    Not in half precision: rounded, a hundredth of a share is mostly nothing.
+    """
     mixed: dict[int, Teacher] = {}
     for each in shares:
-        key = each.head.weight.data_ptr() if each.head.softcap is None and each.head.bias is None else id(each)
+        is_exact = each.rows_NH.dtype in (torch.float32, torch.float64)
+        is_linear = each.head.softcap is None and each.head.bias is None
+        key = each.head.weight.data_ptr() if is_exact and is_linear else id(each)
         if key not in mixed:
             mixed[key] = each
             continue
         one = mixed[key]
         total = one.coefficient + each.coefficient
         share = each.coefficient / total
-        wide = torch.float64 if one.rows_NH.dtype == torch.float64 else torch.float32
-        rows = torch.lerp(one.rows_NH.to(wide), each.rows_NH.to(wide), share).to(one.rows_NH.dtype)
+        rows = torch.lerp(one.rows_NH, each.rows_NH, share)
         mixed[key] = Teacher(rows, one.head, total)
     return list(mixed.values())
 
 
 def _adapter_off(model: nn.Module, teacher: WeightedTeacher) -> AbstractContextManager[Any]:
-    if not teacher.without_adapter:
-        return nullcontext()
-    adapted: Any = unwrapped(model)
-    if not hasattr(adapted, "disable_adapter"):
-        got = f"{type(adapted).__name__}, which has no adapter to switch off"
-        raise InputError(explain("WeightedTeacher(without_adapter=True)", got=got, expected="a PEFT model"))
-    return adapted.disable_adapter()
+    return below_adapter(model) if teacher.without_adapter else nullcontext()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from composer_replication.batch.tree import TokenTree, build_tree
 from composer_replication.errors import AlignmentError, BatchKeyError, InputError, explain
+from composer_replication.objective.components import CHANNELS
 
 
 class TargetRows(NamedTuple):
@@ -50,6 +51,12 @@ class TreeBatch:
     def check(self, num_embeddings: int) -> None:
         """Raise where an id has no embedding."""
         check_ids(self.tree.input_ids, num_embeddings)
+
+    def counts(self, *, hints: bool = True, pairs: bool = True) -> dict[str, int]:
+        """Items of each channel that is asked for."""
+        num_pairs = self.pairs.num_pairs if pairs and self.pairs is not None else 0
+        found = (self.response.rows.numel(), self.student_rows.numel() if hints else 0, num_pairs)
+        return dict(zip(CHANNELS, found, strict=True))
 
 
 @dataclass
@@ -127,9 +134,10 @@ class SessionTargets:
         if not 0 < start < end <= len(ids):
             expected = f"0 < start < end <= {len(ids)}: nothing predicts a first token"
             raise InputError(explain("target range", got=(start, end), expected=expected))
-        number = self._number_of.setdefault(id(ids), len(self._sequences))
-        if number == len(self._sequences):  # the same list again, as a session's trunk, is the same sequence
-            self._sequences.append(ids)
+        number = self._number_of.get(id(ids))
+        if number is None or self._sequences[number] != ids:  # a list that was reused holds another sequence
+            number = self._number_of[id(ids)] = len(self._sequences)
+            self._sequences.append(list(ids))
         return number
 
 

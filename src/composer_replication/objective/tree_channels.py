@@ -13,19 +13,23 @@ from composer_replication.objective.channels import (
     response_channel,
     summed_logprobs,
 )
-from composer_replication.objective.forward import dropout_on, tree_hidden_states
-from composer_replication.objective.model_head import causal_lm_of, head_of
-from composer_replication.objective.teachers import LIVE, Teacher, teacher_rows
+from composer_replication.objective.forward import is_noisy, tree_hidden_states
+from composer_replication.objective.model_head import head_of
+from composer_replication.objective.teachers import LIVE, Teacher, models_of, teacher_rows
 from composer_replication.objective.tree_batch import TreeBatch
 from composer_replication.objective.wrapped import agreed_most
 
 
-def tree_channels(model: nn.Module, batch: TreeBatch, options: Options) -> tuple[Channel, Channel, Channel]:
-    """Cross-entropy, the hinted teacher and the pairs, in that order."""
+def tree_channels(
+    model: nn.Module, batch: TreeBatch, options: Options, told: list[str]
+) -> tuple[Channel, Channel, Channel]:
+    """Cross-entropy, the hinted teacher and the pairs, in that order; `told` gets how the tree was run."""
     head = head_of(model, batch.tree.input_ids[None])
     has_sites = options.alpha > 0 and batch.student_rows.numel() > 0
-    (sites_anywhere,) = agreed_most(model, causal_lm_of(model), [int(has_sites)])
-    hidden_LH = in_head_dtype(tree_hidden_states(model, batch.tree).hidden, head)
+    (sites_anywhere,) = agreed_most(models_of(model, options.teachers), [int(has_sites)])
+    ran = tree_hidden_states(model, batch.tree)
+    told.append(f"tree ({ran.kind})" if ran.flat_because is None else f"flat: {ran.flat_because}")
+    hidden_LH = in_head_dtype(ran.hidden, head)
     lm_ce = response_channel(
         head, hidden_LH[batch.response.rows], batch.response.targets, options.label_smoothing, options.divide
     )
@@ -48,10 +52,5 @@ def _teacher_rows(model: nn.Module, batch: TreeBatch, hidden_LH: Tensor, options
     def rows_of(teacher: nn.Module) -> Tensor:
         return tree_hidden_states(teacher, batch.tree).hidden[batch.teacher_rows]
 
-    made = None if has_dropout(model) else hidden_LH[batch.teacher_rows].detach()
+    made = None if is_noisy(model, hidden_LH.device) else hidden_LH[batch.teacher_rows].detach()
     return teacher_rows(model, options.teachers or (LIVE,), batch.tree.input_ids[None], rows_of, made)
-
-
-def has_dropout(model: nn.Module) -> bool:
-    """Whether a pass of this model as it is now is noisy."""
-    return dropout_on(model) or any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in model.modules())

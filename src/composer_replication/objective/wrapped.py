@@ -8,9 +8,9 @@ done. A plain model needs none of this, and gets none of it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from torch import nn
 from composer_replication.errors import UnsupportedModelError, explain
 
 T = TypeVar("T")
-_inside: WeakSet[nn.Module] = WeakSet()
+_running = threading.local()  # which models' forwards this thread is inside of
 
 
 def unwrapped(model: nn.Module) -> Any:
@@ -37,18 +37,21 @@ def unwrapped(model: nn.Module) -> Any:
 
 
 def inside_forward(model: nn.Module, causal_lm: nn.Module, work: Callable[[], T]) -> T:
-    """What `work` returns: tensors, or tuples of them, which the wrapper then watches."""
+    """What `work` returns: tensors, or tuples of them, which the wrapper watches.
+
+    The result is what the work made, not what the wrapper passes on: that one may cast it to half precision.
+    """
     entry = _entry(model, causal_lm)
-    if entry is None or causal_lm in _inside:
+    inside: set[int] = _running.__dict__.setdefault("inside", set[int]())
+    if entry is None or id(causal_lm) in inside:
         return work()
     before = causal_lm.__dict__.get("forward")
-    called = False
+    results: list[T] = []
 
     def instead(*_args: object, **_options: object) -> T:
-        nonlocal called
-        called = True
         put_back()  # what the work asks of the model itself is the model's own
-        return work()
+        results.append(work())
+        return results[0]
 
     def put_back() -> None:
         if before is not None:
@@ -57,40 +60,66 @@ def inside_forward(model: nn.Module, causal_lm: nn.Module, work: Callable[[], T]
             causal_lm.__dict__.pop("forward", None)
 
     causal_lm.__dict__["forward"] = instead
-    _inside.add(causal_lm)
+    inside.add(id(causal_lm))
     try:
-        result = entry()
+        entry()
     finally:
-        _inside.discard(causal_lm)
+        inside.discard(id(causal_lm))
         put_back()
-    if not called:
+    if not results:
         got = f"{type(entry).__name__}, which does not call the forward of {type(causal_lm).__name__}"
         raise UnsupportedModelError(explain("wrapped model", got=got, expected="DDP or FSDP2 around it"))
-    return result
+    return results[0]
 
 
-def agreed_most(model: nn.Module, causal_lm: nn.Module, counts: list[int]) -> list[int]:
-    """Of each count the most on any process that holds a part of the weights: they must run as many passes."""
-    if not is_sharded(model, causal_lm):
+def agreed_most(models: Sequence[nn.Module], counts: list[int]) -> list[int]:
+    """Of each count the most on any process that holds a part of one of these models: they run as many passes."""
+    groups = {id(group): group for model in models for group in _groups(unwrapped(model))}
+    if not groups:
         return counts
-    device = next(causal_lm.parameters()).device
+    device = next(unwrapped(models[0]).parameters()).device
     agreed = torch.tensor(counts, device=device)
-    torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MAX)
+    for group in groups.values():
+        torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MAX, group=group)
     return agreed.tolist()
 
 
-def is_sharded(model: nn.Module, causal_lm: nn.Module) -> bool:
+def is_sharded(model: nn.Module) -> bool:
     kind = _sharded_kind()
-    return kind is not None and any(isinstance(each, kind) for each in (unwrapped(model), *causal_lm.modules()))
+    return kind is not None and any(isinstance(each, kind) for each in unwrapped(model).modules())
+
+
+def _groups(model: nn.Module) -> list[Any]:
+    """The process groups over which a model's weights are spread: its own mesh, not all processes there are."""
+    if not is_sharded(model):
+        return []
+    meshes: list[Any] = [getattr(each, "device_mesh", None) for each in model.parameters()]
+    mesh = next((each for each in meshes if each is not None), None)
+    if mesh is None:  # inside a forward all weights may be whole; the state remembers where they came from
+        mesh = _remembered_mesh(model)
+    return [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
+
+
+def _remembered_mesh(model: nn.Module) -> Any:
+    kind: Any = _sharded_kind()
+    for module in model.modules():
+        if isinstance(module, kind):
+            state: Any = module._get_fsdp_state()  # pyright: ignore[reportCallIssue]
+            group = state._fsdp_param_group
+            if group is not None:
+                return group.mesh_info.mesh
+    raise UnsupportedModelError(explain("FSDP2 model", got="no mesh", expected="one that fully_shard was given"))
 
 
 def _entry(model: nn.Module, causal_lm: nn.Module) -> nn.Module | None:
     """The outermost wrapper that has to be called, if any."""
     bare = getattr(model, "_orig_mod", model)
-    if isinstance(bare, nn.parallel.DistributedDataParallel):
+    # Without gradients there is nothing for DDP to watch, and it would only wait for the other processes.
+    if isinstance(bare, nn.parallel.DistributedDataParallel) and torch.is_grad_enabled():
         return bare
     kind = _sharded_kind()
-    chain = (bare, getattr(bare, "base_model", None), causal_lm)
+    inner = unwrapped(model)
+    chain = (inner, getattr(inner, "base_model", None), causal_lm)
     return next((each for each in chain if kind is not None and isinstance(each, kind)), None)
 
 

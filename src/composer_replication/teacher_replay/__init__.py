@@ -19,6 +19,10 @@ _HOMES = {
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,21 +10,20 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from composer_replication.atomic import atomic_write_bytes
+from composer_replication.atomic import atomic_write_bytes, directory_lock
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds
 from composer_replication.batch.prefixes import SharedPrefixes
 from composer_replication.batch.render import Renderer
 from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, explain
+from composer_replication.objective.adapters import start_weights
 from composer_replication.objective.fingerprint import Fingerprint, fingerprint_of
 from composer_replication.objective.reference import response_logprobs
-from composer_replication.objective.wrapped import unwrapped
+from composer_replication.objective.wrapped import agreed_most
 
 __all__ = ["ReferenceLogprobs", "precompute_ref_logprobs"]
 
@@ -53,6 +52,10 @@ class ReferenceLogprobs:
 
     def add(self, response: ResponseIds, value: float) -> None:
         self._values[_key(*response)] = value
+
+    def take_over(self, other: ReferenceLogprobs) -> None:
+        """What another store of the same fingerprint holds and this one does not."""
+        self._values = other._values | self._values
 
     def save(self, path: str | Path) -> None:
         """As safetensors, whole or not at all."""
@@ -107,14 +110,27 @@ def precompute_ref_logprobs(
     known = path is not None and Path(path).exists()
     store = ReferenceLogprobs.load(Path(path), fingerprint) if path and known else ReferenceLogprobs(fingerprint)
     missing = {_key(*each): each for pair in pairs for each in pair if each not in store}
-    with _start_weights(model):
-        for group in _groups(list(missing.values()), max_tree_tokens):
+    groups = list(_groups(list(missing.values()), max_tree_tokens))
+    (passes,) = agreed_most([model], [len(groups)])
+    with start_weights(model):
+        for group in groups:
             found = response_logprobs(model, group).tolist()
             for response, value in zip(group, found, strict=True):
                 store.add(response, value)
+        for _ in range(passes - len(groups)):  # another process has more, and its passes take all of us
+            response_logprobs(model, [([0, 0], 1)])
     if path is not None and (missing or not known):
-        store.save(path)
+        _save_with_others(store, Path(path))
     return store
+
+
+def _save_with_others(store: ReferenceLogprobs, path: Path) -> None:
+    """Written together with what other processes have put there meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with directory_lock(path.parent, exclusive=True):
+        if path.exists():
+            store.take_over(ReferenceLogprobs.load(path, store.fingerprint))
+        store.save(path)
 
 
 def _groups(responses: list[ResponseIds], max_tree_tokens: int) -> Iterator[list[ResponseIds]]:
@@ -137,11 +153,6 @@ def _groups(responses: list[ResponseIds], max_tree_tokens: int) -> Iterator[list
 
 def _key(ids: Sequence[int], start: int) -> bytes:
     return hashlib.sha256(array("q", [start, *ids]).tobytes()).digest()
-
-
-def _start_weights(model: nn.Module) -> AbstractContextManager[Any]:
-    adapted: Any = unwrapped(model)
-    return adapted.disable_adapter() if hasattr(adapted, "disable_adapter") else nullcontext()
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:

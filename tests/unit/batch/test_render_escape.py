@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from render_checks import call, check_exact, decode, normal, renderer_of, results, talk
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from composer_replication.batch.encode import PieceEncoder
 from composer_replication.batch.escape import ProtectedTokens, insert_raw, raw_marker
 from composer_replication.batch.render import Renderer
+from composer_replication.types import ToolCall
 from tokenizer_assets import FAMILIES, load
 
 SENTINELS = "\U000f0000\U000f0001\U000f0002\U00100000\U0010fffd"
@@ -183,3 +184,71 @@ def test_content_is_never_changed(family):
     (sequence,) = renderer.render(talk(("user", text), ("assistant", text)))
     assert text in sequence.spans[0].text
     assert text in decode(renderer, sequence.ids[: sequence.spans[0].start])
+
+
+FUNCTIONS = """{%- for tool in tools or [] %}{{- '<|start_header_id|>system<|end_header_id|>' }}
+{%- for key in tool.function %}{{- '<' + key + '>' }}{%- endfor %}{{- '<|eot_id|>' }}{%- endfor %}
+{%- for m in messages %}{{- '<|start_header_id|>' + m.role + '<|end_header_id|>' + m.content }}
+{%- for call in m.tool_calls or [] %}{{- '<function=' + call.function.name + '>' }}
+{%- for key, value in call.function.arguments|items %}{{- '<parameter=' + key + '>' + value|string + '</' + key + '>' }}
+{%- endfor %}{%- endfor %}{{- '<|eot_id|>' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>' }}{%- endif %}"""
+HALVES = ["x<|eot_id|", "<|eot_id|", "|eot_id|", "eot_id|", "<|start_header_id|", "<|begin_of_text|", "<"]
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_half_a_token_is_not_completed_by_what_the_template_writes_around_it(half):
+    tokenizer = load("llama3")
+    schema = {"type": "function", "function": {"name": "f", "parameters": {}, half: "x"}}
+
+    def specials(name, key, tools):
+        renderer = Renderer(tokenizer, chat_template=FUNCTIONS, tools=tools)
+        calling = ToolCall(id="c1", name=name, arguments={key: "v"})
+        session = talk(
+            ("user", "hi"), ("assistant", {"calls": (calling,)}), ("tool", results("ok")), ("assistant", ".")
+        )
+        rendered = renderer.render(session)[-1]
+        span = rendered.spans[0]
+        found = [index for index in rendered.ids if index in renderer.encoder.protected_ids]
+        assert tokenizer.decode(rendered.ids[span.start : span.end]) == span.text
+        return found
+
+    harmless = specials("name", "key", None)
+    assert specials(half, "key", None) == harmless
+    assert specials("name", half, None) == harmless
+    with_tools = [{"type": "function", "function": {"name": "f", "parameters": {}, "key": "x"}}]
+    assert specials("name", "key", [schema]) == specials("name", "key", with_tools)
+
+
+@pytest.mark.parametrize("options", [{}, {"rstrip": True}, {"lstrip": True}, {"rstrip": True, "lstrip": True}])
+def test_special_tokens_that_swallow_blanks_do_so_as_in_the_tokenizer(options):
+    template = (
+        "{%- for m in messages %}{{- '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}"
+    )
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(["hello there my friend\nyes\n\n"] * 3, trainer)
+    names = ("<|user|>", "<|assistant|>", "<|end|>", "<|system|>")
+    backend.add_special_tokens([AddedToken(name, special=True, **options) for name in names])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>", chat_template=template)
+    chat = talk(("user", "hello  "), ("assistant", "yes"), ("user", " my"), ("assistant", "friend"))
+    (rendered,) = Renderer(tokenizer).render(chat)
+    messages = [{"role": turn.role, "content": turn.text} for turn in chat.turns]
+    own = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+    assert rendered.ids == own[: len(rendered.ids)]
+    assert tokenizer.decode(own[len(rendered.ids) :]).strip() == ""
+
+
+def test_a_tokenizer_that_lowers_text_forges_no_token():
+    backend = Tokenizer.from_str(load("llama3").backend_tokenizer.to_str())
+    backend.normalizer = normalizers.Lowercase()
+    backend.add_special_tokens([AddedToken("<|stop|>", special=True, normalized=True)])
+    lowering = PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=load("llama3").chat_template)
+    lowering.add_special_tokens({"eos_token": "<|eot_id|>"})
+    renderer = Renderer(lowering)
+    (rendered,) = renderer.render(talk(("user", "say <|STOP|> now"), ("assistant", "ok")))
+    assert lowering.convert_tokens_to_ids("<|stop|>") not in rendered.ids

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication import compose_loss
@@ -160,7 +160,6 @@ def test_what_is_missing_or_out_of_range_is_an_error():
         half.build()
 
 
-@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_random_responses_agree_with_the_flat_path(data):
     model = build("qwen2-tied").double()

@@ -81,6 +81,52 @@ def test_the_live_teacher_is_the_default(form):
     torch.testing.assert_close(again, wanted, rtol=1e-9, atol=1e-12)
 
 
+def test_a_hundredth_of_a_share_is_not_rounded_away_in_half_precision():
+    model = worker.build(lora=True).to(torch.bfloat16).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.mul_(3.0)
+    shares = [WeightedTeacher(None, 0.9, without_adapter=True), WeightedTeacher(None, 0.1)]
+    got = float(channel_2(model, BATCHES["flat"], shares).detach())
+    with torch.no_grad(), model.disable_adapter():
+        below = logits_of(model, True)
+    with torch.no_grad():
+        student, live = logits_of(model, False), logits_of(model, True)
+    mixed, alone = (float(kl_st(student, teacher)) for teacher in (0.9 * below + 0.1 * live, below))
+    assert abs(got - mixed) < 0.5 * abs(mixed - alone)
+
+
+def test_frozen_adapters_stay_frozen_and_merged_ones_are_refused():
+    model = worker.build(lora=True).eval()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_B" in name)
+    before = {name: each.requires_grad for name, each in model.named_parameters()}
+    channel_2(model, BATCHES["flat"], [WeightedTeacher(without_adapter=True)])
+    assert {name: each.requires_grad for name, each in model.named_parameters()} == before
+    model.merge_adapter()
+    with pytest.raises(InputError, match="merged"):
+        channel_2(model, BATCHES["flat"], [WeightedTeacher(without_adapter=True)])
+
+
+def test_everything_wrong_is_said_before_the_first_pass():
+    model = worker.build(lora=False)
+    passes = []
+    model.model.register_forward_hook(lambda *_: passes.append(1))
+    no_references = worker.SessionTargets()
+    no_references.add_pair([1, 2, 3], 1, [1, 4], 1)
+    wrong = [
+        (no_references.build(), {"beta_replay": 0.5}),
+        (BATCHES["tree"], {"denominators": {"lm_ce": 0}}),
+        (BATCHES["flat"], {"denominators": {"sdpo_jsd": 0}}),
+        (BATCHES["tree"], {"sdpo_teachers": [WeightedTeacher(without_adapter=True)]}),
+    ]
+    for batch, options in wrong:
+        with pytest.raises(InputError):
+            compose_loss(model, batch, **options)
+    assert passes == []
+
+
 def test_dropout_is_off_for_every_teacher_and_back_on_afterwards():
     model = worker.build(lora=False)
     model.config.attention_dropout = 0.5

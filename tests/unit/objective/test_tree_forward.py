@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
+    AttentionInterface,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
@@ -17,10 +18,13 @@ from transformers import (
     Qwen3Config,
 )
 
+from composer_replication import compose_loss
 from composer_replication.batch.tree import build_tree, pack_trees
 from composer_replication.batch.tree_attention import use_tree_attention
-from composer_replication.objective.forward import tree_hidden_states, why_flat
+from composer_replication.errors import UnsupportedModelError
+from composer_replication.objective.forward import is_noisy, tree_hidden_states, why_flat
 from composer_replication.objective.model_head import hidden_states
+from composer_replication.objective.tree_batch import SessionTargets
 
 SIZE = {
     "vocab_size": 64,
@@ -78,7 +82,6 @@ def _times(tree, rows):
     return counts[rows][:, None]
 
 
-@settings(max_examples=10, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), min_size=1, max_size=5), st.integers(1, 7))
 def test_random_packed_and_padded_trees_equal_their_sequences(several, multiple):
     model = tiny("qwen2", torch.float32)
@@ -109,12 +112,73 @@ def test_gradient_checkpointing_changes_nothing():
     torch.testing.assert_close(plain, saved)
 
 
-def test_a_model_without_such_masks_is_found_out_by_experiment():
+def _blind_attention(module, query, key, value, attention_mask, **options):
+    """As a model with another kind of memory does: what the mask says is not asked."""
+    key, value = (each.repeat_interleave(2, dim=1) for each in (key, value))
+    found = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    return found.transpose(1, 2).contiguous(), None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_model_that_does_not_heed_masks_is_found_out_by_experiment(dtype):
+    AttentionInterface.register("blind", _blind_attention)
+    model = tiny("qwen2", dtype)
+    model.config._attn_implementation = "blind"
+    got = tree_hidden_states(model, TREE)
+    assert got.kind is None
+    assert got.flat_because.startswith("the model takes no tree's mask; dense: a row of a tree differs")
+    assert why_flat(model, TREE) == got.flat_because
+    batch = SessionTargets()
+    batch.add_response([1, 5, 9, 3, 2], 2, 4)
+    assert compose_loss(model, batch.build()).ran_as == f"flat: {got.flat_because}"
+    for rows, wanted in zip(TREE.rows, flat_rows(model, TREE), strict=True):
+        torch.testing.assert_close(got.hidden[rows], wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_a_model_that_breaks_on_a_mask_runs_flat():
+    def breaks(module, query, key, value, attention_mask, **options):
+        assert attention_mask is None or attention_mask.no_such_thing
+        return _blind_attention(module, query, key, value, None)
+
+    AttentionInterface.register("breaks", breaks)
+    model = tiny("qwen2")
+    model.config._attn_implementation = "breaks"
+    assert "AttributeError" in tree_hidden_states(model, TREE).flat_because
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_frequencies_that_depend_on_the_length_are_refused_where_they_change(kind):
+    settings = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 8}
+    if kind == "longrope":
+        settings |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    config = Qwen2Config(**SIZE, rope_parameters=settings, max_position_embeddings=16)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(UnsupportedModelError, match="at most 8 tokens"):
+        tree_hidden_states(model, build_tree([list(range(9)), [0, 1, 5]]))
+    assert tree_hidden_states(model, TREE).flat_because is None
+
+
+def test_noise_of_any_kind_is_noticed_and_random_numbers_stay_as_they_were():
+    model = tiny("qwen2").train()
+    device = torch.device("cpu")
+    before = torch.random.get_rng_state()
+    assert not is_noisy(model, device)
+    model.model.layers[0].self_attn.attention_dropout = 0.5
+    assert is_noisy(model, device)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    model.eval()
+    assert not is_noisy(model, device)
+    other = tiny("qwen2").train()
+    other.get_input_embeddings().register_forward_hook(lambda _m, _i, out: out + 0.01 * torch.randn_like(out))
+    assert is_noisy(other, device)
+
+
+def test_gpt2_runs_as_the_experiment_says():
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4)).double().eval()
-    reason = why_flat(model, TREE)
     got = tree_hidden_states(model, TREE)
-    assert got.flat_because == reason
+    assert (got.kind, got.flat_because) == ("dense", None)
     for rows, wanted in zip(TREE.rows, flat_rows(model, TREE), strict=True):
         torch.testing.assert_close(got.hidden[rows], wanted, rtol=1e-6, atol=1e-6)
 

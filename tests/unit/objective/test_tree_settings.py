@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import wrapped_worker as worker
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication import compose_loss
@@ -64,7 +64,6 @@ def test_under_autocast_a_tree_is_as_near_to_the_exact_rows_as_flat_sequences_ar
     assert 1e-4 < gaps[0] < 2 * gaps[1]
 
 
-@settings(max_examples=10, deadline=None)
 @given(TREES, st.sampled_from(["dense", "paths"]), st.integers(1, 7), st.booleans())
 def test_random_packed_trees_give_the_rows_and_gradients_of_their_sequences(several, kind, multiple, lora):
     with pytest.MonkeyPatch.context() as patch:

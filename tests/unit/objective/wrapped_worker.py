@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from composer_replication import compose_loss
+from composer_replication.objective.reference import with_reference
 from composer_replication.objective.teachers import WeightedTeacher
 from composer_replication.objective.tree_batch import SessionTargets
 
@@ -76,15 +77,18 @@ def build(lora: bool, *, tied: bool = True, window: int | None = None) -> nn.Mod
     return model
 
 
-def wrap(name: str, model: nn.Module) -> nn.Module:
+def wrap(name: str, model: nn.Module, *, half_output: bool = False) -> nn.Module:
+    if name == "none":
+        return model
     if name == "ddp":
-        return nn.parallel.DistributedDataParallel(model)
-    from torch.distributed.fsdp import fully_shard
+        return nn.parallel.DistributedDataParallel(model) if any(p.requires_grad for p in model.parameters()) else model
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    policy = MixedPrecisionPolicy(output_dtype=torch.bfloat16 if half_output else None)
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     for layer in inner.model.layers:
         fully_shard(layer)
-    return fully_shard(model)
+    return fully_shard(model, mp_policy=policy)
 
 
 CASES = {
@@ -97,6 +101,10 @@ CASES = {
     "tree, only rank 0 has sites and pairs": {"missing": True},
     "flat, only rank 0 has sites and pairs": {"missing": True, "as_tree": False},
     "tree, a window that only rank 0 is longer than": {"window": 10},
+    "tree, a teacher of its own, only rank 0 has sites": {"missing": True, "frozen": True},
+    "flat, a teacher of its own, only rank 0 has sites": {"missing": True, "frozen": True, "as_tree": False},
+    "tree, results cast to half precision by the wrapper": {"half_output": True},
+    "tree, references where only rank 0 has pairs": {"missing": True, "references": True},
 }
 
 
@@ -105,11 +113,17 @@ def one_case(wrapper: str, rank: int, **case: object) -> dict[str, torch.Tensor]
     if case.get("checkpointing"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
     model.train()
-    wrapped = wrap(wrapper, model) if wrapper != "none" else model
+    wrapped = wrap(wrapper, model, half_output=bool(case.get("half_output")))
     keep = not (case.get("missing") and rank == 1)
     make = session if case.get("as_tree", True) else flat
     batch = make(rank, with_sites=keep, with_pairs=keep)
     teachers = [WeightedTeacher(None, 0.9, True), WeightedTeacher(None, 0.1)] if case.get("teachers") else None
+    if case.get("frozen"):
+        teacher = build(False)
+        with torch.no_grad():
+            for parameter in teacher.parameters():
+                parameter.mul_(1.1)
+        teachers = [WeightedTeacher(wrap(wrapper, teacher.requires_grad_(False)))]
     components = compose_loss(wrapped, batch, sdpo_teachers=teachers, **OPTIONS)  # type: ignore[arg-type]
     components.total.backward()
     found = {"total": components.total.detach().clone()}
@@ -117,6 +131,10 @@ def one_case(wrapper: str, rank: int, **case: object) -> dict[str, torch.Tensor]
         grad = parameter.grad
         if grad is not None:
             found[name] = (grad.full_tensor() if hasattr(grad, "full_tensor") else grad).clone()  # pyright: ignore
+    if case.get("references"):
+        referenced = with_reference(wrapped, batch)  # type: ignore[arg-type]
+        if referenced.pairs is not None:
+            found["total"] = torch.stack(referenced.pairs.references()).flatten().clone()
     return found
 
 

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import wrapped_worker as worker
+from peft import LoraConfig, inject_adapter_in_model
 from render_checks import HERE, coding_session, renderer_of
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen2Config
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds, pair_ids
 from composer_replication.batch.render import Renderer
 from composer_replication.batch.tree import build_tree
-from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError
+from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, UnsupportedModelError
 from composer_replication.objective.fingerprint import fingerprint_of, weights_digest
 from composer_replication.objective.reference import response_logprobs
 from composer_replication.trainer import reference
@@ -109,6 +110,48 @@ def test_other_weights_another_tokenizer_or_template_are_stale(model, tmp_path):
         with pytest.raises(StaleArtefactError, match=f"other {what} than"):
             precompute_ref_logprobs(wrong, who, random_pairs(3), path=path)
     precompute_ref_logprobs(copy.deepcopy(model), renderer_of("llama3"), random_pairs(3), path=path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"rms_norm_eps": 1e-3}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}]
+)
+def test_another_config_is_another_model(model, change):
+    other = copy.deepcopy(model)
+    for name, value in change.items():
+        setattr(other.config, name, value)
+    assert weights_digest(other) != weights_digest(model)
+    other = copy.deepcopy(model)
+    other.config._attn_implementation = "eager"
+    other.config.use_cache = not model.config.use_cache
+    assert weights_digest(other) == weights_digest(model)
+
+
+def test_buffers_and_single_numbers_count(model):
+    before = weights_digest(model)
+    model.register_buffer("scale", torch.tensor(2.0))
+    first = weights_digest(model)
+    model.scale.fill_(3.0)
+    assert len({before, first, weights_digest(model)}) == 3
+
+
+def test_adapters_that_cannot_be_switched_off_are_refused(model):
+    injected = inject_adapter_in_model(LoraConfig(target_modules=["q_proj"]), copy.deepcopy(model))
+    with pytest.raises(UnsupportedModelError, match="no way to switch them off"):
+        precompute_ref_logprobs(injected, renderer_of("llama3"), random_pairs(2))
+    added = copy.deepcopy(model)
+    added.add_adapter(LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    added.double()
+    store = precompute_ref_logprobs(added, renderer_of("llama3"), random_pairs(2))
+    for chosen, rejected in random_pairs(2):
+        assert store.lookup(*chosen, *rejected)[0] == pytest.approx(dense(model, *chosen), rel=1e-6)
+
+
+def test_two_that_write_one_file_lose_nothing(model, tmp_path):
+    path, renderer, pairs = tmp_path / "r.safetensors", renderer_of("llama3"), random_pairs(6)
+    mine = precompute_ref_logprobs(model, renderer, pairs[:4])
+    precompute_ref_logprobs(model, renderer, pairs[2:], path=path)
+    reference._save_with_others(mine, path)
+    assert len(ReferenceLogprobs.load(path, mine.fingerprint)) == 12
 
 
 def test_the_reference_of_an_adapter_is_the_model_below_it(model, tmp_path):

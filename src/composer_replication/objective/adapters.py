@@ -1,0 +1,62 @@
+"""Models with an adapter on top, and how to run what is below it without leaving a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from torch import nn
+
+from composer_replication.errors import InputError, UnsupportedModelError, explain
+from composer_replication.objective.wrapped import unwrapped
+
+
+def has_adapter(model: nn.Module) -> bool:
+    """Whether any layer holds another below it, as PEFT's do."""
+    return any(hasattr(module, "base_layer") or hasattr(module, "original_module") for module in model.modules())
+
+
+@contextmanager
+def below_adapter(model: nn.Module) -> Iterator[None]:
+    """The weights below the adapter, and afterwards everything as it was: PEFT's own switch makes frozen ones train."""
+    inner: Any = unwrapped(model)
+    check_can_switch_off(model)
+    trainable = {name: parameter.requires_grad for name, parameter in inner.named_parameters()}
+    switched = inner.disable_adapter() if hasattr(inner, "disable_adapter") else _disabled(inner)
+    try:
+        with switched:
+            yield
+    finally:
+        for name, parameter in inner.named_parameters():
+            parameter.requires_grad_(trainable[name])
+
+
+def start_weights(model: nn.Module) -> Any:
+    """As `below_adapter` where there is an adapter; the model itself where there is none."""
+    return below_adapter(model) if has_adapter(unwrapped(model)) else nullcontext()
+
+
+def check_can_switch_off(model: nn.Module) -> None:
+    """Raise where there is no adapter, where it cannot be switched off, or where it was merged into the weights."""
+    inner: Any = unwrapped(model)
+    if not has_adapter(inner):
+        got = f"{type(inner).__name__}, which has no adapter to switch off"
+        raise InputError(explain("model", got=got, expected="a PEFT model"))
+    if not (hasattr(inner, "disable_adapter") or getattr(inner, "_hf_peft_config_loaded", False)):
+        fix = "Make it with peft.get_peft_model or model.add_adapter."
+        got = f"{type(inner).__name__} with adapter layers and no way to switch them off"
+        raise UnsupportedModelError(explain("adapter", got=got, expected="one that can be", fix=fix))
+    if any(getattr(module, "merged_adapters", None) for module in inner.modules()):
+        fix = "Unmerge it first: model.unmerge_adapter()."
+        raise InputError(explain("adapter", got="merged into the weights", expected="not merged", fix=fix))
+
+
+@contextmanager
+def _disabled(model: Any) -> Iterator[None]:
+    """Adapters that transformers itself put in."""
+    model.disable_adapters()
+    try:
+        yield
+    finally:
+        model.enable_adapters()

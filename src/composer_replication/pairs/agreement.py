@@ -1,0 +1,79 @@
+"""What became of the states, and how far teachers agree: with each other and with the student, per kind of action."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from composer_replication.pairs.consensus import Vote
+
+
+@dataclass(slots=True)
+class KindAgreement:
+    """States where the student's action was of one kind: the student's tool, or text."""
+
+    num_states: int = 0
+    num_votes: int = 0
+    num_with_student: int = 0
+    num_teacher_pairs: int = 0
+    num_agreeing_pairs: int = 0
+    num_consensus: int = 0
+
+    @property
+    def with_student(self) -> float | None:
+        """Share of votes that are the student's own action; None without votes."""
+        return self.num_with_student / self.num_votes if self.num_votes else None
+
+    @property
+    def with_each_other(self) -> float | None:
+        """Share of pairs of teachers that did the same; None where no two teachers answered."""
+        return self.num_agreeing_pairs / self.num_teacher_pairs if self.num_teacher_pairs else None
+
+
+@dataclass(slots=True)
+class PairReport:
+    """`drops` are states without a pair by reason, `failed_replies` answers without a vote by reason."""
+
+    num_states: int = 0
+    num_pairs: int = 0
+    num_unknown_states: int = 0  # ids that were answered and are none of the states'
+    drops: Counter[str] = field(default_factory=Counter[str])
+    failed_replies: Counter[str] = field(default_factory=Counter[str])
+    agreement: dict[str, KindAgreement] = field(default_factory=dict[str, KindAgreement])
+
+    def drop(self, reason: str) -> None:
+        self.drops[reason] += 1
+
+    def fail(self, reason: str) -> None:
+        self.failed_replies[reason] += 1
+
+    def count(self, kind: str, vote: Vote, student_key: str) -> None:
+        """One state's vote, under the kind of what the student did there."""
+        found = self.agreement.setdefault(kind, KindAgreement())
+        found.num_states += 1
+        found.num_votes += vote.num_votes
+        found.num_with_student += sum(len(each.teachers) for each in vote.classes if each.key == student_key)
+        found.num_teacher_pairs += vote.num_votes * (vote.num_votes - 1) // 2
+        found.num_agreeing_pairs += vote.num_agreeing_pairs
+        found.num_consensus += vote.winner is not None
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON can hold it, kinds by name."""
+        kinds = {
+            kind: {
+                "num_states": each.num_states,
+                "num_votes": each.num_votes,
+                "with_student": each.with_student,
+                "with_each_other": each.with_each_other,
+                "num_consensus": each.num_consensus,
+            }
+            for kind, each in sorted(self.agreement.items())
+        }
+        return {
+            "num_states": self.num_states,
+            "num_pairs": self.num_pairs,
+            "num_unknown_states": self.num_unknown_states,
+            "drops": dict(sorted(self.drops.items())),
+            "failed_replies": dict(sorted(self.failed_replies.items())),
+            "agreement": kinds,
+        }

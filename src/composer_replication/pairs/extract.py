@@ -1,0 +1,180 @@
+"""States and teachers' answers to preference pairs: what the teachers agree on against what the student did."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from composer_replication.atomic import staged
+from composer_replication.canonical_json import encode
+from composer_replication.errors import InputError, explain
+from composer_replication.pairs.agreement import PairReport
+from composer_replication.pairs.answers import reply_text, voter_of
+from composer_replication.pairs.consensus import Vote, count_votes
+from composer_replication.pairs.context import ContextAlong, Tools
+from composer_replication.pairs.equality import action_key, action_kind
+from composer_replication.pairs.parse_reply import parse_reply
+from composer_replication.types import Action, DPOPair, TeacherCallResult, TraceState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairRecord:
+    """A pair with where it comes from: who said the chosen text, who agreed, and how all of them voted."""
+
+    pair: DPOPair
+    chosen_by: str
+    teachers: tuple[str, ...]
+    classes: tuple[tuple[str, ...], ...]
+    student_kind: str
+    chosen_kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extraction:
+    """Pairs in the order of their states, and what became of all states."""
+
+    records: list[PairRecord]
+    report: PairReport
+
+    @property
+    def pairs(self) -> list[DPOPair]:
+        return [record.pair for record in self.records]
+
+
+def extract_dpo_pairs(
+    states: Iterable[TraceState],
+    teacher_actions: Iterable[TeacherCallResult],
+    agreement_threshold: int = 2,
+    *,
+    teachers: Sequence[str] | None = None,
+    cwd: str | None = None,
+    tools: Tools | None = None,
+) -> list[DPOPair]:
+    """At most one pair per state: the action most teachers took, if enough did and the student did another."""
+    given = {"teachers": teachers, "cwd": cwd, "tools": tools}
+    return extract_pairs(states, teacher_actions, agreement_threshold, **given).pairs
+
+
+def extract_pairs(
+    states: Iterable[TraceState],
+    teacher_actions: Iterable[TeacherCallResult],
+    agreement_threshold: int = 2,
+    *,
+    teachers: Sequence[str] | None = None,
+    cwd: str | None = None,
+    tools: Tools | None = None,
+) -> Extraction:
+    """Pairs with their provenance and a report.
+
+    `teachers` is the order in which they are asked; without it, the order in which they first appear among the answers.
+    A state may carry its own `cwd` and `tools`; a result may carry the structured `message` it was made of.
+    """
+    results = list(teacher_actions)
+    order = list(dict.fromkeys([*(teachers or ()), *(result["teacher_slug"] for result in results)]))
+    answers: dict[str, dict[str, TeacherCallResult]] = {}
+    for result in results:
+        given = answers.setdefault(result["state_id"], {})
+        if result["teacher_slug"] not in given or given[result["teacher_slug"]]["error"] is not None:
+            given[result["teacher_slug"]] = result  # after a failure, the answer to a second question
+    work = _Extraction(order, agreement_threshold, cwd, tools)
+    for state in states:
+        work.take(state, answers.pop(_unused(state["state_id"], work.seen), {}))
+    work.report.num_states, work.report.num_pairs = len(work.seen), len(work.records)
+    work.report.num_unknown_states = len(answers)
+    return Extraction(records=work.records, report=work.report)
+
+
+def save_pairs(pairs: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
+    """Write pairs, one JSON object a line; the file appears whole or not at all, its folder if it is missing."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with staged(target) as stage:
+        for number, pair in enumerate(pairs):
+            stage.file.write(encode(pair, where=f"pair {number}") + b"\n")
+        stage.commit()
+
+
+@dataclass
+class _Extraction:
+    """One state after the other."""
+
+    order: list[str]
+    threshold: int
+    cwd: str | None
+    tools: Tools | None
+    records: list[PairRecord] = field(default_factory=list[PairRecord])
+    report: PairReport = field(default_factory=PairReport)
+    seen: set[str] = field(default_factory=set[str])
+    _along: tuple[object, object, ContextAlong] | None = None
+
+    def take(self, state: TraceState, answers: Mapping[str, TeacherCallResult]) -> None:
+        try:
+            student = parse_reply(state["student_action"])
+        except InputError:
+            self.report.drop("student_unreadable")
+            return
+        context = self._contexts(state).at(state["messages"])
+        actions = {name: self._action(answers[name]) for name in self.order if name in answers}
+        keys = {name: None if action is None else action_key(action, context) for name, action in actions.items()}
+        student_key, kind = action_key(student, context), action_kind(student)
+        result = count_votes(keys, self.threshold)
+        self.report.count(kind, result, student_key)
+        if result.winner is None:
+            self.report.drop(result.reason if answers else "not_asked")
+        elif result.winner.key == student_key:
+            self.report.drop("agrees_with_student")
+        else:
+            self.records.append(self._record(state, result, actions, answers, kind))
+
+    def _record(
+        self,
+        state: TraceState,
+        result: Vote,
+        actions: Mapping[str, Action | None],
+        answers: Mapping[str, TeacherCallResult],
+        kind: str,
+    ) -> PairRecord:
+        assert result.winner is not None
+        first = result.winner.teachers[0]
+        action = actions[first]
+        assert action is not None
+        pair = DPOPair(
+            state_id=state["state_id"],
+            state_messages=state["messages"],
+            chosen=reply_text(answers[first], action),
+            rejected=state["student_action"],
+            n_teachers_agreeing=len(result.winner.teachers),
+        )
+        return PairRecord(
+            pair=pair,
+            chosen_by=first,
+            teachers=result.winner.teachers,
+            classes=tuple(each.teachers for each in result.classes),
+            student_kind=kind,
+            chosen_kind=action_kind(action),
+        )
+
+    def _action(self, result: TeacherCallResult) -> Action | None:
+        """A teacher's action; None, and counted, where it has no vote."""
+        action, reason = voter_of(result)
+        if action is None:
+            self.report.fail(reason)
+        return action
+
+    def _contexts(self, state: TraceState) -> ContextAlong:
+        own = cast("Mapping[str, Any]", state)
+        cwd, tools = own.get("cwd", self.cwd), own.get("tools", self.tools)
+        if self._along is None or self._along[0] != cwd or self._along[1] != tools:
+            self._along = (cwd, tools, ContextAlong(cwd=cwd, tools=tools))
+        return self._along[2]
+
+
+def _unused(state_id: str, seen: set[str]) -> str:
+    if state_id in seen:
+        fix = "Give each state an id of its own, or pairs of one would be made of answers to another"
+        raise InputError(explain("state_id", got=f"{state_id!r} twice", expected="every id once", fix=fix))
+    seen.add(state_id)
+    return state_id

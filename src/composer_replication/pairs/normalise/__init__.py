@@ -1,0 +1,1 @@
+"""Which pairs are worth training on: data-juicer's four default operators in plain Python, read from its recipes."""
