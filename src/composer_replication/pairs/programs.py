@@ -136,7 +136,7 @@ PROGRAMS: dict[str, Program] = {
     ),
     # The text of a symbolic link's target is what is stored.
     "ln": Program(flags="sfinvrTLP", long="symbolic=s force=f verbose=v relative=r", decides="f,i L,P"),
-    "chmod": Program(flags="Rvfc", long="recursive=R verbose=v", operands="word then paths"),
+    "chmod": Program(flags="Rvfc", long="recursive=R verbose=v", operands="word then paths", any_order=True),
     "chown": Program(flags="Rvfch", long="recursive=R verbose=v", operands="word then paths"),
     "stat": Program(flags="Lft", valued="c", long="format:=c dereference=L", operands="paths"),
     "file": Program(flags="biLkz", long="brief=b mime=i", operands="paths"),

@@ -219,7 +219,10 @@ class _Lexer:
             ticks = _BACKTICKS.match(self.text, self.at)
             if ticks is None:
                 raise NotUnderstood("a backtick that does not end")
-            pieces.add(kind, ticks.group())
+            # Without a backslash it is the old spelling of the same thing.
+            inner = ticks.group()[1:-1]
+            plain = "\\" not in inner and dollar_at(f"$({inner})", 0).end == len(inner) + 3
+            pieces.add(kind, f"$({inner})" if plain else ticks.group())
             self.at = ticks.end()
             return
         if kind == "split" and self.text.startswith("$'", self.at):

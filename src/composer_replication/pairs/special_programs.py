@@ -22,6 +22,10 @@ _SHELL_OWN = word_set(
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 _DURATION = re.compile(r"\d+(?:\.\d+)?[smhd]?")
 _PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?")
+_SUBSTITUTES = re.compile(
+    r"s(?P<mark>[^\w\s\\\x01])(?P<old>(?:(?!(?P=mark))[^\\\n\x01])+)(?P=mark)(?P<new>(?:(?!(?P=mark))[^\\\n\x01])*)(?P=mark)"
+    r"(?P<flags>[gpIi0-9]*)"
+)
 _PYTHON_OPTIONS = Program(flags="uBEIsSqvO", valued="WX", permutes=False, operands="path then words")
 _SHELLS = word_set("bash sh zsh /bin/bash /bin/sh /bin/zsh /usr/bin/bash dash")
 # Tests of find that only look, with the number of words they take; of those the order does not matter.
@@ -66,11 +70,21 @@ def _special_key(name: str, words: Sequence[Word], place: Place, shell: ShellKey
         return _find_key(words, place)
     if _PYTHON.fullmatch(name):
         return _python_key(name, words, place, shell, depth)
+    if name == "sed":
+        return words_key([_with_one_delimiter(word) for word in words], place)
     if name == "make":
         return words_key(_with_jobs(words), place)
     if name == "tar":
         return words_key(_with_dash(words), place)
     return _go_key(words) if name == "go" and len(words) > 1 else None
+
+
+def _with_one_delimiter(word: Word) -> Word:
+    """`s|a|b|` and `s/a/b/` are the same where neither part needs the delimiter or a backslash."""
+    found = _SUBSTITUTES.fullmatch(word.literal or "")
+    if found is None:
+        return word
+    return literal_word("\x01".join(("s", found["old"], found["new"], found["flags"])))
 
 
 def _runner_key(name: str, words: Sequence[Word], place: Place, shell: ShellKey, depth: int) -> Key | None:

@@ -108,6 +108,27 @@ GIT: dict[str, Program] = {
     "tag": Program(flags="adlfn", valued="m", long="annotate=a delete=d list=l force=f message:=m"),
     "ls-files": Program(flags="comdstiz", long="cached=c others=o modified=m deleted=d exclude-standard"),
 }
+# What follows the image or the container is for the program inside.
+_DOCKER_RUN = Program(
+    flags="itdPq",
+    valued="evpwuhlm",
+    long="rm init privileged read-only detach=d interactive=i tty=t publish-all=P quiet=q env:=e volume:=v publish:=p"
+    " workdir:=w user:=u hostname:=h label:=l memory:=m name: network: entrypoint: platform: cpus: env-file: mount:"
+    " restart: gpus: pull: add-host: shm-size: tmpfs: cap-add: cap-drop: device:",
+    permutes=False,
+)
+_DOCKER_EXEC = Program(
+    flags="itd",
+    valued="ewu",
+    long="interactive=i tty=t detach=d privileged env:=e workdir:=w user:=u env-file:",
+    permutes=False,
+)
+_KUBECTL = Program(
+    flags="Aw",
+    valued="nlo",
+    long="namespace:=n selector:=l output:=o all-namespaces=A watch=w context: kubeconfig: show-labels no-headers"
+    " field-selector: sort-by:",
+)
 _CARGO = Program(
     flags="rvq",
     valued="pFj",
@@ -166,7 +187,14 @@ SUBCOMMANDS: dict[str, dict[str, Program]] = {
     "gh": {"pr": _GH, "issue": _GH},
     "yarn": {"add": _JS_ADD},
     "pnpm": {"add": _JS_ADD},
-    "docker": {"build": _DOCKER_BUILD, "ps": Program(flags="aqsl", long="all=a quiet=q size=s"), "images": _IMAGES},
+    "kubectl": {"get": _KUBECTL, "describe": _KUBECTL},
+    "docker": {
+        "run": _DOCKER_RUN,
+        "exec": _DOCKER_EXEC,
+        "build": _DOCKER_BUILD,
+        "ps": Program(flags="aqsl", long="all=a quiet=q size=s"),
+        "images": _IMAGES,
+    },
 }
 # Other names of the same command, as the programs' own help gives them.
 SAME_SUBCOMMAND: dict[str, dict[str, tuple[str, ...]]] = {

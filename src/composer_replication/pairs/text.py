@@ -1,7 +1,8 @@
-"""Replies of text alone, in one spelling: case, blanks, punctuation at the ends and asterisks of emphasis are nothing.
+"""Replies of text alone, in one spelling: case, blanks, sentence punctuation and the marks of Markdown are nothing.
 
-What stands in backticks is code and stays as it is, to the letter. A question mark is kept: a question is another act
-than a statement.
+What may be code keeps its letters: words in backticks, and words with a sign, a digit or a capital inside. Fenced code
+stays as it is. Signs that carry meaning (a minus, a comparison, a point inside a number) are kept, and so is a question
+mark: a question is another act than a statement.
 """
 
 from __future__ import annotations
@@ -9,23 +10,47 @@ from __future__ import annotations
 import re
 import unicodedata
 
-_CODE = re.compile(r"(```.*?(?:```|\Z)|``[^\n]*?``|`[^`\n]*`)", re.DOTALL)
+_FENCE = re.compile(r"(```.*?(?:```|\Z))", re.DOTALL)
+_CODE = re.compile(r"(``[^\n]*?``|`[^`\n]*`)")
 _STARS = re.compile(r"\*+")
-_ENDS = " \t\n\r.,;:!…"
 _MAY_OPEN = "\"'“(["  # besides letters and digits: what an emphasis may begin with, so that `*.py` never does
+_TYPOGRAPHY = str.maketrans({"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "\u2026": ".", "\u00a0": " "})
+# Not before a number: - 5 is another thing.
+_BULLET = re.compile(r"^[ \t]*[-*+•‣◦][ \t]+(?=[A-Za-z`*_])", re.MULTILINE)
+# At the end of a word, before a blank or the end: inside numbers, names and operators a point is more than a pause.
+_PAUSES = re.compile(r"(?<=[^\s.,;:!])[.,;:!]+(?=\s|$)")
+_BEFORE_QUESTION = re.compile(r"\s+(?=\?)")
+_LOOKS_LIKE_CODE = re.compile(r".*[\d_./\\()\[\]{}<>=$@#%&|+*~^].*|.*[a-z][A-Z].*|-.*", re.DOTALL)
+_QUOTE = "\0"  # stands for backticks: no text holds it after cleaning
 
 
 def text_key(text: str) -> list[str]:
-    """Prose and code by turns, beginning with prose; equal lists say the same thing."""
-    parts = _CODE.split(unicodedata.normalize("NFC", text))
-    keyed = [_prose(part) if number % 2 == 0 else part for number, part in enumerate(parts)]
-    keyed[0] = keyed[0].lstrip(_ENDS)
-    keyed[-1] = keyed[-1].rstrip(_ENDS)
-    return keyed
+    """Prose and fenced code by turns, beginning with prose; equal lists say the same thing."""
+    parts = _FENCE.split(unicodedata.normalize("NFC", text.replace(_QUOTE, "\ufffd")))
+    return [_prose(part) if number % 2 == 0 else part for number, part in enumerate(parts)]
 
 
 def _prose(text: str) -> str:
-    return unicodedata.normalize("NFC", " ".join(_without_emphasis(text).split()).casefold())
+    pieces = _CODE.split(text)
+    marked = [_code(piece) if number % 2 else _plain(piece) for number, piece in enumerate(pieces)]
+    sentence = _BEFORE_QUESTION.sub("", _PAUSES.sub("", "".join(marked)))
+    return unicodedata.normalize("NFC", " ".join(map(_word, sentence.split())))
+
+
+def _plain(text: str) -> str:
+    return _without_emphasis(_BULLET.sub("", text.translate(_TYPOGRAPHY)))
+
+
+def _code(text: str) -> str:
+    """One word of code is a word; several, or anything with blanks in it, keep every character."""
+    inner = text.strip("`")
+    return _QUOTE + (inner if inner and not re.search(r"\s", inner) else inner.encode().hex()) + _QUOTE
+
+
+def _word(word: str) -> str:
+    """Letters of what may be code count as they are."""
+    is_code = _QUOTE in word or _LOOKS_LIKE_CODE.fullmatch(word.rstrip("?"))
+    return word.replace(_QUOTE, "") if is_code else word.casefold()
 
 
 def _without_emphasis(text: str) -> str:

@@ -35,7 +35,6 @@ def test_texts_that_say_the_same(first, second):
         ("Delete *.py", "Delete .py"),
         ("2 * 3", "2 3"),
         ("Use `LS`", "Use `ls`"),
-        ("Run ls", "Run `ls`"),
         ("x_1", "x1"),
         ("It is not done", "It is done"),
         ("```\nA = 1\n```", "```\na = 1\n```"),

@@ -1,0 +1,72 @@
+"""`crf pairs RUN`: what the teachers agree on against what the student did, filtered."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from composer_replication.runs import RunDir
+    from composer_replication.teacher_replay.run_pairs import PairsOfRun
+
+HELP = "make preference pairs of what teachers agree on"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run directory with teacher calls in it")
+    parser.add_argument("--threshold", type=int, default=2, metavar="N", help="votes that make a consensus; default 2")
+    parser.add_argument("--recipe", metavar="FILE", help="filters as a data-juicer recipe; default: ours")
+    parser.add_argument("--no-filter", action="store_true", help="keep every pair")
+    parser.add_argument("--data-juicer", action="store_true", help="run data-juicer's operators (extra: replaysim)")
+    parser.add_argument("--export", metavar="FILE", help="also write a preference data set for TRL's DPOTrainer")
+    parser.add_argument("--no-tools", action="store_true", help="as in `crf replay`")
+    parser.add_argument("--max-history", type=int, metavar="N", help="as in `crf replay`")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from composer_replication.pairs.normalise.normalizer import DJNormalizer
+    from composer_replication.runs import RunDir
+    from composer_replication.teacher_replay.run_pairs import write_pairs
+    from composer_replication.teacher_replay.run_replay import Which
+
+    run_dir = RunDir.open(args.run)
+    backend = "data_juicer" if args.data_juicer else "native"
+    normalizer = DJNormalizer(args.recipe, skip_dj=args.no_filter, backend=backend)
+    found = write_pairs(
+        run_dir,
+        threshold=args.threshold,
+        normalizer=normalizer,
+        export=None if args.export is None else Path(args.export),
+        which=Which(max_history_tokens=args.max_history, send_tools=not args.no_tools),
+    )
+    _show(run_dir, found, args)
+    return 0
+
+
+def _show(run_dir: RunDir, found: PairsOfRun, args: argparse.Namespace) -> None:
+    from composer_replication.cli.console import print_json, say, show, table
+
+    if args.json:
+        print_json({"run": str(run_dir.root), "report": found.report.to_dict(), "filters": dict(found.filtered)})
+        return
+    report = found.report
+    rows = [
+        (kind, each.num_states, each.num_consensus, _share(each.with_each_other), _share(each.with_student))
+        for kind, each in sorted(report.agreement.items(), key=lambda item: -item[1].num_states)
+    ]
+    columns = ("student did", "states", "consensus", "teachers agree", "with student")
+    show(
+        table("Agreement", columns, rows, caption="Shares of pairs of teachers, and of votes for the student's action"),
+        table("States without a pair", ("why", "states"), sorted(report.drops.items())),
+        table("Filters", ("what", "pairs"), sorted(found.filtered.items())),
+    )
+    kept = found.filtered.get("kept", 0)
+    say(f"{run_dir.path('pairs')}: {kept} pairs of {report.num_states} states")
+    if args.export is not None:
+        say(f"{args.export}: {found.num_exported or 0} rows" if found.num_exported else "nothing to export")
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"

@@ -1,0 +1,99 @@
+"""`crf replay` with its gate, and `crf pairs`: the same pairs as asking everyone, filters, an export."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from crf import crf, must
+from test_cli_replay import SLUGS, write_chats
+
+from fault_server import FaultServer
+
+
+def prepared(folder, server):
+    folder.mkdir()
+    write_chats(folder / "chats.jsonl", num_sessions=30)
+    must("ingest", "chats.jsonl", "-o", "run", cwd=folder)
+    slugs = [word for slug in SLUGS for word in ("--slug", slug)]
+    must("teachers", *slugs, "--base-url", server.base_url, "-o", "teachers.json", cwd=folder)
+    return folder
+
+
+def pairs_of(folder):
+    rows = [json.loads(line) for line in (folder / "run" / "pairs.jsonl").read_text().splitlines()]
+    return {(row["state_id"], row["chosen"], row["rejected"], row["chosen_by"]) for row in rows}
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """A folder where everyone was asked, one with the exact gate, one with the rule of thumb; and the calls of each."""
+    found = {}
+    for name, options in (("full", ["--full"]), ("exact", []), ("agree", ["--gate", "agree"])):
+        with FaultServer(agreement=0.6, seed=2) as server:
+            folder = prepared(tmp_path_factory.mktemp("runs") / name, server)
+            done = crf("replay", "run", "--teachers", "teachers.json", *options, cwd=folder)
+            assert done.returncode == 0, done.stderr
+            must("pairs", "run", "--no-filter", cwd=folder)
+            found[name] = (folder, server.requests()["num_chat"], done.stdout)
+    return found
+
+
+def test_the_exact_gate_asks_less_and_gives_the_same_pairs(asked, note):
+    full, exact = asked["full"], asked["exact"]
+    assert full[1] == 180
+    assert exact[1] < full[1]
+    assert pairs_of(exact[0]) == pairs_of(full[0])
+    assert len(pairs_of(full[0])) >= 5
+    assert f"calls saved {full[1] - exact[1]}" in " ".join(exact[2].split())
+    note(f"exact gate: {exact[1]} of {full[1]} calls for the same {len(pairs_of(full[0]))} pairs")
+
+
+def test_the_rule_of_thumb_says_what_it_may_lose(asked):
+    folder, num_calls, said = asked["agree"]
+    assert num_calls <= asked["exact"][1]
+    assert pairs_of(folder) <= pairs_of(asked["full"][0])
+    if num_calls < asked["exact"][1]:
+        assert "pairs that may be lost" in said
+
+
+def test_rows_refer_to_their_state_and_say_who_agreed(asked):
+    folder = asked["full"][0]
+    rows = [json.loads(line) for line in (folder / "run" / "pairs.jsonl").read_text().splitlines()]
+    for row in rows:
+        assert "state_messages" not in row
+        assert row["state_id"] == f"{row['conversation_id']}::{row['turn_number']:04d}"
+        assert row["n_teachers_agreeing"] == len(row["teachers"]) >= 2
+        assert row["chosen_by"] == row["teachers"][0]
+        assert row["chosen"] != row["rejected"]
+
+
+def test_filters_count_what_they_drop_and_the_export_is_self_contained(asked):
+    folder = asked["full"][0]
+    done = crf("pairs", "run", "--export", "preferences.jsonl", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert sum(said["filters"].values()) == said["report"]["num_pairs"]
+    kept = said["filters"]["kept"]
+    exported = [json.loads(line) for line in (folder / "preferences.jsonl").read_text().splitlines()]
+    assert len(exported) == len(pairs_of(folder)) == kept > 0
+    assert {"prompt", "chosen", "rejected", "tools"} <= set(exported[0])
+    assert exported[0]["prompt"][-1]["role"] in ("user", "tool")
+    shown = must("pairs", "run", cwd=folder)
+    assert "Agreement" in shown
+    assert "States without a pair" in shown
+
+
+def test_a_threshold_nobody_reaches_gives_no_pairs_and_says_why(asked):
+    folder = asked["full"][0]
+    said = json.loads(must("pairs", "run", "--threshold", "4", "--json", cwd=folder))
+    assert said["report"]["num_pairs"] == 0
+    assert said["report"]["drops"]["below_threshold"] > 0
+
+
+def test_without_calls_there_are_no_pairs(tmp_path):
+    write_chats(tmp_path / "chats.jsonl")
+    must("ingest", "chats.jsonl", "-o", "run", cwd=tmp_path)
+    done = crf("pairs", "run", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "crf replay" in done.stderr
