@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from repository import ROOT
 
 _NEEDS = re.compile(r"^<!-- needs: (?P<names>.+?) -->$", re.MULTILINE)
 _TOKENIZERS = {"qwen2.5": "qwen2_5"}
+_ENDPOINT = "endpoint"
 _SESSIONS = ROOT.parent / "shared" / "fixtures" / "sessions"
 
 
@@ -30,10 +33,25 @@ def provide(text: str, folder: Path) -> None:
             if not _SESSIONS.is_dir():
                 pytest.skip("the session fixtures are not beside this checkout (../shared)")
             shutil.copytree(_SESSIONS, folder / name)
+        elif name == _ENDPOINT:
+            continue  # `endpoint` runs it beside the page
         elif name in _TOKENIZERS:
             _link_tokenizer(_TOKENIZERS[name], folder / name)
         else:
             raise ValueError(f"a guide needs {name!r}, expected sessions or one of {sorted(_TOKENIZERS)}")
+
+
+@contextmanager
+def endpoint(text: str) -> Iterator[dict[str, str]]:
+    """Where a page asks teachers: a server on this machine that answers as they might, as $ENDPOINT."""
+    if _ENDPOINT not in needs_of(text):
+        yield {}
+        return
+    sys.path.append(str(ROOT / "tests"))  # where this is run as a script
+    from fault_server import FaultServer
+
+    with FaultServer(seed=1, agreement=0.7) as server:
+        yield {"ENDPOINT": server.base_url}
 
 
 def _link_tokenizer(family: str, place: Path) -> None:

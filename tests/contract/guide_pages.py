@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from guide_needs import provide
+from guide_needs import endpoint, provide
 from markdown_pages import blocks
 from repository import ROOT, SRC
 
@@ -65,11 +65,13 @@ def play(text: str, folder: Path) -> Iterator[tuple[Step, list[str]]]:
     kept = {name: os.environ[name] for name in ("TMPDIR",) if name in os.environ}
     path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**kept, "PATH": path, "HOME": str(folder), "PYTHONPATH": str(SRC), "COLUMNS": _WIDTH}
-    for step in steps(text):
-        command = [sys.executable, "-c", step.command] if step.is_python else ["sh", "-c", step.command]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, f"line {step.line}: {step.command}\n{done.stdout}\n{done.stderr}"
-        yield step, [line.rstrip() for line in done.stdout.rstrip("\n").splitlines()]
+    with endpoint(text) as more:
+        for step in steps(text):
+            command = [sys.executable, "-c", step.command] if step.is_python else ["sh", "-c", step.command]
+            given = {**environment, **more}
+            done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=240)
+            assert done.returncode == 0, f"line {step.line}: {step.command}\n{done.stdout}\n{done.stderr}"
+            yield step, [line.rstrip() for line in done.stdout.rstrip("\n").splitlines()]
 
 
 def record(page: Path) -> None:
