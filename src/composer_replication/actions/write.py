@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 import orjson
@@ -83,4 +84,9 @@ def _call_text(call: ToolCall) -> str:
 
 def arguments_text(call: ToolCall) -> str:
     """The arguments as the model wrote them, or as JSON."""
-    return call.raw_arguments if call.raw_arguments is not None else orjson.dumps(dict(call.arguments)).decode()
+    if call.raw_arguments is not None:
+        return call.raw_arguments
+    try:
+        return orjson.dumps(dict(call.arguments)).decode()
+    except TypeError:  # a model may write integers of any length, and half of a surrogate pair
+        return json.dumps(dict(call.arguments), separators=(",", ":"), default=str)

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a reader that is gone can be noticed
         return status
     except KeyboardInterrupt:
-        print("crf: interrupted; nothing was half written", file=sys.stderr)
+        print("crf: interrupted; nothing was half written, and the same command goes on from here", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our stdout has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

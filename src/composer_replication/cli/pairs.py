@@ -15,13 +15,11 @@ HELP = "make preference pairs of what teachers agree on"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run directory with teacher calls in it")
-    parser.add_argument("--threshold", type=int, default=2, metavar="N", help="votes that make a consensus; default 2")
+    parser.add_argument("--threshold", type=int, metavar="N", help="votes that make a consensus; default: the replay's")
     parser.add_argument("--recipe", metavar="FILE", help="filters as a data-juicer recipe; default: ours")
     parser.add_argument("--no-filter", action="store_true", help="keep every pair")
     parser.add_argument("--data-juicer", action="store_true", help="run data-juicer's operators (extra: replaysim)")
     parser.add_argument("--export", metavar="FILE", help="also write a preference data set for TRL's DPOTrainer")
-    parser.add_argument("--no-tools", action="store_true", help="as in `crf replay`")
-    parser.add_argument("--max-history", type=int, metavar="N", help="as in `crf replay`")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -29,7 +27,6 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.pairs.normalise.normalizer import DJNormalizer
     from composer_replication.runs import RunDir
     from composer_replication.teacher_replay.run_pairs import write_pairs
-    from composer_replication.teacher_replay.run_replay import Which
 
     run_dir = RunDir.open(args.run)
     backend = "data_juicer" if args.data_juicer else "native"
@@ -39,7 +36,6 @@ def run(args: argparse.Namespace) -> int:
         threshold=args.threshold,
         normalizer=normalizer,
         export=None if args.export is None else Path(args.export),
-        which=Which(max_history_tokens=args.max_history, send_tools=not args.no_tools),
     )
     _show(run_dir, found, args)
     return 0

@@ -45,10 +45,12 @@ def run(args: argparse.Namespace) -> int:
 
     from composer_replication.cli.replay_progress import call_progress
     from composer_replication.runs import RunDir
+    from composer_replication.teacher_replay.money import check_cap
     from composer_replication.teacher_replay.run_replay import Which, replay_run
     from composer_replication.teacher_replay.store import TeacherStore
     from composer_replication.teacher_replay.teachers import read_teachers
 
+    check_cap(args.max_usd)
     run_dir = RunDir.open(args.run)
     specs = _read_specs(Path(args.teachers))
     options = _options(args, run_dir)
@@ -76,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     _show(run_dir, report, args)
-    return 1 if report.stopped else 0
+    counts = run_dir.meta("teacher_calls").counts
+    return 1 if report.stopped or counts.get("calls", 0) == counts.get("calls with an error", 0) > 0 else 0
 
 
 def _read_specs(path: Path) -> list[dict[str, Any]]:
@@ -86,7 +89,7 @@ def _read_specs(path: Path) -> list[dict[str, Any]]:
     try:
         specs: Any = decode(path.read_bytes())
     except (OSError, ValueError) as error:
-        fix = f"`crf teachers -o {path}` writes one."
+        fix = "`crf teachers -o teachers.json` writes one."
         raise InputError(
             explain(f"--teachers {path}", got=error, expected="a JSON list of teachers", fix=fix)
         ) from error
@@ -122,8 +125,8 @@ def _say_price(
         meter = store.meter()
     spent = (meter.spent + meter.unknown) / 1e9
     say(
-        f"{found.num_calls:,} calls to send, {found.num_cached:,} answered before; asking everyone once costs "
-        f"${found.low_usd:.4f} to ${found.high_usd:.4f}; ${spent:.4f} of the cap of ${args.max_usd:g} is spent"
+        f"{found.num_calls:,} calls to send, {found.num_cached:,} answered before; asking everyone once costs about "
+        f"${found.low_usd:.4f} and at most ${found.high_usd:.4f}; ${spent:.4f} of the cap of ${args.max_usd:g} is spent"
     )
     return found.num_calls + found.num_cached
 
@@ -137,8 +140,10 @@ def _show(run_dir: RunDir, report: ReplayReport, args: argparse.Namespace) -> No
         return
     rows = sorted({**counts, **report.counts}.items())
     show(table("Teacher calls", ("what", "number"), rows))
-    unknown = f", ${report.unknown_billed_usd:.4f} of {report.num_unknown_billed} calls that may have been billed"
-    say(f"spent ${report.spent_usd:.4f}{unknown if report.num_unknown_billed else ''}, cap ${args.max_usd:g}")
+    unknown = f" and ${report.unknown_billed_usd:.4f} held for {report.num_unknown_billed} attempts that may be billed"
+    say(f"spent ${report.spent_usd:.4f}{unknown if report.num_unknown_billed else ''}; cap ${args.max_usd:g}")
+    if refused := report.counts.get("refused"):
+        say(f"the cap kept {refused:,} calls from being sent; --max-usd raises it, and only they are asked then")
     if report.stopped:
         say(f"stopped: {report.stopped}. Look at it, then go on with --go-on")
     say(f"{run_dir.path('teacher_calls')}: `crf pairs RUN` makes pairs of it")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion import schemas
@@ -50,7 +52,7 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
         size = len(chosen)
         chosen |= {identity for identity, _, parent in links if parent in chosen}
     derived = [name for name in ARTEFACTS if name not in _OURS and run.path(name).exists()]
-    filtered = tuple(name for name in derived if _can_be_filtered(run, name))
+    filtered = _filtered(run, derived)
     return Forgetting(
         conversations=tuple(identity for identity, _, _ in links if identity in chosen),
         filtered=filtered,
@@ -99,6 +101,17 @@ def _matching(name: str, links: list[tuple[str, str | None, str | None]]) -> set
     expected = f"the id of a session, or at least {MIN_PREFIX} characters that only one begins with"
     fix = f"Did you mean {' or '.join(near[:3])}?" if near else "The ids are in conversations.jsonl: session_id, or id"
     raise InputError(explain("session", got=repr(name), expected=expected, fix=fix))
+
+
+def _filtered(run: RunDir, derived: Sequence[str]) -> tuple[str, ...]:
+    """Those of which single rows can go; what was made of one that goes whole goes with it."""
+    found = [name for name in derived if _can_be_filtered(run, name)]
+    size = -1
+    while size != len(found):
+        size = len(found)
+        whole = set(derived) - set(found)
+        found = [name for name in found if not whole & {source.name for source in run.meta(name).sources}]
+    return tuple(found)
 
 
 def _can_be_filtered(run: RunDir, name: str) -> bool:
@@ -175,6 +188,21 @@ def _delete(run: RunDir, name: str) -> None:
     path, sidecar = run.path(name), run.root / ARTEFACTS[name].sidecar_name
     if path.is_dir():
         shutil.rmtree(path)
-    else:
+    elif name != "teacher_cache" or not _empty_store(path):
         path.unlink()
     sidecar.unlink(missing_ok=True)
+
+
+def _empty_store(path: Path) -> bool:
+    """Take every reply out of a store of teachers' answers; what was spent stays, or a cap would begin anew."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("DELETE FROM replies")
+        connection.execute("DELETE FROM intents WHERE 0")  # raises where this is no such store
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except sqlite3.DatabaseError:
+        return False
+    finally:
+        connection.close()
+    return True

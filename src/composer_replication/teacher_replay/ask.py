@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from typing import Any, NamedTuple
 
+from composer_replication.errors import InputError, explain
 from composer_replication.teacher_replay.client import TeacherClient
 from composer_replication.teacher_replay.outcome import Failure, Reply
 from composer_replication.teacher_replay.requests import Request
@@ -20,6 +21,10 @@ class Patience(NamedTuple):
     max_attempts: int = 6
     first_wait_s: float = 0.5
     longest_wait_s: float = 60.0
+
+    def check(self) -> None:
+        if type(self.max_attempts) is not int or self.max_attempts < 1:
+            raise InputError(explain("max_attempts", got=repr(self.max_attempts), expected="1 or more"))
 
     def wait_s(self, attempt: int, asked_for: float | None, draw: random.Random) -> float | None:
         """Seconds before the next attempt; None where an endpoint asks for more than we would ever wait."""
@@ -53,6 +58,7 @@ class Asker:
     ) -> None:
         self._client, self._store, self._cap_nano = client, store, cap_nano
         self._patience = patience or Patience()
+        self._patience.check()
         self._draw = random.Random(seed)  # noqa: S311 (jitter, not a secret)
         self._asking: dict[bytes, asyncio.Future[None]] = {}
         self.counts: Counter[str] = Counter()
@@ -64,6 +70,7 @@ class Asker:
         known = self._store.reply(request.key)
         if known is not None:
             self.counts["cached"] += 1
+            await asyncio.sleep(0)  # requests in flight must not wait until all that is known is told
             return answer_of(known, is_cached=True)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asking[request.key] = done
@@ -80,6 +87,7 @@ class Asker:
             intent = self._store.reserve(request.key, request.teacher.slug, request.bound_nano, self._cap_nano)
             if isinstance(intent, Refused):
                 self.counts["refused"] += 1
+                await asyncio.sleep(0)
                 return Answer(None, intent.reason, False, True, time.monotonic() - begin, attempt - 1)
             self.counts["attempts"] += 1
             outcome = await self._send(request, intent)

@@ -10,12 +10,13 @@ import asyncio
 from types import TracebackType
 from typing import Any
 
+from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
 from composer_replication.teacher_replay.outcome import Failure, Reply, broken, read_response
 from composer_replication.teacher_replay.requests import Request
 
 _CONNECTIONS_A_POOL = 8
-_MAX_BODY = 64 * 2**20
+_MAX_BODY = 16 * 2**20
 
 
 class TeacherClient:
@@ -62,6 +63,9 @@ class TeacherClient:
         pool = await self._free.get()
         try:
             response = await pool.get(url, headers=_headers(api_key))
+        except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
+            what = f"GET {url.partition('?')[0]}"
+            raise InputError(explain(what, got=type(error).__name__, expected="an answer")) from None
         finally:
             self._free.put_nowait(pool)
         return response.status_code, response.content
@@ -72,17 +76,32 @@ class TeacherClient:
         headers = _headers(request.teacher.api_key) | {"content-type": "application/json"}
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await pool.post(url, content=request.body, headers=headers)
+                async with pool.stream("POST", url, content=request.body, headers=headers) as response:
+                    body = await _limited_body(response)
+        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            return Failure(f"not sent: {type(error).__name__}", False, "none")  # its text may hold the header
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             return broken(f"no connection: {type(error).__name__}: {error}", was_sent=False)
         except TimeoutError:
             return broken(f"no answer within {self._timeout_s:g} s", was_sent=True)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except httpx.HTTPError as error:
             return broken(f"connection broke: {type(error).__name__}: {error}", was_sent=True)
-        body = response.content
-        if len(body) > _MAX_BODY:
-            return broken(f"an answer of {len(body)} bytes", was_sent=True)
+        if body is None:
+            return broken(f"an answer of more than {_MAX_BODY} bytes", was_sent=True)
+        if request.teacher.api_key:  # before anything is cut: half a key is still most of it
+            body = body.replace(request.teacher.api_key.encode(), b"<key>")
         return read_response(response.status_code, response.headers, body, request.teacher.price)
+
+
+async def _limited_body(response: Any) -> bytes | None:
+    """The whole body; None where it is longer than any answer, found out before it is all in memory."""
+    parts, size = list[bytes](), 0
+    async for part in response.aiter_bytes():
+        size += len(part)
+        if size > _MAX_BODY:
+            return None
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _headers(api_key: str | None) -> dict[str, str]:

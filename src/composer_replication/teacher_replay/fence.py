@@ -28,19 +28,23 @@ _TALKS = re.compile(
     re.IGNORECASE,
 )
 _MAX_LOOKED_AT = 200_000
+_RESULTS = ("tool", "function")
 
 
-def fence(messages: Sequence[Message]) -> list[Message]:
-    """The messages with tool results between marks.
+def fence(messages: Sequence[Message], session: str = "") -> list[Message]:
+    """The messages with tool results between marks; those of one session (or of one beginning) are the same.
 
     A session always has the same mark, and always the rule: a longer state begins with the very bytes of a shorter one,
     which is what providers' prompt caches need.
     """
-    mark = _mark(messages)
+    mark = _hash(session) if session else _mark(messages)
     fenced: list[Message] = []
     for number, message in enumerate(messages):
-        if message.get("role") == "tool":
-            message = {**message, "content": _between(message.get("content"), mark)}
+        if message.get("role") in _RESULTS:
+            message = {**message, "content": _between(_text(message.get("content")), mark)}
+        elif _holds_results(message):
+            blocks = cast("list[Any]", message["content"])
+            message = {**message, "content": [_fenced_block(block, mark) for block in blocks]}
         elif number == 0 and message.get("role") == "system":
             message = {**message, "content": f"{_text(message.get('content'))}\n\n{_RULE.format(mark=mark)}"}
         fenced.append(message)
@@ -51,27 +55,45 @@ def fence(messages: Sequence[Message]) -> list[Message]:
 
 def as_data(text: str) -> tuple[str, str]:
     """The sentence that says what the marks mean, and a text between them."""
-    mark = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    mark = _hash(text)
     return _RULE.format(mark=mark), _between(text, mark)
 
 
 def flags(messages: Iterable[Message]) -> list[str]:
     """What a person should know about a prompt: tool results that read like instructions."""
     for message in messages:
-        if message.get("role") == "tool" and _TALKS.search(_text(message.get("content"))[:_MAX_LOOKED_AT]):
+        is_result = message.get("role") in _RESULTS or _holds_results(message)
+        if is_result and _TALKS.search(_text(message.get("content"))[:_MAX_LOOKED_AT]):
             return ["instruction_in_tool_result"]
     return []
 
 
 def _mark(messages: Sequence[Message]) -> str:
     """Of the first messages, which every state of a session shares."""
-    first = "\n".join(_text(message.get("content")) for message in messages[:2])
-    return hashlib.sha256(first.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return _hash("\n".join(_text(message.get("content")) for message in messages[:2]))
 
 
-def _between(content: object, mark: str) -> str:
-    text = _text(content).replace(f"data-{mark}", "data-")  # who could guess the mark still cannot close it
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def _between(text: str, mark: str) -> str:
+    while mark in text:  # who could guess the mark still cannot close it, nor make it out of two halves
+        text = text.replace(mark, "")
     return f"<data-{mark}>\n{text}\n</data-{mark}>"
+
+
+def _holds_results(message: Message) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(_is_result(block) for block in cast("list[Any]", content))
+
+
+def _is_result(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "tool_result"
+
+
+def _fenced_block(block: Any, mark: str) -> Any:
+    return {**block, "content": _between(_text(block.get("content")), mark)} if _is_result(block) else block
 
 
 def _text(content: object) -> str:
@@ -79,5 +101,9 @@ def _text(content: object) -> str:
         return content
     if isinstance(content, list):
         parts = cast("list[Any]", content)
-        return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+        return "\n".join(_part(part) for part in parts if isinstance(part, dict))
     return ""
+
+
+def _part(part: dict[str, Any]) -> str:
+    return _text(part.get("content")) if _is_result(part) else str(part.get("text", ""))

@@ -35,8 +35,11 @@ _SYSTEM = (
 )
 _MAX_WORDS = 60
 _MAX_SHOWN = 2000
-# A word this long that the session shows only later is knowledge of what comes, not a rule.
-_TELLING = re.compile(r"[A-Za-z0-9_./\-]{6,}")
+# A part of a name or a path that the session shows only later is knowledge of what comes, not a rule. Plain words of
+# later prose are none: any rule is made of them.
+_WORDS = re.compile(r"\S+")
+_NAMES = re.compile(r"\S*[\d_./\\][^\s.,;:!?]\S*|\S*[a-z][A-Z]\S*")
+_PART = re.compile(r"[^\W_]+")
 
 
 class WrittenHints(NamedTuple):
@@ -115,9 +118,16 @@ def why_refused(text: str, site: ErrorSite, conversation: Conversation) -> str |
     if Scrubber().scope().text(text) != text:
         return "holds a secret"
     before, after = _texts_around(site, conversation)
-    if any(word in after and word not in before for word in set(_TELLING.findall(text))):
+    known, later = _parts(before, _WORDS), _parts(after, _NAMES)
+    if any(part in later and part not in known for part in _parts(text, _WORDS)):
         return "knows what comes later"
     return None
+
+
+def _parts(text: str, words: re.Pattern[str]) -> set[str]:
+    """Parts of names and paths, in lower case: of four letters and more, or three digits."""
+    found = (part for word in words.findall(text) for part in _PART.findall(word))
+    return {part.casefold() for part in found if len(part) >= 4 or (part.isdigit() and len(part) >= 3)}
 
 
 def _texts_around(site: ErrorSite, conversation: Conversation) -> tuple[str, str]:

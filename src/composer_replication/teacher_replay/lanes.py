@@ -38,9 +38,12 @@ async def work_off(jobs: Iterable[T], work: Callable[[T], Awaitable[None]], *, n
         for job in waiting:
             await work(job)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(num_workers):
-            group.create_task(worker())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(num_workers):
+                group.create_task(worker())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # the others are what it did to the rest
 
 
 def by_teacher(states: Iterable[TraceState], num_teachers: int) -> Iterator[tuple[Sequence[Numbered], int]]:

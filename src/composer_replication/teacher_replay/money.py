@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 from composer_replication.errors import InputError, explain
 
 NANO = 10**9
+_MOST = 2**61
 
 
 def to_nano(dollars: float | str | Decimal) -> int:
-    """Rounded up to the next nano-dollar."""
-    return int((Decimal(str(dollars)) * NANO).to_integral_value(ROUND_CEILING))
+    """Rounded up to the next nano-dollar; what no ledger can hold is the most that one can."""
+    amount = Decimal(str(dollars))
+    return _MOST if amount > _MOST // NANO else int((amount * NANO).to_integral_value(ROUND_CEILING))
 
 
 def to_dollars(nano: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import re
 import time
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
@@ -42,10 +43,19 @@ class Failure(NamedTuple):
 
 
 def read_response(status: int, headers: Mapping[str, str], body: bytes, price: Price) -> Reply | Failure:
-    """The outcome of a request that got an answer of some kind."""
+    """The outcome of a request that got an answer of some kind. What cannot be read is a failure too."""
+    try:
+        return _read(status, headers, body, price)
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+        return Failure(f"an answer that cannot be read: {type(error).__name__}", True, "unknown")
+
+
+def _read(status: int, headers: Mapping[str, str], body: bytes, price: Price) -> Reply | Failure:
     data = _object(body)
-    if status != 200:
-        return _refusal(status, headers, data, body)
+    if not 200 <= status < 300:
+        refusal = _refusal(status, headers, data, body)
+        said = None if data is None else _cost(data, price)
+        return refusal if said is None else refusal._replace(cost_nano=said)
     if data is None:
         what = "an empty body" if not body.strip() else "a body that is no JSON object"
         return Failure(f"HTTP 200 with {what}", True, "unknown")
@@ -87,7 +97,8 @@ def _clean_message(message: dict[str, Any]) -> dict[str, Any]:
         parts = cast("list[Any]", content)
         content = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
     found: dict[str, Any] = {"role": "assistant", "content": content if isinstance(content, str) else ""}
-    calls = [each for each in map(_clean_call, message.get("tool_calls") or ()) if each is not None]
+    given: Any = message.get("tool_calls")
+    calls = [each for each in map(_clean_call, given if isinstance(given, list) else ()) if each is not None]
     if calls:
         found["tool_calls"] = calls
     return found
@@ -112,7 +123,7 @@ def _error_inside(error: Any, cost: int | None) -> Failure:
     """HTTP 200 with an error: generation had begun. Its code says whether asking again can help."""
     about: dict[str, Any] = error if isinstance(error, dict) else {"message": str(error)}
     code = about.get("code")
-    known = int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdigit()) else 502
+    known = int(code) if isinstance(code, int) or (isinstance(code, str) and re.fullmatch("[0-9]{3}", code)) else 502
     is_retried = known in _RETRIED or known >= 500
     return Failure(f"error in HTTP 200: {_told(about)}", is_retried, "unknown", cost_nano=cost)
 
@@ -140,7 +151,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         pass
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

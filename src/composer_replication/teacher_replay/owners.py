@@ -24,11 +24,12 @@ class Owner:
         os.close(self._descriptor)
 
 
-def dead_owners(store: Path | None, names: Sequence[str]) -> Iterator[str]:
-    """Of these, the processes that are gone. Their lock files are removed."""
+def dead_owners(store: Path | None, names: Sequence[str], own: str = "") -> Iterator[str]:
+    """Of these, the processes that are gone. Lock files of all that are gone are removed."""
     if store is None:
         return
-    for name in names:
+    left = {path.name[len(store.name) + 1 : -len(".lock")] for path in store.parent.glob(f"{store.name}.*.lock")}
+    for name in sorted({*names, *left} - {own}):
         path = _lock_path(store, name)
         try:
             descriptor = os.open(path, os.O_RDWR)

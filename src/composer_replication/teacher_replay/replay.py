@@ -15,7 +15,7 @@ from composer_replication.teacher_replay.ask import Answer, Asker, Patience
 from composer_replication.teacher_replay.client import TeacherClient
 from composer_replication.teacher_replay.fence import flags
 from composer_replication.teacher_replay.gating import Gate, gate_of
-from composer_replication.teacher_replay.lanes import Numbered, by_teacher, sessions, work_off
+from composer_replication.teacher_replay.lanes import Numbered, by_teacher, session_of, sessions, work_off
 from composer_replication.teacher_replay.money import Price, check_cap, to_dollars
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 from composer_replication.teacher_replay.store import TeacherStore
@@ -45,7 +45,7 @@ class ReplayOptions:
     settings: Settings = field(default_factory=Settings)
     patience: Patience = field(default_factory=Patience)
     prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
-    environment: Mapping[str, str] | None = None
+    environment: Mapping[str, str] | None = field(default=None, repr=False)
     """Where keys are looked up; None is the process's own."""
 
     def __post_init__(self) -> None:
@@ -86,7 +86,13 @@ async def replay_trace(
     With a `cache`, what was answered before is not asked again, and the cap is over everything that store ever spent.
     `resume=False` refuses a store that holds replies already. `options` has the rest.
     """
-    given = options or ReplayOptions(base_url=base_url, cache=cache, max_concurrency=max_concurrency, gate=gate)
+    keywords = {"base_url": base_url, "cache": cache, "max_concurrency": max_concurrency, "gate": gate}
+    changed = {name: value for name, value in keywords.items() if value not in (None, 64)}
+    if options is not None and changed:
+        fix = "Put them into ReplayOptions."
+        raise InputError(explain("replay_trace", got=f"options and {sorted(changed)}", expected="one", fix=fix))
+    given = options or ReplayOptions(**changed)  # pyright: ignore[reportArgumentType]
+    _check_all(states)
     if not resume and given.cache is not None and Path(given.cache).exists():
         fix = "Leave resume=True, or name another file."
         raise InputError(explain("cache", got=f"{given.cache}, which exists", expected="a new file", fix=fix))
@@ -158,11 +164,25 @@ class _Replay:
     async def _ask(self, numbered: Numbered, teacher: int) -> TeacherCallResult:
         number, state = numbered
         _check(state, number)
-        request = self._builders[teacher].build(state["messages"], state.get("tools"))
-        answer = await self._asker.ask(request)
+        try:
+            request = self._builders[teacher].build(state["messages"], state.get("tools"), session_of(state))
+        except InputError as error:  # a state that no request can hold costs nothing, and stops nobody else
+            answer = Answer(None, f"not sent: {error}"[:300], False, False, 0.0, 0)
+        else:
+            answer = await self._asker.ask(request)
         result = call_result(state, self._slugs[teacher], answer)
         self._on_result(number, teacher, result)
         return result
+
+
+def _check_all(states: Sequence[TraceState]) -> None:
+    """Before anything is paid for: every state is one, and no two have one name."""
+    seen: set[str] = set()
+    for number, state in enumerate(states):
+        _check(state, number)
+        if state["state_id"] in seen:
+            raise InputError(explain("state_id", got=f"{state['state_id']!r} twice", expected="every id once"))
+        seen.add(state["state_id"])
 
 
 def _check(state: TraceState, number: int) -> None:

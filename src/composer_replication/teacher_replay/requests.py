@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from composer_replication.canonical_json import encode
+from composer_replication.errors import InputError, explain
 from composer_replication.teacher_replay.fence import fence
 from composer_replication.teacher_replay.teachers import Teacher
 from composer_replication.types import Message
 
 # Only where OpenRouter is asked: other servers answer 422 to fields they do not know.
-_OPENROUTER_FIELDS = {
-    "provider": {"require_parameters": True, "data_collection": "deny", "enforce_distillable_text": True}
-}
+_OPENROUTER_PROVIDER = {"require_parameters": True, "data_collection": "deny", "enforce_distillable_text": True}
 _MAX_KNOWN_PREFIXES = 4096
 
 
@@ -35,17 +34,24 @@ class Settings(NamedTuple):
     seed: int | None = None
     fence: bool = True
 
+    def check(self) -> None:
+        if type(self.max_tokens) is not int or self.max_tokens < 1:
+            raise InputError(explain("max_tokens", got=repr(self.max_tokens), expected="1 or more"))
+
 
 class RequestBuilder:
     """Builds requests of one teacher. Keys are rolling hashes: a longer state of a session costs what is new in it."""
 
     def __init__(self, teacher: Teacher, settings: Settings) -> None:
+        settings.check()
         self._teacher, self._settings = teacher, settings
         self._prefixes: dict[tuple[bytes, int], tuple[bytes, Message]] = {}
 
-    def build(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> Request:
-        """The request for one state. `messages` are those of the state; fencing happens here."""
-        shown = fence(messages) if self._settings.fence else list(messages)
+    def build(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, session: str = ""
+    ) -> Request:
+        """The request for one state. `messages` are those of the state; fencing happens here, with a session's mark."""
+        shown = fence(messages, session) if self._settings.fence else list(messages)
         parameters = self._parameters(tools)
         body = encode({**parameters, "messages": shown}, where=f"request to {self._teacher.slug}")
         # A token is at least a byte, and the JSON around a message is longer than what a template puts around it.
@@ -63,9 +69,12 @@ class RequestBuilder:
             parameters["seed"] = settings.seed
         if tools:
             parameters["tools"] = list(tools)
+        extra = dict(teacher.extra)
         if teacher.is_openrouter:
-            parameters |= _OPENROUTER_FIELDS
-        return parameters | dict(teacher.extra)
+            prices = {"prompt": float(teacher.price.input_per_mtok), "completion": float(teacher.price.output_per_mtok)}
+            theirs: Any = extra.pop("provider", {})
+            parameters["provider"] = {**_OPENROUTER_PROVIDER, "max_price": prices, **theirs}
+        return parameters | extra
 
     def _key(self, parameters: Mapping[str, Any], messages: Sequence[Message]) -> bytes:
         about = {**parameters, "base_url": self._teacher.base_url, "fence": self._settings.fence}

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from composer_replication.errors import InputError, explain
 from composer_replication.pairs.agreement import PairReport
 from composer_replication.pairs.export import export_preferences
 from composer_replication.pairs.extract import PairRecord, extract_pairs
@@ -28,10 +29,21 @@ class PairsOfRun:
 
 
 def write_pairs(
-    run: RunDir, *, threshold: int = 2, normalizer: DJNormalizer, export: Path | None = None, which: Which
+    run: RunDir, *, threshold: int | None = None, normalizer: DJNormalizer, export: Path | None = None
 ) -> PairsOfRun:
-    """Extract, filter, and write. Rows name their state; an exported file holds the messages as well."""
-    teachers = [name for name in str(run.meta("teacher_calls").settings["teachers"]).split(", ") if name]
+    """Extract, filter, and write. Rows name their state; an exported file holds the messages as well.
+
+    States are those that were asked about; the threshold is the replay's unless everyone was asked.
+    """
+    said = {name: str(value) for name, value in run.meta("teacher_calls").settings.items()}
+    teachers = [name for name in said["teachers"].split(", ") if name]
+    history = said["max_history_tokens"]
+    which = Which(send_tools=said["tools"] == "sent", max_history_tokens=int(history) if history else None)
+    threshold = int(said["threshold"]) if threshold is None else threshold
+    if said["gate"] != "none" and str(threshold) != said["threshold"]:
+        fix = f"`crf replay RUN --full`, or `--threshold {threshold}` there: calls were left out that matter now."
+        got = f"{threshold}, while `crf replay` asked for {said['threshold']}"
+        raise InputError(explain("threshold", got=got, expected="the same", fix=fix))
     asked = {state["state_id"]: state for state in run_states(run, which)}
     found = extract_pairs(asked.values(), read_calls(run), threshold, teachers=teachers)
     records = {record.pair["state_id"]: record for record in found.records}

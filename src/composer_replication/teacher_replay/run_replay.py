@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.run_sites import read_sites
 from composer_replication.ingestion.states import states, trace_state
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.teacher_replay.ask import answer_of
+from composer_replication.teacher_replay.lanes import session_of
 from composer_replication.teacher_replay.money import to_dollars
 from composer_replication.teacher_replay.replay import ReplayOptions, ReplayReport, call_result, replay
-from composer_replication.teacher_replay.requests import RequestBuilder
+from composer_replication.teacher_replay.requests import Request, RequestBuilder
 from composer_replication.teacher_replay.store import TeacherStore
 from composer_replication.teacher_replay.teachers import Teacher
 from composer_replication.types import TeacherCallResult, TraceState
@@ -33,6 +35,10 @@ class Which:
     limit: int | None = None
     max_history_tokens: int | None = None
     send_tools: bool = True
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise InputError(explain("limit", got=self.limit, expected="1 or more states"))
 
 
 class Estimate(NamedTuple):
@@ -57,7 +63,9 @@ def run_states(run: RunDir, which: Which) -> Iterator[TraceState]:
             if which.limit is not None and number >= which.limit:
                 return
             number += 1
-            state = trace_state(f"{conversation.id}::{index:04d}", messages, turn)
+            # A log with a system prompt of its own needs none of ours in front of it.
+            is_own = len(messages) > 1 and messages[1].get("role") == "system"
+            state = trace_state(f"{conversation.id}::{index:04d}", messages[1:] if is_own else messages, turn)
             state["session_id"], state["cwd"] = conversation.id, conversation.cwd
             if shown:
                 state["tools"] = shown
@@ -72,7 +80,10 @@ def estimate(
     num_calls = num_cached = low = high = 0
     for state in asked:
         for teacher, builder in zip(teachers, builders, strict=True):
-            request = builder.build(state["messages"], state.get("tools"))
+            try:
+                request = _request(builder, state)
+            except InputError:  # it will be a call with that error, and costs nothing
+                continue
             if store.reply(request.key) is not None:
                 num_cached += 1
                 continue
@@ -113,7 +124,13 @@ async def replay_run(
             sources=["conversations", *(["sites"] if which.only_sites else [])],
             counts=counts,
             drops={},
-            settings={"teachers": ", ".join(each.slug for each in teachers), "gate": options.gate or "none"},
+            settings={
+                "teachers": ", ".join(each.slug for each in teachers),
+                "gate": options.gate or "none",
+                "threshold": str(options.agreement_threshold),
+                "tools": "sent" if which.send_tools else "not sent",
+                "max_history_tokens": str(which.max_history_tokens or ""),
+            },
         )
     return report
 
@@ -138,7 +155,7 @@ def _rows(
         counts["states"] += 1
         for index, (teacher, builder) in enumerate(zip(teachers, builders, strict=True)):
             failed = failures.get((number, index))
-            known = None if failed else store.reply(builder.build(state["messages"], state.get("tools")).key)
+            known = None if failed else store.reply(_request(builder, state).key)
             if failed is None and known is None:
                 counts["not asked"] += 1  # a gate saw that it could not matter
                 continue
@@ -146,7 +163,12 @@ def _rows(
             counts["calls"] += 1
             counts["calls with an error"] += result["error"] is not None
             counts["flagged"] += bool(result.get("flags"))
-            yield {key: value for key, value in result.items() if key not in _RUN_DEPENDENT}
+            kept = {key: value for key, value in result.items() if key not in _RUN_DEPENDENT}
+            yield {**kept, "conversation_id": session_of(state)}
+
+
+def _request(builder: RequestBuilder, state: TraceState) -> Request:
+    return builder.build(state["messages"], state.get("tools"), session_of(state))
 
 
 def _tools_by_format(run: RunDir) -> dict[str, list[dict[str, Any]]]:

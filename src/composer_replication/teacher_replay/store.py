@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from composer_replication.errors import ArtefactCorruptError, explain
+from composer_replication.errors import ArtefactCorruptError, InputError, RunError, explain
 from composer_replication.teacher_replay.money import to_dollars
 from composer_replication.teacher_replay.owners import Owner, dead_owners
 
@@ -67,6 +67,9 @@ class TeacherStore:
         self._connection = sqlite3.connect(":memory:" if path is None else str(path), isolation_level=None, timeout=60)
         try:
             self._prepare()
+        except sqlite3.OperationalError as error:  # busy, read-only, full: the file itself is well
+            self._connection.close()
+            raise RunError(explain(str(path), got=str(error), expected="a store that can be written")) from error
         except sqlite3.DatabaseError as error:
             self._connection.close()
             fix = "Move the file away; replies in it are lost, and so is the record of what was spent."
@@ -101,6 +104,8 @@ class TeacherStore:
 
     def reserve(self, key: bytes, teacher: str, bound_nano: int, cap_nano: int) -> int | Refused:
         """The number of an intent to send, or why not. What is reserved, spent and unknown never passes the cap."""
+        if bound_nano < 0:
+            raise InputError(explain("bound of a request", got=bound_nano, expected="0 or more"))
         with self._transaction():
             meter = self.meter()
             if meter.halted is not None:
@@ -121,10 +126,10 @@ class TeacherStore:
         with self._transaction():
             held, teacher = self._drop(intent)
             if cost_nano is None:
-                self._add_unknown(held)
+                self._add_unknown(held or 0)
             else:
                 self._connection.execute("UPDATE meter SET spent = spent + ?", (cost_nano,))
-                if cost_nano > held:
+                if held is not None and cost_nano > held:
                     said = f"{teacher} took ${to_dollars(cost_nano):.6f} where at most ${to_dollars(held):.6f} was due"
                     self._connection.execute("UPDATE meter SET halted = COALESCE(halted, ?)", (said,))
             if reply is not None:
@@ -136,10 +141,10 @@ class TeacherStore:
         """Let requests go out again after a teacher took more than its bound: a person has looked at it."""
         self._connection.execute("UPDATE meter SET halted = NULL")
 
-    def _drop(self, intent: int) -> tuple[int, str]:
+    def _drop(self, intent: int) -> tuple[int | None, str]:
         row = self._connection.execute("SELECT reserved, teacher FROM intents WHERE id = ?", (intent,)).fetchone()
         if row is None:  # another process took us for dead and counted it; adding it again would only be careful
-            return 0, "a teacher"
+            return None, "a teacher"
         self._connection.execute("DELETE FROM intents WHERE id = ?", (intent,))
         self._connection.execute("UPDATE meter SET reserved = reserved - ?", (row[0],))
         return row[0], row[1]
@@ -150,11 +155,11 @@ class TeacherStore:
     def _take_over_the_dead(self) -> None:
         """Reservations of processes that are gone stay spent."""
         rows = self._connection.execute("SELECT DISTINCT owner FROM intents").fetchall()
-        for owner in dead_owners(self._path, [row[0] for row in rows]):
+        for owner in dead_owners(self._path, [row[0] for row in rows], self._owner_name):
             with self._transaction():
                 left = self._connection.execute("SELECT id FROM intents WHERE owner = ?", (owner,)).fetchall()
                 for (intent,) in left:
-                    self._add_unknown(self._drop(intent)[0])
+                    self._add_unknown(self._drop(intent)[0] or 0)
 
     def _prepare(self) -> None:
         if self._path is not None:
@@ -173,4 +178,5 @@ class TeacherStore:
             yield
             end = "COMMIT"
         finally:
-            self._connection.execute(end)
+            if self._connection.in_transaction:  # a full disk has ended it already
+                self._connection.execute(end)

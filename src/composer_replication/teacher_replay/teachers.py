@@ -19,6 +19,19 @@ DEFAULT_TEACHERS: list[TeacherSpec] = [
     TeacherSpec(slug="openai/gpt-5", input_per_mtok=1.25, output_per_mtok=10.0),
     TeacherSpec(slug="deepseek/deepseek-v4-pro"),
 ]
+_OURS = {
+    "model",
+    "messages",
+    "tools",
+    "n",
+    "best_of",
+    "stream",
+    "max_tokens",
+    "max_completion_tokens",
+    "prompt",
+    "transforms",
+    "models",
+}
 _KNOWN = {"slug", "input_per_mtok", "output_per_mtok", "per_request_usd", "base_url", "api_key_env", "extra"}
 
 
@@ -69,6 +82,9 @@ def _read(
         fix = "`crf teachers` looks prices up; or give input_per_mtok and output_per_mtok."
         raise InputError(explain(f"price of {slug}", got="none", expected="one: a cap needs it", fix=fix))
     address = str(given.get("base_url") or base_url or OPENROUTER).rstrip("/")
+    if "@" in address.partition("://")[2].partition("/")[0]:
+        fix = "Put the key into an environment variable and name it with api_key_env."
+        raise InputError(explain(f"base_url of {slug}", got="a name or password in it", expected="none", fix=fix))
     if not address.startswith(("http://", "https://")):
         raise InputError(explain(f"base_url of {slug}", got=repr(address), expected="http:// or https://"))
     key_name = given.get("api_key_env")
@@ -76,9 +92,33 @@ def _read(
     if key is None and (key_name or address == OPENROUTER):
         raise MissingKeyError(str(key_name or OPENROUTER_KEY), slug)
     # A key for one endpoint is nobody else's: it goes to another address only where that was asked for by name.
-    is_meant = bool(key_name) or api_key is not None or address == OPENROUTER
+    default = (base_url or OPENROUTER).rstrip("/")
+    is_meant = bool(key_name) or address == OPENROUTER or (api_key is not None and address == default)
+    return Teacher(
+        slug=slug, base_url=address, price=price, extra=_extra(given, slug), api_key=_clean(key) if is_meant else None
+    )
+
+
+def _extra(given: Mapping[str, Any], slug: str) -> dict[str, Any]:
+    """Further fields of the request; not those that decide what it may cost or what it asks."""
     extra: Any = given.get("extra") or {}
-    return Teacher(slug=slug, base_url=address, price=price, extra=dict(extra), api_key=key if is_meant else None)
+    if not isinstance(extra, Mapping):
+        raise InputError(explain(f"extra of {slug}", got=type(extra).__name__, expected="fields of a request"))
+    if ours := sorted(_OURS & set(extra)):
+        fix = "Longest answers, sampling and tools are settings of the replay."
+        raise InputError(explain(f"extra of {slug}", got=f"{ours}", expected="none of ours", fix=fix))
+    return dict(extra)
+
+
+def _clean(key: str | None) -> str | None:
+    """A key as it was meant: files from other systems end their lines in more than one way."""
+    if key is None:
+        return None
+    stripped = key.strip()
+    if not stripped or not all(33 <= ord(each) < 127 for each in stripped):
+        got = f"{len(stripped)} characters, some of which no key has"
+        raise InputError(explain("a teacher's key", got=got, expected="printable ASCII without blanks"))
+    return stripped
 
 
 class MissingKeyError(InputError, RuntimeError):

@@ -97,3 +97,34 @@ def test_without_calls_there_are_no_pairs(tmp_path):
     done = crf("pairs", "run", cwd=tmp_path)
     assert done.returncode == 1
     assert "crf replay" in done.stderr
+
+
+def test_forgetting_a_session_takes_its_calls_and_pairs_and_leaves_what_was_spent(tmp_path):
+    with FaultServer(agreement=0.9, seed=2) as server:
+        folder = prepared(tmp_path / "x", server)
+        must("replay", "run", "--teachers", "teachers.json", cwd=folder)
+        must("pairs", "run", "--no-filter", cwd=folder)
+        rows = [json.loads(line) for line in (folder / "run" / "conversations.jsonl").read_text().splitlines()]
+        gone = rows[0]["id"]
+        must("forget", gone, "--run", "run", "--yes", cwd=folder)
+        for name in ("conversations", "teacher_calls", "pairs"):
+            text = (folder / "run" / f"{name}.jsonl").read_text()
+            assert gone not in text
+            assert text
+        done = crf("replay", "run", "--teachers", "teachers.json", "--dry-run", cwd=folder)
+        assert "0 answered before" in done.stderr
+        assert "$0.0000 of the cap" not in done.stderr
+
+
+def test_a_threshold_that_was_not_gated_for_is_refused(asked):
+    done = crf("pairs", "run", "--threshold", "3", cwd=asked["exact"][0])
+    assert done.returncode == 1
+    assert "--full" in done.stderr
+
+
+def test_when_every_call_fails_the_status_says_so(tmp_path):
+    with FaultServer(faults={"key_limit": 1.0}) as server:
+        folder = prepared(tmp_path / "x", server)
+        done = crf("replay", "run", "--teachers", "teachers.json", "--limit", "2", cwd=folder)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr

@@ -118,7 +118,7 @@ def test_only_the_states_that_erred(ready):
 def test_bad_input_is_said_in_a_line(ready, tmp_path):
     missing = crf("replay", "run", "--teachers", "nowhere.json", cwd=ready)
     assert missing.returncode == 1
-    assert "crf teachers -o nowhere.json" in missing.stderr
+    assert "crf teachers -o teachers.json" in missing.stderr
     (ready / "odd.json").write_text('{"slug": "x"}')
     assert "a JSON list of teachers" in crf("replay", "run", "--teachers", "odd.json", cwd=ready).stderr
     (ready / "odd.json").write_text('[{"slug": "a/b", "base_url": "http://127.0.0.1:1"}]')

@@ -45,6 +45,7 @@ def test_openrouter_gets_its_own_fields_and_others_do_not():
         "require_parameters": True,
         "data_collection": "deny",
         "enforce_distillable_text": True,
+        "max_price": {"prompt": 1.25, "completion": 10.0},
     }
     assert set(ours) == {"model", "max_tokens", "temperature", "messages", "tools"}
     assert KEY not in json.dumps([theirs, ours])
