@@ -38,7 +38,8 @@ def is_called_same(row: Mapping[str, Any]) -> bool:
     context = ActionContext(
         cwd=given.get("cwd"), tools=tool_schemas(given.get("tools")), files=given.get("files") or {}
     )
-    return same_action(*(parse_reply(reply_of(row[side])) for side in ("a", "b")), context)
+    first, second = (parse_reply(reply_of(row[side])) for side in ("a", "b"))
+    return same_action(first, second, context)
 
 
 def main() -> None:
