@@ -147,7 +147,7 @@ SINGLE = {
     "json_not_object": "HTTP 200 with a body that is no JSON object",
     "empty_choices": "HTTP 200 without a message",
     "content_null": "HTTP 200 with an empty message",
-    "slow": "no answer within 1 s",
+    "slow": "no answer within 2 s",
 }
 
 
@@ -155,7 +155,7 @@ SINGLE = {
 def test_a_fault_that_passes_is_tried_again_and_named_in_the_counts(fault):
     with FaultServer(**QUICK) as server:
         server.script([Reply(fault=fault)])
-        options = options_for(server, max_concurrency=1, timeout_s=1.0)
+        options = options_for(server, max_concurrency=1, timeout_s=2.0)  # a busy machine answers late, too
         found, report = run(collect(states(1, 1), options, teachers=TEACHERS[:1]))
         assert found[0, 0]["error"] is None
         assert found[0, 0]["attempts"] == 2
