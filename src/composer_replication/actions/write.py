@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import orjson
 
-from composer_replication.types import ToolCall, Turn
+from composer_replication.types import Action, Provenance, ToolCall, Turn
 
 _BLOCK_KINDS = ("thinking", "text", "call")
 
@@ -26,6 +26,13 @@ def action_text(turn: Turn) -> str:
         else:
             parts.append(_call_text(turn.calls[size]))
     return "\n".join(parts)
+
+
+def text_of(action: Action) -> str:
+    """An action that is in no log in the same form: its text, then a line for each call."""
+    where = Provenance(file="action", lines=(1,))
+    turn = Turn(id="action", role="assistant", origin="model", text=action.text, calls=action.calls, provenance=where)
+    return action_text(turn)
 
 
 class _Pieces:

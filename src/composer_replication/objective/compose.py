@@ -89,11 +89,14 @@ def compose_loss(
         check_teachers(sdpo_teachers, model),
     )
     told: list[str] = []
-    lm_ce, sdpo, replay = _channels(model, inputs, options, told)
-    total = lm_ce.value + alpha_sdpo * sdpo.value + beta_replay * replay.value
+    return _weighed(_channels(model, inputs, options, told), options, told[0] if told else "flat sequences")
+
+
+def _weighed(channels: tuple[Channel, Channel, Channel], options: Options, ran_as: str) -> LossComponents:
+    lm_ce, sdpo, replay = channels
+    total = lm_ce.value + options.alpha * sdpo.value + options.beta * replay.value
     counts: dict[str, int] = dict(zip(CHANNELS, (lm_ce.items, sdpo.items, replay.items), strict=True))
     active = tuple(name for name in CHANNELS if counts[name])
-    ran_as = told[0] if told else "flat sequences"
     return LossComponents(lm_ce.value, sdpo.value, replay.value, total, active=active, counts=counts, ran_as=ran_as)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
-from composer_replication.actions.write import action_text
+from composer_replication.actions.write import text_of
 from composer_replication.errors import InputError
 from composer_replication.pairs.parse_reply import parse_reply
-from composer_replication.types import Action, Provenance, TeacherCallResult, Turn
+from composer_replication.types import Action, TeacherCallResult
 
 
 class Voter(NamedTuple):
@@ -35,8 +35,4 @@ def reply_text(result: TeacherCallResult, action: Action) -> str:
     text = result["response_text"] or ""
     if not action.calls or len(parse_reply(text).calls) == len(action.calls):
         return text or action.text
-    where = Provenance(file=result["teacher_slug"], lines=(1,))
-    turn = Turn(
-        id=result["state_id"], role="assistant", origin="model", text=action.text, calls=action.calls, provenance=where
-    )
-    return action_text(turn)
+    return text_of(action)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from composer_replication.actions.calls import tool_call
-from composer_replication.actions.write import action_text
+from composer_replication.actions.write import text_of
 from composer_replication.errors import InputError, explain
 from composer_replication.teacher_replay.ask import Answer, Asker, Patience
 from composer_replication.teacher_replay.client import TeacherClient
@@ -20,7 +20,7 @@ from composer_replication.teacher_replay.money import Price, check_cap, to_dolla
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 from composer_replication.teacher_replay.store import TeacherStore
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
-from composer_replication.types import Provenance, TeacherCallResult, TeacherSpec, TraceState, Turn
+from composer_replication.types import Action, TeacherCallResult, TeacherSpec, TraceState
 
 GateName = Literal["exact", "agree"]
 OnResult = Callable[[int, int, TeacherCallResult], None]
@@ -219,12 +219,4 @@ def reply_text(message: Mapping[str, Any]) -> str:
         tool_call(call["id"], call["function"]["name"], call["function"]["arguments"])
         for call in message.get("tool_calls") or ()
     ]
-    turn = Turn(
-        id="reply",
-        role="assistant",
-        origin="model",
-        text=str(message.get("content") or ""),
-        calls=tuple(calls),
-        provenance=Provenance(file="reply", lines=(1,)),
-    )
-    return action_text(turn)
+    return text_of(Action(text=str(message.get("content") or ""), calls=tuple(calls)))
