@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints/main.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet -c constraints/main.txt hatchling
-	$(BIN)/python -m pip install --quiet -c constraints/main.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints/main.txt --no-build-isolation -e '.[dev,train]'
 	touch $(STAMP)
 
 demo: setup ## train a tiny model on all three channels and print every one of them

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from composer_replication.pairs.extract import extract_dpo_pairs
     from composer_replication.teacher_replay.replay import replay_trace
     from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS
+    from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.types import DPOPair, TeacherCallResult, TeacherSpec, TraceState
 
 _PUBLIC = {
     "ClaudeCodeIngester": "composer_replication.ingestion",
+    "ComposerReplicationTrainer": "composer_replication.trainer.composer_trainer",
     "DEFAULT_TEACHERS": "composer_replication.teacher_replay.teachers",
     "DPOPair": "composer_replication.types",
     "IngestionStats": "composer_replication.ingestion",
@@ -42,13 +44,14 @@ _PUBLIC = {
 
 # Reachable as attributes without an import of their own, as they were when everything was imported eagerly.
 _SUBPACKAGES = frozenset(
-    {"batch", "config", "distillation", "ingestion", "loss", "objective", "opsd", "privacy", "recipes", "runs"}
+    {"batch", "config", "distillation", "ingestion", "loss", "objective", "opsd", "privacy", "recipes", "runs", "trainer"}
 )
 
 __all__ = [
     "DEFAULT_TEACHERS",
     "SYSTEM_PROMPT",
     "ClaudeCodeIngester",
+    "ComposerReplicationTrainer",
     "DPOPair",
     "IngestionStats",
     "LossComponents",

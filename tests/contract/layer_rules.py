@@ -53,7 +53,12 @@ LAYERS = {
     "loss": Layer(ours={"types", "errors"}, at_import={"torch"}, on_use={"triton"}),
     "batch": Layer(ours={"types", "errors", "actions", "hint_generator"}, at_import={"torch"}, on_use={"transformers"}),
     "objective": Layer(ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}),
-    "trainer": Layer(ours=TRAINING, at_import={"torch"}, on_use={"trl", "peft", "safetensors"}),
+    # transformers is a dependency of the core; its Trainer and callbacks are classes to derive from.
+    "trainer": Layer(
+        ours=TRAINING,
+        at_import={"torch", "transformers"},
+        on_use={"accelerate", "bitsandbytes", "numpy", "peft", "safetensors", "trl"},
+    ),
     "envs": Layer(ours={"types", "errors"}, on_use={"trl"}),
     "diloco": Layer(
         ours={"errors", "optional", "runs", "config"},
@@ -79,6 +84,8 @@ MODULE_LAYERS = {
     for name in ("triton_rows", "triton_tokens")
 }
 ONLY_IN_FUNCTIONS = {f"{PACKAGE}.{module}" for module in MODULE_LAYERS}
+# A subclass of TRL's trainer, and a class that says what to install where there is no TRL.
+MODULE_LAYERS["trainer.composer_trainer"] = Layer(ours=TRAINING, at_import={"torch", "transformers", "trl"})
 
 # Known paths: names that are resolved on first use by a module that does not load their home.
 LAZY_ALIASES = {
@@ -92,6 +99,7 @@ LAZY_ALIASES = {
         "loss.jsd",
         "objective.components",
         "objective.compose",
+        "trainer.composer_trainer",
     },
     "loss": {"objective.components", "objective.compose"},
 }

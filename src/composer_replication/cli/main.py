@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 # In the order of the pipeline. Each module has HELP, add_arguments(parser) and run(args) -> exit status.
-VERBS = ("ingest", "sites", "inspect", "teachers", "replay", "pairs", "export", "forget")
+VERBS = ("ingest", "sites", "inspect", "teachers", "replay", "pairs", "train", "export", "forget")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,12 +4,14 @@ from composer_replication.config.loader import load, loads
 from composer_replication.config.loss import LossConfig
 from composer_replication.config.root import CrfConfig
 from composer_replication.config.schema import OptionDoc, check_options, describe, option, required, section
+from composer_replication.config.train import TrainConfig
 from composer_replication.config.writer import config_hash, to_toml, write_resolved
 
 __all__ = [
     "CrfConfig",
     "LossConfig",
     "OptionDoc",
+    "TrainConfig",
     "check_options",
     "config_hash",
     "describe",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from composer_replication.config.loss import LossConfig
 from composer_replication.config.schema import section
+from composer_replication.config.train import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,3 +14,4 @@ class CrfConfig:
     """Everything a run can be told."""
 
     loss: LossConfig = section(LossConfig, "Weights and shapes of the three loss channels.")  # noqa: RUF009  (a dataclass field, made anew for each config)
+    train: TrainConfig = section(TrainConfig, "What `crf train` is told.")  # noqa: RUF009  (the same)

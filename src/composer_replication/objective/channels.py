@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,10 @@ from composer_replication.loss.linear import (
 from composer_replication.loss.rows import Divergence, check_at_least_zero, check_choice
 from composer_replication.loss.simpo import simpo_loss
 from composer_replication.objective.components import CHANNELS
+from composer_replication.objective.row_weighting import HintTargets, RowGroup, RowWeighting, row_groups, row_weights
 from composer_replication.objective.teachers import Teacher, WeightedTeacher
+
+_NOTHING_KNOWN = HintTargets()
 
 
 class Preference(NamedTuple):
@@ -43,13 +47,20 @@ class Options(NamedTuple):
     alpha: float
     beta: float
     teachers: tuple[WeightedTeacher, ...]
+    weighting: RowWeighting | None = None
+
+    @property
+    def contrasts(self) -> bool:
+        """Whether channel 2 wants wrong hints."""
+        return self.weighting is not None and self.weighting.contrast is not None
 
 
 class Channel(NamedTuple):
-    """A channel's loss, and how many items it is the mean of."""
+    """A channel's loss, how many items it is the mean of, and how many sites had no wrong hint where one was wanted."""
 
     value: Tensor
     items: int
+    sites_without_contrast: int = 0
 
 
 class Denominators:
@@ -88,18 +99,38 @@ def response_channel(
     return Channel(result.loss, count)
 
 
-def hint_channel(head: LinearHead, student_NH: Tensor, teachers: Sequence[Teacher], options: Options) -> Channel:
-    """Channel 2: row n of all sides predicts the same token; the teachers' rows carry no gradient."""
-    share = 1.0 if options.taid_t is None else options.taid_t
-    terms = [TeacherTerm(each.rows_NH, each.head, share * each.coefficient) for each in teachers]
-    if options.taid_t is not None:
-        terms.append(TeacherTerm.student(1.0 - options.taid_t))
+def hint_channel(
+    head: LinearHead,
+    student_NH: Tensor,
+    teachers: Sequence[Teacher],
+    options: Options,
+    targets: HintTargets = _NOTHING_KNOWN,
+) -> Channel:
+    """Channel 2: row n of all sides predicts the same token; the teachers' rows carry no gradient.
+
+    `targets` is for the switches of `options.weighting`; see `objective.row_weighting`.
+    """
     count = student_NH.shape[0]
     weights_N = options.divide.row_weights("sdpo_jsd", count, student_NH)
-    result = linear_divergence(
-        student_NH, head, terms, options.divergence, row_weights=weights_N, token_clip=options.token_clip
-    )
-    return Channel(result.loss, count)
+    groups = row_groups(student_NH, teachers, options.weighting, targets)
+    if options.weighting is not None and options.weighting.changes_weights:
+        weights_N = weights_N * row_weights(head, groups, options.weighting, targets, weights_N)
+    values = [_group_loss(head, group, options, weights_N) for group in groups]
+    without = targets.sites_without_contrast if options.contrasts else 0
+    return Channel(values[0] if len(values) == 1 else torch.stack(values).sum(), count, without)
+
+
+def _group_loss(head: LinearHead, group: RowGroup, options: Options, weights_N: Tensor) -> Tensor:
+    """The weighted sum over rows whose teachers are summed up alike; TAID mixes the student's own logits in."""
+    terms = group.terms
+    if options.taid_t is not None:
+        terms = [replace(term, coefficient=options.taid_t * term.coefficient) for term in terms]
+        terms.append(TeacherTerm.student(1.0 - options.taid_t))
+    weights_n = group.of_channel(weights_N)
+    clip = options.token_clip
+    return linear_divergence(
+        group.student_NH, head, terms, options.divergence, row_weights=weights_n, token_clip=clip
+    ).loss
 
 
 def summed_logprobs(

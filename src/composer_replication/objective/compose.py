@@ -24,8 +24,10 @@ from composer_replication.loss.taid import CrossEntropyToTeacher
 from composer_replication.objective import contract
 from composer_replication.objective.channels import Channel, Denominators, Options, Preference
 from composer_replication.objective.components import CHANNELS, LossComponents
+from composer_replication.objective.contrast_batch import with_contrast
 from composer_replication.objective.flat_channels import flat_channels
 from composer_replication.objective.model_head import causal_lm_of, embedding_count
+from composer_replication.objective.row_weighting import HintTargets, RowWeighting
 from composer_replication.objective.teachers import WeightedTeacher, check_teachers
 from composer_replication.objective.tree_batch import TreeBatch
 from composer_replication.objective.tree_channels import tree_channels
@@ -54,11 +56,12 @@ def compose_loss(
     entropy_opd_h_max: float | None = None,
     denominators: Mapping[str, float] | None = None,
     sdpo_teachers: Sequence[WeightedTeacher] | None = None,
+    sdpo_weighting: RowWeighting | None = None,
 ) -> LossComponents:
     """Cross-entropy on response tokens, SDPO on the erring turn's tokens, DPO or SimPO on the pairs.
 
-    `inputs` is a mapping, or a `TreeBatch` (`objective.tree_batch`), which gives the same numbers from one forward.
-    Keys of the mapping (masks hold 1 on *tokens* that count; `*_index` (N, 2) names the *row* that predicts one):
+    `inputs`: a `TreeBatch` (`objective.tree_batch`), or a mapping, which gives the same numbers from several forwards.
+    Its keys (masks hold 1 on *tokens* that count; `*_index` (N, 2) names the *row* that predicts one):
 
         always     input_ids (B, T), response_mask (B, T); attention_mask optional
         channel 2  ctx_teacher_input_ids (B', T'), sdpo_student_index, sdpo_teacher_index; or, when both contexts have
@@ -68,28 +71,68 @@ def compose_loss(
 
     A channel is off when its weight is 0 or its keys are all absent or empty, and is then not in `components.active`;
     with a positive weight, half of its keys is an error. The teacher of channel 2 is the model itself, without gradient
-    and without dropout, on the hinted context; or `sdpo_teachers`, whose logits are added up (a reference, an average
-    of earlier weights, a trust region of both). The model may be wrapped by DDP or FSDP2. `denominators` replaces a
-    channel's own item count (see `components.counts`) so that micro-batches add up to the loss of the whole batch. With
+    and without dropout, on the hinted context; or `sdpo_teachers`, whose logits are added up. `sdpo_weighting` has its
+    switches (`objective.row_weighting`; a contrast's keys: `objective.contrast_batch`). DDP and FSDP2 models work.
+    `denominators` replaces a channel's item count (`components.counts`): micro-batches then add up to the whole. With
     `sdpo_wrapper="taid"` the `sdpo_jsd` component is TAID's cross-entropy, which ends at the teacher's entropy, not 0.
     """
-    divergence = _channel_2_divergence(sdpo_wrapper, taid_t, sdpo_jsd_beta, sdpo_temperature, entropy_opd_h_max)
-    preference = _preference(dpo_variant, replay_dpo_beta, simpo_beta, simpo_gamma)
-    _check_weights(alpha_sdpo, beta_replay, sdpo_token_clip)
-    mix, divide = taid_t if sdpo_wrapper == "taid" else None, Denominators(denominators)
-    options = Options(
-        divergence,
-        preference,
-        mix,
-        sdpo_token_clip,
-        lm_ce_label_smoothing,
-        divide,
-        alpha_sdpo,
-        beta_replay,
-        check_teachers(sdpo_teachers, model),
+    options = channel_options(
+        model,
+        alpha_sdpo=alpha_sdpo,
+        beta_replay=beta_replay,
+        sdpo_jsd_beta=sdpo_jsd_beta,
+        sdpo_temperature=sdpo_temperature,
+        sdpo_token_clip=sdpo_token_clip,
+        replay_dpo_beta=replay_dpo_beta,
+        lm_ce_label_smoothing=lm_ce_label_smoothing,
+        dpo_variant=dpo_variant,
+        sdpo_wrapper=sdpo_wrapper,
+        taid_t=taid_t,
+        simpo_beta=simpo_beta,
+        simpo_gamma=simpo_gamma,
+        entropy_opd_h_max=entropy_opd_h_max,
+        denominators=denominators,
+        sdpo_teachers=sdpo_teachers,
+        sdpo_weighting=sdpo_weighting,
     )
     told: list[str] = []
     return _weighed(_channels(model, inputs, options, told), options, told[0] if told else "flat sequences")
+
+
+def channel_options(
+    model: nn.Module,
+    *,
+    alpha_sdpo: float,
+    beta_replay: float,
+    sdpo_jsd_beta: float = 0.5,
+    sdpo_temperature: float = 1.0,
+    sdpo_token_clip: float | None = None,
+    replay_dpo_beta: float = 0.1,
+    lm_ce_label_smoothing: float = 0.0,
+    dpo_variant: str = "dpo",
+    sdpo_wrapper: str = "none",
+    taid_t: float | None = None,
+    simpo_beta: float = 2.0,
+    simpo_gamma: float = 1.0,
+    entropy_opd_h_max: float | None = None,
+    denominators: Mapping[str, float] | None = None,
+    sdpo_teachers: Sequence[WeightedTeacher] | None = None,
+    sdpo_weighting: RowWeighting | None = None,
+) -> Options:
+    """The arguments of `compose_loss`, checked: for those who have a channel's rows already (`objective.channels`)."""
+    _check_weights(alpha_sdpo, beta_replay, sdpo_token_clip)
+    return Options(
+        _channel_2_divergence(sdpo_wrapper, taid_t, sdpo_jsd_beta, sdpo_temperature, entropy_opd_h_max),
+        _preference(dpo_variant, replay_dpo_beta, simpo_beta, simpo_gamma),
+        taid_t if sdpo_wrapper == "taid" else None,
+        sdpo_token_clip,
+        lm_ce_label_smoothing,
+        Denominators(denominators),
+        alpha_sdpo,
+        beta_replay,
+        check_teachers(sdpo_teachers, model),
+        _checked(sdpo_weighting),
+    )
 
 
 def _weighed(channels: tuple[Channel, Channel, Channel], options: Options, ran_as: str) -> LossComponents:
@@ -97,6 +140,8 @@ def _weighed(channels: tuple[Channel, Channel, Channel], options: Options, ran_a
     total = lm_ce.value + options.alpha * sdpo.value + options.beta * replay.value
     counts: dict[str, int] = dict(zip(CHANNELS, (lm_ce.items, sdpo.items, replay.items), strict=True))
     active = tuple(name for name in CHANNELS if counts[name])
+    if options.contrasts:
+        counts["sites_without_contrast"] = sdpo.sites_without_contrast
     return LossComponents(lm_ce.value, sdpo.value, replay.value, total, active=active, counts=counts, ran_as=ran_as)
 
 
@@ -110,10 +155,16 @@ def _channels(
         tree_batch.check(embedding_count(model))
         if options.beta > 0 and options.preference.needs_reference and tree_batch.pairs is not None:
             tree_batch.pairs.references()
-        options.divide.check(tree_batch.counts(hints=options.alpha > 0, pairs=options.beta > 0))
+        counts = tree_batch.counts(hints=options.alpha > 0, pairs=options.beta > 0)
+        options.divide.check(counts)
+        if options.weighting is not None and counts["sdpo_jsd"]:
+            known = HintTargets(tree_batch.target_tokens, tree_batch.site_position)
+            known.check(options.weighting, counts["sdpo_jsd"])
         return inside_forward(model, causal_lm, lambda: tree_channels(model, tree_batch, options, told))
     wanted = contract.Channels(options.alpha > 0, options.beta > 0, options.preference.needs_reference)
     batch = contract.read_batch(inputs, embedding_count(model), wanted)
+    if wanted.hints and options.contrasts:
+        batch = with_contrast(batch, inputs)
     options.divide.check(batch.counts())
     return inside_forward(model, causal_lm, lambda: flat_channels(model, batch, options))
 
@@ -145,6 +196,12 @@ def _preference(variant: str, dpo_beta: float, simpo_beta: float, simpo_gamma: f
     check_positive(simpo_beta, "simpo_beta")
     check_at_least_zero(simpo_gamma, "simpo_gamma")
     return Preference(True, dpo_beta, 0.0) if variant == "dpo" else Preference(False, simpo_beta, simpo_gamma)
+
+
+def _checked(weighting: RowWeighting | None) -> RowWeighting | None:
+    if weighting is not None and not isinstance(weighting, RowWeighting):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(explain("sdpo_weighting", got=type(weighting).__name__, expected="a RowWeighting or None"))
+    return weighting
 
 
 def _check_weights(alpha_sdpo: float, beta_replay: float, token_clip: float | None) -> None:

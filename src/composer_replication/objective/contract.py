@@ -21,6 +21,7 @@ from composer_replication.objective.alignment import (
     token_mask,
 )
 from composer_replication.objective.components import CHANNELS
+from composer_replication.objective.row_weighting import positions_in_sites
 
 STUDENT_KEYS = ("input_ids", "response_mask", "attention_mask")
 HINT_KEYS = (
@@ -30,6 +31,7 @@ HINT_KEYS = (
     "sdpo_student_index",
     "sdpo_teacher_index",
 )
+CONTRAST_KEYS = ("ctx_contrast_input_ids", "ctx_contrast_attention_mask", "sdpo_contrast_index")
 PAIR_REQUIRED = (
     "dpo_chosen_input_ids",
     "dpo_chosen_response_mask",
@@ -37,8 +39,23 @@ PAIR_REQUIRED = (
     "dpo_rejected_response_mask",
 )
 PAIR_REFERENCE = ("dpo_chosen_ref_logprobs", "dpo_rejected_ref_logprobs")
-ID_KEYS = ("input_ids", "ctx_teacher_input_ids", "dpo_chosen_input_ids", "dpo_rejected_input_ids")
+ID_KEYS = (
+    "input_ids",
+    "ctx_teacher_input_ids",
+    "ctx_contrast_input_ids",
+    "dpo_chosen_input_ids",
+    "dpo_rejected_input_ids",
+)
 PAIR_OPTIONAL = ("dpo_chosen_attention_mask", "dpo_rejected_attention_mask")
+
+
+@dataclass(frozen=True, eq=False)
+class ContrastContexts:
+    """Contexts with a wrong hint: row m predicts the same token as row `numbers_M[m]` of the channel."""
+
+    sequences: Sequences
+    rows: RowIndex
+    numbers_M: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +65,13 @@ class HintChannel:
     teacher: Sequences
     student_rows: RowIndex
     teacher_rows: RowIndex
+    contrast: ContrastContexts | None = None
+    sites_without_contrast: int = 0
+
+    def positions(self) -> Tensor:
+        """The number of each target token in its site."""
+        sides = (self.student_rows, self.teacher_rows)
+        return positions_in_sites(*((side.sequence_N, side.position_N) for side in sides))
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +146,7 @@ def check_keys(inputs: Mapping[str, Tensor]) -> None:
         "response_mask",
         "attention_mask",
         *HINT_KEYS,
+        *CONTRAST_KEYS,
         *PAIR_REQUIRED,
         *PAIR_REFERENCE,
         *PAIR_OPTIONAL,
@@ -132,7 +157,7 @@ def check_keys(inputs: Mapping[str, Tensor]) -> None:
         if key == "position_ids":
             fix = "Positions are counted from the attention mask; leave the key out."
             raise BatchKeyError(explain("batch key", got=repr(key), expected="none of that name", fix=fix))
-        if key not in known and key.startswith(("dpo_", "sdpo_", "ctx_teacher")):
+        if key not in known and key.startswith(("dpo_", "sdpo_", "ctx_teacher", "ctx_contrast")):
             close = difflib.get_close_matches(key, known, n=1)
             fix = f"Did you mean {close[0]!r}?" if close else ""
             raise BatchKeyError(explain("batch key", got=repr(key), expected=f"one of {sorted(known)}", fix=fix))
@@ -170,16 +195,16 @@ def read_student(inputs: Mapping[str, Tensor]) -> tuple[Sequences, RowIndex]:
 
 def read_hint_channel(inputs: Mapping[str, Tensor], student: Sequences) -> HintChannel | None:
     """Channel 2's inputs, or None when all its keys are absent or empty."""
-    present = _present(inputs, HINT_KEYS)
+    present = present_keys(inputs, HINT_KEYS)
     if not present:
         return None
     if "ctx_teacher_input_ids" not in present:
-        raise BatchKeyError(_half_a_channel("channel 2 (SDPO)", present, "ctx_teacher_input_ids"))
+        raise BatchKeyError(half_a_channel("channel 2 (SDPO)", present, "ctx_teacher_input_ids"))
     teacher = read_sequences(inputs, "ctx_teacher_input_ids", "ctx_teacher_attention_mask")
     index_keys = {"sdpo_student_index", "sdpo_teacher_index"}
     if given := index_keys & set(inputs):
         if given != index_keys:
-            raise BatchKeyError(_half_a_channel("channel 2 (SDPO)", present, *sorted(index_keys - given)))
+            raise BatchKeyError(half_a_channel("channel 2 (SDPO)", present, *sorted(index_keys - given)))
         student_rows = read_index(inputs["sdpo_student_index"], student, "sdpo_student_index")
         teacher_rows = read_index(inputs["sdpo_teacher_index"], teacher, "sdpo_teacher_index")
         _check_mask_agrees(inputs, student, student_rows)
@@ -191,13 +216,13 @@ def read_hint_channel(inputs: Mapping[str, Tensor], student: Sequences) -> HintC
 
 def read_pair_channel(inputs: Mapping[str, Tensor], *, needs_reference: bool) -> PairChannel | None:
     """Channel 3's inputs, or None when all its keys are absent or empty."""
-    present = _present(inputs, (*PAIR_REQUIRED, *PAIR_REFERENCE, *PAIR_OPTIONAL))
+    present = present_keys(inputs, (*PAIR_REQUIRED, *PAIR_REFERENCE, *PAIR_OPTIONAL))
     if not present:
         return None
     required = (*PAIR_REQUIRED, *PAIR_REFERENCE) if needs_reference else PAIR_REQUIRED
     if missing := [key for key in required if key not in present]:
         fix = " Compute them once with the frozen start weights." if set(missing) <= set(PAIR_REFERENCE) else ""
-        raise BatchKeyError(_half_a_channel("channel 3 (DPO)", present, *missing) + fix)
+        raise BatchKeyError(half_a_channel("channel 3 (DPO)", present, *missing) + fix)
     sides = [_read_side(inputs, side, needs_reference) for side in ("chosen", "rejected")]
     counts = [side.sequences.input_ids.shape[0] for side in sides]
     if counts[0] != counts[1]:
@@ -207,11 +232,11 @@ def read_pair_channel(inputs: Mapping[str, Tensor], *, needs_reference: bool) ->
     return PairChannel(*sides)
 
 
-def _present(inputs: Mapping[str, Tensor], keys: tuple[str, ...]) -> list[str]:
+def present_keys(inputs: Mapping[str, Tensor], keys: tuple[str, ...]) -> list[str]:
     return [key for key in keys if key in inputs and inputs[key].numel() > 0]
 
 
-def _half_a_channel(channel: str, present: list[str], *missing: str) -> str:
+def half_a_channel(channel: str, present: list[str], *missing: str) -> str:
     fix = "Give all of them, none of them, or weight 0."
     return explain(f"{channel} has half its keys", got=present, expected=f"also {', '.join(missing)}", fix=fix)
 

@@ -17,8 +17,10 @@ from composer_replication.objective.channels import (
     response_channel,
     summed_logprobs,
 )
+from composer_replication.objective.flat_teachers import FlatTeachers
 from composer_replication.objective.model_head import head_of, hidden_states
-from composer_replication.objective.teachers import Teacher, models_of, teacher_rows
+from composer_replication.objective.row_weighting import HintTargets
+from composer_replication.objective.teachers import models_of
 from composer_replication.objective.wrapped import agreed_most
 
 
@@ -26,18 +28,25 @@ def flat_channels(model: nn.Module, batch: contract.Batch, options: Options) -> 
     """Cross-entropy, the hinted teacher and the pairs, in that order."""
     student = batch.student
     head = head_of(model, student.input_ids)
-    others = [int(each is not None) for each in (batch.hint, batch.pairs)]
-    hints_anywhere, pairs_anywhere = agreed_most(models_of(model, options.teachers), others)
+    contrast = None if batch.hint is None else batch.hint.contrast
+    others = [int(each is not None) for each in (batch.hint, batch.pairs, contrast)]
+    hints_anywhere, pairs_anywhere, contrast_anywhere = agreed_most(models_of(model, options.teachers), others)
     hidden_BTH = in_head_dtype(hidden_states(model, student.input_ids, student.attention_mask), head)
     rows = batch.response_rows
     rows_NH = hidden_BTH[rows.sequence_N, rows.position_N]
     targets_N = rows.next_tokens(student.input_ids)
     lm_ce = response_channel(head, rows_NH, targets_N, options.label_smoothing, options.divide)
     sdpo = replay = Channel(lm_ce.value.new_zeros(()), 0)
+    teachers = FlatTeachers(model, options, student, bool(contrast_anywhere))
     if batch.hint is not None:
-        sdpo = _hint_channel(model, head, hidden_BTH, batch.hint, options)
+        hint = batch.hint
+        student_NH = hidden_BTH[hint.student_rows.sequence_N, hint.student_rows.position_N]
+        tokens_N = hint.student_rows.next_tokens(student.input_ids)
+        taught = teachers.rows(hint, student_NH)
+        targets = HintTargets(tokens_N, hint.positions(), taught.contrast, hint.sites_without_contrast)
+        sdpo = hint_channel(head, student_NH, taught.teachers, options, targets)
     elif hints_anywhere:
-        _teacher_rows(model, _one_token(student.input_ids), options)
+        teachers.passes_of_others(hidden_BTH)
     if batch.pairs is not None:
         replay = _pair_channel(model, head, batch.pairs, options)
     elif pairs_anywhere:
@@ -57,30 +66,6 @@ def sequence_logprobs(
     hidden_BTH = in_head_dtype(hidden_states(model, both.input_ids, both.attention_mask), head)
     rows_NH = hidden_BTH[sequence_N, position_N]
     return summed_logprobs(head, rows_NH, rows.next_tokens(both.input_ids), sequence_N, 2 * num_pairs)
-
-
-def _hint_channel(
-    model: nn.Module, head: LinearHead, hidden_BTH: Tensor, hint: contract.HintChannel, options: Options
-) -> Channel:
-    """Channel 2 on the student pass that channel 1 already made, and a no-grad pass of each teacher."""
-    teachers = _teacher_rows(model, hint, options)
-    student_NH = hidden_BTH[hint.student_rows.sequence_N, hint.student_rows.position_N]
-    return hint_channel(head, student_NH, teachers, options)
-
-
-def _teacher_rows(model: nn.Module, hint: contract.HintChannel, options: Options) -> list[Teacher]:
-    def rows_of(teacher: nn.Module) -> Tensor:
-        hinted_BTH = hidden_states(teacher, hint.teacher.input_ids, hint.teacher.attention_mask)
-        return hinted_BTH[hint.teacher_rows.sequence_N, hint.teacher_rows.position_N]
-
-    return teacher_rows(model, options.teachers, hint.teacher.input_ids, rows_of)
-
-
-def _one_token(ids: Tensor) -> contract.HintChannel:
-    """As little as a pass can have: another process has hints, and a shared pass takes all of them."""
-    nothing = torch.empty(0, dtype=torch.int64, device=ids.device)
-    rows = RowIndex(nothing, nothing)
-    return contract.HintChannel(Sequences(ids[:1, :1], None), rows, rows)
 
 
 def _pair_channel(model: nn.Module, head: LinearHead, pairs: contract.PairChannel, options: Options) -> Channel:

@@ -11,7 +11,7 @@ from torch import Tensor
 from composer_replication.batch.tree import pack_trees
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.components import CHANNELS
-from composer_replication.objective.tree_batch import TargetRows, TreeBatch, TreePairs
+from composer_replication.objective.tree_batch import TargetRows, TreeBatch, TreeContrast, TreePairs
 
 
 def denominators_of(batches: Sequence[TreeBatch]) -> dict[str, int]:
@@ -34,7 +34,34 @@ def pack_batches(batches: Sequence[TreeBatch]) -> TreeBatch:
     response = TargetRows(joined([batch.response.rows for batch in batches]), targets)
     student, teacher = joined([each.student_rows for each in batches]), joined([each.teacher_rows for each in batches])
     pairs = [(batch.pairs, offset) for batch, offset in zip(batches, offsets, strict=True) if batch.pairs is not None]
-    return TreeBatch(tree, response, student, teacher, _joined_pairs(pairs) if pairs else None)
+    return TreeBatch(
+        tree,
+        response,
+        student,
+        teacher,
+        _joined_pairs(pairs) if pairs else None,
+        target_tokens=_joined_if_all([each.target_tokens for each in batches]),
+        site_position=_joined_if_all([each.site_position for each in batches]),
+        contrast=_joined_contrast(batches, offsets),
+        sites_without_contrast=sum(each.sites_without_contrast for each in batches),
+    )
+
+
+def _joined_if_all(parts: Sequence[Tensor | None]) -> Tensor | None:
+    known = [each for each in parts if each is not None]
+    return torch.cat(known) if len(known) == len(parts) else None
+
+
+def _joined_contrast(batches: Sequence[TreeBatch], offsets: Sequence[int]) -> TreeContrast | None:
+    numbers: list[Tensor] = []
+    rows: list[Tensor] = []
+    before = 0
+    for batch, offset in zip(batches, offsets, strict=True):
+        if batch.contrast is not None:
+            numbers.append(batch.contrast.numbers + before)
+            rows.append(batch.contrast.rows + offset)
+        before += batch.student_rows.numel()
+    return TreeContrast(torch.cat(numbers), torch.cat(rows)) if numbers else None
 
 
 def _joined_pairs(pairs: Sequence[tuple[TreePairs, int]]) -> TreePairs:

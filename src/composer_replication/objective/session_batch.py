@@ -5,78 +5,41 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 
 from composer_replication.batch.hint_placement import PLACEMENTS, Placement, TeacherContext, teacher_context
 from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
-from composer_replication.batch.windows import CUT_IN_MESSAGE, SHORT_CONTEXT, Branch, Target, Window, plan_windows
+from composer_replication.batch.windows import (
+    CUT_IN_MESSAGE,
+    SHORT_CONTEXT,
+    Branch,
+    Plan,
+    Target,
+    Window,
+    plan_windows,
+)
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.components import CHANNELS
-from composer_replication.objective.tree_batch import SessionTargets, TreeBatch
+from composer_replication.objective.session_records import (
+    HINT_HAS_NO_PLACE,
+    HINT_MAKES_NO_TOKENS,
+    NO_WRONG_HINT,
+    NOTHING_BEFORE_IT,
+    REFERENCE_SAW_MORE,
+    WRONG_HINT,
+    Item,
+    SessionBatches,
+    SessionWindow,
+    SiteHint,
+    TokenPair,
+)
+from composer_replication.objective.tree_batch import SessionTargets
 
-HINT_HAS_NO_PLACE = "hint_has_no_place"
-HINT_MAKES_NO_TOKENS = "hint_makes_no_tokens"
-NOTHING_BEFORE_IT = "nothing_before_it"
-REFERENCE_SAW_MORE = "reference_saw_more_context"
 _RESPONSES, _SITES, _PAIRS = CHANNELS
 Part = Literal["turn", "call"]
 PARTS: tuple[Part, ...] = ("turn", "call")
-
-
-class SiteHint(NamedTuple):
-    """An erring turn and what to say before it; a turn may have several."""
-
-    span: TurnSpan
-    hint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenPair:
-    """Two sequences from the session's first token on: the same state, then a response from its start to the end."""
-
-    chosen_ids: Sequence[int]
-    chosen_start: int
-    rejected_ids: Sequence[int]
-    rejected_start: int
-    references: tuple[float, float] | None = None
-
-
-class Item(NamedTuple):
-    """What a channel was given: the channel's name, and the number in the caller's list."""
-
-    channel: str
-    number: int
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class SessionWindow:
-    """The tree of tokens [first, end) of the session, and what is computed there."""
-
-    first: int
-    end: int
-    items: tuple[Item, ...]
-    batch: TreeBatch
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class SessionBatches:
-    """The windows, what is in none of them and why, and counts of the reasons and of everything else worth knowing.
-
-    Besides those of `batch.windows.Plan`: `hint_makes_no_tokens`, `hint_has_no_place` (the template takes it nowhere),
-    `nothing_before_it` (no row predicts its first token), `placement:<asked>-><used>`, `reference_saw_more_context`
-    (pairs whose references are those of the whole session, while the window has a part of it).
-    """
-
-    windows: tuple[SessionWindow, ...]
-    dropped: Mapping[Item, str]
-    counts: Counter[str]
-
-    @property
-    def batches(self) -> list[TreeBatch]:
-        return [window.batch for window in self.windows]
 
 
 def session_batches(
@@ -106,8 +69,14 @@ def session_batches(
     session = _Session(renderer, rendered, placement, part)
     members = session.members(rendered.spans if responses is None else responses, sites, pairs)
     cuts = [span.header_start for span in rendered.spans]
-    targets = [member.target for member in members]
-    plan = plan_windows(targets, budget=budget, overlap=overlap, cuts=cuts, max_length=max_length)
+
+    def planned() -> Plan:
+        targets = [member.target for member in members]
+        return plan_windows(targets, budget=budget, overlap=overlap, cuts=cuts, max_length=max_length)
+
+    plan = planned()
+    if session.drop_wrong_hints(members, plan.dropped):
+        plan = planned()
     for index, reason in plan.dropped.items():
         session.dropped[members[index].item] = reason
     windows = [session.window(each, [members[index] for index in each.targets], device) for each in plan.windows]
@@ -129,6 +98,8 @@ class _Session:
         self.headers = [span.header_start for span in rendered.spans]
         self.dropped: dict[Item, str] = {}
         self.notes: Counter[str] = Counter()
+        self.no_contrast: dict[Item, str] = {}  # sites whose wrong hint cannot be, and why
+        self.has_wrong_hints = False
 
     def members(
         self, responses: Sequence[TurnSpan], sites: Sequence[SiteHint], pairs: Sequence[TokenPair]
@@ -141,6 +112,7 @@ class _Session:
                 raise InputError(explain("turn", got=got, expected=f"one of {self.rendered.conversation_id}'s spans"))
         if len({pair.references is None for pair in pairs}) > 1:
             raise InputError(explain("references", got="some pairs' only", expected="all of the pairs', or none"))
+        self.has_wrong_hints = any(site.wrong_hint is not None for site in sites)
         channels = ((_RESPONSES, responses), (_SITES, sites), (_PAIRS, pairs))
         everything = [(Item(channel, number), each) for channel, given in channels for number, each in enumerate(given)]
         found: list[_Member] = []
@@ -148,9 +120,32 @@ class _Session:
             target = self._target(given)
             if isinstance(target, str):
                 self.dropped[item] = target
-            else:
-                found.append(_Member(item, target, given))
+                continue
+            if isinstance(given, SiteHint) and given.wrong_hint:
+                target = self._with_wrong_hint(item, given.span, given.wrong_hint, target)
+            found.append(_Member(item, target, given))
         return found
+
+    def _with_wrong_hint(self, item: Item, span: TurnSpan, wrong_hint: str, target: Target) -> Target:
+        """With one more branch, or as it is where the wrong hint cannot be placed."""
+        hinted = self._hinted(span, wrong_hint, target)
+        if isinstance(hinted, str):
+            self.no_contrast[item] = hinted
+            return target
+        return Target(hinted.first, hinted.end, (*target.branches, *hinted.branches))
+
+    def drop_wrong_hints(self, members: list[_Member], dropped: Mapping[int, str]) -> bool:
+        """Take the wrong hint from sites that had no room; whether there were any, and windows are planned again."""
+        changed = False
+        for index, reason in dropped.items():
+            item, _, given = members[index]
+            if isinstance(given, SiteHint) and given.wrong_hint and item not in self.no_contrast:
+                target = self._target(given)
+                if not isinstance(target, str):
+                    self.no_contrast[item] = reason
+                    members[index] = _Member(item, target, given)
+                    changed = True
+        return changed
 
     def _target(self, given: TurnSpan | SiteHint | TokenPair) -> Target | str:
         """The tokens it needs, or why it cannot be."""
@@ -160,19 +155,19 @@ class _Session:
         if not span.start:
             return NOTHING_BEFORE_IT
         target = Target(min(span.header_start, span.start - 1), span.end)
-        return self._hinted(given, target) if isinstance(given, SiteHint) and given.hint else target
+        return self._hinted(span, given.hint, target) if isinstance(given, SiteHint) and given.hint else target
 
-    def _hinted(self, site: SiteHint, target: Target) -> Target | str:
+    def _hinted(self, span: TurnSpan, hint: str, target: Target) -> Target | str:
         """A turn with the branch that its hinted copy is."""
-        if not self.renderer.encoder.encode([self.renderer.protected.escape(site.hint.strip())])[0]:
+        if not self.renderer.encoder.encode([self.renderer.protected.escape(hint.strip())])[0]:
             return HINT_MAKES_NO_TOKENS
         # A hint's place and size are the same in every window that has the message before the turn; only a hint at the
         # head depends on where it begins. So the long way from the start is gone for those alone.
-        near = self._end_of_turn_before(site.span)
+        near = self._end_of_turn_before(span)
         begin = 0 if self.placement == "head" else near
-        context = self._context(site, begin, self.placement)
+        context = self._context(span, hint, begin, self.placement)
         if begin and (context is None or context.placement == "head"):
-            begin, context = 0, self._context(site, 0, self.placement)
+            begin, context = 0, self._context(span, hint, 0, self.placement)
         if context is None:
             return HINT_HAS_NO_PLACE
         at, size, first = begin + context.hint_start, _hint_size(context), target.first
@@ -180,7 +175,7 @@ class _Session:
             first = min(first, at)  # or the window would begin after the hint's place
         elif context.placement == "head":
             # A window that begins after the last question has the hint in another form, at worst the longer one.
-            size = max(size, _hint_size(self._context(site, near, "before_turn") or context))
+            size = max(size, _hint_size(self._context(span, hint, near, "before_turn") or context))
         return Target(first, target.end, (Branch(at, size + target.end - at),))
 
     def _end_of_turn_before(self, span: TurnSpan) -> int:
@@ -219,16 +214,39 @@ class _Session:
             sides = given.chosen_ids[first:], given.chosen_start - first, given.rejected_ids[first:]
             into.add_pair(*sides, given.rejected_start - first, references=given.references)
         elif isinstance(given, SiteHint):
-            context = self._context(given, first, self.placement)
-            if context is None:
-                self.dropped[member.item] = HINT_HAS_NO_PLACE
-                return
-            self.notes[f"placement:{self.placement}->{context.placement}"] += context.placement != self.placement
-            start, end = self._taught(given.span)
-            teacher_start = context.start + start - given.span.start
-            into.add_site(trunk, start - first, end - first, context.ids, teacher_start)
+            self._put_site(member.item, given, into, first, trunk)
         else:
             into.add_response(trunk, given.start - first, given.end - first)
+
+    def _put_site(self, item: Item, site: SiteHint, into: SessionTargets, first: int, trunk: list[int]) -> None:
+        context = self._context(site.span, site.hint, first, self.placement)
+        if context is None:
+            self.dropped[item] = HINT_HAS_NO_PLACE
+            return
+        self.notes[f"placement:{self.placement}->{context.placement}"] += context.placement != self.placement
+        contrast = self._contrast(item, site, first)
+        start, end = self._taught(site.span)
+        offset = start - site.span.start
+        into.add_site(
+            trunk,
+            start - first,
+            end - first,
+            context.ids,
+            context.start + offset,
+            contrast_ids=None if contrast is None else contrast.ids,
+            contrast_start=None if contrast is None else contrast.start + offset,
+        )
+
+    def _contrast(self, item: Item, site: SiteHint, first: int) -> TeacherContext | None:
+        """The context with the wrong hint; why a site has none is counted where others have one."""
+        if site.wrong_hint is None:
+            self.notes[NO_WRONG_HINT] += self.has_wrong_hints
+            return None
+        reason = self.no_contrast.get(item)
+        context = None if reason else self._context(site.span, site.wrong_hint, first, self.placement)
+        if context is None:
+            self.notes[WRONG_HINT + (reason or HINT_HAS_NO_PLACE)] += 1
+        return context
 
     def _taught(self, span: TurnSpan) -> tuple[int, int]:
         """The tokens that count: the turn's, or its calls' where only they are wanted and there are some."""
@@ -236,9 +254,9 @@ class _Session:
             return span.start, span.end
         return span.call_start, span.call_end
 
-    def _context(self, site: SiteHint, first: int, placement: Placement) -> TeacherContext | None:
+    def _context(self, span: TurnSpan, hint: str, first: int, placement: Placement) -> TeacherContext | None:
         try:
-            return teacher_context(self.renderer, self.rendered, site.span, site.hint, placement=placement, first=first)
+            return teacher_context(self.renderer, self.rendered, span, hint, placement=placement, first=first)
         except InputError:  # no template takes it; hints and placements that are wrong in themselves came out before
             return None
 

@@ -63,6 +63,11 @@ def models_of(student: nn.Module, teachers: Sequence[WeightedTeacher]) -> list[n
     return [student, *(each.model for each in teachers if each.model is not None)]
 
 
+def is_live(teacher: WeightedTeacher, student: nn.Module) -> bool:
+    """Whether a share is the student itself as it is."""
+    return not teacher.without_adapter and unwrapped(teacher.model or student) is unwrapped(student)
+
+
 def teacher_rows(
     student: nn.Module,
     teachers: Sequence[WeightedTeacher],
@@ -74,7 +79,7 @@ def teacher_rows(
     shares: list[Teacher] = []
     for each in teachers:
         model = each.model or student
-        if live_rows is not None and not each.without_adapter and unwrapped(model) is unwrapped(student):
+        if live_rows is not None and is_live(each, student):
             shares.append(Teacher(live_rows, head_of(model, probe_ids), each.coefficient))
             continue
         shares.append(_share(model, each, probe_ids, rows_of))

@@ -38,15 +38,29 @@ class TreePairs:
         return self.chosen_reference, self.rejected_reference
 
 
+class TreeContrast(NamedTuple):
+    """Rows below a wrong hint; `numbers` says which of channel 2's rows predict the same tokens."""
+
+    numbers: Tensor
+    rows: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class TreeBatch:
-    """What `compose_loss` takes instead of a mapping. Row n of student and teacher predict the same token."""
+    """What `compose_loss` takes instead of a mapping. Row n of student and teacher predict the same token.
+
+    That token and its number in its site are known to batches that `SessionTargets` built; some switches need them.
+    """
 
     tree: TokenTree
     response: TargetRows
     student_rows: Tensor
     teacher_rows: Tensor
     pairs: TreePairs | None
+    target_tokens: Tensor | None = None
+    site_position: Tensor | None = None
+    contrast: TreeContrast | None = None
+    sites_without_contrast: int = 0
 
     def check(self, num_embeddings: int) -> None:
         """Raise where an id has no embedding."""
@@ -59,6 +73,22 @@ class TreeBatch:
         return dict(zip(CHANNELS, found, strict=True))
 
 
+class _Site(NamedTuple):
+    """Target tokens [start, end) of a sequence, and where they begin in the hinted and the wrongly hinted one."""
+
+    sequence: int
+    start: int
+    end: int
+    teacher: int
+    teacher_start: int
+    contrast: int | None
+    contrast_start: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
 @dataclass
 class SessionTargets:
     """Collects the sequences of a session with what counts in each; `build` merges them into a tree.
@@ -68,7 +98,7 @@ class SessionTargets:
 
     _sequences: list[Sequence[int]] = field(default_factory=list[Sequence[int]])
     _responses: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    _sites: list[tuple[int, int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int, int]])
+    _sites: list[_Site] = field(default_factory=list[_Site])
     _chosen: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     _rejected: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     _references: list[tuple[float, float] | None] = field(default_factory=list[tuple[float, float] | None])
@@ -79,16 +109,32 @@ class SessionTargets:
         self._responses.append((self._add(ids, start, end), start, end))
 
     def add_site(
-        self, ids: Sequence[int], start: int, end: int, teacher_ids: Sequence[int], teacher_start: int
+        self,
+        ids: Sequence[int],
+        start: int,
+        end: int,
+        teacher_ids: Sequence[int],
+        teacher_start: int,
+        *,
+        contrast_ids: Sequence[int] | None = None,
+        contrast_start: int | None = None,
     ) -> None:
-        """Channel 2: the erring turn's tokens, and where they stand in the hinted context."""
-        teacher_end = teacher_start + end - start
-        if list(ids[start:end]) != list(teacher_ids[teacher_start:teacher_end]):
-            fix = "Both ranges name the target tokens themselves; the hinted context has them further on"
-            got = f"{list(ids[start:end])[:5]}… and {list(teacher_ids[teacher_start:teacher_end])[:5]}…"
-            raise AlignmentError(explain("target tokens of the two sides", got=got, expected="the same", fix=fix))
+        """Channel 2: the erring turn's tokens, and where they stand in the context with its hint and with a wrong one.
+
+        The wrong hint is for `RowWeighting.contrast`; a site may be without.
+        """
+        if (contrast_ids is None) != (contrast_start is None):
+            got = "contrast_ids or contrast_start alone"
+            raise InputError(explain("contrast of a site", got=got, expected="both, or neither"))
+        _check_same_tokens(ids[start:end], teacher_ids, teacher_start)
+        if contrast_ids is not None and contrast_start is not None:
+            _check_same_tokens(ids[start:end], contrast_ids, contrast_start)
         student = self._add(ids, start, end)
-        self._sites.append((student, start, end, self._add(teacher_ids, teacher_start, teacher_end), teacher_start))
+        teacher = self._add(teacher_ids, teacher_start, teacher_start + end - start)
+        contrast, there = None, contrast_start or 0
+        if contrast_ids is not None:
+            contrast = self._add(contrast_ids, there, there + end - start)
+        self._sites.append(_Site(student, start, end, teacher, teacher_start, contrast, there))
 
     def add_pair(
         self,
@@ -111,9 +157,34 @@ class SessionTargets:
             raise InputError(explain("session", got="no sequence", expected="at least one"))
         tree = build_tree(self._sequences).to(device)
         response = _rows(tree, self._responses)
-        student = _rows(tree, [(sequence, start, end) for sequence, start, end, _, _ in self._sites])
-        teacher = _rows(tree, [(there, first, first + end - start) for _, start, end, there, first in self._sites])
-        return TreeBatch(tree, response, student.rows, teacher.rows, self._pairs(tree))
+        student = _rows(tree, [(each.sequence, each.start, each.end) for each in self._sites])
+        there = [(each.teacher, each.teacher_start, each.teacher_start + each.size) for each in self._sites]
+        numbers = [torch.arange(each.size) for each in self._sites]
+        contrast = self._contrast(tree)
+        return TreeBatch(
+            tree,
+            response,
+            student.rows,
+            _rows(tree, there).rows,
+            self._pairs(tree),
+            target_tokens=student.targets,
+            site_position=torch.cat(numbers).to(device) if numbers else torch.zeros_like(student.rows),
+            contrast=contrast,
+            sites_without_contrast=sum(each.contrast is None for each in self._sites),
+        )
+
+    def _contrast(self, tree: TokenTree) -> TreeContrast | None:
+        ranges: list[tuple[int, int, int]] = []
+        numbers: list[Tensor] = []
+        before = 0
+        for each in self._sites:
+            if each.contrast is not None:
+                ranges.append((each.contrast, each.contrast_start, each.contrast_start + each.size))
+                numbers.append(torch.arange(before, before + each.size))
+            before += each.size
+        if not ranges:
+            return None
+        return TreeContrast(torch.cat(numbers).to(tree.input_ids.device), _rows(tree, ranges).rows)
 
     def _pairs(self, tree: TokenTree) -> TreePairs | None:
         if not self._chosen:
@@ -139,6 +210,14 @@ class SessionTargets:
             number = self._number_of[id(ids)] = len(self._sequences)
             self._sequences.append(list(ids))
         return number
+
+
+def _check_same_tokens(targets: Sequence[int], other_ids: Sequence[int], other_start: int) -> None:
+    there = list(other_ids[other_start : other_start + len(targets)])
+    if list(targets) != there:
+        fix = "Both ranges name the target tokens themselves; the hinted context has them further on"
+        got = f"{list(targets)[:5]}… and {there[:5]}…"
+        raise AlignmentError(explain("target tokens of the two sides", got=got, expected="the same", fix=fix))
 
 
 def check_ids(ids: Tensor, num_embeddings: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from composer_replication.objective.channels import (
@@ -15,7 +16,8 @@ from composer_replication.objective.channels import (
 )
 from composer_replication.objective.forward import is_noisy, tree_hidden_states
 from composer_replication.objective.model_head import head_of
-from composer_replication.objective.teachers import LIVE, Teacher, models_of, teacher_rows
+from composer_replication.objective.row_weighting import Contrast, HintTargets, split_rows
+from composer_replication.objective.teachers import LIVE, Teacher, is_live, models_of, teacher_rows
 from composer_replication.objective.tree_batch import TreeBatch
 from composer_replication.objective.wrapped import agreed_most
 
@@ -35,9 +37,9 @@ def tree_channels(
     )
     sdpo = replay = Channel(lm_ce.value.new_zeros(()), 0)
     if sites_anywhere:
-        teachers = _teacher_rows(model, batch, hidden_LH, options)
+        teachers, targets = _taught(model, batch, hidden_LH, options)
         if has_sites:
-            sdpo = hint_channel(head, hidden_LH[batch.student_rows], teachers, options)
+            sdpo = hint_channel(head, hidden_LH[batch.student_rows], teachers, options, targets)
     if options.beta > 0 and batch.pairs is not None:
         sides = batch.pairs
         sums, lengths = summed_logprobs(head, hidden_LH[sides.rows], sides.targets, sides.response, 2 * sides.num_pairs)
@@ -46,11 +48,29 @@ def tree_channels(
     return lm_ce, sdpo, replay
 
 
-def _teacher_rows(model: nn.Module, batch: TreeBatch, hidden_LH: Tensor, options: Options) -> list[Teacher]:
-    """The live teacher is the pass that was made, without its gradient, unless dropout made it noisy."""
+def _taught(
+    model: nn.Module, batch: TreeBatch, hidden_LH: Tensor, options: Options
+) -> tuple[list[Teacher], HintTargets]:
+    """Rows with the right hint, and for the contrast, from the same passes, those with a wrong hint and with none.
+
+    The live teacher is the pass that was made, without its gradient, unless dropout made it noisy.
+    """
+    contrast = batch.contrast if options.contrasts else None
+    wanted = [batch.teacher_rows]
+    if contrast is not None:
+        wanted += [contrast.rows, batch.student_rows[contrast.numbers]]
+    rows_of_all = torch.cat(wanted)
 
     def rows_of(teacher: nn.Module) -> Tensor:
-        return tree_hidden_states(teacher, batch.tree).hidden[batch.teacher_rows]
+        return tree_hidden_states(teacher, batch.tree).hidden[rows_of_all]
 
-    made = None if is_noisy(model, hidden_LH.device) else hidden_LH[batch.teacher_rows].detach()
-    return teacher_rows(model, options.teachers or (LIVE,), batch.tree.input_ids[None], rows_of, made)
+    made = None if is_noisy(model, hidden_LH.device) else hidden_LH[rows_of_all].detach()
+    shares = options.teachers or (LIVE,)
+    found = teacher_rows(model, shares, batch.tree.input_ids[None], rows_of, made)
+    known = HintTargets(batch.target_tokens, batch.site_position, None, batch.sites_without_contrast)
+    if contrast is None:
+        return found, known
+    right, wrong, unhinted = split_rows(found, [each.numel() for each in wanted])
+    if made is not None and all(is_live(each, model) for each in shares):
+        unhinted = []  # they are the student's rows, which the loss has already
+    return right, known._replace(contrast=Contrast(contrast.numbers, wrong, unhinted))

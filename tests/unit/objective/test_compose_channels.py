@@ -167,7 +167,7 @@ def one_sequence(batch, row):
     return part
 
 
-GIVEN = ("denominators", "sdpo_teachers")  # what only code can give, and no config file
+GIVEN = ("denominators", "sdpo_teachers", "sdpo_weighting")  # what only code can give, and no config file
 
 
 def test_the_config_section_has_the_knobs_and_defaults_of_the_function():

@@ -90,7 +90,7 @@ def flat_of(given: Asked, window, placement="before_turn"):
     batch = {"input_ids": torch.tensor([ids]), "response_mask": mask}
     teachers, student_rows, teacher_rows = [], [], []
     for number in of_channel(window, "sdpo_jsd"):
-        span, hint = given.sites[number]
+        span, hint, _ = given.sites[number]
         context = teacher_context(given.renderer, given.rendered, span, hint, placement=placement, first=first)
         size = span.end - span.start
         student_rows += [[0, span.start - first - 1 + j] for j in range(size)]
@@ -131,7 +131,7 @@ def check_sites(given: Asked, window, placement="before_turn"):
     follows = {(row, int(tree.input_ids[after])) for row, after in follows}
     at, num_rows = 0, 0
     for number in of_channel(window, "sdpo_jsd"):
-        span, hint = given.sites[number]
+        span, hint, _ = given.sites[number]
         context = teacher_context(given.renderer, given.rendered, span, hint, placement=placement, first=window.first)
         targets, before = given.rendered.ids[span.start : span.end], given.rendered.ids[window.first : span.start]
         size = len(targets)

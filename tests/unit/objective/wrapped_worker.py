@@ -15,6 +15,7 @@ from torch import nn
 
 from composer_replication import compose_loss
 from composer_replication.objective.reference import with_reference
+from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.objective.teachers import WeightedTeacher
 from composer_replication.objective.tree_batch import SessionTargets
 
@@ -22,19 +23,26 @@ OPTIONS = {"alpha_sdpo": 0.7, "beta_replay": 0.3}
 TRUNKS = ([5, 9, 13, 21, 8, 34, 55, 3, 17, 29, 41, 2, 11, 7], [4, 6, 8, 30, 31, 32, 33, 12, 1])
 
 
-def session(rank: int, *, with_sites: bool = True, with_pairs: bool = True):
+def session(rank: int, *, with_sites: bool = True, with_pairs: bool = True, wrong_hint: bool = False):
     """Rank 1's session is another one; it may lack channels that rank 0's has."""
     trunk = TRUNKS[rank]
     targets = SessionTargets()
     targets.add_response(trunk, 2, 6)
     if with_sites:
-        targets.add_site(trunk, 3, 7, [*trunk[:2], 60, 61, *trunk[2:7]], 5)
+        contrast = {"contrast_ids": wrongly_hinted(trunk), "contrast_start": 6} if wrong_hint else {}
+        targets.add_site(trunk, 3, 7, [*trunk[:2], 60, 61, *trunk[2:7]], 5, **contrast)  # type: ignore[arg-type]
     if with_pairs:
         targets.add_pair([*trunk[:4], 50, 51], 4, trunk[:8], 4, references=(-3.0, -4.0))
     return targets.build()
 
 
-def flat(rank: int, *, with_sites: bool = True, with_pairs: bool = True) -> dict[str, torch.Tensor]:
+def wrongly_hinted(trunk: list[int]) -> list[int]:
+    return [*trunk[:2], 52, 53, 54, *trunk[2:7]]
+
+
+def flat(
+    rank: int, *, with_sites: bool = True, with_pairs: bool = True, wrong_hint: bool = False
+) -> dict[str, torch.Tensor]:
     """The same session as a mapping."""
     trunk = TRUNKS[rank]
     mask = torch.zeros(1, len(trunk), dtype=torch.long)
@@ -44,6 +52,9 @@ def flat(rank: int, *, with_sites: bool = True, with_pairs: bool = True) -> dict
         batch["ctx_teacher_input_ids"] = torch.tensor([[*trunk[:2], 60, 61, *trunk[2:7]]])
         batch["sdpo_student_index"] = torch.tensor([[0, row] for row in range(2, 6)])
         batch["sdpo_teacher_index"] = torch.tensor([[0, row] for row in range(4, 8)])
+        if wrong_hint:
+            batch["ctx_contrast_input_ids"] = torch.tensor([wrongly_hinted(trunk)])
+            batch["sdpo_contrast_index"] = torch.tensor([[0, row] for row in range(5, 9)])
     if with_pairs:
         for side, ids, reference in (("chosen", [*trunk[:4], 50, 51], -3.0), ("rejected", trunk[:8], -4.0)):
             counted = torch.ones(1, len(ids), dtype=torch.long)
@@ -105,7 +116,15 @@ CASES = {
     "flat, a teacher of its own, only rank 0 has sites": {"missing": True, "frozen": True, "as_tree": False},
     "tree, results cast to half precision by the wrapper": {"half_output": True},
     "tree, references where only rank 0 has pairs": {"missing": True, "references": True},
+    "tree, all switches, only rank 0 has sites": {"switches": True, "missing": True},
+    "flat, all switches, only rank 0 has sites": {"switches": True, "missing": True, "as_tree": False},
+    "flat, all switches, a teacher of its own, only rank 0 has wrong hints": {
+        "switches": True,
+        "frozen": True,
+        "as_tree": False,
+    },
 }
+SWITCHES = RowWeighting(sigmoid_gate_tau=0.8, teacher_entropy=True, position_decay=0.7, contrast=1.5)
 
 
 def one_case(wrapper: str, rank: int, **case: object) -> dict[str, torch.Tensor]:
@@ -116,7 +135,8 @@ def one_case(wrapper: str, rank: int, **case: object) -> dict[str, torch.Tensor]
     wrapped = wrap(wrapper, model, half_output=bool(case.get("half_output")))
     keep = not (case.get("missing") and rank == 1)
     make = session if case.get("as_tree", True) else flat
-    batch = make(rank, with_sites=keep, with_pairs=keep)
+    weighting = SWITCHES if case.get("switches") else None
+    batch = make(rank, with_sites=keep, with_pairs=keep, wrong_hint=weighting is not None and rank == 0)
     teachers = [WeightedTeacher(None, 0.9, True), WeightedTeacher(None, 0.1)] if case.get("teachers") else None
     if case.get("frozen"):
         teacher = build(False)
@@ -124,7 +144,7 @@ def one_case(wrapper: str, rank: int, **case: object) -> dict[str, torch.Tensor]
             for parameter in teacher.parameters():
                 parameter.mul_(1.1)
         teachers = [WeightedTeacher(wrap(wrapper, teacher.requires_grad_(False)))]
-    components = compose_loss(wrapped, batch, sdpo_teachers=teachers, **OPTIONS)  # type: ignore[arg-type]
+    components = compose_loss(wrapped, batch, sdpo_teachers=teachers, sdpo_weighting=weighting, **OPTIONS)  # type: ignore[arg-type]
     components.total.backward()
     found = {"total": components.total.detach().clone()}
     for name, parameter in model.named_parameters():

@@ -90,13 +90,12 @@ class DivergenceTile:
 
     @property
     def num_scratch(self) -> int:
-        """One tile for the sum, one more when a second head must be added to it."""
-        return 1 + (sum(term.hidden is not None for term in self.terms) > 1)
+        return num_term_tiles(self.terms)
 
     def __call__(
         self, student_nV: Tensor, tile: slice, weights_n: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]
     ) -> Tensor:
-        teacher_nV = self._teacher_logits(student_nV, tile, scratch)
+        teacher_nV = sum_of_terms(self.terms, student_nV, tile, scratch)
         if self.kernel is not None:
             return self.kernel(student_nV, teacher_nV, weights_n, self.token_clip, grad_nV)
         row_function = partial(_swap_arguments, self.divergence, teacher_nV)
@@ -106,24 +105,31 @@ class DivergenceTile:
     def tokens(self) -> None:
         return None
 
-    def _teacher_logits(self, student_nV: Tensor, tile: slice, scratch: list[Tensor]) -> Tensor:
-        total_nV = scratch[0]
-        is_empty = True
-        # Heads first, then the student's own logits: the first head can then be written straight into the sum.
-        for term in sorted(self.terms, key=lambda term: term.hidden is None):
-            if term.coefficient == 0.0:
-                continue
-            if term.hidden is None or term.head is None:
-                summand_nV = student_nV
-            else:
-                summand_nV = total_nV if is_empty else scratch[1]
-                term.head.write_logits(term.hidden[tile], summand_nV)
-            if not is_empty:
-                total_nV.add_(summand_nV, alpha=term.coefficient)
-            elif term.coefficient != 1.0 or summand_nV is not total_nV:
-                torch.mul(summand_nV, term.coefficient, out=total_nV)
-            is_empty = False
-        return total_nV
+
+def num_term_tiles(terms: Sequence[TeacherTerm]) -> int:
+    """One tile for the sum, one more when a second head must be added to it."""
+    return 1 + (sum(term.hidden is not None for term in terms) > 1)
+
+
+def sum_of_terms(terms: Sequence[TeacherTerm], student_nV: Tensor, tile: slice, scratch: list[Tensor]) -> Tensor:
+    """The teacher's logits of a tile, in the first of its `num_term_tiles` scratch tiles."""
+    total_nV = scratch[0]
+    is_empty = True
+    # Heads first, then the student's own logits: the first head can then be written straight into the sum.
+    for term in sorted(terms, key=lambda term: term.hidden is None):
+        if term.coefficient == 0.0:
+            continue
+        if term.hidden is None or term.head is None:
+            summand_nV = student_nV
+        else:
+            summand_nV = total_nV if is_empty else scratch[1]
+            term.head.write_logits(term.hidden[tile], summand_nV)
+        if not is_empty:
+            total_nV.add_(summand_nV, alpha=term.coefficient)
+        elif term.coefficient != 1.0 or summand_nV is not total_nV:
+            torch.mul(summand_nV, term.coefficient, out=total_nV)
+        is_empty = False
+    return total_nV
 
 
 def _swap_arguments(divergence: rows.Divergence, teacher_nV: Tensor, student_nV: Tensor) -> Tensor:

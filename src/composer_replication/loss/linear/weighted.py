@@ -62,7 +62,7 @@ def linear_divergence(
     if token_clip is not None:
         rows.check_positive(token_clip, "token_clip")
     student = prepare_operands(hidden_NH, head)
-    terms = tuple(_prepared_term(term) for term in teacher_terms)
+    terms = tuple(prepared_term(term) for term in teacher_terms)
     kernel = kernels.divergence_kernel(divergence, vocab) if kernels.wants_triton(backend, student.hidden) else None
     tile_loss = DivergenceTile(divergence, terms, token_clip, kernel)
     return _weighted_sum(hidden_NH, head, student, tile_loss, row_weights, token_clip, tile_rows)
@@ -94,7 +94,7 @@ def check_row_vector(values: Tensor, hidden_NH: Tensor, name: str) -> None:
         raise ShapeError(explain(f"{name} shape", got=tuple(values.shape), expected=f"({hidden_NH.shape[0]},)"))
 
 
-def _prepared_term(term: TeacherTerm) -> TeacherTerm:
+def prepared_term(term: TeacherTerm) -> TeacherTerm:
     if term.hidden is None or term.head is None:
         return term
     operands = prepare_operands(term.hidden, term.head)

@@ -1,0 +1,154 @@
+"""`crf train`: from a run directory, or rollouts in an environment, to trained weights."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from composer_replication.trainer.run_results import ChannelResult, TrainingResult
+    from composer_replication.trainer.run_training import TrainingPlan
+
+HELP = "train on a run's sessions, or on rollouts, and write an adapter"
+INTERRUPTED = 130
+_COUNTS = (
+    ("prompts", "prompts"),
+    ("held_out_prompts", "prompts held out"),
+    ("conversations", "conversations"),
+    ("windows", "windows"),
+    ("tree_tokens", "tokens of all trees"),
+    ("sites", "error sites with a hint"),
+    ("pairs", "preference pairs"),
+    ("lm_ce", "target tokens of good turns (channel 1)"),
+    ("sdpo_jsd", "target tokens of erring turns (channel 2)"),
+    ("trace_replay_dpo", "pairs (channel 3)"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="a TOML file; its [train] table names model and run")
+    parser.add_argument("--set", action="append", metavar="A.B=C", help="an option over the file's; may be repeated")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint, or fail")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be trained on and whether it fits")
+    parser.add_argument("--force", action="store_true", help="begin although the memory plan says that it does not fit")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    import contextlib
+    import os
+    import sys
+
+    from composer_replication.trainer.presets import load_with_preset
+
+    config = load_with_preset(args.config, args.set or ())
+    if os.getcwd() not in sys.path:  # where rewards and environments are looked for
+        sys.path.insert(0, os.getcwd())
+    with contextlib.redirect_stdout(sys.stderr):  # what libraries say is not our output
+        _quiet_libraries()
+        if args.dry_run:
+            from composer_replication.trainer.run_training import plan_training
+
+            plan = plan_training(config)
+        else:
+            from composer_replication.cli.train_progress import training_progress
+            from composer_replication.trainer.run_training import run_training
+
+            with training_progress(config.train.optimiser.steps) as progress:
+                result = run_training(config, resume=args.resume, must_fit=not args.force, progress=progress)
+    if args.dry_run:
+        _show_plan(plan, as_json=args.json)
+        return 0
+    _show_result(result, as_json=args.json)
+    if result.stopped_by:
+        _say_how_to_resume(result, args)
+        return INTERRUPTED
+    return 0
+
+
+def _quiet_libraries() -> None:
+    """Bars of libraries only where somebody looks; a feature that TRL calls experimental is not news at every start."""
+    import os
+    import sys
+
+    from transformers.utils import logging
+
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+
+
+def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
+    from composer_replication.cli.console import print_json, say, show
+
+    memory = plan.memory
+    if as_json:
+        fits = None if memory is None else {"peak": memory.peak, "available": memory.available, "fits": memory.fits}
+        found = {"mode": plan.mode, "counts": dict(plan.counts), "drops": dict(plan.drops), "memory": fits}
+        print_json(found | {"newest_checkpoint": plan.newest_step, "changed": list(plan.changed)})
+        return
+    show(*_count_tables(plan.counts, plan.drops))
+    if memory is not None:
+        say(f"memory of a step:\n{memory}")
+    if plan.newest_step is None:
+        say(f"{plan.folder.config}: the config as it was understood. Nothing was trained")
+    else:
+        say(f"{plan.folder.checkpoints} has checkpoint-{plan.newest_step}: training would go on from there")
+    for change in plan.changed:
+        say(f"set otherwise than when the run began: {change}")
+
+
+def _show_result(result: TrainingResult, *, as_json: bool) -> None:
+    from composer_replication.cli.console import plain, print_json, say, show, table
+
+    if as_json:
+        print_json(result.as_json())
+        return
+    columns = ("channel", "weight", "ran in steps", "first loss", "last loss")
+    caption = "A loss is the mean since the line of metrics before; weights are those of the first step."
+    rows = [_channel_row(each, result.steps) for each in result.channels]
+    show(table(f"Channels, {result.steps} of {result.total_steps} steps", columns, rows, caption=caption))
+    if result.drops:
+        print()
+        show(table("Not trained on", ("what", "number"), sorted(result.drops.items())))
+    for text in result.alarms:
+        print(plain(f"alarm: {text}"))
+    for text in result.diagnosis:
+        print(plain(f"diagnosis: {text}"))
+    if not result.diagnosis:
+        print("diagnosis: nothing was found that keeps it from learning")
+    if result.saved is not None:
+        say(f"{result.saved}: the trained weights; {result.metrics}: the metrics")
+
+
+def _channel_row(each: ChannelResult, steps: int) -> tuple[object, ...]:
+    ran = "never ran" if each.never_ran else f"{each.steps} of {steps}"
+    losses = ("" if loss is None else f"{loss:.4g}" for loss in (each.first_loss, each.last_loss))
+    return each.name, f"{each.weight:g}", ran, *losses
+
+
+def _count_tables(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[Table]:
+    """What there is, items of the channels last; and what was left out, where something was."""
+    from composer_replication.cli.console import table
+
+    known = [(text, counts[name]) for name, text in _COUNTS if name in counts]
+    others = sorted((name.replace("_", " "), number) for name, number in counts.items() if name not in dict(_COUNTS))
+    tables = [table("To train on", ("what", "number"), [*known, *others])]
+    return [*tables, table("Left out", ("what", "number"), sorted(drops.items()))] if drops else tables
+
+
+def _say_how_to_resume(result: TrainingResult, args: argparse.Namespace) -> None:
+    import shlex
+
+    from composer_replication.cli.console import say
+
+    words = ["crf", "train"]
+    words += ["--config", args.config] if args.config else []
+    for each in args.set or ():
+        words += ["--set", each]
+    command = shlex.join([*words, "--resume"])
+    say(f"{result.stopped_by}: stopped after step {result.steps} of {result.total_steps}, which is saved.")
+    say(f"go on with: {command}")

@@ -1,0 +1,92 @@
+"""Progress of a training on stderr: a bar where that is a terminal, a line per log call where it is none."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.run_training import Progress
+
+# In this order, those that a line has; the rest is in metrics.jsonl.
+_SHOWN = (
+    ("loss/total", "total"),
+    ("loss/lm_ce", "lm_ce"),
+    ("loss/grpo", "grpo"),
+    ("loss/sdpo_kl", "sdpo_kl"),
+    ("loss/sdpo_kl_logged", "sdpo_kl_logged"),
+    ("loss/trace_replay_dpo", "trace_replay_dpo"),
+    ("reward", "reward"),
+    ("eval_total", "held-out total"),
+    ("eval_reward", "held-out reward"),
+    ("grad_norm", "gradient"),
+)
+
+
+@contextlib.contextmanager
+def training_progress(total_steps: int) -> Generator[Progress, None, None]:
+    """What `run_training` tells its progress to; warnings of this package come the same way, as plain text."""
+    from composer_replication.cli.console import say
+    from composer_replication.trainer.run_training import Progress
+
+    if not sys.stderr.isatty():
+        with _warnings_to(say):
+            yield Progress(say=say, on_log=lambda step, total, figures: _say_line(say, step, total, figures))
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from composer_replication.cli.console import plain
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, TextColumn("{task.fields[figures]}", markup=False), console=Console(stderr=True)) as bar:
+        task = bar.add_task("steps", total=total_steps, figures="")
+
+        def talk(text: str) -> None:
+            bar.console.print(plain(text), markup=False, highlight=False)
+
+        with _warnings_to(talk):
+            yield Progress(
+                say=talk,
+                on_step=lambda step, total: bar.update(task, completed=step, total=total),
+                on_log=lambda _step, _total, figures: bar.update(task, figures=figures_text(figures)),
+            )
+
+
+def figures_text(figures: Mapping[str, Any]) -> str:
+    """The figures that somebody watches, in a fixed order."""
+    return "  ".join(f"{name} {float(figures[key]):.4g}" for key, name in _SHOWN if _is_number(figures.get(key)))
+
+
+def _say_line(say: Callable[[str], None], step: int, total: int, figures: Mapping[str, Any]) -> None:
+    text = figures_text(figures)
+    if text:
+        say(f"step {step} of {total}: {text}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+@contextlib.contextmanager
+def _warnings_to(say: Callable[[str], None]) -> Generator[None, None, None]:
+    """Python would print them to stderr as they are, into the middle of a bar."""
+
+    class Saying(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = record.getMessage()
+            if not text.startswith("The whole run: "):  # part of the result
+                say(text)
+
+    ours, handler = logging.getLogger("composer_replication"), Saying(logging.WARNING)
+    before, ours.propagate = ours.propagate, False
+    ours.addHandler(handler)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        ours.propagate = before

@@ -1,0 +1,198 @@
+"""Switches of channel 2: how much each target token counts, and a teacher that a wrong hint is taken away from.
+
+All of them are off unless asked for. The weights are those of `loss.row_weights`. The contrast answers the style drift
+that any hint causes, whatever it says: a hint that does not belong to the site is put in the same place, and what both
+hints do to the teacher cancels.
+
+    teacher logits = without a hint + strength * (with the hint - with a wrong hint)
+
+A site without a wrong hint keeps its plain teacher, and is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from composer_replication.errors import InputError, ShapeError, explain
+from composer_replication.loss.linear import LinearHead, TeacherTerm
+from composer_replication.loss.linear.row_stats import RowStats, linear_row_stats
+from composer_replication.loss.row_weights import position_decay, sigmoid_gate, teacher_certainty, with_mean_one
+from composer_replication.loss.rows import check_positive, check_unit_interval
+from composer_replication.objective.teachers import Teacher
+
+
+@dataclass(frozen=True)
+class RowWeighting:
+    """Which of channel 2's switches are on. Weights of several are multiplied; none of them has a gradient.
+
+    The teacher is the sum of all its shares, contrast included, at temperature 1 and before TAID mixes the student in.
+    """
+
+    sigmoid_gate_tau: float | None = None
+    """w = 2 sigmoid((log p_S(y) - log p_T(y)) / tau); tau > 0."""
+    teacher_entropy: bool = False
+    """w = clamp(1 - H_T / log V, 0, 1), H_T in nats."""
+    position_decay: float | None = None
+    """w = decay^j for the j-th target token of its site; 0 < decay <= 1."""
+    contrast: float | None = None
+    """Strength of the contrast with a wrong hint, > 0."""
+    normalise: bool = True
+    """The weights' mean over the rows of the call is 1. Micro-batches add up to the whole batch only without it."""
+
+    def __post_init__(self) -> None:
+        if self.sigmoid_gate_tau is not None:
+            check_positive(self.sigmoid_gate_tau, "sigmoid_gate_tau")
+        if self.position_decay is not None:
+            check_positive(self.position_decay, "position_decay")
+            check_unit_interval(self.position_decay, "position_decay")
+        if self.contrast is not None:
+            check_positive(self.contrast, "contrast")
+        for name in ("teacher_entropy", "normalise"):
+            if type(getattr(self, name)) is not bool:
+                raise InputError(explain(name, got=repr(getattr(self, name)), expected="True or False"))
+
+    @property
+    def looks_at_rows(self) -> bool:
+        """Whether a weight depends on what student and teacher predict."""
+        return self.sigmoid_gate_tau is not None or self.teacher_entropy
+
+    @property
+    def changes_weights(self) -> bool:
+        return self.looks_at_rows or self.position_decay is not None
+
+
+class Contrast(NamedTuple):
+    """The rows of the channel that have a wrong hint: `numbers_M`, rising, says which of its N rows they are.
+
+    Row m of `wrong` and of `unhinted` predicts the same token as the channel's row `numbers_M[m]`. The coefficients of
+    each list add up to 1; an empty `unhinted` stands for the student's own rows, which are a live teacher's.
+    """
+
+    numbers_M: Tensor
+    wrong: Sequence[Teacher]
+    unhinted: Sequence[Teacher] = ()
+
+
+class HintTargets(NamedTuple):
+    """What the switches need to know about channel 2's rows; a switch that is off asks for nothing."""
+
+    tokens_N: Tensor | None = None
+    """The token that each row predicts."""
+    position_N: Tensor | None = None
+    """The number of that token among the target tokens of its site, from 0 on."""
+    contrast: Contrast | None = None
+    sites_without_contrast: int = 0
+
+    def check(self, weighting: RowWeighting, num_rows: int) -> None:
+        """Raise where a switch that is on lacks what it needs."""
+        needs = [
+            ("the target token of each row", self.tokens_N, weighting.looks_at_rows),
+            ("the position of each row in its site", self.position_N, weighting.position_decay is not None),
+        ]
+        for what, values_N, is_needed in needs:
+            if is_needed and values_N is None:
+                fix = "Build tree batches with SessionTargets; hint_channel takes both as `targets`."
+                raise InputError(explain(what, got=None, expected="known, for the row weights that are on", fix=fix))
+            if is_needed and values_N is not None and values_N.shape != (num_rows,):
+                raise ShapeError(explain(what, got=tuple(values_N.shape), expected=f"({num_rows},), one a row"))
+
+
+class RowGroup(NamedTuple):
+    """Rows whose teachers are summed up alike; `numbers` are their numbers in the channel, None where it has no others.
+
+    `terms` is the teacher by itself, with coefficients that add up to 1.
+    """
+
+    numbers: Tensor | None
+    student_NH: Tensor
+    terms: list[TeacherTerm]
+
+    def of_channel(self, values_N: Tensor) -> Tensor:
+        """What belongs to these rows of what belongs to the channel's."""
+        return values_N if self.numbers is None else values_N[self.numbers]
+
+
+def positions_in_sites(*sides: tuple[Tensor, Tensor]) -> Tensor:
+    """j of every row, from the (sequence, position) of the rows on each side, student and teacher.
+
+    A site begins where a side does not go on with the next position of the same sequence. Two hints for one turn have
+    two contexts, and two turns have at least a header between them.
+    """
+    sequence_N = sides[0][0]
+    number_N = torch.arange(sequence_N.numel(), device=sequence_N.device)
+    goes_on = torch.ones_like(number_N[1:], dtype=torch.bool)
+    for sequence, position in sides:
+        goes_on &= (sequence[1:] == sequence[:-1]) & (position[1:] == position[:-1] + 1)
+    begin_N = number_N.clone()
+    begin_N[1:].masked_fill_(goes_on, 0)
+    return number_N - begin_N.cummax(0).values if number_N.numel() else number_N
+
+
+def row_groups(
+    student_NH: Tensor, teachers: Sequence[Teacher], weighting: RowWeighting | None, targets: HintTargets
+) -> list[RowGroup]:
+    """All rows as one group, or those with a contrast first and then those without."""
+    contrast = targets.contrast
+    if weighting is None or weighting.contrast is None or contrast is None or not contrast.numbers_M.numel():
+        return [RowGroup(None, student_NH, _terms(teachers))]
+    num_rows, numbers_M = student_NH.shape[0], contrast.numbers_M
+    is_whole = numbers_M.numel() == num_rows
+    right = teachers if is_whole else _rows_of(teachers, numbers_M)
+    student = student_NH if is_whole else student_NH[numbers_M]
+    unhinted = _terms(contrast.unhinted) if contrast.unhinted else [TeacherTerm.student(1.0)]
+    strength = weighting.contrast
+    terms = [*unhinted, *_terms(right, strength), *_terms(contrast.wrong, -strength)]
+    if is_whole:
+        return [RowGroup(None, student, terms)]
+    has_one = torch.zeros(num_rows, dtype=torch.int8, device=numbers_M.device).index_fill_(0, numbers_M, 1)
+    others = has_one.argsort(stable=True)[: num_rows - numbers_M.numel()]  # without asking the GPU how many
+    plain = RowGroup(others, student_NH[others], _terms(_rows_of(teachers, others)))
+    return [RowGroup(numbers_M, student, terms), plain]
+
+
+def row_weights(
+    head: LinearHead, groups: Sequence[RowGroup], weighting: RowWeighting, targets: HintTargets, like_N: Tensor
+) -> Tensor:
+    """The product of the weights that are on (N,), in the dtype of `like_N`."""
+    targets.check(weighting, like_N.numel())
+    weights_N = torch.ones_like(like_N)
+    if weighting.position_decay is not None and targets.position_N is not None:
+        weights_N = weights_N * position_decay(targets.position_N, weighting.position_decay, like_N.dtype)
+    if weighting.looks_at_rows and targets.tokens_N is not None:
+        for group in groups:
+            stats = linear_row_stats(group.student_NH, head, group.terms, group.of_channel(targets.tokens_N))
+            factors = _factors(weighting, stats, head.vocab).to(like_N.dtype)
+            if group.numbers is None:
+                weights_N = weights_N * factors
+            else:
+                weights_N[group.numbers] *= factors
+    return with_mean_one(weights_N) if weighting.normalise else weights_N
+
+
+def _factors(weighting: RowWeighting, stats: RowStats, vocab: int) -> Tensor:
+    factors = torch.ones_like(stats.teacher_entropy)
+    if weighting.sigmoid_gate_tau is not None:
+        factors = sigmoid_gate(stats.student_logprobs, stats.teacher_logprobs, weighting.sigmoid_gate_tau)
+    return factors * teacher_certainty(stats.teacher_entropy, vocab) if weighting.teacher_entropy else factors
+
+
+def split_rows(teachers: Sequence[Teacher], sizes: Sequence[int]) -> list[list[Teacher]]:
+    """Teachers whose rows are several lists one after the other, as one list of teachers for each."""
+    parts = [each.rows_NH.split(list(sizes)) for each in teachers]
+    return [
+        [each._replace(rows_NH=part[number]) for each, part in zip(teachers, parts, strict=True)]
+        for number in range(len(sizes))
+    ]
+
+
+def _terms(teachers: Sequence[Teacher], times: float = 1.0) -> list[TeacherTerm]:
+    return [TeacherTerm(each.rows_NH, each.head, times * each.coefficient) for each in teachers]
+
+
+def _rows_of(teachers: Sequence[Teacher], numbers: Tensor) -> list[Teacher]:
+    return [each._replace(rows_NH=each.rows_NH[numbers]) for each in teachers]

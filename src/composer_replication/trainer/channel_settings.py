@@ -1,0 +1,55 @@
+"""What the trainers are told about channels 2 and 3, and how a weight changes over a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from composer_replication.errors import InputError, explain
+
+Anneal = Literal["none", "linear"]
+_NOT_LOSS_OPTIONS = frozenset({"alpha_sdpo", "beta_replay", "anneal", "anneal_end"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelSettings:
+    """The knobs of `compose_loss`, by the same names, and the annealing of channel 2's weight.
+
+    With `anneal="linear"` the weight goes from `alpha_sdpo` at the first step to `alpha_sdpo * anneal_end` at the last.
+    """
+
+    alpha_sdpo: float = 0.1
+    beta_replay: float = 0.05
+    sdpo_jsd_beta: float = 0.5
+    sdpo_temperature: float = 1.0
+    sdpo_token_clip: float | None = None
+    replay_dpo_beta: float = 0.1
+    dpo_variant: Literal["dpo", "simpo"] = "dpo"
+    sdpo_wrapper: Literal["none", "taid", "entropy_opd"] = "none"
+    simpo_beta: float = 2.0
+    simpo_gamma: float = 1.0
+    entropy_opd_h_max: float | None = None
+    anneal: Anneal = "none"
+    anneal_end: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("alpha_sdpo", "beta_replay"):
+            if not getattr(self, name) >= 0:
+                raise InputError(explain(name, got=getattr(self, name), expected="0 or more"))
+        if self.anneal not in ("none", "linear"):
+            raise InputError(explain("anneal", got=repr(self.anneal), expected="'none' or 'linear'"))
+        if not 0 <= self.anneal_end <= 1:
+            raise InputError(explain("anneal_end", got=self.anneal_end, expected="a share from 0 to 1"))
+
+    def alpha_at(self, step: int, total_steps: int) -> float:
+        """Channel 2's weight at the optimiser step that follows `step` finished ones."""
+        if self.anneal == "none" or total_steps <= 1:
+            return self.alpha_sdpo
+        gone = min(max(step / (total_steps - 1), 0.0), 1.0)
+        return self.alpha_sdpo * (1.0 - gone * (1.0 - self.anneal_end))
+
+    def loss_options(self) -> dict[str, Any]:
+        """Keyword arguments of `compose_loss`, without the weights and without TAID's t, which move."""
+        options: Mapping[str, Any] = self.__dict__
+        return {name: value for name, value in options.items() if name not in _NOT_LOSS_OPTIONS}

@@ -1,0 +1,107 @@
+"""Which checkpoint a run goes on from, and whether it is one of this run's."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import (
+    ArtefactNotFoundError,
+    ConfigError,
+    RunError,
+    StaleArtefactError,
+    explain,
+)
+from composer_replication.trainer.checkpoints.agreement import most_anywhere
+from composer_replication.trainer.checkpoints.identity import check_identity
+from composer_replication.trainer.checkpoints.manifest import (
+    check_manifest,
+    checkpoints_in,
+    newest_complete,
+    read_manifest,
+)
+
+_log = logging.getLogger(__name__)
+
+
+def refuse_what_pickles(trainer: Any) -> None:
+    """Raise ConfigError for a way of training whose checkpoints other libraries write, with pickle."""
+    args = trainer.args
+    if trainer.is_deepspeed_enabled:
+        raise _refusal("deepspeed", "on", "FSDP2 or DDP", "DeepSpeed writes pickled checkpoints of its own.")
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 1) != 2:
+        raise _refusal("fsdp_version", "1", "2", "Set fsdp_version: 2 in the FSDP config.")
+    if args.push_to_hub and str(getattr(args.hub_strategy, "value", args.hub_strategy)) != "end":
+        fix = "Pushing while training pickles the training arguments into the output folder."
+        raise _refusal("hub_strategy", args.hub_strategy, "'end'", fix)
+
+
+def checkpoint_to_resume(trainer: Any, wanted: bool | str | Path | None) -> Path | None:
+    """The checked folder to go on from: True asks for the newest complete one, a path for that one."""
+    output = Path(trainer.args.output_dir)
+    if not wanted:
+        left = sorted(folder.name for _, folder in checkpoints_in(output))
+        if left and trainer.args.should_save:
+            _log.warning("a new run in %s, which holds %s of another; resume would mix them", output, ", ".join(left))
+        return None
+    folder = _newest(trainer, output) if wanted is True else Path(wanted)
+    problem = _problem_of(folder) if trainer.args.should_save and wanted is not True else None
+    if most_anywhere(int(problem is not None), trainer.args.device):
+        raise problem or RunError(f"checkpoint {folder}: another process found that it is not complete")
+    return folder
+
+
+def check_fits(trainer: Any, folder: Path, identity: dict[str, Any], geometry: dict[str, Any]) -> None:
+    """Raise StaleArtefactError if the checkpoint is another model's, or its place in the data means nothing here."""
+    about = read_manifest(folder)["about"]
+    check_identity(about["model"], identity, folder)
+    if about["weights_only"]:
+        fix = "Save with save_only_model=False what is to be resumed."
+        message = explain(f"checkpoint {folder}", got="weights only", expected="optimiser and data too", fix=fix)
+        raise ArtefactNotFoundError(message)
+    saved = about["data"]
+    # Buffers and generators belong to a process; what is skipped in the data, to the size of a batch.
+    fixed = ["num_processes"] if trainer.args.ignore_data_skip else sorted(saved)
+    if different := [name for name in fixed if saved[name] != geometry[name]]:
+        got = ", ".join(f"{name} {saved[name]}" for name in different)
+        expected = ", ".join(f"{name} {geometry[name]}" for name in different)
+        fix = "Resume with the settings and data it was saved with."
+        raise StaleArtefactError(explain(f"checkpoint {folder}", got=got, expected=expected, fix=fix))
+
+
+def data_geometry(trainer: Any) -> dict[str, Any]:
+    """What a place in the data is counted in."""
+    dataset = trainer.train_dataset
+    return {
+        "num_processes": trainer.args.world_size,
+        "per_device_train_batch_size": trainer.args.per_device_train_batch_size,
+        "gradient_accumulation_steps": trainer.args.gradient_accumulation_steps,
+        "num_examples": len(dataset) if hasattr(dataset, "__len__") else None,
+    }
+
+
+def _newest(trainer: Any, output: Path) -> Path:
+    """Found by those processes that save, so that not every one reads all of it; the same folder on each."""
+    found = newest_complete(output) if trainer.args.should_save else None
+    places = {folder: place for place, folder in checkpoints_in(output)}
+    step, own_place = places[found] if found is not None else (-1, True)
+    agreed = most_anywhere(2 * step + own_place, trainer.args.device)
+    if agreed < 0:
+        fix = "Start without resume_from_checkpoint."
+        message = explain(f"output folder {output}", got="no complete checkpoint", expected="one", fix=fix)
+        raise ArtefactNotFoundError(message)
+    return output / f"checkpoint-{agreed // 2}{'' if agreed % 2 else '.replaced'}"
+
+
+def _problem_of(folder: Path) -> RunError | None:
+    try:
+        check_manifest(folder)
+    except RunError as error:
+        return error
+    return None
+
+
+def _refusal(name: str, got: object, expected: str, fix: str) -> ConfigError:
+    return ConfigError(explain(f"{name}, with checkpoints that hold no pickle", got=got, expected=expected, fix=fix))

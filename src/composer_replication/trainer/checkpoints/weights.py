@@ -1,0 +1,131 @@
+"""Weights of a checkpoint: `save_pretrained` writes them, and every one of them must find its place again.
+
+Under an adapter only the adapter is saved. Under FSDP2 whole weights are gathered, and spread again from process 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from composer_replication.atomic import staged
+from composer_replication.errors import ArtefactNotFoundError, StaleArtefactError, explain
+from composer_replication.objective.wrapped import is_sharded, unwrapped
+from composer_replication.trainer.checkpoints.tensor_file import write_tensors
+
+_WEIGHTS = "model.safetensors"
+_ADAPTER = "adapter_model.safetensors"
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor] | None:
+    """The gathered state dict of an FSDP2 model, on process 0 and empty elsewhere; None for a model that is whole."""
+    if not is_sharded(model):
+        return None
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    adapted = bool(_adapters(unwrapped(model)))
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=adapted)
+    state: Any = get_model_state_dict(model, options=options)
+    return state
+
+
+def save_weights(model: nn.Module, folder: Path, state: dict[str, Tensor] | None, *, own_names: bool) -> None:
+    """As `save_pretrained` does it; `own_names` keeps those of the model in memory, which is loaded into."""
+    bare = unwrapped(model)
+    if _adapters(bare):
+        bare.save_pretrained(folder, state_dict=state)
+    elif hasattr(bare, "save_pretrained"):
+        bare.save_pretrained(folder, state_dict=state, save_original_format=not own_names)
+    else:
+        with staged(folder / _WEIGHTS) as stage:
+            write_tensors(stage.file, dict(bare.state_dict() if state is None else state))
+            stage.commit()
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Put a checkpoint's weights into the model; a weight too many or too few is an error that names it."""
+    bare = unwrapped(model)
+    sharded = is_sharded(model)
+    adapters = _adapters(bare)
+    wanted: dict[str, Tensor] = bare.state_dict()
+    seen: set[str] = set()
+    parts = _adapter_parts(bare, adapters, folder) if adapters else _parts(folder)
+    for part in parts:
+        if unknown := sorted(part.keys() - wanted.keys()):
+            raise _other_weights(folder, f"weights {unknown[:3]} that the model does not have")
+        seen |= part.keys()
+        if sharded:
+            _load_sharded(model, part)
+        else:
+            bare.load_state_dict(part, strict=False)
+    missing = _adapter_names(bare, adapters) - seen if adapters else _untied(bare, wanted, seen)
+    if missing:
+        raise _other_weights(folder, f"no weights for {sorted(missing)[:3]}")
+
+
+def _load_sharded(model: nn.Module, part: dict[str, Any]) -> None:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    set_model_state_dict(model, part, options=options)
+
+
+def _parts(folder: Path) -> Iterator[dict[str, Tensor]]:
+    from safetensors.torch import load_file
+
+    index = folder / f"{_WEIGHTS}.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    elif (folder / _WEIGHTS).is_file():
+        names = [_WEIGHTS]
+    else:
+        raise ArtefactNotFoundError(explain(f"checkpoint {folder}", got="no weights", expected=_WEIGHTS))
+    for name in names:
+        yield load_file(folder / name)
+
+
+def _adapters(model: Any) -> list[str]:
+    return list(getattr(model, "peft_config", None) or {})
+
+
+def _adapter_parts(model: Any, adapters: list[str], folder: Path) -> Iterator[dict[str, Tensor]]:
+    """The weights of each adapter by their names in the model; files leave the adapter's own name out."""
+    from safetensors.torch import load_file
+
+    for adapter in adapters:
+        path = (folder if adapter == "default" else folder / adapter) / _ADAPTER
+        if not path.is_file():
+            raise ArtefactNotFoundError(explain(f"adapter {adapter!r}", got="no such file", expected=str(path)))
+        names = _saved_names(model, adapter)
+        yield {names.get(name, name): tensor for name, tensor in load_file(path).items()}
+
+
+def _saved_names(model: Any, adapter: str) -> dict[str, str]:
+    """From a weight's name in an adapter's file to its name in the model."""
+    from peft import get_peft_model_state_dict
+
+    # The names themselves stand for the tensors: what comes back says how each was renamed.
+    named: Any = {name: name for name in model.state_dict()}
+    names: Any = get_peft_model_state_dict(model, state_dict=named, adapter_name=adapter, save_embedding_layers=False)
+    return names
+
+
+def _adapter_names(model: Any, adapters: list[str]) -> set[str]:
+    return {name for adapter in adapters for name in _saved_names(model, adapter).values()}
+
+
+def _untied(model: Any, wanted: dict[str, Tensor], seen: set[str]) -> set[str]:
+    """Names that were not loaded and are no second name of one that was."""
+    places = {(wanted[name].data_ptr(), wanted[name].shape) for name in seen if wanted[name].numel()}
+    not_saved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    left = wanted.keys() - seen - not_saved
+    return {name for name in left if (wanted[name].data_ptr(), wanted[name].shape) not in places}
+
+
+def _other_weights(folder: Path, got: str) -> StaleArtefactError:
+    fix = "Build the model the checkpoint was saved with."
+    return StaleArtefactError(explain(f"checkpoint {folder}", got=got, expected="those of the model in use", fix=fix))

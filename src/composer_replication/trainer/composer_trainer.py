@@ -1,0 +1,296 @@
+"""GRPO with two more channels, inside TRL: total = GRPO + alpha_sdpo * channel 2 + beta_replay * channel 3.
+
+Channel 2 teaches the erring turns of this batch's own rollouts, on the token ids that were sampled; error sites are
+found as rollouts are generated. Channel 3, and channel 2 on logged traces, come from a store beside the rollouts.
+With both weights 0 nothing of TRL's step is touched.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.errors import InputError, explain
+from composer_replication.objective.adapters import has_adapter
+from composer_replication.objective.model_head import causal_lm_of
+from composer_replication.objective.row_weighting import RowWeighting
+from composer_replication.optional import available, require
+from composer_replication.trainer.alarm import CollapseAlarm
+from composer_replication.trainer.alarm_diagnosis import RunDiagnosis
+from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.checkpoints import SafeCheckpoints
+from composer_replication.trainer.composer_channels import Clock, ComposerChannels, Term
+from composer_replication.trainer.composer_rollouts import RolloutOptions, TeachableRollouts
+from composer_replication.trainer.logged_channel import LoggedStore
+from composer_replication.trainer.metrics_file import MetricsFile
+from composer_replication.trainer.reference import precompute_ref_logprobs
+from composer_replication.trainer.teachers import TeacherKeeper, TeacherKind
+
+if TYPE_CHECKING or available("trl"):
+    from transformers import TrainerCallback
+    from trl import GRPOTrainer
+else:
+
+    class GRPOTrainer:
+        """Stands where TRL's trainer would: the class can be named without it, not made."""
+
+        def __init__(self, *_args: object, **_options: object) -> None:
+            require("trl", extra="train")
+
+    class TrainerCallback:
+        """Stands where transformers' would."""
+
+
+logger = logging.getLogger(__name__)
+_KNOBS = {each.name for each in fields(ChannelSettings)}
+
+
+class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, GRPOTrainer):
+    """`trl.GRPOTrainer` with channels 2 and 3. All of its arguments are passed on; those below are new.
+
+    Args:
+        alpha_sdpo, beta_replay: weights of channels 2 and 3; 0 turns a channel off.
+        sdpo_jsd_beta, sdpo_temperature, sdpo_token_clip, replay_dpo_beta: as in `compose_loss`; the other knobs of
+            `ChannelSettings` (sdpo_wrapper, dpo_variant, anneal, ...) are taken too, or all of them as `settings`.
+        teacher: "live", "frozen", "ema", "trust_region", or a `TeacherKeeper` with settings of its own.
+        rollouts: how sites of rollouts are found and taught.
+        sdpo_weighting: which of the erring tokens count more (`RowWeighting`).
+        trace_dataset, data_collator: logged traces and what makes batches of them (`ComposerDataCollator`).
+        logged_sessions: sessions of a run directory (`LoggedSessions`) instead of those two.
+        logged_batch_size: logged items per process and micro-step.
+        measure_channels: compute channel 2 even where its weight is 0, to look at it.
+        alarm: watches for collapse and keeps the best checkpoint; the default one says so and does not stop the run.
+
+    Everything that is logged is in `metrics.jsonl` in the output folder, besides `report_to`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        alpha_sdpo: float = 0.0,
+        beta_replay: float = 0.0,
+        sdpo_jsd_beta: float = 0.5,
+        sdpo_temperature: float = 1.0,
+        sdpo_token_clip: float | None = None,
+        replay_dpo_beta: float = 0.1,
+        settings: ChannelSettings | None = None,
+        teacher: TeacherKind | TeacherKeeper = "live",
+        rollouts: RolloutOptions | None = None,
+        sdpo_weighting: RowWeighting | None = None,
+        trace_dataset: Sequence[Any] | None = None,
+        data_collator: Any = None,
+        logged_sessions: Any = None,
+        logged_batch_size: int = 1,
+        measure_channels: bool = False,
+        alarm: CollapseAlarm | None = None,
+        **kwargs: Any,
+    ) -> None:
+        knobs = {name: kwargs.pop(name) for name in _KNOBS & kwargs.keys()}
+        self.settings = settings or ChannelSettings(
+            alpha_sdpo=alpha_sdpo,
+            beta_replay=beta_replay,
+            sdpo_jsd_beta=sdpo_jsd_beta,
+            sdpo_temperature=sdpo_temperature,
+            sdpo_token_clip=sdpo_token_clip,
+            replay_dpo_beta=replay_dpo_beta,
+            **knobs,
+        )
+        self.site_counts, self.num_rollouts = Counter(), 0
+        self._rollout_options = rollouts or RolloutOptions()
+        self._wants_sites = self.settings.alpha_sdpo > 0 or measure_channels
+        self._wants_contrast = sdpo_weighting is not None and sdpo_weighting.contrast is not None
+        self._generated = self._rewards_of_all = self._start_model = None
+        super().__init__(*args, **kwargs)
+        keeper = teacher if isinstance(teacher, TeacherKeeper) else TeacherKeeper(teacher)
+        self._site_finder = self._make_site_finder() if self._wants_sites else None
+        logged = self._make_store(trace_dataset, data_collator, logged_sessions, logged_batch_size)
+        self.channels = ComposerChannels(
+            self.settings, keeper, weighting=sdpo_weighting, logged=logged, sum_over=self._sum_over
+        )
+        self._attach_teacher(keeper)
+        if self._rollout_options.k1_coefficient:
+            self._start_model = self._make_start_model()
+        self.alarm = alarm or CollapseAlarm()
+        self._add_callbacks()
+        logger.info("channels: %s", ", ".join(self.channels_on()))
+
+    def _add_callbacks(self) -> None:
+        self.add_callback(_AfterStep(self))
+        self.add_callback(MetricsFile(Path(self.args.output_dir or "", "metrics.jsonl")))
+        self.add_callback(self.alarm)
+        self.add_callback(RunDiagnosis(max_completion_length=self.max_completion_length))
+
+    def channels_on(self) -> list[str]:
+        """The channels that this run computes, by name."""
+        names = ["grpo"]
+        if self._wants_sites:
+            names.append("sdpo on rollouts" if self.settings.alpha_sdpo > 0 else "sdpo on rollouts, measured only")
+        if self.channels.logged is not None:
+            names += ["sdpo on logged traces"] * (self.settings.alpha_sdpo > 0)
+            names += ["trace_replay_dpo"] * (self.settings.beta_replay > 0)
+        return names
+
+    # Loss
+
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        if self._site_finder is None and self.channels.logged is None:
+            return super()._compute_loss(model, inputs)
+        clock = self._clock()
+        hints: Term | None = None
+        if self._site_finder is None:
+            policy = super()._compute_loss(model, inputs)
+        else:
+            parent = super()._compute_loss
+            policy, hints = self.channels.rollout_term(model, inputs, clock, lambda: parent(model, inputs))
+        total = policy if hints is None else policy + hints.loss
+        terms: dict[str, Term] = {}
+        if self.channels.logged is not None and clock.is_training:
+            with self.accelerator.autocast():
+                terms = self.channels.logged_term(model, clock, self.accelerator.device)
+            for term in terms.values():
+                total = total + term.loss
+        self._log_terms(policy, total, hints, terms, clock)
+        return total
+
+    def _clock(self) -> Clock:
+        is_training = self.model.training
+        return Clock(
+            step=self.state.global_step,
+            total_steps=self.state.max_steps,
+            accumulation=self.current_gradient_accumulation_steps if is_training else 1,
+            num_processes=self.accelerator.num_processes,
+            steps_per_generation=self.args.steps_per_generation or 1,
+            is_training=is_training,
+        )
+
+    def _log_terms(
+        self, policy: Tensor, total: Tensor, hints: Term | None, logged: dict[str, Term], clock: Clock
+    ) -> None:
+        """Under the names users know; a channel without items in a micro-step adds nothing to its mean."""
+        metrics = self._metrics["train" if clock.is_training else "eval"]
+        both = self._sum_over(torch.stack([policy.detach(), total.detach()]).float()) / clock.num_processes
+        metrics["loss/grpo"].append(float(both[0]) * clock.accumulation)
+        metrics["loss/total"].append(float(both[1]) * clock.accumulation)
+        metrics["loss/alpha_sdpo"].append(self.channels.alpha(clock))
+        metrics["loss/beta_replay"].append(self.settings.beta_replay)
+        if hints is not None and hints.items:
+            metrics["loss/sdpo_kl"].append(hints.mean)
+        for name, key in (("sdpo_jsd", "loss/sdpo_kl_logged"), ("trace_replay_dpo", "loss/trace_replay_dpo")):
+            if name in logged and logged[name].items:
+                metrics[key].append(logged[name].mean)
+
+    # What a resumed run needs
+
+    def extra_state(self) -> dict[str, Any]:
+        mine = {
+            "micro_step": self._step,
+            "rollouts": self._buffered_inputs,
+            "channels": self.channels.state(),
+            "entropy": [self.entropy_coef, self._last_world_entropy] if self._entropy_bonus_enabled else None,
+            "metrics": {mode: dict(values) for mode, values in self._metrics.items()},
+            "site_counts": dict(self.site_counts),
+            "num_rollouts": self.num_rollouts,
+            "alarm": self.alarm.state(),
+            "environments": self._environment_states(),
+        }
+        return {**super().extra_state(), "composer": mine}
+
+    def load_extra_state(self, tree: dict[str, Any]) -> None:
+        super().load_extra_state(tree)
+        mine = tree["composer"]
+        self._step = mine["micro_step"]
+        buffer = mine["rollouts"]
+        device = self.accelerator.device
+        self._buffered_inputs = None if buffer is None else [_on_device(each, device) for each in buffer]
+        self.channels.load_state(mine["channels"], self.state.max_steps)
+        if mine["entropy"] is not None:
+            self.entropy_coef, self._last_world_entropy = mine["entropy"]
+        for mode, values in mine["metrics"].items():
+            self._metrics[mode].update({name: list(each) for name, each in values.items()})
+        self.site_counts, self.num_rollouts = Counter(mine["site_counts"]), mine["num_rollouts"]
+        self.alarm.load_state(mine["alarm"])
+        self._load_environment_states(mine["environments"])
+
+    def _environment_states(self) -> list[list[Any]]:
+        """Of each pool of environments: `_state()` of those that have one gives plain values."""
+        pools: dict[Any, list[Any]] = getattr(self, "_environment_pool", {})
+        return [[each._state() if hasattr(each, "_state") else None for each in pool] for pool in pools.values()]
+
+    def _load_environment_states(self, states: list[list[Any]]) -> None:
+        """Into as many environments as there were; `_load_state(...)` takes back what `_state()` gave."""
+        pools: dict[Any, list[Any]] = getattr(self, "_environment_pool", {})
+        for (name, pool), saved in zip(pools.items(), states, strict=True):
+            pool.extend(self.environment_factories[name]() for _ in range(len(saved) - len(pool)))
+            for environment, state in zip(pool, saved, strict=False):
+                if state is not None:
+                    environment._load_state(state)
+
+    # Parts
+
+    def _make_start_model(self) -> nn.Module | None:
+        """A copy of the start weights for k1, where neither an adapter nor TRL's reference model has them."""
+        if self.ref_model is not None or has_adapter(self.model):
+            return None
+        from trl.trainer.utils import add_fused_lm_head
+
+        keeper = TeacherKeeper("frozen")
+        self._attach_teacher(keeper)
+        assert keeper.model is not None
+        add_fused_lm_head(causal_lm_of(keeper.model), temperature=self.temperature)
+        return keeper.model
+
+    def _make_store(self, traces: Any, collator: Any, sessions: Any, batch_size: int) -> LoggedStore | None:
+        if traces is None and collator is None and sessions is None:
+            return None
+        if not (self.settings.alpha_sdpo > 0 or self.settings.beta_replay > 0):
+            got = "logged traces, with both weights 0"
+            raise InputError(explain("alpha_sdpo, beta_replay", got=got, expected="one above 0, or no traces"))
+        needs_reference = self.settings.beta_replay > 0 and self.settings.dpo_variant == "dpo"
+        if sessions is not None:
+            sessions = sessions.without_responses()
+            if needs_reference and not sessions.has_references:
+                sessions = sessions.with_references(self.model)
+        elif needs_reference and traces is not None and getattr(collator, "reference", True) is None:
+            collator.reference = precompute_ref_logprobs(self.model, collator.renderer, collator.pairs(traces))
+        return LoggedStore(
+            traces=traces,
+            collator=collator,
+            sessions=sessions,
+            batch_size=batch_size,
+            seed=self.args.seed,
+            process=self.accelerator.process_index,
+            num_processes=self.accelerator.num_processes,
+        )
+
+    def _attach_teacher(self, keeper: TeacherKeeper) -> None:
+        keeper.attach(self.model)
+        if keeper.model is None:
+            return
+        if self.is_fsdp_enabled:
+            from trl.models.utils import prepare_fsdp
+
+            keeper.replace_model(prepare_fsdp(keeper.model, self.accelerator))
+        else:
+            keeper.replace_model(keeper.model.to(self.accelerator.device))
+
+
+class _AfterStep(TrainerCallback):
+    """Tells the channels of every optimiser step, before anything is logged or saved."""
+
+    def __init__(self, trainer: ComposerReplicationTrainer) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del args, control, kwargs
+        self._trainer.channels.after_step(self._trainer.model, state.global_step)
+
+
+def _on_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}

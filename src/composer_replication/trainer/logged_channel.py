@@ -1,0 +1,77 @@
+"""Channels 2 and 3 on logged traces, beside rollouts: which batch comes next, and its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.errors import InputError, explain
+from composer_replication.objective.components import LossComponents
+from composer_replication.objective.compose import compose_loss
+from composer_replication.objective.packed_batch import pack_batches
+from composer_replication.objective.tree_batch import TreeBatch
+from composer_replication.trainer.logged_sampler import CyclingSampler
+from composer_replication.trainer.logged_sessions import LoggedSessions
+
+Collator = Callable[[Sequence[Any]], dict[str, Tensor]]
+LoggedBatch = dict[str, Tensor] | TreeBatch
+
+
+class LoggedStore:
+    """Traces with a collator, or sessions that are trees already; drawn in an order of their own."""
+
+    def __init__(
+        self,
+        *,
+        traces: Sequence[Any] | None,
+        collator: Collator | None,
+        sessions: LoggedSessions | None,
+        batch_size: int,
+        seed: int,
+        process: int = 0,
+        num_processes: int = 1,
+    ) -> None:
+        if (traces is None) == (sessions is None) or (traces is None) != (collator is None):
+            got = [name for name, each in (("trace_dataset", traces), ("data_collator", collator)) if each is not None]
+            got += ["logged_sessions"] if sessions is not None else []
+            expected = "trace_dataset with data_collator, or logged_sessions"
+            raise InputError(explain("logged traces", got=got, expected=expected))
+        if batch_size < 1:
+            raise InputError(explain("logged_batch_size", got=batch_size, expected="1 or more"))
+        self._traces, self._collator, self._sessions, self._batch_size = traces, collator, sessions, batch_size
+        size = len(traces) if traces is not None else len(sessions or ())
+        self.sampler = CyclingSampler(size, seed=seed, process=process, num_processes=num_processes)
+
+    def next_batch(self, device: torch.device) -> LoggedBatch:
+        """The next traces as one batch with nothing in channel 1, which is the rollouts'."""
+        numbers = self.sampler.draw(self._batch_size)
+        if self._sessions is not None:
+            return pack_batches([self._sessions.items[number].batch(device) for number in numbers])
+        assert self._traces is not None
+        assert self._collator is not None
+        batch = self._collator([self._traces[number] for number in numbers])
+        batch.pop("rewards", None)
+        batch["response_mask"] = torch.zeros_like(batch["response_mask"])
+        return {name: value.to(device) for name, value in batch.items()}
+
+
+def counts_of(batch: LoggedBatch) -> dict[str, int]:
+    """Target rows of channel 2 and pairs of channel 3."""
+    if isinstance(batch, TreeBatch):
+        counts = batch.counts(hints=True, pairs=True)
+        return {name: counts.get(name, 0) for name in ("sdpo_jsd", "trace_replay_dpo")}
+    rows, pairs = batch.get("sdpo_student_index"), batch.get("dpo_chosen_input_ids")
+    return {
+        "sdpo_jsd": 0 if rows is None else int(rows.shape[0]),
+        "trace_replay_dpo": 0 if pairs is None else int(pairs.shape[0]),
+    }
+
+
+def logged_loss(
+    model: nn.Module, batch: LoggedBatch, denominators: Mapping[str, float], options: Mapping[str, Any]
+) -> LossComponents:
+    """Both channels of a batch; `denominators` are the counts of all processes, shared out among them."""
+    return compose_loss(model, batch, denominators=denominators, **options)

@@ -1,0 +1,292 @@
+"""Training on logged sessions alone: tree batches of windows, three channels, on `transformers.Trainer`.
+
+    loss = lm_weight * lm_ce + alpha_sdpo * sdpo + beta_replay * replay
+
+Each channel is a mean over all its items of an optimiser step, in all micro-batches and on all processes: how a batch
+is cut into micro-batches or spread over processes changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from composer_replication.errors import InputError, explain
+from composer_replication.loss.taid import TAIDScheduler
+from composer_replication.objective.components import CHANNELS, LossComponents
+from composer_replication.objective.compose import compose_loss
+from composer_replication.objective.row_weighting import RowWeighting
+from composer_replication.objective.wrapped import is_sharded
+from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.checkpoints import SafeCheckpoints
+from composer_replication.trainer.logged_sessions import LoggedSessions
+from composer_replication.trainer.metrics_file import MetricsFile
+from composer_replication.trainer.offline_batch import KEY, SessionBatch, collate, items_of
+from composer_replication.trainer.offline_checks import (
+    channels_that_cannot_run,
+    channels_that_never_ran,
+    check_arguments,
+    plan_run,
+)
+from composer_replication.trainer.offline_metrics import NAMES, ChannelLog, EvaluationSums, weighted_total
+from composer_replication.trainer.offline_model import Quantization, prepare_model
+from composer_replication.trainer.offline_sharding import (
+    attach_teacher,
+    load_local_state,
+    local_state,
+    reshard,
+    shard_teacher,
+)
+from composer_replication.trainer.offline_windows import moved
+from composer_replication.trainer.planner import MemoryPlan
+from composer_replication.trainer.teachers import TeacherKeeper
+
+_log = logging.getLogger(__name__)
+
+
+class OfflineTrainer(SafeCheckpoints, Trainer):
+    """Trains a model on `LoggedSessions`.
+
+    A micro-batch is `per_device_train_batch_size` items of `sessions`, side by side in one tree batch. Pairs without
+    reference log-probs get them here, from the model as it is given (`reference_path`, or the run directory, keeps
+    them). With `hint_margin` sites have to pass the hint proof first. `peft_config` puts an adapter on;
+    `quantization="4bit"` loads the weights below it in four bits. Figures go to `metrics.jsonl` in `output_dir`,
+    besides `report_to`. `options` are those of `transformers.Trainer`: optimizers, processing_class and the like.
+    """
+
+    loss_is_scaled_for_ga = True  # every channel is divided by the items of the whole optimiser step
+    _step_items: Mapping[str, int] = {}
+    _taid: TAIDScheduler | None = None
+    _taid_state: Mapping[str, float | None] | None = None
+    _evaluation: EvaluationSums | None = None
+
+    def __init__(
+        self,
+        model: str | nn.Module,
+        args: TrainingArguments,
+        sessions: LoggedSessions,
+        *,
+        settings: ChannelSettings | None = None,
+        teacher: TeacherKeeper | None = None,
+        weighting: RowWeighting | None = None,
+        lm_weight: float = 1.0,
+        eval_sessions: LoggedSessions | None = None,
+        peft_config: Any | None = None,
+        quantization: Quantization = "none",
+        hint_margin: float | None = None,
+        reference_path: str | Path | None = None,
+        metrics_path: str | Path | None = None,
+        callbacks: Sequence[TrainerCallback] = (),
+        **options: Any,
+    ) -> None:
+        if not lm_weight >= 0:
+            raise InputError(explain("lm_weight", got=lm_weight, expected="0 or more"))
+        check_arguments(args)
+        self.settings, self.lm_weight = settings or ChannelSettings(), lm_weight
+        self.teacher, self.weighting = teacher or TeacherKeeper(), weighting
+        self.channel_log = ChannelLog()
+        metrics = MetricsFile(metrics_path or Path(args.output_dir or "", "metrics.jsonl"))
+        super().__init__(
+            model=prepare_model(model, args, peft_config=peft_config, quantization=quantization),
+            args=args,
+            data_collator=collate,
+            train_dataset=sessions,
+            eval_dataset=eval_sessions,
+            callbacks=[*callbacks, _AfterStep(self), metrics],
+            **options,
+        )
+        if is_sharded(self._start_model):  # tells the base class to leave the wrapping to whoever did it
+            self.is_distributed_loading_by_transformers = True
+        given = sessions if hint_margin is None else sessions.prove(self._start_model, hint_margin)
+        self.train_dataset = self._ready(given, reference_path)
+        self.eval_dataset = None if eval_sessions is None else self._ready(eval_sessions, reference_path)
+        self._say_what_cannot_work()
+        attach_teacher(self.teacher, self._start_model)
+        self._num_weights = sum(each.numel() for each in self._start_model.parameters())
+
+    def plan(self) -> MemoryPlan:
+        """Whether the largest step fits into the memory at hand, and what to change if not; an estimate."""
+        return plan_run(self._start_model, self.args, self._train_sessions, self.teacher.kind)
+
+    # ---- what a step is made of
+
+    def weights(self) -> dict[str, float]:
+        """What each channel is multiplied by at the step that comes next."""
+        alpha = self.settings.alpha_at(self.state.global_step, self.state.max_steps)
+        return dict(zip(CHANNELS, (self.lm_weight, alpha, self.settings.beta_replay), strict=True))
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """The micro-batches of an optimiser step, and the items of each channel in them on all processes."""
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        mine = items_of(batches)
+        everywhere = self._everywhere(torch.tensor([mine[name] for name in CHANNELS]))
+        self._step_items = dict(zip(CHANNELS, everywhere.tolist(), strict=True))
+        return batches, self._step_items
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """This micro-batch's share of the step's loss; processes' shares add up, where wrappers take the mean."""
+        weights = self.weights()
+        components = self._components(model, inputs[KEY], weights, num_items_in_batch)
+        loss = weighted_total(components, weights)
+        if num_items_in_batch is not None:
+            self.channel_log.add(components)
+            loss = loss * self.accelerator.num_processes
+        return (loss, components) if return_outputs else loss
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        del prediction_loss_only, ignore_keys  # there is nothing but a loss
+        with torch.no_grad():
+            loss, components = self.compute_loss(model, inputs, return_outputs=True)
+        if self._evaluation is not None:
+            self._evaluation.add(components)
+        return loss.detach(), None, None
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **options: Any) -> Any:
+        """As always, with the channels' losses over all items, and `loss` as their weighted sum."""
+        self._evaluation = EvaluationSums()
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **options)
+        found = EvaluationSums.metrics(self._everywhere(self._evaluation.both()), self.weights())
+        self._evaluation = None
+        found["loss"] = found.pop("total")
+        assert output.metrics is not None
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
+        return output
+
+    def _components(
+        self, model: nn.Module, batch: SessionBatch, weights: Mapping[str, float], items: Mapping[str, int] | None
+    ) -> LossComponents:
+        options = self.settings.loss_options()
+        if self.settings.sdpo_wrapper == "taid":
+            options["taid_t"] = self.taid.t
+        # The model's body is called without its own forward, where mixed precision would have been switched on.
+        with self.accelerator.autocast():
+            return compose_loss(
+                model,
+                moved(batch.batch, self.args.device),
+                alpha_sdpo=weights[CHANNELS[1]],
+                beta_replay=weights[CHANNELS[2]],
+                denominators=items,
+                sdpo_teachers=self.teacher.shares(),
+                sdpo_weighting=self.weighting,
+                **options,
+            )
+
+    # ---- what happens after a step
+
+    @property
+    def taid(self) -> TAIDScheduler:
+        """TAID's schedule over the steps of this run."""
+        if self._taid is None:
+            self._taid = TAIDScheduler(max(self.state.max_steps, 1))
+            if self._taid_state is not None:
+                self._taid.load_state_dict(self._taid_state)
+        return self._taid
+
+    def after_step(self) -> None:
+        """After the optimiser's step: figures of all processes, TAID's schedule, the teacher."""
+        values = self._everywhere(self.channel_log.take_step())
+        done = self.state.global_step
+        alpha = self.settings.alpha_at(done - 1, self.state.max_steps)
+        weights = {**self.weights(), CHANNELS[1]: alpha}
+        self.channel_log.finish_step(values, self._step_items, weights)
+        if self.settings.sdpo_wrapper == "taid" and alpha > 0 and self._step_items[CHANNELS[1]]:
+            self.taid.update_t(values[1], done)
+        if not self.accelerator.optimizer_step_was_skipped:
+            reshard(self.teacher)
+            self.teacher.after_step(self.model_wrapped)
+
+    def _everywhere(self, mine: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.accelerator.num_processes == 1:
+            return mine
+        found: Any = self.accelerator.reduce(mine.to(self.args.device), reduction="sum")
+        return found
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs |= self.channel_log.take()
+            if self.settings.sdpo_wrapper == "taid":
+                logs["loss/taid_t"] = self.taid.t
+        if "train_runtime" in logs:
+            logs |= {f"ran_steps/{NAMES[name]}": self.channel_log.ran_steps[name] for name in CHANNELS}
+            self._say_what_never_ran()
+        super().log(logs, start_time)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Two a weight and token forward, four backward."""
+        return 6 * self._num_weights * len(inputs[KEY].batch.tree)
+
+    def extra_state(self) -> dict[str, Any]:
+        """What a resumed run needs besides weights, optimiser and random numbers."""
+        taid = self.taid.state_dict() if self.settings.sdpo_wrapper == "taid" else None
+        own = {"teacher": local_state(self.teacher), "taid": taid, "channels": self.channel_log.state()}
+        return super().extra_state() | own
+
+    def load_extra_state(self, tree: dict[str, Any]) -> None:
+        super().load_extra_state(tree)
+        shard_teacher(self.teacher, self.model_wrapped)
+        load_local_state(self.teacher, tree["teacher"])
+        self._taid, self._taid_state = None, tree["taid"]
+        self.channel_log.load_state(tree["channels"])
+
+    # ---- before the first step
+
+    @property
+    def _start_model(self) -> nn.Module:
+        assert self.model is not None
+        return self.model
+
+    def _ready(self, sessions: LoggedSessions, reference_path: str | Path | None) -> LoggedSessions:
+        sessions.require_items()
+        needs_references = self.settings.beta_replay > 0 and self.settings.dpo_variant == "dpo"
+        if needs_references and not sessions.has_references:
+            sessions = sessions.with_references(self._start_model, reference_path)
+        return sessions if self.lm_weight > 0 else sessions.without_responses()
+
+    def _say_what_cannot_work(self) -> None:
+        for sentence in channels_that_cannot_run(self._train_sessions.channels, self.weights()):
+            self._say(sentence)
+        plan = self.plan()
+        if not plan.fits:
+            self._say(f"the largest step may not fit into memory:\n{plan}")
+
+    def _say_what_never_ran(self) -> None:
+        ran, num_steps = self.channel_log.ran_steps, self.channel_log.num_steps
+        for sentence in channels_that_never_ran(ran, num_steps, self._train_sessions.channels, self.weights()):
+            self._say(sentence)
+
+    def _say(self, message: str) -> None:
+        if self.is_world_process_zero():
+            _log.warning(message)
+
+    @property
+    def _train_sessions(self) -> LoggedSessions:
+        assert isinstance(self.train_dataset, LoggedSessions)
+        return self.train_dataset
+
+    def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
+        model, loader = super()._prepare_for_training(*args, **options)
+        shard_teacher(self.teacher, model)
+        return model, loader
+
+
+class _AfterStep(TrainerCallback):
+    """Tells the trainer that the optimiser has made a step, before anything is logged or saved."""
+
+    def __init__(self, trainer: OfflineTrainer) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._trainer.after_step()

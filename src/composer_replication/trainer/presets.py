@@ -1,0 +1,154 @@
+"""Recommended settings, kept once, in recipes/presets/*.toml: as a config to start from and as arguments of TRL.
+
+composer   Dr. GRPO, one pass over each rollout, k1 in the advantage, effort penalty as a reward; kl_st, trust region
+dapo       a higher clip above, a mean over all tokens, overlong filter and punishment, dynamic sampling
+none       the defaults of the functions themselves
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from composer_replication.config import CrfConfig, TrainConfig, load
+from composer_replication.config.writer import value_text
+from composer_replication.errors import InputError, explain
+from composer_replication.optional import require
+from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.effort import EffortWeights, TextTokenizer, effort_penalty_reward
+
+PresetName = Literal["composer", "dapo", "none"]
+PRESET_FILES: tuple[str, ...] = ("composer", "dapo")
+_FOLDER = Path(__file__).parents[1] / "recipes" / "presets"
+# Ours by name, TRL's by value: which argument of GRPOConfig an option of [train.grpo] is.
+_TRL_NAMES = {
+    "num_generations": "num_generations",
+    "max_completion_length": "max_completion_length",
+    "temperature": "temperature",
+    "loss_type": "loss_type",
+    "scale_rewards": "scale_rewards",
+    "num_iterations": "num_iterations",
+    "reference_kl": "beta",
+    "epsilon": "epsilon",
+    "epsilon_high": "epsilon_high",
+    "mask_truncated": "mask_truncated_completions",
+    "use_vllm": "use_vllm",
+}
+
+
+def preset_path(name: str) -> Path:
+    """The file of a preset."""
+    if name not in PRESET_FILES:
+        raise InputError(explain("preset", got=repr(name), expected=f"one of {', '.join(PRESET_FILES)}"))
+    return _FOLDER / f"{name}.toml"
+
+
+def load_with_preset(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> CrfConfig:
+    """A config from the defaults, then the preset that `train.preset` names, then the file, then the overrides."""
+    overrides = list(overrides)
+    given = load(CrfConfig, path, overrides)  # whatever is wrong with the file is told here, by its own name
+    if given.train.preset == "none":
+        return given
+    in_file = [] if path is None else list(_settings(tomllib.loads(Path(path).read_text(encoding="utf-8"))))
+    return load(CrfConfig, preset_path(given.train.preset), [*in_file, *overrides])
+
+
+def preset_config(name: PresetName) -> CrfConfig:
+    """The config that a preset is, without anything else said."""
+    return load_with_preset(overrides=[f"train.preset={name}"])
+
+
+def preset_settings(name: PresetName) -> dict[str, Any]:
+    """The knobs of a preset that are not TRL's, by the names of `ChannelSettings`, `TeacherKeeper` and [train.grpo].
+
+    `teacher` is the kind of teacher.
+    """
+    config = preset_config(name)
+    grpo, teacher = config.train.grpo, config.train.teacher
+    return {
+        **vars(channel_settings(config)),
+        "teacher": teacher.kind,
+        "ema_rate": teacher.ema_rate,
+        "live_share": teacher.live_share,
+        "k1_coefficient": grpo.k1_coefficient,
+        "dynamic_sampling": grpo.dynamic_sampling,
+        "max_resamples": grpo.max_resamples,
+        "soft_overlong": grpo.soft_overlong,
+    }
+
+
+def channel_settings(config: CrfConfig) -> ChannelSettings:
+    """What [loss] and [train.channels] say about channels 2 and 3, TAID's schedule aside."""
+    knobs = {name: value for name, value in vars(config.loss).items() if name in ChannelSettings.__dataclass_fields__}
+    return ChannelSettings(**knobs, anneal=config.train.channels.anneal, anneal_end=config.train.channels.anneal_end)
+
+
+def grpo_arguments(config: TrainConfig) -> dict[str, Any]:
+    """The arguments of `trl.GRPOConfig` that [train.grpo] decides."""
+    return {theirs: getattr(config.grpo, ours) for ours, theirs in _TRL_NAMES.items()}
+
+
+def training_arguments(config: TrainConfig) -> dict[str, Any]:
+    """The arguments of `transformers.TrainingArguments` (and so of GRPOConfig) that the rest of [train] decides."""
+    optimiser = config.optimiser
+    warmed = "constant_with_warmup" if optimiser.warmup else "constant"
+    return {
+        "max_steps": optimiser.steps,
+        "learning_rate": optimiser.lr,
+        "lr_scheduler_type": warmed if optimiser.schedule == "constant" else optimiser.schedule,
+        "warmup_steps": optimiser.warmup,
+        "gradient_accumulation_steps": optimiser.accumulation,
+        "per_device_train_batch_size": optimiser.per_device,
+        "weight_decay": optimiser.weight_decay,
+        "max_grad_norm": optimiser.max_grad_norm,
+        "seed": optimiser.seed,
+        "bf16": optimiser.bf16,
+        "gradient_checkpointing": optimiser.checkpointing,
+        "save_strategy": "steps",
+        "save_steps": config.save.every,
+        "save_total_limit": config.save.keep,
+        "logging_steps": config.log_every,
+        "eval_strategy": "steps" if config.eval_every else "no",
+        "eval_steps": config.eval_every or None,
+        "report_to": config.report_to,
+    }
+
+
+def composer_grpo_config(
+    output_dir: str | os.PathLike[str], *, preset: Literal["composer", "dapo"] = "composer", **overrides: Any
+) -> Any:
+    """A `trl.GRPOConfig` with the preset's settings; `overrides` are GRPOConfig's own arguments and win."""
+    trl = require("trl", extra="train")
+    arguments = grpo_arguments(load(CrfConfig, preset_path(preset)).train)
+    return trl.GRPOConfig(output_dir=os.fspath(output_dir), **{**arguments, **overrides})
+
+
+def preset_rewards(config: TrainConfig, tokenizer: TextTokenizer) -> list[Callable[..., list[float]]]:
+    """The reward functions that a config adds to those of its task."""
+    rewards: list[Callable[..., list[float]]] = []
+    grpo, effort = config.grpo, config.effort
+    soft_length = round(grpo.soft_overlong * grpo.max_completion_length)
+    if soft_length:
+        rewards.append(overlong_reward(grpo.max_completion_length, soft_length))
+    if effort.on:
+        prices = {name: getattr(effort, name) for name in EffortWeights.__dataclass_fields__}
+        rewards.append(effort_penalty_reward(tokenizer, weights=EffortWeights(**prices), k=effort.k, q=effort.q))
+    return rewards
+
+
+def overlong_reward(max_completion_length: int, soft_length: int) -> Callable[..., list[float]]:
+    """DAPO's soft overlong punishment: 0 up to `soft_length` before the limit, then falling to -1 at the limit."""
+    rewards = require("trl.rewards", extra="train")
+    return rewards.get_soft_overlong_punishment(max_completion_len=max_completion_length, soft_punish_cache=soft_length)
+
+
+def _settings(table: Mapping[str, object], prefix: str = "") -> Iterator[str]:
+    """The settings of a file that has loaded, as overrides: its keys are known, and so need no quotes."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _settings(cast("dict[str, object]", value), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}={value_text(value)}"

@@ -1,0 +1,152 @@
+"""`crf train` with rollouts: prompts, rewards and environment by name, and the trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, set_seed
+
+from composer_replication.errors import ComposerError, ConfigError, explain
+from composer_replication.optional import require
+from composer_replication.trainer.alarm import CollapseAlarm
+from composer_replication.trainer.composer_rollouts import RolloutOptions
+from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+from composer_replication.trainer.logged_sessions import LoggedSessions
+from composer_replication.trainer.metrics_file import MetricsFile
+from composer_replication.trainer.offline_model import prepare_model
+from composer_replication.trainer.offline_source import has_artefact
+from composer_replication.trainer.presets import channel_settings, grpo_arguments, preset_rewards, training_arguments
+from composer_replication.trainer.run_folder import TrainingFolder
+from composer_replication.trainer.run_parts import (
+    Inputs,
+    held_out_rows,
+    load_prompts,
+    lora_config,
+    named_object,
+    teacher_of,
+    weighting_of,
+)
+
+
+def grpo_arguments_of(inputs: Inputs, folder: TrainingFolder) -> Any:
+    """A `trl.GRPOConfig`; what TRL refuses is told in its own words."""
+    trl = require("trl", extra="train")
+    train = inputs.config.train
+    try:
+        return trl.GRPOConfig(
+            output_dir=str(folder.checkpoints),
+            disable_tqdm=True,
+            dataloader_pin_memory=torch.cuda.is_available(),
+            per_device_eval_batch_size=train.grpo.num_generations,
+            **training_arguments(train),
+            **grpo_arguments(train),
+        )
+    except ValueError as error:
+        raise _refused(error) from error
+
+
+def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
+    """Prompts to train on and, where there are evaluations, those that are held out."""
+    train = inputs.config.train
+    if train.grpo.dataset is None:
+        expected = "a file, a folder, a name on the hub or module:function"
+        raise ConfigError(explain("train.grpo.dataset", got="none", expected=expected))
+    prompts = load_prompts(train.grpo.dataset)
+    if not len(prompts):
+        raise ConfigError(explain(f"train.grpo.dataset {train.grpo.dataset}", got="no prompts", expected="some"))
+    if not train.eval_every or len(prompts) == 1:
+        return prompts, None
+    kept, held_out = held_out_rows(len(prompts))
+    return prompts.select(kept), prompts.select(held_out)
+
+
+def grpo_trainer(
+    inputs: Inputs, args: Any, folder: TrainingFolder, alarm: CollapseAlarm | None, callbacks: list[TrainerCallback]
+) -> ComposerReplicationTrainer:
+    """The trainer, with the run's logged sessions beside its rollouts where a run is named."""
+    config, grpo = inputs.config, inputs.config.train.grpo
+    rewards = [named_object(path, "train.grpo.rewards") for path in grpo.rewards]
+    environment = None if grpo.environment is None else named_object(grpo.environment, "train.grpo.environment")
+    if not rewards and environment is None:
+        expected = "one as module:function, or an environment with get_reward"
+        raise ConfigError(explain("train.grpo.rewards", got="none", expected=expected))
+    prompts, held_out = prompts_of(inputs)
+    set_seed(config.train.optimiser.seed)
+    model, adapter = _model(inputs, args)
+    try:
+        trainer = ComposerReplicationTrainer(
+            model=model,
+            args=args,
+            reward_funcs=[*rewards, *preset_rewards(config.train, inputs.tokenizer)],
+            train_dataset=prompts,
+            eval_dataset=held_out,
+            processing_class=inputs.tokenizer,
+            peft_config=adapter,
+            environment_factory=environment,
+            callbacks=callbacks,
+            settings=channel_settings(config),
+            teacher=teacher_of(config),
+            sdpo_weighting=weighting_of(config),
+            rollouts=_rollouts(inputs),
+            logged_sessions=_logged(inputs, model),
+            alarm=alarm,
+        )
+    except ComposerError:
+        raise
+    except ValueError as error:
+        raise _refused(error) from error
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, MetricsFile):
+            callback.path = folder.metrics
+    return trainer
+
+
+def _model(inputs: Inputs, args: Any) -> tuple[Any, Any | None]:
+    """The start weights, and the adapter that the trainer puts on; weights in 4 bits have theirs already."""
+    adapter = lora_config(inputs.config.train.adapter)
+    assert inputs.config.train.model is not None
+    if inputs.config.train.adapter.kind == "qlora":
+        return prepare_model(inputs.config.train.model, args, peft_config=adapter, quantization="4bit"), None
+    return prepare_model(inputs.config.train.model, args, peft_config=None, quantization="none"), adapter
+
+
+def _rollouts(inputs: Inputs) -> RolloutOptions:
+    train = inputs.config.train
+    return RolloutOptions(
+        placement=train.batch.placement,
+        part=train.batch.part,
+        max_resamples=train.grpo.max_resamples if train.grpo.dynamic_sampling else 0,
+        k1_coefficient=train.grpo.k1_coefficient,
+    )
+
+
+def _logged(inputs: Inputs, model: Any) -> LoggedSessions | None:
+    """Sites and pairs of the run directory, where there is one with some."""
+    config, run = inputs.config, inputs.run
+    if run is None:
+        return None
+    use_sites = config.loss.alpha_sdpo > 0 and has_artefact(run, "sites")
+    use_pairs = config.loss.beta_replay > 0 and has_artefact(run, "pairs")
+    if not (use_sites or use_pairs):
+        return None
+    sessions = LoggedSessions.from_run(
+        run,
+        inputs.renderer,
+        budget=config.train.batch.budget,
+        overlap=config.train.batch.overlap,
+        placement=config.train.batch.placement,
+        part=config.train.batch.part,
+        responses="none",
+        use_sites=use_sites,
+        use_pairs=use_pairs,
+        contrast=config.train.switches.contrast is not None,
+    )
+    if use_sites and config.train.proof.on:
+        sessions = sessions.prove(model, config.train.proof.margin)
+    sessions.require_items()
+    return sessions
+
+
+def _refused(error: ValueError) -> ConfigError:
+    return ConfigError(explain("train.mode grpo", got=str(error).splitlines()[0], expected="what TRL takes"))

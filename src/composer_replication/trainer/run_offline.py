@@ -1,0 +1,144 @@
+"""`crf train` on logged sessions: the sessions, the memory they take, and the trainer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+from transformers import TrainerCallback, TrainingArguments, set_seed
+
+from composer_replication.errors import ConfigError, InputError, explain
+from composer_replication.trainer.logged_sessions import LoggedSessions
+from composer_replication.trainer.offline_trainer import OfflineTrainer
+from composer_replication.trainer.planner import MemoryPlan, plan_memory
+from composer_replication.trainer.presets import channel_settings, training_arguments
+from composer_replication.trainer.run_folder import TrainingFolder
+from composer_replication.trainer.run_parts import (
+    Inputs,
+    Say,
+    is_held_out,
+    lora_config,
+    model_config,
+    teacher_of,
+    weighting_of,
+)
+from composer_replication.types import Conversation
+
+SOURCES = ("conversations", "tools", "sites", "pairs")
+
+
+class OfflineData(NamedTuple):
+    """Sessions to train on, and those that are held out where there are evaluations."""
+
+    train: LoggedSessions
+    held_out: LoggedSessions | None
+
+
+def offline_data(inputs: Inputs) -> OfflineData:
+    """The windows of the run's sessions, as [train.batch] says, for the channels that have a weight."""
+    config = inputs.config
+    if inputs.run is None:
+        raise ConfigError(explain("train.run", got="none", expected="a run directory (`crf ingest`, `crf sites`)"))
+    batch = config.train.batch
+    options: dict[str, Any] = {
+        "budget": batch.budget,
+        "overlap": batch.overlap,
+        "placement": batch.placement,
+        "part": batch.part,
+        "responses": "good" if config.train.channels.good_turns else "none",
+        "use_sites": config.loss.alpha_sdpo > 0,
+        "contrast": config.train.switches.contrast is not None,
+    }
+    if config.loss.beta_replay == 0:
+        options["use_pairs"] = False
+    if not config.train.eval_every:
+        return OfflineData(LoggedSessions.from_run(inputs.run, inputs.renderer, **options), None)
+    train = LoggedSessions.from_run(inputs.run, inputs.renderer, only=_is_trained, **options)
+    held_out = LoggedSessions.from_run(inputs.run, inputs.renderer, only=_is_evaluated, **options)
+    if not len(held_out):
+        fix = "Set train.eval_every = 0, or ingest more sessions."
+        got = "no target in the held-out tenth of the conversations"
+        raise InputError(explain("train.eval_every", got=got, expected="some", fix=fix))
+    return OfflineData(train, held_out)
+
+
+def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
+    """Whether a step on the longest trees fits the device at hand; needs the model's config, not its weights."""
+    train = inputs.config.train
+    sizes = sorted((item.num_tokens for item in sessions.items), reverse=True)
+    size = 2 if train.optimiser.bf16 else 4
+    assert train.model is not None
+    return plan_memory(
+        model_config(train.model),
+        longest_tree=sum(sizes[: train.optimiser.per_device]),
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        weight_bytes=size,
+        compute_bytes=size,
+        checkpointing=train.optimiser.checkpointing,
+        lora_rank=None if train.adapter.kind == "none" else train.adapter.rank,
+        four_bit=train.adapter.kind == "qlora",
+        teacher=train.teacher.kind,
+        accumulation=train.optimiser.accumulation,
+    )
+
+
+def offline_arguments(inputs: Inputs, folder: TrainingFolder) -> TrainingArguments:
+    """Progress is told by whoever called; pinned memory is of use to a GPU alone."""
+    return TrainingArguments(
+        output_dir=str(folder.checkpoints),
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        **training_arguments(inputs.config.train),
+    )
+
+
+def offline_trainer(
+    inputs: Inputs,
+    data: OfflineData,
+    args: TrainingArguments,
+    folder: TrainingFolder,
+    callbacks: list[TrainerCallback],
+) -> OfflineTrainer:
+    """The trainer, with hints proved and reference log-probs there."""
+    config = inputs.config
+    assert config.train.model is not None
+    set_seed(config.train.optimiser.seed)  # the adapter's first values are drawn before the trainer sets it
+    return OfflineTrainer(
+        config.train.model,
+        args,
+        data.train,
+        settings=channel_settings(config),
+        teacher=teacher_of(config),
+        weighting=weighting_of(config),
+        lm_weight=1.0 if config.train.channels.good_turns else 0.0,
+        eval_sessions=data.held_out,
+        peft_config=lora_config(config.train.adapter),
+        quantization="4bit" if config.train.adapter.kind == "qlora" else "none",
+        hint_margin=config.train.proof.margin if _has_proof(inputs) else None,
+        metrics_path=folder.metrics,
+        callbacks=callbacks,
+        processing_class=inputs.tokenizer,
+    )
+
+
+def tell_proof(sessions: LoggedSessions, say: Say) -> None:
+    """What the hint proof kept, in a line."""
+    if sessions.proofs is None:
+        return
+    reasons = Counter(proof.reason for proof in sessions.proofs)
+    kept = reasons.pop("kept", 0)
+    dropped = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in sorted(reasons.items()))
+    say(f"hint proof: {kept} of {len(sessions.proofs)} sites teach{f'; dropped: {dropped}' if dropped else ''}")
+
+
+def _has_proof(inputs: Inputs) -> bool:
+    return inputs.config.train.proof.on and inputs.config.loss.alpha_sdpo > 0
+
+
+def _is_evaluated(conversation: Conversation) -> bool:
+    return is_held_out(conversation.id)
+
+
+def _is_trained(conversation: Conversation) -> bool:
+    return not is_held_out(conversation.id)

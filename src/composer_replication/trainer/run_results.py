@@ -1,0 +1,117 @@
+"""What a training did: each channel, the diagnosis, the alarms, and a record beside the weights of where they are from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from composer_replication.atomic import atomic_write_json
+from composer_replication.config import CrfConfig
+from composer_replication.config.writer import config_hash
+from composer_replication.runs import RunDir
+from composer_replication.runs.lineage import hash_source
+from composer_replication.runs.sidecar import Source, now
+from composer_replication.version import __version__
+
+RECORD = "training.json"
+_SCHEMA, _VERSION = "composer_replication.training", 1
+# By the names of the metrics; which of them a run has depends on its mode.
+OFFLINE_CHANNELS = ("lm_ce", "sdpo_kl", "trace_replay_dpo")
+GRPO_CHANNELS = ("grpo", "sdpo_kl", "sdpo_kl_logged", "trace_replay_dpo")
+_WEIGHTS = {"sdpo_kl": "alpha_sdpo", "sdpo_kl_logged": "alpha_sdpo", "trace_replay_dpo": "beta_replay"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelResult:
+    """One channel over a run; losses are those of the first and the last line of metrics on which it ran."""
+
+    name: str
+    weight: float
+    steps: int
+    first_loss: float | None
+    last_loss: float | None
+
+    @property
+    def never_ran(self) -> bool:
+        return self.steps == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """What `run_training` did and where it is. `saved` is the folder of the weights, once all steps are made."""
+
+    steps: int
+    total_steps: int
+    stopped_by: str
+    saved: Path | None
+    checkpoints: Path
+    metrics: Path
+    channels: tuple[ChannelResult, ...]
+    diagnosis: tuple[str, ...]
+    alarms: tuple[str, ...]
+    counts: Mapping[str, int]
+    drops: Mapping[str, int]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.saved is not None
+
+    def as_json(self) -> dict[str, Any]:
+        plain = asdict(self)
+        return {name: str(value) if isinstance(value, Path) else value for name, value in plain.items()}
+
+
+def channel_results(
+    names: Sequence[str],
+    history: Sequence[Mapping[str, Any]],
+    weights: Mapping[str, float],
+    ran_steps: Mapping[str, int] | None = None,
+) -> tuple[ChannelResult, ...]:
+    """From the lines of metrics. Without `ran_steps`, a line with a loss counts for the steps since the line before."""
+    found: list[ChannelResult] = []
+    for name in names:
+        lines = [(at, line[f"loss/{name}"]) for at, line in enumerate(history) if f"loss/{name}" in line]
+        counted = sum(_steps_of(history, at) for at, _ in lines)
+        found.append(
+            ChannelResult(
+                name=name,
+                weight=weights.get(_WEIGHTS.get(name, name), 1.0),
+                steps=counted if ran_steps is None else ran_steps.get(name, 0),
+                first_loss=lines[0][1] if lines else None,
+                last_loss=lines[-1][1] if lines else None,
+            )
+        )
+    return tuple(found)
+
+
+def sources_of(run: RunDir | None, names: Iterable[str]) -> list[Source]:
+    """The artefacts that a training reads, as they are now."""
+    return [] if run is None else [hash_source(run.root, name) for name in names if run.path(name).exists()]
+
+
+def write_record(folder: Path, config: CrfConfig, result: TrainingResult, sources: Sequence[Source]) -> None:
+    """`training.json`: what the weights in this folder were made of, with which settings, and what each channel did."""
+    record = {
+        "schema": _SCHEMA,
+        "version": _VERSION,
+        "tool_version": __version__,
+        "created": now(),
+        "config_hash": config_hash(config),
+        "start_weights": config.train.model,
+        "mode": config.train.mode,
+        "sources": [{"kind": each.kind, "name": each.name, "sha256": each.sha256} for each in sources],
+        "steps": result.steps,
+        "channels": [asdict(each) for each in result.channels],
+        "diagnosis": list(result.diagnosis),
+        "alarms": list(result.alarms),
+        "counts": dict(result.counts),
+        "drops": dict(result.drops),
+    }
+    atomic_write_json(folder / RECORD, record)
+
+
+def _steps_of(history: Sequence[Mapping[str, Any]], at: int) -> int:
+    before = [line["step"] for line in history[:at] if "loss" in line and "step" in line]
+    return int(history[at].get("step", 0)) - int(before[-1] if before else 0)

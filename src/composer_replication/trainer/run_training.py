@@ -1,0 +1,266 @@
+"""From a config to trained weights: what `crf train` does, as a library.
+
+    config -> run directory, tokenizer -> sessions (or prompts) -> memory plan -> trainer -> checkpoints, weights, record
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PrinterCallback, TrainerCallback
+
+from composer_replication.config import CrfConfig
+from composer_replication.errors import InputError, explain
+from composer_replication.objective.components import CHANNELS
+from composer_replication.trainer.alarm import CollapseAlarm
+from composer_replication.trainer.alarm_diagnosis import RunDiagnosis
+from composer_replication.trainer.diagnosis import diagnose
+from composer_replication.trainer.offline_metrics import NAMES
+from composer_replication.trainer.planner import MemoryPlan
+from composer_replication.trainer.run_folder import TrainingFolder
+from composer_replication.trainer.run_parts import Inputs, Say, read_inputs
+from composer_replication.trainer.run_results import (
+    GRPO_CHANNELS,
+    OFFLINE_CHANNELS,
+    TrainingResult,
+    channel_results,
+    sources_of,
+    write_record,
+)
+
+__all__ = ["Progress", "TrainingPlan", "plan_training", "run_training"]
+
+OnLog = Callable[[int, int, Mapping[str, Any]], None]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """What a run would be: where, with how much of what, and whether it fits. `memory` is known offline alone."""
+
+    folder: TrainingFolder
+    mode: str
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    drops: Mapping[str, int] = field(default_factory=dict[str, int])
+    memory: MemoryPlan | None = None
+    newest_step: int | None = None
+    changed: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Whom to tell: of sentences, of every step (step, all steps), of every line of metrics (and the figures)."""
+
+    say: Say = _log.info
+    on_step: Callable[[int, int], None] = lambda _step, _total: None
+    on_log: OnLog = lambda _step, _total, _figures: None
+
+
+def plan_training(config: CrfConfig) -> TrainingPlan:
+    """What `run_training` would do, without weights; the resolved config is written unless a run's own is there."""
+    inputs, folder = read_inputs(config), TrainingFolder.of(config)
+    counts, drops, memory = _offline_plan(inputs) if config.train.mode == "offline" else _grpo_plan(inputs)
+    newest, changed = folder.newest_step(), folder.changed_options(config)
+    if newest is None:
+        folder.write_config(config)
+    return TrainingPlan(
+        folder=folder,
+        mode=config.train.mode,
+        counts=counts,
+        drops=drops,
+        memory=memory,
+        newest_step=newest,
+        changed=changed if newest is not None else (),
+    )
+
+
+def run_training(
+    config: CrfConfig, *, resume: bool = False, must_fit: bool = True, progress: Progress | None = None
+) -> TrainingResult:
+    """Train as the config says, and write checkpoints, metrics, the weights and a record of where they are from.
+
+    `resume` insists on a checkpoint to go on from; without it `train.resume` decides. A plan that does not fit the
+    memory is refused if it must. SIGTERM and Ctrl-C end the run after the step at hand, with a checkpoint.
+    """
+    told = progress or Progress()
+    inputs, folder = read_inputs(config), TrainingFolder.of(config)
+    make = _make_offline if config.train.mode == "offline" else _make_grpo
+    alarm = CollapseAlarm.from_config(config.train.alarm, say=told.say) if config.train.alarm.on else None
+    made = make(inputs, folder, alarm, told, must_fit)
+    with folder.held(is_main=made.args.process_index == 0):
+        goes_on = folder.resumes(asked=resume, wanted=config.train.resume)
+        _tell_resume(folder, config, goes_on, told.say)
+        if made.args.process_index == 0:
+            folder.write_config(config)
+        sources = sources_of(inputs.run, made.sources)
+        trainer = made.build()
+        trainer.remove_callback(PrinterCallback)  # it prints dictionaries
+        trainer.add_callback(_Reports(told))
+        trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
+        made.before(trainer)
+        trainer.train(resume_from_checkpoint=goes_on)
+        result = _result(config, folder, trainer, alarm, made)
+        if result.stopped_by:
+            return result
+        return _save(config, folder, trainer, result, sources)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """A mode's own parts: its arguments, what builds its trainer, what to say before the first step, and its counts."""
+
+    args: Any
+    build: Callable[[], Any]
+    before: Callable[[Any], None]
+    sources: Sequence[str]
+    counts: Mapping[str, int]
+    drops: Mapping[str, int]
+
+
+class _Reports(TrainerCallback):
+    """Passes steps and lines of metrics on."""
+
+    def __init__(self, told: Progress) -> None:
+        self._told = told
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del args, control, kwargs
+        if state.is_world_process_zero:
+            self._told.on_step(state.global_step, state.max_steps)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        del args, control, kwargs
+        if state.is_world_process_zero and logs:
+            self._told.on_log(state.global_step, state.max_steps, logs)
+
+
+def _make_offline(
+    inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, told: Progress, must_fit: bool
+) -> _Made:
+    from composer_replication.trainer import run_offline
+
+    data = run_offline.offline_data(inputs)
+    data.train.require_items()
+    _check_memory(run_offline.offline_memory(inputs, data.train), told.say, must_fit)
+    args = run_offline.offline_arguments(inputs, folder)
+    diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_while_it_runs(told.say))
+    callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
+    return _Made(
+        args=args,
+        build=lambda: run_offline.offline_trainer(inputs, data, args, folder, callbacks),
+        before=lambda trainer: run_offline.tell_proof(trainer.train_dataset, told.say),
+        sources=run_offline.SOURCES,
+        counts=data.train.counts,
+        drops=data.train.drops,
+    )
+
+
+def _make_grpo(
+    inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, told: Progress, must_fit: bool
+) -> _Made:
+    from composer_replication.trainer import run_grpo
+
+    del must_fit  # what rollouts take depends on their lengths, which nobody knows
+    args = run_grpo.grpo_arguments_of(inputs, folder)
+    return _Made(
+        args=args,
+        build=lambda: run_grpo.grpo_trainer(inputs, args, folder, alarm, []),
+        before=lambda trainer: told.say(f"channels: {', '.join(trainer.channels_on())}"),
+        sources=("conversations", "tools", "sites", "pairs"),
+        counts={},
+        drops={},
+    )
+
+
+def _offline_plan(inputs: Inputs) -> tuple[Mapping[str, int], Mapping[str, int], MemoryPlan]:
+    from composer_replication.trainer import run_offline
+
+    data = run_offline.offline_data(inputs).train
+    data.require_items()
+    return data.counts, data.drops, run_offline.offline_memory(inputs, data)
+
+
+def _grpo_plan(inputs: Inputs) -> tuple[Mapping[str, int], Mapping[str, int], None]:
+    from composer_replication.trainer import run_grpo
+
+    prompts, held_out = run_grpo.prompts_of(inputs)
+    return {"prompts": len(prompts), "held_out_prompts": 0 if held_out is None else len(held_out)}, {}, None
+
+
+def _check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
+    if plan.fits:
+        say(f"memory: {str(plan).splitlines()[-1]}")
+    elif not must_fit:
+        say(f"memory:\n{plan}")
+    else:
+        verdict = f"{plan.peak / 2**30:.2f} GiB"
+        expected = f"at most nine tenths of {plan.available / 2**30:.2f} GiB"
+        raise InputError(explain("memory of a step", got=verdict, expected=expected, fix=" ".join(plan.advice)))
+
+
+def _tell_resume(folder: TrainingFolder, config: CrfConfig, goes_on: bool, say: Say) -> None:
+    if not goes_on:
+        return
+    newest = folder.newest_step()
+    say(f"going on from checkpoint-{newest} in {folder.checkpoints}")
+    for change in folder.changed_options(config):
+        say(f"set otherwise than when the run began: {change}")
+    if newest is not None and newest >= config.train.optimiser.steps:
+        say(f"all {newest} steps are made; for more raise train.optimiser.steps, for a new run set train.output")
+
+
+def _while_it_runs(say: Say) -> Say:
+    """Without the sentences of the end, which are part of the result."""
+    return lambda text: None if text.startswith("The whole run: ") else say(text)
+
+
+def _result(
+    config: CrfConfig, folder: TrainingFolder, trainer: Any, alarm: CollapseAlarm | None, made: _Made
+) -> TrainingResult:
+    state, is_offline = trainer.state, config.train.mode == "offline"
+    weights = {"alpha_sdpo": config.loss.alpha_sdpo, "beta_replay": config.loss.beta_replay}
+    ran: dict[str, int] | None = None
+    counts, drops = made.counts, made.drops
+    if is_offline:
+        weights["lm_ce"] = trainer.lm_weight
+        ran = {NAMES[name]: trainer.channel_log.ran_steps[name] for name in CHANNELS}
+        counts, drops = trainer.train_dataset.counts, trainer.train_dataset.drops
+    names = OFFLINE_CHANNELS if is_offline else GRPO_CHANNELS
+    length = None if is_offline else config.train.grpo.max_completion_length
+    return TrainingResult(
+        steps=state.global_step,
+        total_steps=state.max_steps,
+        stopped_by=trainer.stopped_by,
+        saved=None,
+        checkpoints=folder.checkpoints,
+        metrics=folder.metrics,
+        channels=channel_results(names, state.log_history, weights, ran),
+        diagnosis=tuple(diagnose(state.log_history, max_completion_length=length)),
+        alarms=tuple(f"step {each.step}: {each.in_words()}" for each in (alarm.alarms if alarm else ())),
+        counts=dict(counts),
+        drops=dict(drops),
+    )
+
+
+def _save(
+    config: CrfConfig, folder: TrainingFolder, trainer: Any, result: TrainingResult, sources: Sequence[Any]
+) -> TrainingResult:
+    """The weights under a temporary name, then the record, then both in their place."""
+    from dataclasses import replace
+
+    is_adapter = config.train.adapter.kind != "none"
+    place = folder.trained(is_adapter=is_adapter)
+    finished = replace(result, saved=place)
+    making = place.with_name(f".{place.name}.making")
+    if trainer.args.should_save:
+        shutil.rmtree(making, ignore_errors=True)
+    trainer.save_model(str(making))
+    if trainer.args.should_save:
+        write_record(making, config, finished, sources)
+        folder.replace_trained(making, is_adapter=is_adapter)
+    return finished

@@ -1,0 +1,120 @@
+"""Who teaches channel 2 over a run: the weights that are not the student's own, kept, moved and saved.
+
+    live          the student itself, at every step; it drifts with what it learns
+    frozen        the start weights
+    ema           an average of the student's weights: teacher += ema_rate * (student - teacher) after each step
+    trust_region  logits (1 - live_share) * start weights + live_share * live
+
+Under an adapter the start weights are the model with the adapter off, so frozen and trust_region keep no weights of
+their own, and an average keeps those of the adapter alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.errors import InputError, StaleArtefactError, explain
+from composer_replication.objective.adapters import has_adapter
+from composer_replication.objective.model_head import causal_lm_of
+from composer_replication.objective.teachers import WeightedTeacher
+from composer_replication.objective.wrapped import unwrapped
+
+TeacherKind = Literal["live", "frozen", "ema", "trust_region"]
+TEACHER_KINDS: tuple[TeacherKind, ...] = ("live", "frozen", "ema", "trust_region")
+
+
+class TeacherKeeper:
+    """The teacher of one run. `attach` it to the start weights, ask for its `shares`, tell it of every step."""
+
+    def __init__(self, kind: TeacherKind = "live", *, ema_rate: float = 0.05, live_share: float = 0.01) -> None:
+        if kind not in TEACHER_KINDS:
+            raise InputError(explain("teacher", got=repr(kind), expected=f"one of {TEACHER_KINDS}"))
+        for name, value in (("ema_rate", ema_rate), ("live_share", live_share)):
+            if not 0 < value < 1:
+                raise InputError(explain(name, got=value, expected="a share between 0 and 1"))
+        self.kind, self.ema_rate, self.live_share = kind, ema_rate, live_share
+        self._copy: nn.Module | None = None
+        self._moving: list[str] = []
+        self._is_below_adapter = False
+        self._steps = 0
+
+    def attach(self, model: nn.Module) -> None:
+        """Take the model as it is now for the start; before it is wrapped or trained, and once."""
+        start = unwrapped(model)
+        self._is_below_adapter = self.kind in ("frozen", "trust_region") and has_adapter(start)
+        if self.kind == "live" or self._is_below_adapter:
+            return
+        self._moving = [name for name, each in start.named_parameters() if each.requires_grad]
+        self._copy = _copy_of(start)
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The copy that teaches, where there is one: a trainer moves it to its device, or shards it."""
+        return self._copy
+
+    def replace_model(self, model: nn.Module) -> None:
+        """The same copy after it was moved or sharded."""
+        self._copy = model
+
+    def shares(self) -> list[WeightedTeacher] | None:
+        """What `compose_loss(sdpo_teachers=...)` takes; None is the live student."""
+        if self.kind == "live":
+            return None
+        if self._copy is None and not self._is_below_adapter:
+            raise InputError(explain("teacher", got=f"{self.kind}, not attached", expected="attach(model) first"))
+        other = WeightedTeacher(self._copy, 1.0, without_adapter=self._is_below_adapter)
+        if self.kind == "trust_region":
+            return [other._replace(coefficient=1.0 - self.live_share), WeightedTeacher(coefficient=self.live_share)]
+        return [other]
+
+    @torch.no_grad()
+    def after_step(self, model: nn.Module) -> None:
+        """Move an average towards the student; the others stay."""
+        self._steps += 1
+        if self.kind != "ema" or self._copy is None:
+            return
+        now = dict(unwrapped(model).named_parameters())
+        for name, average in self._averages().items():
+            average.lerp_(now[name].to(average), self.ema_rate)
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs: an average's own weights. Start weights come from the start model again."""
+        return {"kind": self.kind, "steps": self._steps, "weights": self._averages()}
+
+    @torch.no_grad()
+    def load_state(self, tree: dict[str, Any]) -> None:
+        if tree["kind"] != self.kind:
+            fix = "Resume with the teacher the run began with."
+            raise StaleArtefactError(explain("teacher", got=self.kind, expected=tree["kind"], fix=fix))
+        self._steps = tree["steps"]
+        own = self._averages()
+        if own.keys() != tree["weights"].keys():
+            missing = sorted(own.keys() ^ tree["weights"].keys())[:3]
+            raise StaleArtefactError(explain("teacher weights", got=f"others, such as {missing}", expected="the same"))
+        for name, weight in own.items():
+            weight.copy_(tree["weights"][name].to(weight))
+
+    def _averages(self) -> dict[str, Tensor]:
+        """The weights that are an average's own; the frozen ones are the student's too."""
+        if self.kind != "ema" or self._copy is None:
+            return {}
+        weights = dict(unwrapped(self._copy).named_parameters())
+        return {name: weights[name] for name in self._moving}
+
+
+def _copy_of(model: nn.Module) -> nn.Module:
+    """A second model in eval mode whose trainable weights are its own; frozen ones are those of the first."""
+    shared = [each for each in model.parameters() if not each.requires_grad]
+    twin = copy.deepcopy(model, {id(each): each for each in shared})
+    causal_lm = causal_lm_of(twin)
+    causal_lm.__dict__.pop("forward", None)  # a forward patched onto the first model would run the first one's weights
+    frozen = {id(each) for each in shared}
+    for parameter in twin.parameters():
+        if id(parameter) not in frozen:
+            parameter.requires_grad_(False)
+            parameter.grad = None
+    return twin.eval()

@@ -1,0 +1,87 @@
+"""Runs of a job in processes of their own, some of which are killed.
+
+A job is named by a path, "module:function", and takes the folder of its run and whether to resume; what it returns is
+JSON. Children are forked from a server that has everything imported and has run nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from kill_and_resume.kills import Kill
+
+TIMEOUT_S = 90
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["kill_and_resume.warm"])
+
+
+def run_to_end(job: str, folder: Path, **options: Any) -> Any:
+    """What the job returns when nothing stops it; it resumes if the folder has a complete checkpoint."""
+    code, log = _run(job, folder, None, options)
+    assert code == 0, f"{job} ended with {code}:\n{log}"
+    return json.loads(_result(folder).read_text(encoding="utf-8"))
+
+
+def run_until_killed(job: str, folder: Path, kill: Kill, **options: Any) -> None:
+    """Run the job, resuming if there is something to resume, until the kill; it is an error if it never comes."""
+    code, log = _run(job, folder, kill, options)
+    assert code == -signal.SIGKILL, f"{job} was to be killed {kill}, and ended with {code}:\n{log}"
+
+
+def run_with_kills(job: str, folder: Path, kills: list[Kill], **options: Any) -> Any:
+    """One run that is killed again and again, resumed each time, and at last left alone."""
+    for kill in kills:
+        run_until_killed(job, folder, kill, **options)
+    return run_to_end(job, folder, **options)
+
+
+def _run(job: str, folder: Path, kill: Kill | None, options: dict[str, Any]) -> tuple[int | None, str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    _result(folder).unlink(missing_ok=True)
+    log = folder.with_name(f"{folder.name}.log")
+    process = _context.Process(target=_child, args=(job, str(folder), kill, options, str(log)))
+    process.start()
+    try:
+        if kill is not None and kill.kind == "seen":
+            _kill_when_seen(process, folder / f"checkpoint-{kill.step}" / kill.name)
+        process.join(TIMEOUT_S)
+    finally:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return process.exitcode, log.read_text(encoding="utf-8", errors="replace")[-4000:] if log.exists() else ""
+
+
+def _kill_when_seen(process: Any, path: Path) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while process.is_alive() and time.monotonic() < end:
+        if path.exists():
+            process.kill()
+            return
+        time.sleep(0.0005)
+
+
+def _child(job: str, folder: str, kill: Kill | None, options: dict[str, Any], log: str, result: str = "") -> None:
+    with Path(log).open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+        os.dup2(file.fileno(), sys.stderr.fileno())
+        from composer_replication.trainer.checkpoints import newest_complete
+
+        if kill is not None:
+            kill.install()
+        module, _, function = job.partition(":")
+        work = getattr(importlib.import_module(module), function)
+        returned = work(Path(folder), newest_complete(Path(folder)) is not None, **options)
+        _result(Path(result or folder)).write_text(json.dumps(returned), encoding="utf-8")
+
+
+def _result(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.result.json")

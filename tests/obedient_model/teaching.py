@@ -1,0 +1,112 @@
+"""Batches of the world's sessions as the real renderer makes them, plain training on them, and what to measure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication import compose_loss
+from composer_replication.batch.hint_placement import teacher_context
+from composer_replication.batch.pair_tokens import pair_ids
+from composer_replication.objective.components import LossComponents
+from composer_replication.objective.packed_batch import pack_batches
+from composer_replication.objective.reference import response_logprobs
+from composer_replication.objective.session_batch import SiteHint, TokenPair, session_batches
+from composer_replication.objective.tree_batch import TreeBatch
+from obedient_model.tasks import ToySession
+from obedient_model.world import World
+
+BUDGET = 4096  # no session comes near it
+
+
+def site_batches(world: World, sessions: Sequence[ToySession], hints: Sequence[str]) -> list[TreeBatch]:
+    """Channel 2 alone: each session's erring turn with a hint."""
+    made: list[TreeBatch] = []
+    for session, hint in zip(sessions, hints, strict=True):
+        rendered, span = world.rendered(session)
+        sites = [SiteHint(span, hint)]
+        made += session_batches(world.renderer, rendered, budget=BUDGET, responses=[], sites=sites).batches
+    return made
+
+
+def token_pair(world: World, session: ToySession) -> TokenPair:
+    """The right call over the one that was made."""
+    identity = session.conversation.id
+    pair = pair_ids(world.renderer, session.state, session.answer(), session.erring, conversation_id=identity)
+    return TokenPair(
+        chosen_ids=pair.chosen.ids,
+        chosen_start=pair.chosen.start,
+        rejected_ids=pair.rejected.ids,
+        rejected_start=pair.rejected.start,
+    )
+
+
+def pair_batches(world: World, sessions: Sequence[ToySession]) -> list[TreeBatch]:
+    """Channel 3 alone, without reference log-probs."""
+    made: list[TreeBatch] = []
+    for session in sessions:
+        rendered, _ = world.rendered(session)
+        pairs = [token_pair(world, session)]
+        made += session_batches(world.renderer, rendered, budget=BUDGET, responses=[], pairs=pairs).batches
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    num_steps: int = 12
+    batch_size: int = 8
+    learning_rate: float = 0.1
+
+
+def train(
+    model: nn.Module,
+    batches: Sequence[TreeBatch],
+    seed: int,
+    how: Training,
+    *,
+    options_at: Callable[[int], dict[str, Any]] | None = None,
+    after_step: Callable[[LossComponents, int], object] | None = None,
+    **options: Any,
+) -> list[float]:
+    """Plain SGD on the composed loss, so that a step is the gradient and nothing else; gives the losses back."""
+    draw = random.Random(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=how.learning_rate)
+    losses: list[float] = []
+    for step in range(how.num_steps):
+        batch = pack_batches(draw.sample(list(batches), how.batch_size))
+        components = compose_loss(model, batch, **options, **(options_at(step) if options_at else {}))
+        optimizer.zero_grad(set_to_none=True)
+        components.total.backward()
+        optimizer.step()
+        losses.append(float(components.total.detach()))
+        if after_step is not None:
+            after_step(components, step)
+    return losses
+
+
+def erring_logprobs(world: World, model: nn.Module, sessions: Sequence[ToySession], hint: str = "") -> Tensor:
+    """Log-prob of each session's erring call, its name and arguments, as it stands there (or after a hint)."""
+    found: list[tuple[list[int], int]] = []
+    for session in sessions:
+        rendered, span = world.rendered(session)
+        assert span.call_start is not None
+        assert span.call_end is not None
+        context = teacher_context(world.renderer, rendered, span, hint)
+        moved = context.start - span.start
+        found.append((context.ids[: span.call_end + moved], span.call_start + moved))
+    return response_logprobs(model, found)
+
+
+def pair_logprobs(world: World, model: nn.Module, sessions: Sequence[ToySession]) -> tuple[Tensor, Tensor]:
+    """Summed log-probs (P, 2) of the right and the erring answer to each session's state, and their lengths."""
+    responses: list[tuple[Sequence[int], int]] = []
+    for session in sessions:
+        pair = token_pair(world, session)
+        responses += [(pair.chosen_ids, pair.chosen_start), (pair.rejected_ids, pair.rejected_start)]
+    lengths = torch.tensor([len(ids) - start for ids, start in responses])
+    return response_logprobs(model, responses).view(-1, 2), lengths.view(-1, 2)

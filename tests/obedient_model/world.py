@@ -1,0 +1,89 @@
+"""The tiny world in one object: tokenizer, a model that obeys rules in its context, and sessions in which it erred."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerFast, LlamaForCausalLM
+
+from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from obedient_model import tasks
+from obedient_model.language import build_tokenizer
+from obedient_model.pretrain import Pretraining, Schedule, new_model, pretrain
+from obedient_model.tasks import Kind, ToySession
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class World:
+    """`model` is shared by everyone who asked for this seed: train `new_model()`, a copy, instead."""
+
+    tokenizer: PreTrainedTokenizerFast
+    model: LlamaForCausalLM
+    pretraining: Pretraining
+    renderer: Renderer
+    kinds: tuple[Kind, ...] = tasks.KINDS
+    tools: list[dict[str, Any]] = field(default_factory=lambda: tasks.TOOLS)
+
+    @property
+    def hints(self) -> dict[str, str]:
+        """The right rule of every kind of task."""
+        return {kind.name: kind.hint() for kind in self.kinds}
+
+    def new_model(self) -> LlamaForCausalLM:
+        return copy.deepcopy(self.model).requires_grad_(True)
+
+    def sample_session(self, draw: random.Random, kind: str | None = None, **options: Any) -> ToySession:
+        return tasks.sample_session(draw, kind, **options)
+
+    def sessions(self, seed: int, count: int, *, num_tasks_before: int = 0) -> list[ToySession]:
+        """As many of each kind, in turn."""
+        draw = random.Random(seed)
+        return [
+            self.sample_session(
+                draw, kind=self.kinds[at % len(self.kinds)].name, identity=f"toy-{seed}-{at}", **{"num_tasks_before": num_tasks_before}
+            )
+            for at in range(count)
+        ]
+
+    def rendered(self, session: ToySession) -> tuple[RenderedSequence, TurnSpan]:
+        """A session's ids, and where its erring turn stands in them."""
+        (sequence,) = self.renderer.render(session.conversation)
+        return sequence, next(span for span in sequence.spans if span.turn_id == session.turn_id)
+
+    def save(self, folder: Path) -> Path:
+        """A folder that `from_pretrained` reads, model and tokenizer."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        return folder
+
+
+@cache
+def build_world(seed: int = 0) -> World:
+    """Pretrained once per process and seed, in one thread: the same weights however many cores there are."""
+    tokenizer = build_tokenizer(tasks.VOCABULARY)
+    with one_thread():
+        model = new_model(tokenizer, seed)
+        how = pretrain(model, tokenizer, seed, Schedule())
+    model.requires_grad_(False)
+    return World(
+        tokenizer=tokenizer, model=model, pretraining=how, renderer=Renderer(tokenizer, tools=tasks.TOOLS)
+    )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """More threads only wait for each other on matrices this small, above all on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

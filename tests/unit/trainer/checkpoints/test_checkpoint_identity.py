@@ -1,0 +1,66 @@
+"""A checkpoint of another model is refused, and the message says what differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from composer_replication.errors import StaleArtefactError
+from composer_replication.trainer.checkpoints.identity import check_identity, model_identity
+from kill_and_resume.small_runs import small_model
+
+
+def said(saved, now):
+    with pytest.raises(StaleArtefactError) as refused:
+        check_identity(model_identity(saved), model_identity(now), Path("checkpoint-1"))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_same_model_built_again_is_the_same(lora):
+    one, other = (model_identity(small_model(lora=lora)) for _ in range(2))
+    assert one == other
+    check_identity(one, other, Path("checkpoint-1"))
+
+
+def test_weights_that_a_checkpoint_holds_do_not_matter():
+    check_identity(model_identity(small_model(seed=1)), model_identity(small_model(seed=2)), Path("checkpoint-1"))
+
+
+def test_another_width_is_said_as_config_and_shapes():
+    message = said(small_model(hidden=16), small_model(hidden=32))
+    assert "config.n_embd 16 in the checkpoint, 32 in use" in message
+    assert "and 23 more" in message
+
+
+def test_another_config_of_the_same_shapes_is_said():
+    other = small_model()
+    other.config.attn_pdrop = 0.5
+    assert "config.attn_pdrop 0.1 in the checkpoint, 0.5 in use" in said(small_model(), other)
+
+
+def test_a_parameter_more_is_said_and_so_is_another_dtype():
+    more = small_model()
+    more.extra = torch.nn.Linear(2, 2)
+    assert "parameter extra.bias: none in the checkpoint, float32 [2] in use" in said(small_model(), more)
+    assert "float32 [16, 48] in the checkpoint, bfloat16 [16, 48]" in said(small_model(), small_model().bfloat16())
+
+
+def test_an_adapter_or_none_is_said():
+    message = said(small_model(lora=True), small_model())
+    assert "adapters default in the checkpoint, none in use" in message
+
+
+def test_other_frozen_weights_below_an_adapter_are_said():
+    other = small_model(lora=True)
+    with torch.no_grad():
+        other.get_base_model().transformer.h[1].mlp.c_fc.weight[3, 5] += 1e-3
+    assert "other frozen weights below the adapter" in said(small_model(lora=True), other)
+
+
+def test_what_the_loop_itself_sets_in_a_config_does_not_matter():
+    other = small_model()
+    other.config.use_cache, other.config.pad_token_id = False, 9
+    check_identity(model_identity(small_model()), model_identity(other), Path("checkpoint-1"))

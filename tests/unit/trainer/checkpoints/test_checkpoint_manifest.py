@@ -1,0 +1,123 @@
+"""A checkpoint is complete when its manifest is there and every file is as it says; else it is passed over, by name."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError
+from composer_replication.trainer.checkpoints import check_manifest, newest_complete, write_manifest
+from composer_replication.trainer.checkpoints.rotation import make_room, rotate
+
+
+def checkpoint(output, step, *, complete=True):
+    folder = output / f"checkpoint-{step}"
+    (folder / "adapter").mkdir(parents=True)
+    (folder / "a.json").write_text(f'{{"step": {step}}}')
+    (folder / "adapter" / "b.safetensors").write_bytes(bytes(range(64)))
+    if complete:
+        write_manifest(folder, step=step, about={"model": {"class": "Tiny"}})
+    return folder
+
+
+def names(output):
+    return sorted(path.name for path in output.iterdir())
+
+
+def test_a_manifest_lists_every_file_with_its_size_and_keeps_what_it_is_told(tmp_path):
+    folder = checkpoint(tmp_path, 3)
+    (folder / ".a.json.1.abcd.tmp").write_text("left by a crash")
+    fields = check_manifest(folder)
+    assert fields["step"] == 3
+    assert fields["about"] == {"model": {"class": "Tiny"}}
+    assert {name: each["num_bytes"] for name, each in fields["files"].items()} == {
+        "a.json": 11,
+        "adapter/b.safetensors": 64,
+    }
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "said"),
+    [
+        (lambda folder: (folder / "a.json").unlink(), ArtefactNotFoundError, "a.json"),
+        (lambda folder: flip(folder / "adapter" / "b.safetensors"), ArtefactCorruptError, "b.safetensors"),
+        (lambda folder: (folder / "a.json").write_text("{}"), ArtefactCorruptError, "2 bytes, expected 12 bytes"),
+        (lambda folder: (folder / "manifest.json").unlink(), ArtefactNotFoundError, "no manifest"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), ArtefactCorruptError, "manifest.json"),
+        (lambda folder: (folder / "manifest.json").write_text("{}"), ArtefactCorruptError, "schema None"),
+        (lambda folder: (folder / "optimizer.pt").write_bytes(b"x"), ArtefactCorruptError, "optimizer.pt"),
+    ],
+)
+def test_the_first_file_that_is_not_as_it_was_is_named_and_the_checkpoint_passed_over(
+    tmp_path, caplog, damage, error, said
+):
+    earlier, folder = checkpoint(tmp_path, 9), checkpoint(tmp_path, 10)
+    damage(folder)
+    with pytest.raises(error, match=said):
+        check_manifest(folder)
+    assert newest_complete(tmp_path) == earlier
+    assert "checkpoint-10, which is not complete" in caplog.text
+
+
+def test_the_newest_is_the_one_of_most_steps(tmp_path, caplog):
+    for step in (9, 100, 20):
+        checkpoint(tmp_path, step)
+    (tmp_path / "checkpoint-best").mkdir()
+    (tmp_path / "checkpoint-200").write_text("a file")
+    assert newest_complete(tmp_path).name == "checkpoint-100"
+    assert caplog.text == ""
+
+
+def test_no_checkpoint_and_no_folder_are_none(tmp_path):
+    assert newest_complete(tmp_path) is None
+    assert newest_complete(tmp_path / "nothing") is None
+
+
+def test_rotation_counts_complete_checkpoints_and_keeps_the_newest_of_them(tmp_path):
+    for step in (2, 4, 6):
+        checkpoint(tmp_path, step)
+    checkpoint(tmp_path, 3, complete=False)
+    checkpoint(tmp_path, 8, complete=False)
+    rotate(tmp_path, 1)
+    assert names(tmp_path) == ["checkpoint-6", "checkpoint-8"]
+
+
+def test_rotation_keeps_what_it_is_told_to(tmp_path):
+    for step in (2, 4, 6):
+        checkpoint(tmp_path, step)
+    rotate(tmp_path, 2, keep=[tmp_path / "checkpoint-2"])
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-6"]
+
+
+@pytest.mark.parametrize("limit", [None, 0, 5])
+def test_rotation_without_need_deletes_nothing(tmp_path, limit):
+    for step in (2, 4):
+        checkpoint(tmp_path, step)
+    rotate(tmp_path, limit)
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_a_complete_checkpoint_in_the_way_is_set_aside_and_still_found(tmp_path):
+    folder = checkpoint(tmp_path, 4)
+    make_room(folder)
+    assert not folder.exists()
+    assert newest_complete(tmp_path).name == "checkpoint-4.replaced"
+    make_room(checkpoint(tmp_path, 4, complete=False))
+    assert names(tmp_path) == ["checkpoint-4.replaced"]
+    checkpoint(tmp_path, 4)
+    assert newest_complete(tmp_path) == folder
+
+
+def test_deleting_takes_the_manifest_first(tmp_path, monkeypatch):
+    checkpoint(tmp_path, 2), checkpoint(tmp_path, 4)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_args, **_options: None)  # killed right there
+    rotate(tmp_path, 1)
+    assert names(tmp_path / "checkpoint-2") == ["a.json", "adapter"]
+    assert newest_complete(tmp_path).name == "checkpoint-4"

@@ -1,0 +1,185 @@
+"""Each rule of the diagnosis has a history that it speaks about and one that it does not."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from composer_replication.trainer.diagnosis import diagnose, findings
+
+HEALTHY = [
+    {
+        "step": step,
+        "loss": 1e-8,
+        "grad_norm": 0.9,
+        "learning_rate": 1e-6,
+        "reward": 0.3 + 0.01 * step,
+        "frac_reward_zero_std": 0.4,
+        "groups/equal_after": 0.3,
+        "advantages/mean_abs": 0.2,
+        "completions/clipped_ratio": 0.1,
+        "completions/mean_length": 120.0,
+        "entropy": 0.6,
+        "rewards/judge/unjudged": 0.0,
+        "rollouts/total": 64.0 * step,
+        "sites/per_100_turns": 9.0,
+        "loss/sdpo_kl": 0.1,
+        "loss/trace_replay_dpo": 0.6,
+        "loss/alpha_sdpo": 0.1,
+        "loss/beta_replay": 0.05,
+        "tools/call_frequency": 1.5,
+        "tools/failure_frequency": 0.3,
+        "clip_ratio/region_mean": 0.01,
+    }
+    for step in range(1, 17)
+]
+
+
+ABSENT = object()
+
+
+def changed(**metrics: object) -> list[dict[str, Any]]:
+    """The healthy history with other values, or none; a function is called with the step."""
+    names = {name.replace("__", "/"): value for name, value in metrics.items()}
+    lines = [
+        {**line, **{name: value(line["step"]) if callable(value) else value for name, value in names.items()}}
+        for line in HEALTHY
+    ]
+    return [{name: value for name, value in line.items() if value is not ABSENT} for line in lines]
+
+
+SPEAKS: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "nothing_logged": ([{"train_runtime": 3.0, "step": 4}], "Nothing was logged"),
+    "learning_rate_zero": (changed(learning_rate=0.0), "The learning rate is 0 in all 16 lines of metrics"),
+    "not_a_number": (
+        changed(grad_norm=lambda step: math.nan if step > 12 else 1.0),
+        "The gradient was NaN or infinite in 4 of 16 lines of metrics",
+    ),
+    "gradient_zero": (changed(grad_norm=0.0), "The gradient is 0 in all 16 lines"),
+    "unjudged": (
+        changed(rewards__judge__unjudged=lambda step: 0.24 * (step % 2)),
+        "The reward function judge returned None or NaN for 12% of rollouts",
+    ),
+    "equal_rewards": (
+        changed(groups__equal_after=0.93, reward=0.0),
+        "93% of groups had equal reward: their advantages are 0 and they teach nothing. The mean reward is 0.",
+    ),
+    "advantages_zero": (changed(advantages__mean_abs=0.0), "The advantages are 0 in all 16 lines"),
+    "length_limit": (changed(completions__clipped_ratio=1.0), "All completions hit the length limit without ending"),
+    "empty_completions": (changed(completions__mean_length=1.0), "Completions are 1.0 tokens long on average"),
+    "no_entropy": (changed(entropy=0.001), "The entropy of the policy is 0.001 nats a token"),
+    "no_sites": (
+        changed(sites__per_100_turns=0.0, loss__sdpo_kl=ABSENT),
+        "No error sites were found in 1,024 rollouts: channel 2 never ran.",
+    ),
+    "no_taught_sites": (
+        changed(loss__sdpo_kl=ABSENT),
+        "9 error sites per 100 turns were found and none was taught",
+    ),
+    "no_pairs": (changed(loss__trace_replay_dpo=ABSENT), "No preference pairs were used: channel 3 never ran."),
+    "no_calls": (changed(tools__call_frequency=0.0), "No tool was called in any rollout"),
+    "all_calls_fail": (changed(tools__failure_frequency=0.98), "98% of tool calls failed"),
+    "clipped_away": (changed(clip_ratio__region_mean=0.9), "90% of tokens were clipped"),
+}
+# As near as a healthy run comes to each.
+SILENT: dict[str, list[dict[str, Any]]] = {
+    "nothing_logged": [{"loss": 1.0}],
+    "learning_rate_zero": changed(learning_rate=lambda step: 1e-6 if step == 16 else 0.0),
+    "not_a_number": changed(loss=-1e-9),
+    "gradient_zero": changed(grad_norm=lambda step: 1e-9 if step == 3 else 0.0),
+    "unjudged": changed(rewards__judge__unjudged=0.005),
+    "equal_rewards": changed(groups__equal_after=0.7, frac_reward_zero_std=0.9),
+    "advantages_zero": changed(advantages__mean_abs=lambda step: 0.1 * (step == 2)),
+    "length_limit": changed(completions__clipped_ratio=0.6),
+    "empty_completions": changed(completions__mean_length=4.0),
+    "no_entropy": changed(entropy=0.02),
+    "no_sites": changed(sites__per_100_turns=0.0, loss__sdpo_kl=ABSENT, loss__sdpo_kl_logged=0.2),
+    "no_taught_sites": changed(loss__sdpo_kl=lambda step: 0.1 if step == 7 else ABSENT),
+    "no_pairs": changed(loss__trace_replay_dpo=lambda step: 0.6 if step == 7 else ABSENT),
+    "no_calls": changed(tools__call_frequency=lambda step: 0.1 * (step == 9)),
+    "all_calls_fail": changed(tools__failure_frequency=0.8),
+    "clipped_away": changed(clip_ratio__region_mean=0.4),
+}
+
+
+def test_a_healthy_run_has_no_diagnosis() -> None:
+    assert diagnose(HEALTHY) == []
+
+
+def test_every_rule_has_both_histories() -> None:
+    from composer_replication.trainer import diagnosis
+
+    assert list(SPEAKS) == list(SILENT) == list(diagnosis._RULES)
+
+
+@pytest.mark.parametrize("rule", SPEAKS)
+def test_a_rule_speaks_where_it_applies_and_no_other_does(rule: str) -> None:
+    history, begins = SPEAKS[rule]
+    [finding] = findings(history)
+    assert finding.rule == rule
+    assert finding.text.startswith(begins)
+    assert diagnose(history) == [finding.text]
+
+
+@pytest.mark.parametrize("rule", SILENT)
+def test_a_rule_is_silent_where_it_does_not_apply(rule: str) -> None:
+    assert rule not in [finding.rule for finding in findings(SILENT[rule])]
+
+
+def test_one_line_with_a_learning_rate_of_0_is_the_start_of_a_warm_up() -> None:
+    assert diagnose([{"loss": 1.0, "learning_rate": 0.0}]) == []
+
+
+def test_a_channel_without_weight_is_not_missed() -> None:
+    silent = changed(loss__sdpo_kl=ABSENT, loss__alpha_sdpo=0.0, loss__trace_replay_dpo=ABSENT, loss__beta_replay=0.0)
+    assert diagnose(silent) == []
+    annealed = changed(loss__sdpo_kl=ABSENT, loss__alpha_sdpo=lambda step: 0.1 * (16 - step))
+    assert [finding.rule for finding in findings(annealed)] == ["no_taught_sites"]
+
+
+def test_a_run_without_rollouts_is_told_that_its_sessions_held_nothing_to_teach() -> None:
+    lines = [{"loss": 1.0, "loss/alpha_sdpo": 0.1, "loss/beta_replay": 0.0}] * 3
+    assert diagnose(lines) == ["No batch held an error site with a hint: channel 2 never ran."]
+
+
+def test_one_of_several_reward_functions_may_leave_rollouts_to_the_others() -> None:
+    assert diagnose(changed(rewards__judge__unjudged=0.5, rewards__tests__unjudged=0.5)) == []
+    [text] = diagnose(changed(rewards__tests__unjudged=1.0))
+    assert text == "Of the reward functions, tests (100%) returned None or NaN for nearly all rollouts."
+
+
+def test_rewards_that_trl_logs_as_none_are_a_reward_function_that_answers_nothing() -> None:
+    [text] = diagnose([{"loss": 0.0, "reward": None}, {"loss": 0.0, "reward": None}])
+    assert text.startswith("The reward function returned None or NaN for 100% of rollouts")
+
+
+def test_trls_own_share_of_equal_groups_is_read_where_ours_is_not_logged() -> None:
+    assert diagnose([{"loss": 0.0, "frac_reward_zero_std": 1.0}])[0].startswith("100% of groups had equal reward")
+
+
+def test_the_length_limit_is_named_where_it_is_known() -> None:
+    [text] = diagnose(changed(completions__clipped_ratio=0.97), max_completion_length=2048)
+    assert text.startswith("97% of completions hit the length limit of 2,048 tokens without ending.")
+
+
+def test_a_metric_that_was_not_logged_says_nothing() -> None:
+    assert diagnose([{"loss": 1.0}] * 5) == []
+
+
+def test_a_running_run_is_told_each_reason_once_and_the_end_sums_up() -> None:
+    from composer_replication.trainer.alarm_diagnosis import RunDiagnosis
+
+    told: list[str] = []
+    callback = RunDiagnosis(every=4, say=told.append)
+    history = changed(groups__equal_after=lambda step: 0.9 if step <= 8 else 0.2)
+    for line in history:
+        step = line["step"]
+        state: Any = SimpleNamespace(global_step=step, log_history=history[:step], is_world_process_zero=True)
+        callback.on_step_end(None, state, None)  # pyright: ignore[reportArgumentType]
+    assert len(told) == 1
+    assert told[0].startswith("Steps 1 to 4: 90% of groups had equal reward")
+    callback.on_train_end(None, state, None)  # pyright: ignore[reportArgumentType]
+    assert callback.said == []  # over all 16 lines it is 55%
