@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from kill_and_resume.runs import TIMEOUT_S, _child, _context, _result
+from kill_and_resume.runs import SERVER, TIMEOUT_S, in_child, result_file
 
 
 def run_group(job: str, folder: Path, *, size: int = 2, **options: Any) -> list[Any]:
@@ -19,7 +19,7 @@ def run_group(job: str, folder: Path, *, size: int = 2, **options: Any) -> list[
         port = free.getsockname()[1]
     logs = [folder.with_name(f"{folder.name}.{rank}.log") for rank in range(size)]
     processes = [
-        _context.Process(target=_member, args=(job, str(folder), rank, size, port, options, str(log)))
+        SERVER.Process(target=_member, args=(job, str(folder), rank, size, port, options, str(log)))
         for rank, log in enumerate(logs)
     ]
     for process in processes:
@@ -35,7 +35,7 @@ def run_group(job: str, folder: Path, *, size: int = 2, **options: Any) -> list[
     said = "\n".join(log.read_text(encoding="utf-8", errors="replace")[-3000:] for log in logs if log.exists())
     codes = [process.exitcode for process in processes]
     assert codes == [0] * size, f"{job} ended with {codes}:\n{said}"
-    return [json.loads(_result(Path(f"{folder}-{rank}")).read_text(encoding="utf-8")) for rank in range(size)]
+    return [json.loads(result_file(Path(f"{folder}-{rank}")).read_text(encoding="utf-8")) for rank in range(size)]
 
 
 def _member(job: str, folder: str, rank: int, size: int, port: int, options: dict[str, Any], log: str) -> None:
@@ -48,4 +48,4 @@ def _member(job: str, folder: str, rank: int, size: int, port: int, options: dic
         "MASTER_PORT": str(port),
         "ACCELERATE_USE_CPU": "true",
     }
-    _child(job, folder, None, options, log, result=f"{folder}-{rank}")
+    in_child(job, folder, None, options, log, result=f"{folder}-{rank}")

@@ -20,15 +20,15 @@ from typing import Any
 from kill_and_resume.kills import Kill
 
 TIMEOUT_S = 90
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["kill_and_resume.warm"])
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["kill_and_resume.warm"])
 
 
 def run_to_end(job: str, folder: Path, **options: Any) -> Any:
     """What the job returns when nothing stops it; it resumes if the folder has a complete checkpoint."""
     code, log = _run(job, folder, None, options)
     assert code == 0, f"{job} ended with {code}:\n{log}"
-    return json.loads(_result(folder).read_text(encoding="utf-8"))
+    return json.loads(result_file(folder).read_text(encoding="utf-8"))
 
 
 def run_until_killed(job: str, folder: Path, kill: Kill, **options: Any) -> None:
@@ -46,9 +46,9 @@ def run_with_kills(job: str, folder: Path, kills: list[Kill], **options: Any) ->
 
 def _run(job: str, folder: Path, kill: Kill | None, options: dict[str, Any]) -> tuple[int | None, str]:
     folder.mkdir(parents=True, exist_ok=True)
-    _result(folder).unlink(missing_ok=True)
+    result_file(folder).unlink(missing_ok=True)
     log = folder.with_name(f"{folder.name}.log")
-    process = _context.Process(target=_child, args=(job, str(folder), kill, options, str(log)))
+    process = SERVER.Process(target=in_child, args=(job, str(folder), kill, options, str(log)))
     process.start()
     try:
         if kill is not None and kill.kind == "seen":
@@ -70,7 +70,7 @@ def _kill_when_seen(process: Any, path: Path) -> None:
         time.sleep(0.0005)
 
 
-def _child(job: str, folder: str, kill: Kill | None, options: dict[str, Any], log: str, result: str = "") -> None:
+def in_child(job: str, folder: str, kill: Kill | None, options: dict[str, Any], log: str, result: str = "") -> None:
     with Path(log).open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
         os.dup2(file.fileno(), sys.stderr.fileno())
         from composer_replication.trainer.checkpoints import newest_complete
@@ -80,8 +80,8 @@ def _child(job: str, folder: str, kill: Kill | None, options: dict[str, Any], lo
         module, _, function = job.partition(":")
         work = getattr(importlib.import_module(module), function)
         returned = work(Path(folder), newest_complete(Path(folder)) is not None, **options)
-        _result(Path(result or folder)).write_text(json.dumps(returned), encoding="utf-8")
+        result_file(Path(result or folder)).write_text(json.dumps(returned), encoding="utf-8")
 
 
-def _result(folder: Path) -> Path:
+def result_file(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.result.json")

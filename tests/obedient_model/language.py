@@ -16,7 +16,20 @@ from transformers import PreTrainedTokenizerFast
 
 START, END, PAD, UNKNOWN = "<|im_start|>", "<|im_end|>", "<|pad|>", "<|unknown|>"
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
-_JSON_PIECES = ('{"name": "', '", "arguments": {"', '": "', '", "', '"}}', " '", "', ", "'.", ", ", "Tools:", "{'error': '", ".'}")
+_JSON_PIECES = (
+    '{"name": "',
+    '", "arguments": {"',
+    '": "',
+    '", "',
+    '"}}',
+    " '",
+    "', ",
+    "'.",
+    ", ",
+    "Tools:",
+    "{'error': '",
+    ".'}",
+)
 
 # ChatML that names the tools and shows every role wherever it stands, so that a hint can be a message of its own.
 CHAT_TEMPLATE = """{%- if tools %}

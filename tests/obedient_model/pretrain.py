@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from composer_replication.types import Message
 from obedient_model import tasks
@@ -55,9 +55,7 @@ def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM
     return LlamaForCausalLM(config)
 
 
-def pretrain(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, seed: int, schedule: Schedule
-) -> Pretraining:
+def pretrain(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, seed: int, schedule: Schedule) -> Pretraining:
     """Plain cross-entropy on what the assistant says."""
     began, cpu_began = time.perf_counter(), time.process_time()
     draw = random.Random(seed)

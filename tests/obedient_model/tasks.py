@@ -134,7 +134,10 @@ def schema(name: str) -> dict[str, Any]:
     extra = [kind.slot for kind in KINDS if kind.tool == name]
     properties = {each: {"type": "string", "description": each} for each in ("path", *extra)}
     parameters = {"type": "object", "properties": properties, "required": ["path"]}
-    return {"type": "function", "function": {"name": name, "description": f"The tool {name}.", "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": f"The tool {name}.", "parameters": parameters},
+    }
 
 
 TOOLS = [schema(name) for name in TOOL_NAMES]

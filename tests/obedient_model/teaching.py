@@ -58,9 +58,9 @@ def pair_batches(world: World, sessions: Sequence[ToySession]) -> list[TreeBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    num_steps: int = 12
+    num_steps: int = 16
     batch_size: int = 8
-    learning_rate: float = 0.1
+    learning_rate: float = 0.2
 
 
 def train(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerFast, LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
 from obedient_model import tasks
@@ -40,17 +40,30 @@ class World:
     def new_model(self) -> LlamaForCausalLM:
         return copy.deepcopy(self.model).requires_grad_(True)
 
-    def sample_session(self, draw: random.Random, kind: str | None = None, **options: Any) -> ToySession:
-        return tasks.sample_session(draw, kind, **options)
+    def sample_session(
+        self, draw: random.Random, kind: str | None = None, *, identity: str = "toy", num_tasks_before: int = 0
+    ) -> ToySession:
+        """A session whose last task goes wrong by habit, of a kind (else of any)."""
+        return tasks.sample_session(draw, kind, identity=identity, num_tasks_before=num_tasks_before)
 
     def sessions(self, seed: int, count: int, *, num_tasks_before: int = 0) -> list[ToySession]:
         """As many of each kind, in turn."""
         draw = random.Random(seed)
+        kinds = [self.kinds[at % len(self.kinds)].name for at in range(count)]
         return [
-            self.sample_session(
-                draw, kind=self.kinds[at % len(self.kinds)].name, identity=f"toy-{seed}-{at}", **{"num_tasks_before": num_tasks_before}
-            )
-            for at in range(count)
+            self.sample_session(draw, kind, identity=f"toy-{seed}-{at}", num_tasks_before=num_tasks_before)
+            for at, kind in enumerate(kinds)
+        ]
+
+    def prompt_rows(self, seed: int, count: int) -> list[dict[str, Any]]:
+        """Rows of a data set for a trainer that lets the model act in a `ToyEnvironment`."""
+        return [
+            {
+                "prompt": [{"role": "user", "content": session.kind.request.format(file=session.file)}],
+                "kind": session.kind.name,
+                "file": session.file,
+            }
+            for session in self.sessions(seed, count)
         ]
 
     def rendered(self, session: ToySession) -> tuple[RenderedSequence, TurnSpan]:
@@ -73,9 +86,7 @@ def build_world(seed: int = 0) -> World:
         model = new_model(tokenizer, seed)
         how = pretrain(model, tokenizer, seed, Schedule())
     model.requires_grad_(False)
-    return World(
-        tokenizer=tokenizer, model=model, pretraining=how, renderer=Renderer(tokenizer, tools=tasks.TOOLS)
-    )
+    return World(tokenizer=tokenizer, model=model, pretraining=how, renderer=Renderer(tokenizer, tools=tasks.TOOLS))
 
 
 @contextmanager

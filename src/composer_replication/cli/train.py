@@ -108,7 +108,7 @@ def _show_result(result: TrainingResult, *, as_json: bool) -> None:
         print_json(result.as_json())
         return
     columns = ("channel", "weight", "ran in steps", "first loss", "last loss")
-    caption = "A loss is the mean since the line of metrics before; weights are those of the first step."
+    caption = "Losses are means since the line of metrics before."
     rows = [_channel_row(each, result.steps) for each in result.channels]
     show(table(f"Channels, {result.steps} of {result.total_steps} steps", columns, rows, caption=caption))
     if result.drops:

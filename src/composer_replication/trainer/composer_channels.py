@@ -17,6 +17,7 @@ from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.logged_channel import LoggedStore, counts_of, logged_loss
 from composer_replication.trainer.rollout_channel import RolloutChannel, place_sites
 from composer_replication.trainer.rollout_sites import TaughtTurn
+from composer_replication.trainer.teacher_sharding import load_local_state, local_state, reshard
 from composer_replication.trainer.teachers import TeacherKeeper
 
 SITES, ITEMS = "sdpo_sites", "sdpo_items"
@@ -100,9 +101,11 @@ class ComposerChannels:
         options |= {"sdpo_teachers": self.teacher.shares(), "sdpo_weighting": self._weighting}
         found = logged_loss(model, batch, {name: share for name, share in shares.items() if share}, options)
         values = {"sdpo_jsd": found.sdpo_jsd, "trace_replay_dpo": found.trace_replay_dpo}
+        # No row of channel 1: an exact 0, whose backward runs through every layer, as on processes that have more.
+        nothing = found.lm_ce
         scale = {"sdpo_jsd": weights["alpha_sdpo"], "trace_replay_dpo": weights["beta_replay"]}
         terms = {
-            name: Term(scale[name] * values[name], self._mean(values[name], shares[name], total), total)
+            name: Term(scale[name] * values[name] + nothing, self._mean(values[name], shares[name], total), total)
             for name, total in zip(names, totals, strict=True)
         }
         if terms["sdpo_jsd"].items:
@@ -114,6 +117,7 @@ class ComposerChannels:
 
     def after_step(self, model: nn.Module, step: int) -> None:
         """After an optimiser step: the teacher moves, and TAID's t where channel 2 ran."""
+        reshard(self.teacher)
         self.teacher.after_step(model)
         items = sum(count for _, count in self._taid_losses)
         if self.taid is not None and items:
@@ -122,13 +126,13 @@ class ComposerChannels:
 
     def state(self) -> dict[str, Any]:
         return {
-            "teacher": self.teacher.state(),
+            "teacher": local_state(self.teacher),
             "taid": None if self.taid is None else self.taid.state_dict(),
             "logged": None if self.logged is None else self.logged.sampler.state(),
         }
 
     def load_state(self, tree: Mapping[str, Any], total_steps: int) -> None:
-        self.teacher.load_state(tree["teacher"])
+        load_local_state(self.teacher, tree["teacher"])
         if tree["taid"] is not None:
             self.taid = TAIDScheduler(max(total_steps, 1))
             self.taid.load_state_dict(tree["taid"])

@@ -21,6 +21,7 @@ from composer_replication.errors import InputError, explain
 from composer_replication.objective.adapters import has_adapter
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.row_weighting import RowWeighting
+from composer_replication.objective.wrapped import is_sharded
 from composer_replication.optional import available, require
 from composer_replication.trainer.alarm import CollapseAlarm
 from composer_replication.trainer.alarm_diagnosis import RunDiagnosis
@@ -31,6 +32,7 @@ from composer_replication.trainer.composer_rollouts import RolloutOptions, Teach
 from composer_replication.trainer.logged_channel import LoggedStore
 from composer_replication.trainer.metrics_file import MetricsFile
 from composer_replication.trainer.reference import precompute_ref_logprobs
+from composer_replication.trainer.teacher_sharding import attach_teacher, shard_teacher
 from composer_replication.trainer.teachers import TeacherKeeper, TeacherKind
 
 if TYPE_CHECKING or available("trl"):
@@ -108,6 +110,8 @@ class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, GRPOTrainer
         self._wants_contrast = sdpo_weighting is not None and sdpo_weighting.contrast is not None
         self._generated = self._rewards_of_all = self._start_model = None
         super().__init__(*args, **kwargs)
+        if is_sharded(self.model):  # by hand: tells the base class to leave the wrapping to whoever did it
+            self.is_distributed_loading_by_transformers = True
         keeper = teacher if isinstance(teacher, TeacherKeeper) else TeacherKeeper(teacher)
         self._site_finder = self._make_site_finder() if self._wants_sites else None
         logged = self._make_store(trace_dataset, data_collator, logged_sessions, logged_batch_size)
@@ -270,15 +274,14 @@ class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, GRPOTrainer
         )
 
     def _attach_teacher(self, keeper: TeacherKeeper) -> None:
-        keeper.attach(self.model)
-        if keeper.model is None:
-            return
-        if self.is_fsdp_enabled:
-            from trl.models.utils import prepare_fsdp
-
-            keeper.replace_model(prepare_fsdp(keeper.model, self.accelerator))
-        else:
+        attach_teacher(keeper, self.model)
+        if keeper.model is not None and not is_sharded(keeper.model):
             keeper.replace_model(keeper.model.to(self.accelerator.device))
+
+    def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
+        model, loader = super()._prepare_for_training(*args, **options)
+        shard_teacher(self.channels.teacher, model)
+        return model, loader
 
 
 class _AfterStep(TrainerCallback):

@@ -36,7 +36,7 @@ from composer_replication.trainer.offline_checks import (
 )
 from composer_replication.trainer.offline_metrics import NAMES, ChannelLog, EvaluationSums, weighted_total
 from composer_replication.trainer.offline_model import Quantization, prepare_model
-from composer_replication.trainer.offline_sharding import (
+from composer_replication.trainer.teacher_sharding import (
     attach_teacher,
     load_local_state,
     local_state,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, set_seed
+from transformers import set_seed
 
 from composer_replication.errors import ComposerError, ConfigError, explain
+from composer_replication.objective.components import CHANNELS
 from composer_replication.optional import require
 from composer_replication.trainer.alarm import CollapseAlarm
+from composer_replication.trainer.alarm_diagnosis import RunDiagnosis
+from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer_rollouts import RolloutOptions
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.logged_sessions import LoggedSessions
@@ -20,6 +24,7 @@ from composer_replication.trainer.presets import channel_settings, grpo_argument
 from composer_replication.trainer.run_folder import TrainingFolder
 from composer_replication.trainer.run_parts import (
     Inputs,
+    Say,
     held_out_rows,
     load_prompts,
     lora_config,
@@ -62,7 +67,7 @@ def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
 
 
 def grpo_trainer(
-    inputs: Inputs, args: Any, folder: TrainingFolder, alarm: CollapseAlarm | None, callbacks: list[TrainerCallback]
+    inputs: Inputs, args: Any, folder: TrainingFolder, alarm: CollapseAlarm | None, diagnosis: RunDiagnosis, say: Say
 ) -> ComposerReplicationTrainer:
     """The trainer, with the run's logged sessions beside its rollouts where a run is named."""
     config, grpo = inputs.config, inputs.config.train.grpo
@@ -74,6 +79,7 @@ def grpo_trainer(
     prompts, held_out = prompts_of(inputs)
     set_seed(config.train.optimiser.seed)
     model, adapter = _model(inputs, args)
+    logged = _logged(inputs, model)
     try:
         trainer = ComposerReplicationTrainer(
             model=model,
@@ -84,18 +90,19 @@ def grpo_trainer(
             processing_class=inputs.tokenizer,
             peft_config=adapter,
             environment_factory=environment,
-            callbacks=callbacks,
-            settings=channel_settings(config),
+            settings=_settings(inputs, logged, say),
             teacher=teacher_of(config),
             sdpo_weighting=weighting_of(config),
             rollouts=_rollouts(inputs),
-            logged_sessions=_logged(inputs, model),
-            alarm=alarm,
+            logged_sessions=logged,
+            alarm=alarm or CollapseAlarm(()),
         )
     except ComposerError:
         raise
     except ValueError as error:
         raise _refused(error) from error
+    trainer.remove_callback(RunDiagnosis)  # its own looks every 50 steps
+    trainer.add_callback(diagnosis)
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, MetricsFile):
             callback.path = folder.metrics
@@ -109,6 +116,15 @@ def _model(inputs: Inputs, args: Any) -> tuple[Any, Any | None]:
     if inputs.config.train.adapter.kind == "qlora":
         return prepare_model(inputs.config.train.model, args, peft_config=adapter, quantization="4bit"), None
     return prepare_model(inputs.config.train.model, args, peft_config=None, quantization="none"), adapter
+
+
+def _settings(inputs: Inputs, logged: LoggedSessions | None, say: Say) -> ChannelSettings:
+    """As the config says; channel 3 is off, and said to be, where there is no pair to learn from."""
+    settings = channel_settings(inputs.config)
+    if settings.beta_replay == 0 or (logged is not None and logged.channels[CHANNELS[2]]):
+        return settings
+    say(f"channel trace_replay_dpo is off: beta_replay is {settings.beta_replay:g}, and there is no pair")
+    return replace(settings, beta_replay=0.0)
 
 
 def _rollouts(inputs: Inputs) -> RolloutOptions:

@@ -1,6 +1,6 @@
 """From a config to trained weights: what `crf train` does, as a library.
 
-    config -> run directory, tokenizer -> sessions (or prompts) -> memory plan -> trainer -> checkpoints, weights, record
+config -> run directory, tokenizer -> sessions (or prompts) -> memory plan -> trainer -> checkpoints, weights, record
 """
 
 from __future__ import annotations
@@ -89,18 +89,17 @@ def run_training(
     """
     told = progress or Progress()
     inputs, folder = read_inputs(config), TrainingFolder.of(config)
+    goes_on = folder.resumes(asked=resume, wanted=config.train.resume)
     make = _make_offline if config.train.mode == "offline" else _make_grpo
     alarm = CollapseAlarm.from_config(config.train.alarm, say=told.say) if config.train.alarm.on else None
     made = make(inputs, folder, alarm, told, must_fit)
     with folder.held(is_main=made.args.process_index == 0):
-        goes_on = folder.resumes(asked=resume, wanted=config.train.resume)
-        _tell_resume(folder, config, goes_on, told.say)
-        if made.args.process_index == 0:
-            folder.write_config(config)
+        if goes_on:
+            _tell_resume(folder, config, told.say)
         sources = sources_of(inputs.run, made.sources)
         trainer = made.build()
         trainer.remove_callback(PrinterCallback)  # it prints dictionaries
-        trainer.add_callback(_Reports(told))
+        trainer.add_callback(_Reports(told, lambda: folder.write_config(config)))
         trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
         made.before(trainer)
         trainer.train(resume_from_checkpoint=goes_on)
@@ -123,10 +122,15 @@ class _Made:
 
 
 class _Reports(TrainerCallback):
-    """Passes steps and lines of metrics on."""
+    """Passes steps and lines of metrics on. `begin` is called once a checkpoint to go on from has been found to fit."""
 
-    def __init__(self, told: Progress) -> None:
-        self._told = told
+    def __init__(self, told: Progress, begin: Callable[[], object]) -> None:
+        self._told, self._begin = told, begin
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del args, control, kwargs
+        if state.is_world_process_zero:
+            self._begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del args, control, kwargs
@@ -167,9 +171,12 @@ def _make_grpo(
 
     del must_fit  # what rollouts take depends on their lengths, which nobody knows
     args = run_grpo.grpo_arguments_of(inputs, folder)
+    train = inputs.config.train
+    length, say = train.grpo.max_completion_length, _while_it_runs(told.say)
+    diagnosis = RunDiagnosis(every=train.diagnose_every, max_completion_length=length, say=say)
     return _Made(
         args=args,
-        build=lambda: run_grpo.grpo_trainer(inputs, args, folder, alarm, []),
+        build=lambda: run_grpo.grpo_trainer(inputs, args, folder, alarm, diagnosis, told.say),
         before=lambda trainer: told.say(f"channels: {', '.join(trainer.channels_on())}"),
         sources=("conversations", "tools", "sites", "pairs"),
         counts={},
@@ -203,9 +210,7 @@ def _check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
         raise InputError(explain("memory of a step", got=verdict, expected=expected, fix=" ".join(plan.advice)))
 
 
-def _tell_resume(folder: TrainingFolder, config: CrfConfig, goes_on: bool, say: Say) -> None:
-    if not goes_on:
-        return
+def _tell_resume(folder: TrainingFolder, config: CrfConfig, say: Say) -> None:
     newest = folder.newest_step()
     say(f"going on from checkpoint-{newest} in {folder.checkpoints}")
     for change in folder.changed_options(config):

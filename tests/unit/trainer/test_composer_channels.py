@@ -21,7 +21,6 @@ from composer_replication.trainer.rollout_channel import place_sites
 from composer_replication.trainer.rollout_sites import TaughtTurn
 from rollouts.tiny_policy import ScriptedGeneration, load_tokenizer, save_policy
 from rollouts.trainers import light_process, make, questions, quick_config, spy, weights
-from rollouts.workshop import Workshop
 
 light_process()
 CALL = '<tool_call>\n{{"name": "{0}", "arguments": {1}}}\n</tool_call>'
@@ -33,6 +32,23 @@ SCRIPTS = {
         [CALL.format("add", '{"first": 1'), "Done."],
     ]
 }
+
+
+class Desk:
+    """One file and a tool to read it: a short prompt keeps these tests quick."""
+
+    def reset(self, **_row: Any) -> None:
+        self.signals: list[dict[str, Any]] = []
+
+    def read_file(self, path: str) -> str:
+        """Reads.
+
+        Args:
+            path: where
+        """
+        if path != "src/main.py":
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return "total = 0"
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +79,7 @@ def scripted(
         quick_config(folder, **chosen | (settings or {})),
         reward_funcs=reward,
         train_dataset=questions(["Look"] * 4),
-        environment_factory=Workshop,
+        environment_factory=Desk,
         **named,
     )
     ScriptedGeneration(trainer, SCRIPTS)

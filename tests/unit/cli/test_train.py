@@ -1,0 +1,327 @@
+"""`crf train`: what it writes and says, what it refuses in a sentence, and that a stopped run goes on bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from composer_replication.cli import train_progress
+from composer_replication.cli.main import main
+from composer_replication.config import CrfConfig, load
+from composer_replication.runs import RunDir
+from composer_replication.runs.conversations import read_conversations
+from composer_replication.trainer import planner
+from composer_replication.trainer.run_folder import TrainingFolder
+from composer_replication.trainer.run_parts import held_out_rows, is_held_out
+from composer_replication.trainer.run_results import channel_results
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "sdpo_end_to_end"
+# One word of three settings that tests change: `--set` wins over the file.
+CONFIG = """
+[loss]
+beta_replay = 0.1
+
+[train]
+model = "model"
+run = "run"
+log_every = 1
+
+[train.adapter]
+rank = 4
+
+[train.optimiser]
+steps = 4
+lr = 1e-2
+per_device = 4
+
+[train.save]
+every = 100
+
+[train.proof]
+on = false
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random model, a run of twelve sessions with sites and pairs, and a config; one thread, as all of it is small."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(EXAMPLE))
+    import world
+
+    root = tmp_path_factory.mktemp("train")
+    tokenizer = world.build_tokenizer()
+    for part in (tokenizer, world.new_model(tokenizer)):
+        part.save_pretrained(root / "model")
+    (root / "logs").mkdir()
+    world.write_logs(root / "logs")
+    assert main(["ingest", str(root / "logs"), "-o", str(root / "run")]) == 0
+    assert main(["sites", str(root / "run")]) == 0
+    run = RunDir.open(root / "run")
+    rows = world.right_calls(list(read_conversations(run)))
+    run.write_jsonl("pairs", rows, schema="dpo_pair", version=1, sources=["conversations"])
+    (root / "run.toml").write_text(CONFIG)
+    (root / "task.py").write_text(TASK)
+    yield root
+    sys.path.remove(str(EXAMPLE))
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def train(folder, monkeypatch, capsys, tmp_path):
+    """Runs `crf train` there and gives exit status, stdout and stderr; what it writes goes to a folder of the test."""
+    monkeypatch.chdir(folder)
+
+    def call(*arguments, output=tmp_path / "out", config="run.toml"):
+        capsys.readouterr()
+        given = ["--config", config] if config else []
+        given += [] if output is None else ["--set", f"train.output='{output}'"]
+        status = main(["train", *given, *arguments])
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    call.output = tmp_path / "out"
+    return call
+
+
+def adapter_of(output):
+    return load_file(output / "adapter" / "adapter_model.safetensors")
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_run_leaves_config_metrics_checkpoint_adapter_and_a_record_of_where_they_are_from(train, folder):
+    status, out, err = train()
+    assert status == 0, err
+    assert "nothing was found that keeps it from learning" in out
+    # The preset's weight of channel 2 is 0 at the last step.
+    for channel, ran in (("lm_ce", "4 of 4"), ("sdpo_kl", "3 of 4"), ("trace_replay_dpo", "4 of 4")):
+        assert ran in next(line for line in out.splitlines() if line.split()[:1] == [channel])
+    assert [line for line in err.splitlines() if line.startswith("step 4 of 4: total ")]
+    resolved = load(CrfConfig, train.output / "config.resolved.toml")
+    assert (resolved.train.teacher.kind, resolved.loss.beta_replay, resolved.train.optimiser.steps) == (
+        "trust_region",  # of the preset, the file and the file
+        0.1,
+        4,
+    )
+    lines = [json.loads(line) for line in (train.output / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4]
+    record = json.loads((train.output / "adapter" / "training.json").read_text())
+    run = RunDir.open(folder / "run")
+    assert {each["name"]: each["sha256"] for each in record["sources"]} == {
+        name: run.meta(name).sha256 for name in ("conversations", "tools", "sites", "pairs")
+    }
+    assert [(each["name"], each["steps"]) for each in record["channels"]] == [
+        ("lm_ce", 4),
+        ("sdpo_kl", 3),
+        ("trace_replay_dpo", 4),
+    ]
+    checkpoint = train.output / "checkpoints" / "checkpoint-4"
+    saved = load_file(checkpoint / "adapter_model.safetensors")
+    assert same(adapter_of(train.output), saved)
+    assert any(bool(value.any()) for name, value in saved.items() if "lora_B" in name)
+    assert run.path("ref_logprobs").exists()
+
+
+def test_a_run_that_is_told_to_stop_saves_says_how_to_go_on_and_ends_as_one_that_was_not(
+    train, monkeypatch, tmp_path
+):
+    assert train(output=tmp_path / "whole")[0] == 0
+    shown = train_progress._say_line
+
+    def stopping(say, step, total, figures):
+        shown(say, step, total, figures)
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(train_progress, "_say_line", stopping)
+    status, _, err = train()
+    assert status == 130
+    # The signal may be heard one step later than it was sent.
+    stopped_at = max(int(each.name.rpartition("-")[2]) for each in (train.output / "checkpoints").iterdir())
+    assert stopped_at in (2, 3)
+    assert f"SIGTERM: stopped after step {stopped_at} of 4, which is saved." in err
+    assert f"go on with: crf train --config run.toml --set 'train.output='\"'\"'{train.output}" in err
+    assert err.rstrip().endswith("--resume")
+    assert not (train.output / "adapter").exists()
+    monkeypatch.setattr(train_progress, "_say_line", shown)
+    status, _, err = train("--resume")
+    assert status == 0, err
+    assert f"going on from checkpoint-{stopped_at}" in err
+    assert same(adapter_of(train.output), adapter_of(tmp_path / "whole"))
+    steps = [json.loads(line)["step"] for line in (train.output / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 4]  # the last one is the summary
+
+
+def test_another_call_takes_no_further_step_names_what_changed_and_a_new_run_needs_its_own_folder(train):
+    assert train("--set", "train.optimiser.steps=1")[0] == 0
+    before = adapter_of(train.output)
+    status, _, err = train("--set", "train.optimiser.steps=1", "--set", "train.optimiser.lr=0.5")
+    assert status == 0, err
+    assert "set otherwise than when the run began: train.optimiser.lr: 0.01 -> 0.5" in err
+    assert "all 1 steps are made; for more raise train.optimiser.steps" in err
+    assert same(adapter_of(train.output), before)
+    status, _, err = train("--set", "train.resume=false")
+    assert status == 1
+    assert "checkpoint-1 of an earlier run" in err
+    assert "train.output" in err
+
+
+def test_a_dry_run_counts_and_plans_without_weights(train, folder, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for each in (folder / "model").iterdir():
+        if each.suffix != ".safetensors":
+            (bare / each.name).write_bytes(each.read_bytes())
+    status, out, err = train("--dry-run", "--set", f"train.model='{bare}'")
+    assert status == 0, err
+    shown = {" ".join(line.split()[:-1]): line.split()[-1] for line in out.splitlines() if line.strip()}
+    assert shown["conversations"] == shown["error sites with a hint"] == shown["preference pairs"] == "12"
+    assert "fits" in err
+    assert [each.name for each in train.output.iterdir()] == ["config.resolved.toml"]
+
+
+def test_what_does_not_fit_is_refused_with_advice_unless_forced(train, monkeypatch):
+    monkeypatch.setattr(planner, "free_memory", lambda _device: 10**7)
+    status, _, err = train("--set", "train.optimiser.steps=1")
+    assert status == 1
+    assert "memory of a step: got 0." in err
+    assert "gradient_checkpointing=True" in err
+    assert not (train.output / "checkpoints").exists()
+    status, _, err = train("--set", "train.optimiser.steps=1", "--force")
+    assert status == 0
+    assert "does not fit" in err
+
+
+def test_a_channel_without_items_is_said_never_to_have_run_and_figures_come_as_json(train):
+    status, out, err = train("--json", "--set", "loss.alpha_sdpo=0", "--set", "train.optimiser.steps=1")
+    assert status == 0, err
+    found = json.loads(out)
+    assert {each["name"]: each["steps"] for each in found["channels"]} == {
+        "lm_ce": 1,
+        "sdpo_kl": 0,
+        "trace_replay_dpo": 1,
+    }
+    assert found["saved"] == str(train.output / "adapter")
+    status, out, _ = train("--set", "loss.alpha_sdpo=0", "--set", "train.optimiser.steps=1")
+    assert "never ran" in next(line for line in out.splitlines() if "sdpo_kl" in line)
+
+
+def test_all_weights_held_out_sessions_and_switches_train_too(train):
+    status, _, err = train(
+        *("--set", "train.adapter.kind=none", "--set", "train.optimiser.steps=1", "--set", "train.eval_every=1"),
+        *("--set", "train.switches.sigmoid_gate_tau=1.0", "--set", "train.switches.contrast=0.5"),
+        *("--set", "train.proof.on=true", "--set", "train.teacher.kind=ema"),
+    )
+    assert status == 0, err
+    assert "hint proof: " in err
+    assert "held-out total" in err
+    assert (train.output / "model" / "model.safetensors").exists()
+    assert json.loads((train.output / "model" / "training.json").read_text())["counts"]["conversations"] == 12 - sum(
+        is_held_out(f"00000000-0000-4000-8000-{number:012d}") for number in range(12)
+    )
+
+
+TASK = '''
+def prompts():
+    from datasets import Dataset
+    return Dataset.from_list([{"prompt": [{"role": "user", "content": f"Test {name}."}]} for name in ("moss", "jade")])
+
+def length(completion_ids, **columns):
+    return [float(ids[0] % 7) + len(ids) / 100 for ids in completion_ids]
+'''
+GRPO = [
+    *("--set", "train.mode=grpo", "--set", "train.grpo.dataset='task:prompts'", "--set", "train.optimiser.steps=2"),
+    *("--set", "train.grpo.rewards=['task:length']", "--set", "train.grpo.num_generations=4"),
+    *("--set", "train.grpo.max_completion_length=6", "--set", "train.batch.part=call"),
+]
+
+
+def test_rollouts_train_with_prompts_and_rewards_by_name_and_logged_sessions_beside_them(train):
+    status, out, err = train(*GRPO)
+    assert status == 0, err
+    assert "channels: grpo, sdpo on rollouts, sdpo on logged traces, trace_replay_dpo" in err
+    rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert "2 of 2" in rows["grpo"]
+    assert "2 of 2" in rows["trace_replay_dpo"]
+    assert "never ran" in rows["sdpo_kl"]
+    lines = [json.loads(line) for line in (train.output / "metrics.jsonl").read_text().splitlines()]
+    assert [line["rewards/length/unjudged"] for line in lines if "reward" in line] == [0.0, 0.0]
+    assert (train.output / "adapter" / "adapter_model.safetensors").exists()
+
+
+BAD = {
+    "no model": (["--set", "train.model=none"], "train.model: got none"),
+    "a model that is not there": (["--set", "train.model=./no\x1b[31mwhere"], "no folder of that name"),
+    "no run": (["--set", "train.run=none"], "train.run: got none"),
+    "a run that is none": (["--set", "train.run=model"], "is not a run directory"),
+    "an unknown key": (["--set", "train.optimiser.step=3"], "Did you mean train.optimiser.steps?"),
+    "an option nobody reads": (["--set", "loss.lm_ce_label_smoothing=0.1"], "trainers do not smooth labels"),
+    "a schedule nobody follows": (
+        ["--set", "loss.sdpo_wrapper=taid", "--set", "loss.taid_t=0.1"],
+        "loss.taid_t: got 0.1",
+    ),
+    "nothing to resume": (["--resume"], "no complete checkpoint"),
+    "a budget that holds nothing": (
+        ["--set", "train.batch.budget=16", "--set", "train.batch.overlap=0"],
+        "no window with a target",
+    ),
+    "no prompts": ([*GRPO, "--set", "train.grpo.dataset=none"], "train.grpo.dataset: got none"),
+    "a reward of no module": ([*GRPO, "--set", "train.grpo.rewards=['tusk:length']"], "No module named 'tusk'"),
+    "a reward of no name": ([*GRPO, "--set", "train.grpo.rewards=['length']"], "expected module:name"),
+    "no reward": ([*GRPO, "--set", "train.grpo.rewards=[]"], "train.grpo.rewards: got none"),
+    "rollouts that make no group": ([*GRPO, "--set", "train.optimiser.per_device=3"], "divisible by num_generations"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_trained_is_one_sentence_and_nothing_is_written(train, case):
+    arguments, expected = BAD[case]
+    status, out, err = train(*arguments)
+    assert status == 1
+    last = err.rstrip("\n").splitlines()[-1]
+    assert last.startswith("crf train: ")
+    assert expected in last
+    assert (out, "Traceback" in err, "\x1b" in err) == ("", False, False)
+    assert not (train.output / "adapter").exists()
+
+
+def test_without_sites_the_command_to_type_is_named(train, folder, tmp_path):
+    assert main(["ingest", str(folder / "logs"), "-o", str(tmp_path / "bare")]) == 0
+    status, _, err = train("--set", f"train.run='{tmp_path / 'bare'}'")
+    assert status == 1
+    assert "crf sites" in err
+
+
+def test_a_folder_is_trained_in_by_one_process_at_a_time(train):
+    with TrainingFolder(train.output).held():
+        status, _, err = train()
+    assert status == 1
+    assert "another process training there" in err
+
+
+def test_a_channels_steps_are_those_since_the_line_before():
+    history = [
+        {"step": 2, "loss": 1.0, "loss/grpo": 0.5},
+        {"step": 4, "loss": 1.0, "loss/grpo": 0.4, "loss/sdpo_kl": 0.3},
+        {"step": 5, "loss": 1.0, "loss/grpo": 0.2, "loss/sdpo_kl": 0.1},
+    ]
+    grpo, sdpo, pairs = channel_results(("grpo", "sdpo_kl", "trace_replay_dpo"), history, {"alpha_sdpo": 0.1})
+    assert (grpo.steps, grpo.first_loss, grpo.last_loss, grpo.weight) == (5, 0.5, 0.2, 1.0)
+    assert (sdpo.steps, sdpo.first_loss, sdpo.last_loss, sdpo.weight) == (3, 0.3, 0.1, 0.1)
+    assert (pairs.never_ran, pairs.first_loss) == (True, None)
+
+
+def test_every_tenth_prompt_is_held_out_and_at_least_one():
+    assert held_out_rows(20) == ([each for each in range(20) if each not in (9, 19)], [9, 19])
+    assert held_out_rows(3) == ([0, 1], [2])

@@ -1,0 +1,102 @@
+"""What each of two processes does in test_composer_processes.py: its share of scripted rollouts, and what it ends with."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+CASES: dict[str, dict[str, Any]] = {
+    # Rollouts 2 and 3, the second process's, have no error.
+    "ddp": {"teacher": "ema", "wrapper": "ddp"},
+    "fsdp2": {"teacher": "live", "wrapper": "fsdp2"},
+    "fsdp2, averaging teacher": {"teacher": "ema", "wrapper": "fsdp2"},
+}
+
+
+def run(case: dict[str, Any], policy: Path, folder: Path, *, rank: int, num_processes: int) -> tuple[Any, Any]:
+    """Two steps of four rollouts, and two logged traces a step, whatever the number of processes."""
+    import torch
+    from test_composer_channels import SCRIPTS, TRACE, Desk, by_length
+    from transformers import AutoModelForCausalLM
+
+    from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+    from composer_replication.trainer.data_collator import CollatorConfig, ComposerDataCollator
+    from composer_replication.trainer.teachers import TeacherKeeper
+    from rollouts.tiny_policy import ScriptedGeneration, load_tokenizer
+    from rollouts.trainers import questions, quick_config
+
+    share = 4 // num_processes
+    config = quick_config(
+        folder,
+        per_device_train_batch_size=share,
+        num_generations=4,
+        max_completion_length=400,
+        max_steps=2,
+        learning_rate=0.5,
+        optim="sgd",
+        ddp_backend="gloo" if num_processes > 1 else None,
+    )
+    model: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    tokenizer = load_tokenizer(policy)
+    keeper = TeacherKeeper(case["teacher"], ema_rate=0.2)
+    collator = ComposerDataCollator(tokenizer, CollatorConfig(hint_generator=lambda kind, meta: "Use the tools."))
+    from composer_replication.trainer.reference import precompute_ref_logprobs
+
+    traces = [TRACE, {**TRACE, "trace_id": "u", "turns": TRACE["turns"][:1], "dpo_pairs": []}]
+    collator.reference = precompute_ref_logprobs(model, collator.renderer, collator.pairs(traces))
+    if case["wrapper"] == "fsdp2" and num_processes > 1:
+        from torch.distributed.fsdp import fully_shard
+
+        keeper.attach(model)
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+    trainer: Any = ComposerReplicationTrainer(
+        model=model,
+        reward_funcs=by_length,
+        args=config,
+        train_dataset=questions(["Look"] * 4),
+        processing_class=tokenizer,
+        environment_factory=Desk,
+        alpha_sdpo=2.0,
+        beta_replay=1.0,
+        teacher=keeper,
+        trace_dataset=traces,
+        data_collator=collator,
+        logged_batch_size=2 // num_processes,
+    )
+    failing, fine = SCRIPTS["Look"][:2], [SCRIPTS["Look"][2], [*SCRIPTS["Look"][2][:1], "It is done now."]]
+    mine = [*failing, *fine][rank * share : (rank + 1) * share]
+    ScriptedGeneration(trainer, {"Look": mine})
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "loss/total" in row]
+    names = ("loss/grpo", "loss/sdpo_kl", "loss/trace_replay_dpo", "loss/total", "sites/per_100_turns")
+    return {name: whole(value) for name, value in trainer.model.named_parameters()}, [
+        {name: row.get(name) for name in names} for row in rows
+    ]
+
+
+def whole(value: Any) -> Any:
+    value = value.detach()
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).clone().contiguous()
+
+
+def main(rank: int, port: int, policy: str, folder: str) -> None:
+    sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    import torch.distributed as dist
+    from safetensors.torch import save_file
+
+    dist.init_process_group("gloo")
+    tensors, logs = {}, {}
+    for name, case in CASES.items():
+        weights, logs[name] = run(case, Path(policy), Path(folder, f"out-{rank}"), rank=rank, num_processes=2)
+        tensors |= {f"{name}|{key}": value for key, value in weights.items()}
+    save_file(tensors, Path(folder, f"{rank}.safetensors"))
+    Path(folder, f"{rank}.json").write_text(json.dumps(logs))
+    dist.destroy_process_group()
