@@ -51,12 +51,16 @@ def gsm8k_prompts(data: str | None = None) -> Dataset:
     """Rows with a conversation to answer and the number that is right; without `data`, four questions from here."""
     rows = [{"question": q, "answer": a} for q, a in _SAMPLE] if data is None else _rows(data)
     prompts = [
-        {"prompt": [{"role": "user", "content": f"{row['question']}\n{INSTRUCTION}"}], "number": number_of(row["answer"])}
+        {
+            "prompt": [{"role": "user", "content": f"{row['question']}\n{INSTRUCTION}"}],
+            "number": number_of(row["answer"]),
+        }
         for row in rows
     ]
     if not prompts or any(row["number"] is None for row in prompts):
-        got = "a row without" if prompts else "no rows"
-        raise InputError(explain(f"GSM8K data {data}", got=got, expected="questions with answers that end in #### and a number"))
+        got = "a row with no such number" if prompts else "no rows"
+        expected = "answers that end in #### and a number"
+        raise InputError(explain(f"GSM8K data {data}", got=got, expected=expected))
     return Dataset.from_list(prompts)
 
 
@@ -72,12 +76,12 @@ def share_of_digits(completions: list[Any], **_columns: Any) -> list[float]:
     return [sum(char.isdigit() for char in text) / max(len(text), 1) for text in texts]
 
 
-def _rows(data: str) -> list[dict[str, str]]:
+def _rows(data: str) -> list[Any]:
     path = Path(data)
     if path.is_dir():
         path = path / "train.jsonl"
     if path.suffix == ".jsonl":
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows: list[Any] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     else:
         rows = list(load_dataset(data, "main", split="train"))
     if rows and not {"question", "answer"} <= rows[0].keys():
@@ -99,13 +103,13 @@ def load_model(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="GRPO on GSM8K with the composer preset.")
-    parser.add_argument("--data", default=None, help="train.jsonl, a folder with it, or a hub name; default: 4 questions")
+    parser.add_argument("--data", default=None, help="train.jsonl, its folder, or a hub name; default: 4 questions")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", default=DEFAULT_MODEL, help="hub name or local folder (default: %(default)s)")
     which.add_argument("--tiny", action="store_true", help="build a small random model here instead of loading one")
     parser.add_argument("--steps", type=int, default=None, help="default: 200, with --tiny 6")
     parser.add_argument("--generations", type=int, default=8, help="rollouts of one question")
-    parser.add_argument("--max-length", type=int, default=None, help="of a rollout, in tokens; default: 400, with --tiny 24")
+    parser.add_argument("--max-length", type=int, default=None, help="of a rollout; default: 400, with --tiny 24")
     parser.add_argument("--learning-rate", type=float, default=None, help="default: 1e-6, with --tiny 2e-2")
     parser.add_argument("--output", default=None, help="folder for checkpoints and metrics; default: a temporary one")
     return parser.parse_args(argv)

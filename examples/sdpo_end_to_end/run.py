@@ -1,7 +1,7 @@
-"""From logs to a better model: ingest, error sites, hints, and a few steps of channel 2 with preference pairs beside it.
+"""From logs to a better model: ingest, error sites, hints, and a few steps of channels 2 and 3.
 
-    python examples/sdpo_end_to_end/run.py                          # a small world built here; about a minute on a CPU
-    python examples/sdpo_end_to_end/run.py --model PATH --run DIR   # your weights, and a run of `crf ingest` and `crf sites`
+    python examples/sdpo_end_to_end/run.py                         # a small world built here; about a minute on a CPU
+    python examples/sdpo_end_to_end/run.py --model PATH --run DIR  # your weights, and a run directory with sites
 
 Printed for every kind of error: the log-prob of the erring call, *without* any hint, before and after. Exits with an
 error when it did not fall.
@@ -118,7 +118,8 @@ def train_and_measure(model_name: str, run_name: str, args: argparse.Namespace, 
     logged = LoggedSessions.from_run(run, renderer, budget=args.budget, responses="none")
     print("sessions:", {name: logged.counts[name] for name in ("conversations", "sites", "pairs", "tree_tokens")})
     sessions = logged.prove(model)
-    print(f"hint proof: {sum(proof.is_kept for proof in sessions.proofs or ())} of {len(sessions.proofs or ())} hints work")
+    kept = {proof.site_id for proof in sessions.proofs or () if proof.is_kept}
+    print(f"hint proof: {len(kept)} of {len(sessions.proofs or ())} hints work")
     trainer = make_trainer(model, sessions, output, args)
     trainer.remove_callback(PrinterCallback)  # the figures are printed below
     trainer.train()
@@ -128,7 +129,6 @@ def train_and_measure(model_name: str, run_name: str, args: argparse.Namespace, 
             shown = "" if pairs is None else f"  trace_replay_dpo {pairs:.4f}"
             print(f"step {line['step']:3d}  sdpo_kl {line['loss/sdpo_kl']:.4f}{shown}")
     trained: Any = trainer.model
-    kept = {proof.site_id for proof in sessions.proofs or () if proof.is_kept}
     before = [proof for proof in sessions.proofs or () if proof.site_id in kept]
     after = [proof for proof in logged.prove(trained.eval()).proofs or () if proof.site_id in kept]
     return print_table(before, after, _kinds(run))

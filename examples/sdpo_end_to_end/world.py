@@ -1,7 +1,7 @@
 """A small world to train in: an agent with bad habits that obeys a hint in its context, and logs of it at work.
 
-The habits are four: two commands with a typo in them and two tools that do not exist. The model is taught them here, together
-with what a hint about each means, so that there is something for channel 2 to make its own.
+The habits are four: two commands with a typo in them and two tools that do not exist. The model is taught them here,
+together with what a hint about each means, so that there is something for channel 2 to make its own.
 """
 
 from __future__ import annotations
@@ -24,17 +24,35 @@ from composer_replication.hint_generator import dispatch
 THINGS = ("amber", "basil", "coral", "dune", "ember", "flint", "grove", "heron", "jade", "moss", "opal", "pine")
 TOOLS = ("Bash", "Glob", "Read")
 HABIT_SHARE = 0.8
+_UNKNOWN = "?"
 _SPECIAL = ("<|pad|>", "<|start|>", "<|end|>")
 _CHAT_TEMPLATE = """{%- if tools %}<|start|>system
 Tools:{% for tool in tools %} {{ tool.function.name }}{% endfor %}<|end|>
 {% endif %}
 {%- for message in messages %}<|start|>{{ message.role }}
 {{ message.content or '' }}
-{%- for call in message.tool_calls or [] %}[call] {{ call.function.name }} {{ call.function.arguments | tojson }}
+{%- for call in message.tool_calls or [] -%}
+<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>
 {%- endfor %}<|end|>
 {% endfor %}
 {%- if add_generation_prompt %}<|start|>assistant
 {% endif %}"""
+# How a completion is read back into a message: TRL needs it to run the calls of a rollout.
+_RESPONSE_TEMPLATE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|start|>assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"<\|end\|>\s*", "content": "text"},
+    },
+}
+_JSON_PIECES = ('{"name": "', '", "arguments": {"', '": "', '"}}')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +68,9 @@ class Task:
     def call(self, thing: str, *, is_right: bool) -> tuple[str, dict[str, str]]:
         """A tool and its arguments: the slip is in the command, or in the tool's name."""
         word = self.right if is_right else self.wrong
-        return ("Bash", {"command": f"{word} {thing}"}) if self.kind == "cmd_not_found" else (word, {self.argument: thing})
+        return (
+            ("Bash", {"command": f"{word} {thing}"}) if self.kind == "cmd_not_found" else (word, {self.argument: thing})
+        )
 
     @property
     def complaint(self) -> str:
@@ -78,21 +98,28 @@ TASKS = (
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Whole words of this world and single characters: any text has an exact, reversible encoding."""
-    said = " ".join([*(task.request + task.complaint + task.hint for task in TASKS), *THINGS, *TOOLS, "Done. It failed."])
+    said = " ".join(
+        [*(task.request + task.complaint + task.hint for task in TASKS), *THINGS, *TOOLS, "Done. It failed."]
+    )
     said += " ".join(f"{task.right} {task.argument}" for task in TASKS) + " system user assistant tool Tools call ok"
     words = sorted(set(re.findall(r"[A-Za-z_]{2,}", said)), key=lambda word: (-len(word), word))
-    pieces = [*_SPECIAL, *words, *(f" {word}" for word in words), *string.printable[:95], "\n", '{"', '": "', '"}']
-    backend = Tokenizer(models.WordLevel({piece: at for at, piece in enumerate(dict.fromkeys(pieces))}, unk_token="?"))
-    whole = "|".join(words)
-    pattern = rf"\{{\"|\": \"|\"\}}| ?\b(?:{whole})\b|[\s\S]"
+    pieces = [*_SPECIAL, *words, *(f" {word}" for word in words), *string.printable[:95], "\n", *_JSON_PIECES]
+    backend = Tokenizer(
+        models.WordLevel({piece: at for at, piece in enumerate(dict.fromkeys(pieces))}, unk_token=_UNKNOWN)
+    )
+    structure = "|".join(map(re.escape, _JSON_PIECES))
+    pattern = rf"{structure}| ?\b(?:{'|'.join(words)})\b|[\s\S]"
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in _SPECIAL])
+    backend.add_tokens([AddedToken(each, special=False, normalized=False) for each in ("<tool_call>", "</tool_call>")])
     pad, _, end = _SPECIAL
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=pad, eos_token=end, chat_template=_CHAT_TEMPLATE)
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=pad, eos_token=end, chat_template=_CHAT_TEMPLATE)
+    made.response_template = _RESPONSE_TEMPLATE
+    return made
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> LlamaForCausalLM:
+def new_model(tokenizer: Any, *, seed: int = 0) -> LlamaForCausalLM:
     """Two layers, 64 wide, with random weights that `seed` fixes."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -112,9 +139,9 @@ def new_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> LlamaForC
     return LlamaForCausalLM(config)
 
 
-def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, num_steps: int = 200) -> None:
+def teach(model: LlamaForCausalLM, tokenizer: Any, *, seed: int = 0, num_steps: int = 200) -> None:
     """By plain cross-entropy: habits without a hint, what is right with the hint that is about it."""
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=num_steps, pct_start=0.1)
     for _ in range(num_steps):
@@ -129,7 +156,7 @@ def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, *, seed: 
 
 def write_logs(folder: Path, *, seed: int = 0, num_sessions: int = 12) -> Path:
     """Sessions as Claude Code logs them: a call by habit, what came back, the call that works, a last word."""
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
     for number in range(num_sessions):
         task, thing = TASKS[number % len(TASKS)], draw.choice(THINGS)
         identity = f"00000000-0000-4000-8000-{number:012d}"
@@ -150,6 +177,55 @@ def right_calls(run_conversations: Sequence[Any]) -> Iterator[dict[str, Any]]:
             "turn_number": 0,
             "chosen": f"[TOOL_USE] name={name} input={json.dumps(arguments)}",
         }
+
+
+def prompts() -> Any:
+    """The tasks as prompts for rollouts, with what the environment needs to know of each."""
+    from datasets import Dataset
+
+    rows = [(number, task.request.format(thing)) for number, task in enumerate(TASKS) for thing in THINGS]
+    return Dataset.from_list([{"prompt": [{"role": "user", "content": text}], "task": task} for task, text in rows])
+
+
+class Environment:
+    """The three tools; a call that the task does not need raises what a shell would say. Its reward: was it done?"""
+
+    def reset(self, *, task: int, **_row: Any) -> None:
+        self._task, self._is_done = TASKS[task], False
+
+    def get_reward(self) -> float:
+        return float(self._is_done)
+
+    def _called(self, name: str, arguments: dict[str, str]) -> str:
+        word = arguments["command"].split()[0] if name == "Bash" and arguments["command"].split() else name
+        if word != self._task.right:
+            raise ValueError(f"/bin/bash: line 1: {word}: command not found")
+        self._is_done = True
+        return "ok"
+
+    def Bash(self, command: str) -> str:  # noqa: N802 (a tool's name)
+        """Runs a command.
+
+        Args:
+            command: the command line
+        """
+        return self._called("Bash", {"command": command})
+
+    def Glob(self, pattern: str) -> str:  # noqa: N802
+        """Finds files.
+
+        Args:
+            pattern: part of their name
+        """
+        return self._called("Glob", {"pattern": pattern})
+
+    def Read(self, path: str) -> str:  # noqa: N802
+        """Shows a file.
+
+        Args:
+            path: where it is
+        """
+        return self._called("Read", {"path": path})
 
 
 def _lesson(draw: random.Random) -> list[dict[str, Any]]:

@@ -44,7 +44,19 @@ _PUBLIC = {
 
 # Reachable as attributes without an import of their own, as they were when everything was imported eagerly.
 _SUBPACKAGES = frozenset(
-    {"batch", "config", "distillation", "ingestion", "loss", "objective", "opsd", "privacy", "recipes", "runs", "trainer"}
+    {
+        "batch",
+        "config",
+        "distillation",
+        "ingestion",
+        "loss",
+        "objective",
+        "opsd",
+        "privacy",
+        "recipes",
+        "runs",
+        "trainer",
+    }
 )
 
 __all__ = [

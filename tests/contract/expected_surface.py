@@ -8,6 +8,7 @@ parameters that documented names have gained since. HOMES and NEW hold paths and
 from __future__ import annotations
 
 from expected_surface_sessions import MEMBERS_SESSIONS, NEW_SESSIONS
+from expected_surface_training import NEW_TRAINING, TRAIN_CONFIG
 
 PACKAGE = "composer_replication"
 
@@ -54,7 +55,7 @@ ADDED = {
     "DJNormalizer": 'backend="native"|"data_juicer"',
     "LossComponents": "active=(), counts=<factory>, ran_as=''",
     "build_batch": "model=None",
-    "compose_loss": "denominators=None, sdpo_teachers=None",
+    "compose_loss": "denominators=None, sdpo_teachers=None, sdpo_weighting=None",
     "extract_dpo_pairs": "teachers=None, cwd=None, tools=None",
     "entropy_aware_opd_loss": 'gate="soft"|"hard", tau=1.0, top_k=16',
     "sdpo_loss": "sampled_token=False",
@@ -127,6 +128,7 @@ _DPO = {"dpo_loss": "(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, r
 
 NEW: dict[str, dict[str, str]] = {
     **NEW_SESSIONS,
+    **NEW_TRAINING,
     "distillation": _DPO,
     "loss": {
         **_DPO,
@@ -179,13 +181,14 @@ NEW: dict[str, dict[str, str]] = {
         "TraceTurn": "record: role, content, tool_call, tool_error, error_meta",
     },
     "config": {
-        "CrfConfig": "(*, loss=<factory>)",
+        "CrfConfig": "(*, loss=<factory>, train=<factory>)",
         "LossConfig": (
             "(*, alpha_sdpo=0.1, beta_replay=0.05, sdpo_jsd_beta=0.5, sdpo_temperature=1.0, sdpo_token_clip=None, "
             'replay_dpo_beta=0.1, lm_ce_label_smoothing=0.0, dpo_variant="dpo"|"simpo", '
             'sdpo_wrapper="none"|"taid"|"entropy_opd", taid_t=None, simpo_beta=2.0, simpo_gamma=1.0, '
             "entropy_opd_h_max=None)"
         ),
+        "TrainConfig": TRAIN_CONFIG,
         "OptionDoc": "(path, type_text, default, sentence)",
         "check_options": "(config, *, section)",
         "config_hash": "(config)",
@@ -213,6 +216,9 @@ NEW: dict[str, dict[str, str]] = {
         "TornLine": "(number, num_bytes)",
     },
 }
+
+_TRAINER = NEW_TRAINING["trainer.composer_trainer"]
+NEW[""] = NEW[""] | {name: text for name, text in _TRAINER.items() if name.startswith("ComposerReplicationTrainer")}
 
 # The public methods and properties of every class above; a class that is not here has none.
 MEMBERS = {

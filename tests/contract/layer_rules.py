@@ -57,7 +57,7 @@ LAYERS = {
     "trainer": Layer(
         ours=TRAINING,
         at_import={"torch", "transformers"},
-        on_use={"accelerate", "bitsandbytes", "numpy", "peft", "safetensors", "trl"},
+        on_use={"accelerate", "bitsandbytes", "datasets", "numpy", "peft", "safetensors", "trl"},
     ),
     "envs": Layer(ours={"types", "errors"}, on_use={"trl"}),
     "diloco": Layer(

@@ -1,4 +1,4 @@
-"""A GRPO run with every channel on, whose rollouts are sampled: what is killed inside a generation window, and resumed."""
+"""A GRPO run with every channel on, whose rollouts are sampled: killed inside a generation window, and resumed."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from kill_and_resume.kills import kill_at, kill_in_file, kill_plan, kill_when_seen
 from kill_and_resume.runs import run_to_end, run_with_kills
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from composer_replication.config import CrfConfig
     from composer_replication.trainer.run_results import ChannelResult, TrainingResult
     from composer_replication.trainer.run_training import TrainingPlan
 
@@ -38,35 +39,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import contextlib
-    import os
     import sys
+    from pathlib import Path
 
     from composer_replication.trainer.presets import load_with_preset
 
     config = load_with_preset(args.config, args.set or ())
-    if os.getcwd() not in sys.path:  # where rewards and environments are looked for
-        sys.path.insert(0, os.getcwd())
-    with contextlib.redirect_stdout(sys.stderr):  # what libraries say is not our output
-        _quiet_libraries()
-        if args.dry_run:
-            from composer_replication.trainer.run_training import plan_training
-
-            plan = plan_training(config)
-        else:
-            from composer_replication.cli.train_progress import training_progress
-            from composer_replication.trainer.run_training import run_training
-
-            with training_progress(config.train.optimiser.steps) as progress:
-                result = run_training(config, resume=args.resume, must_fit=not args.force, progress=progress)
+    if str(Path.cwd()) not in sys.path:  # where rewards and environments are looked for
+        sys.path.insert(0, str(Path.cwd()))
     if args.dry_run:
-        _show_plan(plan, as_json=args.json)
+        _show_plan(_plan(config), as_json=args.json)
         return 0
+    result = _train(config, args)
     _show_result(result, as_json=args.json)
     if result.stopped_by:
         _say_how_to_resume(result, args)
         return INTERRUPTED
     return 0
+
+
+def _plan(config: CrfConfig) -> TrainingPlan:
+    import contextlib
+    import sys
+
+    with contextlib.redirect_stdout(sys.stderr):  # what libraries say is not our output
+        _quiet_libraries()
+        from composer_replication.trainer.run_training import plan_training
+
+        return plan_training(config)
+
+
+def _train(config: CrfConfig, args: argparse.Namespace) -> TrainingResult:
+    import contextlib
+    import sys
+
+    from composer_replication.cli.train_progress import training_progress
+
+    with contextlib.redirect_stdout(sys.stderr):
+        _quiet_libraries()
+        from composer_replication.trainer.run_training import run_training
+
+        with training_progress(config.train.optimiser.steps) as progress:
+            return run_training(config, resume=args.resume, must_fit=not args.force, progress=progress)
 
 
 def _quiet_libraries() -> None:

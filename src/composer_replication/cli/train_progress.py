@@ -20,7 +20,7 @@ _SHOWN = (
     ("loss/sdpo_kl_logged", "sdpo_kl_logged"),
     ("loss/trace_replay_dpo", "trace_replay_dpo"),
     ("reward", "reward"),
-    ("eval_total", "held-out total"),
+    ("eval_loss", "held-out loss"),
     ("eval_reward", "held-out reward"),
     ("grad_norm", "gradient"),
 )

@@ -52,6 +52,9 @@ class ChannelsConfig:
     anneal_end: float = option(
         0.0, "Share of loss.alpha_sdpo that is left at the last step of an annealed run.", at_least=0, at_most=1
     )
+    is_clip: float | None = option(
+        None, "Largest weight of a rollout's token, p now / p when it was sampled; unset weighs all alike.", above=0
+    )
     good_turns: bool = option(True, "Without an environment, also train on the turns that made no error.")
     taid_end: float = option(1.0, "Where TAID's target ends; it starts at loss.taid_t.", at_least=0, at_most=1)
     taid_rate: float = option(5e-4, "How fast TAID's target moves while the loss falls.", at_least=0, at_most=1)

@@ -115,6 +115,8 @@ def hint_channel(
     groups = row_groups(student_NH, teachers, options.weighting, targets)
     if options.weighting is not None and options.weighting.changes_weights:
         weights_N = weights_N * row_weights(head, groups, options.weighting, targets, weights_N)
+    if targets.importance_N is not None:
+        weights_N = weights_N * targets.importance_N.to(weights_N)
     values = [_group_loss(head, group, options, weights_N) for group in groups]
     without = targets.sites_without_contrast if options.contrasts else 0
     return Channel(values[0] if len(values) == 1 else torch.stack(values).sum(), count, without)

@@ -87,6 +87,8 @@ class HintTargets(NamedTuple):
     """The number of that token among the target tokens of its site, from 0 on."""
     contrast: Contrast | None = None
     sites_without_contrast: int = 0
+    importance_N: Tensor | None = None
+    """What each row is multiplied by besides: a clipped importance weight, where rows were sampled by older weights."""
 
     def check(self, weighting: RowWeighting, num_rows: int) -> None:
         """Raise where a switch that is on lacks what it needs."""

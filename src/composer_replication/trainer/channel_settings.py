@@ -9,13 +9,14 @@ from typing import Any, Literal
 from composer_replication.errors import InputError, explain
 
 Anneal = Literal["none", "linear"]
-_NOT_LOSS_OPTIONS = frozenset({"alpha_sdpo", "beta_replay", "anneal", "anneal_end"})
+_NOT_LOSS_OPTIONS = frozenset({"alpha_sdpo", "beta_replay", "anneal", "anneal_end", "sdpo_is_clip"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelSettings:
     """The knobs of `compose_loss`, by the same names, and the annealing of channel 2's weight.
 
+    `sdpo_is_clip` weighs a rollout's token that older weights sampled by min(clip, p now / p then), without gradient.
     With `anneal="linear"` the weight goes from `alpha_sdpo` at the first step to `alpha_sdpo * anneal_end` at the last.
     """
 
@@ -30,6 +31,7 @@ class ChannelSettings:
     simpo_beta: float = 2.0
     simpo_gamma: float = 1.0
     entropy_opd_h_max: float | None = None
+    sdpo_is_clip: float | None = None
     anneal: Anneal = "none"
     anneal_end: float = 0.0
 
@@ -37,6 +39,8 @@ class ChannelSettings:
         for name in ("alpha_sdpo", "beta_replay"):
             if not getattr(self, name) >= 0:
                 raise InputError(explain(name, got=getattr(self, name), expected="0 or more"))
+        if self.sdpo_is_clip is not None and not self.sdpo_is_clip > 0:
+            raise InputError(explain("sdpo_is_clip", got=self.sdpo_is_clip, expected="above 0, or None"))
         if self.anneal not in ("none", "linear"):
             raise InputError(explain("anneal", got=repr(self.anneal), expected="'none' or 'linear'"))
         if not 0 <= self.anneal_end <= 1:

@@ -15,7 +15,7 @@ from composer_replication.objective.compose import channel_options
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.logged_channel import LoggedStore, counts_of, logged_loss
-from composer_replication.trainer.rollout_channel import RolloutChannel, place_sites
+from composer_replication.trainer.rollout_channel import Importance, RolloutChannel, place_sites
 from composer_replication.trainer.rollout_sites import TaughtTurn
 from composer_replication.trainer.teacher_sharding import load_local_state, local_state, reshard
 from composer_replication.trainer.teachers import TeacherKeeper
@@ -33,6 +33,7 @@ class Clock(NamedTuple):
     num_processes: int
     steps_per_generation: int
     is_training: bool
+    temperature: float = 1.0
 
 
 class Term(NamedTuple):
@@ -78,7 +79,8 @@ class ComposerChannels:
         # The count is that of a whole generation batch; a step sees its share of it.
         share = clock.accumulation / clock.steps_per_generation if clock.is_training else 1.0
         options = self._options(model, clock, {"sdpo_jsd": items * share / clock.num_processes})
-        channel = RolloutChannel(model, place_sites(turns, prompt_mask, input_ids), options)
+        placed = place_sites(turns, prompt_mask, input_ids)
+        channel = RolloutChannel(model, placed, options, self._importance(inputs, clock))
         channel.teach(input_ids)
         with channel.listening():
             loss = policy_loss()
@@ -150,6 +152,11 @@ class ComposerChannels:
             sdpo_weighting=self._weighting,
             **self.settings.loss_options(),
         )
+
+    def _importance(self, inputs: Mapping[str, Any], clock: Clock) -> Importance | None:
+        """Only where rollouts are older than the weights does TRL keep their log-probs."""
+        old, clip = inputs.get("old_per_token_logps"), self.settings.sdpo_is_clip
+        return None if old is None or clip is None else Importance(old, clock.temperature, clip)
 
     def _taid_t(self, clock: Clock) -> float | None:
         if self.settings.sdpo_wrapper != "taid":

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,8 @@ from composer_replication.trainer.dynamic_sampling import Drawn, group_advantage
 from composer_replication.trainer.rollout_gathering import ToolRecord, gather_rollouts
 from composer_replication.trainer.rollout_sites import FoundSites, HintGenerator, RolloutSites
 
-if TYPE_CHECKING:
-    from trl import GRPOTrainer as _Base
-else:
-    _Base = object
-
+# The class that uses this names TRL's trainer after it in its bases, so every `super()` below means that one.
+_Trainer: Any = object
 logger = logging.getLogger(__name__)
 
 
@@ -65,7 +62,7 @@ class RolloutOptions:
             raise InputError(explain("k1_coefficient", got=self.k1_coefficient, expected="0 or more"))
 
 
-class TeachableRollouts(_Base):
+class TeachableRollouts(_Trainer):
     """Overrides of `trl.GRPOTrainer` around generation; `_rollout_options` is set before its constructor runs."""
 
     _rollout_options: RolloutOptions

@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import TrainerCallback
 
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.adapters import has_adapter
@@ -35,26 +36,26 @@ from composer_replication.trainer.reference import precompute_ref_logprobs
 from composer_replication.trainer.teacher_sharding import attach_teacher, shard_teacher
 from composer_replication.trainer.teachers import TeacherKeeper, TeacherKind
 
-if TYPE_CHECKING or available("trl"):
-    from transformers import TrainerCallback
-    from trl import GRPOTrainer
-else:
 
-    class GRPOTrainer:
-        """Stands where TRL's trainer would: the class can be named without it, not made."""
+class _WithoutTrl:
+    """Stands where TRL's trainer would: the class can be named without it, not made."""
 
-        def __init__(self, *_args: object, **_options: object) -> None:
-            require("trl", extra="train")
+    def __init__(self, *_args: object, **_options: object) -> None:
+        require("trl", extra="train")
 
-    class TrainerCallback:
-        """Stands where transformers' would."""
 
+_Trainer: Any = _WithoutTrl  # TRL's own types do not say what it does with them
+if available("trl"):
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    _Trainer = GRPOTrainer
+__all__ = ["ComposerReplicationTrainer", "RolloutOptions"]
 
 logger = logging.getLogger(__name__)
 _KNOBS = {each.name for each in fields(ChannelSettings)}
 
 
-class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, GRPOTrainer):
+class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, _Trainer):
     """`trl.GRPOTrainer` with channels 2 and 3. All of its arguments are passed on; those below are new.
 
     Args:
@@ -172,6 +173,7 @@ class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, GRPOTrainer
             num_processes=self.accelerator.num_processes,
             steps_per_generation=self.args.steps_per_generation or 1,
             is_training=is_training,
+            temperature=self.temperature,
         )
 
     def _log_terms(
@@ -261,7 +263,7 @@ class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, GRPOTrainer
             sessions = sessions.without_responses()
             if needs_reference and not sessions.has_references:
                 sessions = sessions.with_references(self.model)
-        elif needs_reference and traces is not None and getattr(collator, "reference", True) is None:
+        elif needs_reference and traces is not None and collator is not None and collator.reference is None:
             collator.reference = precompute_ref_logprobs(self.model, collator.renderer, collator.pairs(traces))
         return LoggedStore(
             traces=traces,

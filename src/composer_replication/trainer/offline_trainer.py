@@ -36,6 +36,8 @@ from composer_replication.trainer.offline_checks import (
 )
 from composer_replication.trainer.offline_metrics import NAMES, ChannelLog, EvaluationSums, weighted_total
 from composer_replication.trainer.offline_model import Quantization, prepare_model
+from composer_replication.trainer.offline_windows import moved
+from composer_replication.trainer.planner import MemoryPlan
 from composer_replication.trainer.teacher_sharding import (
     attach_teacher,
     load_local_state,
@@ -43,8 +45,6 @@ from composer_replication.trainer.teacher_sharding import (
     reshard,
     shard_teacher,
 )
-from composer_replication.trainer.offline_windows import moved
-from composer_replication.trainer.planner import MemoryPlan
 from composer_replication.trainer.teachers import TeacherKeeper
 
 _log = logging.getLogger(__name__)

@@ -83,7 +83,10 @@ def preset_settings(name: PresetName) -> dict[str, Any]:
 def channel_settings(config: CrfConfig) -> ChannelSettings:
     """What [loss] and [train.channels] say about channels 2 and 3, TAID's schedule aside."""
     knobs = {name: value for name, value in vars(config.loss).items() if name in ChannelSettings.__dataclass_fields__}
-    return ChannelSettings(**knobs, anneal=config.train.channels.anneal, anneal_end=config.train.channels.anneal_end)
+    channels = config.train.channels
+    return ChannelSettings(
+        **knobs, sdpo_is_clip=channels.is_clip, anneal=channels.anneal, anneal_end=channels.anneal_end
+    )
 
 
 def grpo_arguments(config: TrainConfig) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from composer_replication.batch.tree import TokenTree, build_tree
 from composer_replication.errors import AlignmentError, InputError, explain
+from composer_replication.loss.linear import LinearHead, linear_token_logprobs
 from composer_replication.objective.channels import Channel, Options, hint_channel, in_head_dtype
 from composer_replication.objective.forward import tree_hidden_states
 from composer_replication.objective.model_head import causal_lm_of, head_of
@@ -24,6 +26,22 @@ from composer_replication.objective.row_weighting import Contrast, HintTargets
 from composer_replication.objective.teachers import Teacher, models_of, teacher_rows
 from composer_replication.objective.wrapped import agreed_most
 from composer_replication.trainer.rollout_sites import TaughtTurn
+
+
+class Importance(NamedTuple):
+    """Log-probs of the completion's tokens when they were sampled, at that temperature, and the largest weight."""
+
+    old_logprobs_BC: Tensor
+    temperature: float
+    clip: float
+
+    def weights(self, head: LinearHead, rows_NH: Tensor, sites: MicroBatchSites, length: int) -> Tensor:
+        """min(clip, p now / p then) of each target token, without gradient."""
+        warm = replace(head, scale=head.scale / self.temperature)
+        now_N = linear_token_logprobs(rows_NH.detach(), warm.detached(), sites.targets_N)
+        completion = sites.position_N + 1 - (length - self.old_logprobs_BC.shape[1])
+        then_N = self.old_logprobs_BC[sites.sequence_N, completion]
+        return (now_N - then_N).clamp(-20.0, 20.0).exp().clamp(max=self.clip)
 
 
 class MicroBatchSites(NamedTuple):
@@ -123,8 +141,10 @@ def _check_inside(position_N: Tensor, length: int) -> None:
 class RolloutChannel:
     """Channel 2 of one micro-batch: `teach`, then the policy's loss inside `listening`, then `result`."""
 
-    def __init__(self, model: nn.Module, sites: MicroBatchSites | None, options: Options) -> None:
-        self._model, self._sites, self._options = model, sites, options
+    def __init__(
+        self, model: nn.Module, sites: MicroBatchSites | None, options: Options, importance: Importance | None = None
+    ) -> None:
+        self._model, self._sites, self._options, self._importance = model, sites, options, importance
         self._teachers: list[Teacher] = []
         self._targets = HintTargets()
         self._shape: tuple[int, ...] | None = None
@@ -184,7 +204,11 @@ class RolloutChannel:
         finally:
             self._is_busy = False
         rows_NH = in_head_dtype(hidden_BTH[sites.sequence_N, sites.position_N], head)
-        self._found = hint_channel(head, rows_NH, self._teachers, self._options, self._targets)
+        targets = self._targets
+        if self._importance is not None:
+            weights_N = self._importance.weights(head, rows_NH, sites, hidden_BTH.shape[1])
+            targets = targets._replace(importance_N=weights_N)
+        self._found = hint_channel(head, rows_NH, self._teachers, self._options, targets)
 
     def result(self, batch_size: int, length: int) -> Channel | None:
         """The channel's loss; None where this micro-batch has no sites. What was heard must be this batch's pass."""

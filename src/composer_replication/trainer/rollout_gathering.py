@@ -110,7 +110,7 @@ def schemas_of(tools: Sequence[Any]) -> Mapping[str, Mapping[str, Any]]:
         return {}
     key = tuple(f"{getattr(each, '__module__', '')}.{getattr(each, '__qualname__', repr(each))}" for each in tools)
     if key not in _known:
-        from transformers.utils import get_json_schema
+        from transformers.utils.chat_template_utils import get_json_schema
 
         schemas = [each if isinstance(each, Mapping) else get_json_schema(each) for each in tools]
         functions: list[Any] = [each.get("function", each) for each in schemas]

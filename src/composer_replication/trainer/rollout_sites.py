@@ -77,7 +77,8 @@ class RolloutSites:
         min_confidence: float = MIN_CONFIDENCE,
         max_teacher_length: int | None = None,
     ) -> None:
-        self.renderer, self.placement, self.part = renderer, placement, part
+        self.renderer, self.part = renderer, part
+        self.placement: Placement = placement
         self._hint_generator, self._hint_writer = hint_generator, hint_writer
         self._rules = (*extra_rules, *ROLLOUT_RULES)
         self._min_confidence, self._max_length = min_confidence, max_teacher_length

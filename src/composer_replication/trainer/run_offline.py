@@ -9,6 +9,7 @@ import torch
 from transformers import TrainerCallback, TrainingArguments, set_seed
 
 from composer_replication.errors import ConfigError, InputError, explain
+from composer_replication.runs.conversations import read_conversations
 from composer_replication.trainer.logged_sessions import LoggedSessions
 from composer_replication.trainer.offline_trainer import OfflineTrainer
 from composer_replication.trainer.planner import MemoryPlan, plan_memory
@@ -17,13 +18,12 @@ from composer_replication.trainer.run_folder import TrainingFolder
 from composer_replication.trainer.run_parts import (
     Inputs,
     Say,
-    is_held_out,
+    held_out_ids,
     lora_config,
     model_config,
     teacher_of,
     weighting_of,
 )
-from composer_replication.types import Conversation
 
 SOURCES = ("conversations", "tools", "sites", "pairs")
 
@@ -54,8 +54,11 @@ def offline_data(inputs: Inputs) -> OfflineData:
         options["use_pairs"] = False
     if not config.train.eval_every:
         return OfflineData(LoggedSessions.from_run(inputs.run, inputs.renderer, **options), None)
-    train = LoggedSessions.from_run(inputs.run, inputs.renderer, only=_is_trained, **options)
-    held_out = LoggedSessions.from_run(inputs.run, inputs.renderer, only=_is_evaluated, **options)
+    held_out_of = held_out_ids(each.id for each in read_conversations(inputs.run))
+    train, held_out = (
+        LoggedSessions.from_run(inputs.run, inputs.renderer, only=only, **options)
+        for only in (lambda each: each.id not in held_out_of, lambda each: each.id in held_out_of)
+    )
     if not len(held_out):
         fix = "Set train.eval_every = 0, or ingest more sessions."
         got = "no target in the held-out tenth of the conversations"
@@ -134,11 +137,3 @@ def tell_proof(sessions: LoggedSessions, say: Say) -> None:
 
 def _has_proof(inputs: Inputs) -> bool:
     return inputs.config.train.proof.on and inputs.config.loss.alpha_sdpo > 0
-
-
-def _is_evaluated(conversation: Conversation) -> bool:
-    return is_held_out(conversation.id)
-
-
-def _is_trained(conversation: Conversation) -> bool:
-    return not is_held_out(conversation.id)

@@ -1,10 +1,12 @@
-"""Parts of a training, each made from the config alone: tokenizer and renderer, adapter, teacher, switches, callbacks."""
+"""Parts of a training, each made from the config alone: tokenizer, renderer, adapter, teacher, switches, prompts."""
 
 from __future__ import annotations
 
 import importlib
+import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -93,11 +95,10 @@ def weighting_of(config: CrfConfig) -> RowWeighting | None:
     return weighting if weighting.changes_weights or weighting.contrast is not None else None
 
 
-def is_held_out(identity: str) -> bool:
-    """Whether a conversation is for evaluation: the same ones in every run, whatever else is in it."""
-    from hashlib import sha256
-
-    return int.from_bytes(sha256(identity.encode()).digest()[:8]) % _EVALUATED_OF == 0
+def held_out_ids(identities: Iterable[str]) -> frozenset[str]:
+    """A tenth of the conversations, one at least; chosen by their ids, so that a few more change the choice little."""
+    ranked = sorted(set(identities), key=lambda identity: sha256(identity.encode()).digest())
+    return frozenset(ranked[: math.ceil(len(ranked) / _EVALUATED_OF)])
 
 
 def held_out_rows(number: int) -> tuple[list[int], list[int]]:

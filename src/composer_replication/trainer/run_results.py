@@ -1,4 +1,4 @@
-"""What a training did: each channel, the diagnosis, the alarms, and a record beside the weights of where they are from."""
+"""What a training did: each channel, the diagnosis, the alarms, and a record of where the weights are from."""
 
 from __future__ import annotations
 
@@ -64,23 +64,23 @@ class TrainingResult:
 
 
 def channel_results(
-    names: Sequence[str],
-    history: Sequence[Mapping[str, Any]],
-    weights: Mapping[str, float],
-    ran_steps: Mapping[str, int] | None = None,
+    names: Sequence[str], history: Sequence[Mapping[str, Any]], weights: Mapping[str, float]
 ) -> tuple[ChannelResult, ...]:
-    """From the lines of metrics. Without `ran_steps`, a line with a loss counts for the steps since the line before."""
+    """From the lines of metrics, each of which speaks for the steps since the one before.
+
+    `ran/NAME` is the share of those on which a channel ran; where it is not logged, a loss speaks for all of them.
+    """
     found: list[ChannelResult] = []
     for name in names:
-        lines = [(at, line[f"loss/{name}"]) for at, line in enumerate(history) if f"loss/{name}" in line]
-        counted = sum(_steps_of(history, at) for at, _ in lines)
+        lines = [(at, line) for at, line in enumerate(history) if f"loss/{name}" in line]
+        losses = [line[f"loss/{name}"] for _, line in lines]
         found.append(
             ChannelResult(
                 name=name,
                 weight=weights.get(_WEIGHTS.get(name, name), 1.0),
-                steps=counted if ran_steps is None else ran_steps.get(name, 0),
-                first_loss=lines[0][1] if lines else None,
-                last_loss=lines[-1][1] if lines else None,
+                steps=sum(round(line.get(f"ran/{name}", 1.0) * _steps_of(history, at)) for at, line in lines),
+                first_loss=losses[0] if losses else None,
+                last_loss=losses[-1] if losses else None,
             )
         )
     return tuple(found)

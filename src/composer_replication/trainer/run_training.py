@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 
 from composer_replication.config import CrfConfig
 from composer_replication.errors import InputError, explain
-from composer_replication.objective.components import CHANNELS
 from composer_replication.trainer.alarm import CollapseAlarm
 from composer_replication.trainer.alarm_diagnosis import RunDiagnosis
+from composer_replication.trainer.checkpoints.identity import model_identity
+from composer_replication.trainer.checkpoints.resume import check_fits, checkpoint_to_resume, data_geometry
+from composer_replication.trainer.checkpoints.weights import load_weights
 from composer_replication.trainer.diagnosis import diagnose
-from composer_replication.trainer.offline_metrics import NAMES
 from composer_replication.trainer.planner import MemoryPlan
 from composer_replication.trainer.run_folder import TrainingFolder
 from composer_replication.trainer.run_parts import Inputs, Say, read_inputs
@@ -102,7 +104,10 @@ def run_training(
         trainer.add_callback(_Reports(told, lambda: folder.write_config(config)))
         trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
         made.before(trainer)
-        trainer.train(resume_from_checkpoint=goes_on)
+        if goes_on and (folder.newest_step() or 0) >= config.train.optimiser.steps:
+            _take_finished(trainer, told.say)
+        else:
+            trainer.train(resume_from_checkpoint=goes_on)
         result = _result(config, folder, trainer, alarm, made)
         if result.stopped_by:
             return result
@@ -211,12 +216,20 @@ def _check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
 
 
 def _tell_resume(folder: TrainingFolder, config: CrfConfig, say: Say) -> None:
-    newest = folder.newest_step()
-    say(f"going on from checkpoint-{newest} in {folder.checkpoints}")
+    say(f"going on from checkpoint-{folder.newest_step()} in {folder.checkpoints}")
     for change in folder.changed_options(config):
         say(f"set otherwise than when the run began: {change}")
-    if newest is not None and newest >= config.train.optimiser.steps:
-        say(f"all {newest} steps are made; for more raise train.optimiser.steps, for a new run set train.output")
+
+
+def _take_finished(trainer: Any, say: Say) -> None:
+    """The weights and the history of a checkpoint after which there is no step to make; `train` would make one more."""
+    checkpoint = checkpoint_to_resume(trainer, True)
+    assert checkpoint is not None
+    check_fits(trainer, checkpoint, model_identity(trainer.model), data_geometry(trainer))
+    load_weights(trainer.model, checkpoint)
+    trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    made = trainer.state.global_step
+    say(f"all {made} steps are made; for more raise train.optimiser.steps, for a new run set train.output")
 
 
 def _while_it_runs(say: Say) -> Say:
@@ -229,11 +242,9 @@ def _result(
 ) -> TrainingResult:
     state, is_offline = trainer.state, config.train.mode == "offline"
     weights = {"alpha_sdpo": config.loss.alpha_sdpo, "beta_replay": config.loss.beta_replay}
-    ran: dict[str, int] | None = None
     counts, drops = made.counts, made.drops
     if is_offline:
         weights["lm_ce"] = trainer.lm_weight
-        ran = {NAMES[name]: trainer.channel_log.ran_steps[name] for name in CHANNELS}
         counts, drops = trainer.train_dataset.counts, trainer.train_dataset.drops
     names = OFFLINE_CHANNELS if is_offline else GRPO_CHANNELS
     length = None if is_offline else config.train.grpo.max_completion_length
@@ -244,7 +255,7 @@ def _result(
         saved=None,
         checkpoints=folder.checkpoints,
         metrics=folder.metrics,
-        channels=channel_results(names, state.log_history, weights, ran),
+        channels=channel_results(names, state.log_history, weights),
         diagnosis=tuple(diagnose(state.log_history, max_completion_length=length)),
         alarms=tuple(f"step {each.step}: {each.in_words()}" for each in (alarm.alarms if alarm else ())),
         counts=dict(counts),

@@ -19,7 +19,7 @@ from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.trainer import planner
 from composer_replication.trainer.run_folder import TrainingFolder
-from composer_replication.trainer.run_parts import held_out_rows, is_held_out
+from composer_replication.trainer.run_parts import held_out_ids, held_out_rows
 from composer_replication.trainer.run_results import channel_results
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sdpo_end_to_end"
@@ -51,7 +51,7 @@ on = false
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A random model, a run of twelve sessions with sites and pairs, and a config; one thread, as all of it is small."""
+    """A random model, a run of twelve sessions with sites and pairs, and a config; one thread, as all is small."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     sys.path.insert(0, str(EXAMPLE))
@@ -133,9 +133,7 @@ def test_a_run_leaves_config_metrics_checkpoint_adapter_and_a_record_of_where_th
     assert run.path("ref_logprobs").exists()
 
 
-def test_a_run_that_is_told_to_stop_saves_says_how_to_go_on_and_ends_as_one_that_was_not(
-    train, monkeypatch, tmp_path
-):
+def test_a_run_that_is_told_to_stop_saves_says_how_to_go_on_and_ends_as_one_that_was_not(train, monkeypatch, tmp_path):
     assert train(output=tmp_path / "whole")[0] == 0
     shown = train_progress._say_line
 
@@ -159,8 +157,8 @@ def test_a_run_that_is_told_to_stop_saves_says_how_to_go_on_and_ends_as_one_that
     assert status == 0, err
     assert f"going on from checkpoint-{stopped_at}" in err
     assert same(adapter_of(train.output), adapter_of(tmp_path / "whole"))
-    steps = [json.loads(line)["step"] for line in (train.output / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [1, 2, 3, 4, 4]  # the last one is the summary
+    lines = [json.loads(line) for line in (train.output / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4]
 
 
 def test_another_call_takes_no_further_step_names_what_changed_and_a_new_run_needs_its_own_folder(train):
@@ -225,21 +223,19 @@ def test_all_weights_held_out_sessions_and_switches_train_too(train):
     )
     assert status == 0, err
     assert "hint proof: " in err
-    assert "held-out total" in err
+    assert "held-out loss" in err
     assert (train.output / "model" / "model.safetensors").exists()
-    assert json.loads((train.output / "model" / "training.json").read_text())["counts"]["conversations"] == 12 - sum(
-        is_held_out(f"00000000-0000-4000-8000-{number:012d}") for number in range(12)
-    )
+    assert json.loads((train.output / "model" / "training.json").read_text())["counts"]["conversations"] == 10
 
 
-TASK = '''
+TASK = """
 def prompts():
     from datasets import Dataset
     return Dataset.from_list([{"prompt": [{"role": "user", "content": f"Test {name}."}]} for name in ("moss", "jade")])
 
 def length(completion_ids, **columns):
     return [float(ids[0] % 7) + len(ids) / 100 for ids in completion_ids]
-'''
+"""
 GRPO = [
     *("--set", "train.mode=grpo", "--set", "train.grpo.dataset='task:prompts'", "--set", "train.optimiser.steps=2"),
     *("--set", "train.grpo.rewards=['task:length']", "--set", "train.grpo.num_generations=4"),
@@ -273,7 +269,7 @@ BAD = {
     ),
     "nothing to resume": (["--resume"], "no complete checkpoint"),
     "a budget that holds nothing": (
-        ["--set", "train.batch.budget=16", "--set", "train.batch.overlap=0"],
+        [f"--set=train.{each}" for each in ("batch.budget=16", "batch.overlap=0", "channels.good_turns=false")],
         "no window with a target",
     ),
     "no prompts": ([*GRPO, "--set", "train.grpo.dataset=none"], "train.grpo.dataset: got none"),
@@ -316,12 +312,18 @@ def test_a_channels_steps_are_those_since_the_line_before():
         {"step": 4, "loss": 1.0, "loss/grpo": 0.4, "loss/sdpo_kl": 0.3},
         {"step": 5, "loss": 1.0, "loss/grpo": 0.2, "loss/sdpo_kl": 0.1},
     ]
+    history[2]["ran/sdpo_kl"] = 0.0
     grpo, sdpo, pairs = channel_results(("grpo", "sdpo_kl", "trace_replay_dpo"), history, {"alpha_sdpo": 0.1})
     assert (grpo.steps, grpo.first_loss, grpo.last_loss, grpo.weight) == (5, 0.5, 0.2, 1.0)
-    assert (sdpo.steps, sdpo.first_loss, sdpo.last_loss, sdpo.weight) == (3, 0.3, 0.1, 0.1)
+    assert (sdpo.steps, sdpo.first_loss, sdpo.last_loss, sdpo.weight) == (2, 0.3, 0.1, 0.1)
     assert (pairs.never_ran, pairs.first_loss) == (True, None)
 
 
-def test_every_tenth_prompt_is_held_out_and_at_least_one():
+def test_a_tenth_is_held_out_and_at_least_one():
+    names = [f"session-{number}" for number in range(30)]
+    held_out = held_out_ids(names)
+    assert len(held_out) == 3
+    assert held_out - {"session-29"} <= held_out_ids(names[:29])
+    assert len(held_out_ids(["one"])) == 1
     assert held_out_rows(20) == ([each for each in range(20) if each not in (9, 19)], [9, 19])
     assert held_out_rows(3) == ([0, 1], [2])

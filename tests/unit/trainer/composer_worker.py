@@ -1,4 +1,4 @@
-"""What each of two processes does in test_composer_processes.py: its share of scripted rollouts, and what it ends with."""
+"""What each of two processes does in test_composer_processes.py: its share of rollouts, and what it ends with."""
 
 from __future__ import annotations
 
@@ -73,11 +73,13 @@ def run(case: dict[str, Any], policy: Path, folder: Path, *, rank: int, num_proc
     mine = [*failing, *fine][rank * share : (rank + 1) * share]
     ScriptedGeneration(trainer, {"Look": mine})
     trainer.train()
+    return {name: whole(value) for name, value in trainer.model.named_parameters()}, figures(trainer)
+
+
+def figures(trainer: Any) -> list[dict[str, Any]]:
     rows = [row for row in trainer.state.log_history if "loss/total" in row]
     names = ("loss/grpo", "loss/sdpo_kl", "loss/trace_replay_dpo", "loss/total", "sites/per_100_turns")
-    return {name: whole(value) for name, value in trainer.model.named_parameters()}, [
-        {name: row.get(name) for name in names} for row in rows
-    ]
+    return [{name: row.get(name) for name in names} for row in rows]
 
 
 def whole(value: Any) -> Any:

@@ -226,6 +226,19 @@ def test_switches_reach_the_rollouts(policy: Path, tmp_path: Path, switch: RowWe
     assert abs(after - before) > 1e-3 * before
 
 
+def test_tokens_that_older_weights_sampled_are_weighed_by_how_likely_they_are_now(policy: Path, tmp_path: Path) -> None:
+    settings = {"max_steps": 2, "num_iterations": 2, "temperature": 0.7}
+    found = {}
+    for clip in (None, 2.0, 0.5):
+        folder = tmp_path / str(clip)
+        trainer = scripted(policy, folder, settings, alpha_sdpo=1.0, sdpo_is_clip=clip, teacher="frozen")
+        trainer.train()
+        found[clip] = [entry["loss/sdpo_kl"] for entry in trainer.state.log_history if "loss/sdpo_kl" in entry]
+    assert found[2.0][0] == pytest.approx(found[None][0], rel=1e-4)  # at the first pass every ratio is 1
+    assert found[0.5][0] == pytest.approx(0.5 * found[None][0], rel=1e-4)
+    assert abs(found[2.0][1] / found[None][1] - 1) > 1e-3
+
+
 def test_k1_is_taken_off_each_tokens_advantage(policy: Path, tmp_path: Path) -> None:
     trainer = scripted(policy, tmp_path, {"max_steps": 2}, rollouts=RolloutOptions(k1_coefficient=0.5))
     calls = spy(trainer, "_compute_loss")

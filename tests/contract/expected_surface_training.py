@@ -1,0 +1,71 @@
+"""The public names of training. Same notation as expected_surface.py."""
+
+from __future__ import annotations
+
+NEW_TRAINING: dict[str, dict[str, str]] = {
+    "objective.compose": {
+        "channel_options": (
+            "(model, *, alpha_sdpo, beta_replay, sdpo_jsd_beta=0.5, sdpo_temperature=1.0, "
+            'sdpo_token_clip=None, replay_dpo_beta=0.1, lm_ce_label_smoothing=0.0, dpo_variant="dpo", '
+            'sdpo_wrapper="none", taid_t=None, simpo_beta=2.0, simpo_gamma=1.0, entropy_opd_h_max=None, '
+            "denominators=None, sdpo_teachers=None, sdpo_weighting=None)"
+        ),
+    },
+    "trainer.checkpoints": {
+        "SafeCheckpoints": "()",
+        "SafeCheckpoints.extra_state": "()",
+        "SafeCheckpoints.load_extra_state": "(tree)",
+        "SafeCheckpoints.train": "(resume_from_checkpoint=None, *args, **kwargs)",
+        "SafeCheckpoints.save_model": "(output_dir=None, _internal_call=False)",
+        "check_manifest": "(folder, *, hashes=True)",
+        "load_tree": '(folder, name, *, device="cpu")',
+        "newest_complete": "(output_dir)",
+        "rng_tree": "()",
+        "save_tree": "(folder, name, tree)",
+        "set_rng_tree": "(tree)",
+        "write_manifest": "(folder, *, step, about=None)",
+    },
+    "trainer.composer_trainer": {
+        "ComposerReplicationTrainer": (
+            "(*args, alpha_sdpo=0.0, beta_replay=0.0, sdpo_jsd_beta=0.5, sdpo_temperature=1.0, "
+            'sdpo_token_clip=None, replay_dpo_beta=0.1, settings=None, teacher="live", rollouts=None, '
+            "sdpo_weighting=None, trace_dataset=None, data_collator=None, logged_sessions=None, "
+            "logged_batch_size=1, measure_channels=False, alarm=None, **kwargs)"
+        ),
+        "ComposerReplicationTrainer.channels_on": "()",
+        "ComposerReplicationTrainer.extra_state": "()",
+        "ComposerReplicationTrainer.load_extra_state": "(tree)",
+        "RolloutOptions": (
+            '(*, placement="before_turn", part="turn", hint_generator=None, hint_writer=None, extra_rules=(), '
+            "min_confidence=0.5, max_teacher_length=None, only_failed_rollouts=False, max_resamples=0, "
+            "k1_coefficient=0.0)"
+        ),
+    },
+    "trainer.logged_sessions": {
+        "LoggedPair": "(state_id, turn_number, chosen)",
+        "LoggedSession": "(*, conversation, sites=(), pairs=())",
+        "LoggedSessions": "(source, renderer, settings, *, only=None, pack=False, proofs=None)",
+        "LoggedSessions.from_run": "(run, renderer, *, budget, only=None, pack=False, **settings)",
+        "LoggedSessions.from_sessions": "(sessions, renderer, *, budget, only=None, pack=False, **settings)",
+        "LoggedSessions.items": "property",
+        "LoggedSessions.batches": '(device="cpu")',
+        "LoggedSessions.channels": "property",
+        "LoggedSessions.longest_tree": "property",
+        "LoggedSessions.has_references": "property",
+        "LoggedSessions.prove": "(model, margin=0.0, *, max_context=None, seed=0)",
+        "LoggedSessions.with_proofs": "(proofs)",
+        "LoggedSessions.with_references": "(model, path=None)",
+        "LoggedSessions.without_responses": "()",
+        "LoggedSessions.require_items": "()",
+        "SessionItem": "(windows)",
+        "SessionItem.num_tokens": "property",
+        "SessionItem.batch": '(device="cpu")',
+    },
+}
+
+TRAIN_CONFIG = (
+    '(*, model=None, run=None, output=None, mode="offline", preset="composer", resume=True, '
+    'report_to="none", log_every=1, eval_every=0, diagnose_every=50, adapter=<factory>, '
+    "teacher=<factory>, channels=<factory>, switches=<factory>, batch=<factory>, proof=<factory>, "
+    "optimiser=<factory>, save=<factory>, alarm=<factory>, grpo=<factory>, effort=<factory>)"
+)
