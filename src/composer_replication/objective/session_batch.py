@@ -251,6 +251,7 @@ class _Session:
     def _taught(self, span: TurnSpan) -> tuple[int, int]:
         """The tokens that count: the turn's, or its calls' where only they are wanted and there are some."""
         if self.part == "turn" or span.call_start is None or span.call_end is None:
+            self.notes["whole_turn_without_call"] += self.part == "call"
             return span.start, span.end
         return span.call_start, span.call_end
 

@@ -63,7 +63,8 @@ class SessionBatches:
 
     Besides those of `batch.windows.Plan`: `hint_makes_no_tokens`, `hint_has_no_place` (the template takes it nowhere),
     `nothing_before_it` (no row predicts its first token), `placement:<asked>-><used>`, `reference_saw_more_context`
-    (pairs whose references are those of the whole session, while the window has a part of it). Sites that stay, but
+    (pairs whose references are those of the whole session, while the window has a part of it),
+    `whole_turn_without_call` (sites where only the calls are wanted, and none is known). Sites that stay, but
     without a contrast: `no_wrong_hint` (where other sites were given one) and `wrong_hint:<why it was dropped>`.
     """
 

@@ -97,6 +97,7 @@ class RolloutSites:
         judged = judged_by_schema(sites, conversation, rollout.tools)
         found = FoundSites(sequence, sites=[*judged, *signalled_sites(rollout, conversation)])
         found.counts.update(rollouts=1, turns=len(runs), sites=len(found.sites))
+        whole_turns = {(span.start, span.end) for span in sequence.spans}
         for site in found.sites:
             if not site.is_kept:
                 found.counts["not_taught:" + site.reason.partition(":")[0]] += 1
@@ -106,6 +107,8 @@ class RolloutSites:
                 found.counts["dropped:" + outcome] += 1
             else:
                 found.counts["kind:" + site.kind] += 1
+                if self.part == "call" and (outcome.start, outcome.end) in whole_turns:
+                    found.counts["whole_turn_without_call"] += 1
                 found.taught.append(outcome)
         return found
 
