@@ -269,7 +269,7 @@ def _batch(tokenizer: Any, lessons: list[list[dict[str, Any]]]) -> tuple[torch.T
 
 
 def _records(task: Task, thing: str, identity: str) -> Iterator[dict[str, Any]]:
-    shared = {"sessionId": identity, "cwd": "/work", "version": "2.1.39", "isSidechain": False, "userType": "external"}
+    shared = {"sessionId": identity, "cwd": "/app", "version": "2.1.39", "isSidechain": False, "userType": "external"}
     messages: list[tuple[str, Any]] = [("user", task.request.format(thing))]
     for number, is_right in enumerate((False, True)):
         name, arguments = task.call(thing, is_right=is_right)

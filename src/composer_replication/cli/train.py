@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from composer_replication.config import CrfConfig
+    from composer_replication.trainer.run_plan import TrainingPlan
     from composer_replication.trainer.run_results import ChannelResult, TrainingResult
-    from composer_replication.trainer.run_training import TrainingPlan
 
 HELP = "train on a run's sessions, or on rollouts, and write an adapter"
 INTERRUPTED = 130
@@ -64,7 +64,7 @@ def _plan(config: CrfConfig) -> TrainingPlan:
 
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say is not our output
         _quiet_libraries()
-        from composer_replication.trainer.run_training import plan_training
+        from composer_replication.trainer.run_plan import plan_training
 
         return plan_training(config)
 
@@ -84,15 +84,16 @@ def _train(config: CrfConfig, args: argparse.Namespace) -> TrainingResult:
 
 
 def _quiet_libraries() -> None:
-    """Bars of libraries only where somebody looks; a feature that TRL calls experimental is not news at every start."""
+    """A feature that TRL calls experimental is not news at every start; bars only where somebody looks."""
     import os
     import sys
 
-    from transformers.utils import logging
+    from composer_replication.trainer.run_parts import hide_progress_bars
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     if not sys.stderr.isatty():
-        logging.disable_progress_bar()
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+        hide_progress_bars()
 
 
 def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -55,9 +56,10 @@ class ComposerChannels:
         weighting: RowWeighting | None = None,
         logged: LoggedStore | None = None,
         sum_over: SumOver,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.settings, self.teacher, self.logged = settings, teacher, logged
-        self._weighting, self._sum_over = weighting, sum_over
+        self._weighting, self._sum_over, self._autocast = weighting, sum_over, autocast
         self.taid: TAIDScheduler | None = None
         self._taid_losses: list[tuple[float, float]] = []
         if settings.beta_replay > 0 and logged is None:
@@ -79,14 +81,18 @@ class ComposerChannels:
         # The count is that of a whole generation batch; a step sees its share of it.
         share = clock.accumulation / clock.steps_per_generation if clock.is_training else 1.0
         options = self._options(model, clock, {"sdpo_jsd": items * share / clock.num_processes})
-        placed = place_sites(turns, prompt_mask, input_ids)
+        placed = place_sites(turns, prompt_mask, input_ids, inputs["completion_mask"])
         channel = RolloutChannel(model, placed, options, self._importance(inputs, clock))
-        channel.teach(input_ids)
+        with self._autocast():  # as the policy's own pass is
+            channel.teach(input_ids)
         with channel.listening():
             loss = policy_loss()
         found = channel.result(*input_ids.shape)
         term = loss.new_zeros(()) if found is None else self.alpha(clock) * found.value
-        return loss, self._measured(term, found.value if found else None, found.items if found else 0, options)
+        measured = self._measured(term, found.value if found else None, found.items if found else 0, options)
+        if clock.is_training and measured.items:
+            self._taid_losses.append((measured.mean, measured.items))
+        return loss, measured
 
     def logged_term(self, model: nn.Module, clock: Clock, device: torch.device) -> dict[str, Term]:
         """Both channels of the next logged batch, by name; their losses are shares of one accumulated step."""
@@ -161,6 +167,8 @@ class ComposerChannels:
     def _taid_t(self, clock: Clock) -> float | None:
         if self.settings.sdpo_wrapper != "taid":
             return None
+        if self.taid is None and not clock.is_training:  # how long the run will be is known only in training
+            return TAIDScheduler(1).t
         if self.taid is None:
             self.taid = TAIDScheduler(max(clock.total_steps, 1))
         return self.taid.t
@@ -169,10 +177,7 @@ class ComposerChannels:
         """A term with its mean over all processes: sums and counts, as a mean of means would weigh them wrongly."""
         local = 0.0 if value is None else float(value.detach()) * options.divide.of("sdpo_jsd", items)
         total, count = self._sum_over(torch.tensor([local, float(items)], device=loss.device)).tolist()
-        mean = total / count if count else 0.0
-        if count:
-            self._taid_losses.append((mean, count))
-        return Term(loss, mean, count)
+        return Term(loss, total / count if count else 0.0, count)
 
     def _mean(self, value: Tensor, share: float, total: float) -> float:
         if not total:

@@ -73,6 +73,7 @@ class TeachableRollouts(_Trainer):
     num_rollouts: int
     _generated: tuple[Any, tuple[Any, ...], list[ToolRecord] | None] | None
     _rewards_of_all: Tensor | None
+    _is_drawing_again = False
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         if self._site_finder is None:
@@ -112,7 +113,7 @@ class TeachableRollouts(_Trainer):
         for number, name in enumerate(self.reward_func_names):
             share = float(missing[:, number].float().mean())
             metrics[f"rewards/{name}/unjudged"].append(share)
-        if bool(missing.all()):
+        if bool(missing.all()) and not self._is_drawing_again:
             names = ", ".join(self.reward_func_names)
             fix = "Return a number for at least one rollout; None leaves one out."
             got = f"NaN or None from {names} for all {rewards.shape[0]} rollouts"
@@ -127,8 +128,10 @@ class TeachableRollouts(_Trainer):
         if self._site_finder is None:
             return batch
         found = self._find_sites(self._site_finder)
+        # TRL masks truncated rollouts by their attention mask: their rows do not see their own turn.
+        _drop_where(found, batch["completion_mask"].sum(1) == 0, "masked_by_trl")
         if self._rollout_options.only_failed_rollouts:
-            _drop_where_better(found, batch["advantages"])
+            _drop_where(found, batch["advantages"] > 0, "better_than_its_group")
         if self._wants_contrast:
             self._site_finder.with_wrong_hints(found, f"{self.args.seed}:{self.state.global_step}")
         batch[SITES] = [[turn._asdict() for turn in each.taught] for each in found]
@@ -168,7 +171,11 @@ class TeachableRollouts(_Trainer):
         assert self._rewards_of_all is not None
 
         def draw(groups: list[int]) -> Drawn:
-            new = self._generated_with_sites(rows_of_groups(inputs, groups, self.num_generations))
+            self._is_drawing_again = True
+            try:
+                new = self._generated_with_sites(rows_of_groups(inputs, groups, self.num_generations))
+            finally:
+                self._is_drawing_again = False
             assert self._rewards_of_all is not None
             return Drawn(new, self._rewards_of_all)
 
@@ -237,8 +244,8 @@ class TeachableRollouts(_Trainer):
         return values if self.accelerator.num_processes == 1 else self.accelerator.reduce(values, reduction="sum")
 
 
-def _drop_where_better(found: Sequence[FoundSites], advantages: Tensor) -> None:
-    for each, advantage in zip(found, advantages.tolist(), strict=True):
-        if advantage > 0:
-            each.counts["dropped:better_than_its_group"] += len(each.taught)
+def _drop_where(found: Sequence[FoundSites], is_dropped: Tensor, reason: str) -> None:
+    for each, drop in zip(found, is_dropped.tolist(), strict=True):
+        if drop and each.taught:
+            each.counts[f"dropped:{reason}"] += len(each.taught)
             each.taught.clear()

@@ -113,11 +113,21 @@ class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, _Trainer):
         super().__init__(*args, **kwargs)
         if is_sharded(self.model):  # by hand: tells the base class to leave the wrapping to whoever did it
             self.is_distributed_loading_by_transformers = True
+        if self._rollout_options.max_resamples and self.multi_objective_aggregation != "sum_then_normalize":
+            expected = "'sum_then_normalize': the other one scales by a batch that is no longer the same"
+            raise InputError(
+                explain("aggregation with max_resamples", got=self.multi_objective_aggregation, expected=expected)
+            )
         keeper = teacher if isinstance(teacher, TeacherKeeper) else TeacherKeeper(teacher)
         self._site_finder = self._make_site_finder() if self._wants_sites else None
         logged = self._make_store(trace_dataset, data_collator, logged_sessions, logged_batch_size)
         self.channels = ComposerChannels(
-            self.settings, keeper, weighting=sdpo_weighting, logged=logged, sum_over=self._sum_over
+            self.settings,
+            keeper,
+            weighting=sdpo_weighting,
+            logged=logged,
+            sum_over=self._sum_over,
+            autocast=self.accelerator.autocast,
         )
         self._attach_teacher(keeper)
         if self._rollout_options.k1_coefficient:
@@ -249,7 +259,8 @@ class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, _Trainer):
         keeper = TeacherKeeper("frozen")
         self._attach_teacher(keeper)
         assert keeper.model is not None
-        add_fused_lm_head(causal_lm_of(keeper.model), temperature=self.temperature)
+        cast = self.args.cast_lm_head_to_fp32
+        add_fused_lm_head(causal_lm_of(keeper.model), temperature=self.temperature, cast_lm_head_to_fp32=cast)
         return keeper.model
 
     def _make_store(self, traces: Any, collator: Any, sessions: Any, batch_size: int) -> LoggedStore | None:
@@ -262,9 +273,11 @@ class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, _Trainer):
         if sessions is not None:
             sessions = sessions.without_responses()
             if needs_reference and not sessions.has_references:
-                sessions = sessions.with_references(self.model)
+                with self.accelerator.autocast():
+                    sessions = sessions.with_references(self.model)
         elif needs_reference and traces is not None and collator is not None and collator.reference is None:
-            collator.reference = precompute_ref_logprobs(self.model, collator.renderer, collator.pairs(traces))
+            with self.accelerator.autocast():  # as they are compared with what is computed under it
+                collator.reference = precompute_ref_logprobs(self.model, collator.renderer, collator.pairs(traces))
         return LoggedStore(
             traces=traces,
             collator=collator,

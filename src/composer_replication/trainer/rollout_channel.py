@@ -63,7 +63,7 @@ class MicroBatchSites(NamedTuple):
 
 
 def place_sites(
-    sites: Sequence[Sequence[TaughtTurn]], prompt_mask: Tensor, input_ids: Tensor
+    sites: Sequence[Sequence[TaughtTurn]], prompt_mask: Tensor, input_ids: Tensor, completion_mask: Tensor | None = None
 ) -> MicroBatchSites | None:
     """Where the turns of each sample are in the left-padded batch; None where there are none.
 
@@ -80,6 +80,11 @@ def place_sites(
     position_N = torch.cat([torch.arange(each, each + size) for each, size in zip(begins, sizes, strict=True)])
     _check_inside(position_N, input_ids.shape[1])
     targets_N = input_ids[sequence_N.to(device), position_N.to(device) + 1]
+    if completion_mask is not None:
+        seen_N = torch.cat([prompt_mask, completion_mask], 1)[sequence_N.to(device), position_N.to(device)]
+        if not bool(seen_N.all()):
+            got = f"{int((seen_N == 0).sum())} rows that the attention mask leaves out"
+            raise AlignmentError(explain("erring turns in the batch", got=got, expected="rows the policy computes"))
     contexts = _Contexts(flat, input_ids, begins)
     contexts.check_targets(targets_N)
     turn_position_N = torch.cat([torch.arange(size) for size in sizes])

@@ -66,15 +66,21 @@ def assistant_id(number: int) -> str:
 
 
 def conversation_of(rollout: Rollout, runs: Sequence[Run]) -> Conversation:
-    """The whole rollout; assistant turns of the completion have their sampled ids and the id of their number."""
+    """The whole rollout; assistant turns of the completion have their sampled ids and the id of their number.
+
+    A rollout function's completion is one message however many turns it has: then a turn is its ids and nothing else.
+    """
     turns = [_plain_turn(number, message) for number, message in enumerate(rollout.prompt)]
+    if not is_parsed(rollout, runs):
+        bare = [_assistant_turn({}, number, _ids(rollout, run)) for number, run in enumerate(runs)]
+        return Conversation(id=rollout.rollout_id, format=FORMAT, turns=(*turns, *bare))
     open_calls: list[ToolCall] = []
     number = 0
     raised = iter(rollout.raised) if rollout.raised is not None else None
     for place, message in enumerate(rollout.messages):
         if message.get("role") == "assistant":
             run = runs[number] if number < len(runs) else Run(0, 0)
-            turn = _assistant_turn(message, number, tuple(rollout.completion_ids[run.start : run.end]))
+            turn = _assistant_turn(message, number, _ids(rollout, run))
             open_calls = list(turn.calls)
             number += 1
         elif message.get("role") == "tool":
@@ -83,6 +89,15 @@ def conversation_of(rollout: Rollout, runs: Sequence[Run]) -> Conversation:
             turn = _plain_turn(len(rollout.prompt) + place, message)
         turns.append(turn)
     return Conversation(id=rollout.rollout_id, format=FORMAT, turns=tuple(turns))
+
+
+def is_parsed(rollout: Rollout, runs: Sequence[Run]) -> bool:
+    """Whether each run of sampled tokens has a message of its own."""
+    return sum(each.get("role") == "assistant" for each in rollout.messages) == len(runs)
+
+
+def _ids(rollout: Rollout, run: Run) -> tuple[int, ...]:
+    return tuple(rollout.completion_ids[run.start : run.end])
 
 
 def _plain_turn(number: int, message: Message) -> Turn:

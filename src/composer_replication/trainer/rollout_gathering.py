@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from composer_replication.errors import InputError, explain
 from composer_replication.trainer.rollout_conversation import Rollout
+
+# Python refuses such arguments before the function, and so before anything that could take a note.
+_NOT_A_MAPPING = "argument after ** must be a mapping"
 
 
 class ToolRecord:
@@ -21,28 +26,36 @@ class ToolRecord:
         return {name: self._watched(name, tool) for name, tool in tools.items()}
 
     def _watched(self, name: str, tool: Callable[..., Any]) -> Callable[..., Any]:
+        """Refuses what the tool refuses, in its words: arguments are bound by it alone, and at the same moment."""
         seen = self._raised.setdefault(name, [])
 
-        def noted(*args: Any, **named: Any) -> Any:
-            seen.append(True)
-            result = tool(*args, **named)
-            seen[-1] = False
-            return result
-
-        async def noted_async(*args: Any, **named: Any) -> Any:
-            seen.append(True)
-            place = len(seen) - 1
-            result = await tool(*args, **named)
+        async def outcome(coroutine: Any, place: int) -> Any:
+            result = await coroutine
             seen[place] = False
             return result
 
-        return noted_async if inspect.iscoroutinefunction(tool) else noted
+        @functools.wraps(tool)
+        def noted(*args: Any, **named: Any) -> Any:
+            seen.append(True)
+            place = len(seen) - 1
+            result = tool(*args, **named)
+            if inspect.iscoroutine(result):
+                return outcome(result, place)
+            seen[place] = False
+            return result
+
+        return noted
 
     def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[bool]:
         """Of each tool message; a name that no tool has was refused."""
         left = {name: iter(raised) for name, raised in self._raised.items()}
-        names = [str(each.get("name", "")) for each in messages if each.get("role") == "tool"]
-        return [next(left[name], True) if name in left else True for name in names]
+        return [_next(left, each) for each in messages if each.get("role") == "tool"]
+
+
+def _next(left: dict[str, Iterator[bool]], message: Mapping[str, Any]) -> bool:
+    name, content = str(message.get("name", "")), message.get("content")
+    never_ran = isinstance(content, str) and content.startswith("{'error'") and _NOT_A_MAPPING in content
+    return True if never_ran or name not in left else next(left[name], True)
 
 
 def gather_rollouts(
@@ -101,18 +114,21 @@ def _checked(signals: Any, number: int) -> tuple[Mapping[str, Any], ...]:
     return tuple(dict(signal) for signal in signals)
 
 
-_known: dict[tuple[str, ...], Mapping[str, Mapping[str, Any]]] = {}
+_schemas: WeakKeyDictionary[Any, Mapping[str, Any]] = WeakKeyDictionary()
 
 
 def schemas_of(tools: Sequence[Any]) -> Mapping[str, Mapping[str, Any]]:
     """Parameter schemas by tool name; of functions those that the template shows, from signature and docstring."""
-    if not tools:
-        return {}
-    key = tuple(f"{getattr(each, '__module__', '')}.{getattr(each, '__qualname__', repr(each))}" for each in tools)
-    if key not in _known:
+    schemas = [each if isinstance(each, Mapping) else _schema(each) for each in tools]
+    functions: list[Any] = [each.get("function", each) for each in schemas]
+    return {str(each["name"]): each.get("parameters") or {} for each in functions}
+
+
+def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:
+    """Made once for a function, or for the function of a method, whatever instance it is bound to."""
+    function = getattr(tool, "__func__", tool)
+    if function not in _schemas:
         from transformers.utils.chat_template_utils import get_json_schema
 
-        schemas = [each if isinstance(each, Mapping) else get_json_schema(each) for each in tools]
-        functions: list[Any] = [each.get("function", each) for each in schemas]
-        _known[key] = {str(each["name"]): each.get("parameters") or {} for each in functions}
-    return _known[key]
+        _schemas[function] = get_json_schema(tool)
+    return _schemas[function]

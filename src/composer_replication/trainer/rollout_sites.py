@@ -24,6 +24,7 @@ from composer_replication.trainer.rollout_conversation import (
     Run,
     assistant_id,
     conversation_of,
+    is_parsed,
     sampled_runs,
 )
 from composer_replication.trainer.rollout_rules import MALFORMED, ROLLOUT_RULES, judged_by_schema
@@ -91,7 +92,9 @@ class RolloutSites:
     def find(self, rollout: Rollout) -> FoundSites:
         """Every failure of the rollout, and the turns that may be taught."""
         runs = sampled_runs(rollout)
-        conversation = self._with_malformed(conversation_of(rollout, runs))
+        conversation = conversation_of(rollout, runs)
+        if rollout.tools and is_parsed(rollout, runs):  # without tools nobody parses calls
+            conversation = self._with_malformed(conversation)
         sites = find_error_sites(conversation, min_confidence=self._min_confidence, extra_rules=self._rules)
         sequence = self._rendered(rollout, runs)
         judged = judged_by_schema(sites, conversation, rollout.tools)

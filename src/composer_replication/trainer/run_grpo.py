@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import set_seed
 
+from composer_replication.config.train_grpo import GRPOSection
 from composer_replication.errors import ComposerError, ConfigError, explain
 from composer_replication.objective.components import CHANNELS
 from composer_replication.optional import require
@@ -25,10 +26,9 @@ from composer_replication.trainer.run_folder import TrainingFolder
 from composer_replication.trainer.run_parts import (
     Inputs,
     Say,
-    held_out_rows,
-    load_prompts,
     lora_config,
     named_object,
+    prompts_of,
     teacher_of,
     weighting_of,
 )
@@ -51,31 +51,12 @@ def grpo_arguments_of(inputs: Inputs, folder: TrainingFolder) -> Any:
         raise _refused(error) from error
 
 
-def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
-    """Prompts to train on and, where there are evaluations, those that are held out."""
-    train = inputs.config.train
-    if train.grpo.dataset is None:
-        expected = "a file, a folder, a name on the hub or module:function"
-        raise ConfigError(explain("train.grpo.dataset", got="none", expected=expected))
-    prompts = load_prompts(train.grpo.dataset)
-    if not len(prompts):
-        raise ConfigError(explain(f"train.grpo.dataset {train.grpo.dataset}", got="no prompts", expected="some"))
-    if not train.eval_every or len(prompts) == 1:
-        return prompts, None
-    kept, held_out = held_out_rows(len(prompts))
-    return prompts.select(kept), prompts.select(held_out)
-
-
 def grpo_trainer(
     inputs: Inputs, args: Any, folder: TrainingFolder, alarm: CollapseAlarm | None, diagnosis: RunDiagnosis, say: Say
 ) -> ComposerReplicationTrainer:
     """The trainer, with the run's logged sessions beside its rollouts where a run is named."""
     config, grpo = inputs.config, inputs.config.train.grpo
-    rewards = [named_object(path, "train.grpo.rewards") for path in grpo.rewards]
-    environment = None if grpo.environment is None else named_object(grpo.environment, "train.grpo.environment")
-    if not rewards and environment is None:
-        expected = "one as module:function, or an environment with get_reward"
-        raise ConfigError(explain("train.grpo.rewards", got="none", expected=expected))
+    rewards, environment = _rewards_and_environment(grpo)
     prompts, held_out = prompts_of(inputs)
     set_seed(config.train.optimiser.seed)
     model, adapter = _model(inputs, args)
@@ -107,6 +88,15 @@ def grpo_trainer(
         if isinstance(callback, MetricsFile):
             callback.path = folder.metrics
     return trainer
+
+
+def _rewards_and_environment(grpo: GRPOSection) -> tuple[list[Any], Any | None]:
+    rewards = [named_object(path, "train.grpo.rewards") for path in grpo.rewards]
+    environment = None if grpo.environment is None else named_object(grpo.environment, "train.grpo.environment")
+    if not rewards and environment is None:
+        expected = "one as module:function, or an environment with get_reward"
+        raise ConfigError(explain("train.grpo.rewards", got="none", expected=expected))
+    return rewards, environment
 
 
 def _model(inputs: Inputs, args: Any) -> tuple[Any, Any | None]:

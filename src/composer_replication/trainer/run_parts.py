@@ -46,6 +46,13 @@ def read_inputs(config: CrfConfig) -> Inputs:
     return Inputs(config, run, tokenizer, Renderer(tokenizer, tools=tools_of(run)))
 
 
+def hide_progress_bars() -> None:
+    """Those that transformers shows while it loads and saves."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
 def tools_of(run: RunDir | None) -> list[dict[str, Any]] | None:
     """The tools that the run's sessions were seen to have, in the form that chat templates take."""
     if run is None or not run.path("tools").exists():
@@ -144,6 +151,21 @@ def load_prompts(name: str) -> Any:
         got = f"the columns {', '.join(found.column_names)}"
         raise ConfigError(explain(f"train.grpo.dataset {name}", got=got, expected="a column prompt", fix=fix))
     return found
+
+
+def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
+    """Prompts to train on and, where there are evaluations, those that are held out."""
+    train = inputs.config.train
+    if train.grpo.dataset is None:
+        expected = "a file, a folder, a name on the hub or module:function"
+        raise ConfigError(explain("train.grpo.dataset", got="none", expected=expected))
+    prompts = load_prompts(train.grpo.dataset)
+    if not len(prompts):
+        raise ConfigError(explain(f"train.grpo.dataset {train.grpo.dataset}", got="no prompts", expected="some"))
+    if not train.eval_every or len(prompts) == 1:
+        return prompts, None
+    kept, held_out = held_out_rows(len(prompts))
+    return prompts.select(kept), prompts.select(held_out)
 
 
 def _refuse_what_is_not_read(config: CrfConfig) -> None:

@@ -9,7 +9,7 @@ import logging
 import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback, TrainerState
@@ -34,24 +34,12 @@ from composer_replication.trainer.run_results import (
     sources_of,
     write_record,
 )
+from composer_replication.trainer.run_sessions import SOURCES, offline_data, offline_memory
 
-__all__ = ["Progress", "TrainingPlan", "plan_training", "run_training"]
+__all__ = ["Progress", "run_training"]
 
 OnLog = Callable[[int, int, Mapping[str, Any]], None]
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingPlan:
-    """What a run would be: where, with how much of what, and whether it fits. `memory` is known offline alone."""
-
-    folder: TrainingFolder
-    mode: str
-    counts: Mapping[str, int] = field(default_factory=dict[str, int])
-    drops: Mapping[str, int] = field(default_factory=dict[str, int])
-    memory: MemoryPlan | None = None
-    newest_step: int | None = None
-    changed: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -61,24 +49,6 @@ class Progress:
     say: Say = _log.info
     on_step: Callable[[int, int], None] = lambda _step, _total: None
     on_log: OnLog = lambda _step, _total, _figures: None
-
-
-def plan_training(config: CrfConfig) -> TrainingPlan:
-    """What `run_training` would do, without weights; the resolved config is written unless a run's own is there."""
-    inputs, folder = read_inputs(config), TrainingFolder.of(config)
-    counts, drops, memory = _offline_plan(inputs) if config.train.mode == "offline" else _grpo_plan(inputs)
-    newest, changed = folder.newest_step(), folder.changed_options(config)
-    if newest is None:
-        folder.write_config(config)
-    return TrainingPlan(
-        folder=folder,
-        mode=config.train.mode,
-        counts=counts,
-        drops=drops,
-        memory=memory,
-        newest_step=newest,
-        changed=changed if newest is not None else (),
-    )
 
 
 def run_training(
@@ -153,9 +123,9 @@ def _make_offline(
 ) -> _Made:
     from composer_replication.trainer import run_offline
 
-    data = run_offline.offline_data(inputs)
+    data = offline_data(inputs)
     data.train.require_items()
-    _check_memory(run_offline.offline_memory(inputs, data.train), told.say, must_fit)
+    _check_memory(offline_memory(inputs, data.train), told.say, must_fit)
     args = run_offline.offline_arguments(inputs, folder)
     diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_while_it_runs(told.say))
     callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
@@ -163,7 +133,7 @@ def _make_offline(
         args=args,
         build=lambda: run_offline.offline_trainer(inputs, data, args, folder, callbacks),
         before=lambda trainer: run_offline.tell_proof(trainer.train_dataset, told.say),
-        sources=run_offline.SOURCES,
+        sources=SOURCES,
         counts=data.train.counts,
         drops=data.train.drops,
     )
@@ -183,25 +153,10 @@ def _make_grpo(
         args=args,
         build=lambda: run_grpo.grpo_trainer(inputs, args, folder, alarm, diagnosis, told.say),
         before=lambda trainer: told.say(f"channels: {', '.join(trainer.channels_on())}"),
-        sources=("conversations", "tools", "sites", "pairs"),
+        sources=SOURCES,
         counts={},
         drops={},
     )
-
-
-def _offline_plan(inputs: Inputs) -> tuple[Mapping[str, int], Mapping[str, int], MemoryPlan]:
-    from composer_replication.trainer import run_offline
-
-    data = run_offline.offline_data(inputs).train
-    data.require_items()
-    return data.counts, data.drops, run_offline.offline_memory(inputs, data)
-
-
-def _grpo_plan(inputs: Inputs) -> tuple[Mapping[str, int], Mapping[str, int], None]:
-    from composer_replication.trainer import run_grpo
-
-    prompts, held_out = run_grpo.prompts_of(inputs)
-    return {"prompts": len(prompts), "held_out_prompts": 0 if held_out is None else len(held_out)}, {}, None
 
 
 def _check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:

@@ -74,6 +74,7 @@ def load_local_state(teacher: TeacherKeeper, tree: dict[str, Any]) -> None:
     teacher.load_state(tree | {"weights": own})  # what else there is to check and to take
     for name, weight in own.items():
         _local(weight).copy_(tree["weights"][name])
+    teacher.settle()
 
 
 def _local(weight: Any) -> Tensor:

@@ -23,6 +23,7 @@ from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.teachers import WeightedTeacher
 from composer_replication.objective.wrapped import unwrapped
 
+_HALVES = (torch.bfloat16, torch.float16)
 TeacherKind = Literal["live", "frozen", "ema", "trust_region"]
 TEACHER_KINDS: tuple[TeacherKind, ...] = ("live", "frozen", "ema", "trust_region")
 
@@ -39,6 +40,7 @@ class TeacherKeeper:
         self.kind, self.ema_rate, self.live_share = kind, ema_rate, live_share
         self._copy: nn.Module | None = None
         self._moving: list[str] = []
+        self._masters: dict[str, Tensor] = {}
         self._is_below_adapter = False
         self._steps = 0
 
@@ -50,6 +52,10 @@ class TeacherKeeper:
             return
         self._moving = [name for name, each in start.named_parameters() if each.requires_grad]
         self._copy = _copy_of(start)
+        if self.kind == "ema":
+            weights = dict(self._copy.named_parameters())
+            halves = {name: weights[name] for name in self._moving if weights[name].dtype in _HALVES}
+            self._masters = {name: each.detach().float() for name, each in halves.items()}
 
     @property
     def model(self) -> nn.Module | None:
@@ -57,8 +63,10 @@ class TeacherKeeper:
         return self._copy
 
     def replace_model(self, model: nn.Module) -> None:
-        """The same copy after it was moved or sharded."""
+        """The same copy after it was moved or sharded, before the first step."""
         self._copy = model
+        weights = dict(unwrapped(model).named_parameters())
+        self._masters = {name: weights[name].detach().float() for name in self._masters}
 
     def shares(self) -> list[WeightedTeacher] | None:
         """What `compose_loss(sdpo_teachers=...)` takes; None is the live student."""
@@ -80,6 +88,7 @@ class TeacherKeeper:
         now = dict(unwrapped(model).named_parameters())
         for name, average in self._averages().items():
             average.lerp_(now[name].to(average), self.ema_rate)
+        self.settle()
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs: an average's own weights. Start weights come from the start model again."""
@@ -97,13 +106,22 @@ class TeacherKeeper:
             raise StaleArtefactError(explain("teacher weights", got=f"others, such as {missing}", expected="the same"))
         for name, weight in own.items():
             weight.copy_(tree["weights"][name].to(weight))
+        self.settle()
 
     def _averages(self) -> dict[str, Tensor]:
         """The weights that are an average's own; the frozen ones are the student's too."""
         if self.kind != "ema" or self._copy is None:
             return {}
         weights = dict(unwrapped(self._copy).named_parameters())
-        return {name: weights[name] for name in self._moving}
+        return {name: self._masters.get(name, weights[name]) for name in self._moving}
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Half-precision weights are averaged in fp32 and rounded: a twentieth of a small step is nothing to them."""
+        if self._masters and self._copy is not None:
+            weights = dict(unwrapped(self._copy).named_parameters())
+            for name, master in self._masters.items():
+                weights[name].copy_(master.to(weights[name]))
 
 
 def _copy_of(model: nn.Module) -> nn.Module:

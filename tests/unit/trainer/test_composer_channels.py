@@ -73,12 +73,13 @@ def scripted(
         "max_completion_length": 400,
         "learning_rate": 0.01,
     }
+    cases = named.pop("cases", ["c"] * 4)
     trainer: Any = make(
         named.pop("trainer_class", ComposerReplicationTrainer),
         policy,
         quick_config(folder, **chosen | (settings or {})),
         reward_funcs=reward,
-        train_dataset=questions(["Look"] * 4),
+        train_dataset=questions(["Look"] * len(cases), case=cases),
         environment_factory=Desk,
         **named,
     )
@@ -169,8 +170,9 @@ def test_micro_batches_add_up_to_the_step_of_the_whole_batch(policy: Path, tmp_p
             torch.testing.assert_close(other[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_a_teacher_without_a_hint_teaches_nothing(policy: Path, tmp_path: Path) -> None:
-    trainer = scripted(policy, tmp_path, alpha_sdpo=1.0)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_teacher_without_a_hint_teaches_nothing(policy: Path, tmp_path: Path, bf16: bool) -> None:
+    trainer = scripted(policy, tmp_path, {"bf16": bf16}, alpha_sdpo=1.0)
     original = trainer._generate_and_score_completions
 
     def unhinted(inputs: Any) -> Any:
@@ -185,6 +187,30 @@ def test_a_teacher_without_a_hint_teaches_nothing(policy: Path, tmp_path: Path) 
     trainer._generate_and_score_completions = unhinted  # type: ignore[method-assign]
     trainer.train()
     assert abs(trainer.state.log_history[0]["loss/sdpo_kl"]) < 1e-6
+
+
+def test_a_rollout_that_trl_masks_is_not_taught(policy: Path, tmp_path: Path) -> None:
+    """Its attention mask hides the turn from the policy, so there is no row to teach."""
+    cut = {"Look": [[SCRIPTS["Look"][0][0], "There is no such file. " * 40], *SCRIPTS["Look"][1:]]}
+    found = {}
+    for masked in (False, True):
+        settings = {"mask_truncated_completions": masked, "max_completion_length": 150}
+        trainer = scripted(policy, tmp_path / str(masked), settings, alpha_sdpo=1.0)
+        ScriptedGeneration(trainer, cut)
+        trainer.train()
+        found[masked] = trainer.site_counts
+    assert found[False]["dropped:masked_by_trl"] == 0
+    assert found[True]["dropped:masked_by_trl"] == 1
+
+
+def test_evaluating_first_does_not_shorten_taids_schedule(policy: Path, tmp_path: Path) -> None:
+    trainer = scripted(policy, tmp_path, {"max_steps": 4}, alpha_sdpo=1.0, sdpo_wrapper="taid")
+    trainer.eval_dataset = questions(["Look"] * 4)
+    trainer.evaluate()
+    assert trainer.channels.taid is None
+    trainer.train()
+    assert trainer.channels.taid is not None
+    assert trainer.channels.taid.num_train_steps == 4
 
 
 def test_sites_that_were_shuffled_without_their_batch_are_an_error() -> None:
@@ -269,6 +295,23 @@ def test_groups_of_equal_reward_are_drawn_again(policy: Path, tmp_path: Path) ->
     entry = trainer.state.log_history[0]
     assert (entry["groups/equal"], entry["groups/equal_after"], entry["groups/resample_rounds"]) == (1.0, 0.0, 1.0)
     assert entry["loss/sdpo_kl"] > 0
+
+
+def test_a_group_that_nobody_judges_is_drawn_again_and_does_not_end_the_run(policy: Path, tmp_path: Path) -> None:
+    def reward(completion_ids: list[list[int]], case: list[str], **_columns: Any) -> list[float | None]:
+        return [None if each == "a" else float(len(ids)) for ids, each in zip(completion_ids, case, strict=True)]
+
+    trainer = scripted(
+        policy,
+        tmp_path,
+        {"per_device_train_batch_size": 8},
+        reward=reward,
+        rollouts=RolloutOptions(max_resamples=1),
+        cases=["a", "b"],
+    )
+    trainer.train()
+    entry = trainer.state.log_history[0]
+    assert (entry["groups/equal"], entry["groups/equal_after"]) == (0.5, 0.5)
 
 
 @pytest.mark.parametrize("value", [None, math.nan])

@@ -46,6 +46,20 @@ def test_an_average_moves_by_its_rate_and_the_others_stay():
     assert not any(parameter.requires_grad for parameter in keepers["ema"].model.parameters())
 
 
+def test_an_average_of_half_precision_weights_moves_all_the_way():
+    model = tiny().to(torch.bfloat16)
+    keeper = TeacherKeeper("ema", ema_rate=0.05)
+    keeper.attach(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.02)
+    for _ in range(200):
+        keeper.after_step(model)
+    for name, value in keeper.model.named_parameters():
+        assert torch.equal(value, dict(model.named_parameters())[name]), name
+    assert {each.dtype for each in keeper.state()["weights"].values()} == {torch.float32}
+
+
 def test_shares_add_up_and_a_live_teacher_is_none():
     model = tiny()
     trust = TeacherKeeper("trust_region", live_share=0.1)

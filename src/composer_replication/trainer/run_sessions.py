@@ -1,0 +1,73 @@
+"""Logged sessions for `crf train`, and the memory they take; neither needs weights."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from composer_replication.errors import ConfigError, InputError, explain
+from composer_replication.runs.conversations import read_conversations
+from composer_replication.trainer.logged_sessions import LoggedSessions
+from composer_replication.trainer.planner import MemoryPlan, plan_memory
+from composer_replication.trainer.run_parts import Inputs, held_out_ids, model_config
+
+SOURCES = ("conversations", "tools", "sites", "pairs")
+
+
+class OfflineData(NamedTuple):
+    """Sessions to train on, and those that are held out where there are evaluations."""
+
+    train: LoggedSessions
+    held_out: LoggedSessions | None
+
+
+def offline_data(inputs: Inputs) -> OfflineData:
+    """The windows of the run's sessions, as [train.batch] says, for the channels that have a weight."""
+    config = inputs.config
+    if inputs.run is None:
+        raise ConfigError(explain("train.run", got="none", expected="a run directory (`crf ingest`, `crf sites`)"))
+    batch = config.train.batch
+    options: dict[str, Any] = {
+        "budget": batch.budget,
+        "overlap": batch.overlap,
+        "placement": batch.placement,
+        "part": batch.part,
+        "responses": "good" if config.train.channels.good_turns else "none",
+        "use_sites": config.loss.alpha_sdpo > 0,
+        "contrast": config.train.switches.contrast is not None,
+    }
+    if config.loss.beta_replay == 0:
+        options["use_pairs"] = False
+    if not config.train.eval_every:
+        return OfflineData(LoggedSessions.from_run(inputs.run, inputs.renderer, **options), None)
+    held_out_of = held_out_ids(each.id for each in read_conversations(inputs.run))
+    train, held_out = (
+        LoggedSessions.from_run(inputs.run, inputs.renderer, only=only, **options)
+        for only in (lambda each: each.id not in held_out_of, lambda each: each.id in held_out_of)
+    )
+    if not len(held_out):
+        fix = "Set train.eval_every = 0, or ingest more sessions."
+        got = "no target in the held-out tenth of the conversations"
+        raise InputError(explain("train.eval_every", got=got, expected="some", fix=fix))
+    return OfflineData(train, held_out)
+
+
+def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
+    """Whether a step on the longest trees fits the device at hand; needs the model's config, not its weights."""
+    train = inputs.config.train
+    sizes = sorted((item.num_tokens for item in sessions.items), reverse=True)
+    size = 2 if train.optimiser.bf16 else 4
+    assert train.model is not None
+    return plan_memory(
+        model_config(train.model),
+        longest_tree=sum(sizes[: train.optimiser.per_device]),
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        weight_bytes=size,
+        compute_bytes=size,
+        checkpointing=train.optimiser.checkpointing,
+        lora_rank=None if train.adapter.kind == "none" else train.adapter.rank,
+        four_bit=train.adapter.kind == "qlora",
+        teacher=train.teacher.kind,
+        accumulation=train.optimiser.accumulation,
+    )

@@ -1,0 +1,29 @@
+"""What a training is said to have done, and what it holds out."""
+
+from __future__ import annotations
+
+from composer_replication.trainer.run_parts import held_out_ids, held_out_rows
+from composer_replication.trainer.run_results import channel_results
+
+
+def test_a_channels_steps_are_those_since_the_line_before():
+    history = [
+        {"step": 2, "loss": 1.0, "loss/grpo": 0.5},
+        {"step": 4, "loss": 1.0, "loss/grpo": 0.4, "loss/sdpo_kl": 0.3},
+        {"step": 5, "loss": 1.0, "loss/grpo": 0.2, "loss/sdpo_kl": 0.1},
+    ]
+    history[2]["ran/sdpo_kl"] = 0.0
+    grpo, sdpo, pairs = channel_results(("grpo", "sdpo_kl", "trace_replay_dpo"), history, {"alpha_sdpo": 0.1})
+    assert (grpo.steps, grpo.first_loss, grpo.last_loss, grpo.weight) == (5, 0.5, 0.2, 1.0)
+    assert (sdpo.steps, sdpo.first_loss, sdpo.last_loss, sdpo.weight) == (2, 0.3, 0.1, 0.1)
+    assert (pairs.never_ran, pairs.first_loss) == (True, None)
+
+
+def test_a_tenth_is_held_out_and_at_least_one():
+    names = [f"session-{number}" for number in range(30)]
+    held_out = held_out_ids(names)
+    assert len(held_out) == 3
+    assert held_out - {"session-29"} <= held_out_ids(names[:29])
+    assert len(held_out_ids(["one"])) == 1
+    assert held_out_rows(20) == ([each for each in range(20) if each not in (9, 19)], [9, 19])
+    assert held_out_rows(3) == ([0, 1], [2])
