@@ -53,13 +53,19 @@ def training_progress(total_steps: int) -> Generator[Progress, None, None]:
             yield Progress(
                 say=talk,
                 on_step=lambda step, total: bar.update(task, completed=step, total=total),
-                on_log=lambda _step, _total, figures: bar.update(task, figures=figures_text(figures)),
+                on_log=lambda _step, _total, figures: bar.update(task, **_beside_bar(figures)),
             )
 
 
 def figures_text(figures: Mapping[str, Any]) -> str:
     """The figures that somebody watches, in a fixed order."""
     return "  ".join(f"{name} {float(figures[key]):.4g}" for key, name in _SHOWN if _is_number(figures.get(key)))
+
+
+def _beside_bar(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The two that there is room for; a line that has neither leaves those of the line before."""
+    text = figures_text({key: figures[key] for key in ("loss/total", "reward") if key in figures})
+    return {"figures": text} if text else {}
 
 
 def _say_line(say: Callable[[str], None], step: int, total: int, figures: Mapping[str, Any]) -> None:

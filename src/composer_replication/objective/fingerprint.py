@@ -1,4 +1,4 @@
-"""What reference log-probs were computed with: the start weights, the tokenizer, and the template as it was used."""
+"""What reference log-probs were computed with: start weights, tokenizer, the template as it was used, the precision."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ _VOLATILE = {
 
 
 class Fingerprint(NamedTuple):
-    """Three digests; any of them different makes stored numbers those of something else."""
+    """Three digests and a dtype; any of them different makes stored numbers those of something else."""
 
     weights: str
     tokenizer: str
     template: str
+    precision: str
+    """What `precision_of` says; weights of one digest give other numbers under autocast."""
 
     def differences(self, other: Fingerprint) -> list[str]:
         return [name for name, mine, theirs in zip(self._fields, self, other, strict=True) if mine != theirs]
@@ -45,7 +47,31 @@ class Fingerprint(NamedTuple):
 
 def fingerprint_of(model: nn.Module, renderer: Renderer) -> Fingerprint:
     """Of the weights below any adapter, which are the reference, and of what turns conversations into ids."""
-    return Fingerprint(weights_digest(model), tokenizer_digest(renderer.tokenizer), _digest_of(renderer.settings))
+    tokenizer, template = tokenizer_digest(renderer.tokenizer), _digest_of(renderer.settings)
+    return Fingerprint(weights_digest(model), tokenizer, template, precision_of(model))
+
+
+def precision_of(model: nn.Module) -> str:
+    """The dtype in which a pass computes if it is made here and now: autocast's where it is on, or the weights' own."""
+    tensors = _start_tensors(causal_lm_of(model)).values()
+    own = {each.dtype for each in tensors if each.is_floating_point()}
+    device = next(iter(tensors)).device.type
+    if own == {torch.float64}:  # which autocast leaves alone
+        used = own
+    elif torch.is_autocast_enabled(device):
+        used = {torch.get_autocast_dtype(device)}
+    else:
+        sharded = _dtype_of_shards(model)
+        used = own if sharded is None else {sharded}
+    return " and ".join(sorted(str(each).removeprefix("torch.") for each in used))
+
+
+def _dtype_of_shards(model: nn.Module) -> torch.dtype | None:
+    """What FSDP2 casts weights to when it makes them whole for a pass, where its policy says so."""
+    states: list[Any] = (
+        [getattr(each, "_get_fsdp_state", None) for each in model.modules()] if is_sharded(model) else []
+    )
+    return next((state()._mp_policy.param_dtype for state in states if state is not None), None)
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -54,23 +80,28 @@ def weights_digest(model: nn.Module) -> str:
     for module in causal_lm.modules():
         if is_sharded(model) and hasattr(module, "reshard"):  # after a pass the root's weights may be whole, and cast
             module.reshard()
-    adapted = [name for name, module in causal_lm.named_modules() if hasattr(module, "base_layer")]
-    saved = [name for name, module in causal_lm.named_modules() if hasattr(module, "original_module")]
     total = hashlib.sha256(_digest_of(_config_of(causal_lm)).encode())
-    found: dict[str, Tensor] = {}
-    kept = set(causal_lm.state_dict())
-    buffers = ((name, buffer) for name, buffer in causal_lm.named_buffers() if name in kept)
-    for name, tensor in (*causal_lm.named_parameters(), *buffers):
-        plain = _name_below_adapters(name, adapted, saved)
-        if plain is not None:
-            found[plain] = tensor
-            found |= {f"{plain}.{key}": value for key, value in _quantisation(tensor).items()}
+    found = _start_tensors(causal_lm)
+    for name, tensor in tuple(found.items()):
+        found |= {f"{name}.{key}": value for key, value in _quantisation(tensor).items()}
     for name in sorted(found):
         tensor = found[name].detach()
         whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # pyright: ignore
         total.update(f"{name} {whole.dtype} {tuple(whole.shape)}\n".encode())
         total.update(whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
     return total.hexdigest()
+
+
+def _start_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
+    """Weights, and buffers that are saved with them, by their names without an adapter, and without its own."""
+    adapted = [name for name, module in causal_lm.named_modules() if hasattr(module, "base_layer")]
+    saved = [name for name, module in causal_lm.named_modules() if hasattr(module, "original_module")]
+    kept = set(causal_lm.state_dict())
+    buffers = ((name, buffer) for name, buffer in causal_lm.named_buffers() if name in kept)
+    named = (
+        (_name_below_adapters(name, adapted, saved), each) for name, each in (*causal_lm.named_parameters(), *buffers)
+    )
+    return {name: tensor for name, tensor in named if name is not None}
 
 
 def _config_of(causal_lm: Any) -> dict[str, Any]:

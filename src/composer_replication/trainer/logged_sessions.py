@@ -42,6 +42,9 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
     of `session_batches`. `drops` says what is missing, as `channel: reason`.
     """
 
+    reference_precision: str | None = None
+    """The dtype in which `with_references` computed."""
+
     def __init__(
         self,
         source: SessionSource,
@@ -154,14 +157,16 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         """With reference log-probs of all pairs under the start weights, in the windows' own contexts.
 
         They are stored at `path`, by default the run's `ref_logprobs.safetensors`; what is there is taken over if it
-        belongs to these weights, this tokenizer and this template.
+        belongs to these weights, this tokenizer, this template and this precision (autocast's, where it is on).
         """
         run = self.source.run
         where = run.path("ref_logprobs") if path is None and run is not None else path
         pairs = [window.pair_ids() for window in self.windows]
         store = precompute_ref_logprobs(model, self.renderer, (pair for each in pairs for pair in each), path=where)
         looked_up = [[store.lookup(*pair.chosen, *pair.rejected) for pair in each] for each in pairs]
-        return self._with_windows([w.with_references(r) for w, r in zip(self.windows, looked_up, strict=True)])
+        made = self._with_windows([w.with_references(r) for w, r in zip(self.windows, looked_up, strict=True)])
+        made.reference_precision = store.fingerprint.precision
+        return made
 
     def without_responses(self) -> LoggedSessions:
         """With no target for channel 1, where its weight is 0."""

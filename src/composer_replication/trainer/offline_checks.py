@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from composer_replication.errors import ConfigError, InactiveChannelError, explain
+from composer_replication.errors import ConfigError, InactiveChannelError, StaleArtefactError, explain
 from composer_replication.objective.components import CHANNELS
+from composer_replication.objective.fingerprint import precision_of
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.wrapped import is_sharded, unwrapped
 from composer_replication.trainer.logged_sessions import LoggedSessions
@@ -27,6 +28,14 @@ def check_arguments(args: Any) -> None:
     if args.world_size > 1 and not args.accelerator_config.even_batches:
         fix = "A process with fewer micro-batches than the others would leave them waiting."
         raise ConfigError(explain("accelerator_config.even_batches", got=False, expected=True, fix=fix))
+
+
+def check_references(sessions: LoggedSessions, model: nn.Module) -> None:
+    """References that came with the sessions were computed in the precision of the steps; call it under their autocast."""
+    known, used = sessions.reference_precision, precision_of(model)
+    if known is not None and known != used:
+        fix = "Give the sessions without references: the trainer computes them. Or call with_references under autocast."
+        raise StaleArtefactError(explain("reference log-probs", got=f"those of {known}", expected=used, fix=fix))
 
 
 def channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, float]) -> list[str]:

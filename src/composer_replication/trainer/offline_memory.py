@@ -132,17 +132,32 @@ def _moments(shape: Shape, settings: StepSettings, gradients: float) -> list[dic
     before = gradients if settings.accumulation > 1 else 0.0  # those of the micro-batches before
     head_gradient = 0.0 if settings.lora_rank else shape.vocab * shape.hidden * settings.weight_bytes
     backward = (layer if settings.checkpointing else 0.0) + _BACKWARD_TENSORS * stream
+    in_forward, in_backward = _autocast_copies(shape, settings)
     moments = [
-        {"activations": kept, "head": _head_bytes(shape, settings), "gradients": before},
-        {"activations": kept + backward, "gradients": max(before, head_gradient)},
+        {"activations": kept, "head": _head_bytes(shape, settings), "gradients": before, "cast weights": in_forward},
+        {"activations": kept + backward, "gradients": max(before, head_gradient), "cast weights": in_backward},
         {"activations": layer + _BACKWARD_TENSORS * stream, "gradients": gradients},
     ]
     if settings.teacher != "live":
         passing = _PASS_MLP_TENSORS * mlp + _PASS_STREAM_TENSORS * stream
-        moments.append({"activations": kept, "teacher's pass": passing, "gradients": before})
+        passes = {"activations": kept, "teacher's pass": passing, "gradients": before, "cast weights": in_forward}
+        moments.append(passes)
     if not settings.checkpointing:  # a layer's own are among those kept, and are freed as it goes
         moments[1]["activations"] = kept
     return moments
+
+
+def _autocast_copies(shape: Shape, settings: StepSettings) -> tuple[float, float]:
+    """Whole weights as autocast casts them, at the end of the forward and at the beginning of the backward.
+
+    The graph keeps what it multiplied by; and autocast itself, to its end, what it cast of weights that are trained.
+    FSDP2 casts what it gathers, and 4 bits are made whole in the right dtype.
+    """
+    if settings.compute_bytes >= settings.weight_bytes or settings.four_bit or settings.num_shards > 1:
+        return 0.0, 0.0
+    copies = float(shape.linear_weights * settings.compute_bytes)
+    in_graph = 0.0 if settings.checkpointing else copies
+    return (in_graph if settings.lora_rank else copies), in_graph
 
 
 def _head_bytes(shape: Shape, settings: StepSettings) -> float:

@@ -13,19 +13,58 @@ from composer_replication.optional import available, require
 
 Quantization = Literal["none", "4bit"]
 QUANTIZATIONS: tuple[Quantization, ...] = ("none", "4bit")
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def weight_dtype(*, bf16: bool, has_adapter: bool) -> torch.dtype:
+    """What weights are loaded in: whole where they are trained, and `bf16` is then what autocast computes in.
+
+    bf16 keeps 8 bits of a weight, and most steps of an optimiser are smaller than that.
+    """
+    return torch.bfloat16 if bf16 and has_adapter else torch.float32
 
 
 def prepare_model(
-    model: str | nn.Module, args: Any, *, peft_config: Any | None, quantization: Quantization
+    model: str | nn.Module,
+    args: Any,
+    *,
+    peft_config: Any | None,
+    quantization: Quantization,
+    adapter_follows: bool = False,
 ) -> nn.Module:
-    """What `OfflineTrainer` trains. A name is loaded from disk or the hub, without running anybody's code."""
+    """What `OfflineTrainer` trains. A name is loaded from disk or the hub, without running anybody's code.
+
+    With `adapter_follows` the caller puts an adapter on later, and the weights are loaded as those below one. Weights
+    to train in half precision are refused.
+    """
     if quantization not in QUANTIZATIONS:
         raise InputError(explain("quantization", got=repr(quantization), expected=f"one of {QUANTIZATIONS}"))
     if quantization == "4bit":
         check_quantization(model, peft_config)
-    found = _load(model, quantization, args.bf16) if isinstance(model, str) else model
-    if peft_config is None:
-        return found
+    has_adapter = adapter_follows or peft_config is not None
+    dtype = weight_dtype(bf16=args.bf16, has_adapter=has_adapter)
+    found = _load(model, quantization, dtype) if isinstance(model, str) else model
+    if peft_config is not None:
+        found = _adapted(found, args, peft_config, quantization)
+    if not adapter_follows:
+        check_weights_to_train(found)
+    return found
+
+
+def check_weights_to_train(model: nn.Module) -> None:
+    """Those that an optimiser changes are in fp32 or better: none here keeps whole copies of halves."""
+    trained = [(name, each.dtype) for name, each in model.named_parameters() if each.requires_grad]
+    half = [f"{name} in {str(dtype).removeprefix('torch.')}" for name, dtype in trained if dtype in _HALVES]
+    if half:
+        got = f"{len(half)} of {len(trained)} in half precision, the first {half[0]}"
+        fix = (
+            "Most steps would round to nothing. Give model.float(), or its name, and compute in half precision with"
+            " bf16=True; or give a peft_config, and train an adapter on these weights."
+        )
+        raise ConfigError(explain("weights to train", got=got, expected="float32", fix=fix))
+
+
+def _adapted(found: nn.Module, args: Any, peft_config: Any, quantization: Quantization) -> nn.Module:
     peft = require("peft", extra="train")
     if isinstance(found, peft.PeftModel):
         fix = "Give the model without its adapter, or no peft_config."
@@ -35,7 +74,12 @@ def prepare_model(
         raise ConfigError(explain("peft_config", got="one, and a sharded model", expected="a whole model", fix=fix))
     if quantization == "4bit":
         found = peft.prepare_model_for_kbit_training(found, use_gradient_checkpointing=args.gradient_checkpointing)
-    return peft.get_peft_model(found, peft_config)
+    adapted = peft.get_peft_model(found, peft_config)
+    if args.bf16 or args.fp16:  # PEFT makes its own weights whole, but not its copies (`modules_to_save`)
+        for each in adapted.parameters():
+            if each.requires_grad and each.dtype in _HALVES:
+                each.data = each.data.float()
+    return adapted
 
 
 def check_quantization(model: str | nn.Module, peft_config: Any | None) -> None:
@@ -51,10 +95,9 @@ def check_quantization(model: str | nn.Module, peft_config: Any | None) -> None:
         raise ConfigError(explain('peft_config with quantization="4bit"', got=None, expected="an adapter", fix=fix))
 
 
-def _load(name: str, quantization: Quantization, bf16: bool) -> nn.Module:
+def _load(name: str, quantization: Quantization, dtype: torch.dtype) -> nn.Module:
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    dtype = torch.bfloat16 if bf16 else torch.float32
     options: dict[str, Any] = {"dtype": dtype}
     if quantization == "4bit":
         options["quantization_config"] = BitsAndBytesConfig(

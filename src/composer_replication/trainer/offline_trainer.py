@@ -32,10 +32,12 @@ from composer_replication.trainer.offline_checks import (
     channels_that_cannot_run,
     channels_that_never_ran,
     check_arguments,
+    check_references,
     plan_run,
 )
 from composer_replication.trainer.offline_metrics import NAMES, ChannelLog, EvaluationSums, weighted_total
 from composer_replication.trainer.offline_model import Quantization, prepare_model
+from composer_replication.trainer.offline_steps import TellSteps
 from composer_replication.trainer.offline_windows import moved
 from composer_replication.trainer.planner import MemoryPlan
 from composer_replication.trainer.teacher_sharding import (
@@ -54,10 +56,12 @@ class OfflineTrainer(SafeCheckpoints, Trainer):
     """Trains a model on `LoggedSessions`.
 
     A micro-batch is `per_device_train_batch_size` items of `sessions`, side by side in one tree batch. Pairs without
-    reference log-probs get them here, from the model as it is given (`reference_path`, or the run directory, keeps
-    them). With `hint_margin` sites have to pass the hint proof first. `peft_config` puts an adapter on;
-    `quantization="4bit"` loads the weights below it in four bits. Figures go to `metrics.jsonl` in `output_dir`,
-    besides `report_to`. `options` are those of `transformers.Trainer`: optimizers, processing_class and the like.
+    reference log-probs get them here, from the model as it is given and in the precision of its steps
+    (`reference_path`, or the run directory, keeps them). With `hint_margin` sites have to pass the hint proof first.
+    `peft_config` puts an adapter on; `quantization="4bit"` loads the weights below it in four bits. Weights that are
+    trained are whole: without an adapter a name is loaded in fp32, and `bf16` is what autocast computes in. Figures go
+    to `metrics.jsonl` in `output_dir`, besides `report_to`. `options` are those of `transformers.Trainer`: optimizers,
+    processing_class and the like.
     """
 
     loss_is_scaled_for_ga = True  # every channel is divided by the items of the whole optimiser step
@@ -98,14 +102,15 @@ class OfflineTrainer(SafeCheckpoints, Trainer):
             data_collator=collate,
             train_dataset=sessions,
             eval_dataset=eval_sessions,
-            callbacks=[*callbacks, _AfterStep(self), metrics],
+            callbacks=[*callbacks, TellSteps(self), metrics],
             **options,
         )
         if is_sharded(self._start_model):  # tells the base class to leave the wrapping to whoever did it
             self.is_distributed_loading_by_transformers = True
-        given = sessions if hint_margin is None else sessions.prove(self._start_model, hint_margin)
-        self.train_dataset = self._ready(given, reference_path)
-        self.eval_dataset = None if eval_sessions is None else self._ready(eval_sessions, reference_path)
+        with self.accelerator.autocast():  # as the steps compute: what is compared has to be rounded alike
+            given = sessions if hint_margin is None else sessions.prove(self._start_model, hint_margin)
+            self.train_dataset = self._ready(given, reference_path)
+            self.eval_dataset = None if eval_sessions is None else self._ready(eval_sessions, reference_path)
         self._say_what_cannot_work()
         attach_teacher(self.teacher, self._start_model)
         self._num_weights = sum(each.numel() for each in self._start_model.parameters())
@@ -187,12 +192,15 @@ class OfflineTrainer(SafeCheckpoints, Trainer):
 
     @property
     def taid(self) -> TAIDScheduler:
-        """TAID's schedule over the steps of this run."""
-        if self._taid is None:
-            self._taid = TAIDScheduler(max(self.state.max_steps, 1))
-            if self._taid_state is not None:
-                self._taid.load_state_dict(self._taid_state)
-        return self._taid
+        """TAID's schedule over the steps of this run; before a run, which alone knows their number, where it begins."""
+        return self._taid or TAIDScheduler(1)
+
+    def before_steps(self) -> None:
+        """A schedule over the run's steps, from where a checkpoint left it if one was loaded."""
+        self._taid = TAIDScheduler(max(self.state.max_steps, 1))
+        if self._taid_state is not None:
+            self._taid.load_state_dict(self._taid_state)
+        self._taid_state = None
 
     def after_step(self) -> None:
         """After the optimiser's step: figures of all processes, TAID's schedule, the teacher."""
@@ -238,7 +246,7 @@ class OfflineTrainer(SafeCheckpoints, Trainer):
         super().load_extra_state(tree)
         shard_teacher(self.teacher, self.model_wrapped)
         load_local_state(self.teacher, tree["teacher"])
-        self._taid, self._taid_state = None, tree["taid"]
+        self._taid_state = tree["taid"]
         self.channel_log.load_state(tree["channels"])
 
     # ---- before the first step
@@ -251,7 +259,9 @@ class OfflineTrainer(SafeCheckpoints, Trainer):
     def _ready(self, sessions: LoggedSessions, reference_path: str | Path | None) -> LoggedSessions:
         sessions.require_items()
         needs_references = self.settings.beta_replay > 0 and self.settings.dpo_variant == "dpo"
-        if needs_references and not sessions.has_references:
+        if needs_references and sessions.has_references:
+            check_references(sessions, self._start_model)
+        elif needs_references:
             sessions = sessions.with_references(self._start_model, reference_path)
         return sessions if self.lm_weight > 0 else sessions.without_responses()
 
@@ -280,13 +290,3 @@ class OfflineTrainer(SafeCheckpoints, Trainer):
         model, loader = super()._prepare_for_training(*args, **options)
         shard_teacher(self.teacher, model)
         return model, loader
-
-
-class _AfterStep(TrainerCallback):
-    """Tells the trainer that the optimiser has made a step, before anything is logged or saved."""
-
-    def __init__(self, trainer: OfflineTrainer) -> None:
-        self._trainer = trainer
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self._trainer.after_step()

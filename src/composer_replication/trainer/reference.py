@@ -1,8 +1,9 @@
 """Reference log-probs of preference pairs, computed once with the frozen start weights and kept beside the data.
 
-A DPO step compares the model with what it was at the start. Those numbers belong to the start weights, the tokenizer
-and the template; they are stored with a fingerprint of all three, and a store with another one is an error, not a
-reference. Under an adapter the start weights are the model with the adapter off.
+A DPO step compares the model with what it was at the start. Those numbers belong to the start weights, the tokenizer,
+the template and the precision; they are stored with a fingerprint of all four, and a store with another one is an
+error, not a reference. A store without a precision, as older ones are, is stale. Under an adapter the start weights are
+the model with the adapter off.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class ReferenceLogprobs:
         about, tensors = _read(Path(path))
         found = Fingerprint(*(about.get(name, "") for name in Fingerprint._fields))
         if different := found.differences(expected):
-            fix = "They are another model's numbers: delete the file, or go back to what it was made with."
+            fix = "They are numbers of something else: delete the file, or go back to what it was made with."
             got = f"other {' and '.join(different)} than those in use"
             raise StaleArtefactError(explain(f"reference log-probs in {path}", got=got, expected="the same", fix=fix))
         keys, values = (tensors[name].tolist() for name in ("keys", "logprobs"))
@@ -102,7 +103,8 @@ def precompute_ref_logprobs(
 
     Responses that share a context share its computation, in trees of at most `max_tree_tokens` (a longer response is a
     tree of its own). With a `path`, what it holds is taken over if its fingerprint fits (StaleArtefactError if not),
-    and only what is missing is computed.
+    and only what is missing is computed. Call it under the autocast that training runs under, as the trainers do:
+    in another precision the model at the start is not its own reference.
     """
     if max_tree_tokens < 1:
         raise InputError(explain("max_tree_tokens", got=max_tree_tokens, expected="1 or more"))

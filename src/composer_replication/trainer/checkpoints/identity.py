@@ -52,6 +52,20 @@ def model_identity(model: nn.Module) -> dict[str, Any]:
     }
 
 
+def weights_digest(model: nn.Module) -> str:
+    """A digest of some values of every parameter: the same for the same weights, on any device, wrapped or not.
+
+    Of a sharded parameter the part on this process is read, since all processes would have to gather the whole at the
+    same moment: compare such a digest with one of the same process and the same sharding. A parameter on the meta
+    device counts with its name, dtype and shape.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(unwrapped(model).named_parameters(), key=lambda item: _bare_name(item[0])):
+        local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        digest.update(_sample(name, local))
+    return digest.hexdigest()
+
+
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
     """Raise StaleArtefactError that says what differs between a checkpoint's model and the one in use."""
     found = list(_differences(saved, now))
@@ -88,11 +102,19 @@ def _base_sample(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in frozen[:: max(1, len(frozen) // _SAMPLED_TENSORS)]:
         whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # pyright: ignore
-        values = whole.detach().reshape(-1)
-        values = values[:: max(1, values.numel() // _SAMPLED_VALUES)].contiguous().cpu()
-        digest.update(f"{_bare_name(name)} {values.dtype}\n".encode())
-        digest.update(values.view(torch.uint8).numpy().tobytes() if values.numel() else b"")
+        digest.update(_sample(name, whole))
     return digest.hexdigest()
+
+
+def _sample(name: str, tensor: Tensor) -> bytes:
+    """A tensor's name, dtype and shape, and values of it that are evenly spread."""
+    head = f"{_bare_name(name)} {tensor.dtype} {list(tensor.shape)}\n".encode()
+    if tensor.is_meta or not tensor.numel():
+        return head
+    values = tensor.detach().reshape(-1)
+    # An odd step: one that divides the length of the rows would read the same few columns of each.
+    values = values[:: max(1, values.numel() // _SAMPLED_VALUES) | 1].contiguous().cpu()
+    return head + values.view(torch.uint8).numpy().tobytes()
 
 
 def _bare_name(name: str) -> str:

@@ -13,27 +13,37 @@ from typing import Any
 from composer_replication.atomic import atomic_write_json, is_temporary
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, RunError, explain
+from composer_replication.trainer.checkpoints.contents import (
+    check_fields,
+    check_stray_file,
+    plain_file,
+    weight_files,
+)
 
 MANIFEST = "manifest.json"
 _SCHEMA = "composer_replication.checkpoint"
 _VERSION = 1
-# What torch.save writes. Nothing here is ever unpickled, and a checkpoint of ours has no such file.
-_PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}
-_FOLDER = re.compile(r"checkpoint-(\d+)(\.replaced)?")
+_FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]*)(\.replaced)?")
 
 _log = logging.getLogger(__name__)
 
 
-def write_manifest(folder: Path, *, step: int, about: Mapping[str, Any] | None = None) -> None:
-    """List every file of `folder` with size and SHA-256, after bringing each to the disk; `about` is stored with it."""
+def write_manifest(folder: Path, *, step: int, about: Mapping[str, Any]) -> None:
+    """List every file of `folder` with size and SHA-256, after bringing each to the disk; `about` is stored with it.
+
+    `about` says which `model` (as `model_identity` does), which `data`, whether it is `weights_only`, and which
+    `process` writes it. What could not be resumed from is an error here already, and gets no manifest.
+    """
     folder = Path(folder)
-    files = {name: _entry(folder / name, sync=True) for name in _files(folder)}
-    fields: dict[str, object] = {"schema": _SCHEMA, "version": _VERSION, "step": step, "files": files}
-    atomic_write_json(folder / MANIFEST, fields | {"about": dict(about or {})})
+    files = {name: _entry(plain_file(folder, name), sync=True) for name in _files(folder)}
+    fields: dict[str, Any] = {"schema": _SCHEMA, "version": _VERSION, "step": step, "files": files}
+    fields["about"] = dict(about)
+    check_fields(fields, f"checkpoint {folder}, as it would be saved")
+    atomic_write_json(folder / MANIFEST, fields)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest as it was written; the files it lists are not looked at."""
+    """The manifest, if it is one; the files it lists are not looked at."""
     path = Path(folder) / MANIFEST
     try:
         fields: dict[str, Any] = decode_object(path.read_bytes())
@@ -41,36 +51,29 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         fix = "It was not written to its end, or by something else. Take an earlier checkpoint."
         message = explain(f"checkpoint {folder}", got="no manifest", expected=MANIFEST, fix=fix)
         raise ArtefactNotFoundError(message) from error
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise ArtefactCorruptError(explain(str(path), got=str(error), expected="a JSON object")) from error
     if (fields.get("schema"), fields.get("version")) != (_SCHEMA, _VERSION):
         got = f"schema {fields.get('schema')} version {fields.get('version')}"
         raise ArtefactCorruptError(explain(str(path), got=got, expected=f"{_SCHEMA} version {_VERSION}"))
+    check_fields(fields, str(path))
     return fields
 
 
 def check_manifest(folder: Path, *, hashes: bool = True) -> dict[str, Any]:
     """The manifest, if every file it lists is there and as it was; else an error that names the first that is not.
 
-    Without `hashes` only sizes are compared.
+    A file that could be read on resume and is not listed is an error too. Without `hashes` only sizes are compared.
     """
     folder = Path(folder)
     fields = read_manifest(folder)
     for name, expected in fields["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise ArtefactNotFoundError(explain(f"checkpoint {folder}", got="no such file", expected=name))
-        size = path.stat().st_size
-        if size != expected["num_bytes"]:
-            wanted = f"{expected['num_bytes']} bytes"
-            raise ArtefactCorruptError(explain(f"{path}, a file of a checkpoint", got=f"{size} bytes", expected=wanted))
-        if hashes and _entry(path)["sha256"] != expected["sha256"]:
-            got = "other bytes than those it was saved with"
-            raise ArtefactCorruptError(explain(f"{path}, a file of a checkpoint", got=got, expected="the same SHA-256"))
+        _check_file(folder, name, expected, hashes=hashes)
     for name in _files(folder):
-        if Path(name).suffix in _PICKLES:
-            fix = "Nothing is unpickled: take the file out if you know what it is."
-            raise ArtefactCorruptError(explain(f"checkpoint {folder}", got=name, expected="no such file", fix=fix))
+        if name not in fields["files"]:
+            check_stray_file(name, folder)
+    if hashes and not fields["about"]["model"]["adapters"]:  # an index is parsed only once its hash is right
+        weight_files(folder, fields["files"])
     return fields
 
 
@@ -94,6 +97,23 @@ def checkpoints_in(output_dir: Path) -> Iterator[tuple[tuple[int, bool], Path]]:
         match = _FOLDER.fullmatch(folder.name)
         if match and folder.is_dir():
             yield (int(match[1]), match[2] is None), folder
+
+
+def _check_file(folder: Path, name: str, expected: Mapping[str, Any], *, hashes: bool) -> None:
+    what = f"{folder / name}, a file of a checkpoint"
+    try:
+        path = plain_file(folder, name)
+        size = path.stat().st_size
+        is_same = size == expected["num_bytes"] and (not hashes or _entry(path)["sha256"] == expected["sha256"])
+    except RunError:
+        raise
+    except OSError as error:  # a name that no file can have, a file that may not be read, a disk that fails
+        raise ArtefactCorruptError(explain(what, got=str(error), expected="a file that can be read")) from error
+    if size != expected["num_bytes"]:
+        raise ArtefactCorruptError(explain(what, got=f"{size} bytes", expected=f"{expected['num_bytes']} bytes"))
+    if not is_same:
+        got = "other bytes than those it was saved with"
+        raise ArtefactCorruptError(explain(what, got=got, expected="the same SHA-256"))
 
 
 def _files(folder: Path) -> list[str]:

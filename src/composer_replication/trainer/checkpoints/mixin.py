@@ -56,6 +56,10 @@ class SafeCheckpoints(_Trainer):
     def load_extra_state(self, tree: dict[str, Any]) -> None:
         """Take back what `extra_state` gave, before the first step; call `super` too."""
 
+    def resume_geometry(self) -> dict[str, Any]:
+        """Settings, as JSON, that have to be the same on resume; add to what `super` gives. Another one is refused."""
+        return {}
+
     # ---- training
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -201,7 +205,12 @@ class SafeCheckpoints(_Trainer):
 
     def _about(self) -> dict[str, Any]:
         """What the manifest says about the run besides its files."""
-        return {"model": self._identity, "data": data_geometry(self), "weights_only": self.args.save_only_model}
+        return {
+            "model": self._identity,
+            "data": data_geometry(self),
+            "weights_only": self.args.save_only_model,
+            "process": self.args.process_index,
+        }
 
     def _take_up_loss_sum(self, saved: dict[str, Any]) -> None:
         """The loss since the last log line, so that the next line is the one of a run that was never interrupted."""

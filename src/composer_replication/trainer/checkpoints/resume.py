@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from composer_replication.canonical_json import decode_object, encode
 from composer_replication.errors import (
     ArtefactNotFoundError,
     ConfigError,
@@ -21,6 +22,11 @@ from composer_replication.trainer.checkpoints.manifest import (
     newest_complete,
     read_manifest,
 )
+
+# Buffers and generators belong to a process; what is skipped in the data, to the size of a batch.
+_SIZES_OF_WHAT_IS_SKIPPED = {"per_device_train_batch_size", "gradient_accumulation_steps", "num_examples"}
+# GRPO's: a checkpoint inside a generation holds its rollouts in slices of these sizes.
+_SIZES_OF_A_GENERATION = ("steps_per_generation", "num_generations", "num_iterations")
 
 _log = logging.getLogger(__name__)
 
@@ -62,24 +68,28 @@ def check_fits(trainer: Any, folder: Path, identity: dict[str, Any], geometry: d
         message = explain(f"checkpoint {folder}", got="weights only", expected="optimiser and data too", fix=fix)
         raise ArtefactNotFoundError(message)
     saved = about["data"]
-    # Buffers and generators belong to a process; what is skipped in the data, to the size of a batch.
-    fixed = ["num_processes"] if trainer.args.ignore_data_skip else sorted(saved)
-    if different := [name for name in fixed if saved[name] != geometry[name]]:
-        got = ", ".join(f"{name} {saved[name]}" for name in different)
-        expected = ", ".join(f"{name} {geometry[name]}" for name in different)
+    names = saved.keys() | geometry.keys()
+    if trainer.args.ignore_data_skip:
+        names -= _SIZES_OF_WHAT_IS_SKIPPED
+    if different := sorted(name for name in names if saved.get(name) != geometry.get(name)):
+        got, expected = (", ".join(f"{name} {each.get(name)}" for name in different) for each in (saved, geometry))
         fix = "Resume with the settings and data it was saved with."
         raise StaleArtefactError(explain(f"checkpoint {folder}", got=got, expected=expected, fix=fix))
 
 
 def data_geometry(trainer: Any) -> dict[str, Any]:
-    """What a place in the data is counted in."""
-    dataset = trainer.train_dataset
-    return {
-        "num_processes": trainer.args.world_size,
-        "per_device_train_batch_size": trainer.args.per_device_train_batch_size,
-        "gradient_accumulation_steps": trainer.args.gradient_accumulation_steps,
+    """What a place in the data is counted in, what buffered rollouts are cut into, and what the trainer adds."""
+    args, dataset = trainer.args, trainer.train_dataset
+    geometry = {
+        **trainer.resume_geometry(),
+        "num_processes": args.world_size,
+        "per_device_train_batch_size": args.per_device_train_batch_size,
+        "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "num_examples": len(dataset) if hasattr(dataset, "__len__") else None,
+        **{name: getattr(args, name) for name in _SIZES_OF_A_GENERATION if hasattr(args, name)},
     }
+    # As it comes back from a manifest: a tuple is a list there, and what JSON cannot hold is an error now.
+    return decode_object(encode(geometry, where="resume_geometry"))
 
 
 def _newest(trainer: Any, output: Path) -> Path:

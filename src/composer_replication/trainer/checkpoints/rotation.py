@@ -16,32 +16,41 @@ def make_room(folder: Path) -> None:
     A half-written one is deleted. A complete one is set aside, under a name that resume still finds, until
     `drop_replaced` is told that its successor is complete.
     """
-    if not folder.exists():
-        return
     if (folder / MANIFEST).exists():
         drop_replaced(folder)
         folder.rename(_aside(folder))
-    else:
+    elif folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
         shutil.rmtree(folder)
 
 
 def drop_replaced(folder: Path) -> None:
     """Delete the checkpoint that was set aside for `folder`, if there is one."""
-    if _aside(folder).exists():
+    if _aside(folder).exists() or _aside(folder).is_symlink():
         delete_checkpoint(_aside(folder))
 
 
 def delete_checkpoint(folder: Path) -> None:
-    """Delete it so that at no moment it looks complete and is not: the manifest goes first."""
+    """Delete it so that at no moment it looks complete and is not: the manifest goes first.
+
+    Of a link only the link goes: what it points to was put there by someone else, for another use.
+    """
+    if folder.is_symlink():
+        folder.unlink()
+        return
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def rotate(output_dir: Path, limit: int | None, *, keep: Iterable[Path] = ()) -> None:
-    """Delete the oldest complete checkpoints beyond `limit`, and half-written ones older than the newest complete."""
+    """Delete the oldest complete checkpoints beyond `limit`, and half-written ones older than the newest complete.
+
+    A link is neither counted nor touched: somebody made it to keep what it points to.
+    """
     if limit is None or limit <= 0:
         return
-    found = [folder for _, folder in sorted(checkpoints_in(output_dir))]
+    found = [folder for _, folder in sorted(checkpoints_in(output_dir)) if not folder.is_symlink()]
     complete = [folder for folder in found if _looks_complete(folder)]
     if not complete:
         return

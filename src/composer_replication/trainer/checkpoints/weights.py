@@ -5,8 +5,7 @@ Under an adapter only the adapter is saved. Under FSDP2 whole weights are gather
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ from torch import Tensor, nn
 from composer_replication.atomic import staged
 from composer_replication.errors import ArtefactNotFoundError, StaleArtefactError, explain
 from composer_replication.objective.wrapped import is_sharded, unwrapped
+from composer_replication.trainer.checkpoints.contents import WEIGHTS, adapter_file, plain_file, weight_files
+from composer_replication.trainer.checkpoints.manifest import read_manifest
 from composer_replication.trainer.checkpoints.tensor_file import write_tensors
-
-_WEIGHTS = "model.safetensors"
-_ADAPTER = "adapter_model.safetensors"
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor] | None:
@@ -41,19 +39,23 @@ def save_weights(model: nn.Module, folder: Path, state: dict[str, Tensor] | None
     elif hasattr(bare, "save_pretrained"):
         bare.save_pretrained(folder, state_dict=state, save_original_format=not own_names)
     else:
-        with staged(folder / _WEIGHTS) as stage:
+        with staged(folder / WEIGHTS) as stage:
             write_tensors(stage.file, dict(bare.state_dict() if state is None else state))
             stage.commit()
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Put a checkpoint's weights into the model; a weight too many or too few is an error that names it."""
+    """Put a checkpoint's weights into the model; a weight too many or too few is an error that names it.
+
+    Only files that the checkpoint's manifest lists are read; `check_manifest` compares their hashes before this.
+    """
     bare = unwrapped(model)
     sharded = is_sharded(model)
     adapters = _adapters(bare)
     wanted: dict[str, Tensor] = bare.state_dict()
     seen: set[str] = set()
-    parts = _adapter_parts(bare, adapters, folder) if adapters else _parts(folder)
+    listed = read_manifest(folder)["files"]
+    parts = _adapter_parts(bare, adapters, folder, listed) if adapters else _parts(folder, listed)
     for part in parts:
         if unknown := sorted(part.keys() - wanted.keys()):
             raise _other_weights(folder, f"weights {unknown[:3]} that the model does not have")
@@ -74,32 +76,28 @@ def _load_sharded(model: nn.Module, part: dict[str, Any]) -> None:
     set_model_state_dict(model, part, options=options)
 
 
-def _parts(folder: Path) -> Iterator[dict[str, Tensor]]:
+def _parts(folder: Path, listed: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:
     from safetensors.torch import load_file
 
-    index = folder / f"{_WEIGHTS}.index.json"
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    elif (folder / _WEIGHTS).is_file():
-        names = [_WEIGHTS]
-    else:
-        raise ArtefactNotFoundError(explain(f"checkpoint {folder}", got="no weights", expected=_WEIGHTS))
-    for name in names:
-        yield load_file(folder / name)
+    for name in weight_files(folder, listed):
+        yield load_file(plain_file(folder, name))
 
 
 def _adapters(model: Any) -> list[str]:
     return list(getattr(model, "peft_config", None) or {})
 
 
-def _adapter_parts(model: Any, adapters: list[str], folder: Path) -> Iterator[dict[str, Tensor]]:
+def _adapter_parts(
+    model: Any, adapters: list[str], folder: Path, listed: Mapping[str, Any]
+) -> Iterator[dict[str, Tensor]]:
     """The weights of each adapter by their names in the model; files leave the adapter's own name out."""
     from safetensors.torch import load_file
 
     for adapter in adapters:
-        path = (folder if adapter == "default" else folder / adapter) / _ADAPTER
-        if not path.is_file():
-            raise ArtefactNotFoundError(explain(f"adapter {adapter!r}", got="no such file", expected=str(path)))
+        if (file := adapter_file(adapter)) not in listed:
+            got = f"no such file in the manifest of {folder}"
+            raise ArtefactNotFoundError(explain(f"adapter {adapter!r}", got=got, expected=file))
+        path = plain_file(folder, file)
         names = _saved_names(model, adapter)
         yield {names.get(name, name): tensor for name, tensor in load_file(path).items()}
 
