@@ -297,6 +297,7 @@ ARTEFACT_FILES = {
     "metrics": "metrics.jsonl",
     "checkpoints": "checkpoints",
     "adapter": "adapter",
+    "model": "model",
     "evaluation": "evaluation.json",
     "token_gaps": "token_gaps.safetensors",
     "report_html": "report.html",

@@ -15,6 +15,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "SafeCheckpoints": "()",
         "SafeCheckpoints.extra_state": "()",
         "SafeCheckpoints.load_extra_state": "(tree)",
+        "SafeCheckpoints.resume_geometry": "()",
         "SafeCheckpoints.train": "(resume_from_checkpoint=None, *args, **kwargs)",
         "SafeCheckpoints.save_model": "(output_dir=None, _internal_call=False)",
         "check_manifest": "(folder, *, hashes=True)",
@@ -23,14 +24,16 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "rng_tree": "()",
         "save_tree": "(folder, name, tree)",
         "set_rng_tree": "(tree)",
-        "write_manifest": "(folder, *, step, about=None)",
+        "weights_digest": "(model)",
+        "write_manifest": "(folder, *, step, about)",
     },
     "trainer.composer_trainer": {
         "ComposerReplicationTrainer": (
             "(*args, alpha_sdpo=0.0, beta_replay=0.0, sdpo_jsd_beta=0.5, sdpo_temperature=1.0, "
             'sdpo_token_clip=None, replay_dpo_beta=0.1, settings=None, teacher="live", rollouts=None, '
             "sdpo_weighting=None, trace_dataset=None, data_collator=None, logged_sessions=None, "
-            "logged_batch_size=1, measure_channels=False, alarm=None, **kwargs)"
+            "logged_batch_size=1, measure_channels=False, alarm=None, diagnosis=None, metrics_path=None, "
+            "**kwargs)"
         ),
         "ComposerReplicationTrainer.channels_on": "()",
         "ComposerReplicationTrainer.extra_state": "()",
@@ -60,6 +63,10 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "SessionItem": "(windows)",
         "SessionItem.num_tokens": "property",
         "SessionItem.batch": '(device="cpu")',
+    },
+    "trainer.run_training": {
+        "Progress": "(say=<factory>, on_step=<factory>, on_log=<factory>)",
+        "run_training": "(config, *, resume=False, must_fit=True, progress=None)",
     },
 }
 

@@ -65,6 +65,7 @@ def play(text: str, folder: Path) -> Iterator[tuple[Step, list[str]]]:
     kept = {name: os.environ[name] for name in ("TMPDIR",) if name in os.environ}
     path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**kept, "PATH": path, "HOME": str(folder), "PYTHONPATH": str(SRC), "COLUMNS": _WIDTH}
+    environment["OMP_NUM_THREADS"] = "1"  # models this small are only slower with more
     with endpoint(text) as more:
         for step in steps(text):
             command = [sys.executable, "-c", step.command] if step.is_python else ["sh", "-c", step.command]

@@ -14,7 +14,14 @@ from torch.distributed.fsdp import fully_shard
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from composer_replication.errors import RunError
-from composer_replication.trainer.checkpoints import SafeCheckpoints, load_tree, save_tree
+from composer_replication.trainer.checkpoints import (
+    SafeCheckpoints,
+    load_tree,
+    save_tree,
+    weights_digest,
+    write_manifest,
+)
+from composer_replication.trainer.checkpoints.identity import model_identity
 from composer_replication.trainer.checkpoints.optimiser_state import load_optimiser_tree, optimiser_tree
 from composer_replication.trainer.checkpoints.weights import load_weights, save_weights, whole_state
 
@@ -106,6 +113,12 @@ def weights_of(model: Any) -> str:
     return digest.hexdigest()
 
 
+def write_weights_manifest(folder: Path, model: Any) -> None:
+    """Make weights that were saved alone a checkpoint."""
+    about = {"model": model_identity(model), "data": {}, "weights_only": True}
+    write_manifest(folder, step=0, about=about)
+
+
 def job(folder: Path, resume: bool, *, stop_rank: int | None = None, **options: Any) -> dict[str, Any]:
     """A run of the small trainer: what it ends with; the process `stop_rank` is asked to stop in step 3."""
     trainer = small_trainer(folder, **options)
@@ -170,10 +183,12 @@ def sharded_job(folder: Path, resume: bool, *, lora: bool) -> dict[str, Any]:
     step(model, optimiser, 1)
     step(model, optimiser, 2)
     state, tree = whole_state(model), optimiser_tree(model, optimiser)
+    about = {"model": model_identity(model), "data": {}, "weights_only": True}
     if torch.distributed.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         save_weights(model, folder, state, own_names=True)
         save_tree(folder, "optimizer", tree)
+        write_manifest(folder, step=2, about=about)
     torch.distributed.barrier()
     again, other_optimiser = fresh(3 if lora else 4)  # below an adapter the base is not in the checkpoint
     load_weights(again, folder)
@@ -181,8 +196,10 @@ def sharded_job(folder: Path, resume: bool, *, lora: bool) -> dict[str, Any]:
     step(model, optimiser, 3)
     step(again, other_optimiser, 3)
     digests = [weights_of_sharded(each) for each in (model, again)]
+    parts = [weights_digest(each) for each in (model, again, fresh(3)[0])]
     torch.distributed.destroy_process_group()
-    return {"stayed": digests[0], "resumed": digests[1], "files": sorted(path.name for path in folder.iterdir())}
+    files = sorted(path.name for path in folder.iterdir())
+    return {"stayed": digests[0], "resumed": digests[1], "parts": parts, "files": files}
 
 
 def weights_of_sharded(model: Any) -> str:

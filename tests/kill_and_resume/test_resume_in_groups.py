@@ -63,4 +63,7 @@ def test_sharded_weights_and_optimiser_come_back(tmp_path, lora):
     ends = run_group("kill_and_resume.small_runs:sharded_job", tmp_path / "run", lora=lora)
     for end in ends:
         assert end["resumed"] == end["stayed"] == ends[0]["stayed"]
+        stayed, resumed, untrained = end["parts"]
+        assert stayed == resumed != untrained
+    assert ends[0]["parts"][0] != ends[1]["parts"][0]  # each process reads its own part
     assert ("adapter_model.safetensors" if lora else "model.safetensors") in ends[0]["files"]

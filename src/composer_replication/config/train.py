@@ -28,7 +28,7 @@ class TrainConfig:
     model: str | None = option(None, "Folder or hub name of the start weights; training needs it.")
     run: str | None = option(None, "Run directory with the sessions, sites and pairs to learn from.")
     output: str | None = option(
-        None, "Folder of checkpoints and metrics; unset is the folder train of the run directory."
+        None, "Folder of checkpoints, metrics and what was trained; unset is the run directory."
     )
     mode: Literal["offline", "grpo"] = option(
         "offline", "Learn from logged sessions alone (offline), or from rollouts in an environment (grpo)."

@@ -46,6 +46,7 @@ _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
     ("metrics", "metrics.jsonl", "crf train", "journal"),
     ("checkpoints", "checkpoints", "crf train", "folder"),
     ("adapter", "adapter", "crf train", "folder"),
+    ("model", "model", "crf train", "folder"),
     ("evaluation", "evaluation.json", "crf evaluate", "file"),
     ("token_gaps", "token_gaps.safetensors", "crf evaluate", "file"),
     ("report_html", "report.html", "crf report", "file"),

@@ -70,8 +70,8 @@ class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, _Trainer):
         logged_batch_size: logged items per process and micro-step.
         measure_channels: compute channel 2 even where its weight is 0, to look at it.
         alarm: watches for collapse and keeps the best checkpoint; the default one says so and does not stop the run.
-
-    Everything that is logged is in `metrics.jsonl` in the output folder, besides `report_to`.
+        diagnosis: says why a run cannot learn; the default one looks every 50 steps and at the end.
+        metrics_path: where everything that is logged goes, besides `report_to`; `metrics.jsonl` in the output folder.
     """
 
     def __init__(
@@ -93,9 +93,10 @@ class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, _Trainer):
         logged_batch_size: int = 1,
         measure_channels: bool = False,
         alarm: CollapseAlarm | None = None,
+        diagnosis: RunDiagnosis | None = None,
+        metrics_path: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        knobs = {name: kwargs.pop(name) for name in _KNOBS & kwargs.keys()}
         self.settings = settings or ChannelSettings(
             alpha_sdpo=alpha_sdpo,
             beta_replay=beta_replay,
@@ -103,7 +104,7 @@ class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, _Trainer):
             sdpo_temperature=sdpo_temperature,
             sdpo_token_clip=sdpo_token_clip,
             replay_dpo_beta=replay_dpo_beta,
-            **knobs,
+            **_taken(kwargs, settings),
         )
         self.site_counts, self.num_rollouts = Counter(), 0
         self._rollout_options = rollouts or RolloutOptions()
@@ -111,13 +112,7 @@ class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, _Trainer):
         self._wants_contrast = sdpo_weighting is not None and sdpo_weighting.contrast is not None
         self._generated = self._rewards_of_all = self._start_model = None
         super().__init__(*args, **kwargs)
-        if is_sharded(self.model):  # by hand: tells the base class to leave the wrapping to whoever did it
-            self.is_distributed_loading_by_transformers = True
-        if self._rollout_options.max_resamples and self.multi_objective_aggregation != "sum_then_normalize":
-            expected = "'sum_then_normalize': the other one scales by a batch that is no longer the same"
-            raise InputError(
-                explain("aggregation with max_resamples", got=self.multi_objective_aggregation, expected=expected)
-            )
+        self._check_arguments()
         keeper = teacher if isinstance(teacher, TeacherKeeper) else TeacherKeeper(teacher)
         self._site_finder = self._make_site_finder() if self._wants_sites else None
         logged = self._make_store(trace_dataset, data_collator, logged_sessions, logged_batch_size)
@@ -130,17 +125,25 @@ class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, _Trainer):
             autocast=self.accelerator.autocast,
         )
         self._attach_teacher(keeper)
-        if self._rollout_options.k1_coefficient:
-            self._start_model = self._make_start_model()
+        self._start_model = self._make_start_model()
         self.alarm = alarm or CollapseAlarm()
-        self._add_callbacks()
+        self._add_callbacks(diagnosis, metrics_path)
         logger.info("channels: %s", ", ".join(self.channels_on()))
 
-    def _add_callbacks(self) -> None:
+    def _check_arguments(self) -> None:
+        if is_sharded(self.model):  # by hand: tells the base class to leave the wrapping to whoever did it
+            self.is_distributed_loading_by_transformers = True
+        if self._rollout_options.max_resamples and self.multi_objective_aggregation != "sum_then_normalize":
+            expected = "'sum_then_normalize': the other one scales by a batch that is no longer the same"
+            raise InputError(
+                explain("aggregation with max_resamples", got=self.multi_objective_aggregation, expected=expected)
+            )
+
+    def _add_callbacks(self, diagnosis: RunDiagnosis | None, metrics_path: str | Path | None) -> None:
         self.add_callback(_AfterStep(self))
-        self.add_callback(MetricsFile(Path(self.args.output_dir or "", "metrics.jsonl")))
+        self.add_callback(MetricsFile(metrics_path or Path(self.args.output_dir or "", "metrics.jsonl")))
         self.add_callback(self.alarm)
-        self.add_callback(RunDiagnosis(max_completion_length=self.max_completion_length))
+        self.add_callback(diagnosis or RunDiagnosis(max_completion_length=self.max_completion_length))
 
     def channels_on(self) -> list[str]:
         """The channels that this run computes, by name."""
@@ -252,7 +255,7 @@ class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, _Trainer):
 
     def _make_start_model(self) -> nn.Module | None:
         """A copy of the start weights for k1, where neither an adapter nor TRL's reference model has them."""
-        if self.ref_model is not None or has_adapter(self.model):
+        if not self._rollout_options.k1_coefficient or self.ref_model is not None or has_adapter(self.model):
             return None
         from trl.trainer.utils import add_fused_lm_head
 
@@ -308,6 +311,14 @@ class _AfterStep(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del args, control, kwargs
         self._trainer.channels.after_step(self._trainer.model, state.global_step)
+
+
+def _taken(named: dict[str, Any], settings: ChannelSettings | None) -> dict[str, Any]:
+    """The knobs of the channels among what is for TRL; both ways at once would leave one of them unheard."""
+    knobs = {name: named.pop(name) for name in sorted(_KNOBS & named.keys())}
+    if settings is not None and knobs:
+        raise InputError(explain("channel knobs", got=f"settings and {', '.join(knobs)}", expected="one of the two"))
+    return knobs
 
 
 def _on_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def check_arguments(args: Any) -> None:
 
 
 def check_references(sessions: LoggedSessions, model: nn.Module) -> None:
-    """References that came with the sessions were computed in the precision of the steps; call it under their autocast."""
+    """References that came with the sessions are in the precision of the steps, under whose autocast this is called."""
     known, used = sessions.reference_precision, precision_of(model)
     if known is not None and known != used:
         fix = "Give the sessions without references: the trainer computes them. Or call with_references under autocast."

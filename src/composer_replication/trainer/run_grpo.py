@@ -18,7 +18,6 @@ from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer_rollouts import RolloutOptions
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.logged_sessions import LoggedSessions
-from composer_replication.trainer.metrics_file import MetricsFile
 from composer_replication.trainer.offline_model import prepare_model
 from composer_replication.trainer.offline_source import has_artefact
 from composer_replication.trainer.presets import channel_settings, grpo_arguments, preset_rewards, training_arguments
@@ -77,16 +76,13 @@ def grpo_trainer(
             rollouts=_rollouts(inputs),
             logged_sessions=logged,
             alarm=alarm or CollapseAlarm(()),
+            diagnosis=diagnosis,
+            metrics_path=folder.metrics,
         )
     except ComposerError:
         raise
     except ValueError as error:
         raise _refused(error) from error
-    trainer.remove_callback(RunDiagnosis)  # its own looks every 50 steps
-    trainer.add_callback(diagnosis)
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, MetricsFile):
-            callback.path = folder.metrics
     return trainer
 
 

@@ -9,7 +9,7 @@ import logging
 import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback, TrainerState
@@ -46,9 +46,9 @@ _log = logging.getLogger(__name__)
 class Progress:
     """Whom to tell: of sentences, of every step (step, all steps), of every line of metrics (and the figures)."""
 
-    say: Say = _log.info
-    on_step: Callable[[int, int], None] = lambda _step, _total: None
-    on_log: OnLog = lambda _step, _total, _figures: None
+    say: Say = field(default_factory=lambda: _log.info)
+    on_step: Callable[[int, int], None] = field(default_factory=lambda: lambda _step, _total: None)
+    on_log: OnLog = field(default_factory=lambda: lambda _step, _total, _figures: None)
 
 
 def run_training(

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import wrapped_worker as worker
-from peft import LoraConfig, inject_adapter_in_model
+from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from render_checks import HERE, coding_session, renderer_of
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen2Config
@@ -16,7 +16,7 @@ from composer_replication.batch.pair_tokens import PairIds, ResponseIds, pair_id
 from composer_replication.batch.render import Renderer
 from composer_replication.batch.tree import build_tree
 from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, UnsupportedModelError
-from composer_replication.objective.fingerprint import fingerprint_of, weights_digest
+from composer_replication.objective.fingerprint import fingerprint_of, precision_of, weights_digest
 from composer_replication.objective.reference import response_logprobs
 from composer_replication.trainer import reference
 from composer_replication.trainer.reference import ReferenceLogprobs, precompute_ref_logprobs
@@ -101,7 +101,7 @@ def test_other_weights_another_tokenizer_or_template_are_stale(model, tmp_path):
     other_template = Renderer(load("llama3"), chat_template=source + "{# changed #}")
     for wrong, who, what in (
         (trained, renderer, "weights"),
-        (copy.deepcopy(model).float(), renderer, "weights"),
+        (copy.deepcopy(model).float(), renderer, "weights and precision"),
         (model, renderer_of("gemma"), "tokenizer and template"),
         (model, other_template, "template"),
         (model, Renderer(load("llama3"), keep_thinking=False), "template"),
@@ -110,6 +110,45 @@ def test_other_weights_another_tokenizer_or_template_are_stale(model, tmp_path):
         with pytest.raises(StaleArtefactError, match=f"other {what} than"):
             precompute_ref_logprobs(wrong, who, random_pairs(3), path=path)
     precompute_ref_logprobs(copy.deepcopy(model), renderer_of("llama3"), random_pairs(3), path=path)
+
+
+def test_the_precision_is_autocasts_where_it_is_on_and_the_weights_own_elsewhere(model, tmp_path):
+    assert precision_of(model) == "float64"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert precision_of(model) == "float64"  # autocast does not touch it
+    whole, path, renderer = copy.deepcopy(model).float(), tmp_path / "r.safetensors", renderer_of("llama3")
+    assert precision_of(copy.deepcopy(whole).bfloat16()) == "bfloat16"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert precision_of(whole) == "bfloat16"
+        half = precompute_ref_logprobs(whole, renderer, random_pairs(3), path=path)
+        assert precompute_ref_logprobs(whole, renderer, random_pairs(3), path=path).fingerprint == half.fingerprint
+    with pytest.raises(StaleArtefactError, match="other precision than"):
+        precompute_ref_logprobs(whole, renderer, random_pairs(3), path=path)
+    other = precompute_ref_logprobs(whole, renderer, random_pairs(3))
+    for chosen, rejected in random_pairs(3):
+        assert other.lookup(*chosen, *rejected) != half.lookup(*chosen, *rejected)
+        assert other.lookup(*chosen, *rejected) == pytest.approx(half.lookup(*chosen, *rejected), rel=0.02)
+
+
+def test_an_adapter_has_no_say_in_the_precision(model):
+    adapted = get_peft_model(copy.deepcopy(model).bfloat16(), LoraConfig(target_modules=["q_proj"]))
+    assert {each.dtype for each in adapted.parameters() if each.requires_grad} == {torch.float32}
+    assert precision_of(adapted) == "bfloat16"
+
+
+def test_the_precision_of_shards_is_what_their_policy_casts_to(model, tmp_path):
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    whole = copy.deepcopy(model).float()
+    digest = weights_digest(whole)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        plain = fully_shard(copy.deepcopy(whole))
+        half = fully_shard(copy.deepcopy(whole), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        assert [precision_of(each) for each in (whole, plain, half)] == ["float32", "float32", "bfloat16"]
+        assert weights_digest(half) == digest
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,12 @@ def test_a_full_disk_under_the_weights_is_named_too(tmp_path, monkeypatch):
     from safetensors import SafetensorError
 
     trainer = small_trainer(tmp_path, max_steps=4)
+    save_pretrained = trainer.model.save_pretrained
 
-    def no_space(*_args, **_options):
+    def no_space(*args, **options):
         if trainer.state.global_step == 4:
             raise SafetensorError("I/O error: No space left on device (os error 28)")
+        save_pretrained(*args, **options)
 
     monkeypatch.setattr(trainer.model, "save_pretrained", no_space)
     with pytest.raises(RunError, match=r"checkpoint-4.*os error 28"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from composer_replication.errors import StaleArtefactError
+from composer_replication.trainer.checkpoints import weights_digest
 from composer_replication.trainer.checkpoints.identity import check_identity, model_identity
 from kill_and_resume.small_runs import small_model
 
@@ -64,3 +65,52 @@ def test_what_the_loop_itself_sets_in_a_config_does_not_matter():
     other = small_model()
     other.config.use_cache, other.config.pad_token_id = False, 9
     check_identity(model_identity(small_model()), model_identity(other), Path("checkpoint-1"))
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_digest_of_weights_is_that_of_the_same_weights_in_another_wrapper(lora):
+    one, other = small_model(lora=lora), torch.compile(small_model(lora=lora), backend="eager")
+    assert weights_digest(one) == weights_digest(other)
+    assert len(weights_digest(one)) == 64
+
+
+def test_the_digest_of_weights_tells_a_change_of_any_parameter():
+    model = small_model()
+    seen = {weights_digest(model)}
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        with torch.no_grad():
+            parameter.view(-1)[-1] += 1e-3
+        seen.add(weights_digest(model))
+    assert len(seen) == 1 + len(parameters)
+
+
+def test_the_digest_of_weights_reads_little_of_a_large_one_and_of_every_column():
+    layer = torch.nn.Linear(1024, 64, bias=False)
+    for column in (1, 2, 511):
+        before = weights_digest(layer)
+        with torch.no_grad():
+            layer.weight[:, column] += 1.0
+        assert weights_digest(layer) != before
+    before = weights_digest(layer)
+    with torch.no_grad():
+        layer.weight.view(-1)[1] += 1.0  # the second value: the next one that is read is the eighteenth
+    assert weights_digest(layer) == before
+
+
+def test_the_digest_of_weights_tells_dtype_shape_and_name():
+    first, wide = torch.nn.Linear(4, 6, bias=False), torch.nn.Linear(6, 4, bias=False)
+    with torch.no_grad():
+        first.weight.zero_(), wide.weight.zero_()
+    named = torch.nn.Sequential(first)
+    half = torch.nn.Linear(4, 6, bias=False).bfloat16()
+    with torch.no_grad():
+        half.weight.zero_()
+    assert len({weights_digest(each) for each in (first, wide, named, half)}) == 4
+
+
+def test_weights_without_values_have_a_digest():
+    with torch.device("meta"):
+        one, other = torch.nn.Linear(4, 6), torch.nn.Linear(4, 7)
+    assert weights_digest(one) != weights_digest(other)
+    assert weights_digest(torch.nn.ParameterList([torch.nn.Parameter(torch.empty(0, 3))])) != weights_digest(one)

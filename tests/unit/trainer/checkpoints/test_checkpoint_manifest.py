@@ -5,24 +5,11 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from checkpoint_folders import ABOUT, NEEDED, checkpoint, names
 
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError
-from composer_replication.trainer.checkpoints import check_manifest, newest_complete, write_manifest
-from composer_replication.trainer.checkpoints.rotation import make_room, rotate
-
-
-def checkpoint(output, step, *, complete=True):
-    folder = output / f"checkpoint-{step}"
-    (folder / "adapter").mkdir(parents=True)
-    (folder / "a.json").write_text(f'{{"step": {step}}}')
-    (folder / "adapter" / "b.safetensors").write_bytes(bytes(range(64)))
-    if complete:
-        write_manifest(folder, step=step, about={"model": {"class": "Tiny"}})
-    return folder
-
-
-def names(output):
-    return sorted(path.name for path in output.iterdir())
+from composer_replication.trainer.checkpoints import check_manifest, newest_complete
+from composer_replication.trainer.checkpoints.rotation import drop_replaced, make_room, rotate
 
 
 def test_a_manifest_lists_every_file_with_its_size_and_keeps_what_it_is_told(tmp_path):
@@ -30,11 +17,9 @@ def test_a_manifest_lists_every_file_with_its_size_and_keeps_what_it_is_told(tmp
     (folder / ".a.json.1.abcd.tmp").write_text("left by a crash")
     fields = check_manifest(folder)
     assert fields["step"] == 3
-    assert fields["about"] == {"model": {"class": "Tiny"}}
-    assert {name: each["num_bytes"] for name, each in fields["files"].items()} == {
-        "a.json": 11,
-        "adapter/b.safetensors": 64,
-    }
+    assert fields["about"] == ABOUT
+    sizes = {name: each["num_bytes"] for name, each in fields["files"].items()}
+    assert sizes == {name: len(f"{name} of 3") for name in NEEDED} | {"a.json": 11, "adapter/b.safetensors": 64}
 
 
 def flip(path):
@@ -69,7 +54,8 @@ def test_the_first_file_that_is_not_as_it_was_is_named_and_the_checkpoint_passed
 def test_the_newest_is_the_one_of_most_steps(tmp_path, caplog):
     for step in (9, 100, 20):
         checkpoint(tmp_path, step)
-    (tmp_path / "checkpoint-best").mkdir()
+    for name in ("checkpoint-best", "checkpoint-0300", "checkpoint-٣٠٠"):
+        (tmp_path / name).mkdir()
     (tmp_path / "checkpoint-200").write_text("a file")
     assert newest_complete(tmp_path).name == "checkpoint-100"
     assert caplog.text == ""
@@ -119,5 +105,52 @@ def test_deleting_takes_the_manifest_first(tmp_path, monkeypatch):
     checkpoint(tmp_path, 2), checkpoint(tmp_path, 4)
     monkeypatch.setattr(shutil, "rmtree", lambda *_args, **_options: None)  # killed right there
     rotate(tmp_path, 1)
-    assert names(tmp_path / "checkpoint-2") == ["a.json", "adapter"]
+    assert names(tmp_path / "checkpoint-2") == sorted(["a.json", "adapter", *NEEDED])
     assert newest_complete(tmp_path).name == "checkpoint-4"
+
+
+def linked(tmp_path, step):
+    """A run's folder in which the checkpoint of a step is a link to one that somebody keeps elsewhere."""
+    kept = checkpoint(tmp_path / "kept", step)
+    (tmp_path / "run").mkdir()
+    link = tmp_path / "run" / f"checkpoint-{step}"
+    link.symlink_to(kept)
+    return kept, link
+
+
+@pytest.mark.parametrize("step", [1, 9])
+def test_rotation_neither_counts_nor_touches_a_link(tmp_path, step):
+    kept, link = linked(tmp_path, step)
+    for own in (2, 4):
+        checkpoint(tmp_path / "run", own)
+    rotate(tmp_path / "run", 1)
+    assert names(tmp_path / "run") == sorted([link.name, "checkpoint-4"])
+    check_manifest(kept)
+    check_manifest(link)
+
+
+def test_a_link_to_something_half_written_stays_too(tmp_path):
+    kept, link = linked(tmp_path, 1)
+    (kept / "manifest.json").unlink()
+    checkpoint(tmp_path / "run", 4)
+    rotate(tmp_path / "run", 1)
+    assert link.is_symlink()
+    assert (kept / "model.safetensors").exists()
+
+
+def test_a_link_in_the_place_of_a_new_checkpoint_gives_way_and_what_it_points_to_stays(tmp_path):
+    kept, link = linked(tmp_path, 4)
+    make_room(link)
+    assert newest_complete(tmp_path / "run").name == "checkpoint-4.replaced"
+    checkpoint(tmp_path / "run", 4)
+    drop_replaced(link)
+    assert names(tmp_path / "run") == ["checkpoint-4"]
+    check_manifest(kept)
+
+
+def test_a_link_to_nothing_gives_way(tmp_path):
+    for name in ("checkpoint-4", "checkpoint-4.replaced"):
+        (tmp_path / name).symlink_to(tmp_path / "nothing")
+    make_room(tmp_path / "checkpoint-4")
+    drop_replaced(tmp_path / "checkpoint-4")
+    assert names(tmp_path) == []

@@ -15,7 +15,7 @@ from composer_replication.errors import (
     StaleArtefactError,
 )
 from composer_replication.trainer.checkpoints import newest_complete
-from kill_and_resume.small_runs import VOCAB, small_model, small_trainer, weights_of
+from kill_and_resume.small_runs import VOCAB, small_model, small_trainer, weights_of, write_weights_manifest
 
 OWN_FILES = {"manifest.json", "trainer_state.json"} | {
     f"{name}.{kind}"
@@ -187,6 +187,7 @@ def test_every_adapter_is_restored_and_every_layer_trained_beside_them(tmp_path)
             if "lora_" in name or "modules_to_save" in name:
                 parameter.fill_(number)
     save_weights(model, tmp_path, None, own_names=True)
+    write_weights_manifest(tmp_path, model)
     load_weights(other, tmp_path)
     assert weights_of(other) == weights_of(model)
 
@@ -203,6 +204,7 @@ def test_a_model_whose_files_have_other_names_than_its_weights_is_restored(tmp_p
 
     one, other = mixture(1), mixture(2)
     save_weights(one, tmp_path, None, own_names=True)
+    write_weights_manifest(tmp_path, one)
     load_weights(other, tmp_path)
     assert weights_of(other) == weights_of(one)
     assert weights_of(MixtralForCausalLM.from_pretrained(tmp_path)) == weights_of(one)
