@@ -36,8 +36,6 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
             "**kwargs)"
         ),
         "ComposerReplicationTrainer.channels_on": "()",
-        "ComposerReplicationTrainer.extra_state": "()",
-        "ComposerReplicationTrainer.load_extra_state": "(tree)",
         "RolloutOptions": (
             '(*, placement="before_turn", part="turn", hint_generator=None, hint_writer=None, extra_rules=(), '
             "min_confidence=0.5, max_teacher_length=None, only_failed_rollouts=False, max_resamples=0, "

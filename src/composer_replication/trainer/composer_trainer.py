@@ -30,8 +30,10 @@ from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.checkpoints import SafeCheckpoints
 from composer_replication.trainer.composer_channels import Clock, ComposerChannels, Term
 from composer_replication.trainer.composer_rollouts import RolloutOptions, TeachableRollouts
+from composer_replication.trainer.composer_state import RememberedRollouts
 from composer_replication.trainer.logged_channel import LoggedStore
 from composer_replication.trainer.metrics_file import MetricsFile
+from composer_replication.trainer.offline_checks import check_references
 from composer_replication.trainer.reference import precompute_ref_logprobs
 from composer_replication.trainer.teacher_sharding import attach_teacher, shard_teacher
 from composer_replication.trainer.teachers import TeacherKeeper, TeacherKind
@@ -55,7 +57,7 @@ logger = logging.getLogger(__name__)
 _KNOBS = {each.name for each in fields(ChannelSettings)}
 
 
-class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, _Trainer):
+class ComposerReplicationTrainer(RememberedRollouts, SafeCheckpoints, TeachableRollouts, _Trainer):
     """`trl.GRPOTrainer` with channels 2 and 3. All of its arguments are passed on; those below are new.
 
     Args:
@@ -205,52 +207,6 @@ class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, _Trainer):
             if name in logged and logged[name].items:
                 metrics[key].append(logged[name].mean)
 
-    # What a resumed run needs
-
-    def extra_state(self) -> dict[str, Any]:
-        mine = {
-            "micro_step": self._step,
-            "rollouts": self._buffered_inputs,
-            "channels": self.channels.state(),
-            "entropy": [self.entropy_coef, self._last_world_entropy] if self._entropy_bonus_enabled else None,
-            "metrics": {mode: dict(values) for mode, values in self._metrics.items()},
-            "site_counts": dict(self.site_counts),
-            "num_rollouts": self.num_rollouts,
-            "alarm": self.alarm.state(),
-            "environments": self._environment_states(),
-        }
-        return {**super().extra_state(), "composer": mine}
-
-    def load_extra_state(self, tree: dict[str, Any]) -> None:
-        super().load_extra_state(tree)
-        mine = tree["composer"]
-        self._step = mine["micro_step"]
-        buffer = mine["rollouts"]
-        device = self.accelerator.device
-        self._buffered_inputs = None if buffer is None else [_on_device(each, device) for each in buffer]
-        self.channels.load_state(mine["channels"], self.state.max_steps)
-        if mine["entropy"] is not None:
-            self.entropy_coef, self._last_world_entropy = mine["entropy"]
-        for mode, values in mine["metrics"].items():
-            self._metrics[mode].update({name: list(each) for name, each in values.items()})
-        self.site_counts, self.num_rollouts = Counter(mine["site_counts"]), mine["num_rollouts"]
-        self.alarm.load_state(mine["alarm"])
-        self._load_environment_states(mine["environments"])
-
-    def _environment_states(self) -> list[list[Any]]:
-        """Of each pool of environments: `_state()` of those that have one gives plain values."""
-        pools: dict[Any, list[Any]] = getattr(self, "_environment_pool", {})
-        return [[each._state() if hasattr(each, "_state") else None for each in pool] for pool in pools.values()]
-
-    def _load_environment_states(self, states: list[list[Any]]) -> None:
-        """Into as many environments as there were; `_load_state(...)` takes back what `_state()` gave."""
-        pools: dict[Any, list[Any]] = getattr(self, "_environment_pool", {})
-        for (name, pool), saved in zip(pools.items(), states, strict=True):
-            pool.extend(self.environment_factories[name]() for _ in range(len(saved) - len(pool)))
-            for environment, state in zip(pool, saved, strict=False):
-                if state is not None:
-                    environment._load_state(state)
-
     # Parts
 
     def _make_start_model(self) -> nn.Module | None:
@@ -278,6 +234,8 @@ class ComposerReplicationTrainer(SafeCheckpoints, TeachableRollouts, _Trainer):
             if needs_reference and not sessions.has_references:
                 with self.accelerator.autocast():
                     sessions = sessions.with_references(self.model)
+            with self.accelerator.autocast():
+                check_references(sessions, self.model)
         elif needs_reference and traces is not None and collator is not None and collator.reference is None:
             with self.accelerator.autocast():  # as they are compared with what is computed under it
                 collator.reference = precompute_ref_logprobs(self.model, collator.renderer, collator.pairs(traces))
@@ -319,7 +277,3 @@ def _taken(named: dict[str, Any], settings: ChannelSettings | None) -> dict[str,
     if settings is not None and knobs:
         raise InputError(explain("channel knobs", got=f"settings and {', '.join(knobs)}", expected="one of the two"))
     return knobs
-
-
-def _on_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}

@@ -103,7 +103,7 @@ def _changes(step: StepSettings) -> Iterator[tuple[str, StepSettings]]:
         )
         step = rank
     elif step.lora_rank is None:
-        step = replace(step, lora_rank=_LORA_RANK)
+        step = replace(step, lora_rank=_LORA_RANK, weight_bytes=min(step.weight_bytes, step.compute_bytes))
         yield f"An adapter (LoRA, rank {_LORA_RANK}): no gradients and no optimiser states of the weights", step
     if not step.four_bit and not step.on_cpu and step.num_shards == 1:
         step = replace(step, four_bit=True)

@@ -16,7 +16,7 @@ from composer_replication.config import CrfConfig
 from composer_replication.config.writer import RESOLVED_NAME, to_toml, value_text, write_resolved
 from composer_replication.errors import ArtefactNotFoundError, ConfigError, RunError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
-from composer_replication.trainer.checkpoints.manifest import MANIFEST, checkpoints_in
+from composer_replication.trainer.checkpoints.manifest import check_manifest, checkpoints_in
 
 MODEL_FOLDER = "model"
 _LOCK = ".train.lock"
@@ -73,8 +73,8 @@ class TrainingFolder:
             os.close(descriptor)  # gives the lock back; the file stays, since removing it would let two hold two
 
     def newest_step(self) -> int | None:
-        """The step of the newest checkpoint that has a manifest; its files are checked when it is loaded."""
-        steps = [step for (step, _), folder in checkpoints_in(self.checkpoints) if (folder / MANIFEST).exists()]
+        """The step of the newest checkpoint whose manifest holds; what its files hold is checked when it is loaded."""
+        steps = [step for (step, _), folder in checkpoints_in(self.checkpoints) if _has_manifest(folder)]
         return max(steps, default=None)
 
     def resumes(self, *, asked: bool, wanted: bool) -> bool:
@@ -117,6 +117,14 @@ class TrainingFolder:
             shutil.rmtree(place)
         made.rename(place)
         return place
+
+
+def _has_manifest(folder: Path) -> bool:
+    try:
+        check_manifest(folder, hashes=False)
+    except (RunError, OSError):
+        return False
+    return True
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

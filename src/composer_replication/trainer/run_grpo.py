@@ -101,7 +101,10 @@ def _model(inputs: Inputs, args: Any) -> tuple[Any, Any | None]:
     assert inputs.config.train.model is not None
     if inputs.config.train.adapter.kind == "qlora":
         return prepare_model(inputs.config.train.model, args, peft_config=adapter, quantization="4bit"), None
-    return prepare_model(inputs.config.train.model, args, peft_config=None, quantization="none"), adapter
+    model = prepare_model(
+        inputs.config.train.model, args, peft_config=None, quantization="none", adapter_follows=adapter is not None
+    )
+    return model, adapter
 
 
 def _settings(inputs: Inputs, logged: LoggedSessions | None, say: Say) -> ChannelSettings:
@@ -145,7 +148,9 @@ def _logged(inputs: Inputs, model: Any) -> LoggedSessions | None:
         contrast=config.train.switches.contrast is not None,
     )
     if use_sites and config.train.proof.on:
-        sessions = sessions.prove(model, config.train.proof.margin)
+        device = next(model.parameters()).device.type
+        with torch.autocast(device, torch.bfloat16, enabled=config.train.optimiser.bf16):  # as the steps are
+            sessions = sessions.prove(model, config.train.proof.margin)
     sessions.require_items()
     return sessions
 

@@ -9,6 +9,7 @@ import torch
 from composer_replication.errors import ConfigError, InputError, explain
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.trainer.logged_sessions import LoggedSessions
+from composer_replication.trainer.offline_model import weight_dtype
 from composer_replication.trainer.planner import MemoryPlan, plan_memory
 from composer_replication.trainer.run_parts import Inputs, held_out_ids, model_config
 
@@ -63,7 +64,7 @@ def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
         model_config(train.model),
         longest_tree=sum(sizes[: train.optimiser.per_device]),
         device="cuda" if torch.cuda.is_available() else "cpu",
-        weight_bytes=size,
+        weight_bytes=weight_dtype(bf16=train.optimiser.bf16, has_adapter=train.adapter.kind != "none").itemsize,
         compute_bytes=size,
         checkpointing=train.optimiser.checkpointing,
         lora_rank=None if train.adapter.kind == "none" else train.adapter.rank,

@@ -22,6 +22,7 @@ from composer_replication.objective.adapters import has_adapter
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.teachers import WeightedTeacher
 from composer_replication.objective.wrapped import unwrapped
+from composer_replication.trainer.checkpoints import weights_digest
 
 _HALVES = (torch.bfloat16, torch.float16)
 TeacherKind = Literal["live", "frozen", "ema", "trust_region"]
@@ -43,10 +44,13 @@ class TeacherKeeper:
         self._masters: dict[str, Tensor] = {}
         self._is_below_adapter = False
         self._steps = 0
+        self._start: str | None = None
 
     def attach(self, model: nn.Module) -> None:
         """Take the model as it is now for the start; before it is wrapped or trained, and once."""
         start = unwrapped(model)
+        if self.kind in ("frozen", "trust_region"):
+            self._start = weights_digest(start)
         self._is_below_adapter = self.kind in ("frozen", "trust_region") and has_adapter(start)
         if self.kind == "live" or self._is_below_adapter:
             return
@@ -92,13 +96,19 @@ class TeacherKeeper:
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs: an average's own weights. Start weights come from the start model again."""
-        return {"kind": self.kind, "steps": self._steps, "weights": self._averages()}
+        return {"kind": self.kind, "steps": self._steps, "start": self._start, "weights": self._averages()}
 
     @torch.no_grad()
     def load_state(self, tree: dict[str, Any]) -> None:
         if tree["kind"] != self.kind:
             fix = "Resume with the teacher the run began with."
             raise StaleArtefactError(explain("teacher", got=self.kind, expected=tree["kind"], fix=fix))
+        if tree["start"] != self._start:
+            fix = "Make the trainer with the model the run began with; the checkpoint's weights are loaded into it."
+            got = "other weights than the run began with"
+            raise StaleArtefactError(
+                explain(f"start weights of teacher {self.kind}", got=got, expected="those", fix=fix)
+            )
         self._steps = tree["steps"]
         own = self._averages()
         if own.keys() != tree["weights"].keys():
@@ -112,7 +122,7 @@ class TeacherKeeper:
         """The weights that are an average's own; the frozen ones are the student's too."""
         if self.kind != "ema" or self._copy is None:
             return {}
-        weights = dict(unwrapped(self._copy).named_parameters())
+        weights: dict[str, Tensor] = dict(unwrapped(self._copy).named_parameters())
         return {name: self._masters.get(name, weights[name]) for name in self._moving}
 
     @torch.no_grad()

@@ -113,6 +113,18 @@ def test_state_comes_back_bit_for_bit_and_not_into_another_kind():
         TeacherKeeper("frozen").load_state(saved)
 
 
+@pytest.mark.parametrize("kind", ["frozen", "trust_region"])
+def test_a_resumed_run_is_told_when_its_start_weights_are_others(kind):
+    keeper, other = TeacherKeeper(kind), TeacherKeeper(kind)
+    keeper.attach(tiny())
+    other.attach(tiny(seed=1))
+    again = TeacherKeeper(kind)
+    again.attach(tiny())
+    again.load_state(keeper.state())
+    with pytest.raises(StaleArtefactError, match="began with"):
+        other.load_state(keeper.state())
+
+
 @pytest.mark.parametrize("wrong", [{"kind": "dead"}, {"kind": "ema", "ema_rate": 0.0}, {"live_share": 1.0}])
 def test_unsuitable_settings_are_refused(wrong):
     with pytest.raises(InputError):
