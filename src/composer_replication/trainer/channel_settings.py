@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from composer_replication.errors import InputError, explain
+from composer_replication.loss.taid import TAIDScheduler
 
 Anneal = Literal["none", "linear"]
 _NOT_LOSS_OPTIONS = frozenset({"alpha_sdpo", "beta_replay", "anneal", "anneal_end", "sdpo_is_clip"})
+_TAID = frozenset({"taid_start", "taid_end", "taid_rate", "taid_momentum"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +19,7 @@ class ChannelSettings:
     """The knobs of `compose_loss`, by the same names, and the annealing of channel 2's weight.
 
     `sdpo_is_clip` weighs a rollout's token that older weights sampled by min(clip, p now / p then), without gradient.
+    With `sdpo_wrapper="taid"` t moves from `taid_start` to `taid_end`, as `TAIDScheduler` says.
     With `anneal="linear"` the weight goes from `alpha_sdpo` at the first step to `alpha_sdpo * anneal_end` at the last.
     """
 
@@ -32,6 +35,10 @@ class ChannelSettings:
     simpo_gamma: float = 1.0
     entropy_opd_h_max: float | None = None
     sdpo_is_clip: float | None = None
+    taid_start: float = 0.4
+    taid_end: float = 1.0
+    taid_rate: float = 5e-4
+    taid_momentum: float = 0.99
     anneal: Anneal = "none"
     anneal_end: float = 0.0
 
@@ -41,6 +48,7 @@ class ChannelSettings:
                 raise InputError(explain(name, got=getattr(self, name), expected="0 or more"))
         if self.sdpo_is_clip is not None and not self.sdpo_is_clip > 0:
             raise InputError(explain("sdpo_is_clip", got=self.sdpo_is_clip, expected="above 0, or None"))
+        self.taid_schedule(1)  # raises where its numbers cannot be
         if self.anneal not in ("none", "linear"):
             raise InputError(explain("anneal", got=repr(self.anneal), expected="'none' or 'linear'"))
         if not 0 <= self.anneal_end <= 1:
@@ -56,4 +64,14 @@ class ChannelSettings:
     def loss_options(self) -> dict[str, Any]:
         """Keyword arguments of `compose_loss`, without the weights and without TAID's t, which move."""
         options: Mapping[str, Any] = self.__dict__
-        return {name: value for name, value in options.items() if name not in _NOT_LOSS_OPTIONS}
+        return {name: value for name, value in options.items() if name not in _NOT_LOSS_OPTIONS | _TAID}
+
+    def taid_schedule(self, total_steps: int) -> TAIDScheduler:
+        """How TAID's t moves over a run of so many steps."""
+        return TAIDScheduler(
+            max(total_steps, 1),
+            t_start=self.taid_start,
+            t_end=self.taid_end,
+            alpha=self.taid_rate,
+            beta=self.taid_momentum,
+        )

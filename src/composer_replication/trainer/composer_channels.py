@@ -142,7 +142,7 @@ class ComposerChannels:
     def load_state(self, tree: Mapping[str, Any], total_steps: int) -> None:
         load_local_state(self.teacher, tree["teacher"])
         if tree["taid"] is not None:
-            self.taid = TAIDScheduler(max(total_steps, 1))
+            self.taid = self.settings.taid_schedule(total_steps)
             self.taid.load_state_dict(tree["taid"])
         if tree["logged"] is not None and self.logged is not None:
             self.logged.sampler.load_state(tree["logged"])
@@ -168,9 +168,9 @@ class ComposerChannels:
         if self.settings.sdpo_wrapper != "taid":
             return None
         if self.taid is None and not clock.is_training:  # how long the run will be is known only in training
-            return TAIDScheduler(1).t
+            return self.settings.taid_start
         if self.taid is None:
-            self.taid = TAIDScheduler(max(clock.total_steps, 1))
+            self.taid = self.settings.taid_schedule(clock.total_steps)
         return self.taid.t
 
     def _measured(self, loss: Tensor, value: Tensor | None, items: int, options: Options) -> Term:

@@ -193,11 +193,11 @@ class OfflineTrainer(SafeCheckpoints, Trainer):
     @property
     def taid(self) -> TAIDScheduler:
         """TAID's schedule over the steps of this run; before a run, which alone knows their number, where it begins."""
-        return self._taid or TAIDScheduler(1)
+        return self._taid or self.settings.taid_schedule(1)
 
     def before_steps(self) -> None:
         """A schedule over the run's steps, from where a checkpoint left it if one was loaded."""
-        self._taid = TAIDScheduler(max(self.state.max_steps, 1))
+        self._taid = self.settings.taid_schedule(self.state.max_steps)
         if self._taid_state is not None:
             self._taid.load_state_dict(self._taid_state)
         self._taid_state = None

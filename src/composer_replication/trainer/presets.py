@@ -81,11 +81,19 @@ def preset_settings(name: PresetName) -> dict[str, Any]:
 
 
 def channel_settings(config: CrfConfig) -> ChannelSettings:
-    """What [loss] and [train.channels] say about channels 2 and 3, TAID's schedule aside."""
+    """What [loss] and [train.channels] say about channels 2 and 3."""
     knobs = {name: value for name, value in vars(config.loss).items() if name in ChannelSettings.__dataclass_fields__}
     channels = config.train.channels
+    start = {} if config.loss.taid_t is None else {"taid_start": config.loss.taid_t}
     return ChannelSettings(
-        **knobs, sdpo_is_clip=channels.is_clip, anneal=channels.anneal, anneal_end=channels.anneal_end
+        **knobs,
+        **start,
+        taid_end=channels.taid_end,
+        taid_rate=channels.taid_rate,
+        taid_momentum=channels.taid_momentum,
+        sdpo_is_clip=channels.is_clip,
+        anneal=channels.anneal,
+        anneal_end=channels.anneal_end,
     )
 
 

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, cast
 from composer_replication.batch.load_tokenizer import load_tokenizer
 from composer_replication.batch.render import Renderer
 from composer_replication.config import CrfConfig
-from composer_replication.config.train_sections import AdapterConfig, ChannelsConfig
+from composer_replication.config.train_sections import AdapterConfig
 from composer_replication.errors import ConfigError, InputError, explain
-from composer_replication.loss.taid import TAIDScheduler
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import require
 from composer_replication.runs import RunDir
@@ -173,14 +172,3 @@ def _refuse_what_is_not_read(config: CrfConfig) -> None:
     if config.loss.lm_ce_label_smoothing:
         got = config.loss.lm_ce_label_smoothing
         raise ConfigError(explain("loss.lm_ce_label_smoothing", got=got, expected="0: trainers do not smooth labels"))
-    if config.loss.sdpo_wrapper != "taid":
-        return
-    fixed, channels, plain = TAIDScheduler(1), config.train.channels, ChannelsConfig()
-    given = {"loss.taid_t": (config.loss.taid_t, fixed.t_start)}
-    given |= {f"train.channels.{n}": (getattr(channels, n), getattr(plain, n)) for n in _TAID_OPTIONS}
-    for path, (value, expected) in given.items():
-        if value != expected:
-            raise ConfigError(explain(path, got=value, expected=f"{expected}, where the trainers' TAID schedule is"))
-
-
-_TAID_OPTIONS = ("taid_end", "taid_rate", "taid_momentum")

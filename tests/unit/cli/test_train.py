@@ -261,9 +261,9 @@ BAD = {
     "a run that is none": (["--set", "train.run=model"], "is not a run directory"),
     "an unknown key": (["--set", "train.optimiser.step=3"], "Did you mean train.optimiser.steps?"),
     "an option nobody reads": (["--set", "loss.lm_ce_label_smoothing=0.1"], "trainers do not smooth labels"),
-    "a schedule nobody follows": (
-        ["--set", "loss.sdpo_wrapper=taid", "--set", "loss.taid_t=0.1"],
-        "loss.taid_t: got 0.1",
+    "a schedule that goes backwards": (
+        ["--set", "loss.sdpo_wrapper=taid", "--set", "loss.taid_t=0.5", "--set", "train.channels.taid_end=0.2"],
+        "t_start, t_end: got (0.5, 0.2)",
     ),
     "nothing to resume": (["--resume"], "no complete checkpoint"),
     "a budget that holds nothing": (

@@ -204,13 +204,15 @@ def test_a_rollout_that_trl_masks_is_not_taught(policy: Path, tmp_path: Path) ->
 
 
 def test_evaluating_first_does_not_shorten_taids_schedule(policy: Path, tmp_path: Path) -> None:
-    trainer = scripted(policy, tmp_path, {"max_steps": 4}, alpha_sdpo=1.0, sdpo_wrapper="taid")
+    knobs = {"sdpo_wrapper": "taid", "taid_start": 0.2, "taid_end": 0.6}
+    trainer = scripted(policy, tmp_path, {"max_steps": 4}, alpha_sdpo=1.0, **knobs)
     trainer.eval_dataset = questions(["Look"] * 4)
     trainer.evaluate()
     assert trainer.channels.taid is None
     trainer.train()
     assert trainer.channels.taid is not None
     assert trainer.channels.taid.num_train_steps == 4
+    assert trainer.channels.taid.t == pytest.approx(0.6)
 
 
 def test_sites_that_were_shuffled_without_their_batch_are_an_error() -> None:
