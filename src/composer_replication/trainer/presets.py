@@ -84,10 +84,10 @@ def channel_settings(config: CrfConfig) -> ChannelSettings:
     """What [loss] and [train.channels] say about channels 2 and 3."""
     knobs = {name: value for name, value in vars(config.loss).items() if name in ChannelSettings.__dataclass_fields__}
     channels = config.train.channels
-    start = {} if config.loss.taid_t is None else {"taid_start": config.loss.taid_t}
+    if config.loss.taid_t is not None:
+        knobs["taid_start"] = config.loss.taid_t
     return ChannelSettings(
         **knobs,
-        **start,
         taid_end=channels.taid_end,
         taid_rate=channels.taid_rate,
         taid_momentum=channels.taid_momentum,
