@@ -11,6 +11,74 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
             "denominators=None, sdpo_teachers=None, sdpo_weighting=None)"
         ),
     },
+    "trainer": {
+        "ChannelSettings": (
+            "(*, alpha_sdpo=0.1, beta_replay=0.05, sdpo_jsd_beta=0.5, sdpo_temperature=1.0, "
+            'sdpo_token_clip=None, replay_dpo_beta=0.1, dpo_variant="dpo", sdpo_wrapper="none", '
+            "simpo_beta=2.0, simpo_gamma=1.0, entropy_opd_h_max=None, sdpo_is_clip=None, taid_start=0.4, "
+            'taid_end=1.0, taid_rate=0.0005, taid_momentum=0.99, anneal="none", anneal_end=0.0)'
+        ),
+        "ChannelSettings.alpha_at": "(step, total_steps)",
+        "ChannelSettings.loss_options": "()",
+        "ChannelSettings.taid_schedule": "(total_steps)",
+        "ComposerReplicationTrainer": (
+            "(*args, alpha_sdpo=0.0, beta_replay=0.0, sdpo_jsd_beta=0.5, sdpo_temperature=1.0, "
+            'sdpo_token_clip=None, replay_dpo_beta=0.1, settings=None, teacher="live", rollouts=None, '
+            "sdpo_weighting=None, trace_dataset=None, data_collator=None, logged_sessions=None, "
+            "logged_batch_size=1, measure_channels=False, alarm=None, diagnosis=None, metrics_path=None, "
+            "**kwargs)"
+        ),
+        "ComposerReplicationTrainer.channels_on": "()",
+        "LoggedSessions": "(source, renderer, settings, *, only=None, pack=False, proofs=None)",
+        "LoggedSessions.from_run": "(run, renderer, *, budget, only=None, pack=False, **settings)",
+        "LoggedSessions.from_sessions": "(sessions, renderer, *, budget, only=None, pack=False, **settings)",
+        "LoggedSessions.items": "property",
+        "LoggedSessions.batches": '(device="cpu")',
+        "LoggedSessions.channels": "property",
+        "LoggedSessions.digest": "property",
+        "LoggedSessions.longest_tree": "property",
+        "LoggedSessions.has_references": "property",
+        "LoggedSessions.prove": "(model, margin=0.0, *, max_context=None, seed=0)",
+        "LoggedSessions.with_proofs": "(proofs)",
+        "LoggedSessions.with_references": "(model, path=None)",
+        "LoggedSessions.without_responses": "()",
+        "LoggedSessions.require_items": "()",
+        "OfflineTrainer": (
+            "(model, args, sessions, *, settings=None, teacher=None, weighting=None, lm_weight=1.0, "
+            'eval_sessions=None, peft_config=None, quantization="none", hint_margin=None, '
+            "reference_path=None, metrics_path=None, callbacks=(), **options)"
+        ),
+        "OfflineTrainer.plan": "()",
+        "OfflineTrainer.weights": "()",
+        "OfflineTrainer.get_batch_samples": "(epoch_iterator, num_batches, device)",
+        "OfflineTrainer.compute_loss": "(model, inputs, return_outputs=False, num_items_in_batch=None)",
+        "OfflineTrainer.prediction_step": "(model, inputs, prediction_loss_only, ignore_keys=None)",
+        "OfflineTrainer.evaluation_loop": '(*args, metric_key_prefix="eval", **options)',
+        "OfflineTrainer.taid": "property",
+        "OfflineTrainer.before_steps": "()",
+        "OfflineTrainer.after_step": "()",
+        "OfflineTrainer.log": "(logs, start_time=None)",
+        "OfflineTrainer.floating_point_ops": "(inputs)",
+        "OfflineTrainer.resume_geometry": "()",
+        "OfflineTrainer.extra_state": "()",
+        "OfflineTrainer.load_extra_state": "(tree)",
+        "RolloutOptions": (
+            '(*, placement="before_turn", part="turn", hint_generator=None, hint_writer=None, extra_rules=(), '
+            "min_confidence=0.5, max_teacher_length=None, only_failed_rollouts=False, max_resamples=0, "
+            "k1_coefficient=0.0)"
+        ),
+        "TeacherKeeper": '(kind="live", *, ema_rate=0.05, live_share=0.01)',
+        "TeacherKeeper.attach": "(model)",
+        "TeacherKeeper.model": "property",
+        "TeacherKeeper.replace_model": "(model)",
+        "TeacherKeeper.shares": "()",
+        "TeacherKeeper.after_step": "(model)",
+        "TeacherKeeper.state": "()",
+        "TeacherKeeper.load_state": "(tree)",
+        "TeacherKeeper.settle": "()",
+        "composer_grpo_config": '(output_dir, *, preset="composer", **overrides)',
+        "trainer_arguments": '(preset="composer")',
+    },
     "trainer.checkpoints": {
         "SafeCheckpoints": "()",
         "SafeCheckpoints.extra_state": "()",
@@ -51,6 +119,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "LoggedSessions.items": "property",
         "LoggedSessions.batches": '(device="cpu")',
         "LoggedSessions.channels": "property",
+        "LoggedSessions.digest": "property",
         "LoggedSessions.longest_tree": "property",
         "LoggedSessions.has_references": "property",
         "LoggedSessions.prove": "(model, margin=0.0, *, max_context=None, seed=0)",

@@ -24,23 +24,30 @@ _COUNTS = (
     ("sites", "error sites with a hint"),
     ("pairs", "preference pairs"),
     ("lm_ce", "target tokens of good turns (channel 1)"),
-    ("sdpo_jsd", "target tokens of erring turns (channel 2)"),
+    ("sdpo_kl", "target tokens of erring turns (channel 2)"),
     ("trace_replay_dpo", "pairs (channel 3)"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="a TOML file; its [train] table names model and run")
-    parser.add_argument("--set", action="append", metavar="A.B=C", help="an option over the file's; may be repeated")
+    parser.add_argument(
+        "--set", action="append", metavar="A.B=C", help="an option over the file's (see --options); may be repeated"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint, or fail")
     parser.add_argument("--dry-run", action="store_true", help="say what would be trained on and whether it fits")
     parser.add_argument("--force", action="store_true", help="begin although the memory plan says that it does not fit")
+    parser.add_argument("--options", action="store_true", help="print every key of --set and --config, and do no more")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     import sys
     from pathlib import Path
+
+    if args.options:
+        _show_options(as_json=args.json)
+        return 0
 
     from composer_replication.trainer.presets import load_with_preset
 
@@ -56,6 +63,24 @@ def run(args: argparse.Namespace) -> int:
         _say_how_to_resume(result, args)
         return INTERRUPTED
     return 0
+
+
+def _show_options(*, as_json: bool) -> None:
+    """Every option with its type, its default (a preset may say otherwise) and what it does."""
+    from composer_replication.cli.console import print_json
+    from composer_replication.config import CrfConfig, describe
+
+    options = describe(CrfConfig)
+    if as_json:
+        print_json(
+            [
+                {"key": each.path, "type": each.type_text, "default": each.default} | {"doc": each.sentence}
+                for each in options
+            ]
+        )
+        return
+    for each in options:
+        print(f"{each.path}: {each.type_text} = {each.default}\n    {each.sentence}")
 
 
 def _plan(config: CrfConfig) -> TrainingPlan:

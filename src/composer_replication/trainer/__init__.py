@@ -1,1 +1,48 @@
-"""From batches to a better model: what a training loop needs around the objective."""
+"""Objective to a better model: trainers, teachers, presets, and the collator of all three channels.
+
+Names are resolved when they are first used: importing the package loads neither transformers' trainer nor TRL.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.channel_settings import ChannelSettings
+    from composer_replication.trainer.composer_rollouts import RolloutOptions
+    from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+    from composer_replication.trainer.logged_sessions import LoggedSessions
+    from composer_replication.trainer.offline_trainer import OfflineTrainer
+    from composer_replication.trainer.presets import composer_grpo_config, trainer_arguments
+    from composer_replication.trainer.teachers import TeacherKeeper
+
+_HOMES = {
+    "ChannelSettings": "channel_settings",
+    "ComposerReplicationTrainer": "composer_trainer",
+    "LoggedSessions": "logged_sessions",
+    "OfflineTrainer": "offline_trainer",
+    "RolloutOptions": "composer_rollouts",
+    "TeacherKeeper": "teachers",
+    "composer_grpo_config": "presets",
+    "trainer_arguments": "presets",
+}
+
+__all__ = [
+    "ChannelSettings",
+    "ComposerReplicationTrainer",
+    "LoggedSessions",
+    "OfflineTrainer",
+    "RolloutOptions",
+    "TeacherKeeper",
+    "composer_grpo_config",
+    "trainer_arguments",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -6,6 +6,7 @@ that have a state, the alarm, figures not yet logged.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from typing import Any
 
@@ -33,8 +34,9 @@ class RememberedRollouts(_Trainer):
 
     def resume_geometry(self) -> dict[str, Any]:
         """What a saved rollout buffer depends on: it holds sites, and logged batches are drawn beside it, or not."""
-        mine = {"sites": self._wants_sites, "logged": self.channels.logged is not None}
-        return {**super().resume_geometry(), **mine}
+        logged = self.channels.logged
+        mine = {"sites": self._wants_sites, "logged": None if logged is None else logged.digest}
+        return {**super().resume_geometry(), **mine, "prompts": _digest(self.train_dataset)}
 
     def extra_state(self) -> dict[str, Any]:
         mine = {
@@ -83,6 +85,16 @@ class RememberedRollouts(_Trainer):
             for environment, state in zip(pool, saved, strict=False):
                 if state is not None:
                     environment._load_state(state)
+
+
+def _digest(rows: Any) -> str | None:
+    """Of a data set's rows as text; a stream has none."""
+    if not hasattr(rows, "__len__"):
+        return None
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(repr(row).encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
 
 
 def _on_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:

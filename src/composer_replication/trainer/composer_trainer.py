@@ -130,7 +130,8 @@ class ComposerReplicationTrainer(RememberedRollouts, SafeCheckpoints, TeachableR
         self._start_model = self._make_start_model()
         self.alarm = alarm or CollapseAlarm()
         self._add_callbacks(diagnosis, metrics_path)
-        logger.info("channels: %s", ", ".join(self.channels_on()))
+        if self.accelerator.is_main_process:  # at a level that a plain script shows
+            logger.warning("channels on: %s", ", ".join(self.channels_on()))
 
     def _check_arguments(self) -> None:
         if is_sharded(self.model):  # by hand: tells the base class to leave the wrapping to whoever did it
@@ -201,6 +202,10 @@ class ComposerReplicationTrainer(RememberedRollouts, SafeCheckpoints, TeachableR
         metrics["loss/total"].append(float(both[1]) * clock.accumulation)
         metrics["loss/alpha_sdpo"].append(self.channels.alpha(clock))
         metrics["loss/beta_replay"].append(self.settings.beta_replay)
+        if self._wants_sites:
+            ran = hints is not None and hints.items > 0 and self.channels.alpha(clock) > 0
+            metrics["ran/sdpo_kl"].append(float(ran))
+            metrics["items/sdpo_kl"].append(0.0 if hints is None else hints.items)
         if hints is not None and hints.items:
             metrics["loss/sdpo_kl"].append(hints.mean)
         for name, key in (("sdpo_jsd", "loss/sdpo_kl_logged"), ("trace_replay_dpo", "loss/trace_replay_dpo")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,13 @@ class LoggedStore:
         self._traces, self._collator, self._sessions, self._batch_size = traces, collator, sessions, batch_size
         size = len(traces) if traces is not None else len(sessions or ())
         self.sampler = CyclingSampler(size, seed=seed, process=process, num_processes=num_processes)
+
+    @property
+    def digest(self) -> str:
+        """Of what is drawn from."""
+        if self._sessions is not None:
+            return self._sessions.digest
+        return hashlib.sha256(repr(list(self._traces or ())).encode("utf-8", "surrogatepass")).hexdigest()
 
     def next_batch(self, device: torch.device) -> LoggedBatch:
         """The next traces as one batch with nothing in channel 1, which is the rollouts'."""

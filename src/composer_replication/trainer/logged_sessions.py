@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -123,6 +124,20 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
     def channels(self) -> dict[str, int]:
         """Items of each channel in all windows."""
         return {name: self.counts[name] for name in CHANNELS}
+
+    @property
+    def digest(self) -> str:
+        """Of every tree's tokens and of what counts in them: a run goes on with the same data or not at all."""
+        found = hashlib.sha256()
+        for item in self._items:
+            for window in item.windows:
+                small = window.small
+                found.update(f"{window.conversation_id}:{window.first}:{window.end}".encode())
+                for rows in (small.tree.input_ids, small.response.rows, small.student_rows, small.teacher_rows):
+                    found.update(rows.numpy().tobytes())
+                if small.pairs is not None:
+                    found.update(small.pairs.rows.numpy().tobytes())
+        return found.hexdigest()
 
     @property
     def longest_tree(self) -> int:

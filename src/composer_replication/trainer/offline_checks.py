@@ -17,6 +17,10 @@ from composer_replication.trainer.logged_sessions import LoggedSessions
 from composer_replication.trainer.offline_metrics import NAMES
 from composer_replication.trainer.planner import MemoryPlan, free_memory, plan_memory
 
+NO_PAIR = (
+    "channel trace_replay_dpo cannot run: beta_replay is {:g}, and there is no preference pair in the run;"
+    " `crf replay` and `crf pairs` make some, loss.beta_replay = 0 says that none are wanted"
+)
 _KNOBS = dict(zip(CHANNELS, ("lm_weight", "alpha_sdpo", "beta_replay"), strict=True))
 
 
@@ -45,7 +49,9 @@ def channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, flo
         fix = "Give a channel that has items a weight, or the sessions sites and pairs."
         raise InactiveChannelError(explain("channels", got=got, expected="one that runs", fix=fix))
     return [
-        f"channel {NAMES[name]} cannot run: {_KNOBS[name]} is {weights[name]:g}, and there is no item"
+        NO_PAIR.format(weights[name])
+        if name == CHANNELS[2]
+        else f"channel {NAMES[name]} cannot run: {_KNOBS[name]} is {weights[name]:g}, and there is no item"
         for name in CHANNELS
         if weights[name] > 0 and not items[name]
     ]

@@ -236,6 +236,10 @@ class OfflineTrainer(SafeCheckpoints, Trainer):
         """Two a weight and token forward, four backward."""
         return 6 * self._num_weights * len(inputs[KEY].batch.tree)
 
+    def resume_geometry(self) -> dict[str, Any]:
+        """The sessions themselves: as many others are other data."""
+        return {**super().resume_geometry(), "sessions": self._train_sessions.digest}
+
     def extra_state(self) -> dict[str, Any]:
         """What a resumed run needs besides weights, optimiser and random numbers."""
         taid = self.taid.state_dict() if self.settings.sdpo_wrapper == "taid" else None

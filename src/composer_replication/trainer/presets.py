@@ -18,7 +18,9 @@ from composer_replication.config.writer import value_text
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
 from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.composer_rollouts import RolloutOptions
 from composer_replication.trainer.effort import EffortWeights, TextTokenizer, effort_penalty_reward
+from composer_replication.trainer.teachers import TeacherKeeper
 
 PresetName = Literal["composer", "dapo", "none"]
 PRESET_FILES: tuple[str, ...] = ("composer", "dapo")
@@ -135,6 +137,26 @@ def composer_grpo_config(
     trl = require("trl", extra="train")
     arguments = grpo_arguments(load(CrfConfig, preset_path(preset)).train)
     return trl.GRPOConfig(output_dir=os.fspath(output_dir), **{**arguments, **overrides})
+
+
+def trainer_arguments(preset: PresetName = "composer") -> dict[str, Any]:
+    """What a preset says beside TRL's own config: `settings`, `teacher` and `rollouts` of ComposerReplicationTrainer.
+
+    `ComposerReplicationTrainer(..., args=composer_grpo_config("out"), **trainer_arguments())` is the whole recipe, but
+    for rewards that a preset adds (`preset_rewards`).
+    """
+    config = preset_config(preset)
+    grpo, teacher = config.train.grpo, config.train.teacher
+    return {
+        "settings": channel_settings(config),
+        "teacher": TeacherKeeper(teacher.kind, ema_rate=teacher.ema_rate, live_share=teacher.live_share),
+        "rollouts": RolloutOptions(
+            placement=config.train.batch.placement,
+            part=config.train.batch.part,
+            max_resamples=grpo.max_resamples if grpo.dynamic_sampling else 0,
+            k1_coefficient=grpo.k1_coefficient,
+        ),
+    }
 
 
 def preset_rewards(config: TrainConfig, tokenizer: TextTokenizer) -> list[Callable[..., list[float]]]:

@@ -18,9 +18,11 @@ from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer_rollouts import RolloutOptions
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.logged_sessions import LoggedSessions
+from composer_replication.trainer.offline_checks import NO_PAIR
 from composer_replication.trainer.offline_model import prepare_model
 from composer_replication.trainer.offline_source import has_artefact
 from composer_replication.trainer.presets import channel_settings, grpo_arguments, preset_rewards, training_arguments
+from composer_replication.trainer.run_arguments import make_arguments, refused
 from composer_replication.trainer.run_folder import TrainingFolder
 from composer_replication.trainer.run_parts import (
     Inputs,
@@ -37,23 +39,22 @@ def grpo_arguments_of(inputs: Inputs, folder: TrainingFolder) -> Any:
     """A `trl.GRPOConfig`; what TRL refuses is told in its own words."""
     trl = require("trl", extra="train")
     train = inputs.config.train
-    try:
-        return trl.GRPOConfig(
-            output_dir=str(folder.checkpoints),
-            disable_tqdm=True,
-            dataloader_pin_memory=torch.cuda.is_available(),
-            per_device_eval_batch_size=train.grpo.num_generations,
-            **training_arguments(train),
-            **grpo_arguments(train),
-        )
-    except ValueError as error:
-        raise _refused(error) from error
+    return make_arguments(
+        trl.GRPOConfig,
+        train,
+        output_dir=str(folder.checkpoints),
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        per_device_eval_batch_size=train.grpo.num_generations,
+        **training_arguments(train),
+        **grpo_arguments(train),
+    )
 
 
 def grpo_trainer(
     inputs: Inputs, args: Any, folder: TrainingFolder, alarm: CollapseAlarm | None, diagnosis: RunDiagnosis, say: Say
-) -> ComposerReplicationTrainer:
-    """The trainer, with the run's logged sessions beside its rollouts where a run is named."""
+) -> tuple[ComposerReplicationTrainer, LoggedSessions | None]:
+    """The trainer, and the run's logged sessions that it has beside its rollouts, where a run is named."""
     config, grpo = inputs.config, inputs.config.train.grpo
     rewards, environment = _rewards_and_environment(grpo)
     prompts, held_out = prompts_of(inputs)
@@ -82,8 +83,8 @@ def grpo_trainer(
     except ComposerError:
         raise
     except ValueError as error:
-        raise _refused(error) from error
-    return trainer
+        raise refused(error, config.train) from error
+    return trainer, logged
 
 
 def _rewards_and_environment(grpo: GRPOSection) -> tuple[list[Any], Any | None]:
@@ -112,7 +113,7 @@ def _settings(inputs: Inputs, logged: LoggedSessions | None, say: Say) -> Channe
     settings = channel_settings(inputs.config)
     if settings.beta_replay == 0 or (logged is not None and logged.channels[CHANNELS[2]]):
         return settings
-    say(f"channel trace_replay_dpo is off: beta_replay is {settings.beta_replay:g}, and there is no pair")
+    say(NO_PAIR.format(settings.beta_replay))
     return replace(settings, beta_replay=0.0)
 
 
@@ -153,7 +154,3 @@ def _logged(inputs: Inputs, model: Any) -> LoggedSessions | None:
             sessions = sessions.prove(model, config.train.proof.margin)
     sessions.require_items()
     return sessions
-
-
-def _refused(error: ValueError) -> ConfigError:
-    return ConfigError(explain("train.mode grpo", got=str(error).splitlines()[0], expected="what TRL takes"))

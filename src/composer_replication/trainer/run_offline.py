@@ -10,6 +10,7 @@ from transformers import TrainerCallback, TrainingArguments, set_seed
 from composer_replication.trainer.logged_sessions import LoggedSessions
 from composer_replication.trainer.offline_trainer import OfflineTrainer
 from composer_replication.trainer.presets import channel_settings, training_arguments
+from composer_replication.trainer.run_arguments import make_arguments
 from composer_replication.trainer.run_folder import TrainingFolder
 from composer_replication.trainer.run_parts import Inputs, Say, lora_config, teacher_of, weighting_of
 from composer_replication.trainer.run_sessions import OfflineData
@@ -17,7 +18,9 @@ from composer_replication.trainer.run_sessions import OfflineData
 
 def offline_arguments(inputs: Inputs, folder: TrainingFolder) -> TrainingArguments:
     """Progress is told by whoever called; pinned memory is of use to a GPU alone."""
-    return TrainingArguments(
+    return make_arguments(
+        TrainingArguments,
+        inputs.config.train,
         output_dir=str(folder.checkpoints),
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),

@@ -9,6 +9,7 @@ from composer_replication.config import CrfConfig
 from composer_replication.trainer.planner import MemoryPlan
 from composer_replication.trainer.run_folder import TrainingFolder
 from composer_replication.trainer.run_parts import Inputs, prompts_of, read_inputs
+from composer_replication.trainer.run_results import metric_names
 from composer_replication.trainer.run_sessions import offline_data, offline_memory
 
 
@@ -35,8 +36,8 @@ def plan_training(config: CrfConfig) -> TrainingPlan:
     return TrainingPlan(
         folder=folder,
         mode=config.train.mode,
-        counts=counts,
-        drops=drops,
+        counts=metric_names(counts),
+        drops=metric_names(drops),
         memory=memory,
         newest_step=newest,
         changed=changed if newest is not None else (),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from composer_replication.atomic import atomic_write_json
 from composer_replication.config import CrfConfig
 from composer_replication.config.writer import config_hash
 from composer_replication.runs import RunDir
 from composer_replication.runs.lineage import hash_source
-from composer_replication.runs.sidecar import Source, now
+from composer_replication.runs.sidecar import Source, now, sha256_of_file
+from composer_replication.trainer.offline_metrics import NAMES
+from composer_replication.trainer.run_parts import is_dotted
 from composer_replication.version import __version__
 
 RECORD = "training.json"
@@ -21,6 +24,14 @@ _SCHEMA, _VERSION = "composer_replication.training", 1
 OFFLINE_CHANNELS = ("lm_ce", "sdpo_kl", "trace_replay_dpo")
 GRPO_CHANNELS = ("grpo", "sdpo_kl", "sdpo_kl_logged", "trace_replay_dpo")
 _WEIGHTS = {"sdpo_kl": "alpha_sdpo", "sdpo_kl_logged": "alpha_sdpo", "trace_replay_dpo": "beta_replay"}
+
+
+class NamedSource(NamedTuple):
+    """What a run with rollouts was made of, as its config names it."""
+
+    kind: str
+    name: str
+    sha256: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +102,34 @@ def sources_of(run: RunDir | None, names: Iterable[str]) -> list[Source]:
     return [] if run is None else [hash_source(run.root, name) for name in names if run.path(name).exists()]
 
 
-def write_record(folder: Path, config: CrfConfig, result: TrainingResult, sources: Sequence[Source]) -> None:
-    """`training.json`: what the weights in this folder were made of, with which settings, and what each channel did."""
+def named_sources(config: CrfConfig) -> list[NamedSource]:
+    """Prompts, rewards and environment of a run with rollouts, as the config names them; sha256 is that of the file.
+
+    Nothing is hashed of what is not one file: a folder, or a name on the hub.
+    """
+    grpo = config.train.grpo
+    if config.train.mode != "grpo":
+        return []
+    named = [("dataset", grpo.dataset), *(("reward", each) for each in grpo.rewards), ("environment", grpo.environment)]
+    return [NamedSource(kind, name, _hash_of_named(name)) for kind, name in named if name is not None]
+
+
+def metric_names(numbers: Mapping[str, int]) -> dict[str, int]:
+    """Counts, or drops (`channel: reason`), with the channels called as metrics call them."""
+    return {":".join([NAMES.get(first, first), *rest]): n for (first, *rest), n in _split_keys(numbers)}
+
+
+def write_record(
+    folder: Path,
+    config: CrfConfig,
+    result: TrainingResult,
+    sources: Sequence[Source | NamedSource],
+    start_digest: str,
+) -> None:
+    """`training.json`: what the weights in this folder were made of, with which settings, and what each channel did.
+
+    `start_digest` is `weights_digest` of the model before its first step, a new adapter's own weights with it.
+    """
     record = {
         "schema": _SCHEMA,
         "version": _VERSION,
@@ -100,6 +137,7 @@ def write_record(folder: Path, config: CrfConfig, result: TrainingResult, source
         "created": now(),
         "config_hash": config_hash(config),
         "start_weights": config.train.model,
+        "start_digest": start_digest,
         "mode": config.train.mode,
         "sources": [{"kind": each.kind, "name": each.name, "sha256": each.sha256} for each in sources],
         "steps": result.steps,
@@ -110,6 +148,19 @@ def write_record(folder: Path, config: CrfConfig, result: TrainingResult, source
         "drops": dict(result.drops),
     }
     atomic_write_json(folder / RECORD, record)
+
+
+def _split_keys(numbers: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
+    return ((name.split(":"), number) for name, number in numbers.items())
+
+
+def _hash_of_named(name: str) -> str | None:
+    """Of the file that a path or `module:name` stands for; the module has been imported."""
+    path = Path(name)
+    if is_dotted(name) and not path.exists():
+        module = sys.modules.get(name.partition(":")[0])
+        path = Path(getattr(module, "__file__", None) or "")
+    return sha256_of_file(path) if path.is_file() else None
 
 
 def _steps_of(history: Sequence[Mapping[str, Any]], at: int) -> int:

@@ -19,7 +19,7 @@ from composer_replication.config import CrfConfig
 from composer_replication.errors import InputError, explain
 from composer_replication.trainer.alarm import CollapseAlarm
 from composer_replication.trainer.alarm_diagnosis import RunDiagnosis
-from composer_replication.trainer.checkpoints.identity import model_identity
+from composer_replication.trainer.checkpoints.identity import model_identity, weights_digest
 from composer_replication.trainer.checkpoints.resume import check_fits, checkpoint_to_resume, data_geometry
 from composer_replication.trainer.checkpoints.weights import load_weights
 from composer_replication.trainer.diagnosis import diagnose
@@ -31,6 +31,8 @@ from composer_replication.trainer.run_results import (
     OFFLINE_CHANNELS,
     TrainingResult,
     channel_results,
+    metric_names,
+    named_sources,
     sources_of,
     write_record,
 )
@@ -70,6 +72,7 @@ def run_training(
             _tell_resume(folder, config, told.say)
         sources = sources_of(inputs.run, made.sources)
         trainer = made.build()
+        start_digest = weights_digest(trainer.model)
         trainer.remove_callback(PrinterCallback)  # it prints dictionaries
         trainer.add_callback(_Reports(told, lambda: folder.write_config(config)))
         trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
@@ -78,22 +81,20 @@ def run_training(
             _take_finished(trainer, told.say)
         else:
             trainer.train(resume_from_checkpoint=goes_on)
-        result = _result(config, folder, trainer, alarm, made)
+        result = _result(config, folder, trainer, alarm)
         if result.stopped_by:
             return result
-        return _save(config, folder, trainer, result, sources)
+        return _save(config, folder, trainer, result, [*sources, *named_sources(config)], start_digest)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """A mode's own parts: its arguments, what builds its trainer, what to say before the first step, and its counts."""
+    """A mode's own parts: its arguments, what builds its trainer, what to say before the first step, and its sources."""
 
     args: Any
     build: Callable[[], Any]
     before: Callable[[Any], None]
     sources: Sequence[str]
-    counts: Mapping[str, int]
-    drops: Mapping[str, int]
 
 
 class _Reports(TrainerCallback):
@@ -134,8 +135,6 @@ def _make_offline(
         build=lambda: run_offline.offline_trainer(inputs, data, args, folder, callbacks),
         before=lambda trainer: run_offline.tell_proof(trainer.train_dataset, told.say),
         sources=SOURCES,
-        counts=data.train.counts,
-        drops=data.train.drops,
     )
 
 
@@ -154,8 +153,6 @@ def _make_grpo(
         build=lambda: run_grpo.grpo_trainer(inputs, args, folder, alarm, diagnosis, told.say),
         before=lambda trainer: told.say(f"channels: {', '.join(trainer.channels_on())}"),
         sources=SOURCES,
-        counts={},
-        drops={},
     )
 
 
@@ -192,15 +189,13 @@ def _while_it_runs(say: Say) -> Say:
     return lambda text: None if text.startswith("The whole run: ") else say(text)
 
 
-def _result(
-    config: CrfConfig, folder: TrainingFolder, trainer: Any, alarm: CollapseAlarm | None, made: _Made
-) -> TrainingResult:
+def _result(config: CrfConfig, folder: TrainingFolder, trainer: Any, alarm: CollapseAlarm | None) -> TrainingResult:
     state, is_offline = trainer.state, config.train.mode == "offline"
     weights = {"alpha_sdpo": config.loss.alpha_sdpo, "beta_replay": config.loss.beta_replay}
-    counts, drops = made.counts, made.drops
     if is_offline:
         weights["lm_ce"] = trainer.lm_weight
-        counts, drops = trainer.train_dataset.counts, trainer.train_dataset.drops
+    sessions = trainer.train_dataset if is_offline else trainer.logged_sessions
+    counts, drops = ({}, {}) if sessions is None else (sessions.counts, sessions.drops)
     names = OFFLINE_CHANNELS if is_offline else GRPO_CHANNELS
     length = None if is_offline else config.train.grpo.max_completion_length
     return TrainingResult(
@@ -213,13 +208,18 @@ def _result(
         channels=channel_results(names, state.log_history, weights),
         diagnosis=tuple(diagnose(state.log_history, max_completion_length=length)),
         alarms=tuple(f"step {each.step}: {each.in_words()}" for each in (alarm.alarms if alarm else ())),
-        counts=dict(counts),
-        drops=dict(drops),
+        counts=metric_names(counts),
+        drops=metric_names(drops),
     )
 
 
 def _save(
-    config: CrfConfig, folder: TrainingFolder, trainer: Any, result: TrainingResult, sources: Sequence[Any]
+    config: CrfConfig,
+    folder: TrainingFolder,
+    trainer: Any,
+    result: TrainingResult,
+    sources: Sequence[Any],
+    start_digest: str,
 ) -> TrainingResult:
     """The weights under a temporary name, then the record, then both in their place."""
     from dataclasses import replace
@@ -232,6 +232,6 @@ def _save(
         shutil.rmtree(making, ignore_errors=True)
     trainer.save_model(str(making))
     if trainer.args.should_save:
-        write_record(making, config, finished, sources)
+        write_record(making, config, finished, sources, start_digest)
         folder.replace_trained(making, is_adapter=is_adapter)
     return finished

@@ -168,3 +168,16 @@ def test_the_rest_of_the_config_becomes_arguments_that_transformers_takes(tmp_pa
     assert (made.max_steps, made.warmup_steps, made.save_total_limit, made.eval_steps) == (30, 5, 3, 10)
     assert (made.lr_scheduler_type, made.learning_rate) == ("constant_with_warmup", 2e-5)
     assert made.report_to == []
+
+
+@pytest.mark.parametrize("name", ["composer", "dapo"])
+def test_a_preset_in_python_is_the_preset_of_the_config(name):
+    """The trainer's own arguments, beside those of TRL's config, are those that `crf train` would pass."""
+    from composer_replication.trainer import RolloutOptions, TeacherKeeper, trainer_arguments
+
+    made, wanted = trainer_arguments(name), preset_settings(name)
+    assert isinstance(made["teacher"], TeacherKeeper)
+    assert (made["teacher"].kind, made["teacher"].live_share) == (wanted["teacher"], wanted["live_share"])
+    assert vars(made["settings"]) == {key: wanted[key] for key in vars(made["settings"])}
+    resamples = wanted["max_resamples"] if wanted["dynamic_sampling"] else 0
+    assert made["rollouts"] == RolloutOptions(max_resamples=resamples, k1_coefficient=wanted["k1_coefficient"])

@@ -11,7 +11,7 @@ from typing import Any
 
 from composer_replication.trainer.checkpoints.data_cursor import DataCursor, restore_samplers
 from composer_replication.trainer.checkpoints.identity import model_identity
-from composer_replication.trainer.checkpoints.manifest import check_manifest, write_manifest
+from composer_replication.trainer.checkpoints.manifest import check_manifest, read_manifest, write_manifest
 from composer_replication.trainer.checkpoints.optimiser_state import load_optimiser_tree, optimiser_tree
 from composer_replication.trainer.checkpoints.resume import (
     check_fits,
@@ -72,6 +72,8 @@ class SafeCheckpoints(_Trainer):
         folder = checkpoint_to_resume(self, resume_from_checkpoint)
         if folder is not None:
             check_fits(self, folder, self._identity, data_geometry(self))
+            if self._is_finished(folder):
+                return self._take_finished(folder)
         request = StopRequest()
         timing = CheckpointTiming(request)
         self.add_callback(timing)
@@ -85,6 +87,19 @@ class SafeCheckpoints(_Trainer):
             place = Path(self.args.output_dir) / f"checkpoint-{timing.stopped_at}"
             _log.warning("%s: stopped after step %d; resume from %s", self.stopped_by, timing.stopped_at, place)
         return result
+
+    def _is_finished(self, folder: Path) -> bool:
+        return 0 < self.args.max_steps <= read_manifest(folder)["step"]
+
+    def _take_finished(self, folder: Path) -> Any:
+        """Of a run that made all its steps there is nothing left to train: the base class would make one more."""
+        from transformers.trainer_callback import TrainerState
+        from transformers.trainer_utils import TrainOutput
+
+        load_weights(self.model, folder)
+        self.state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
+        _log.warning("%s has all %d steps; nothing is left to train", folder, self.args.max_steps)
+        return TrainOutput(self.state.global_step, 0.0, {})
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         loader, resumed = kwargs["train_dataloader"], self._resumed_cursor

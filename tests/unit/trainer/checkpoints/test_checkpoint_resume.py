@@ -261,3 +261,13 @@ def test_a_new_run_in_the_folder_of_an_old_one_is_warned_of(tmp_path, caplog):
     small_trainer(tmp_path, max_steps=2).train()
     assert "which holds checkpoint-2 of another" in caplog.text
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
+
+
+def test_a_finished_run_is_not_trained_further(tmp_path):
+    first = small_trainer(tmp_path, max_steps=4)
+    first.train()
+    again = small_trainer(tmp_path, max_steps=4)
+    result = again.train(resume_from_checkpoint=True)
+    assert (result.global_step, again.seen) == (4, [])
+    assert weights_of(again.model) == weights_of(first.model)
+    assert not (tmp_path / "checkpoint-5").exists()

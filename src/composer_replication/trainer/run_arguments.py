@@ -1,0 +1,44 @@
+"""What the machine cannot do that a config asks for, told before anything is loaded, by the name of its key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from composer_replication.config import TrainConfig
+from composer_replication.errors import ComposerError, ConfigError, explain
+from composer_replication.optional import available
+
+
+def make_arguments(make: Callable[..., Any], train: TrainConfig, **arguments: Any) -> Any:
+    """`make(**arguments)`, a constructor of TrainingArguments or one of its kind; a refusal names the option."""
+    _check_installed(train)
+    try:
+        return make(**arguments)
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise refused(error, train) from error
+
+
+def refused(error: Exception, train: TrainConfig) -> ComposerError:
+    """What a library refuses, as an error of ours; in its own words where no option is known to be the reason."""
+    if isinstance(error, ComposerError):
+        return error
+    got = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if train.optimiser.bf16 and "bf16" in got:
+        fix = "Set train.optimiser.bf16 = false: a machine without such a GPU computes in 32 bits."
+        expected = "false, or a GPU that computes in bf16"
+        return ConfigError(explain("train.optimiser.bf16", got=f"true ({got})", expected=expected, fix=fix))
+    library = "TRL" if train.mode == "grpo" else "transformers"
+    return ConfigError(explain(f"train.mode {train.mode}", got=got, expected=f"what {library} takes"))
+
+
+def _check_installed(train: TrainConfig) -> None:
+    """What is needed for one option alone, and is in no extra."""
+    if train.report_to != "none" and not available(train.report_to):
+        fix = f'Type: pip install {train.report_to}. Or set train.report_to = "none": metrics.jsonl has it all.'
+        got = f"{train.report_to}, which is not installed"
+        raise ConfigError(explain("train.report_to", got=got, expected="none, or what is installed", fix=fix))
+    if train.adapter.kind == "qlora" and not available("bitsandbytes"):
+        fix = 'Type: pip install bitsandbytes. Or set train.adapter.kind = "lora", which keeps the weights whole.'
+        got = "qlora, and bitsandbytes is not installed"
+        raise ConfigError(explain("train.adapter.kind", got=got, expected="lora, none, or bitsandbytes", fix=fix))
