@@ -72,12 +72,8 @@ def _show_options(*, as_json: bool) -> None:
 
     options = describe(CrfConfig)
     if as_json:
-        print_json(
-            [
-                {"key": each.path, "type": each.type_text, "default": each.default} | {"doc": each.sentence}
-                for each in options
-            ]
-        )
+        names = ("key", "type", "default", "sentence")
+        print_json({"options": [dict(zip(names, each, strict=True)) for each in options]})
         return
     for each in options:
         print(f"{each.path}: {each.type_text} = {each.default}\n    {each.sentence}")

@@ -23,6 +23,7 @@ from composer_replication.trainer.checkpoints.identity import model_identity, we
 from composer_replication.trainer.checkpoints.resume import check_fits, checkpoint_to_resume, data_geometry
 from composer_replication.trainer.checkpoints.weights import load_weights
 from composer_replication.trainer.diagnosis import diagnose
+from composer_replication.trainer.logged_sessions import LoggedSessions
 from composer_replication.trainer.planner import MemoryPlan
 from composer_replication.trainer.run_folder import TrainingFolder
 from composer_replication.trainer.run_parts import Inputs, Say, read_inputs
@@ -71,7 +72,7 @@ def run_training(
         if goes_on:
             _tell_resume(folder, config, told.say)
         sources = sources_of(inputs.run, made.sources)
-        trainer = made.build()
+        trainer, sessions = made.build()
         start_digest = weights_digest(trainer.model)
         trainer.remove_callback(PrinterCallback)  # it prints dictionaries
         trainer.add_callback(_Reports(told, lambda: folder.write_config(config)))
@@ -81,7 +82,7 @@ def run_training(
             _take_finished(trainer, told.say)
         else:
             trainer.train(resume_from_checkpoint=goes_on)
-        result = _result(config, folder, trainer, alarm)
+        result = _result(config, folder, trainer, alarm, sessions)
         if result.stopped_by:
             return result
         return _save(config, folder, trainer, result, [*sources, *named_sources(config)], start_digest)
@@ -89,10 +90,10 @@ def run_training(
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """A mode's own parts: its arguments, what builds its trainer, what to say before the first step, and its sources."""
+    """A mode's own parts: its arguments, what builds its trainer and the logged sessions in it, what to say before."""
 
     args: Any
-    build: Callable[[], Any]
+    build: Callable[[], tuple[Any, LoggedSessions | None]]
     before: Callable[[Any], None]
     sources: Sequence[str]
 
@@ -132,10 +133,15 @@ def _make_offline(
     callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
     return _Made(
         args=args,
-        build=lambda: run_offline.offline_trainer(inputs, data, args, folder, callbacks),
+        build=lambda: _with_sessions(run_offline.offline_trainer(inputs, data, args, folder, callbacks)),
         before=lambda trainer: run_offline.tell_proof(trainer.train_dataset, told.say),
         sources=SOURCES,
     )
+
+
+def _with_sessions(trainer: Any) -> tuple[Any, LoggedSessions]:
+    """Those that the trainer's hint proof left."""
+    return trainer, trainer.train_dataset
 
 
 def _make_grpo(
@@ -189,12 +195,17 @@ def _while_it_runs(say: Say) -> Say:
     return lambda text: None if text.startswith("The whole run: ") else say(text)
 
 
-def _result(config: CrfConfig, folder: TrainingFolder, trainer: Any, alarm: CollapseAlarm | None) -> TrainingResult:
+def _result(
+    config: CrfConfig,
+    folder: TrainingFolder,
+    trainer: Any,
+    alarm: CollapseAlarm | None,
+    sessions: LoggedSessions | None,
+) -> TrainingResult:
     state, is_offline = trainer.state, config.train.mode == "offline"
     weights = {"alpha_sdpo": config.loss.alpha_sdpo, "beta_replay": config.loss.beta_replay}
     if is_offline:
         weights["lm_ce"] = trainer.lm_weight
-    sessions = trainer.train_dataset if is_offline else trainer.logged_sessions
     counts, drops = ({}, {}) if sessions is None else (sessions.counts, sessions.drops)
     names = OFFLINE_CHANNELS if is_offline else GRPO_CHANNELS
     length = None if is_offline else config.train.grpo.max_completion_length

@@ -6,18 +6,22 @@ import json
 import os
 import signal
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, training_args
 
 from composer_replication.cli import train_progress
 from composer_replication.cli.main import main
-from composer_replication.config import CrfConfig, load
+from composer_replication.config import CrfConfig, describe, load
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
-from composer_replication.trainer import planner
+from composer_replication.trainer import planner, run_arguments
+from composer_replication.trainer.checkpoints import weights_digest
+from composer_replication.trainer.offline_checks import NO_PAIR
 from composer_replication.trainer.run_folder import TrainingFolder
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sdpo_end_to_end"
@@ -124,6 +128,8 @@ def test_a_run_leaves_config_metrics_checkpoint_adapter_and_a_record_of_where_th
         ("sdpo_kl", 3),
         ("trace_replay_dpo", 4),
     ]
+    assert record["counts"].keys() >= {"lm_ce", "sdpo_kl", "trace_replay_dpo"}
+    assert "sdpo_jsd" not in record["counts"]
     checkpoint = train.output / "checkpoints" / "checkpoint-4"
     saved = load_file(checkpoint / "adapter_model.safetensors")
     assert same(adapter_of(train.output), saved)
@@ -213,7 +219,7 @@ def test_a_channel_without_items_is_said_never_to_have_run_and_figures_come_as_j
     assert "never ran" in next(line for line in out.splitlines() if "sdpo_kl" in line)
 
 
-def test_all_weights_held_out_sessions_and_switches_train_too(train):
+def test_all_weights_held_out_sessions_and_switches_train_too(train, folder):
     status, _, err = train(
         *("--set", "train.adapter.kind=none", "--set", "train.optimiser.steps=1", "--set", "train.eval_every=1"),
         *("--set", "train.switches.sigmoid_gate_tau=1.0", "--set", "train.switches.contrast=0.5"),
@@ -223,7 +229,10 @@ def test_all_weights_held_out_sessions_and_switches_train_too(train):
     assert "hint proof: " in err
     assert "held-out loss" in err
     assert (train.output / "model" / "model.safetensors").exists()
-    assert json.loads((train.output / "model" / "training.json").read_text())["counts"]["conversations"] == 10
+    record = json.loads((train.output / "model" / "training.json").read_text())
+    assert record["counts"]["conversations"] == 10
+    start = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    assert record["start_digest"] == weights_digest(start)
 
 
 TASK = """
@@ -241,7 +250,7 @@ GRPO = [
 ]
 
 
-def test_rollouts_train_with_prompts_and_rewards_by_name_and_logged_sessions_beside_them(train):
+def test_rollouts_train_with_prompts_and_rewards_by_name_and_logged_sessions_beside_them(train, folder):
     status, out, err = train(*GRPO)
     assert status == 0, err
     assert "channels: grpo, sdpo on rollouts, sdpo on logged traces, trace_replay_dpo" in err
@@ -252,8 +261,26 @@ def test_rollouts_train_with_prompts_and_rewards_by_name_and_logged_sessions_bes
     lines = [json.loads(line) for line in (train.output / "metrics.jsonl").read_text().splitlines()]
     assert [line["rewards/length/unjudged"] for line in lines if "reward" in line] == [0.0, 0.0]
     assert (train.output / "adapter" / "adapter_model.safetensors").exists()
+    record = json.loads((train.output / "adapter" / "training.json").read_text())
+    named = {each["kind"]: (each["name"], each["sha256"]) for each in record["sources"][-2:]}
+    task = sha256((folder / "task.py").read_bytes()).hexdigest()
+    assert named == {"dataset": ("task:prompts", task), "reward": ("task:length", task)}
+    assert record["counts"]["trace_replay_dpo"] == record["counts"]["pairs"] == 12
 
 
+def test_a_run_without_pairs_is_told_how_to_make_some_or_to_want_none_in_both_modes(train, folder, tmp_path):
+    bare = tmp_path / "bare"
+    assert main(["ingest", str(folder / "logs"), "-o", str(bare)]) == 0
+    assert main(["sites", str(bare)]) == 0
+    of_run = ("--set", f"train.run='{bare}'", "--set", "train.optimiser.steps=1")
+    for number, mode in enumerate(([], GRPO)):
+        status, _, err = train(*mode, *of_run, output=tmp_path / str(number))
+        assert status == 0, err
+        assert [line for line in err.splitlines() if "cannot run" in line] == [NO_PAIR.format(0.1)]
+
+
+REPORTS = ("trackio", "wandb")
+NOT_THERE = "train.report_to: got {}, which is not installed"
 BAD = {
     "no model": (["--set", "train.model=none"], "train.model: got none"),
     "a model that is not there": (["--set", "train.model=./no\x1b[31mwhere"], "no folder of that name"),
@@ -274,13 +301,23 @@ BAD = {
     "a reward of no module": ([*GRPO, "--set", "train.grpo.rewards=['tusk:length']"], "No module named 'tusk'"),
     "a reward of no name": ([*GRPO, "--set", "train.grpo.rewards=['length']"], "expected module:name"),
     "no reward": ([*GRPO, "--set", "train.grpo.rewards=[]"], "train.grpo.rewards: got none"),
+    **{f"{each} that is not there": ([f"--set=train.report_to={each}"], NOT_THERE.format(each)) for each in REPORTS},
+    "rollouts told to what is not there": ([*GRPO, "--set=train.report_to=wandb"], NOT_THERE.format("wandb")),
+    "half precision without a GPU": (["--set=train.optimiser.bf16=true"], "train.optimiser.bf16: got true"),
+    "rollouts in half precision without a GPU": (
+        [*GRPO, "--set=train.optimiser.bf16=true"],
+        "Set train.optimiser.bf16 = false",
+    ),
+    "4 bits that cannot be had": (["--set=train.adapter.kind=qlora"], 'Or set train.adapter.kind = "lora"'),
     "rollouts that make no group": ([*GRPO, "--set", "train.optimiser.per_device=3"], "divisible by num_generations"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_trained_is_one_sentence_and_nothing_is_written(train, case):
+def test_what_cannot_be_trained_is_one_sentence_and_nothing_is_written(train, case, monkeypatch):
     arguments, expected = BAD[case]
+    monkeypatch.setattr(run_arguments, "available", lambda _package: False)
+    monkeypatch.setattr(training_args, "is_torch_bf16_gpu_available", lambda: False)
     status, out, err = train(*arguments)
     assert status == 1
     last = err.rstrip("\n").splitlines()[-1]
@@ -302,3 +339,16 @@ def test_a_folder_is_trained_in_by_one_process_at_a_time(train):
         status, _, err = train()
     assert status == 1
     assert "another process training there" in err
+
+
+def test_every_option_is_listed_with_its_type_default_and_sentence(capsys):
+    assert main(["train", "--options"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        "train.optimiser.steps: int >= 1 = "
+        in lines[next(i for i, each in enumerate(lines) if "optimiser.steps:" in each)]
+    )
+    assert lines[1::2] == [f"    {each.sentence}" for each in describe(CrfConfig)]
+    assert main(["train", "--options", "--json"]) == 0
+    options = json.loads(capsys.readouterr().out)["options"]
+    assert [each["key"] for each in options] == [line.partition(":")[0] for line in lines[::2]]

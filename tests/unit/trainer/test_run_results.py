@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from composer_replication.trainer.run_parts import held_out_ids, held_out_rows
-from composer_replication.trainer.run_results import channel_results
+from composer_replication.trainer.run_results import channel_results, metric_names
 
 
 def test_a_channels_steps_are_those_since_the_line_before():
@@ -17,6 +17,14 @@ def test_a_channels_steps_are_those_since_the_line_before():
     assert (grpo.steps, grpo.first_loss, grpo.last_loss, grpo.weight) == (5, 0.5, 0.2, 1.0)
     assert (sdpo.steps, sdpo.first_loss, sdpo.last_loss, sdpo.weight) == (2, 0.3, 0.1, 0.1)
     assert (pairs.never_ran, pairs.first_loss) == (True, None)
+
+
+def test_counts_and_drops_call_channels_as_metrics_do():
+    assert metric_names({"sdpo_jsd": 3, "sites": 2}) == {"sdpo_kl": 3, "sites": 2}
+    assert metric_names({"sdpo_jsd: hint: no": 1, "pairs: too long": 4}) == {
+        "sdpo_kl: hint: no": 1,
+        "pairs: too long": 4,
+    }
 
 
 def test_a_tenth_is_held_out_and_at_least_one():
