@@ -15,6 +15,7 @@ JOB = "kill_and_resume.small_runs:job"
 KILLS = [kill_at("on_substep_end", 4), kill_in_file("optimizer.json", 8), kill_when_seen("rng-0.json", 10)]
 
 
+@pytest.mark.timeout(1200 if FULL else 300)  # twenty starts on a busy machine
 @pytest.mark.parametrize("lora", [False, True], ids=["plain", "lora"])
 def test_a_run_killed_and_resumed_ends_as_one_that_was_not(tmp_path, note, lora):
     kills = kill_plan(20, num_steps=12, save_steps=2) if FULL else KILLS

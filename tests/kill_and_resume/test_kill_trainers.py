@@ -18,6 +18,7 @@ KILLS = {
 }
 
 
+@pytest.mark.timeout(1200 if FULL else 300)  # twenty starts on a busy machine
 @pytest.mark.parametrize("trainer", JOBS)
 def test_a_killed_and_resumed_run_is_the_same_run(tmp_path, note, trainer):
     job, save_steps = JOBS[trainer]

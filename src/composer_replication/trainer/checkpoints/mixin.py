@@ -192,7 +192,7 @@ class SafeCheckpoints(_Trainer):
         load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
-        best = Path(self.state.best_model_checkpoint)
+        best = Path(self.state.best_model_checkpoint or "")
         check_manifest(best)
         _log.info("loading the best model, of %s (%s)", best, self.state.best_metric)
         load_weights(self.model, best)
