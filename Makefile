@@ -26,8 +26,13 @@ $(STAMP): pyproject.toml constraints/main.txt
 demo: setup ## train a tiny model on all three channels and print every one of them
 	$(BIN)/python examples/qwen_05b_quickstart/run.py --tiny
 
+# Much of the time of both halves is spent waiting for processes they start, so they run side by side.
+TRAINING := tests/e2e tests/kill_and_resume tests/obedient_model tests/unit/trainer
+PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
 test: setup ## all tests, long counts cut to a printed size
-	$(BIN)/python -m pytest -q -m 'not gpu and not full'
+	@$(PYTEST) -m 'not gpu and not full' $(TRAINING) > $(VENV)/training-tests.log 2>&1 & training=$$!; \
+	$(PYTEST) -m 'not gpu and not full' $(addprefix --ignore=,$(TRAINING)); rest=$$?; \
+	wait $$training; half=$$?; cat $(VENV)/training-tests.log; exit $$((rest + half))
 
 test-full: setup ## all tests with the counts the issues name
 	CRF_TEST_PROFILE=full $(BIN)/python -m pytest -q -m 'not gpu'
