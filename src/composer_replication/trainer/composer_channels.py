@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.taid import TAIDScheduler
 from composer_replication.objective.channels import Options
-from composer_replication.objective.compose import channel_options
+from composer_replication.objective.compose import channel_options, compose_loss
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.logged_channel import LoggedStore, counts_of, logged_loss
+from composer_replication.trainer.logged_channel import LoggedStore, counts_of
 from composer_replication.trainer.rollout_channel import Importance, RolloutChannel, place_sites
 from composer_replication.trainer.rollout_sites import TaughtTurn
 from composer_replication.trainer.teacher_sharding import load_local_state, local_state, reshard
@@ -107,7 +107,8 @@ class ComposerChannels:
         weights = {"alpha_sdpo": self.alpha(clock), "beta_replay": self.settings.beta_replay}
         options = self.settings.loss_options() | weights | {"taid_t": self._taid_t(clock)}
         options |= {"sdpo_teachers": self.teacher.shares(), "sdpo_weighting": self._weighting}
-        found = logged_loss(model, batch, {name: share for name, share in shares.items() if share}, options)
+        denominators = {name: share for name, share in shares.items() if share}
+        found = compose_loss(model, batch, denominators=denominators, **options)
         values = {"sdpo_jsd": found.sdpo_jsd, "trace_replay_dpo": found.trace_replay_dpo}
         # No row of channel 1: an exact 0, whose backward runs through every layer, as on processes that have more.
         nothing = found.lm_ce

@@ -1,12 +1,13 @@
 """TRL's generation step with what it does not do: error sites, equal groups drawn again, a penalty in the advantage.
 
-TRL has no hook between sampling and the buffer of micro-batches, so three of its private methods are overridden;
+TRL has no hook between sampling and the buffer of micro-batches, so its private methods are overridden;
 `tests/contract/test_trl.py` holds what they rely on.
 """
 
 from __future__ import annotations
 
-import logging
+import functools
+import inspect
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -31,7 +32,6 @@ from composer_replication.trainer.rollout_sites import FoundSites, HintGenerator
 
 # The class that uses this names TRL's trainer after it in its bases, so every `super()` below means that one.
 _Trainer: Any = object
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,3 +249,21 @@ def _drop_where(found: Sequence[FoundSites], is_dropped: Tensor, reason: str) ->
         if drop and each.taught:
             each.counts[f"dropped:{reason}"] += len(each.taught)
             each.taught.clear()
+
+
+def answering(name: str, reward: Any) -> Any:
+    """A reward function that says so when it returns nothing at all; models and asynchronous ones as they are."""
+    is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(getattr(reward, "__call__", None))
+    if isinstance(reward, nn.Module) or is_async:
+        return reward
+
+    @functools.wraps(reward, updated=())
+    def judged(*args: Any, **named: Any) -> Any:
+        found = reward(*args, **named)
+        if found is None:
+            fix = "End it with `return`; a rollout it cannot judge gets a None of its own."
+            expected = "a list with one number a rollout"
+            raise InputError(explain(f"reward function {name}", got="None", expected=expected, fix=fix))
+        return found
+
+    return judged

@@ -6,7 +6,6 @@ that have a state, the alarm, figures not yet logged.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from typing import Any
 
@@ -17,6 +16,7 @@ from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.trainer.alarm import CollapseAlarm
 from composer_replication.trainer.checkpoints import weights_digest
 from composer_replication.trainer.composer_channels import ComposerChannels
+from composer_replication.trainer.logged_channel import digest_of
 
 # The class that uses this names its trainer after it in its bases, so every `super()` below means that one.
 _Trainer: Any = object
@@ -36,7 +36,9 @@ class RememberedRollouts(_Trainer):
         """What a saved rollout buffer depends on: it holds sites, and logged batches are drawn beside it, or not."""
         logged = self.channels.logged
         mine = {"sites": self._wants_sites, "logged": None if logged is None else logged.digest}
-        return {**super().resume_geometry(), **mine, "prompts": _digest(self.train_dataset)}
+        is_stream = not hasattr(self.train_dataset, "__len__")
+        prompts = None if is_stream else digest_of(self.train_dataset)
+        return {**super().resume_geometry(), **mine, "prompts": prompts}
 
     def extra_state(self) -> dict[str, Any]:
         mine = {
@@ -85,16 +87,6 @@ class RememberedRollouts(_Trainer):
             for environment, state in zip(pool, saved, strict=False):
                 if state is not None:
                     environment._load_state(state)
-
-
-def _digest(rows: Any) -> str | None:
-    """Of a data set's rows as text; a stream has none."""
-    if not hasattr(rows, "__len__"):
-        return None
-    found = hashlib.sha256()
-    for row in rows:
-        found.update(repr(row).encode("utf-8", "surrogatepass"))
-    return found.hexdigest()
 
 
 def _on_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:

@@ -7,6 +7,7 @@ With both weights 0 nothing of TRL's step is touched.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from composer_replication.trainer.alarm_diagnosis import RunDiagnosis
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.checkpoints import SafeCheckpoints
 from composer_replication.trainer.composer_channels import Clock, ComposerChannels, Term
-from composer_replication.trainer.composer_rollouts import RolloutOptions, TeachableRollouts
+from composer_replication.trainer.composer_rollouts import RolloutOptions, TeachableRollouts, answering
 from composer_replication.trainer.composer_state import RememberedRollouts
 from composer_replication.trainer.logged_channel import LoggedStore
 from composer_replication.trainer.metrics_file import MetricsFile
@@ -55,6 +56,7 @@ __all__ = ["ComposerReplicationTrainer", "RolloutOptions"]
 
 logger = logging.getLogger(__name__)
 _KNOBS = {each.name for each in fields(ChannelSettings)}
+_NOT_GIVEN = object()
 
 
 class ComposerReplicationTrainer(RememberedRollouts, SafeCheckpoints, TeachableRollouts, _Trainer):
@@ -99,15 +101,16 @@ class ComposerReplicationTrainer(RememberedRollouts, SafeCheckpoints, TeachableR
         metrics_path: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        self.settings = settings or ChannelSettings(
-            alpha_sdpo=alpha_sdpo,
-            beta_replay=beta_replay,
-            sdpo_jsd_beta=sdpo_jsd_beta,
-            sdpo_temperature=sdpo_temperature,
-            sdpo_token_clip=sdpo_token_clip,
-            replay_dpo_beta=replay_dpo_beta,
-            **_taken(kwargs, settings),
-        )
+        knobs = {
+            "alpha_sdpo": alpha_sdpo,
+            "beta_replay": beta_replay,
+            "sdpo_jsd_beta": sdpo_jsd_beta,
+            "sdpo_temperature": sdpo_temperature,
+            "sdpo_token_clip": sdpo_token_clip,
+            "replay_dpo_beta": replay_dpo_beta,
+            **{name: kwargs.pop(name) for name in sorted(_KNOBS & kwargs.keys())},
+        }
+        self.settings = _settings_of(knobs, settings)
         self.site_counts, self.num_rollouts = Counter(), 0
         self._rollout_options = rollouts or RolloutOptions()
         self._wants_sites = self.settings.alpha_sdpo > 0 or measure_channels
@@ -115,6 +118,9 @@ class ComposerReplicationTrainer(RememberedRollouts, SafeCheckpoints, TeachableR
         self._generated = self._rewards_of_all = self._start_model = None
         super().__init__(*args, **kwargs)
         self._check_arguments()
+        self.reward_funcs = [
+            answering(name, each) for name, each in zip(self.reward_func_names, self.reward_funcs, strict=True)
+        ]
         keeper = teacher if isinstance(teacher, TeacherKeeper) else TeacherKeeper(teacher)
         self._site_finder = self._make_site_finder() if self._wants_sites else None
         logged = self._make_store(trace_dataset, data_collator, logged_sessions, logged_batch_size)
@@ -276,9 +282,15 @@ class _AfterStep(TrainerCallback):
         self._trainer.channels.after_step(self._trainer.model, state.global_step)
 
 
-def _taken(named: dict[str, Any], settings: ChannelSettings | None) -> dict[str, Any]:
-    """The knobs of the channels among what is for TRL; both ways at once would leave one of them unheard."""
-    knobs = {name: named.pop(name) for name in sorted(_KNOBS & named.keys())}
-    if settings is not None and knobs:
-        raise InputError(explain("channel knobs", got=f"settings and {', '.join(knobs)}", expected="one of the two"))
-    return knobs
+def _settings_of(knobs: dict[str, Any], settings: ChannelSettings | None) -> ChannelSettings:
+    """From single knobs or all at once; both ways together would leave one of them unheard."""
+    if settings is None:
+        return ChannelSettings(**knobs)
+    given = [name for name, value in knobs.items() if value != _DEFAULTS.get(name, _NOT_GIVEN)]
+    if given:
+        raise InputError(explain("channel knobs", got=f"settings and {', '.join(given)}", expected="one of the two"))
+    return settings
+
+
+_SIGNATURE = inspect.signature(ComposerReplicationTrainer.__init__).parameters
+_DEFAULTS = {name: each.default for name, each in _SIGNATURE.items() if name in _KNOBS}

@@ -1,17 +1,15 @@
-"""Channels 2 and 3 on logged traces, beside rollouts: which batch comes next, and its loss."""
+"""Logged traces beside rollouts, for channels 2 and 3: which batch comes next, and what it holds."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from composer_replication.errors import InputError, explain
-from composer_replication.objective.components import LossComponents
-from composer_replication.objective.compose import compose_loss
 from composer_replication.objective.packed_batch import pack_batches
 from composer_replication.objective.tree_batch import TreeBatch
 from composer_replication.trainer.logged_sampler import CyclingSampler
@@ -51,7 +49,7 @@ class LoggedStore:
         """Of what is drawn from."""
         if self._sessions is not None:
             return self._sessions.digest
-        return hashlib.sha256(repr(list(self._traces or ())).encode("utf-8", "surrogatepass")).hexdigest()
+        return digest_of(self._traces or ())
 
     def next_batch(self, device: torch.device) -> LoggedBatch:
         """The next traces as one batch with nothing in channel 1, which is the rollouts'."""
@@ -66,6 +64,14 @@ class LoggedStore:
         return {name: value.to(device) for name, value in batch.items()}
 
 
+def digest_of(rows: Iterable[Any]) -> str:
+    """Of a data set's rows as text: a run goes on with the same ones or not at all."""
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(repr(row).encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
+
+
 def counts_of(batch: LoggedBatch) -> dict[str, int]:
     """Target rows of channel 2 and pairs of channel 3."""
     if isinstance(batch, TreeBatch):
@@ -76,10 +82,3 @@ def counts_of(batch: LoggedBatch) -> dict[str, int]:
         "sdpo_jsd": 0 if rows is None else int(rows.shape[0]),
         "trace_replay_dpo": 0 if pairs is None else int(pairs.shape[0]),
     }
-
-
-def logged_loss(
-    model: nn.Module, batch: LoggedBatch, denominators: Mapping[str, float], options: Mapping[str, Any]
-) -> LossComponents:
-    """Both channels of a batch; `denominators` are the counts of all processes, shared out among them."""
-    return compose_loss(model, batch, denominators=denominators, **options)

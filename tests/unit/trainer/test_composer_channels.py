@@ -63,7 +63,7 @@ def by_length(completion_ids: list[list[int]], **_columns: Any) -> list[float]:
 def scripted(
     policy: Path,
     folder: Path,
-    settings: dict[str, Any] | None = None,
+    grpo: dict[str, Any] | None = None,
     reward: Callable[..., Any] = by_length,
     **named: Any,
 ) -> ComposerReplicationTrainer:
@@ -77,7 +77,7 @@ def scripted(
     trainer: Any = make(
         named.pop("trainer_class", ComposerReplicationTrainer),
         policy,
-        quick_config(folder, **chosen | (settings or {})),
+        quick_config(folder, **chosen | (grpo or {})),
         reward_funcs=reward,
         train_dataset=questions(["Look"] * len(cases), case=cases),
         environment_factory=Desk,
