@@ -253,7 +253,7 @@ def _drop_where(found: Sequence[FoundSites], is_dropped: Tensor, reason: str) ->
 
 def answering(name: str, reward: Any) -> Any:
     """A reward function that says so when it returns nothing at all; models and asynchronous ones as they are."""
-    is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(getattr(reward, "__call__", None))
+    is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
     if isinstance(reward, nn.Module) or is_async:
         return reward
 
