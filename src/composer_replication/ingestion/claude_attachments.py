@@ -124,7 +124,7 @@ def plain_prompt(record: Record) -> str:
     if isinstance(prompt, list):
         texts = [cast("Record", each).get("text") for each in cast("list[Any]", prompt) if isinstance(each, dict)]
         return "\n".join(each for each in texts if isinstance(each, str)).strip()
-    return as_text(prompt).strip()
+    return prompt.strip() if isinstance(prompt, str) else ""
 
 
 def is_notification(text: str) -> bool:

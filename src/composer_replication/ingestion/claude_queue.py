@@ -17,7 +17,7 @@ from typing import Any
 
 from composer_replication.ingestion.claude_attachments import plain_prompt
 from composer_replication.ingestion.claude_tree import Node
-from composer_replication.ingestion.source import IngestReport, Record, as_text
+from composer_replication.ingestion.source import IngestReport, Record
 
 _ABSORBED = "absorbed_mid_turn"
 PLACED, TAKEN_BACK = "queued messages placed", "queued messages taken back"
@@ -46,7 +46,7 @@ class MessageQueue:
     def take(self, line: int, record: Record) -> None:
         operation = record.get("operation")
         if operation == "enqueue":
-            self._waiting.append(Queued(as_text(record.get("content")), (line,), _time(record)))
+            self._waiting.append(Queued(_words(record.get("content")), (line,), _time(record)))
         elif operation == "popAll":
             self.report.counts[TAKEN_BACK] += len(self._waiting)
             self._waiting.clear()
@@ -92,7 +92,7 @@ def _was_absorbed(removed: Queued, has_attachments: bool) -> bool:
 def _has_own_record(said: Queued, main: list[Node]) -> bool:
     text = said.text.strip()
     users = (node for node in main if node.kind == "user" and node.line > said.lines[0])
-    return any(text in as_text(block.get("text", "")) for node in users for block in node.blocks)
+    return any(text in _words(block.get("text")) for node in users for block in node.blocks)
 
 
 def _answer_to(said: Queued, main: list[Node]) -> str:
@@ -105,6 +105,10 @@ def _answer_to(said: Queued, main: list[Node]) -> str:
             return node.uuid
         seen.add(node.message_key)
     return ""
+
+
+def _words(content: Any) -> str:
+    return content if isinstance(content, str) else ""
 
 
 def _time(record: Record) -> str:

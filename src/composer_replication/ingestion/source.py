@@ -135,6 +135,8 @@ def check_depth(value: Any, depth: int = 0) -> None:
 
 
 _IMAGE_TYPES = frozenset({"image", "image_url", "input_image"})
+# Where Gemini puts what a part holds.
+_INLINE = ("inlineData", "inline_data", "fileData")
 IMAGE = "[image]"
 
 
@@ -143,15 +145,12 @@ def is_image(block: Any) -> bool:
     if not isinstance(block, dict):
         return False
     data = cast("Record", block)
-    if data.get("type") in _IMAGE_TYPES:
+    kind = data.get("type")
+    if isinstance(kind, str) and kind in _IMAGE_TYPES:
         return True
-    inline = data.get("inlineData") or data.get("inline_data") or data.get("fileData") or data
-    kind = (
-        cast("Record", inline).get("mimeType") or cast("Record", inline).get("mime")
-        if isinstance(inline, dict)
-        else None
-    )
-    return isinstance(kind, str) and kind.startswith("image/")
+    inline = next((data[key] for key in _INLINE if isinstance(data.get(key), dict)), data)
+    media = inline.get("mimeType") or inline.get("mime")
+    return isinstance(media, str) and media.startswith("image/")
 
 
 def images_in(content: Any) -> int:
