@@ -67,7 +67,7 @@ def build_world(folder: Path, num_steps: int) -> tuple[str, str]:
             raise SystemExit(1)
     run = RunDir.open(folder / "run")
     rows = world.right_calls(list(read_conversations(run)))
-    run.write_jsonl("pairs", rows, schema="dpo_pair", version=1, sources=["conversations"])
+    run.write_jsonl("pairs", rows, schema="dpo_pair", version=2, sources=["conversations"])
     return str(folder / "model"), str(folder / "run")
 
 

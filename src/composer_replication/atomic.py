@@ -14,7 +14,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
 
-from composer_replication.canonical_json import encode
+from composer_replication.canonical_json import encode_as_written
 
 if sys.platform != "win32":
     import fcntl
@@ -119,7 +119,7 @@ def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def atomic_write_json(path: str | os.PathLike[str], value: object) -> None:
-    """`atomic_write_bytes` of `value` as indented canonical JSON with a final newline."""
+    """`atomic_write_bytes` of `value` as indented JSON, keys in the order they have, with a final newline."""
     atomic_write_bytes(path, _json_text(path, value))
 
 
@@ -182,7 +182,7 @@ def unlock(descriptor: int) -> None:
 
 
 def _json_text(path: str | os.PathLike[str], value: object) -> bytes:
-    return encode(value, where=os.fspath(path), indent=True) + b"\n"
+    return encode_as_written(value, where=os.fspath(path), indent=True) + b"\n"
 
 
 def _sync_directory(directory: Path) -> None:

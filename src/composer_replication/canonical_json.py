@@ -1,6 +1,10 @@
-"""JSON of which the same value always gives the same bytes, and which refuses what JSON cannot hold.
+"""JSON in two orders of keys, strict in both: what JSON cannot hold is refused, never written as something else.
 
-Keys are sorted, text is UTF-8, floats take their shortest exact form. NaN, infinities, integers beyond 64 bits, lone
+`encode` is canonical: keys sorted, so that equal values have equal bytes. It is for hashes and comparison alone.
+`encode_as_written` keeps the keys in the order they have: a model writes the arguments of a call in an order and is
+trained on it, so whatever holds calls or schemas is stored this way.
+
+Text is UTF-8, floats take their shortest exact form. NaN, infinities, integers beyond 64 bits, lone
 surrogates, keys that are not strings and dates are errors that name the key, never a silent null or string.
 """
 
@@ -15,15 +19,25 @@ import orjson
 
 from composer_replication.errors import InputError, explain
 
-_STRICT = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_CANONICAL = _STRICT | orjson.OPT_SORT_KEYS
 _REFUSES_NAN = json.JSONEncoder(allow_nan=False, check_circular=False, ensure_ascii=False)
 _MAX_DEPTH = 255  # orjson's own limit; it also ends the walk through a value that contains itself
 
 
 def encode(value: object, *, where: str, indent: bool = False) -> bytes:
     """Canonical JSON of `value`; an InputError starts with `where` and names the key that cannot be written."""
+    return _encode(value, where, _CANONICAL, indent)
+
+
+def encode_as_written(value: object, *, where: str, indent: bool = False) -> bytes:
+    """`encode` with the keys in the order they have."""
+    return _encode(value, where, _STRICT, indent)
+
+
+def _encode(value: object, where: str, options: int, indent: bool) -> bytes:
     try:
-        data = orjson.dumps(value, option=_STRICT | orjson.OPT_INDENT_2 if indent else _STRICT)
+        data = orjson.dumps(value, option=options | orjson.OPT_INDENT_2 if indent else options)
     except orjson.JSONEncodeError as error:
         raise InputError(_name_the_culprit(value, where, str(error))) from None
     # orjson writes NaN and infinities as null, so only a text with a null in it has to be searched for them.

@@ -10,6 +10,8 @@ import orjson
 from composer_replication.types import Action, Provenance, ToolCall, Turn
 
 _BLOCK_KINDS = ("thinking", "text", "call")
+TEXT_AFTER_CALL = "text_after_call"
+"""Key of `Turn.extra` for turns whose blocks are not known any more, but that text followed a call."""
 
 
 def action_text(turn: Turn) -> str:
@@ -26,6 +28,49 @@ def action_text(turn: Turn) -> str:
         else:
             parts.append(_call_text(turn.calls[size]))
     return "\n".join(parts)
+
+
+def text_follows_call(turn: Turn) -> bool:
+    """Whether the turn says something after one of its calls, which templates that write text first cannot show."""
+    if turn.extra.get(TEXT_AFTER_CALL) is True:
+        return True
+    blocks: Any = turn.extra.get("blocks")
+    if not turn.calls or not _fits(blocks, turn):
+        return False  # the plain order: thinking, text, calls
+    texts, has_called = _Pieces(turn.text), False
+    for kind, size in blocks:
+        has_called = has_called or kind == "call"
+        if kind == "text" and texts.take(size).strip() and has_called:
+            return True
+    return False
+
+
+def recut_blocks(turn: Turn, text: str, thinking: str) -> dict[str, Any]:
+    """`turn.extra` for new texts, which differ within lines: their pieces end at the same newlines as before.
+
+    Where lines came or went nobody can tell the pieces apart, and what stays is whether text follows a call.
+    """
+    rest = {key: value for key, value in turn.extra.items() if key != "blocks"}
+    blocks: Any = turn.extra.get("blocks")
+    if not _fits(blocks, turn):
+        return rest
+    new = {
+        "text": _recut(turn.text, text, blocks, "text"),
+        "thinking": _recut(turn.thinking, thinking, blocks, "thinking"),
+    }
+    if new["text"] is None or new["thinking"] is None:
+        return rest | ({TEXT_AFTER_CALL: True} if text_follows_call(turn) else {})
+    sizes = {kind: iter(each or ()) for kind, each in new.items()}
+    return rest | {"blocks": [[kind, next(sizes[kind])] if kind in sizes else [kind, size] for kind, size in blocks]}
+
+
+def _recut(old: str, new: str, blocks: list[Any], kind: str) -> list[int] | None:
+    if old.count("\n") != new.count("\n"):
+        return None
+    pieces, lines, sizes = _Pieces(old), iter(new.split("\n")), list[int]()
+    for num_newlines in (pieces.take(size).count("\n") for each, size in blocks if each == kind):
+        sizes.append(len("\n".join(next(lines) for _ in range(num_newlines + 1))))
+    return sizes
 
 
 def text_of(action: Action) -> str:

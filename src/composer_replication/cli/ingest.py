@@ -127,6 +127,11 @@ def _show(summary: IngestSummary, run: RunDir, *, as_json: bool) -> None:
     is_sum = len(summary.formats) > 1
     rows = [[getattr(row, field) for field in _COLUMNS.values()] for row in formats]
     tables: list[Any] = [table("Sessions", list(_COLUMNS), rows, last_is_total=is_sum, caption=_CAPTION)]
+    if summary.unplaced:
+        missing = [(each.format, each.what, each.number) for each in summary.unplaced]
+        tables.append(table("Calls and results without a counterpart", ("format", "what", "times"), missing))
+    if summary.beside:
+        tables.append(table("Beside the messages", ("what", "times"), list(summary.beside.items())))
     if summary.redactions:
         tables.append(table("Redacted", ("kind", "times"), list(summary.redactions.items())))
     if summary.skipped:

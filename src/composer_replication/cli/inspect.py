@@ -51,10 +51,10 @@ def run(args: argparse.Namespace) -> int:
 
         view = view_site(renderer, conversation, site, hint, placement=args.placement)
     if args.json:
-        from composer_replication.canonical_json import encode
+        from composer_replication.canonical_json import encode_as_written
         from composer_replication.cli.console import write_json
 
-        write_json(encode(view.as_json(), where=f"site {site.id}").decode())
+        write_json(encode_as_written(view.as_json(), where=f"site {site.id}").decode())
         return 0
     from composer_replication.cli.site_page import site_page
 

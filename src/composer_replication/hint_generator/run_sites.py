@@ -12,7 +12,7 @@ from composer_replication.hint_generator.seen import SeenAlong
 from composer_replication.hint_generator.write import write_hint
 from composer_replication.privacy import Scrubber
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import read_conversations
+from composer_replication.runs.conversations import TOOL_SCHEMA, TOOL_VERSION, read_conversations
 from composer_replication.sites import MIN_CONFIDENCE, find_error_sites
 from composer_replication.sites.find import NO_FAILURE
 from composer_replication.types import ErrorSite, Hint
@@ -108,7 +108,7 @@ def tabulate(sites: Iterable[ErrorSite]) -> list[KindCount]:
 
 def read_tool_schemas(run: RunDir) -> dict[str, Mapping[str, Any]]:
     """Tool name -> schema, of those that a file gave: an inferred one does not say what a tool needs."""
-    rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("tools", schema="tool"))
+    rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("tools", schema=TOOL_SCHEMA, version=TOOL_VERSION))
     return {row["name"]: row["parameters"] for row in rows if row["source"] == "file"}
 
 

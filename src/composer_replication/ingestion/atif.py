@@ -28,7 +28,7 @@ from composer_replication.ingestion.atif_write import (
 )
 from composer_replication.ingestion.documents import read_lines_or_document
 from composer_replication.ingestion.json_text import as_utf8
-from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text, image_count
 from composer_replication.ingestion.turn_list import (
     TurnList,
     as_list,
@@ -181,7 +181,9 @@ class _Trajectory:
             provenance=Provenance(file=self._file, lines=(number,)),
             token_ids=self._numbers(metrics.get("completion_token_ids"), int, number),
             logprobs=self._numbers(metrics.get("logprobs"), float, number),
-            extra=self._extra(own, number) | self._kept({"atif": self._kept(kept, number)} if kept else {}, number),
+            extra=image_count(message)
+            | self._extra(own, number)
+            | self._kept({"atif": self._kept(kept, number)} if kept else {}, number),
         )
 
     def _extra(self, own: Record, number: int) -> Record:
@@ -232,7 +234,7 @@ class _Trajectory:
                     )
                 else:
                     outside.setdefault(id, []).append(ref)
-        extra = dict(turn.extra)
+        extra = image_count(*(entry.get("content") for entry in entries)) | dict(turn.extra)
         if outside:
             extra |= self._kept({"atif": {**extra.get("atif", {}), "references": outside}}, turn.provenance.lines[0])
         self.turns.add(replace(turn, results=tuple(results), extra=extra))

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from composer_replication.ingestion.claude_tree import (
-    Node,
-    Part,
-    RecordTree,
-    groups_apart,
-    live_parts,
-)
+from composer_replication.ingestion.claude_paths import Part, groups_apart, live_parts
+from composer_replication.ingestion.claude_queue import MessageQueue, Queued
+from composer_replication.ingestion.claude_tree import Node, RecordTree
 from composer_replication.ingestion.claude_turns import TurnBuilder
 from composer_replication.ingestion.documents import read_lines_or_document
 from composer_replication.ingestion.json_text import as_utf8
@@ -94,6 +90,7 @@ def _objects(loglines: list[Any], source: SourceFile, report: IngestReport) -> I
 class _Reader:
     def __init__(self, source: SourceFile, report: IngestReport, tree: RecordTree, agent_id: str | None) -> None:
         self._source, self._report, self._tree, self._agent_id = source, report, tree, agent_id
+        self._queued: dict[str, list[Queued]] = {}
         first = next(iter(tree.nodes.values())).record
         session = first.get("sessionId")
         self._session_id = session if isinstance(session, str) else None
@@ -102,13 +99,16 @@ class _Reader:
 
     def conversations(self, with_branches: bool) -> Iterator[Conversation]:
         parts = live_parts(self._tree)
+        self._queued = self._placed_queue()
+        at_end = self._queued.pop("", [])
         lived = {node.uuid for part in parts for node in part.nodes}
         previous: Conversation | None = None
         part_of: dict[str, str] = {}
         for number, part in enumerate(parts):
             identity = self._base_id if len(parts) == 1 else f"{self._base_id}#{number}"
             part_of |= dict.fromkeys((node.uuid for node in part.nodes), identity)
-            previous = self._conversation(identity, part.nodes, self._part_link(part, previous))
+            closing = at_end if number == len(parts) - 1 else []
+            previous = self._conversation(identity, part.nodes, self._part_link(part, previous), closing)
             yield previous
         yield from self._sidechains(part_of)
         others = (node for node in self._tree.nodes.values() if node.uuid not in lived)
@@ -116,7 +116,17 @@ class _Reader:
         if with_branches:
             yield from self._branches(rest, part_of)
         for node in () if with_branches else rest:
-            self._report.skip("rewound branch", self._source.name, node.line)
+            if node.attachment is None:
+                self._report.skip("rewound branch", self._source.name, node.line)
+        for lines in (each.lines for group in self._queued.values() for each in group):
+            self._report.skip("queued message in a rewound branch", self._source.name, lines[0])
+
+    def _placed_queue(self) -> dict[str, list[Queued]]:
+        """Queued messages by the assistant record before which the model saw them."""
+        queue = MessageQueue(self._report)
+        for line, record in self._tree.queue_operations:
+            queue.take(line, record)
+        return queue.place(self._tree.nodes.values(), self._tree.attachments)
 
     def _part_link(self, part: Part, previous: Conversation | None) -> Link | None:
         if part.boundary is not None and previous is not None:
@@ -160,13 +170,19 @@ class _Reader:
             link = Link(kind="branch", conversation_id=where, turn_id=turn_id)
             yield self._conversation(f"{self._base_id}/branch-{number}", group, link)
 
-    def _conversation(self, identity: str, nodes: list[Node], link: Link | None) -> Conversation:
+    def _conversation(
+        self, identity: str, nodes: list[Node], link: Link | None, closing: Sequence[Queued] = ()
+    ) -> Conversation:
         builder = TurnBuilder(self._source.name, self._report)
         for node in nodes:
+            for queued in self._queued.pop(node.uuid, ()):
+                builder.add_queued(queued)
             try:
                 builder.add(node)
             except RecursionError:
                 self._report.skip(TOO_DEEP, self._source.name, node.line)
+        for queued in closing:
+            builder.add_queued(queued)
         first = nodes[0].record if nodes else {}
         return Conversation(
             id=identity,

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from composer_replication.ingestion.source import IngestReport, Record
+from composer_replication.ingestion.claude_attachments import Attachment, attachment_kind, attachment_of
+from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record
 
 # The service runs the second kind itself; their results come back under the call's id all the same.
 CALL_BLOCKS = ("tool_use", "server_tool_use")
@@ -24,7 +25,6 @@ _SILENT_TYPES = frozenset(
         "file-history-snapshot",
         "queue-operation",
         "summary",
-        "attachment",
         "permission-mode",
         "ai-title",
         "agent-setting",
@@ -40,7 +40,7 @@ _SILENT_TYPES = frozenset(
 
 @dataclass(slots=True)
 class Node:
-    """A record that holds a message, or a compaction boundary."""
+    """A record that holds a message, an attachment that the model saw, or a compaction boundary."""
 
     index: int
     line: int
@@ -55,6 +55,7 @@ class Node:
     blocks: list[Record]
     agent: str | None
     """The sub-agent whose work came back as a result here."""
+    attachment: Attachment | None = None
 
     @property
     def is_boundary(self) -> bool:
@@ -85,6 +86,8 @@ class RecordTree:
     num_records: int = 0
     num_silent: int = 0
     """Records of a known type that hold no message."""
+    attachments: list[Record] = field(default_factory=list[Record])
+    queue_operations: list[tuple[int, Record]] = field(default_factory=list[tuple[int, Record]])
     _last_uuid: dict[bool, str | None] = field(default_factory=lambda: {False: None, True: None})
 
     def add(self, line: int, record: Record) -> None:
@@ -92,10 +95,11 @@ class RecordTree:
         kind = kind if isinstance(kind, str) else type(kind).__name__
         self.num_records += 1
         holds_message = kind in _MESSAGE_TYPES
+        shown = self._attachment(record, line) if kind == "attachment" else None
         is_boundary = not holds_message and self._is_boundary(kind, record, line)
         uuid = record.get("uuid")
         if not isinstance(uuid, str):
-            if not holds_message:
+            if not holds_message and shown is None:
                 return
             uuid = f"line-{line}"
         if uuid in self.parents:
@@ -109,8 +113,8 @@ class RecordTree:
             parent = self._parent_instead(parent, line, is_sidechain, is_boundary)
         self.parents[uuid] = parent
         self._last_uuid[is_sidechain] = uuid
-        if holds_message or is_boundary:
-            self._add_node(uuid, kind, line, record, parent, is_sidechain)
+        if holds_message or is_boundary or shown is not None:
+            self._add_node(uuid, kind, line, record, parent, is_sidechain, shown)
 
     def _is_boundary(self, kind: str, record: Record, line: int) -> bool:
         """Whether a record without a message is a compaction's boundary; all others are only counted."""
@@ -118,15 +122,37 @@ class RecordTree:
             return True
         if kind in _SILENT_TYPES:
             self.num_silent += 1
-        else:
+            if kind == "queue-operation":
+                self.queue_operations.append((line, record))
+        elif kind != "attachment":
             self.report.skip(f"unknown record type {kind!r}", self.file, line)
         if kind == "summary":
             self.report.counts["summaries"] += 1
             self.title = record["summary"] if isinstance(record.get("summary"), str) else self.title
         return False
 
+    def _attachment(self, record: Record, line: int) -> Attachment | None:
+        """What the model was shown; what it never was is counted by its kind."""
+        self.attachments.append(record)
+        try:
+            shown = attachment_of(record)
+        except RecursionError:
+            self.report.skip(TOO_DEEP, self.file, line)
+            return None
+        if shown is None:
+            self.num_silent += 1
+            self.report.counts[f"attachments not shown: {attachment_kind(record)}"] += 1
+        return shown
+
     def _add_node(
-        self, uuid: str, kind: str, line: int, record: Record, parent: str | None, is_sidechain: bool
+        self,
+        uuid: str,
+        kind: str,
+        line: int,
+        record: Record,
+        parent: str | None,
+        is_sidechain: bool,
+        shown: Attachment | None,
     ) -> None:
         message = record.get("message")
         if not isinstance(message, dict):
@@ -138,7 +164,9 @@ class RecordTree:
         agent = details.get("agentId") if isinstance(details, dict) else None
         agent = agent if isinstance(agent, str) else None
         index, parts = len(self.nodes), _blocks(message)
-        self.nodes[uuid] = Node(index, line, uuid, record, parent, is_sidechain, kind, message, key, parts, agent)
+        self.nodes[uuid] = Node(
+            index, line, uuid, record, parent, is_sidechain, kind, message, key, parts, agent, shown
+        )
 
     def _is_known(self, uuid: str, record: Record) -> bool:
         known = self.nodes.get(uuid)
@@ -170,86 +198,6 @@ class RecordTree:
                 break
             node_id = self.ancestor(node.parent)
         return path
-
-
-@dataclass(slots=True)
-class Part:
-    """The records of one context in file order, and the boundary it began at (None: the start of the session)."""
-
-    nodes: list[Node]
-    boundary: Node | None
-
-
-def live_parts(tree: RecordTree) -> list[Part]:
-    """The main thread as it stood at the end, cut at compactions, oldest part first."""
-    main = _MainThread(tree)
-    leaf = next((node for node in reversed(main.nodes) if not node.is_boundary), None)
-    parts: list[Part] = []
-    taken: set[str] = set()
-    while leaf is not None:
-        path = tree.path_to_root(leaf.uuid)
-        boundary = path[-1] if path[-1].is_boundary else None
-        lived = main.with_siblings([node for node in path if not node.is_boundary], taken)
-        taken |= {node.uuid for node in lived}
-        parts.append(Part(lived, boundary))
-        leaf = None if boundary is None else _before_boundary(tree, boundary, taken)
-    return parts[::-1]
-
-
-class _MainThread:
-    """The main thread's nodes, by message and by the calls they answer: each part looks up only what is its own."""
-
-    def __init__(self, tree: RecordTree) -> None:
-        self.nodes = [node for node in tree.nodes.values() if not node.is_sidechain]
-        self._of_message: dict[str, list[Node]] = {}
-        self._answers: dict[str, list[Node]] = {}
-        for node in self.nodes:
-            if node.kind == "assistant":
-                self._of_message.setdefault(node.message_key, []).append(node)
-            elif node.kind == "user":
-                for call_id in node.answered:
-                    self._answers.setdefault(call_id, []).append(node)
-
-    def with_siblings(self, path: list[Node], taken: set[str]) -> list[Node]:
-        """The path plus what belongs to it sideways: other records of its messages, and the results of its calls."""
-        keys = {node.message_key: None for node in path if node.kind == "assistant"}
-        messages = [node for key in keys for node in self._of_message.get(key, ())]
-        calls = {call_id for node in messages for call_id in node.called}
-        answers = [node for call_id in calls for node in self._answers.get(call_id, ())]
-        siblings = [node for node in answers if calls.issuperset(node.answered)]
-        lived = {node.uuid: node for node in (*path, *messages, *siblings)}
-        lived = {uuid: node for uuid, node in lived.items() if uuid not in taken and not node.is_sidechain}
-        return sorted(lived.values(), key=lambda node: node.index)
-
-
-def _before_boundary(tree: RecordTree, boundary: Node, taken: set[str]) -> Node | None:
-    """Where the context before a compaction ended."""
-    logical = boundary.record.get("logicalParentUuid")
-    named = tree.nodes.get(tree.ancestor(logical if isinstance(logical, str) else None) or "")
-    # Only what stands earlier, or a boundary that names itself or its own children would go round for ever.
-    if named is None or named.index >= boundary.index or named.is_sidechain or named.is_boundary:
-        earlier = [n for n in tree.nodes.values() if n.index < boundary.index and not n.is_sidechain]
-        named = next((n for n in reversed(earlier) if not n.is_boundary), None)
-    return None if named is None or named.uuid in taken else named
-
-
-def groups_apart(tree: RecordTree, nodes: list[Node]) -> list[list[Node]]:
-    """Nodes that hang together by parent links among themselves, each group in file order."""
-    group_of: dict[str, list[Node]] = {}
-    groups: list[list[Node]] = []
-    for node in nodes:
-        parent = tree.ancestor(node.parent)
-        key = f"message {node.message_key}" if node.kind == "assistant" else ""
-        # A message stays whole, wherever the parents of its records lie.
-        group = group_of.get(key) or group_of.get(parent or "")
-        if group is None:
-            group = []
-            groups.append(group)
-        group.append(node)
-        group_of[node.uuid] = group
-        if key:
-            group_of[key] = group
-    return groups
 
 
 def _blocks(message: Record) -> list[Record]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from composer_replication.ingestion.claude_attachments import QUEUED, is_notification
+from composer_replication.ingestion.claude_queue import PLACED, Queued
 from composer_replication.ingestion.claude_tree import CALL_BLOCKS, Node
-from composer_replication.ingestion.source import MAX_COUNT, IngestReport, Record, as_text, check_depth
+from composer_replication.ingestion.source import MAX_COUNT, IngestReport, Record, as_text, check_depth, images_in
 from composer_replication.types import Origin, Provenance, Role, ToolCall, ToolResult, Turn, Usage
 
 _PLAIN_ORDER = ("thinking", "text", "call")
@@ -35,6 +37,10 @@ class _Draft:
     usage: dict[str, int] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     agents: dict[str, str] = field(default_factory=dict)
+    beside: str | None = None
+    """The kind of attachment it is, or that it came through the queue."""
+    images: int = 0
+    unseen: tuple[str, ...] = ()
 
     def freeze(self, file: str) -> Turn:
         record, message = self.node.record, self.node.message
@@ -42,6 +48,12 @@ class _Draft:
         extra: dict[str, Any] = {"agents": self.agents} if self.agents else {}
         if self.role == "assistant" and not self._is_plain():
             extra["blocks"] = self._block_lengths()
+        if self.beside is not None:
+            extra["attachment"] = self.beside
+        if self.images:
+            extra["images"] = self.images
+        if self.unseen:
+            extra["unseen_context"] = list(self.unseen)
         return Turn(
             id=self.id,
             role=self.role,
@@ -81,12 +93,39 @@ class TurnBuilder:
         self._drafts: list[_Draft] = []
         self._assistants: dict[str, _Draft] = {}
         self._caller_of: dict[str, _Draft] = {}
+        self._unseen: dict[str, None] = {}  # kinds of what the model saw before this and nobody can show
 
     def add(self, node: Node) -> None:
         if node.kind == "assistant":
             self._add_assistant(node)
+        elif node.attachment is not None:
+            self._add_attachment(node)
         else:
             self._add_user(node)
+
+    def add_queued(self, said: Queued) -> None:
+        """A message that no record holds but those of the queue."""
+        origin: Origin = "meta" if is_notification(said.text) else "human"
+        record: Record = {"timestamp": said.timestamp or None}
+        name = f"queued-line-{said.lines[0]}"
+        node = Node(0, said.lines[0], name, record, None, False, "user", {}, name, [], None)
+        draft = _Draft(name, "user", origin, node, texts=[said.text], lines=list(said.lines), beside=QUEUED)
+        self._drafts.append(draft)
+
+    def _add_attachment(self, node: Node) -> None:
+        shown = node.attachment
+        assert shown is not None
+        if not shown.is_known:
+            self._report.skip(f"unknown attachment type {shown.kind!r}", self._file, node.line)
+        if shown.text is None:
+            self._unseen[shown.kind] = None
+            if shown.is_known:
+                self._report.counts[f"attachments without text: {shown.kind}"] += 1
+            return
+        self._report.counts[PLACED if shown.kind == QUEUED else f"attachments placed: {shown.kind}"] += 1
+        draft = _Draft(node.uuid, "user", shown.origin, node, texts=[shown.text], lines=[node.line], beside=shown.kind)
+        draft.images = shown.images
+        self._drafts.append(draft)
 
     def turns(self) -> tuple[Turn, ...]:
         return tuple(draft.freeze(self._file) for draft in self._drafts)
@@ -97,6 +136,7 @@ class TurnBuilder:
             draft = _Draft(node.message_key, "assistant", "model", node)
             self._assistants[node.message_key] = draft
             self._drafts.append(draft)
+            draft.unseen = tuple(self._unseen)
         draft.lines.append(node.line)
         _raise_usage(draft.usage, node.message.get("usage"))
         for block in node.blocks:
@@ -127,6 +167,7 @@ class TurnBuilder:
         if texts or not content:
             draft = _Draft(node.uuid, "user", _origin(node), node, texts=texts, lines=[node.line])
             draft.order = ["text"] * len(texts)
+            draft.images = images_in([block for block in content if block.get("type") != "tool_result"])
             self._drafts.append(draft)
 
     def _add_results(self, node: Node, results: list[Record]) -> None:
@@ -135,13 +176,15 @@ class TurnBuilder:
         for result in found:
             if result.call_id not in self._caller_of:
                 self._report.skip("tool result without its call", self._file, node.line)
-        last = self._drafts[-1] if self._drafts else None
+        # What hooks say about one of several parallel calls stands between their results, and was shown after them.
+        last = next((draft for draft in reversed(self._drafts) if draft.beside is None), None)
         same_caller = last is not None and last.results and self._caller_of.get(last.results[0].call_id) is caller
         if last is None or not same_caller or caller is None:
             last = _Draft(node.uuid, "tool", "tool", node)
             self._drafts.append(last)
         last.results += found
         last.lines.append(node.line)
+        last.images += sum(images_in(block.get("content")) for block in results)
         if node.agent is not None:
             last.agents[found[0].call_id] = node.agent
 
@@ -149,7 +192,10 @@ class TurnBuilder:
 def _origin(node: Node) -> Origin:
     if node.record.get("isCompactSummary") is True:
         return "summary"
-    return "meta" if node.record.get("isMeta") is True else "human"
+    if node.record.get("isMeta") is True:
+        return "meta"
+    said = node.blocks[0].get("text") if node.blocks else None
+    return "meta" if isinstance(said, str) and is_notification(said) else "human"
 
 
 def _tool_call(block: Record) -> ToolCall:

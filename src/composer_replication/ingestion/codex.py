@@ -9,8 +9,16 @@ from typing import Any
 
 from composer_replication.ingestion.codex_items import Item, call_of, text_and_flag
 from composer_replication.ingestion.documents import head_values
-from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text, read_records
-from composer_replication.ingestion.turn_list import ORPHAN, as_list, as_string, count, kept_fields, unique
+from composer_replication.ingestion.source import (
+    TOO_DEEP,
+    IngestReport,
+    Record,
+    SourceFile,
+    as_text,
+    image_count,
+    read_records,
+)
+from composer_replication.ingestion.turn_list import ORPHAN, as_list, as_string, count, kept_fields, unique, with_images
 from composer_replication.types import Conversation, Link, Origin, Provenance, Role, ToolCall, ToolResult, Turn, Usage
 
 FORMAT = "codex"
@@ -119,13 +127,14 @@ class _Part:
 
     def _add_message(self, item: Item) -> None:
         role, text = item.payload.get("role"), as_text(item.payload.get("content"))
+        images = image_count(item.payload.get("content"))
         if role == "assistant":
             self._extend(item, text=text, begins=True)
         elif role in ("system", "developer"):
-            self._add(item, "system", "meta", text=text)
+            self._add(item, "system", "meta", text=text, extra=images)
         elif role == "user":
             origin: Origin = "meta" if text.lstrip().startswith(_NOTES) else self.origin or "human"
-            self._add(item, "user", origin, text=text)
+            self._add(item, "user", origin, text=text, extra=images)
         else:
             self.report.skip(f"unknown role {role}", self.source.name, item.line)
 
@@ -152,15 +161,18 @@ class _Part:
         call_id = as_string(item.payload.get("call_id")) or ""
         if call_id not in self.call_ids:
             self.report.skip(ORPHAN, self.source.name, item.line)
-        text, is_error = text_and_flag(item.payload.get("output"))
+        output = item.payload.get("output")
+        text, is_error = text_and_flag(output)
+        images = image_count(output.get("content") if isinstance(output, dict) else output)
         result = ToolResult(call_id=call_id, text=text, is_error=is_error)
         origin: Origin = self.origin or "tool"
         last = self.turns[-1] if self.turns else None
         if last is None or last.role != "tool" or last.origin != origin:
-            self._add(item, "tool", origin, results=(result,))
+            self._add(item, "tool", origin, results=(result,), extra=images)
         else:
             where = self._and_line(last, item.line)
-            self.turns[-1] = replace(last, results=(*last.results, result), provenance=where)
+            extra = with_images(last.extra, images)
+            self.turns[-1] = replace(last, results=(*last.results, result), provenance=where, extra=extra)
 
     def _add(self, item: Item, role: Role, origin: Origin, **content: Any) -> None:
         where = Provenance(file=self.source.name, lines=(item.line,))

@@ -14,6 +14,7 @@ from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundEr
 from composer_replication.ingestion.scrub_settings import Fingerprint, ScrubSettings
 from composer_replication.ingestion.session_sources import Row, SessionSource, read_accounts
 from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.artefacts import OLDEST_READ
 from composer_replication.runs.records import check_pair, open_records
 
 FORGOTTEN_SCHEMA, FORGOTTEN_VERSION = "forgotten", 1
@@ -23,7 +24,8 @@ FORGOTTEN_SCHEMA, FORGOTTEN_VERSION = "forgotten", 1
 class Earlier:
     """The families of the last ingest, in order, and their rows; nothing where there was none.
 
-    `lost` says why an earlier ingest could not be taken over, if there was one.
+    `lost` says why an earlier ingest could not be taken over, if there was one. Rows of one that `is_old` can only be
+    read anew.
     """
 
     fingerprint: Fingerprint
@@ -31,6 +33,7 @@ class Earlier:
     sources: list[SessionSource] = field(default_factory=list[SessionSource])
     forgotten: frozenset[str] = frozenset()
     lost: str | None = None
+    is_old: bool = False
     _file: BinaryIO | None = None
     _offsets: list[int] = field(default_factory=list[int])
     _first_rows: dict[int, int] = field(default_factory=dict[int, int])  # by identity: paths may be equal
@@ -95,4 +98,6 @@ def _complete(run: RunDir, scrub: ScrubSettings | None, forgotten: frozenset[str
     fingerprint = Fingerprint.of(scrub, salt=salt if isinstance(salt, str) else None)
     starts = accumulate((len(each.conversations) for each in sources), initial=0)
     first_rows = {id(source): start for source, start in zip(sources, starts, strict=False)}
-    return Earlier(fingerprint, fingerprint.digest == digest, sources, forgotten, None, file, offsets, first_rows)
+    is_old = meta.version < OLDEST_READ[meta.schema]
+    same = fingerprint.digest == digest and not is_old
+    return Earlier(fingerprint, same, sources, forgotten, None, is_old, file, offsets, first_rows)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.unplaced import unplaced_in
 from composer_replication.types import Conversation
 
 _SUBAGENTS = "subagents"
@@ -94,6 +95,7 @@ def count(conversation: Conversation, report: IngestReport) -> None:
         counts["calls"] += len(turn.calls)
         counts["results"] += len(turn.results)
         counts["errors"] += sum(result.is_error is True for result in turn.results)
+    counts.update(unplaced_in(conversation))
 
 
 def _stamp_of(path: Path) -> FileStamp:

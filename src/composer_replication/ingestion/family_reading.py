@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from typing import NamedTuple
 
-from composer_replication.canonical_json import encode
+from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, RunError
 from composer_replication.ingestion.families import Family, count, read_with_files
 from composer_replication.ingestion.registry import read_any
@@ -74,7 +74,7 @@ def read_lines(draft: SessionSource, family: Family, scrubber: FamilyScrubber | 
     for conversation, file in read_with_files(family, report, read_any):
         scrubbed = conversation if scrubber is None or scope is None else scrubber.scrub(conversation, scope)
         try:
-            line = encode(to_row(scrubbed), where="conversation")
+            line = encode_as_written(to_row(scrubbed), where="conversation")
         except InputError:
             report.skip("conversation that JSON cannot hold", family.name)
             continue

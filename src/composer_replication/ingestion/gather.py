@@ -31,6 +31,8 @@ class GatheredFamily:
     offset: int
     num_rows: int
     marks: tuple[str, ...]
+    beginnings: tuple[str, ...]
+    """The id of each conversation's first turn, where a log gave it one."""
 
 
 class Gathered:
@@ -46,7 +48,8 @@ class Gathered:
         for line in (orjson.dumps(row) for row in rows) if lines is None else lines:
             self._spool.write(line + b"\n")
         marks = tuple(mark_of(row) for row in rows)
-        self.families.append(GatheredFamily(source, was_read, offset, len(rows), marks))
+        beginnings = tuple(row["turns"][0]["id"] if row["turns"] else "" for row in rows)
+        self.families.append(GatheredFamily(source, was_read, offset, len(rows), marks, beginnings))
 
     def rows_of(self, family: GatheredFamily) -> list[Row]:
         """Its rows, their ids without suffix."""

@@ -10,8 +10,16 @@ from typing import Any, cast
 import orjson
 
 from composer_replication.ingestion.documents import head_values, read_lines_or_document
-from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text, check_depth
-from composer_replication.ingestion.turn_list import as_list, as_string, count, kept_fields, parse_call
+from composer_replication.ingestion.source import (
+    TOO_DEEP,
+    IngestReport,
+    Record,
+    SourceFile,
+    as_text,
+    check_depth,
+    image_count,
+)
+from composer_replication.ingestion.turn_list import as_list, as_record, as_string, count, kept_fields, parse_call
 from composer_replication.types import Conversation, Link, Origin, Provenance, ToolCall, ToolResult, Turn, Usage
 
 FORMAT = "gemini"
@@ -154,7 +162,10 @@ class _Log:
         origins: tuple[Origin, Origin, Origin] = copied if entry.copied else ("human", "model", "tool")
         text, written = _parts_text(message.get("content")), as_string(message.get("timestamp"))
         if kind == "user":
-            yield Turn(id=key, role="user", origin=origins[0], text=text, timestamp=written, provenance=where)
+            images = image_count(message.get("content"))
+            yield Turn(
+                id=key, role="user", origin=origins[0], text=text, timestamp=written, provenance=where, extra=images
+            )
             return
         calls, results = self._calls(message.get("toolCalls"), key, entry.lines[-1])
         yield Turn(
@@ -170,7 +181,10 @@ class _Log:
             provenance=where,
         )
         if results:
-            yield Turn(id=f"{key}:results", role="tool", origin=origins[2], results=results, provenance=where)
+            shown = image_count(*(as_record(call).get("result") for call in as_list(message.get("toolCalls"))))
+            yield Turn(
+                id=f"{key}:results", role="tool", origin=origins[2], results=results, provenance=where, extra=shown
+            )
 
     def _calls(self, written: Any, key: str, line: int) -> tuple[tuple[ToolCall, ...], tuple[ToolResult, ...]]:
         calls: list[ToolCall] = []

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.ingestion.documents import around_damage, parsed
-from composer_replication.ingestion.source import MAX_LINE_BYTES, TOO_DEEP, IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.source import (
+    MAX_LINE_BYTES,
+    TOO_DEEP,
+    IngestReport,
+    Record,
+    SourceFile,
+    as_text,
+    image_count,
+)
 from composer_replication.ingestion.turn_list import (
     TurnList,
     as_list,
@@ -172,13 +180,22 @@ class _Sample:
                 call_id=as_text(message.get("tool_call_id")), text=_tool_text(message), is_error=error is not None
             )
             failed = kept_fields({"error": error} if error is not None else {}, self._file, number, self._report)
-            self.turns.add_result(result, id=id, line=number, extra=failed)
+            images = image_count(message.get("content"))
+            self.turns.add_result(result, id=id, line=number, extra=failed | images)
         elif role in ("system", "user"):
             said: Role = "system" if role == "system" else "user"
             origin: Origin = "meta" if role == "system" else "human"
             where = Provenance(file=self._file, lines=(number,))
+            content = message.get("content")
             self.turns.add(
-                Turn(id=id, role=said, origin=origin, text=as_text(message.get("content")), provenance=where)
+                Turn(
+                    id=id,
+                    role=said,
+                    origin=origin,
+                    text=as_text(content),
+                    provenance=where,
+                    extra=image_count(content),
+                )
             )
         else:
             self._report.skip(f"unknown record type {role!r}", self._file, number)

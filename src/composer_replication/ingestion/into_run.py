@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import InputError, explain
+from composer_replication.errors import InputError, RunError, explain
 from composer_replication.ingestion import schemas
 from composer_replication.ingestion.earlier import Earlier, read_earlier
 from composer_replication.ingestion.gather import Gathered, gather
-from composer_replication.ingestion.planning import Plan, plan
+from composer_replication.ingestion.planning import Plan, Planned, plan
 from composer_replication.ingestion.registry import no_session
 from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.ingestion.session_sources import FORGOTTEN, Row, SessionSource, add_totals, write_accounts
@@ -45,6 +45,7 @@ def ingest_into(
         earlier = read_earlier(run, scrub)
         try:
             planned = plan(run.root, _roots(paths), earlier, scrub=scrub, exclude=exclude, reread=reread)
+            _refuse_what_cannot_be_read_anew(run, planned, earlier)
             with gather(run.root, planned.families, earlier, scrub, num_workers, progress) as gathered:
                 _refuse_empty(planned, gathered)
                 return _write(run, planned, gathered, earlier, scrub, tools or {})
@@ -108,6 +109,22 @@ def _roots(paths: Iterable[str | Path]) -> list[Path]:
     if any(str(path) == "" for path in paths):
         raise InputError(explain("path", got="an empty string", expected="a file or a folder with session logs"))
     return [Path(path) for path in paths]
+
+
+def _refuse_what_cannot_be_read_anew(run: RunDir, planned: Plan, earlier: Earlier) -> None:
+    """Rows of an older version are read anew from their logs; where a log is gone, nobody can."""
+    if not earlier.is_old:
+        return
+    gone = [each.source.path for each in planned.families if each.family is None or _has_lost_files(each)]
+    if gone:
+        got = f"a run made before arguments kept their order, with {len(gone)} sessions whose logs are gone"
+        expected = f"the logs of all its sessions; the first that is missing: {gone[0]}"
+        fix = "Ingest the logs that are there into a new run: `crf ingest PATH... -o NEW_RUN`"
+        raise RunError(explain(str(run.root), got=got, expected=expected, fix=fix))
+
+
+def _has_lost_files(planned: Planned) -> bool:
+    return planned.old is not None and bool(planned.gone.intersection(planned.old.file_of))
 
 
 def _refuse_empty(planned: Plan, gathered: Gathered) -> None:

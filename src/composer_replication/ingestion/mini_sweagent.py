@@ -8,7 +8,7 @@ from typing import Any
 
 from composer_replication.ingestion.documents import read_lines_or_document
 from composer_replication.ingestion.json_text import as_utf8
-from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text, image_count
 from composer_replication.ingestion.turn_list import (
     TurnList,
     as_record,
@@ -76,7 +76,9 @@ def _add(turns: TurnList, message: Any, number: int, file: str, report: IngestRe
     if role == "system":
         turns.add(Turn(id=str(number), role="system", origin="meta", text=text, provenance=where))
     elif role == "user":
-        turns.add(Turn(id=str(number), role="user", origin=_origin(turns, text), text=text, provenance=where))
+        images = image_count(message.get("content"))
+        origin = _origin(turns, text)
+        turns.add(Turn(id=str(number), role="user", origin=origin, text=text, provenance=where, extra=images))
     elif role == "assistant":
         # Later versions call tools; a command inside the text is the model's text and stays there.
         calls = openai_calls(message, file, number, report)
@@ -95,7 +97,7 @@ def _add(turns: TurnList, message: Any, number: int, file: str, report: IngestRe
         )
     elif role == "tool":
         result = ToolResult(call_id=as_text(message.get("tool_call_id")), text=text, is_error=None)
-        turns.add_result(result, id=str(number), line=number)
+        turns.add_result(result, id=str(number), line=number, extra=image_count(message.get("content")))
     else:
         report.skip(f"unknown record type {role!r}", file, number)
 

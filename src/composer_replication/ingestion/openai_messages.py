@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from composer_replication.ingestion.documents import head_values, read_lines_or_document
-from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text, image_count
 from composer_replication.ingestion.turn_list import (
     ORPHAN,
     as_list,
@@ -18,6 +18,7 @@ from composer_replication.ingestion.turn_list import (
     openai_usage,
     parse_call,
     unique,
+    with_images,
 )
 from composer_replication.types import Conversation, Origin, Provenance, Role, ToolCall, ToolResult, Turn
 
@@ -165,6 +166,7 @@ class _Thread:
                 usage=openai_usage(message.get("usage")),
                 timestamp=as_string(message.get("timestamp")),
                 provenance=Provenance(file=self.source.name, lines=(line,)),
+                extra=image_count(message.get("content")),
             )
         )
 
@@ -191,16 +193,27 @@ class _Thread:
             self.report.skip(ORPHAN, self.source.name, line)
         self.waiting = [call for call in self.waiting if call.id != call_id]
         result = ToolResult(call_id=call_id, text=as_text(message.get("content")), is_error=None)
+        images = image_count(message.get("content"))
         last = self.turns[-1] if self.turns else None
         if last is not None and last.role == "tool":
             lines = last.provenance.lines if line in last.provenance.lines else (*last.provenance.lines, line)
             where = Provenance(file=self.source.name, lines=lines)
-            self.turns[-1] = replace(last, results=(*last.results, result), provenance=where)
+            self.turns[-1] = replace(
+                last, results=(*last.results, result), provenance=where, extra=with_images(last.extra, images)
+            )
             return
         where = Provenance(file=self.source.name, lines=(line,))
         written = as_string(message.get("timestamp"))
         self.turns.append(
-            Turn(id=turn_id, role="tool", origin="tool", results=(result,), timestamp=written, provenance=where)
+            Turn(
+                id=turn_id,
+                role="tool",
+                origin="tool",
+                results=(result,),
+                timestamp=written,
+                provenance=where,
+                extra=images,
+            )
         )
 
     def _waiting_for(self, name: str | None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from composer_replication.ingestion.documents import head_values, read_lines_or_document
-from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.source import IMAGE, TOO_DEEP, IngestReport, Record, SourceFile, as_text, is_image
 from composer_replication.ingestion.turn_list import (
     as_list,
     as_record,
@@ -98,6 +98,23 @@ class _Step:
     thoughts: list[str] = field(default_factory=list[str])
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
     results: list[ToolResult] = field(default_factory=list[ToolResult])
+    order: list[str] = field(default_factory=list[str])
+    images: int = 0
+
+    @property
+    def extra(self) -> Record:
+        """The order of the blocks where it is not thinking, text, calls; and how many images the calls brought."""
+        plain = ("thinking", "text", "call")
+        if self.order == sorted(self.order, key=plain.index):
+            return {}
+        # Thoughts are joined by an empty line: the first newline of it is the end of the thought before.
+        last = len(self.thoughts) - 1
+        sizes = {
+            "thinking": iter([len(each) + (number < last) for number, each in enumerate(self.thoughts)]),
+            "text": iter(map(len, self.texts)),
+            "call": iter(range(len(self.calls))),
+        }
+        return {"blocks": [[kind, next(sizes[kind])] for kind in self.order]}
 
     @property
     def is_empty(self) -> bool:
@@ -156,6 +173,7 @@ class _Message:
     def _user(self) -> Iterator[Turn]:
         texts: list[str] = []
         origin: Origin = "meta"
+        images = 0
         for part in self._parts():
             kind = as_string(part.get("type"))
             if kind == "text" and part.get("ignored"):
@@ -165,14 +183,21 @@ class _Message:
                 # Text the agent put in for the user (a file's content, a reminder) is marked as synthetic.
                 origin = origin if part.get("synthetic") else "human"
             elif kind == "file":
-                texts.append(f"[file {part.get('filename') or part.get('url') or ''}]")
+                images += is_image(part)
+                name = part.get("filename") or part.get("url") or ""
+                texts.append(IMAGE if is_image(part) else f"[file {name}]")
                 origin = "human"
             else:
                 self._count_other(kind)
         if texts:
-            text = "\n".join(texts)
             yield Turn(
-                id=self.id, role="user", origin=origin, text=text, timestamp=self.timestamp, provenance=self.where
+                id=self.id,
+                role="user",
+                origin=origin,
+                text="\n".join(texts),
+                timestamp=self.timestamp,
+                provenance=self.where,
+                extra={"images": images} if images else {},
             )
 
     def _assistant(self) -> Iterator[Turn]:
@@ -196,11 +221,17 @@ class _Message:
                 usage=_usage(self.info.get("tokens")) if last else None,
                 timestamp=self.timestamp,
                 provenance=self.where,
-                extra=failed if last else {},
+                extra=step.extra | (failed if last else {}),
             )
             if step.results:
-                results = tuple(step.results)
-                yield Turn(id=f"{turn_id}:results", role="tool", origin="tool", results=results, provenance=self.where)
+                yield Turn(
+                    id=f"{turn_id}:results",
+                    role="tool",
+                    origin="tool",
+                    results=tuple(step.results),
+                    provenance=self.where,
+                    extra={"images": step.images} if step.images else {},
+                )
 
     def _steps(self) -> list[_Step]:
         steps = [_Step()]
@@ -210,8 +241,10 @@ class _Message:
                 steps.append(_Step())
             elif kind == "text":
                 steps[-1].texts.append(as_text(part.get("text")))
+                steps[-1].order.append("text")
             elif kind == "reasoning":
                 steps[-1].thoughts.append(as_text(part.get("text")))
+                steps[-1].order.append("thinking")
             elif kind == "tool":
                 self._add_tool(part, index, steps[-1])
             else:
@@ -222,6 +255,8 @@ class _Message:
         state = as_record(part.get("state"))
         call_id = as_string(part.get("callID")) or f"{self.id}:call-{index}"
         step.calls.append(parse_call(call_id, part.get("tool"), state.get("input")))
+        step.order.append("call")
+        step.images += sum(is_image(each) for each in as_list(state.get("attachments")))
         status = state.get("status")
         if status == "completed":
             step.results.append(ToolResult(call_id=call_id, text=as_text(state.get("output")), is_error=False))

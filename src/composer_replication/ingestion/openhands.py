@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.ingestion.documents import read_lines_or_document
-from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.source import IMAGE, TOO_DEEP, IngestReport, Record, SourceFile, as_text
 from composer_replication.ingestion.turn_list import (
     TurnList,
     as_list,
@@ -155,7 +155,20 @@ class _History:
         where = Provenance(file=self.file, lines=(line,))
         when = as_string(event.get("timestamp"))
         turn_id = _event_id(event, index)
-        self.turns.add(Turn(id=turn_id, role=role, origin=_ORIGINS[kind], text=text, timestamp=when, provenance=where))
+        num_images = len(as_list(as_record(event.get("args")).get("image_urls")))
+        text = "\n".join([text, *[IMAGE] * num_images])
+        extra = {"images": num_images} if num_images else {}
+        self.turns.add(
+            Turn(
+                id=turn_id,
+                role=role,
+                origin=_ORIGINS[kind],
+                text=text,
+                timestamp=when,
+                provenance=where,
+                extra=extra,
+            )
+        )
 
     def _add_calls(self, event: Record, action: str, args: Record, index: int, line: int) -> None:
         metadata = as_record(event.get("tool_call_metadata"))
@@ -211,9 +224,12 @@ class _History:
             else:
                 self.report.skip(f"unknown record type {kind!r}", self.file, line)
             return
-        result = ToolResult(call_id=call_id or "", text=as_text(event.get("content")), is_error=_is_error(event, kind))
+        num_images = len(as_list(as_record(event.get("extras")).get("image_urls")))
+        text = "\n".join([as_text(event.get("content")), *[IMAGE] * num_images])
+        extra = {"images": num_images} if num_images else {}
+        result = ToolResult(call_id=call_id or "", text=text, is_error=_is_error(event, kind))
         when = as_string(event.get("timestamp"))
-        self.turns.add_result(result, id=_event_id(event, index), line=line, timestamp=when)
+        self.turns.add_result(result, id=_event_id(event, index), line=line, timestamp=when, extra=extra)
 
 
 def _event_id(event: Record, index: int) -> str:

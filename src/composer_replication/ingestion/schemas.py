@@ -10,9 +10,10 @@ from typing import Any, cast
 import orjson
 
 from composer_replication.errors import InputError, explain
+from composer_replication.runs.conversations import TOOL_SCHEMA, TOOL_VERSION
 from composer_replication.types import Conversation
 
-SCHEMA, VERSION = "tool", 1
+SCHEMA, VERSION = TOOL_SCHEMA, TOOL_VERSION
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
 
@@ -41,12 +42,14 @@ class ToolSchemas:
                 self.add(call["name"], call["arguments"])
 
     def schemas(self) -> dict[str, dict[str, Any]]:
-        """Tool name -> a JSON-schema object: every argument seen, its types, and as required what no call lacked."""
+        """Tool name -> a JSON-schema object: every argument seen, its types, and as required what no call lacked.
+
+        Arguments stand in the order in which calls first had them."""
         return {
             tool: {
                 "type": "object",
-                "properties": {name: _property(kinds) for name, kinds in sorted(self._kinds[tool].items())},
-                "required": sorted(name for name, number in self._present[tool].items() if number == num_calls),
+                "properties": {name: _property(kinds) for name, kinds in self._kinds[tool].items()},
+                "required": [name for name, number in self._present[tool].items() if number == num_calls],
             }
             for tool, num_calls in sorted(self.num_calls.items())
         }

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from composer_replication.actions.write import recut_blocks
 from composer_replication.types import Conversation, Link, ToolCall, ToolResult, Turn
 
 
@@ -69,9 +70,8 @@ class _Work:
         text, thinking = scope.text(turn.text), scope.text(turn.thinking)
         calls = tuple(self._call(call) for call in turn.calls)
         results = tuple(self._result(result) for result in turn.results)
-        extra = dict(turn.extra)
-        if (text, thinking) != (turn.text, turn.thinking):
-            extra.pop("blocks", None)  # it cuts the texts by length, and the lengths are no longer those
+        is_same = (text, thinking) == (turn.text, turn.thinking)
+        extra = dict(turn.extra) if is_same or "blocks" not in turn.extra else recut_blocks(turn, text, thinking)
         own_change = (text, thinking, calls) != (turn.text, turn.thinking, turn.calls)
         self._changed = self._changed or own_change or results != turn.results
         if self._changed and isinstance(extra.get("atif"), dict):

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, cast
 
 from composer_replication.errors import ArtefactCorruptError, explain
+from composer_replication.ingestion.unplaced import IMAGES, UNPLACED, unplaced_in_row
 from composer_replication.runs import RunDir
 
 SCHEMA, VERSION = "session_source", 1
@@ -20,6 +21,7 @@ OLDER = "older copy of a session that went on"
 Status = Literal["kept", "duplicate", "empty"]
 Row = dict[str, Any]
 _COUNTED = ("conversations", "sessions", "turns", "assistant turns", "calls", "results", "errors")
+_COUNTED_IF_ANY = (*UNPLACED, IMAGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ def with_rows(
     source: SessionSource, kept: Sequence[Row], *, left_out: Mapping[str, int] | None = None
 ) -> SessionSource:
     """The account of a family of which the rows `kept`, their ids without suffix, are what there is."""
-    counts = {key: number for key, number in source.counts.items() if key not in _COUNTED}
+    counts = {key: number for key, number in source.counts.items() if key not in _COUNTED + _COUNTED_IF_ANY}
     total: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
     for row in kept:
         _count(row, total)
@@ -142,6 +144,7 @@ def _count(row: Row, total: Counter[str]) -> None:
     total["calls"] += sum(len(turn["calls"]) for turn in turns)
     total["results"] += len(results)
     total["errors"] += sum(result["is_error"] is True for result in results)
+    total.update(unplaced_in_row(row))
 
 
 def _added(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from dataclasses import replace
+from typing import NamedTuple
 
 from composer_replication.ingestion.content_marks import id_mark, is_forgotten, marks_along
 from composer_replication.ingestion.gather import Gathered, GatheredFamily
@@ -37,17 +38,40 @@ def settle(gathered: Gathered, forgotten: Set[str]) -> Iterator[tuple[SessionSou
         yield replace(source, id_suffix=suffix), with_suffix(kept, suffix=suffix)
 
 
+# Shorter ids of turns are numbers that many logs have.
+_SHORTEST_NAME = 16
+_Place = tuple[int, int]
+"""The number of a family, and of a conversation in it."""
+
+
+class _Along(NamedTuple):
+    """A conversation that may be a copy: its marks turn by turn, and the ids of its turns."""
+
+    marks: list[str]
+    turns: list[str]
+
+    def goes_on_from(self, other: _Along) -> bool:
+        """Whether the other is its beginning; of a live log's last message only a part may have been there yet."""
+        if not other.marks or len(self.marks) < len(other.marks) or self.marks[-1] == other.marks[-1]:
+            return False
+        if other.marks[-1] in self.marks:
+            return True
+        at = len(other.marks) - 1
+        return at > 0 and self.marks[at - 1] == other.marks[at - 1] and self.turns[at] == other.turns[at]
+
+
 def _copies(gathered: Gathered) -> dict[int, str]:
     """Families, by number, all of whose conversations are in other families too, whole or gone on."""
     by_mark: dict[str, list[int]] = {}
-    by_id: dict[str, list[int]] = {}
+    by_key: dict[str, list[_Place]] = {}
     for number, family in enumerate(gathered.families):
         for mark in set(family.marks):
             by_mark.setdefault(mark, []).append(number)
-        for identity in set(family.source.conversations):
-            by_id.setdefault(identity, []).append(number)
-    shared = {identity: numbers for identity, numbers in by_id.items() if len(numbers) > 1}
-    along = _marks_of_shared(gathered, shared)
+        for index in range(family.num_rows):
+            for key in _keys(family, index):
+                by_key.setdefault(key, []).append((number, index))
+    shared = {key: places for key, places in by_key.items() if len({number for number, _ in places}) > 1}
+    along = _along_shared(gathered, shared)
     reasons: dict[int, str] = {}
     for number, family in enumerate(gathered.families):
         reason = _why_copy(number, family, by_mark, shared, along, reasons)
@@ -56,14 +80,23 @@ def _copies(gathered: Gathered) -> dict[int, str]:
     return reasons
 
 
-def _marks_of_shared(gathered: Gathered, shared: dict[str, list[int]]) -> dict[tuple[int, str], list[str]]:
-    """The marks along every conversation whose id more than one family has."""
-    wanted = {number for numbers in shared.values() for number in numbers}
+def _keys(family: GatheredFamily, index: int) -> Iterator[str]:
+    """What a conversation has in common with its copies: its id, or the record it begins with under another name."""
+    yield f"id {family.source.conversations[index]}"
+    if len(family.beginnings[index]) >= _SHORTEST_NAME:
+        yield f"first {family.beginnings[index]}"
+
+
+def _along_shared(gathered: Gathered, shared: dict[str, list[_Place]]) -> dict[_Place, _Along]:
+    """Every conversation that has a key in common with one of another family."""
+    wanted: dict[int, set[int]] = {}
+    for number, index in (place for places in shared.values() for place in places):
+        wanted.setdefault(number, set()).add(index)
     return {
-        (number, row["id"]): list(marks_along(row))
+        (number, index): _Along(list(marks_along(row)), [turn["id"] for turn in row["turns"]])
         for number in sorted(wanted)
-        for row in gathered.rows_of(gathered.families[number])
-        if row["id"] in shared
+        for index, row in enumerate(gathered.rows_of(gathered.families[number]))
+        if index in wanted[number]
     }
 
 
@@ -71,24 +104,32 @@ def _why_copy(
     number: int,
     family: GatheredFamily,
     by_mark: dict[str, list[int]],
-    shared: dict[str, list[int]],
-    along: dict[tuple[int, str], list[str]],
+    shared: dict[str, list[_Place]],
+    along: dict[_Place, _Along],
     gone: dict[int, str],
 ) -> str | None:
     if not family.num_rows:
         return None
-    verdicts = set[str]()
-    for identity, mark in zip(family.source.conversations, family.marks, strict=True):
-        others = [each for each in shared.get(identity, ()) if each != number and each not in gone]
-        longer = [each for each in others if mark in along[each, identity][:-1]]
-        same = [each for each in others if along[each, identity][-1:] == [mark] and each < number]
+    # Of two that are equal the later one is the copy, unless the later family went on where this one ended.
+    went_on, waiting, verdicts = set[int](), list[set[int]](), set[str]()
+    for index, mark in enumerate(family.marks):
+        places = {place for key in _keys(family, index) for place in shared.get(key, ())}
+        others = [place for place in places if place[0] != number and place[0] not in gone]
+        longer = {place[0] for place in others if along[place].goes_on_from(along[number, index])}
+        same = {place[0] for place in others if along[place].marks[-1:] == [mark]}
         # A greeting may well be said twice; a long conversation, word for word, is not.
-        elsewhere = [
-            each for each in by_mark[mark] if each < number and each not in gone and mark.startswith("begins:")
-        ]
-        if not (longer or same or elsewhere):
+        elsewhere = mark.startswith("begins:") and any(each < number and each not in gone for each in by_mark[mark])
+        went_on |= longer
+        if elsewhere or any(each < number for each in same):
+            verdicts.add(COPY)
+        elif longer:
+            verdicts.add(OLDER)
+        elif same:
+            waiting.append(same)
+        else:
             return None
-        verdicts.add(COPY if same or elsewhere else OLDER)
+    if not all(same & went_on for same in waiting):
+        return None
     return OLDER if OLDER in verdicts else COPY
 
 

@@ -134,6 +134,38 @@ def check_depth(value: Any, depth: int = 0) -> None:
             check_depth(each, depth + 1)
 
 
+_IMAGE_TYPES = frozenset({"image", "image_url", "input_image"})
+# Where Gemini puts what a part holds.
+_INLINE = ("inlineData", "inline_data", "fileData")
+IMAGE = "[image]"
+
+
+def is_image(block: Any) -> bool:
+    """Whether a content block is an image, in the shape of any interface."""
+    if not isinstance(block, dict):
+        return False
+    data = cast("Record", block)
+    kind = data.get("type")
+    if isinstance(kind, str) and kind in _IMAGE_TYPES:
+        return True
+    inline = next((data[key] for key in _INLINE if isinstance(data.get(key), dict)), data)
+    media = inline.get("mimeType") or inline.get("mime")
+    return isinstance(media, str) and media.startswith("image/")
+
+
+def images_in(content: Any) -> int:
+    """How many images a content field shows: text models cannot see them, and `as_text` leaves a mark for each."""
+    if isinstance(content, list):
+        return sum(is_image(each) for each in cast("list[Any]", content))
+    return int(is_image(content))
+
+
+def image_count(*contents: Any) -> Record:
+    """What a turn's `extra` says about the images in its content fields: nothing where there are none."""
+    number = sum(images_in(each) for each in contents)
+    return {"images": number} if number else {}
+
+
 def as_text(content: Any, depth: int = 0) -> str:
     """The text of a content field in any of its shapes: a string, or a list of strings and blocks with text.
 
@@ -145,6 +177,8 @@ def as_text(content: Any, depth: int = 0) -> str:
         raise RecursionError("content nested too deeply")
     if isinstance(content, dict):
         block = cast("Record", content)
+        if is_image(block):
+            return IMAGE
         inner = next((block[key] for key in _TEXT_KEYS if block.get(key) is not None), None)
         return as_text(inner, depth + 1) if inner is not None else f"[{block.get('type', 'block')}]"
     if isinstance(content, list):

@@ -11,7 +11,9 @@ from composer_replication.ingestion.gather import Gathered
 from composer_replication.ingestion.planning import Plan
 from composer_replication.ingestion.session_sources import SessionSource, first_places
 from composer_replication.ingestion.source import IngestReport
+from composer_replication.ingestion.unplaced import IMAGES, UNPLACED
 
+_BESIDE = ("queued messages", "attachments ", IMAGES)
 _COLUMNS = ("sessions", "conversations", "turns", "calls", "results", "errors")
 
 
@@ -40,13 +42,27 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Unplaced:
+    """Calls or results of one format that have no counterpart: what, and how many."""
+
+    format: str
+    what: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class IngestSummary:
-    """The run as it is after an ingest; `num_read` files were read, `num_reused` taken over as they were."""
+    """The run as it is after an ingest; `num_read` files were read, `num_reused` taken over as they were.
+
+    `beside` counts what logs hold beside messages: queued messages, attachments, images.
+    """
 
     formats: tuple[FormatCounts, ...]
     total: FormatCounts
     redactions: Mapping[str, int]
     skipped: tuple[Left, ...]
+    unplaced: tuple[Unplaced, ...]
+    beside: Mapping[str, int]
     num_read: int
     num_reused: int
     is_scrubbed: bool
@@ -75,11 +91,28 @@ class IngestSummary:
             total=_counts("all", [each for group in by_format.values() for each in group]),
             redactions=dict(redactions.most_common()),
             skipped=tuple(Left(reason, *places[reason]) for reason in sorted(places)),
+            unplaced=tuple(_unplaced(by_format)),
+            beside=_beside([each for group in by_format.values() for each in group]),
             num_read=num_read,
             num_reused=sum(len(each.source.sizes) for each in gathered.families) - num_read,
             is_scrubbed=is_scrubbed,
             remarks=tuple(_remarks(planned, lost)),
         )
+
+
+def _unplaced(by_format: Mapping[str, Sequence[SessionSource]]) -> Iterator[Unplaced]:
+    for name in sorted(by_format):
+        for what in UNPLACED:
+            number = sum(source.counts.get(what, 0) for source in by_format[name])
+            if number:
+                yield Unplaced(name, what, number)
+
+
+def _beside(sources: Sequence[SessionSource]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for source in sources:
+        total.update({key: number for key, number in source.counts.items() if key.startswith(_BESIDE)})
+    return {key: number for key, number in sorted(total.items()) if number}
 
 
 def _remarks(planned: Plan, lost: str | None) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from composer_replication.ingestion.documents import read_lines_or_document
 from composer_replication.ingestion.json_text import as_utf8
-from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text, image_count
 from composer_replication.ingestion.turn_list import (
     TurnList,
     as_list,
@@ -64,6 +64,7 @@ def _conversation(document: Record, id: str, file: str, report: IngestReport) ->
         _each(turns, as_list(steps), _add_step, file, report)
     else:
         _each(turns, as_list(history), _add_message, file, report)
+        _add_last_observation(turns, as_list(steps))
     if not turns.turns:
         return
     info = as_record(document.get("info"))
@@ -95,19 +96,39 @@ def _add_message(turns: TurnList, message: Record, number: int, file: str, repor
     waiting = turns.open_calls()
     if role == "assistant":
         _add_assistant(turns, message, number, file, report)
-    elif role == "tool" or (role == "user" and waiting and message.get("message_type") == "observation"):
+    elif role == "tool" or (role == "user" and waiting and _is_observation(message)):
         # One observation answers all calls it names; without names it answers the first that waits.
         ids = [as_text(each) for each in as_list(message.get("tool_call_ids"))]
         ids = ids or [as_text(message.get("tool_call_id"))] if role == "tool" else ids or waiting[:1]
         for id in ids:
-            turns.add_result(ToolResult(call_id=id, text=text, is_error=None), id=str(number), line=number)
+            result = ToolResult(call_id=id, text=text, is_error=None)
+            turns.add_result(result, id=str(number), line=number, extra=image_count(message.get("content")))
     elif role in ("system", "user"):
         said: Role = "system" if role == "system" else "user"
         origin: Origin = _origin(message, "meta" if role == "system" else "human")
         where = Provenance(file=file, lines=(number,))
-        turns.add(Turn(id=str(number), role=said, origin=origin, text=text, provenance=where))
+        images = image_count(message.get("content"))
+        turns.add(Turn(id=str(number), role=said, origin=origin, text=text, provenance=where, extra=images))
     else:
         report.skip(f"unknown record type {role!r}", file, number)
+
+
+def _is_observation(message: Record) -> bool:
+    """Whether a user's message, while a call waits, is what came back: older versions do not say what a message is."""
+    return message.get("message_type") in (None, "observation") and message.get("is_demo") is not True
+
+
+def _add_last_observation(turns: TurnList, steps: list[Any]) -> None:
+    """The history ends with the last action; what came back for it is in the last step alone."""
+    waiting, last = turns.open_calls(), as_record(steps[-1]) if steps else {}
+    calls = {call.id: call for turn in turns.turns[-1:] for call in turn.calls}
+    if len(waiting) != 1 or waiting[0] not in calls or last.get("observation") is None:
+        return
+    asked = calls[waiting[0]].arguments.get("input")
+    if asked is None or asked == as_text(last.get("action")):
+        line = turns.turns[-1].provenance.lines[-1]
+        result = ToolResult(call_id=waiting[0], text=as_text(last["observation"]), is_error=None)
+        turns.add_result(result, id=f"observation-{line}", line=line)
 
 
 def _add_assistant(turns: TurnList, message: Record, number: int, file: str, report: IngestReport) -> None:

@@ -60,7 +60,7 @@ class TurnList:
             self._see(result, line)
             lines = last.provenance.lines
             where = replace(last.provenance, lines=lines if line in lines else (*lines, line))
-            merged = {**last.extra, **(extra or {})}
+            merged = with_images(last.extra, extra or {})
             self.turns[-1] = replace(last, results=(*last.results, result), provenance=where, extra=merged)
             return
         where = Provenance(file=self._file, lines=(line,))
@@ -88,6 +88,12 @@ class TurnList:
         self._answered.add(result.call_id)
         if result.call_id not in self._caller_of:
             self._report.skip(ORPHAN, self._file, line)
+
+
+def with_images(before: Mapping[str, Any], more: Mapping[str, Any]) -> Record:
+    """Both extras of a turn that grows; images add up."""
+    images = before.get("images", 0) + more.get("images", 0)
+    return {**before, **more, **({"images": images} if images else {})}
 
 
 def unique(id: str, taken: set[str]) -> str:

@@ -20,10 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import orjson
-
 from composer_replication.atomic import staged
-from composer_replication.canonical_json import encode
+from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, explain
 from composer_replication.pairs.export_messages import Arguments, answer_message, prompt_messages
 from composer_replication.pairs.normalise.normalizer import NormalizedDPOPair
@@ -51,7 +49,7 @@ def export_preferences(
     target.parent.mkdir(parents=True, exist_ok=True)
     with staged(target) as stage:
         for row in _rows(pairs, tools, arguments):
-            stage.file.write(_in_order(row, f"pair {row['state_id']!r}") + b"\n")
+            stage.file.write(encode_as_written(row, where=f"pair {row['state_id']!r}") + b"\n")
             num_rows += 1
         if not num_rows:
             raise InputError(explain(f"pairs for {target}", got="none", expected="at least one"))
@@ -85,14 +83,8 @@ def preference_row(
         "prompt": prompt,
         "chosen": [answer_message(given["chosen"], arguments)],
         "rejected": [answer_message(given["rejected"], arguments)],
-        "tools": _in_order(list(schemas), f"tools of {where}").decode(),
+        "tools": encode_as_written(list(schemas), where=f"tools of {where}").decode(),
     }
-
-
-def _in_order(value: object, where: str) -> bytes:
-    """JSON with the keys in the order they have: a model writes its arguments in an order, and is trained on it."""
-    encode(value, where=where)  # for its errors, which name the key
-    return orjson.dumps(value)
 
 
 def _fields(pair: DPOPair | NormalizedDPOPair, number: int) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from composer_replication.atomic import staged
-from composer_replication.canonical_json import encode
+from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, explain
 from composer_replication.pairs.agreement import PairReport
 from composer_replication.pairs.answers import reply_text, voter_of
@@ -93,7 +93,7 @@ def save_pairs(pairs: Iterable[Mapping[str, Any]], path: str | os.PathLike[str])
     target.parent.mkdir(parents=True, exist_ok=True)
     with staged(target) as stage:
         for number, pair in enumerate(pairs):
-            stage.file.write(encode(pair, where=f"pair {number}") + b"\n")
+            stage.file.write(encode_as_written(pair, where=f"pair {number}") + b"\n")
         stage.commit()
 
 

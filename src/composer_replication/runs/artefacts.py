@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
@@ -53,7 +54,15 @@ _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
     ("report_md", "report.md", "crf report", "file"),
 )
 
+# Schemas whose older versions are refused: version 1 held calls and tools with sorted keys, in an order nobody wrote.
+OLDEST_READ: Mapping[str, int] = MappingProxyType({"conversation": 2, "tool": 2, "teacher_call": 2, "dpo_pair": 2})
+
 ARTEFACTS: Mapping[str, Artefact] = MappingProxyType({row[0]: Artefact(*row) for row in _TABLE})
+
+
+def command_for(artefact: Artefact, run: Path) -> str:
+    """The command that makes an artefact anew in a run directory."""
+    return f"{artefact.command} PATH... -o {run}" if artefact.command == "crf ingest" else f"{artefact.command} {run}"
 
 
 def find_artefact(name: str, *, kind: Kind | None = None) -> Artefact:

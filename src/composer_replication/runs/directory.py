@@ -13,7 +13,7 @@ from composer_replication.errors import InputError, RunError, explain
 from composer_replication.runs.artefacts import find_artefact
 from composer_replication.runs.journal import Journal, JournalContents, read_journal
 from composer_replication.runs.lineage import Lineage, hash_source, trace_lineage
-from composer_replication.runs.records import Row, not_found, open_records, read_records, write_records
+from composer_replication.runs.records import Row, not_found, open_records, read_records, refuse_old, write_records
 from composer_replication.runs.sidecar import ArtefactMeta, Setting, check_schema, now
 
 MARKER = "run.json"
@@ -107,10 +107,11 @@ class RunDir:
     ) -> ArtefactMeta:
         """Replace artefact `name` by `rows`, which all have the same keys, and describe it in its sidecar.
 
-        A source is an artefact's name or the path of a file. `counts` and `drops` are read after the last row, so a
-        generator may fill them on its way. An exception before the first rename, from `rows` too, leaves the old
-        artefact as it was. An OSError of the second rename leaves a pair that reading refuses; one of the sync after
-        both leaves the new artefact, which a power cut may still undo. Writing again repairs either.
+        Keys stay in the order they have. A source is an artefact's name or the path of a file. `counts` and `drops`
+        are read after the last row, so a generator may fill them on its way. An exception before the first rename,
+        from `rows` too, leaves the old artefact as it was. An OSError of the second rename leaves a pair that reading
+        refuses; one of the sync after both leaves the new artefact, which a power cut may still undo. Writing again
+        repairs either.
         """
         artefact = find_artefact(name, kind="records")
         # Hashed before the first row is asked for: a source that changes under us must look changed, not current.
@@ -138,7 +139,9 @@ class RunDir:
         `verify=False` skips that pass over the file and keeps the checks of length, row count and keys.
         """
         artefact = find_artefact(name, kind="records")
-        check_schema(self.meta(name), schema=schema, version=version)  # here, not at the first next()
+        meta = self.meta(name)
+        check_schema(meta, schema=schema, version=version)  # here, not at the first next()
+        refuse_old(meta, artefact, self.root)
         return read_records(self.root, artefact, schema=schema, version=version, verify=verify)
 
     def append_jsonl(self, name: str) -> Journal:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from composer_replication.atomic import commit_together, directory_lock, staged
-from composer_replication.canonical_json import decode_object, encode
-from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, InputError, explain
-from composer_replication.runs.artefacts import Artefact
+from composer_replication.canonical_json import decode_object, encode_as_written
+from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, InputError, RunError, explain
+from composer_replication.runs.artefacts import OLDEST_READ, Artefact, command_for
 from composer_replication.runs.sidecar import ArtefactMeta, check_schema, now, read_sidecar
 
 Row = Mapping[str, object]
@@ -41,6 +41,7 @@ def read_records(
     meta, file = open_records(directory, artefact)
     with file:
         check_schema(meta, schema=schema, version=version)
+        refuse_old(meta, artefact, directory)
         check_pair(file, meta, artefact, verify=verify)
         num_rows, keys = 0, frozenset(meta.keys)
         for num_rows, line in enumerate(file, start=1):
@@ -83,6 +84,20 @@ def check_pair(file: BufferedReader, meta: ArtefactMeta, artefact: Artefact, *, 
             raise _corrupt(artefact, got=got, expected=f"sha256 {meta.sha256} of {meta.rows} lines")
 
 
+def refuse_old(meta: ArtefactMeta, artefact: Artefact, directory: Path) -> None:
+    """Raise a RunError for rows of a version that can only be made anew, with the command that does it."""
+    oldest = OLDEST_READ.get(meta.schema, 1)
+    if meta.version < oldest:
+        raise RunError(
+            explain(
+                f"{directory / artefact.file_name}, version of schema {meta.schema}",
+                got=f"{meta.version} (composer-replication {meta.tool_version})",
+                expected=f"{oldest} or newer: older rows lost the order in which arguments and schemas were written",
+                fix=f"Make it anew: `{command_for(artefact, directory)}`",
+            )
+        )
+
+
 def not_found(artefact: Artefact, directory: Path) -> ArtefactNotFoundError:
     """The error for an artefact that no step has written yet."""
     return ArtefactNotFoundError(
@@ -96,7 +111,7 @@ def _stream(rows: Iterable[Row], file: BinaryIO, draft: ArtefactMeta, file_name:
     for num_rows, row in enumerate(rows, start=1):
         where = f"{file_name} line {num_rows}"
         keys = _same_keys(row, keys, where)
-        line = encode(row if isinstance(row, dict) else dict(row), where=where) + b"\n"
+        line = encode_as_written(row if isinstance(row, dict) else dict(row), where=where) + b"\n"
         file.write(line)
         digest.update(line)
         num_bytes += len(line)

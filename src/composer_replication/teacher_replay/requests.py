@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from composer_replication.canonical_json import encode
+from composer_replication.canonical_json import encode, encode_as_written
 from composer_replication.errors import InputError, explain
 from composer_replication.teacher_replay.fence import fence
 from composer_replication.teacher_replay.teachers import Teacher
@@ -53,7 +53,7 @@ class RequestBuilder:
         """The request for one state. `messages` are those of the state; fencing happens here, with a session's mark."""
         shown = fence(messages, session) if self._settings.fence else list(messages)
         parameters = self._parameters(tools)
-        body = encode({**parameters, "messages": shown}, where=f"request to {self._teacher.slug}")
+        body = encode_as_written({**parameters, "messages": shown}, where=f"request to {self._teacher.slug}")
         # A token is at least a byte, and the JSON around a message is longer than what a template puts around it.
         bound = self._teacher.price.bound(len(body), self._settings.max_tokens)
         return Request(self._teacher, self._key(parameters, messages), body, bound)

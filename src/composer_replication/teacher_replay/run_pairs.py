@@ -16,7 +16,7 @@ from composer_replication.runs import RunDir
 from composer_replication.teacher_replay.run_replay import Which, read_calls, run_states
 from composer_replication.types import TraceState
 
-SCHEMA, VERSION = "dpo_pair", 1
+SCHEMA, VERSION = "dpo_pair", 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.run_sites import read_sites
 from composer_replication.ingestion.states import states, trace_state
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import read_conversations
+from composer_replication.runs.conversations import TOOL_SCHEMA, TOOL_VERSION, read_conversations
 from composer_replication.teacher_replay.ask import answer_of
 from composer_replication.teacher_replay.lanes import session_of
 from composer_replication.teacher_replay.money import to_dollars
@@ -21,7 +21,7 @@ from composer_replication.teacher_replay.store import TeacherStore
 from composer_replication.teacher_replay.teachers import Teacher
 from composer_replication.types import TeacherCallResult, TraceState
 
-SCHEMA, VERSION = "teacher_call", 1
+SCHEMA, VERSION = "teacher_call", 2
 # Real prompts have about four bytes a token, and answers of coding agents are short: the low end of what it may cost.
 _BYTES_PER_TOKEN, _USUAL_ANSWER = 4, 120
 _RUN_DEPENDENT = ("is_cached",)
@@ -176,7 +176,7 @@ def _tools_by_format(run: RunDir) -> dict[str, list[dict[str, Any]]]:
 
     All of them for every session of that agent: only those that a session went on to call would tell what comes.
     """
-    rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("tools", schema="tool"))
+    rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("tools", schema=TOOL_SCHEMA, version=TOOL_VERSION))
     schemas = {row["name"]: row["parameters"] for row in rows}
     names: dict[str, set[str]] = {}
     for conversation in read_conversations(run):

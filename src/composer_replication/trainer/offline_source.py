@@ -13,7 +13,7 @@ from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.types import Conversation, ErrorSite, Hint
 
-_PAIR_SCHEMA, _PAIR_VERSION = "dpo_pair", 1
+_PAIR_SCHEMA, _PAIR_VERSION = "dpo_pair", 2
 
 
 class LoggedPair(NamedTuple):

@@ -18,6 +18,7 @@ from composer_replication.errors import ConfigError, InputError, explain
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import require
 from composer_replication.runs import RunDir
+from composer_replication.runs.conversations import TOOL_SCHEMA, TOOL_VERSION
 from composer_replication.trainer.teachers import TeacherKeeper
 
 Say = Callable[[str], None]
@@ -56,7 +57,7 @@ def tools_of(run: RunDir | None) -> list[dict[str, Any]] | None:
     """The tools that the run's sessions were seen to have, in the form that chat templates take."""
     if run is None or not run.path("tools").exists():
         return None
-    rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("tools", schema="tool"))
+    rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("tools", schema=TOOL_SCHEMA, version=TOOL_VERSION))
     return [
         {"type": "function", "function": {"name": row["name"], "description": "", "parameters": row["parameters"]}}
         for row in rows

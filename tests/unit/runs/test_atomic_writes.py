@@ -30,9 +30,9 @@ def test_a_shorter_text_leaves_nothing_of_the_longer_one_before(tmp_path: Path) 
     assert (tmp_path / "a.txt").read_bytes() == "ü\r\n".encode()
 
 
-def test_json_is_indented_sorted_and_ends_with_a_newline(tmp_path: Path) -> None:
+def test_json_is_indented_keeps_the_order_of_keys_and_ends_with_a_newline(tmp_path: Path) -> None:
     atomic_write_json(tmp_path / "a.json", {"b": [1], "a": 0.5})
-    assert (tmp_path / "a.json").read_text() == '{\n  "a": 0.5,\n  "b": [\n    1\n  ]\n}\n'
+    assert (tmp_path / "a.json").read_text() == '{\n  "b": [\n    1\n  ],\n  "a": 0.5\n}\n'
 
 
 def test_json_with_a_nan_is_refused_and_leaves_the_old_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.canonical_json import decode, decode_object, encode
+from composer_replication.canonical_json import decode, decode_object, encode, encode_as_written
 from composer_replication.errors import InputError
 
 text = st.text(st.characters(exclude_categories=("Cs",)))
@@ -31,6 +31,15 @@ def test_what_is_encoded_decodes_to_an_equal_value_here_and_in_the_standard_libr
     data = encode(value, where="here")
     assert decode(data) == value
     assert json.loads(data) == value
+
+
+@given(st.dictionaries(text, json_values, min_size=2, max_size=5))
+def test_as_written_keeps_the_order_of_the_keys_and_refuses_the_same_values(value: dict[str, object]) -> None:
+    turned = dict(reversed(value.items()))
+    assert list(json.loads(encode_as_written(turned, where="here"))) == list(turned)
+    assert decode(encode_as_written(turned, where="here")) == value
+    with pytest.raises(InputError, match="here, key 'last'"):
+        encode_as_written({**value, "last": math.nan}, where="here")
 
 
 @given(st.dictionaries(text, json_values, min_size=2, max_size=5))

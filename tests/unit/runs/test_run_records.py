@@ -21,9 +21,9 @@ ROWS: list[dict[str, object]] = [
     {"id": "", "turn": -3, "cost_usd": 1e-300},
 ]
 TEXT = (
-    '{"cost_usd":0.25,"id":"a","turn":1}\n'
-    '{"cost_usd":null,"id":"ü\\n","turn":2}\n'
-    '{"cost_usd":1e-300,"id":"","turn":-3}\n'
+    '{"id":"a","turn":1,"cost_usd":0.25}\n'
+    '{"id":"ü\\n","turn":2,"cost_usd":null}\n'
+    '{"id":"","turn":-3,"cost_usd":1e-300}\n'
 ).encode()
 
 
@@ -40,10 +40,11 @@ def read(run: RunDir, *, verify: bool = True) -> list[dict[str, object]]:
     return list(run.read_jsonl("pairs", schema="pair", version=2, verify=verify))
 
 
-def test_the_file_is_one_sorted_json_object_per_line_and_reads_back(run: RunDir) -> None:
+def test_the_file_is_one_json_object_per_line_with_keys_as_they_are_and_reads_back(run: RunDir) -> None:
     write(run)
     assert run.path("pairs").read_bytes() == TEXT
     assert read(run) == ROWS
+    assert [list(row) for row in read(run)] == [list(row) for row in ROWS]
 
 
 def test_the_sidecar_says_what_the_file_is(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +85,7 @@ def test_the_same_rows_give_the_same_files_but_for_the_time(run: RunDir) -> None
     sidecar = run.root / "pairs.meta.json"
     write(run)
     data, meta = run.path("pairs").read_bytes(), json.loads(sidecar.read_text())
-    write(run, [dict(reversed(row.items())) for row in ROWS])
+    write(run, [dict(row) for row in ROWS])
     again = json.loads(sidecar.read_text())
     assert run.path("pairs").read_bytes() == data
     assert meta | {"created": ""} == again | {"created": ""}

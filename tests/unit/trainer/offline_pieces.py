@@ -82,7 +82,7 @@ def write_run(folder, sessions):
         for s in sessions
         for p in s.pairs
     )
-    run.write_jsonl("pairs", pairs, schema="dpo_pair", version=1, sources=["conversations"])
+    run.write_jsonl("pairs", pairs, schema="dpo_pair", version=2, sources=["conversations"])
     return run
 
 
