@@ -35,6 +35,19 @@ def text_of(action: Action) -> str:
     return action_text(turn)
 
 
+def text_follows_call(turn: Turn) -> bool:
+    """Whether the turn says something behind a call, where a chat template has no place for it."""
+    blocks: Any = turn.extra.get("blocks")
+    if not _fits(blocks, turn):
+        return False
+    texts, seen_call = _Pieces(turn.text), False
+    for kind, size in cast("list[tuple[str, int]]", blocks):
+        if kind == "text" and texts.take(size).strip() and seen_call:
+            return True
+        seen_call = seen_call or kind == "call"
+    return False
+
+
 class _Pieces:
     """Cuts a text that was joined by newlines back into its pieces."""
 

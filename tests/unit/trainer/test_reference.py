@@ -104,7 +104,7 @@ def test_other_weights_another_tokenizer_or_template_are_stale(model, tmp_path):
         (copy.deepcopy(model).float(), renderer, "weights and precision"),
         (model, renderer_of("gemma"), "tokenizer and template"),
         (model, other_template, "template"),
-        (model, Renderer(load("llama3"), keep_thinking=False), "template"),
+        (model, Renderer(load("llama3"), thinking=ThinkingRules(others="context")), "template"),
         (model, renderer_of("llama3", with_tools=True), "template"),
     ):
         with pytest.raises(StaleArtefactError, match=f"other {what} than"):
