@@ -101,7 +101,7 @@ THINKER = """{{- bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|Assistant|><think>\\n' }}{%- endif %}"""
 
-# A call's result stands inside the model's turn, which goes on behind it; the prompt opens a turn of its own all the same.
+# A call's result stands inside the model's turn, which goes on behind it; the prompt opens a new turn all the same.
 FOLDING = """{{- bos_token }}
 {%- set turn = namespace(is_open=false) %}
 {%- for message in messages %}

@@ -148,11 +148,20 @@ class Cutter:
         def with_message(message: Message) -> str:
             return self._render(view, [*before, message], tools)
 
-        try:
-            marked = self._render(view, [*map(view.marked, before), item.message], tools)
-        except InputError:  # it reads what it is given, a result as JSON say
-            marked = None
-        return Renderings(prompt, whole, with_message, marked)
+        def checked(messages: list[Message]) -> str | None:
+            try:
+                return self._render(view, messages, tools)
+            except InputError:  # it reads what it is given, a result as JSON say, or wants an answer last
+                return None
+
+        marked = [view.marked(message) for message in before]
+        return Renderings(
+            prompt,
+            whole,
+            with_message,
+            checked([*marked, item.message]),
+            lambda is_marked: checked(marked if is_marked else before),
+        )
 
     def _up_to_stop(self, text: str) -> tuple[str, str]:
         """The turn with its end-of-turn token; without one, with everything the template writes after it."""

@@ -18,7 +18,7 @@ from composer_replication.types import Message, Turn
 Treatment = Literal["target", "context", "left_out"]
 TREATMENTS: tuple[Treatment, ...] = ("target", "context", "left_out")
 Outcome = Literal["none", "target", "context", "left_out", "not_shown"]
-"""What was done with a turn's thinking; `none` where it had none, `not_shown` where the template has no place for it."""
+"""What was done with a turn's thinking; `none`: it had none, `not_shown`: the template has no place for it."""
 
 _ASKED, _SAID, _THOUGHT = "Zqask", "Zqsay", "Zqthink"
 _SWITCHES = ("enable_thinking", "thinking")  # what templates call the variable that turns thinking off

@@ -17,7 +17,8 @@ from composer_replication.batch.messages import ChatItem
 from composer_replication.errors import AlignmentError, explain
 from composer_replication.types import Message
 
-_WORD, _MARK, _MAX_LEAD = "Zqword", "Zqmark", 256  # no template writes more between a prompt and the text of a turn
+_WORD, _MARK, _MAX_LEAD = "Zqword", "Zqmark", 256  # no template writes more between a prompt and a turn
+_COMPARED = 1024  # characters of a text's end that say where it is
 
 
 class TurnEdge(NamedTuple):
@@ -37,12 +38,16 @@ class TurnEdge(NamedTuple):
 
 
 class Renderings(NamedTuple):
-    """One turn's renderings. `with_message` is that of the same context with another message in the turn's place."""
+    """One turn's renderings. `with_message` is that of the same context with another message in the turn's place.
+
+    `before` is the context alone, with marks or without; None, as `marked`, where the template refuses that.
+    """
 
     prompt: str
     whole: str
     with_message: Callable[[Message], str]
-    marked: str | None  # None where the template refuses the marked messages
+    marked: str | None
+    before: Callable[[bool], str | None]
 
 
 class EdgeFinder:
@@ -54,7 +59,7 @@ class EdgeFinder:
     def find(self, item: ChatItem, texts: Renderings) -> TurnEdge:
         """The edge of the turn; AlignmentError where its text would hold another message's."""
         lowest = 0 if texts.marked is None else len(texts.whole) - _num_common(texts.whole, texts.marked)
-        found = self._plain_edge(texts, lowest)
+        found = self._plain_edge(item, texts, lowest)
         thought = str(item.message.get("reasoning_content", "")).strip()
         if thought and thought in texts.whole[found.start :]:
             found = found._replace(has_thought=True)
@@ -66,11 +71,11 @@ class EdgeFinder:
             raise self._foreign_text(item, texts.whole[found.start :])
         return found
 
-    def _plain_edge(self, texts: Renderings, lowest: int) -> TurnEdge:
+    def _plain_edge(self, item: ChatItem, texts: Renderings, lowest: int) -> TurnEdge:
         start, tail = self._begin(texts.prompt, texts.whole)
         if start is not None:
             return TurnEdge(start, tail)
-        start, tail = self._begin_after_rewriting(texts, lowest)
+        start, tail = self._begin_after_rewriting(item, texts, lowest)
         return TurnEdge(start, tail, is_rewritten=True)
 
     def _begin(self, prompt: str, whole: str) -> tuple[int | None, str]:
@@ -81,31 +86,40 @@ class EdgeFinder:
         """
         if whole.startswith(prompt):
             return len(prompt), ""
-        parted = next((at for at, pair in enumerate(zip(prompt, whole, strict=False)) if pair[0] != pair[1]), None)
-        same = prompt[:parted] if parted is not None else whole
+        same = prompt[: _num_same(prompt, whole)]
         edge = max((match.end() for match in self._edge.finditer(same)), default=0)
-        if edge < len(prompt) - len(self._dialect.header):
+        if edge < len(prompt) - len(self._dialect.header) or edge == len(whole):  # or else nothing would be the turn's
             return None, ""
         return edge, prompt[edge:]
 
-    def _begin_after_rewriting(self, texts: Renderings, lowest: int) -> tuple[int, str]:
+    def _begin_after_rewriting(self, item: ChatItem, texts: Renderings, lowest: int) -> tuple[int, str]:
         """The same where the contexts differ: the place before the turn's text that looks most like the prompt's end.
 
-        Of the same context with another turn in the same place: the turn begins where, at the latest, its text does.
-        Places that share no token and no line with the prompt's end say nothing: then it is the latest.
+        Of the same context with another text in the same place: the turn begins where, at the latest, that does. Places
+        that share no token and no line with the prompt's end say nothing: then it is the latest.
         """
         prompt, whole = texts.prompt, texts.whole
-        example = texts.with_message(assistant(_WORD))
-        latest = example.rfind(_WORD)
-        earliest = max(0, latest - _MAX_LEAD, lowest)
-        places = [at for at in range(earliest, latest + 1) if whole[:at] == example[:at]]
+        thought = {key: value for key, value in item.message.items() if key == "reasoning_content"}
+        example = texts.with_message({**assistant(_WORD), **thought})
+        latest = min(example.rfind(_WORD), _num_same(whole, example))
+        earliest = max(0, latest - _MAX_LEAD - len(str(thought)), self._behind_last_message(texts, lowest))
         header_start = len(prompt) - len(self._dialect.header)
         edges = [match.end() for match in self._edge.finditer(prompt, max(0, header_start))]
         ends = [*edges, header_start, len(prompt)] if prompt.endswith(self._dialect.header) else [len(prompt)]
-        shared = ((_num_common(prompt[:end], whole[:at]), end, at) for end in ends for at in places)
+        places = range(earliest, latest + 1)
+        shared = ((_num_common(_end(prompt, end), _end(whole, at)), end, at) for end in ends for at in places)
         best = max((each for each in shared if self._edge.search(prompt, each[1] - each[0], each[1])), default=None)
         _, end, start = best or (0, len(prompt), latest)
         return start, prompt[end:]
+
+    def _behind_last_message(self, texts: Renderings, lowest: int) -> int:
+        """Where what a template writes behind the last message's text is over: it is not the turn's."""
+        before, marked = texts.before(False), texts.before(True)
+        if not lowest or before is None or marked is None:
+            return lowest
+        closing = before[len(before) - _num_common(before, marked) :]
+        same = closing[: _num_same(texts.whole[lowest : lowest + len(closing)], closing)]
+        return lowest + max((match.end() for match in self._edge.finditer(same)), default=0)
 
     def _without_thought(self, texts: Renderings, found: TurnEdge) -> TurnEdge:
         """The context ends with an empty thought where a model that thinks would begin one."""
@@ -140,7 +154,9 @@ class EdgeFinder:
 
 def marked_message(message: Message) -> Message:
     """The message with a word inside each of its texts; roles, names and ids stay."""
-    found = {key: _marked(value) if key in ("content", "reasoning_content") else value for key, value in message.items()}
+    found = {
+        key: _marked(value) if key in ("content", "reasoning_content") else value for key, value in message.items()
+    }
     if "tool_calls" in found:
         found["tool_calls"] = [_marked_call(call) for call in cast("list[dict[str, Any]]", found["tool_calls"])]
     return found
@@ -167,13 +183,24 @@ def _is_sampled(item: ChatItem) -> bool:
     return item.turn is not None and bool(item.turn.token_ids)
 
 
+def _end(text: str, position: int) -> str:
+    return text[max(0, position - _COMPARED) : position]
+
+
 def _num_same(left: str, right: str) -> int:
-    """How many characters two texts share at their beginnings."""
-    pairs = zip(left, right, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
+    """How many characters two texts share at their beginnings; by halves, as whole texts are compared fast."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
+    return low
 
 
 def _num_common(left: str, right: str) -> int:
     """How many characters two texts share at their ends."""
-    pairs = zip(reversed(left), reversed(right), strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        is_same = left[len(left) - middle : len(left) - low] == right[len(right) - middle : len(right) - low]
+        low, high = (middle, high) if is_same else (low, middle - 1)
+    return low

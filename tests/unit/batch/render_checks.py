@@ -125,7 +125,7 @@ class _Expected:
         prompt = self.text(messages[:index], True)
         whole = self.text(messages[: index + 1], False)
         shown, own = normal(shown), normal(decode(self.renderer, sequence.ids[span.start : span.end]))
-        # What the model is asked with, all of it; a model that thinks has an empty thought there where it is to have none.
+        # What the model is asked with, all of it; behind it an empty thought where a model that thinks is to have none.
         has_thought = span.thinking == "target"
         quiet = "" if has_thought else self.empty_thought
         assert shown == prompt + quiet

@@ -1,4 +1,4 @@
-"""Thinking: an empty block is header, another model's is left out, the student's own is learned, sides of a pair alike."""
+"""Thinking: an empty block is header, another model's is left out, the student's own is learned, pairs are alike."""
 
 from __future__ import annotations
 
