@@ -55,9 +55,7 @@ def run(args: argparse.Namespace) -> int:
     run_dir = RunDir.open(args.run)
     site, hint, conversation = _read(run_dir, args.site)
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say while loading is not our output
-        from composer_replication.trainer.presets import load_with_preset
-
-        config = load_with_preset(args.config, args.set or ())
+        config = _config(args)
         tokenizer, renderer = _renderer(args, config, run_dir)
         placement = args.placement or config.train.batch.placement
         from composer_replication.batch.site_view import view_site
@@ -123,6 +121,16 @@ def _near(run_dir: RunDir, identity: str) -> list[str]:
     return begin[:_MAX_NEAR] or get_close_matches(identity, ids, n=_MAX_NEAR)
 
 
+def _config(args: argparse.Namespace) -> CrfConfig:
+    from composer_replication.config import CrfConfig
+
+    if not (args.config or args.set):
+        return CrfConfig()
+    from composer_replication.trainer.presets import load_with_preset
+
+    return load_with_preset(args.config, args.set or ())
+
+
 def _renderer(args: argparse.Namespace, config: CrfConfig, run_dir: RunDir) -> tuple[str, Renderer]:
     """The tokenizer's name, and the renderer that `crf train` would make; with a config, of the run's tools too."""
     from composer_replication.errors import InputError, explain
@@ -134,10 +142,11 @@ def _renderer(args: argparse.Namespace, config: CrfConfig, run_dir: RunDir) -> t
     template = _text(args.chat_template, "--chat-template") if args.chat_template else None
     tools = _schemas(args.tools) if args.tools else None
     from composer_replication.batch.load_tokenizer import load_tokenizer
-    from composer_replication.trainer.run_parts import tools_of
     from composer_replication.trainer.run_renderer import make_renderer
 
     if args.config and tools is None:
+        from composer_replication.trainer.run_parts import tools_of
+
         tools = tools_of(run_dir)
     return name, make_renderer(config.render, load_tokenizer(name), tools, template=template)
 

@@ -6,6 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from composer_replication.config.schema import check_options, option
+from composer_replication.errors import ConfigError, explain
+
+# What a template is given for each conversation; the rest are arguments of the function that gives it.
+_TAKEN = (
+    *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "conversation"),
+    *("chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,3 +38,7 @@ class RenderConfig:
 
     def __post_init__(self) -> None:
         check_options(self, section="render")
+        for name in self.template_variables:
+            if not name.isidentifier() or name in _TAKEN:
+                expected = f"the name of a variable that a template reads, and none of {', '.join(_TAKEN)}"
+                raise ConfigError(explain("key of render.template_variables", got=repr(name), expected=expected))
