@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from composer_replication.actions.write import text_follows_call
 from composer_replication.batch.render import TEXT_FOLLOWS_CALL
+from composer_replication.sites.find import NO_FAILURE
 from composer_replication.trainer.offline_source import LoggedSession
 from composer_replication.types import ErrorSite, Turn
 
@@ -61,7 +62,8 @@ class _Against:
         self._rejected = rejected_turn_ids(session)
         self._sites: dict[str, list[ErrorSite]] = defaultdict(list)
         for site, _ in session.sites:
-            self._sites[site.turn_id].append(site)
+            if site.kind != NO_FAILURE:  # looked like one, and is none
+                self._sites[site.turn_id].append(site)
         self._flagged = {each.call_id for turn in self._turns for each in turn.results if each.is_error}
 
     def reasons(self) -> Iterator[tuple[Turn, str]]:

@@ -8,7 +8,6 @@ import pytest
 from offline_pieces import logged, renderer, sessions_of, site, write_run
 from render_checks import decode
 
-from composer_replication.trainer import good_turns as module
 from composer_replication.trainer.good_turns import good_turns
 from composer_replication.trainer.logged_sessions import LoggedPair, LoggedSession, LoggedSessions
 from session_pieces import Session
@@ -52,6 +51,14 @@ def test_a_failed_call_that_no_site_speaks_of_is_known_by_its_results_flag():
     assert good_turns(LoggedSession(conversation=one_call("fine", is_error=False))).good == {"t1", "t3"}
 
 
+def test_what_looked_like_a_failure_and_is_none_speaks_against_nothing():
+    conversation = one_call("0 errors")
+    found = good_turns(
+        LoggedSession(conversation=conversation, sites=[(of_kind(conversation, "no_failure", "unknown"), None)])
+    )
+    assert found.good == {"t1", "t3"}
+
+
 def test_work_that_failed_is_a_choice_and_covers_its_own_call_alone():
     session = Session().user("Go.")
     session.calls(
@@ -91,11 +98,6 @@ def test_copied_turns_are_neither():
     session.call("bash", "boom", is_error=True, origin="copied", command="make")
     found = good_turns(LoggedSession(conversation=session.conversation()))
     assert (found.good, found.not_good) == (frozenset(), {})
-
-
-def test_every_reason_has_its_place_in_the_order():
-    named = {value for name, value in vars(module).items() if name.isupper() and not name.startswith("_")}
-    assert named == set(module._ORDER)
 
 
 def test_the_reasons_are_counted_among_the_drops_of_channel_one():
