@@ -101,6 +101,31 @@ THINKER = """{{- bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|Assistant|><think>\\n' }}{%- endif %}"""
 
+# A call's result stands inside the model's turn, which goes on behind it; the prompt opens a new turn all the same.
+FOLDING = """{{- bos_token }}
+{%- set turn = namespace(is_open=false) %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|tool_response>' + message.content + '<tool_response|>' }}
+    {%- elif message.role == 'assistant' %}
+        {%- if not turn.is_open %}{{- '<|turn>model\\n' }}{%- endif %}
+        {{- message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<|tool_call>call:' + call.function.name + call.function.arguments|tojson + '<tool_call|>' }}
+        {%- endfor %}
+        {%- set turn.is_open = message.tool_calls|default([])|length > 0 %}
+        {%- if not turn.is_open %}{{- '<turn|>\\n' }}{%- endif %}
+    {%- else %}
+        {%- if turn.is_open %}{{- '<turn|>\\n' }}{%- endif %}
+        {%- set turn.is_open = false %}
+        {{- '<|turn>' + message.role + '\\n' + message.content + '<turn|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {%- if turn.is_open %}{{- '<turn|>\\n' }}{%- endif %}
+    {{- '<|turn>model\\n' }}
+{%- endif %}"""
+
 
 class Family(NamedTuple):
     template: str
@@ -133,5 +158,14 @@ SMALL_FAMILIES = {
     ),
     "thinker": Family(
         THINKER, "<s>", "<|end|>", ("<s>", "<|end|>", "<|User|>", "<|Assistant|>"), ("<think>", "</think>")
+    ),
+    "folding": Family(
+        FOLDING,
+        "<bos>",
+        "<eos>",
+        (
+            *("<bos>", "<eos>", "<|turn>", "<turn|>"),
+            *("<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"),
+        ),
     ),
 }

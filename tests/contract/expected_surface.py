@@ -173,7 +173,7 @@ NEW: dict[str, dict[str, str]] = {
         "CollatorConfig": (
             "(max_seq_len=4096, max_dpo_seq_len=2048, pad_token_id=0, ignore_index=-100, enable_sdpo=True, "
             'hint_generator=None, enable_replay_dpo=True, rlvr_reward_key="final_reward", *, '
-            'placement="before_turn", tools=None, chat_template=None)'
+            'placement="before_turn", tools=None, chat_template=None, thinking=None)'
         ),
         "ComposerDataCollator": "(tokenizer, config, *, reference=None)",
         "ComposerDataCollator.pairs": "(traces)",
@@ -181,7 +181,11 @@ NEW: dict[str, dict[str, str]] = {
         "TraceTurn": "record: role, content, tool_call, tool_error, error_meta",
     },
     "config": {
-        "CrfConfig": "(*, loss=<factory>, train=<factory>)",
+        "CrfConfig": "(*, loss=<factory>, render=<factory>, train=<factory>)",
+        "RenderConfig": (
+            "(*, chat_template=None, template_variables=<factory>, student_models=(), "
+            'own_thinking="target"|"context"|"left_out", other_thinking="left_out"|"context"|"target")'
+        ),
         "LossConfig": (
             "(*, alpha_sdpo=0.1, beta_replay=0.05, sdpo_jsd_beta=0.5, sdpo_temperature=1.0, sdpo_token_clip=None, "
             'replay_dpo_beta=0.1, lm_ce_label_smoothing=0.0, dpo_variant="dpo"|"simpo", '

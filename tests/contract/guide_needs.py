@@ -16,7 +16,7 @@ import pytest
 from repository import ROOT
 
 _NEEDS = re.compile(r"^<!-- needs: (?P<names>.+?) -->$", re.MULTILINE)
-_TOKENIZERS = {"qwen2.5": "qwen2_5"}
+_TOKENIZERS = {"qwen2.5": "qwen2_5", "qwen3": "qwen3"}
 _ENDPOINT = "endpoint"
 _SESSIONS = ROOT.parent / "shared" / "fixtures" / "sessions"
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from composer_replication.batch.escape import ProtectedTokens
 from composer_replication.batch.templates import ChatTemplate
+from composer_replication.batch.thinking import ThoughtForm, read_thought_form
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Message
 
@@ -40,6 +41,12 @@ class Dialect:
     short_ids: bool
     results: bool
     thinking: bool
+    thought: ThoughtForm  # where thinking is shown
+
+    @property
+    def headers(self) -> list[str]:
+        """The generation prompt, and the one behind which a turn has no thought where that is another."""
+        return list(dict.fromkeys([self.header, self.thought.quiet_header or self.header]))
 
     def without_tools(self) -> Dialect:
         """The same with calls and results as text, which any template can say."""
@@ -94,8 +101,9 @@ def read_dialect(template: ChatTemplate, protected: ProtectedTokens) -> Dialect:
     if _ASKED not in plain or _SAID not in plain:
         raise InputError(explain("chat template", got=f"{plain[:80]!r}", expected="a user's and an assistant's text"))
     calls = _read_calls(probe)
+    header, thinking = _header(template), _shows_thinking(probe)
     return Dialect(
-        header=_header(template),
+        header=header,
         stops=_stops(probe, protected, plain, calls),
         system_first=probe.shows(system(_RULES), user(_ASKED), words=(_RULES, _ASKED)),
         system_later=probe.shows(user(_ASKED), assistant(_SAID), system(_RULES), user(_ASKED), words=(_RULES,)),
@@ -104,7 +112,8 @@ def read_dialect(template: ChatTemplate, protected: ProtectedTokens) -> Dialect:
         assistant_first=_can_start(probe),
         call_token=_call_token(probe, protected, calls),
         tools=probe.shows(user(_ASKED), words=(_TOOL,), tools=[_schema()]),
-        thinking=_shows_thinking(probe),
+        thinking=thinking,
+        thought=read_thought_form(template, header) if thinking else ThoughtForm(),
         **calls,
     )
 

@@ -17,7 +17,7 @@ class LeftCut:
     def __init__(self, renderer: Renderer) -> None:
         self._openings = frozenset(_opening_ids(renderer))
         self._stops = frozenset(renderer.protected.ids[stop] for stop in renderer.dialect.stops)
-        self.header_tokens = len(renderer.encoder.encode([renderer.dialect.header])[0])
+        self.header_tokens = max(map(len, renderer.encoder.encode(renderer.dialect.headers)))
 
     def first(self, ids: Sequence[int], *, end: int, limit: int, latest: int) -> int | None:
         """The first token of at most `limit` that stop before `end`; None where that would be later than `latest`.

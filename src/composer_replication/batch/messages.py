@@ -11,6 +11,7 @@ from typing import Any
 
 from composer_replication.batch.dialect import Dialect, system, user
 from composer_replication.batch.escape import ProtectedTokens, raw_marker
+from composer_replication.batch.thinking import Outcome, ThinkingRules
 from composer_replication.types import Conversation, Message, ToolCall, ToolResult, Turn
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
@@ -23,11 +24,15 @@ _BETWEEN = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ChatItem:
-    """A message; `turn` is set on assistant turns, `bare` is the message without its calls where it has any."""
+    """A message; `turn` is set on assistant turns, `bare` is the message without its calls where it has any.
+
+    `thinking` is what the rules make of the turn's; the message has it where that is `target` or `context`.
+    """
 
     message: Message
     turn: Turn | None = None
     bare: Message | None = None
+    thinking: Outcome = "none"
 
     @property
     def role(self) -> str:
@@ -48,11 +53,11 @@ def to_chat(
     dialect: Dialect,
     protected: ProtectedTokens,
     *,
-    keep_thinking: bool,
+    thinking: ThinkingRules,
     tools: Sequence[Mapping[str, Any]] | None,
 ) -> Chat:
     """Messages of every turn; `tools` are schemas that the template itself would not show."""
-    writer = _Writer(dialect, protected, keep_thinking)
+    writer = _Writer(dialect, protected, thinking)
     writer.add_system(tools or (), conversation.turns)
     for turn in conversation.turns:
         writer.add(turn)
@@ -60,8 +65,8 @@ def to_chat(
 
 
 class _Writer:
-    def __init__(self, dialect: Dialect, protected: ProtectedTokens, keep_thinking: bool) -> None:
-        self._dialect, self._protected, self._keep_thinking = dialect, protected, keep_thinking
+    def __init__(self, dialect: Dialect, protected: ProtectedTokens, thinking: ThinkingRules) -> None:
+        self._dialect, self._protected, self._thinking = dialect, protected, thinking
         self.chat = Chat()
         self._names: dict[str, str] = {}
         self._preamble = ""
@@ -118,15 +123,21 @@ class _Writer:
     def _add_assistant(self, turn: Turn) -> None:
         self._make_room_for_assistant()
         bare: Message = {"role": "assistant", "content": self._protected.escape(turn.text)}
-        if turn.thinking and self._keep_thinking:
-            if self._dialect.thinking:
-                bare["reasoning_content"] = self._protected.escape(turn.thinking)
-            else:
-                self.chat.notes["thinking_not_shown"] += 1
+        thinking = self._outcome(turn)
+        if thinking in ("target", "context"):
+            bare["reasoning_content"] = self._protected.escape(turn.thinking)
         for call in turn.calls:
             self._names[call.id] = self._protected.escape(call.name)
         message = self._with_calls(bare, turn.calls) if turn.calls else bare
-        self.chat.items.append(ChatItem(message, turn, bare if turn.calls else None))
+        self.chat.items.append(ChatItem(message, turn, bare if turn.calls else None, thinking))
+
+    def _outcome(self, turn: Turn) -> Outcome:
+        """What becomes of the turn's thinking; a model that the template tells not to think has none to learn."""
+        if not turn.thinking.strip():
+            return "none"
+        if not self._dialect.thinking:
+            return "not_shown"
+        return "left_out" if self._dialect.thought.is_off else self._thinking.treatment(turn)
 
     def _make_room_for_assistant(self) -> None:
         """An empty user message where the template wants one: merging two turns would lose the end of the first."""

@@ -44,13 +44,13 @@ def response_ids(renderer: Renderer, turns: Sequence[Turn], answer: Turn, *, con
 def pair_ids(
     renderer: Renderer, turns: Sequence[Turn], chosen: Turn, rejected: Turn, *, conversation_id: str
 ) -> PairIds:
-    """Both answers after the same turns.
+    """Both answers after the same turns, their thinking treated alike (`ThinkingRules.alike`).
 
-    A header may end with the opening of a thought that only a turn with thinking repeats. Then the shorter header is
-    the context on both sides, and the opening is the answer's own. Contexts that differ in any other way cannot be
-    compared: AlignmentError.
+    A template may repeat less of its header for one kind of turn than for another. Then the shorter header is the
+    context on both sides. Contexts that differ in any other way cannot be compared: AlignmentError.
     """
-    sides = [response_ids(renderer, turns, turn, conversation_id=conversation_id) for turn in (chosen, rejected)]
+    answers = renderer.thinking.alike(chosen, rejected)
+    sides = [response_ids(renderer, turns, turn, conversation_id=conversation_id) for turn in answers]
     start = min(side.start for side in sides)
     first, second = (side.ids[:start] for side in sides)
     # Only the header may be longer on one side: a message more would be another state.
@@ -63,4 +63,4 @@ def pair_ids(
 
 
 def _header_tokens(renderer: Renderer) -> int:
-    return len(renderer.encoder.encode([renderer.dialect.header])[0])
+    return max(map(len, renderer.encoder.encode(renderer.dialect.headers)))

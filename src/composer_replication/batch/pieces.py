@@ -18,15 +18,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.batch.dialect import Dialect, assistant, system, user
+from composer_replication.batch.dialect import Dialect, system, user
 from composer_replication.batch.escape import ProtectedTokens, insert_raw
 from composer_replication.batch.messages import Chat, ChatItem
 from composer_replication.batch.templates import ChatTemplate
+from composer_replication.batch.thinking import Outcome
+from composer_replication.batch.turn_edges import EdgeFinder, Renderings, TurnEdge, marked_message
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Message, Turn
 
 _STAND_IN_TOOL = {"type": "function", "function": {"name": "tool", "description": "", "parameters": {}}}
-_WORD, _MAX_LEAD = "Zqword", 256  # no template writes more between a prompt and the text of a turn
 _Tools = Sequence[Mapping[str, Any]] | None
 
 
@@ -42,6 +43,8 @@ class TurnPiece:
     completion: str
     stop: str
     call: tuple[int, int] | None  # in `completion`
+    thinking: Outcome
+    has_empty_thought: bool  # the context ends with one
 
 
 @dataclass(slots=True)
@@ -49,12 +52,11 @@ class _Step:
     """A turn seen through a window; `follows` is None where what comes next rewrites it."""
 
     header_chars: int
-    prompt_tail: str
+    edge: TurnEdge
     completion: str
     stop: str
     call: tuple[int, int] | None
     follows: str | None
-    is_rewritten: bool  # the template shows another context once the turn is finished
 
 
 class _WindowsMisleadError(Exception):
@@ -66,7 +68,7 @@ class Cutter:
 
     def __init__(self, template: ChatTemplate, dialect: Dialect, protected: ProtectedTokens, tools: _Tools) -> None:
         self._template, self._dialect, self._tools = template, dialect, tools
-        self._edge = re.compile(f"{protected.pattern.pattern}|\n")
+        self._edges = EdgeFinder(dialect, re.compile(f"{protected.pattern.pattern}|\n"), template.name)
         self._few_tools = [_STAND_IN_TOOL] if tools else None
 
     def cut(self, chat: Chat) -> list[list[TurnPiece]]:
@@ -78,7 +80,7 @@ class Cutter:
             windows, tools = view.windows(is_short), self._few_tools if is_short else self._tools
             try:
                 return self._assemble(view, [self._step(view, n, window, tools) for n, window in enumerate(windows)])
-            except (_WindowsMisleadError, InputError):  # a template may refuse a window and take the whole
+            except (_WindowsMisleadError, InputError):  # a template may refuse a window, or go wrong in it alone
                 continue
         chat.notes["rendered_every_prefix"] += 1
         try:
@@ -99,22 +101,22 @@ class Cutter:
                     context = context[len(said) :]
                 else:
                     if sequences:
-                        self._check(view, number - 1, sequences[-1], steps[number - 1].is_rewritten)
+                        self._check(view, number - 1, sequences[-1], steps[number - 1].edge)
                     sequences.append([])
             sequences[-1].append(_piece(view, number, step, context))
             context = step.follows
-        self._check(view, len(steps) - 1, sequences[-1], steps[-1].is_rewritten)
+        self._check(view, len(steps) - 1, sequences[-1], steps[-1].edge)
         return sequences
 
-    def _check(self, view: _View, number: int, pieces: list[TurnPiece], is_rewritten: bool) -> None:
+    def _check(self, view: _View, number: int, pieces: list[TurnPiece], edge: TurnEdge) -> None:
         """A sequence must be what the template renders up to its last turn, or else the prompt of that turn."""
         said = "".join(piece.context + piece.completion for piece in pieces)
         whole = self._render(view, view.messages(number, with_turn=True), self._tools)
         is_right = whole.startswith(said)
-        if is_rewritten:
+        if edge.is_rewritten:
             prompt = self._render(view, view.messages(number), self._tools, prompt=True)
             own = pieces[-1].completion
-            is_right = prompt.startswith(said.removesuffix(own)) and own in whole
+            is_right = prompt.startswith(said.removesuffix(own).removesuffix(edge.added)) and own in whole
         if not is_right:
             raise _WindowsMisleadError
 
@@ -122,14 +124,11 @@ class Cutter:
         item = view.item(number)
         prompt = self._render(view, before, tools, prompt=True)
         whole = self._render(view, [*before, item.message], tools)
-        start, tail = self._begin(prompt, whole)
-        is_rewritten = start is None
-        if start is None:
-            example = self._render(view, [*before, assistant(_WORD)], tools)
-            start, tail = self._begin_after_rewriting(prompt, example, whole)
+        edge = self._edges.find(item, self._renderings(view, item, before, tools, prompt, whole))
+        start = edge.start
         completion, stop = self._up_to_stop(whole[start:])
         said, follows = whole[:start] + completion, None
-        if not view.is_last(number) and not is_rewritten:
+        if not view.is_last(number) and not edge.is_rewritten:
             coming = self._render(view, [*before, *view.unit(number)], tools, prompt=True)
             follows = coming[len(said) :] if coming.startswith(said) else None
         call = None
@@ -140,36 +139,29 @@ class Cutter:
                 call_start = self._call_start(bare[start:] if bare.startswith(whole[:start]) else "", completion, stop)
             call = call_start, len(completion) - len(stop)
         header = self._dialect.header if prompt.endswith(self._dialect.header) else ""
-        return _Step(max(0, len(header) - len(tail)), tail, completion, stop, call, follows, is_rewritten)
+        header_chars = max(0, len(header) - len(edge.dropped)) + len(edge.added)
+        return _Step(header_chars, edge, completion, stop, call, follows)
 
-    def _begin(self, prompt: str, whole: str) -> tuple[int | None, str]:
-        """Where a turn begins in its rendering, and what of its prompt is not repeated there.
+    def _renderings(
+        self, view: _View, item: ChatItem, before: list[Message], tools: _Tools, prompt: str, whole: str
+    ) -> Renderings:
+        def with_message(message: Message) -> str:
+            return self._render(view, [*before, message], tools)
 
-        The two may part in the header, at the edge of a token or line (`<think>` and `<tool>` share nothing). Where
-        they part before it, the template shows another context once the turn is finished: None.
-        """
-        if whole.startswith(prompt):
-            return len(prompt), ""
-        parted = next((at for at, pair in enumerate(zip(prompt, whole, strict=False)) if pair[0] != pair[1]), None)
-        same = prompt[:parted] if parted is not None else whole
-        edge = max((match.end() for match in self._edge.finditer(same)), default=0)
-        if edge < len(prompt) - len(self._dialect.header):
-            return None, ""
-        return edge, prompt[edge:]
+        def checked(messages: list[Message]) -> str | None:
+            try:
+                return self._render(view, messages, tools)
+            except InputError:  # it reads what it is given, a result as JSON say, or wants an answer last
+                return None
 
-    def _begin_after_rewriting(self, prompt: str, example: str, whole: str) -> tuple[int, str]:
-        """The same where the contexts differ: the place before the turn's text that looks most like the prompt's end.
-
-        `example` is a rendering of another turn in the same place: the turn begins where, at the latest, its text does.
-        """
-        latest = example.rfind(_WORD)
-        places = [at for at in range(max(0, latest - _MAX_LEAD), latest + 1) if whole[:at] == example[:at]]
-        header_start = len(prompt) - len(self._dialect.header)
-        edges = [match.end() for match in self._edge.finditer(prompt, max(0, header_start))]
-        ends = [*edges, header_start, len(prompt)] if prompt.endswith(self._dialect.header) else [len(prompt)]
-        best = max(((_num_common(prompt[:end], whole[:at]), end, at) for end in ends for at in places), default=None)
-        _, end, start = best or (0, len(prompt), latest)
-        return start, prompt[end:]
+        marked = [view.marked(message) for message in before]
+        return Renderings(
+            prompt,
+            whole,
+            with_message,
+            checked([*marked, item.message]),
+            lambda is_marked: checked(marked if is_marked else before),
+        )
 
     def _up_to_stop(self, text: str) -> tuple[str, str]:
         """The turn with its end-of-turn token; without one, with everything the template writes after it."""
@@ -200,6 +192,13 @@ class _View:
         self._messages = [item.message for item in chat.items]
         self.starts = [index for index, item in enumerate(chat.items) if item.turn is not None]
         self._thoughtful = self._last_units_with_thinking()
+        self._marked: dict[int, tuple[Message, Message]] = {}  # the message itself too: its id must stay its own
+
+    def marked(self, message: Message) -> Message:
+        """The message with marks in its texts, made once."""
+        if id(message) not in self._marked:
+            self._marked[id(message)] = message, marked_message(message)
+        return self._marked[id(message)][1]
 
     def item(self, number: int) -> ChatItem:
         return self.chat.items[self.starts[number]]
@@ -246,24 +245,20 @@ class _View:
 
 
 def _piece(view: _View, number: int, step: _Step, context: str) -> TurnPiece:
-    if not context.endswith(step.prompt_tail):
+    edge, item = step.edge, view.item(number)
+    if not context.endswith(edge.dropped):
         raise _WindowsMisleadError
-    context = context[: len(context) - len(step.prompt_tail)]
-    turn = view.item(number).turn
-    assert turn is not None
+    context = context[: len(context) - len(edge.dropped)] + edge.added
+    assert item.turn is not None
     return TurnPiece(
-        turn=turn,
+        turn=item.turn,
         previous_role=view.previous_role(number),
         context=context,
         header_start=len(context) - step.header_chars,
-        prompt_tail=step.prompt_tail,
+        prompt_tail=edge.dropped,
         completion=step.completion,
         stop=step.stop,
         call=step.call,
+        thinking=item.thinking if edge.has_thought or item.thinking not in ("target", "context") else "not_shown",
+        has_empty_thought=edge.has_empty_thought,
     )
-
-
-def _num_common(left: str, right: str) -> int:
-    """How many characters two texts share at their ends."""
-    pairs = zip(reversed(left), reversed(right), strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.actions.write import text_follows_call
 from composer_replication.batch.dialect import read_dialect
 from composer_replication.batch.encode import PieceEncoder
 from composer_replication.batch.escape import ProtectedTokens
 from composer_replication.batch.messages import WRAPPERS, Chat, to_chat
 from composer_replication.batch.pieces import Cutter, TurnPiece
 from composer_replication.batch.templates import ChatTemplate, prefix_preserving, template_source
-from composer_replication.errors import InputError, explain
+from composer_replication.batch.thinking import Outcome, ThinkingRules
+from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.types import Conversation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+TEXT_FOLLOWS_CALL = "text_follows_call"
+"""Templates write a turn's text before its calls: such a turn would be learned in an order it was not written in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +34,9 @@ class TurnSpan:
     """Where an assistant turn stands in a sequence: header at [header_start, start), its own tokens at [start, end).
 
     [start, end) has the end-of-turn token, except where a rollout's ids were cut off before it. The calls are at
-    [call_start, call_end), None where there are none. `text` is what the template wrote for the turn.
+    [call_start, call_end), None where there are none. `text` is what the template wrote for the turn. `thinking` says
+    what was done with the turn's; the header ends with an empty thought where `has_empty_thought`. `no_target` says why
+    the tokens may be context and no target, and is empty where they may be both.
     """
 
     turn_id: str
@@ -41,6 +48,9 @@ class TurnSpan:
     text: str
     previous_role: str
     is_verbatim: bool
+    thinking: Outcome = "none"
+    has_empty_thought: bool = False
+    no_target: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +68,12 @@ class Renderer:
 
     Args:
         tools: schemas of the tools, shown to the template (and as text in the system prompt if it shows none).
-        keep_thinking: give the template the turns' thinking; it decides where to show it.
+        thinking: what becomes of the turns' thinking; the template decides where it shows what it is given.
         prefer_prefix_preserving: use the variant of a template that never rewrites history, where one is known, so
             that a session is one sequence. A `chat_template` given here is used as it is.
         template_options: further variables of the template, such as `enable_thinking`.
 
-    `counts` adds up over calls: conversations, turns, sequences, and every note.
+    `counts` adds up over calls: conversations, turns, sequences, every note, and turns by what was done with thinking.
     """
 
     def __init__(
@@ -72,7 +82,7 @@ class Renderer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
-        keep_thinking: bool = True,
+        thinking: ThinkingRules | None = None,
         prefer_prefix_preserving: bool = True,
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -87,7 +97,7 @@ class Renderer:
         self.counts: Counter[str] = Counter()
         self._tools = [self.protected.escape_tree(tool) for tool in tools or ()]
         self._given_tools = list(tools or ())
-        self._keep_thinking = keep_thinking
+        self.thinking = thinking or ThinkingRules()
         self._num_tokens = len(tokenizer)
         self._stop_ids = frozenset(self.protected.ids[stop] for stop in self.dialect.stops)
 
@@ -98,7 +108,7 @@ class Renderer:
             "template": self.template.source,
             "options": self.template.options,
             "tools": self._given_tools,
-            "keep_thinking": self._keep_thinking,
+            "thinking": {**asdict(self.thinking), "student_models": list(self.thinking.student_models)},
         }
 
     def render(self, conversation: Conversation) -> list[RenderedSequence]:
@@ -113,6 +123,7 @@ class Renderer:
         sequences = [self._sequence(conversation.id, pieces, encoded, notes) for pieces in cut]
         self.counts.update(chat.notes)
         self.counts.update(conversations=1, sequences=len(cut), turns=sum(map(len, cut)))
+        self.counts.update(thinking_counts(sequences))
         if not cut:
             self.counts["without_assistant_turn"] += 1
         return sequences
@@ -122,11 +133,13 @@ class Renderer:
         refusal: InputError | None = None
         for dialect in dict.fromkeys((self.dialect, self.dialect.without_tools())):
             shown, as_text = (self._tools, None) if dialect.tools else (None, self._given_tools)
-            chat = to_chat(conversation, dialect, self.protected, keep_thinking=self._keep_thinking, tools=as_text)
+            chat = to_chat(conversation, dialect, self.protected, thinking=self.thinking, tools=as_text)
             if refusal is not None:
                 chat.notes["refused_by_template"] += 1
             try:
                 return chat, Cutter(self.template, dialect, self.protected, shown).cut(chat)
+            except AlignmentError as error:  # calls as text would hide it, and be nothing that the model writes
+                raise AlignmentError(f"conversation {conversation.id}: {error}") from error
             except InputError as error:
                 refusal = error
         raise InputError(f"conversation {conversation.id}: {refusal}") from refusal
@@ -186,6 +199,9 @@ class Renderer:
             text=self.protected.plain(piece.completion),
             previous_role=piece.previous_role,
             is_verbatim=bool(piece.turn.token_ids),
+            thinking=piece.thinking,
+            has_empty_thought=piece.has_empty_thought,
+            no_target=TEXT_FOLLOWS_CALL if not piece.turn.token_ids and text_follows_call(piece.turn) else "",
         )
 
     def _call_tokens(self, piece: TurnPiece, own_ids: list[int]) -> tuple[int | None, int | None]:
@@ -200,6 +216,13 @@ class Renderer:
         if opening not in self.encoder.protected_ids or opening not in sampled:
             return None, None
         return sampled.index(opening), len(sampled) - int(sampled[-1] in self._stop_ids)
+
+
+def thinking_counts(sequences: Sequence[RenderedSequence]) -> Counter[str]:
+    """Turns by what was done with their thinking, and those whose header ends with an empty thought."""
+    spans = [span for sequence in sequences for span in sequence.spans]
+    found = Counter(f"thinking_{span.thinking}" for span in spans if span.thinking != "none")
+    return found + Counter(empty_thought_as_header=sum(span.has_empty_thought for span in spans))
 
 
 def _texts(piece: TurnPiece) -> tuple[str, str]:

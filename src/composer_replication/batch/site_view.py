@@ -71,6 +71,9 @@ class SiteView:
             "call": None if span.call_start is None else [span.call_start, span.call_end],
             "text": span.text,
             "is_verbatim": span.is_verbatim,
+            "thinking": span.thinking,
+            "has_empty_thought": span.has_empty_thought,
+            "no_target": span.no_target,
             "end_token": self.end_token,
         }
         hinted = teacher and {
@@ -160,7 +163,7 @@ def check_span(renderer: Renderer, rendered: RenderedSequence, span: TurnSpan, t
     """The span's tokens must be the turn: the ids that were sampled, or else the text that the template wrote."""
     ids = rendered.ids[span.start : span.end]
     calls = (span.call_start, span.call_end) if span.call_start is not None else (span.start, span.end)
-    if not 0 <= span.header_start <= span.start <= (calls[0] or 0) < (calls[1] or 0) <= span.end:
+    if not 0 <= span.header_start <= span.start <= (calls[0] or 0) < (calls[1] or 0) <= span.end <= len(rendered.ids):
         got = f"header at {span.header_start}, call at {calls}, turn at {(span.start, span.end)}"
         raise AlignmentError(explain(f"turn {turn.id}", got=got, expected="the header, then the turn, the call in it"))
     if turn.token_ids:

@@ -29,6 +29,15 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._errors = _template_errors()
 
+    @property
+    def name(self) -> str:
+        """For messages: whose template it is."""
+        return f"the chat template of {self._tokenizer.name_or_path or type(self._tokenizer).__name__}"
+
+    def with_options(self, options: Mapping[str, Any]) -> ChatTemplate:
+        """The same with further variables, or other values of those it has."""
+        return ChatTemplate(self._tokenizer, self.source, {**self.options, **options})
+
     def render(
         self, messages: Sequence[Message], *, prompt: bool = False, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
@@ -68,7 +77,7 @@ def template_source(
         return chat_template
     if not tokenizer.chat_template:
         what = f"tokenizer {tokenizer.name_or_path or type(tokenizer).__name__!r}"
-        fix = "Use the tokenizer of an instruct model, or pass chat_template=."
+        fix = "Use the tokenizer of an instruct model, or pass chat_template= (render.chat_template in a config)."
         raise InputError(explain(what, got="no chat template", expected="one that renders conversations", fix=fix))
     return tokenizer.get_chat_template(tools=list(tools) if tools else None)  # pyright: ignore[reportArgumentType]
 

@@ -67,7 +67,9 @@ class _Reader:
         text = _text_of(message.get("content"), where)
         fields: dict[str, Any] = {"text": text}
         if kind == "assistant":
+            model = message.get("model")
             fields |= {"calls": self._calls(message, where), "thinking": _thinking_of(message, where)}
+            fields |= {"model": model} if isinstance(model, str) else {}
         elif kind == "tool":
             fields = {"results": (self._result(message, text, where),)}
         provenance = Provenance(file=self._id, lines=(len(self.turns) + 1,))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from composer_replication.batch.render import Renderer
+    from composer_replication.config import CrfConfig
     from composer_replication.runs import RunDir
     from composer_replication.types import Conversation, ErrorSite, Hint
 
@@ -27,9 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", metavar="NAME", help="the model whose tokens to show: a folder or a model's name"
     )
+    parser.add_argument("--config", metavar="FILE", help="show what `crf train` with this config trains")
+    parser.add_argument(
+        "--set",
+        action="append",
+        metavar="A.B=C",
+        help="an option over the config's, as for `crf train`; may be repeated",
+    )
     parser.add_argument("--chat-template", metavar="FILE", help="use this template instead of the tokenizer's")
     parser.add_argument("--tools", metavar="FILE", help="schemas of the tools for the template, a JSON list")
-    parser.add_argument("--placement", choices=_PLACEMENTS, default=_PLACEMENTS[0], help="where the hint goes")
+    parser.add_argument("--placement", choices=_PLACEMENTS, help="where the hint goes; default before_turn")
     parser.add_argument("--context", type=int, default=16, metavar="N", help="tokens to show around it; default 16")
     parser.add_argument("--tokens", action="store_true", help="list every index pair, not the first and last ones")
     parser.add_argument("--json", action="store_true", help="print ids, spans, index pairs and counts as JSON")
@@ -44,12 +52,15 @@ def run(args: argparse.Namespace) -> int:
 
     if args.context < 0:
         raise InputError(explain("--context", got=args.context, expected="0 or more tokens"))
-    site, hint, conversation = _read(RunDir.open(args.run), args.site)
+    run_dir = RunDir.open(args.run)
+    site, hint, conversation = _read(run_dir, args.site)
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say while loading is not our output
-        renderer = _renderer(args)
+        config = _config(args)
+        tokenizer, renderer = _renderer(args, config, run_dir)
+        placement = args.placement or config.train.batch.placement
         from composer_replication.batch.site_view import view_site
 
-        view = view_site(renderer, conversation, site, hint, placement=args.placement)
+        view = view_site(renderer, conversation, site, hint, placement=placement)
     if args.json:
         from composer_replication.canonical_json import encode_as_written
         from composer_replication.cli.console import write_json
@@ -62,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
         site_page(
             view,
             renderer,
-            tokenizer=args.tokenizer,
-            asked=args.placement,
+            tokenizer=tokenizer,
+            asked=placement,
             num_context=args.context,
             all_pairs=args.tokens,
             width=shutil.get_terminal_size((_WIDTH, 24)).columns,
@@ -110,18 +121,34 @@ def _near(run_dir: RunDir, identity: str) -> list[str]:
     return begin[:_MAX_NEAR] or get_close_matches(identity, ids, n=_MAX_NEAR)
 
 
-def _renderer(args: argparse.Namespace) -> Renderer:
+def _config(args: argparse.Namespace) -> CrfConfig:
+    from composer_replication.config import CrfConfig
+
+    if not (args.config or args.set):
+        return CrfConfig()
+    from composer_replication.trainer.presets import load_with_preset
+
+    return load_with_preset(args.config, args.set or ())
+
+
+def _renderer(args: argparse.Namespace, config: CrfConfig, run_dir: RunDir) -> tuple[str, Renderer]:
+    """The tokenizer's name, and the renderer that `crf train` would make; with a config, of the run's tools too."""
     from composer_replication.errors import InputError, explain
 
-    if not args.tokenizer:
+    name = args.tokenizer or config.train.model
+    if not name:
         expected = "the folder or the name of the model that is to be trained, such as `--tokenizer qwen2.5/`"
         raise InputError(explain("--tokenizer", got="none", expected=expected))
     template = _text(args.chat_template, "--chat-template") if args.chat_template else None
     tools = _schemas(args.tools) if args.tools else None
     from composer_replication.batch.load_tokenizer import load_tokenizer
-    from composer_replication.batch.render import Renderer
+    from composer_replication.trainer.run_renderer import make_renderer
 
-    return Renderer(load_tokenizer(args.tokenizer), tools=tools, chat_template=template)
+    if args.config and tools is None:
+        from composer_replication.trainer.run_parts import tools_of
+
+        tools = tools_of(run_dir)
+    return name, make_renderer(config.render, load_tokenizer(name), tools, template=template)
 
 
 def _schemas(name: str) -> list[dict[str, Any]]:

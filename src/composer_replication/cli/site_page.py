@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 _FIRST, _LAST = 5, 3
 _TOKEN_CELLS = 32
+_THINKING = {
+    "target": "the turn's own is learned with it (target)",
+    "context": "the turn's own stands in the header (context)",
+    "left_out": "the turn's own is left out",
+    "not_shown": "the turn's own has no place in this template",
+}
 
 
 def site_page(
@@ -85,12 +91,23 @@ class _Page:
         self._part("context", ids[before : span.header_start], "context", left_out=before)
         self._part("header", ids[span.header_start : span.start], "context")
         self._target()
+        self._thinking()
         after = ids[span.end : span.end + self._num_context]
         self._part("after", after, "context", left_out_after=len(ids) - span.end - len(after))
         if view.end_token is None:
             self.canvas.line(
                 "  the turn ends without an end-of-turn token: it was cut off, or the template has none", "bad"
             )
+
+    def _thinking(self) -> None:
+        """What was done with the turn's thinking, where there was some or a block for it."""
+        span = self.view.span
+        said = [_THINKING[span.thinking]] if span.thinking in _THINKING else []
+        said += (
+            ["the header ends with an empty thought, as with thinking switched off"] if span.has_empty_thought else []
+        )
+        if said:
+            self.canvas.line(f"  thinking: {'; '.join(said)}")
 
     def _target(self) -> None:
         """The turn whole, every token of it; the call is a part of it."""
@@ -165,6 +182,9 @@ class _Page:
         call = f"{view.num_call:,}" if view.span.call_start is not None else "none"
         said = f"target tokens: {view.num_target:,}, of which call: {call}"
         self.canvas.line()
+        if view.span.no_target:
+            self.canvas.line(f"{said}; no channel learns this turn ({view.span.no_target})", "bad")
+            return
         if teacher is None:
             why = one_line(view.site.reason)
             self.canvas.line(f"{said}; no hint, so nothing will be taught here ({why})", "bad")

@@ -21,11 +21,18 @@ _COUNTS = (
     ("conversations", "conversations"),
     ("windows", "windows"),
     ("tree_tokens", "tokens of all trees"),
+    ("model_turns", "turns of the model"),
+    ("good_turns", "good turns of those"),
     ("sites", "error sites with a hint"),
     ("pairs", "preference pairs"),
     ("lm_ce", "target tokens of good turns (channel 1)"),
     ("sdpo_kl", "target tokens of erring turns (channel 2)"),
     ("trace_replay_dpo", "pairs (channel 3)"),
+    ("thinking_target", "turns whose thinking is learned"),
+    ("thinking_context", "turns whose thinking is context"),
+    ("thinking_left_out", "turns whose thinking is left out"),
+    ("thinking_not_shown", "turns whose thinking the template does not show"),
+    ("empty_thought_as_header", "turns behind an empty think block, which is header"),
 )
 
 

@@ -2,6 +2,7 @@
 
 from composer_replication.config.loader import load, loads
 from composer_replication.config.loss import LossConfig
+from composer_replication.config.render import RenderConfig
 from composer_replication.config.root import CrfConfig
 from composer_replication.config.schema import OptionDoc, check_options, describe, option, required, section
 from composer_replication.config.train import TrainConfig
@@ -11,6 +12,7 @@ __all__ = [
     "CrfConfig",
     "LossConfig",
     "OptionDoc",
+    "RenderConfig",
     "TrainConfig",
     "check_options",
     "config_hash",

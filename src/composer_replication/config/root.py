@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from composer_replication.config.loss import LossConfig
+from composer_replication.config.render import RenderConfig
 from composer_replication.config.schema import section
 from composer_replication.config.train import TrainConfig
 
@@ -14,4 +15,5 @@ class CrfConfig:
     """Everything a run can be told."""
 
     loss: LossConfig = section(LossConfig, "Weights and shapes of the three loss channels.")  # noqa: RUF009  (a dataclass field, made anew for each config)
+    render: RenderConfig = section(RenderConfig, "How conversations become what a model reads.")  # noqa: RUF009  (the same)
     train: TrainConfig = section(TrainConfig, "What `crf train` is told.")  # noqa: RUF009  (the same)

@@ -56,6 +56,9 @@ class ChannelsConfig:
         None, "Largest weight of a rollout's token, p now / p when it was sampled; unset weighs all alike.", above=0
     )
     good_turns: bool = option(True, "Without an environment, also train on the turns that made no error.")
+    work_failures: bool = option(
+        False, "Count turns whose call failed as part of the work, such as failing tests, among the good ones."
+    )
     taid_end: float = option(1.0, "Where TAID's target ends; it starts at loss.taid_t.", at_least=0, at_most=1)
     taid_rate: float = option(5e-4, "How fast TAID's target moves while the loss falls.", at_least=0, at_most=1)
     taid_momentum: float = option(0.99, "How long TAID remembers falls of the loss.", at_least=0, at_most=1)

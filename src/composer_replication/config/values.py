@@ -82,6 +82,8 @@ def type_text(annotation: object, bounds: Bounds = UNBOUNDED) -> str:
     if origin is dict:
         return f"table of {type_text(arguments[1], bounds)}"
     name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    if annotation is object:
+        return "any value"
     return f"{name}{bounds}" if annotation in (int, float) else name
 
 
@@ -173,9 +175,24 @@ def _to_dict(value: object, arguments: tuple[object, ...], bounds: Bounds) -> di
     return {_to_str(key, bounds): _convert(item, arguments[1], bounds) for key, item in items}
 
 
+def _to_any(value: object, bounds: Bounds) -> object:
+    """Whatever TOML can write, dates aside: for tables whose keys somebody else reads."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int | float | str):
+        return {int: _to_int, float: _to_float}.get(type(value), _to_str)(value, bounds)
+    if isinstance(value, list | tuple):
+        return [_to_any(each, bounds) for each in cast("list[object]", value)]
+    if isinstance(value, dict):
+        items = cast("Mapping[object, object]", value).items()
+        return {_to_str(key, bounds): _to_any(each, bounds) for key, each in items}
+    raise _MismatchError
+
+
 _SCALARS: Mapping[object, Callable[[object, Bounds], object]] = {
     bool: _to_bool,
     int: _to_int,
     float: _to_float,
     str: _to_str,
+    object: _to_any,
 }

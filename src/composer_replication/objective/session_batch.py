@@ -152,6 +152,8 @@ class _Session:
         if isinstance(given, TokenPair):
             return self._pair_target(given)
         span = given.span if isinstance(given, SiteHint) else given
+        if span.no_target:
+            return span.no_target
         if not span.start:
             return NOTHING_BEFORE_IT
         target = Target(min(span.header_start, span.start - 1), span.end)

@@ -15,6 +15,7 @@ from composer_replication.batch.hint_placement import PLACEMENTS, Placement
 from composer_replication.batch.left_cut import LeftCut
 from composer_replication.batch.pair_tokens import PairIds
 from composer_replication.batch.render import Renderer
+from composer_replication.batch.thinking import ThinkingRules
 from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError, explain
 from composer_replication.objective import contract
@@ -81,6 +82,8 @@ class CollatorConfig:
     `pad_token_id` fills rows; what is padding is said by the attention masks, so any id of the vocabulary will do.
     `ignore_index` (-100 or 0) stands in `sdpo_loss_mask` where a token is no target; all other masks are 0 and 1.
     `placement` is where a hint goes, `tools` are schemas for the template, `chat_template` replaces the tokenizer's.
+    `thinking` says what becomes of the messages' `reasoning_content`: by default that of the student itself, known by
+    the messages' `model`, is learned (`ThinkingRules.student_models`; `batch.thinking.ALL_OWN` where all of it is).
     """
 
     max_seq_len: int = 4096
@@ -95,6 +98,7 @@ class CollatorConfig:
     placement: Placement = "before_turn"
     tools: Sequence[Mapping[str, Any]] | None = None
     chat_template: str | None = None
+    thinking: ThinkingRules | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("max_seq_len", 2), ("max_dpo_seq_len", 2), ("pad_token_id", 0)):
@@ -142,7 +146,9 @@ class ComposerDataCollator:
             raise InputError(explain("tokenizer", got=got, expected="a fast one", fix="Load it with AutoTokenizer."))
         config = self.config
         tokenizer: Any = self.tokenizer
-        self.renderer = Renderer(tokenizer, tools=config.tools, chat_template=config.chat_template)
+        self.renderer = Renderer(
+            tokenizer, tools=config.tools, chat_template=config.chat_template, thinking=config.thinking
+        )
         cut = LeftCut(self.renderer)
         self._rows = RowMaker(
             self.renderer, cut, self.counts, max_seq_len=config.max_seq_len, placement=config.placement

@@ -28,6 +28,7 @@ from composer_replication.trainer.offline_source import (
     SessionsOfRun,
     SessionSource,
     has_artefact,
+    is_current,
 )
 from composer_replication.trainer.offline_windows import SessionItem, StoredWindow
 from composer_replication.trainer.reference import precompute_ref_logprobs
@@ -87,7 +88,9 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         settings.setdefault("use_pairs", has_artefact(opened, "pairs"))
         chosen = WindowSettings(budget=budget, **settings)
         needs_sites = chosen.use_sites or chosen.responses == "good"
-        source = SessionsOfRun(opened, with_sites=needs_sites, with_pairs=chosen.use_pairs)
+        # A turn that a pair rejects is not a good one, whether or not channel 3 is on.
+        needs_pairs = chosen.use_pairs or (chosen.responses == "good" and is_current(opened, "pairs"))
+        source = SessionsOfRun(opened, with_sites=needs_sites, with_pairs=needs_pairs)
         return cls(source, renderer, chosen, only=only, pack=pack)
 
     @classmethod

@@ -8,16 +8,24 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from composer_replication.actions.parse import answer_turn
+from composer_replication.actions.write import text_follows_call
 from composer_replication.batch.hint_placement import Placement
 from composer_replication.batch.pair_tokens import pair_ids, response_ids
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.render import (
+    TEXT_FOLLOWS_CALL,
+    RenderedSequence,
+    Renderer,
+    TurnSpan,
+    thinking_counts,
+)
 from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.objective.components import CHANNELS
 from composer_replication.objective.session_batch import Part, SiteHint, TokenPair, session_batches
 from composer_replication.objective.wrong_hints import wrong_hints
+from composer_replication.trainer.good_turns import good_turns
 from composer_replication.trainer.offline_source import LoggedPair, LoggedSession
 from composer_replication.trainer.offline_windows import StoredWindow, store_window
-from composer_replication.types import Conversation, ErrorSite, Turn
+from composer_replication.types import Conversation, ErrorSite
 
 Responses = Literal["good", "all", "none"]
 RESPONSES: tuple[Responses, ...] = ("good", "all", "none")
@@ -34,15 +42,16 @@ _RESPONSES, _SITES, _PAIRS = CHANNELS
 class WindowSettings:
     """How sessions are cut and what is taken from them.
 
-    `responses` are the turns of channel 1: those that no kept site blames (`good`), all of the model's own, or none.
-    Turns that were copied from another conversation are never among them. `use_sites` and `use_pairs` switch channels 2
-    and 3. With `contrast` a site also has the hint of a site of another kind, as a wrong one. The rest is that of
-    `session_batches`.
+    `responses` are the turns of channel 1: those that nothing speaks against (`good`, see `good_turns`, which also
+    reads `work_failures`), all of the model's own, or none. Turns that were copied from another conversation are never
+    among them. `use_sites` and `use_pairs` switch channels 2 and 3. With `contrast` a site also has the hint of a site
+    of another kind, as a wrong one. The rest is that of `session_batches`.
     """
 
     budget: int
     overlap: int = 0
     responses: Responses = "good"
+    work_failures: bool = False
     use_sites: bool = True
     use_pairs: bool = True
     placement: Placement = "before_turn"
@@ -88,7 +97,7 @@ class WindowMaker:
         sequences = self._rendered(session.conversation)
         sites = self.kept_sites(session, sequences)
         found = self._pairs(session, sequences) if self.settings.use_pairs else []
-        blamed = {site.turn_id for site, _ in session.sites if site.is_kept}
+        responses = self._responses(session)
         for number, rendered in enumerate(sequences):
             own_sites = [each for each in sites if each.rendered is rendered]
             own_pairs = [(pair, tokens) for pair, at, tokens in found if at == number]
@@ -97,7 +106,7 @@ class WindowMaker:
                 rendered,
                 budget=self.settings.budget,
                 overlap=self.settings.overlap,
-                responses=self._responses(session.conversation, rendered, blamed),
+                responses=[span for span in rendered.spans if span.turn_id in responses],
                 sites=[SiteHint(each.span, each.hint, self.wrong.get(each.site.id)) for each in own_sites],
                 pairs=[tokens for _, tokens in own_pairs],
                 placement=self.settings.placement,
@@ -145,17 +154,25 @@ class WindowMaker:
     def _rendered(self, conversation: Conversation) -> list[RenderedSequence]:
         self.counts["conversations"] += 1
         try:
-            return self.renderer.render(conversation)
+            sequences = self.renderer.render(conversation)
+        except AlignmentError:  # a template that puts one message's text into another's turn: of no use for any
+            raise
         except InputError:  # no turns, or none that this template can show
             self.drops[f"conversations: {NOT_RENDERED}"] += 1
             return []
+        self.counts.update(thinking_counts(sequences))
+        return sequences
 
-    def _responses(self, conversation: Conversation, rendered: RenderedSequence, blamed: set[str]) -> list[TurnSpan]:
+    def _responses(self, session: LoggedSession) -> frozenset[str]:
+        """Ids of the turns of channel 1; the model's other turns are counted by what speaks against them."""
         if self.settings.responses == "none":
-            return []
-        own = {turn.id for turn in conversation.turns if turn.origin == "model"}
-        wanted = own - blamed if self.settings.responses == "good" else own
-        return [span for span in rendered.spans if span.turn_id in wanted]
+            return frozenset()
+        if self.settings.responses == "all":
+            return frozenset(turn.id for turn in session.conversation.turns if turn.origin == "model")
+        found = good_turns(session, work_failures=self.settings.work_failures)
+        self.counts.update(model_turns=len(found.good) + len(found.not_good), good_turns=len(found.good))
+        self.drops.update(f"{_RESPONSES}: {reason}" for reason in found.not_good.values())
+        return found.good
 
     def _pairs(
         self, session: LoggedSession, sequences: Sequence[RenderedSequence]
@@ -186,11 +203,15 @@ class WindowMaker:
         answer = answer_turn(pair.chosen, turn_id=f"{pair.state_id}:chosen")
         if any(not each.text.strip() and not each.calls for each in (answer, logged)):
             return WITHOUT_ANSWER
+        if any(map(text_follows_call, (answer, logged))):
+            return TEXT_FOLLOWS_CALL
+        chosen_turn, rejected_turn = self.renderer.thinking.alike(answer, logged)
+        is_in_session = rejected_turn == logged or span.thinking not in ("target", "context")
         try:
-            chosen = response_ids(self.renderer, before, answer, conversation_id=pair.state_id)
+            chosen = response_ids(self.renderer, before, chosen_turn, conversation_id=pair.state_id)
             rejected_ids, start = rendered.ids[: span.end], span.start
-            if chosen.start != start or chosen.ids[:start] != rejected_ids[:start]:
-                chosen, rejected = self._both(before, answer, logged, pair)
+            if not is_in_session or chosen.start != start or chosen.ids[:start] != rejected_ids[:start]:
+                chosen, rejected = pair_ids(self.renderer, before, answer, logged, conversation_id=pair.state_id)
                 rejected_ids, start = rejected.ids, rejected.start
         except AlignmentError:
             return CONTEXTS_DIFFER
@@ -201,9 +222,6 @@ class WindowMaker:
         return TokenPair(
             chosen_ids=chosen.ids, chosen_start=chosen.start, rejected_ids=rejected_ids, rejected_start=start
         )
-
-    def _both(self, before: Sequence[Turn], answer: Turn, logged: Turn, pair: LoggedPair):
-        return pair_ids(self.renderer, before, answer, logged, conversation_id=pair.state_id)
 
     def _count(self, window: StoredWindow) -> None:
         self.counts.update(window.counts())

@@ -80,6 +80,11 @@ def has_artefact(run: RunDir, name: str) -> bool:
     return run.path(name).exists()
 
 
+def is_current(run: RunDir, name: str) -> bool:
+    """Whether an artefact is there and not older than what it was made of."""
+    return has_artefact(run, name) and not run.lineage(name).stale
+
+
 def _check_current(run: RunDir, name: str) -> None:
     stale = run.lineage(name).stale
     if stale:

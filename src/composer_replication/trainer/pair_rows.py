@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_replication.actions.parse import answer_turn
+from composer_replication.actions.write import text_follows_call
 from composer_replication.batch.left_cut import LeftCut
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds, pair_ids
 from composer_replication.batch.render import Renderer
@@ -32,6 +33,8 @@ class PairMaker:
         reason = "pair_without_state" if not state.turns else ""
         if any(not answer.text.strip() and not answer.calls for answer in answers):
             reason = "pair_without_answer"
+        elif any(map(text_follows_call, answers)):
+            reason = "pair_text_follows_call"
         found = None
         if not reason:
             try:

@@ -46,6 +46,7 @@ def grpo_arguments_of(inputs: Inputs, folder: TrainingFolder) -> Any:
         disable_tqdm=True,
         dataloader_pin_memory=torch.cuda.is_available(),
         per_device_eval_batch_size=train.grpo.num_generations,
+        chat_template_kwargs=dict(inputs.config.render.template_variables) or None,
         **training_arguments(train),
         **grpo_arguments(train),
     )

@@ -19,6 +19,7 @@ from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import require
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import TOOL_SCHEMA, TOOL_VERSION
+from composer_replication.trainer.run_renderer import make_renderer
 from composer_replication.trainer.teachers import TeacherKeeper
 
 Say = Callable[[str], None]
@@ -43,7 +44,7 @@ def read_inputs(config: CrfConfig) -> Inputs:
     _refuse_what_is_not_read(config)
     run = None if config.train.run is None else RunDir.open(config.train.run)
     tokenizer = load_tokenizer(config.train.model)
-    return Inputs(config, run, tokenizer, Renderer(tokenizer, tools=tools_of(run)))
+    return Inputs(config, run, tokenizer, make_renderer(config.render, tokenizer, tools_of(run)))
 
 
 def hide_progress_bars() -> None:

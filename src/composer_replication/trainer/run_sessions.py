@@ -35,6 +35,7 @@ def offline_data(inputs: Inputs) -> OfflineData:
         "placement": batch.placement,
         "part": batch.part,
         "responses": "good" if config.train.channels.good_turns else "none",
+        "work_failures": config.train.channels.work_failures,
         "use_sites": config.loss.alpha_sdpo > 0,
         "contrast": config.train.switches.contrast is not None,
     }

@@ -27,6 +27,7 @@ from composer_replication.trainer.logged_sessions import LoggedSessions
 from composer_replication.trainer.planner import MemoryPlan
 from composer_replication.trainer.run_folder import TrainingFolder
 from composer_replication.trainer.run_parts import Inputs, Say, read_inputs
+from composer_replication.trainer.run_renderer import thinking_in_words
 from composer_replication.trainer.run_results import (
     GRPO_CHANNELS,
     OFFLINE_CHANNELS,
@@ -127,6 +128,7 @@ def _make_offline(
 
     data = offline_data(inputs)
     data.train.require_items()
+    _tell_data(data.train, told.say)
     _check_memory(offline_memory(inputs, data.train), told.say, must_fit)
     args = run_offline.offline_arguments(inputs, folder)
     diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_while_it_runs(told.say))
@@ -160,6 +162,17 @@ def _make_grpo(
         before=lambda trainer: told.say(f"channels: {', '.join(trainer.channels_on())}"),
         sources=SOURCES,
     )
+
+
+def _tell_data(sessions: LoggedSessions, say: Say) -> None:
+    """What was done with thinking, and how many turns channel 1 has of how many."""
+    if words := thinking_in_words(sessions.counts):
+        say(words)
+    if "good_turns" in sessions.counts:
+        left_out = sorted((name, n) for name, n in sessions.drops.items() if name.startswith("lm_ce: "))
+        why = ", ".join(f"{name.removeprefix('lm_ce: ').replace('_', ' ')} {n}" for name, n in left_out)
+        said = f"good turns (channel 1): {sessions.counts['good_turns']} of {sessions.counts['model_turns']}"
+        say(f"{said}; left out: {why}" if why else said)
 
 
 def _check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:

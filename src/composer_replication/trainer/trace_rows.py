@@ -102,6 +102,7 @@ class RowMaker:
             for span in sequence.spans
             if first is None or span.end > end or span.header_start < first or span.start <= first
         }
+        lost = {span.turn_id: span.no_target for span in sequence.spans if span.no_target} | lost
         self._counts.update(f"turn_{reason}" for reason in lost.values())
         if first or end < len(sequence.ids):
             self._counts["sequence_cut"] += 1

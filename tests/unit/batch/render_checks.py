@@ -9,6 +9,7 @@ from pathlib import Path
 from composer_replication.batch.escape import insert_raw
 from composer_replication.batch.messages import to_chat
 from composer_replication.batch.render import Renderer
+from composer_replication.batch.thinking import ALL_OWN
 from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 from tokenizer_assets import load
 
@@ -26,8 +27,10 @@ TOOLS = [
 
 
 @cache
-def renderer_of(family, *, with_tools=False, stock=False):
-    return Renderer(load(family), tools=TOOLS if with_tools else None, prefer_prefix_preserving=not stock)
+def renderer_of(family, *, with_tools=False, stock=False, thinking=ALL_OWN):
+    """Thinking is the student's own unless said otherwise: more of it is shown then."""
+    tools = TOOLS if with_tools else None
+    return Renderer(load(family), tools=tools, prefer_prefix_preserving=not stock, thinking=thinking)
 
 
 def talk(*steps, identity="c"):
@@ -81,7 +84,7 @@ def normal(text):
     return unicodedata.normalize("NFC", text)  # Qwen's tokenizers do so
 
 
-def check_exact(renderer, conversation, *, keep_thinking=True):
+def check_exact(renderer, conversation):
     """Every assistant turn once; context, header and own tokens as the template renders them. Returns the sequences."""
     sequences = renderer.render(conversation)
     spans = [span for sequence in sequences for span in sequence.spans]
@@ -106,8 +109,11 @@ class _Expected:
         self.dialect = dialect = dialect.without_tools() if refused else dialect
         given, escaped = renderer._given_tools, renderer._tools
         self.tools, as_text = (escaped, None) if dialect.tools else (None, given)
-        self.chat = to_chat(conversation, dialect, renderer.protected, keep_thinking=True, tools=as_text)
+        self.chat = to_chat(conversation, dialect, renderer.protected, thinking=renderer.thinking, tools=as_text)
         self.at = {item.turn.id: index for index, item in enumerate(self.chat.items) if item.turn}
+        opens = dialect.header.endswith("<think>\n")
+        thinks = "<think>" in renderer.template.source
+        self.empty_thought = "\n</think>\n\n" if opens else "<think>\n\n</think>\n\n" if thinks else ""
 
     def text(self, messages, prompt):
         rendered = self.renderer.template.render(messages, prompt=prompt, tools=self.tools)
@@ -119,12 +125,14 @@ class _Expected:
         prompt = self.text(messages[:index], True)
         whole = self.text(messages[: index + 1], False)
         shown, own = normal(shown), normal(decode(self.renderer, sequence.ids[span.start : span.end]))
-        # What the model is asked with, all of it; a header may end in a thought that a finished turn does not repeat.
-        assert prompt.startswith(shown)
-        tail = prompt[len(shown) :]
-        assert tail in ("", "<think>\n")
+        # What the model is asked with, all of it; behind it an empty thought where a model that thinks is to have none.
+        has_thought = span.thinking == "target"
+        quiet = "" if has_thought else self.empty_thought
+        assert shown == prompt + quiet
+        assert span.has_empty_thought == bool(quiet)
         header = decode(self.renderer, sequence.ids[span.header_start : span.start])
-        assert header == self.dialect.header.removesuffix(tail)
+        assert header == self.dialect.header + quiet
+        assert not own.startswith(("<think>\n\n</think>", "\n</think>"))
         assert own == normal(span.text)
         body, found, rest = whole.rpartition(own)
         assert found

@@ -62,7 +62,8 @@ def test_hostile_text_is_shown_whole_and_never_as_special_tokens(family):
     assert normal(text) == normal(view.span.text)
     assert "[31mred" in text  # in JSON the escape itself is written out
     stops = {renderer.protected.ids[stop] for stop in renderer.dialect.stops}
-    assert [index for index in ids if index in stops] == [ids[-1]]
+    ends = 2 if family == "folding" else 1  # there the token that ends a call ends the turn, and this one has two
+    assert [index for index in ids if index in stops] == [ids[-1]] * ends
 
 
 def test_a_left_cut_moves_the_teachers_rows_only():

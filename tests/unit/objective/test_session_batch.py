@@ -144,7 +144,7 @@ def test_sites_at_the_first_turn_the_last_and_one_that_is_only_a_call(family, pl
     assert check_whole(session, whole, 100_000, placement) == sum(site.span.end - site.span.start for site in sites)
     windowed = session.batches(budget=200, overlap=20, placement=placement)
     check_whole(session, windowed, 200, placement)
-    if "longer_than_window" not in windowed.counts:
+    if "longer_than_window" not in windowed.counts and len(rendered.spans) > 1:  # a thinker's turns stand alone
         assert len(windowed.windows) > 1
 
 

@@ -49,6 +49,11 @@ def assert_same_batch(got, wanted):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
+def _but_channel_one(drops):
+    """Drops of other channels; which turns are good, and why others are not, has its own tests."""
+    return {name: number for name, number in drops.items() if not name.startswith("lm_ce: ")}
+
+
 @pytest.mark.parametrize("budget", [512, 150])
 def test_a_stored_window_is_the_batch_of_the_session(budget):
     session = logged(4)
@@ -60,7 +65,7 @@ def test_a_stored_window_is_the_batch_of_the_session(budget):
         assert_same_batch(got, batch)
 
 
-def test_channel_one_gets_the_turns_that_no_kept_site_blames():
+def test_channel_one_gets_the_turns_that_no_site_blames_kept_or_not():
     session = logged(0)
     (rendered,) = renderer().render(session.conversation)
     first, second, third = (span.end - span.start for span in rendered.spans)
@@ -73,7 +78,7 @@ def test_channel_one_gets_the_turns_that_no_kept_site_blames():
     }
     unsure = replace(session, sites=[(site(session.conversation, "t1", is_kept=False), None)])
     found = sessions_of(made=[unsure])
-    assert found.channels["lm_ce"] == first + second + third
+    assert found.channels["lm_ce"] == second + third
     assert found.channels["sdpo_jsd"] == 0
 
 
@@ -93,7 +98,7 @@ def test_a_site_without_a_hint_and_one_whose_turn_is_not_there_are_counted():
         (site(session.conversation, "nowhere", "file_not_found"), hint_of("file_not_found")),
     ]
     found = sessions_of(made=[replace(session, sites=sites)])
-    assert found.drops == {"sdpo_jsd: without_hint": 1, "sdpo_jsd: turn_not_in_rendering": 1}
+    assert _but_channel_one(found.drops) == {"sdpo_jsd: without_hint": 1, "sdpo_jsd: turn_not_in_rendering": 1}
     assert found.counts["sites"] == 0
 
 
@@ -103,7 +108,7 @@ def test_pairs_that_cannot_be_are_dropped_by_name():
     pairs = [LoggedPair("s0::0000", 0, same), LoggedPair("s0::0009", 9, same), LoggedPair("s0::0001", 1, "  ")]
     found = sessions_of(made=[replace(session, pairs=pairs)])
     assert found.channels["trace_replay_dpo"] == 0
-    assert found.drops == {
+    assert _but_channel_one(found.drops) == {
         "trace_replay_dpo: pair_of_equal_answers": 1,
         "trace_replay_dpo: pair_of_no_such_turn": 1,
         "trace_replay_dpo: pair_without_answer": 1,
@@ -114,7 +119,7 @@ def test_a_pair_longer_than_the_window_is_dropped_and_counted():
     session = logged(0, with_site=False, with_pair=False)
     pairs = [LoggedPair("s0::0000", 0, "word " * 400), *logged(0).pairs]
     found = sessions_of(made=[replace(session, pairs=pairs)], budget=200)
-    assert found.drops == {"trace_replay_dpo: longer_than_window": 1}
+    assert _but_channel_one(found.drops) == {"trace_replay_dpo: longer_than_window": 1}
     assert found.channels["trace_replay_dpo"] == 1
     assert found.longest_tree <= 200
 
@@ -122,7 +127,7 @@ def test_a_pair_longer_than_the_window_is_dropped_and_counted():
 def test_a_conversation_that_no_template_shows_is_dropped_and_counted():
     empty = LoggedSession(conversation=Session(identity="empty").conversation())
     found = sessions_of(made=[empty, logged(1)])
-    assert found.drops == {"conversations: not_rendered": 1}
+    assert _but_channel_one(found.drops) == {"conversations: not_rendered": 1}
     assert len(found) == 1
 
 
@@ -174,7 +179,7 @@ def test_the_proof_drops_sites_whose_hint_does_no_more_than_another_kind_of_hint
     kept = {site_id for site_id, advantage in advantages.items() if advantage > 0}
     assert 0 < len(kept) < 6
     assert {site_id for window in proved.windows for site_id in window.site_ids} == kept
-    assert proved.drops == {f"sdpo_jsd: {hint_proof.HINT_DOES_NOTHING}": 6 - len(kept)}
+    assert _but_channel_one(proved.drops) == {f"sdpo_jsd: {hint_proof.HINT_DOES_NOTHING}": 6 - len(kept)}
     # The turn is still one that failed: it does not become a good one.
     assert proved.channels["lm_ce"] == found.channels["lm_ce"]
     assert proved.channels["trace_replay_dpo"] == found.channels["trace_replay_dpo"]

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds, pair_ids
 from composer_replication.batch.render import Renderer
+from composer_replication.batch.thinking import ThinkingRules
 from composer_replication.batch.tree import build_tree
 from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, UnsupportedModelError
 from composer_replication.objective.fingerprint import fingerprint_of, precision_of, weights_digest
@@ -104,7 +105,7 @@ def test_other_weights_another_tokenizer_or_template_are_stale(model, tmp_path):
         (copy.deepcopy(model).float(), renderer, "weights and precision"),
         (model, renderer_of("gemma"), "tokenizer and template"),
         (model, other_template, "template"),
-        (model, Renderer(load("llama3"), keep_thinking=False), "template"),
+        (model, Renderer(load("llama3"), thinking=ThinkingRules(others="context")), "template"),
         (model, renderer_of("llama3", with_tools=True), "template"),
     ):
         with pytest.raises(StaleArtefactError, match=f"other {what} than"):
