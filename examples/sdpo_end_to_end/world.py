@@ -281,7 +281,7 @@ def _records(task: Task, thing: str, identity: str) -> Iterator[dict[str, Any]]:
     messages.append(("assistant", [{"type": "text", "text": "Done."}]))
     parent: str | None = None
     for number, (role, content) in enumerate(messages):
-        uuid = f"{identity[:-3]}{number:03d}"
+        uuid = f"{number:08d}{identity[8:]}"
         message = {"role": role, "content": content}
         if role == "assistant":
             message |= {"id": f"msg_{identity[-3:]}{number}", "type": "message", "model": "tiny"}

@@ -80,6 +80,7 @@ _NEVER_SHOWN = frozenset(
 # What other hooks print when all is well is for the screen.
 _HOOKS_THAT_SPEAK = ("SessionStart", "UserPromptSubmit")
 _SUBJECTS = ("displayPath", "filename", "path", "uri", "hookName", "planFilePath")
+_LONGEST_TAG = 80
 _NOTIFICATION = re.compile(r"\s*<[a-z-]*notification>")
 
 
@@ -129,7 +130,7 @@ def plain_prompt(record: Record) -> str:
 
 def is_notification(text: str) -> bool:
     """Whether the harness wrote a message that went through the queue: a task that ended says so this way."""
-    return _NOTIFICATION.match(text) is not None
+    return "notification>" in text[:_LONGEST_TAG] and _NOTIFICATION.match(text) is not None
 
 
 def _writer(given: Record) -> Origin:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from composer_replication.ingestion.claude_attachments import plain_prompt
 from composer_replication.ingestion.claude_tree import Node
 from composer_replication.ingestion.source import IngestReport, Record
 
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z$")
 _ABSORBED = "absorbed_mid_turn"
 PLACED, TAKEN_BACK = "queued messages placed", "queued messages taken back"
 NOT_DELIVERED = "queued messages never delivered"
@@ -112,5 +114,6 @@ def _words(content: Any) -> str:
 
 
 def _time(record: Record) -> str:
+    """When it was written, where that is a time that can be compared as text."""
     written = record.get("timestamp")
-    return written if isinstance(written, str) else ""
+    return written if isinstance(written, str) and _TIME.match(written) else ""

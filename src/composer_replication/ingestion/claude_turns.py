@@ -167,7 +167,8 @@ class TurnBuilder:
         if texts or not content:
             draft = _Draft(node.uuid, "user", _origin(node), node, texts=texts, lines=[node.line])
             draft.order = ["text"] * len(texts)
-            draft.images = images_in([block for block in content if block.get("type") != "tool_result"])
+            if len(content) > 1 or not isinstance(content[0].get("text") if content else "", str):
+                draft.images = images_in([block for block in content if block.get("type") != "tool_result"])
             self._drafts.append(draft)
 
     def _add_results(self, node: Node, results: list[Record]) -> None:
@@ -177,14 +178,18 @@ class TurnBuilder:
             if result.call_id not in self._caller_of:
                 self._report.skip("tool result without its call", self._file, node.line)
         # What hooks say about one of several parallel calls stands between their results, and was shown after them.
-        last = next((draft for draft in reversed(self._drafts) if draft.beside is None), None)
+        last = self._drafts[-1] if self._drafts else None
+        if last is not None and last.beside is not None:
+            last = next((draft for draft in reversed(self._drafts) if draft.beside is None), None)
         same_caller = last is not None and last.results and self._caller_of.get(last.results[0].call_id) is caller
         if last is None or not same_caller or caller is None:
             last = _Draft(node.uuid, "tool", "tool", node)
             self._drafts.append(last)
         last.results += found
         last.lines.append(node.line)
-        last.images += sum(images_in(block.get("content")) for block in results)
+        for content in (block.get("content") for block in results):
+            if not isinstance(content, str):
+                last.images += images_in(content)
         if node.agent is not None:
             last.agents[found[0].call_id] = node.agent
 

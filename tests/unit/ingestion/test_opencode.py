@@ -11,7 +11,9 @@ from format_records import opencode_message as message
 from format_records import opencode_text as text
 from format_records import opencode_tool as tool
 from session_bytes import all_fixtures, counted, head, ingest, jsonl, mutations, texts
+from small_formats import read_json
 
+from composer_replication.actions.write import action_text, text_follows_call
 from composer_replication.ingestion import opencode
 from composer_replication.types import Link, Usage
 
@@ -193,3 +195,20 @@ def test_sniff_knows_an_export_from_openai_messages():
 
 def test_sniff_claims_none_of_the_other_formats_samples(shared_dir):
     assert not [path for path in all_fixtures(shared_dir) if opencode.sniff(head(path), path)]
+
+
+def test_text_after_a_call_is_known_to_follow_it(tmp_path):
+    tool = {"type": "tool", "callID": "c", "tool": "bash", "state": {"status": "completed", "input": {}, "output": "o"}}
+    parts = [
+        {"type": "reasoning", "text": "first"},
+        {"type": "text", "text": "before"},
+        tool,
+        {"type": "reasoning", "text": "second"},
+        {"type": "text", "text": "after"},
+    ]
+    document = {"info": {"id": "s"}, "messages": [{"info": {"id": "m", "role": "assistant"}, "parts": parts}]}
+    (conversation,), _ = read_json(opencode, tmp_path, "a.json", document)
+    turn = conversation.turns[0]
+    assert text_follows_call(turn)
+    shown = ["[THINKING] first\n", "before", "[TOOL_USE] name=bash input={}", "[THINKING] second", "after"]
+    assert action_text(turn) == "\n".join(shown)
