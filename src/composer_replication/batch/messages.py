@@ -137,6 +137,8 @@ class _Writer:
             return "none"
         if not self._dialect.thinking:
             return "not_shown"
+        if turn.token_ids:  # ids that were sampled are what they are, the thought among them
+            return "target"
         return "left_out" if self._dialect.thought.is_off else self._thinking.treatment(turn)
 
     def _make_room_for_assistant(self) -> None:

@@ -179,8 +179,12 @@ def _to_any(value: object, bounds: Bounds) -> object:
     """Whatever TOML can write, dates aside: for tables whose keys somebody else reads."""
     if isinstance(value, bool):
         return value
-    if isinstance(value, int | float | str):
-        return {int: _to_int, float: _to_float}.get(type(value), _to_str)(value, bounds)
+    if isinstance(value, int):
+        return _to_int(value, bounds)
+    if isinstance(value, float):
+        return _to_float(value, bounds)
+    if isinstance(value, str):
+        return _to_str(value, bounds)
     if isinstance(value, list | tuple):
         return [_to_any(each, bounds) for each in cast("list[object]", value)]
     if isinstance(value, dict):

@@ -23,7 +23,7 @@ from typing import Any, cast
 from composer_replication.atomic import staged
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, explain
-from composer_replication.pairs.export_messages import Arguments, answer_message, prompt_messages
+from composer_replication.pairs.export_messages import Arguments, answer_messages, prompt_messages
 from composer_replication.pairs.normalise.normalizer import NormalizedDPOPair
 from composer_replication.types import DPOPair
 
@@ -78,11 +78,12 @@ def preference_row(
     if not prompt:
         raise InputError(explain(f"state of {where}", got="no messages", expected="at least one"))
     schemas = given.get("tools") or tools or ()
+    chosen, rejected = answer_messages((given["chosen"], given["rejected"]), arguments)
     return {
         "state_id": given["state_id"],
         "prompt": prompt,
-        "chosen": [answer_message(given["chosen"], arguments)],
-        "rejected": [answer_message(given["rejected"], arguments)],
+        "chosen": [chosen],
+        "rejected": [rejected],
         "tools": encode_as_written(list(schemas), where=f"tools of {where}").decode(),
     }
 

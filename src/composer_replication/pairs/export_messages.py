@@ -26,6 +26,15 @@ def answer_message(action: str, arguments: Arguments) -> Message:
     return _assistant(parsed.action.text, parsed.thinking, parsed.action.calls, arguments)
 
 
+def answer_messages(actions: Sequence[str], arguments: Arguments) -> list[Message]:
+    """The messages of answers that are compared: all with their thinking, or none, as only the student's is logged."""
+    messages = [answer_message(action, arguments) for action in actions]
+    if not all("reasoning_content" in message for message in messages):
+        for message in messages:
+            message.pop("reasoning_content", None)
+    return messages
+
+
 def prompt_messages(messages: Sequence[Mapping[str, Any]], arguments: Arguments, where: str) -> list[Message]:
     """The messages of a state; a tool's result carries the name of the tool that its call had."""
     names: dict[str, str] = {}

@@ -20,7 +20,8 @@ from composer_replication.batch.render import (
 )
 from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.objective.components import CHANNELS
-from composer_replication.objective.session_batch import Part, SiteHint, TokenPair, session_batches
+from composer_replication.objective.session_batch import Part, session_batches
+from composer_replication.objective.session_records import SiteHint, TokenPair
 from composer_replication.objective.wrong_hints import wrong_hints
 from composer_replication.trainer.good_turns import good_turns
 from composer_replication.trainer.offline_source import LoggedPair, LoggedSession

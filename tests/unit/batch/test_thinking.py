@@ -109,13 +109,15 @@ def test_thinking_as_context_stands_in_the_header_and_in_history():
     assert [span.thinking for span in sequence.spans] == ["context", "context"]
 
 
-def test_sampled_ids_follow_the_plain_prompt_and_are_the_students_own():
+def test_sampled_ids_follow_the_prompt_as_it_is_and_are_the_students_own():
     renderer = renderer_of("qwen3", thinking=LEFT_OUT)
     own = {"text": "x", "thinking": "Hm.", "token_ids": (5, 6, renderer.protected.ids["<|im_end|>"])}
     (sequence,) = renderer.render(talk(("user", "A"), ("assistant", own)))
     (span,) = sequence.spans
     assert decode(renderer, sequence.ids[span.header_start : span.start]) == QWEN3
     assert (span.thinking, span.has_empty_thought) == ("target", False)
+    off = Renderer(load("qwen3"), template_options={"enable_thinking": False}, thinking=LEFT_OUT)
+    assert [each.thinking for each in off.render(talk(("user", "A"), ("assistant", own)))[0].spans] == ["target"]
 
 
 def test_a_template_told_not_to_think_has_no_thinking_to_learn():

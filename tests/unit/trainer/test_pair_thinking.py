@@ -1,0 +1,53 @@
+"""Pairs of logged sessions: the student's thought is learned where it is its own, and compared where both have one."""
+
+from __future__ import annotations
+
+import pytest
+from render_checks import decode
+
+from composer_replication.batch.render import Renderer
+from composer_replication.batch.thinking import ThinkingRules
+from composer_replication.trainer.logged_sessions import LoggedPair, LoggedSession, LoggedSessions
+from session_pieces import Session
+from tokenizer_assets import load
+
+RULES = {
+    "left out": ThinkingRules(),
+    "own": ThinkingRules(student_models=("student",)),
+    "context": ThinkingRules(others="context"),
+    "own as context": ThinkingRules(own="context", student_models=("student",)),
+}
+
+
+def logged(chosen):
+    """One question, and an answer with a thought, against which a pair stands."""
+    conversation = Session().user("Well?").says("No.", thinking="Zorro says no.", model="student").conversation()
+    return LoggedSession(conversation=conversation, pairs=[LoggedPair("s::0", 0, chosen)])
+
+
+def sides(renderer, sessions):
+    ((pair,),) = (window.pair_ids() for window in sessions.windows)
+    return [(decode(renderer, ids[:start]), decode(renderer, ids[start:])) for ids, start in pair]
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("family", ["thinker", "qwen3"])
+def test_a_thought_that_the_rejected_side_alone_has_is_not_compared(family, name):
+    renderer = Renderer(load(family), thinking=RULES[name])
+    found = LoggedSessions.from_sessions([logged("Yes.")], renderer, budget=512, responses="all")
+    (before, yes), (same, no) = sides(renderer, found)
+    assert before == same
+    assert (yes.startswith("Yes."), no.startswith("No.")) == (True, True)
+    (batch,) = found.batches()
+    learned = decode(renderer, batch.response.targets.tolist())
+    assert learned.startswith("No.") == (name != "own")
+    assert ("Zorro" in learned) == (name == "own")
+
+
+def test_thoughts_of_both_sides_are_compared_where_both_may_be_learned():
+    renderer = Renderer(load("thinker"), thinking=ThinkingRules(student_models=("*",)))
+    found = LoggedSessions.from_sessions([logged("[THINKING] Zorro says yes.\nYes.")], renderer, budget=512)
+    (before, yes), (same, no) = sides(renderer, found)
+    assert before == same
+    assert yes == "Zorro says yes.\n</think>\n\nYes.<|end|>"
+    assert no == "Zorro says no.\n</think>\n\nNo.<|end|>"
