@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     num_calls = _say_price(run_dir, which, teachers, options, args)
     if args.dry_run:
         return 0
-    with call_progress(num_calls, args.max_usd, quiet=args.json) as on_call:
+    with call_progress(num_calls, args.max_usd, quiet=args.json) as bar:
         report = asyncio.run(
             replay_run(
                 run_dir,
@@ -74,12 +74,14 @@ def run(args: argparse.Namespace) -> int:
                 max_total_usd=args.max_usd,
                 api_key=None,
                 options=options,
-                on_call=on_call,
+                on_call=bar.on_call,
+                on_meter=bar.on_meter,
             )
         )
     _show(run_dir, report, args)
     counts = run_dir.meta("teacher_calls").counts
-    return 1 if report.stopped or counts.get("calls", 0) == counts.get("calls with an error", 0) > 0 else 0
+    has_failed = counts.get("calls", 0) == counts.get("calls with an error", 0) > 0
+    return 1 if report.stopped or report.given_up or has_failed else 0
 
 
 def _read_specs(path: Path) -> list[dict[str, Any]]:
@@ -146,4 +148,7 @@ def _show(run_dir: RunDir, report: ReplayReport, args: argparse.Namespace) -> No
         say(f"the cap kept {refused:,} calls from being sent; --max-usd raises it, and only they are asked then")
     if report.stopped:
         say(f"stopped: {report.stopped}. Look at it, then go on with --go-on")
+    if report.given_up:
+        kept = counts.get("calls", 0) - counts.get("calls with an error", 0)
+        say(f"stopped: {report.given_up}. {kept:,} answers are kept; the same command asks for the rest")
     say(f"{run_dir.path('teacher_calls')}: `crf pairs RUN` makes pairs of it")

@@ -18,13 +18,15 @@ from composer_replication.teacher_replay.gating import Gate, gate_of
 from composer_replication.teacher_replay.lanes import Numbered, by_teacher, session_of, sessions, work_off
 from composer_replication.teacher_replay.money import Price, check_cap, to_dollars
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
-from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store import Meter, TeacherStore
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
 from composer_replication.types import Action, TeacherCallResult, TeacherSpec, TraceState
 
 GateName = Literal["exact", "agree"]
 OnResult = Callable[[int, int, TeacherCallResult], None]
 """Called with the number of a state, the number of a teacher, and what came of it."""
+OnMeter = Callable[[Meter], None]
+"""Called with what is spent and held, after each result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +60,17 @@ class ReplayOptions:
 
 @dataclass(kw_only=True)
 class ReplayReport:
-    """What a replay did: counts by name, and money of the store as a whole, in US dollars."""
+    """What a replay did: counts by name, and money of the store as a whole, in US dollars.
+
+    `stopped` says which teacher took more than its bound, `given_up` which endpoint was of no use: both end all sending.
+    """
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
     spent_usd: float = 0.0
     unknown_billed_usd: float = 0.0
     num_unknown_billed: int = 0
     stopped: str | None = None
+    given_up: str | None = None
 
 
 async def replay_trace(
@@ -114,6 +120,7 @@ async def replay(
     *,
     options: ReplayOptions,
     on_result: OnResult,
+    on_meter: OnMeter | None = None,
 ) -> ReplayReport:
     """As `replay_trace`, with each result handed over as it comes: memory does not grow with the number of states."""
     environment = os.environ if options.environment is None else options.environment
@@ -126,7 +133,7 @@ async def replay(
     with TeacherStore(options.cache) as store:
         asker = Asker(client, store, cap_nano=cap_nano, patience=options.patience)
         async with client:
-            run = _Replay(asker, known, options, on_result)
+            run = _Replay(asker, known, options, _with_meter(on_result, on_meter, store))
             if options.gate is None:
                 jobs = by_teacher(states, len(known))
                 await work_off(jobs, run.session_of_teacher, num_workers=options.max_concurrency)
@@ -136,7 +143,19 @@ async def replay(
         report.counts = dict(asker.counts) | dict(run.gate.counts if run.gate else {})
         report.spent_usd, report.unknown_billed_usd = to_dollars(meter.spent), to_dollars(meter.unknown)
         report.num_unknown_billed, report.stopped = meter.num_unknown, meter.halted
+        report.given_up = asker.given_up
     return report
+
+
+def _with_meter(on_result: OnResult, on_meter: OnMeter | None, store: TeacherStore) -> OnResult:
+    if on_meter is None:
+        return on_result
+
+    def on_both(state: int, teacher: int, result: TeacherCallResult) -> None:
+        on_meter(store.meter())
+        on_result(state, teacher, result)
+
+    return on_both
 
 
 class _Replay:

@@ -15,7 +15,7 @@ from composer_replication.runs.conversations import read_conversations
 from composer_replication.teacher_replay.ask import answer_of
 from composer_replication.teacher_replay.lanes import session_of
 from composer_replication.teacher_replay.money import to_dollars
-from composer_replication.teacher_replay.replay import ReplayOptions, ReplayReport, call_result, replay
+from composer_replication.teacher_replay.replay import OnMeter, ReplayOptions, ReplayReport, call_result, replay
 from composer_replication.teacher_replay.requests import Request, RequestBuilder
 from composer_replication.teacher_replay.store import TeacherStore
 from composer_replication.teacher_replay.teachers import Teacher
@@ -103,6 +103,7 @@ async def replay_run(
     api_key: str | None,
     options: ReplayOptions,
     on_call: Callable[[TeacherCallResult], None],
+    on_meter: OnMeter | None = None,
 ) -> ReplayReport:
     """Ask, then write `teacher_calls.jsonl`: every call in the order of states and teachers, answered or not."""
     failures: dict[tuple[int, int], TeacherCallResult] = {}
@@ -112,7 +113,9 @@ async def replay_run(
             failures[state, teacher] = result
         on_call(result)
 
-    report = await replay(run_states(run, which), specs, max_total_usd, api_key, options=options, on_result=keep)
+    report = await replay(
+        run_states(run, which), specs, max_total_usd, api_key, options=options, on_result=keep, on_meter=on_meter
+    )
     counts: Counter[str] = Counter()
     with TeacherStore(options.cache) as store:
         rows = _rows(run_states(run, which), teachers, options, store, failures, counts)
