@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, cast
 
 import orjson
@@ -26,6 +27,13 @@ def action_text(turn: Turn) -> str:
         else:
             parts.append(_call_text(turn.calls[size]))
     return "\n".join(parts)
+
+
+def action_text_without_thinking(turn: Turn) -> str:
+    """The same without what the turn thought."""
+    blocks: Any = turn.extra.get("blocks")
+    kept = [block for block in blocks if block[0] != "thinking"] if _fits(blocks, turn) else None
+    return action_text(replace(turn, thinking="", extra={**turn.extra, "blocks": kept}))
 
 
 def text_of(action: Action) -> str:

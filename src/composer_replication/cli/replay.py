@@ -24,6 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="say what it would cost, and send nothing")
     parser.add_argument("--sites", action="store_true", help="only states of turns that erred and may be taught")
+    parser.add_argument(
+        "--failed",
+        action="store_true",
+        help="only states of turns that failed or were refused: those pairs are made of",
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N states")
     parser.add_argument("--full", action="store_true", help="ask every teacher, also where no vote can change a pair")
     parser.add_argument(
@@ -56,7 +61,11 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args, run_dir)
     teachers = read_teachers(specs, environment=os.environ)
     which = Which(
-        only_sites=args.sites, limit=args.limit, max_history_tokens=args.max_history, send_tools=not args.no_tools
+        only_sites=args.sites,
+        only_failed=args.failed,
+        limit=args.limit,
+        max_history_tokens=args.max_history,
+        send_tools=not args.no_tools,
     )
     if args.go_on:
         with TeacherStore(options.cache) as store:

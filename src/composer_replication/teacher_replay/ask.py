@@ -84,6 +84,7 @@ class Asker:
         known = self._store.reply(request.key)
         if known is not None:
             self.counts["cached"] += 1
+            self._store.ascribe(request.key, request.session)
             await asyncio.sleep(0)  # requests in flight must not wait until all that is known is told
             return answer_of(known, is_cached=True)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -146,7 +147,8 @@ class Asker:
         intent, reply = sent
         cost = request.bound_nano if reply.cost_nano is None else reply.cost_nano
         data = {**reply._asdict(), "cost_nano": cost, "latency_s": round(latency_s, 4), "attempts": attempt}
-        self._store.settle(intent, cost, reply=(request.key, request.teacher.slug, data))
+        kept = (request.key, request.teacher.slug, data)
+        self._store.settle(intent, cost, reply=kept, session=request.session)
         return answer_of(data, is_cached=False)
 
 

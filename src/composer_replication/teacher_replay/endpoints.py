@@ -2,8 +2,8 @@
 
 Until an endpoint has given a first answer, only a few requests are under way to it: a wrong key is found out by three
 calls and not by all of them. Faults that pass (busy, broken, slow) prove that an endpoint is there; they are the
-asker's, and change nothing here. Once an endpoint has proved itself, only many refusals or failures to connect in a row,
-with no answer between them, end the replay: credit that ran out, a network that is gone.
+asker's, and change nothing here. Once an endpoint has proved itself, only many refusals or failures to connect in a
+row, with no answer between them, end the replay: credit that ran out, a network that is gone.
 """
 
 from __future__ import annotations

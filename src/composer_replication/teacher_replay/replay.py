@@ -62,7 +62,7 @@ class ReplayOptions:
 class ReplayReport:
     """What a replay did: counts by name, and money of the store as a whole, in US dollars.
 
-    `stopped` says which teacher took more than its bound, `given_up` which endpoint was of no use: both end all sending.
+    `stopped` says which teacher took more than its bound, `given_up` which endpoint was of no use: both end it all.
     """
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
