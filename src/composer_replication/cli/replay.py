@@ -35,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gate", choices=["exact", "agree"], default="exact", help="agree: stop where the first agrees"
     )
     parser.add_argument("--threshold", type=int, default=2, metavar="N", help="votes that make a consensus; default 2")
+    parser.add_argument(
+        "--in-order",
+        action="store_true",
+        help="states of a session one after the other: slower, for some prompt caches",
+    )
     parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at a time; default 64")
     parser.add_argument("--max-tokens", type=int, default=1024, metavar="N", help="longest answer; default 1024")
     parser.add_argument("--max-history", type=int, metavar="N", help="tokens of history sent; oldest turns go first")
@@ -117,6 +122,7 @@ def _options(args: argparse.Namespace, run_dir: RunDir) -> ReplayOptions:
         cache=run_dir.path("teacher_cache"),
         max_concurrency=args.concurrency,
         gate=None if args.full else args.gate,
+        order="in_order" if args.in_order else "longest_first",
         agreement_threshold=args.threshold,
         timeout_s=args.timeout,
         settings=Settings(max_tokens=args.max_tokens),
