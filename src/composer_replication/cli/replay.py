@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.replay_progress import call_progress
     from composer_replication.runs import RunDir
     from composer_replication.teacher_replay.money import check_cap
-    from composer_replication.teacher_replay.run_replay import Which, replay_run
+    from composer_replication.teacher_replay.run_replay import replay_run
     from composer_replication.teacher_replay.store import TeacherStore
     from composer_replication.teacher_replay.teachers import read_teachers
 
@@ -65,13 +65,7 @@ def run(args: argparse.Namespace) -> int:
     specs = _read_specs(Path(args.teachers))
     options = _options(args, run_dir)
     teachers = read_teachers(specs, environment=os.environ)
-    which = Which(
-        only_sites=args.sites,
-        only_failed=args.failed,
-        limit=args.limit,
-        max_history_tokens=args.max_history,
-        send_tools=not args.no_tools,
-    )
+    which = _which(args)
     if args.go_on:
         with TeacherStore(options.cache) as store:
             store.resume_after_overrun()
@@ -112,6 +106,18 @@ def _read_specs(path: Path) -> list[dict[str, Any]]:
     if not isinstance(specs, list) or not all(isinstance(each, dict) for each in specs):
         raise InputError(explain(f"--teachers {path}", got=type(specs).__name__, expected="a JSON list of teachers"))
     return specs
+
+
+def _which(args: argparse.Namespace) -> Which:
+    from composer_replication.teacher_replay.run_replay import Which
+
+    return Which(
+        only_sites=args.sites,
+        only_failed=args.failed,
+        limit=args.limit,
+        max_history_tokens=args.max_history,
+        send_tools=not args.no_tools,
+    )
 
 
 def _options(args: argparse.Namespace, run_dir: RunDir) -> ReplayOptions:

@@ -158,15 +158,20 @@ async def replay_run(
             sources=["conversations", *(["sites"] if which.only_sites else [])],
             counts=counts,
             drops={},
-            settings={
-                "teachers": ", ".join(each.slug for each in teachers),
-                "gate": options.gate or "none",
-                "threshold": str(options.agreement_threshold),
-                "tools": "sent" if which.send_tools else "not sent",
-                "max_history_tokens": str(which.max_history_tokens or ""),
-            },
+            settings=_said_of(which, teachers, options),
         )
     return report
+
+
+def _said_of(which: Which, teachers: Sequence[Teacher], options: ReplayOptions) -> dict[str, str]:
+    """What `crf pairs` must know to see the same states."""
+    return {
+        "teachers": ", ".join(each.slug for each in teachers),
+        "gate": options.gate or "none",
+        "threshold": str(options.agreement_threshold),
+        "tools": "sent" if which.send_tools else "not sent",
+        "max_history_tokens": str(which.max_history_tokens or ""),
+    }
 
 
 def read_calls(run: RunDir) -> Iterator[TeacherCallResult]:
