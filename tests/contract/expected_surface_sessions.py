@@ -123,8 +123,9 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "DEFAULT_TEACHERS": "value",
         "DPOPair": "record: state_id, state_messages, chosen, rejected, n_teachers_agreeing",
         "ReplayOptions": (
-            "(*, base_url=None, cache=None, max_concurrency=64, gate=None, agreement_threshold=2, timeout_s=120.0, "
-            "settings=<factory>, patience=<factory>, prices=<factory>, environment=None)"
+            "(*, base_url=None, cache=None, max_concurrency=64, gate=None, order='longest_first', "
+            "agreement_threshold=2, timeout_s=120.0, settings=<factory>, patience=<factory>, prices=<factory>, "
+            "environment=None)"
         ),
         "TeacherCallResult": (
             "record: state_id, teacher_slug, response_text, latency_s, prompt_tokens, completion_tokens, cost_usd, "

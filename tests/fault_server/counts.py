@@ -28,10 +28,10 @@ class Asked:
 class InFlight:
     """A chat request between its last byte read and its last byte sent, or the end of its connection."""
 
-    __slots__ = ("fingerprint", "line")
+    __slots__ = ("fingerprint", "line", "prompt_tokens")
 
-    def __init__(self, line: tuple[str, str], fingerprint: str) -> None:
-        self.line, self.fingerprint = line, fingerprint
+    def __init__(self, line: tuple[str, str], fingerprint: str, prompt_tokens: int) -> None:
+        self.line, self.fingerprint, self.prompt_tokens = line, fingerprint, prompt_tokens
 
 
 class Counts:
@@ -46,6 +46,7 @@ class Counts:
         self.num_in_flight = sum(map(len, self.in_flight.values()))
         self.by_fingerprint: dict[str, Asked] = {}
         self.order: dict[tuple[str, str], list[tuple[int, str, bool]]] = {}
+        self.prompts_done: dict[tuple[str, str], list[int]] = {}
         self.totals: Counter[str] = Counter()
         self.max_in_flight = self.num_in_flight
         self.max_connections = self.connections
@@ -58,7 +59,8 @@ class Counts:
         asked = self.by_fingerprint.setdefault(chat.fingerprint, Asked(chat.model, chat.session))
         self.order.setdefault(line, []).append((chat.num_messages, chat.fingerprint, overlaps))
         asked.attempts += 1
-        entry = InFlight(line, chat.fingerprint)
+        self._count_cached(line, chat.prompt_tokens)
+        entry = InFlight(line, chat.fingerprint, chat.prompt_tokens)
         others.append(entry)
         self.num_in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.num_in_flight)
@@ -72,9 +74,21 @@ class Counts:
     def end(self, entry: InFlight) -> None:
         others = self.in_flight[entry.line]
         others.remove(entry)
+        self.prompts_done.setdefault(entry.line, []).append(entry.prompt_tokens)
         if not others:
             del self.in_flight[entry.line]
         self.num_in_flight -= 1
+
+    def _count_cached(self, line: tuple[str, str], prompt_tokens: int) -> None:
+        """What a provider's prompt cache would have had of this prompt, given that a session's prompts are prefixes.
+
+        One that keeps blocks has as much as the longest prompt it was done with; one that keeps ends of prompts has the
+        longest one that this prompt begins with.
+        """
+        done = self.prompts_done.get(line, [])
+        self.totals["prompt_tokens"] += prompt_tokens
+        self.totals["cached_by_blocks"] += min(prompt_tokens, max(done, default=0))
+        self.totals["cached_by_ends"] += max((each for each in done if each <= prompt_tokens), default=0)
 
     def connected(self) -> None:
         self.connections += 1
@@ -88,6 +102,7 @@ class Counts:
             statuses[status] += count
             outcomes[outcome] += count
         names = ("num_chat", "with_auth", "without_auth", "refused", "idle_closed", "models_listed")
+        names += ("prompt_tokens", "cached_by_blocks", "cached_by_ends")
         return {
             "by_fingerprint": {name: each.to_json() for name, each in self.by_fingerprint.items()},
             "outcomes": dict(outcomes),

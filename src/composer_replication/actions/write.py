@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, cast
 
 import orjson
@@ -71,6 +72,13 @@ def _recut(old: str, new: str, blocks: list[Any], kind: str) -> list[int] | None
     for num_newlines in (pieces.take(size).count("\n") for each, size in blocks if each == kind):
         sizes.append(len("\n".join(next(lines) for _ in range(num_newlines + 1))))
     return sizes
+
+
+def action_text_without_thinking(turn: Turn) -> str:
+    """The same without what the turn thought."""
+    blocks: Any = turn.extra.get("blocks")
+    kept = [block for block in blocks if block[0] != "thinking"] if _fits(blocks, turn) else None
+    return action_text(replace(turn, thinking="", extra={**turn.extra, "blocks": kept}))
 
 
 def text_of(action: Action) -> str:

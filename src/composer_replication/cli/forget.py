@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", default=".", metavar="RUN", dest="run_dir", help="run directory; default: this folder")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--dry-run", action="store_true", help="only say what would go")
+    parser.add_argument(
+        "--discard-answers", action="store_true", help="also throw away paid answers that no session is known to own"
+    )
     parser.add_argument("--json", action="store_true", help="print what went as JSON")
 
 
@@ -42,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             say("Nothing was removed")
             return 1
-    _show(forget(run_dir, args.sessions), run_dir, as_json=args.json, done=True)
+    forgotten = forget(run_dir, args.sessions, discard_answers=args.discard_answers)
+    _show(forgotten, run_dir, as_json=args.json, done=True)
     return 0
 
 
@@ -63,4 +67,10 @@ def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_st
     ]
     lines += [f"{verb} their rows from {run_dir.path(name).name}" for name in plan.filtered]
     lines += [f"{verb} {run_dir.path(name).name}, made from them" for name in plan.deleted]
+    if plan.answers is not None:
+        of_nobody = f" and {plan.answers.num_unowned:,} of nobody known" if plan.answers.num_unowned else ""
+        lines.append(
+            f"{verb} {plan.answers.num_gone:,} paid answers of theirs{of_nobody} from teacher_cache.sqlite; "
+            f"{plan.answers.num_kept:,} of other sessions stay, and what was spent stays counted"
+        )
     print("\n".join(lines), file=out)

@@ -16,6 +16,10 @@ HELP = "make preference pairs of what teachers agree on"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run directory with teacher calls in it")
     parser.add_argument("--threshold", type=int, metavar="N", help="votes that make a consensus; default: the replay's")
+    parser.add_argument(
+        "--where-it-worked", action="store_true", help="also pairs that reject an action which worked; counted"
+    )
+    parser.add_argument("--thinking", action="store_true", help="leave thinking in the texts, where a side has any")
     parser.add_argument("--recipe", metavar="FILE", help="filters as a data-juicer recipe; default: ours")
     parser.add_argument("--no-filter", action="store_true", help="keep every pair")
     parser.add_argument("--data-juicer", action="store_true", help="run data-juicer's operators (extra: replaysim)")
@@ -26,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from composer_replication.pairs.normalise.normalizer import DJNormalizer
     from composer_replication.runs import RunDir
-    from composer_replication.teacher_replay.run_pairs import write_pairs
+    from composer_replication.teacher_replay.run_pairs import PairChoices, write_pairs
 
     run_dir = RunDir.open(args.run)
     backend = "data_juicer" if args.data_juicer else "native"
@@ -36,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
         threshold=args.threshold,
         normalizer=normalizer,
         export=None if args.export is None else Path(args.export),
+        choices=PairChoices(where_it_worked=args.where_it_worked, thinking=args.thinking),
     )
     _show(run_dir, found, args)
     return 0
@@ -60,6 +65,12 @@ def _show(run_dir: RunDir, found: PairsOfRun, args: argparse.Namespace) -> None:
     )
     kept = found.filtered.get("kept", 0)
     say(f"{run_dir.path('pairs')}: {kept} pairs of {report.num_states} states")
+    if report.num_rejected_worked:
+        dropped = "are none" if not args.where_it_worked else "are among them (rejected_action_worked)"
+        say(
+            f"{report.num_rejected_worked} pairs would reject an action that worked: they {dropped}"
+            + ("" if args.where_it_worked else "; --where-it-worked makes them too")
+        )
     if args.export is not None:
         say(f"{args.export}: {found.num_exported or 0} rows" if found.num_exported else "nothing to export")
 

@@ -24,12 +24,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="say what it would cost, and send nothing")
     parser.add_argument("--sites", action="store_true", help="only states of turns that erred and may be taught")
+    parser.add_argument(
+        "--failed",
+        action="store_true",
+        help="only states of turns that failed or were refused: those pairs are made of",
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N states")
     parser.add_argument("--full", action="store_true", help="ask every teacher, also where no vote can change a pair")
     parser.add_argument(
         "--gate", choices=["exact", "agree"], default="exact", help="agree: stop where the first agrees"
     )
     parser.add_argument("--threshold", type=int, default=2, metavar="N", help="votes that make a consensus; default 2")
+    parser.add_argument(
+        "--in-order",
+        action="store_true",
+        help="states of a session one after the other: slower, for some prompt caches",
+    )
     parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at a time; default 64")
     parser.add_argument("--max-tokens", type=int, default=1024, metavar="N", help="longest answer; default 1024")
     parser.add_argument("--max-history", type=int, metavar="N", help="tokens of history sent; oldest turns go first")
@@ -46,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.replay_progress import call_progress
     from composer_replication.runs import RunDir
     from composer_replication.teacher_replay.money import check_cap
-    from composer_replication.teacher_replay.run_replay import Which, replay_run
+    from composer_replication.teacher_replay.run_replay import replay_run
     from composer_replication.teacher_replay.store import TeacherStore
     from composer_replication.teacher_replay.teachers import read_teachers
 
@@ -55,16 +65,14 @@ def run(args: argparse.Namespace) -> int:
     specs = _read_specs(Path(args.teachers))
     options = _options(args, run_dir)
     teachers = read_teachers(specs, environment=os.environ)
-    which = Which(
-        only_sites=args.sites, limit=args.limit, max_history_tokens=args.max_history, send_tools=not args.no_tools
-    )
+    which = _which(args)
     if args.go_on:
         with TeacherStore(options.cache) as store:
             store.resume_after_overrun()
     num_calls = _say_price(run_dir, which, teachers, options, args)
     if args.dry_run:
         return 0
-    with call_progress(num_calls, args.max_usd, quiet=args.json) as on_call:
+    with call_progress(num_calls, args.max_usd, quiet=args.json) as bar:
         report = asyncio.run(
             replay_run(
                 run_dir,
@@ -74,12 +82,14 @@ def run(args: argparse.Namespace) -> int:
                 max_total_usd=args.max_usd,
                 api_key=None,
                 options=options,
-                on_call=on_call,
+                on_call=bar.on_call,
+                on_meter=bar.on_meter,
             )
         )
     _show(run_dir, report, args)
     counts = run_dir.meta("teacher_calls").counts
-    return 1 if report.stopped or counts.get("calls", 0) == counts.get("calls with an error", 0) > 0 else 0
+    has_failed = counts.get("calls", 0) == counts.get("calls with an error", 0) > 0
+    return 1 if report.stopped or report.given_up or has_failed else 0
 
 
 def _read_specs(path: Path) -> list[dict[str, Any]]:
@@ -98,6 +108,18 @@ def _read_specs(path: Path) -> list[dict[str, Any]]:
     return specs
 
 
+def _which(args: argparse.Namespace) -> Which:
+    from composer_replication.teacher_replay.run_replay import Which
+
+    return Which(
+        only_sites=args.sites,
+        only_failed=args.failed,
+        limit=args.limit,
+        max_history_tokens=args.max_history,
+        send_tools=not args.no_tools,
+    )
+
+
 def _options(args: argparse.Namespace, run_dir: RunDir) -> ReplayOptions:
     from composer_replication.teacher_replay.replay import ReplayOptions
     from composer_replication.teacher_replay.requests import Settings
@@ -106,6 +128,7 @@ def _options(args: argparse.Namespace, run_dir: RunDir) -> ReplayOptions:
         cache=run_dir.path("teacher_cache"),
         max_concurrency=args.concurrency,
         gate=None if args.full else args.gate,
+        order="in_order" if args.in_order else "longest_first",
         agreement_threshold=args.threshold,
         timeout_s=args.timeout,
         settings=Settings(max_tokens=args.max_tokens),
@@ -146,4 +169,7 @@ def _show(run_dir: RunDir, report: ReplayReport, args: argparse.Namespace) -> No
         say(f"the cap kept {refused:,} calls from being sent; --max-usd raises it, and only they are asked then")
     if report.stopped:
         say(f"stopped: {report.stopped}. Look at it, then go on with --go-on")
+    if report.given_up:
+        kept = counts.get("calls", 0) - counts.get("calls with an error", 0)
+        say(f"stopped: {report.given_up}. {kept:,} answers are kept; the same command asks for the rest")
     say(f"{run_dir.path('teacher_calls')}: `crf pairs RUN` makes pairs of it")

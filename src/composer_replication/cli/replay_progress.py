@@ -4,36 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from composer_replication.teacher_replay.store import Meter
     from composer_replication.types import TeacherCallResult
 
 
+class CallBar:
+    """What the bar says beside itself. Money is the store's: replies, failures and earlier replays are all in it."""
+
+    def __init__(self, cap_usd: float, progress: Any = None, task: Any = None) -> None:
+        self._cap_usd, self._progress, self._task = cap_usd, progress, task
+        self._meter: Meter | None = None
+        self._num_cached = self._num_errors = 0
+
+    def on_meter(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def on_call(self, result: TeacherCallResult) -> None:
+        self._num_cached += bool(result.get("is_cached"))
+        self._num_errors += result["error"] is not None
+        if self._progress is not None:
+            self._progress.update(self._task, advance=1, about=self.about)
+
+    @property
+    def about(self) -> str:
+        """Spent is settled; held is reserved for requests under way, or may have been billed."""
+        spent = self._meter.spent / 1e9 if self._meter else 0.0
+        held = (self._meter.reserved + self._meter.unknown) / 1e9 if self._meter else 0.0
+        money = f"${spent:.4f} spent and ${held:.4f} held of ${self._cap_usd:g}"
+        return f"{money}, {self._num_cached:,} from the store, {self._num_errors:,} errors"
+
+
 @contextlib.contextmanager
-def call_progress(
-    num_calls: int, cap_usd: float, *, quiet: bool
-) -> Generator[Callable[[TeacherCallResult], None], None, None]:
+def call_progress(num_calls: int, cap_usd: float, *, quiet: bool) -> Generator[CallBar, None, None]:
     """A bar where stderr is a terminal; nothing otherwise."""
     if quiet or not sys.stderr.isatty():
-        yield lambda _result: None
+        yield CallBar(cap_usd)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[about]}"))
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("calls", total=num_calls, about="")
-        spent, cached, errors = 0.0, 0, 0
-
-        def on_call(result: TeacherCallResult) -> None:
-            nonlocal spent, cached, errors
-            is_cached = bool(result.get("is_cached"))
-            spent += 0.0 if is_cached else result["cost_usd"]
-            cached += is_cached
-            errors += result["error"] is not None
-            about = f"${spent:.4f} of ${cap_usd:g}, {cached:,} from the store, {errors:,} errors"
-            progress.update(task, advance=1, about=about)
-
-        yield on_call
+        yield CallBar(cap_usd, progress, progress.add_task("calls", total=num_calls, about=""))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import difflib
 import shutil
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion import schemas
@@ -27,20 +25,26 @@ from composer_replication.ingestion.session_sources import (
 )
 from composer_replication.runs import ARTEFACTS, ArtefactMeta, RunDir
 from composer_replication.runs import conversations as rows
+from composer_replication.runs.answer_owners import AnswersOfRun, count_answers, keep_answers
 from composer_replication.runs.source_paths import find_source
 
 MIN_PREFIX = 6
+_STORE = "teacher_cache"
 # Made by the ingest itself, or before it.
 _OURS = frozenset({"config", "conversations", "session_sources", "tools", "forgotten"})
 
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """What forgetting some sessions takes away: conversations, rows of artefacts, and whole artefacts."""
+    """What forgetting some sessions takes away: conversations, rows of artefacts, and whole artefacts.
+
+    `answers` are the paid ones of a replay; None without a store of them.
+    """
 
     conversations: tuple[str, ...]
     filtered: tuple[str, ...]
     deleted: tuple[str, ...]
+    answers: AnswersOfRun | None = None
 
 
 def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
@@ -52,26 +56,34 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
         size = len(chosen)
         chosen |= {identity for identity, _, parent in links if parent in chosen}
     derived = [name for name in ARTEFACTS if name not in _OURS and run.path(name).exists()]
-    filtered = _filtered(run, derived)
+    filtered, answers = _filtered(run, derived), None
+    if _STORE in derived:
+        answers = count_answers(run.path(_STORE), {identity for identity, _, _ in links if identity not in chosen})
     return Forgetting(
         conversations=tuple(identity for identity, _, _ in links if identity in chosen),
         filtered=filtered,
-        deleted=tuple(name for name in derived if name not in filtered),
+        deleted=tuple(name for name in derived if name not in filtered and (name != _STORE or answers is None)),
+        answers=answers,
     )
 
 
-def forget(run: RunDir, sessions: Sequence[str]) -> Forgetting:
+def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = False) -> Forgetting:
     """Take the sessions out of the run, with the rows and artefacts that were made from them.
 
-    Stopped half way, it can be repeated: the conversations go last, so that they can still be named.
+    Stopped half way, it can be repeated: the conversations go last, so that they can still be named. Paid answers of
+    which nobody knows whose they are go only with `discard_answers`.
     """
     with run.exclusive("forget"):
         run.remove_leftovers(*ARTEFACTS)
         plan = plan_forgetting(run, sessions)
+        if plan.answers is not None and plan.answers.num_unowned and not discard_answers:
+            raise _unowned(run, plan.answers)
         gone = frozenset(plan.conversations)
         dead = [_bare(row) for row in _stored(run) if row["id"] in gone]
         alive = ({"session_id": row["session_id"]} for row in _stored(run) if row["id"] not in gone)
         write_forgotten(run, forgotten_marks(dead, alive))  # first: from here on, no crash brings them back
+        if plan.answers is not None:
+            keep_answers(run.path(_STORE), {row["id"] for row in _stored(run)} - gone)
         for name in plan.deleted:
             _delete(run, name)
         metas = {name: run.meta(name) for name in plan.filtered}
@@ -81,6 +93,15 @@ def forget(run: RunDir, sessions: Sequence[str]) -> Forgetting:
         for name, meta in metas.items():  # once more: they are current only beside the new conversations
             _rewrite(run, name, gone, meta)
         return plan
+
+
+def _unowned(run: RunDir, answers: AnswersOfRun) -> InputError:
+    got = f"{answers.num_unowned:,} answers of which it does not say for whom they were asked"
+    fix = (
+        "`crf replay` as it was run before writes it down: what is answered is not asked or paid for again. "
+        "`crf forget --discard-answers` throws those answers away"
+    )
+    return InputError(explain(run.path(_STORE).name, got=got, expected="answers with their sessions", fix=fix))
 
 
 def _bare(row: Row) -> Row:
@@ -188,21 +209,6 @@ def _delete(run: RunDir, name: str) -> None:
     path, sidecar = run.path(name), run.root / ARTEFACTS[name].sidecar_name
     if path.is_dir():
         shutil.rmtree(path)
-    elif name != "teacher_cache" or not _empty_store(path):
+    else:
         path.unlink()
     sidecar.unlink(missing_ok=True)
-
-
-def _empty_store(path: Path) -> bool:
-    """Take every reply out of a store of teachers' answers; what was spent stays, or a cap would begin anew."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    try:
-        connection.execute("DELETE FROM replies")
-        connection.execute("DELETE FROM intents WHERE 0")  # raises where this is no such store
-        connection.execute("VACUUM")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    except sqlite3.DatabaseError:
-        return False
-    finally:
-        connection.close()
-    return True

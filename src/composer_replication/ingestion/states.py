@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import orjson
-
 from composer_replication.actions.write import action_text as action_text  # the known place of it
 from composer_replication.actions.write import arguments_text
+from composer_replication.ingestion.history import History
 from composer_replication.types import Conversation, Message, TraceState, Turn
 
 SYSTEM_PROMPT = (
     "You are a senior software engineer working as a coding agent in a terminal. You read and change files and run "
     "commands through the tools you are given, one step at a time, and you check your work."
 )
-# Text in these logs runs at about four bytes a token; the limit is on what is sent, so an estimate is enough.
-_BYTES_PER_TOKEN = 4
 
 
 def states(
@@ -27,16 +24,11 @@ def states(
 ) -> Iterator[tuple[list[Message], Turn]]:
     """(messages before it, turn) for every assistant turn; message objects are shared between states, not copied."""
     system: Message = {"role": "system", "content": system_prompt}
-    # A unit is what may not be torn apart: an assistant turn with the results of its calls, or one other message.
-    units: list[list[Message]] = []
+    history = History(max_history_tokens)
     for turn in conversation.turns:
         if turn.role == "assistant":
-            yield [system, *_fitting(units, max_history_tokens)], turn
-        messages = list(_messages(turn, strip_thinking))
-        if turn.role == "tool" and units and units[-1][0]["role"] == "assistant":
-            units[-1].extend(messages)
-        else:
-            units.append(messages)
+            yield [system, *history.messages()], turn
+        history.add(turn, list(_messages(turn, strip_thinking)))
 
 
 def trace_state(state_id: str, messages: list[Message], turn: Turn) -> TraceState:
@@ -57,14 +49,3 @@ def _messages(turn: Turn, strip_thinking: bool) -> Iterator[Message]:
             for c in turn.calls
         ]
     yield message
-
-
-def _fitting(units: list[list[Message]], max_history_tokens: int | None) -> Iterator[Message]:
-    """The newest units that fit; the oldest go first, and never a result without its call."""
-    first = 0
-    if max_history_tokens is not None:
-        room, first = max_history_tokens * _BYTES_PER_TOKEN, len(units)
-        while first > 0 and (room := room - len(orjson.dumps(units[first - 1]))) >= 0:
-            first -= 1
-    for unit in units[first:]:
-        yield from unit

@@ -32,11 +32,15 @@ class KindAgreement:
 
 @dataclass(slots=True)
 class PairReport:
-    """`drops` are states without a pair by reason, `failed_replies` answers without a vote by reason."""
+    """`drops` are states without a pair by reason, `failed_replies` answers without a vote by reason.
+
+    `num_rejected_worked` are states where the teachers agree on another action than the student's, which worked.
+    """
 
     num_states: int = 0
     num_pairs: int = 0
     num_unknown_states: int = 0  # ids that were answered and are none of the states'
+    num_rejected_worked: int = 0
     drops: Counter[str] = field(default_factory=Counter[str])
     failed_replies: Counter[str] = field(default_factory=Counter[str])
     agreement: dict[str, KindAgreement] = field(default_factory=dict[str, KindAgreement])
@@ -73,6 +77,7 @@ class PairReport:
             "num_states": self.num_states,
             "num_pairs": self.num_pairs,
             "num_unknown_states": self.num_unknown_states,
+            "rejected_action_worked": self.num_rejected_worked,
             "drops": dict(sorted(self.drops.items())),
             "failed_replies": dict(sorted(self.failed_replies.items())),
             "agreement": kinds,

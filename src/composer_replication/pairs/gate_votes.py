@@ -20,12 +20,22 @@ _MAX_SESSIONS = 64  # as many as are asked about at one time
 class StateVotes:
     """Reads states and answers as `extract_pairs` does, so that what it decides is what the pairs will be.
 
-    States of one session come in order: what an earlier one has shown is not read again for a later one.
+    What an earlier state of a session has shown is not read again for a later one: states come in order, or are read
+    ahead in order and then come in any.
     """
 
     def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
         self._cwd, self._tools = cwd, tools
         self._sessions: OrderedDict[str, tuple[object, object, ContextAlong]] = OrderedDict()
+        self._ahead: dict[str, ActionContext] = {}
+
+    def read_ahead(self, states: Sequence[TraceState]) -> None:
+        """What each state of a session has shown, kept until that state is done with."""
+        for state in states:
+            self._ahead[state["state_id"]] = self._context(state)
+
+    def is_done_with(self, state: TraceState) -> None:
+        self._ahead.pop(state["state_id"], None)
 
     def agrees_with_student(self, state: TraceState, answer: TeacherCallResult) -> bool:
         """Whether a teacher did what the student did."""
@@ -56,6 +66,9 @@ class StateVotes:
             return None
 
     def _context(self, state: TraceState) -> ActionContext:
+        ahead = self._ahead.get(state["state_id"])
+        if ahead is not None:
+            return ahead
         own = cast("Mapping[str, Any]", state)
         cwd, tools = own.get("cwd", self._cwd), own.get("tools", self._tools)
         session = state["state_id"].rpartition("::")[0]

@@ -43,12 +43,12 @@ def content_text(content: object) -> str:
 
 
 def _of_text(text: str) -> Action:
-    action = parse_action_text(_without_thought(text)).action
+    action = parse_action_text(without_thought(text)).action
     written = _written_calls(action.text) if not action.calls else None
     return written if written is not None else action
 
 
-def _without_thought(text: str) -> str:
+def without_thought(text: str) -> str:
     """Without the thinking that some models write in front of what they say.
 
     The opening tag may be missing, since some templates write it into the prompt; then the closing one ends a line.
@@ -141,7 +141,7 @@ def _of_message(message: Mapping[str, Any]) -> Action:
     if not native:
         refusal = message.get("refusal")
         return _of_text(text or (refusal if isinstance(refusal, str) else ""))
-    return Action(text=_without_thought(text), calls=native)
+    return Action(text=without_thought(text), calls=native)
 
 
 def _native_calls(message: Mapping[str, Any]) -> Iterable[ToolCall]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError, explain
 from composer_replication.teacher_replay.client import TeacherClient
+from composer_replication.teacher_replay.endpoints import Endpoints
 from composer_replication.teacher_replay.outcome import Failure, Reply
 from composer_replication.teacher_replay.requests import Request
 from composer_replication.teacher_replay.store import Refused, TeacherStore
@@ -34,7 +35,7 @@ class Patience(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a teacher said, or why it said nothing. `was_refused`: it was never asked, for lack of budget."""
+    """What a teacher said, or why it said nothing. `was_refused`: it was not asked, for lack of budget or of use."""
 
     reply: dict[str, Any] | None
     error: str | None
@@ -42,6 +43,13 @@ class Answer(NamedTuple):
     was_refused: bool
     latency_s: float
     attempts: int
+
+
+class _Sent(NamedTuple):
+    """A reply and the reservation that it is to be settled with."""
+
+    intent: int
+    reply: Reply
 
 
 class Asker:
@@ -61,7 +69,13 @@ class Asker:
         self._patience.check()
         self._draw = random.Random(seed)  # noqa: S311 (jitter, not a secret)
         self._asking: dict[bytes, asyncio.Future[None]] = {}
+        self._endpoints = Endpoints()
         self.counts: Counter[str] = Counter()
+
+    @property
+    def given_up(self) -> str | None:
+        """Why nothing more is sent: an endpoint that is of no use."""
+        return self._endpoints.given_up
 
     async def ask(self, request: Request) -> Answer:
         """The answer to a request. The same request, asked twice at once, is sent once."""
@@ -70,6 +84,7 @@ class Asker:
         known = self._store.reply(request.key)
         if known is not None:
             self.counts["cached"] += 1
+            self._store.ascribe(request.key, request.session)
             await asyncio.sleep(0)  # requests in flight must not wait until all that is known is told
             return answer_of(known, is_cached=True)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -81,26 +96,41 @@ class Asker:
             done.set_result(None)
 
     async def _ask(self, request: Request) -> Answer:
-        self.counts["asked"] += 1
-        begin = time.monotonic()
-        for attempt in range(1, self._patience.max_attempts + 1):
+        begin, most = time.monotonic(), self._patience.max_attempts
+        for attempt in range(1, most + 1):
+            outcome = await self._attempt(request, is_first=attempt == 1, is_last=attempt == most)
+            latency_s = time.monotonic() - begin
+            if isinstance(outcome, Refused):
+                return Answer(None, outcome.reason, False, True, latency_s, attempt - 1)
+            if isinstance(outcome, _Sent):
+                return self._keep(request, outcome, latency_s, attempt)
+            self.counts[f"failure: {outcome.error.partition(':')[0]}"] += 1
+            wait_s = self._patience.wait_s(attempt, outcome.retry_after_s, self._draw) if outcome.is_retried else None
+            if wait_s is None or attempt == most:
+                return Answer(None, _said(outcome, attempt), False, False, latency_s, attempt)
+            await self._endpoints.pause(wait_s)
+        raise AssertionError("max_attempts is at least 1")
+
+    async def _attempt(self, request: Request, *, is_first: bool, is_last: bool) -> _Sent | Failure | Refused:
+        """One request, when it is its turn; a failure is settled here, a reply with what is kept of it."""
+        async with self._endpoints.turn(request.teacher):
+            if self._endpoints.given_up is not None:
+                self.counts["not sent after the stop"] += 1
+                await asyncio.sleep(0)
+                return Refused(f"stopped: {self._endpoints.given_up}")
+            self.counts["asked"] += is_first
             intent = self._store.reserve(request.key, request.teacher.slug, request.bound_nano, self._cap_nano)
             if isinstance(intent, Refused):
                 self.counts["refused"] += 1
                 await asyncio.sleep(0)
-                return Answer(None, intent.reason, False, True, time.monotonic() - begin, attempt - 1)
+                return intent
             self.counts["attempts"] += 1
             outcome = await self._send(request, intent)
-            latency_s = time.monotonic() - begin
-            if isinstance(outcome, Reply):
-                return self._keep(request, intent, outcome, latency_s, attempt)
-            self._store.settle(intent, _cost_of(outcome), reply=None)
-            self.counts[f"failure: {outcome.error.partition(':')[0]}"] += 1
-            wait_s = self._patience.wait_s(attempt, outcome.retry_after_s, self._draw) if outcome.is_retried else None
-            if wait_s is None or attempt == self._patience.max_attempts:
-                return Answer(None, _said(outcome, attempt), False, False, latency_s, attempt)
-            await asyncio.sleep(wait_s)
-        raise AssertionError("max_attempts is at least 1")
+            if isinstance(outcome, Failure):
+                self._store.settle(intent, _cost_of(outcome), reply=None)
+                is_last = is_last or not outcome.is_retried
+            self._endpoints.note(request.teacher, outcome, is_last_attempt=is_last)
+            return outcome if isinstance(outcome, Failure) else _Sent(intent, outcome)
 
     async def _send(self, request: Request, intent: int) -> Reply | Failure:
         is_back = False
@@ -112,11 +142,13 @@ class Asker:
             if not is_back:  # cancelled, or the program ends: the request may have arrived
                 self._store.settle(intent, None, reply=None)
 
-    def _keep(self, request: Request, intent: int, reply: Reply, latency_s: float, attempt: int) -> Answer:
+    def _keep(self, request: Request, sent: _Sent, latency_s: float, attempt: int) -> Answer:
         """A reply without a cost costs what was reserved: nobody said it was less."""
+        intent, reply = sent
         cost = request.bound_nano if reply.cost_nano is None else reply.cost_nano
         data = {**reply._asdict(), "cost_nano": cost, "latency_s": round(latency_s, 4), "attempts": attempt}
-        self._store.settle(intent, cost, reply=(request.key, request.teacher.slug, data))
+        kept = (request.key, request.teacher.slug, data)
+        self._store.settle(intent, cost, reply=kept, session=request.session)
         return answer_of(data, is_cached=False)
 
 

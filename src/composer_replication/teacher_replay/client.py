@@ -17,6 +17,7 @@ from composer_replication.teacher_replay.requests import Request
 
 _CONNECTIONS_A_POOL = 8
 _MAX_BODY = 16 * 2**20
+_CONNECT_S = 10.0  # an address that nobody answers at is known long before an answer would be due
 
 
 class TeacherClient:
@@ -36,7 +37,8 @@ class TeacherClient:
         )
         context = self._httpx.create_ssl_context()  # made once: it takes longer than a request
         for _ in range(self._num_pools):
-            pool = self._httpx.AsyncClient(limits=limits, timeout=self._timeout_s, verify=context, trust_env=True)
+            timeout = self._httpx.Timeout(self._timeout_s, connect=min(self._timeout_s, _CONNECT_S))
+            pool = self._httpx.AsyncClient(limits=limits, timeout=timeout, verify=context, trust_env=True)
             self._pools.append(pool)
         for number in range(self._max_concurrency):
             self._free.put_nowait(self._pools[number % self._num_pools])
@@ -79,8 +81,11 @@ class TeacherClient:
                 async with pool.stream("POST", url, content=request.body, headers=headers) as response:
                     body = await _limited_body(response)
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            return Failure(f"not sent: {type(error).__name__}", False, "none")  # its text may hold the header
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            said = f"not sent: {type(error).__name__}"  # its text may hold the header
+            return Failure(said, False, "none", concerns="connection")
+        except httpx.PoolTimeout:
+            return Failure("no connection was free", True, "none")
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             return broken(f"no connection: {type(error).__name__}: {error}", was_sent=False)
         except TimeoutError:
             return broken(f"no answer within {self._timeout_s:g} s", was_sent=True)

@@ -28,6 +28,8 @@ _TALKS = re.compile(
     re.IGNORECASE,
 )
 _MAX_LOOKED_AT = 200_000
+_MAX_KNOWN = 1 << 16
+_LOOKED_AT: dict[tuple[int, int], bool] = {}
 _RESULTS = ("tool", "function")
 
 
@@ -63,9 +65,20 @@ def flags(messages: Iterable[Message]) -> list[str]:
     """What a person should know about a prompt: tool results that read like instructions."""
     for message in messages:
         is_result = message.get("role") in _RESULTS or _holds_results(message)
-        if is_result and _TALKS.search(_text(message.get("content"))[:_MAX_LOOKED_AT]):
+        if is_result and _talks(_text(message.get("content"))):
             return ["instruction_in_tool_result"]
     return []
+
+
+def _talks(text: str) -> bool:
+    """Whether a text reads like an instruction; looked at once, for it stands in every later state of its session."""
+    name = (hash(text), len(text))
+    known = _LOOKED_AT.get(name)
+    if known is None:
+        if len(_LOOKED_AT) >= _MAX_KNOWN:
+            _LOOKED_AT.clear()
+        known = _LOOKED_AT[name] = _TALKS.search(text[:_MAX_LOOKED_AT]) is not None
+    return known
 
 
 def _mark(messages: Sequence[Message]) -> str:

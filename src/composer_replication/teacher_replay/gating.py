@@ -12,6 +12,10 @@ from composer_replication.types import TeacherCallResult, TraceState
 class Votes(Protocol):
     """What `pairs` knows of a state's answers so far."""
 
+    def read_ahead(self, states: Sequence[TraceState]) -> None: ...
+
+    def is_done_with(self, state: TraceState) -> None: ...
+
     def agrees_with_student(self, state: TraceState, answer: TeacherCallResult) -> bool: ...
 
     def can_change(
@@ -25,6 +29,13 @@ class Gate:
     def __init__(self, kind: Literal["exact", "agree"], threshold: int, num_teachers: int, votes: Votes) -> None:
         self._kind, self._threshold, self._num_teachers, self._votes = kind, threshold, num_teachers, votes
         self.counts: Counter[str] = Counter()
+
+    def read_ahead(self, states: Sequence[TraceState]) -> None:
+        """The states of a session in order, before they are asked about in any."""
+        self._votes.read_ahead(states)
+
+    def is_done_with(self, state: TraceState) -> None:
+        self._votes.is_done_with(state)
 
     def is_worth_asking(self, state: TraceState, answers: Sequence[TeacherCallResult]) -> bool:
         can_change = self._votes.can_change(state, answers, threshold=self._threshold, num_teachers=self._num_teachers)

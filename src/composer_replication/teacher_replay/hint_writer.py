@@ -79,7 +79,7 @@ async def write_hints(
 
         async def one(item: tuple[ErrorSite, Conversation]) -> None:
             site, conversation = item
-            answer = await asker.ask(builder.build(prompt_of(site, conversation), None))
+            answer = await asker.ask(builder.build(prompt_of(site, conversation), None, site.conversation_id))
             message = (answer.reply or {}).get("message") or {}
             text = " ".join(str(message.get("content") or "").split())
             reason = (answer.error and "no answer") or why_refused(text, site, conversation)

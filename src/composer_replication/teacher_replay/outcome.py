@@ -14,10 +14,12 @@ import orjson
 from composer_replication.teacher_replay.money import Price, to_nano
 
 Billing = Literal["none", "unknown"]
+Concerns = Literal["call", "account", "connection"]
 # A request that was refused was not worked on. Of everything else nobody can be sure.
 _REFUSED = {400, 401, 402, 403, 404, 405, 409, 410, 413, 415, 422, 429}
 _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529}
 _IN_FLIGHT = "openrouter_in_flight_budget"
+_MODERATED = frozenset({"reasons", "flagged_input"})
 _MAX_ERROR = 300
 
 
@@ -33,13 +35,17 @@ class Reply(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """No message. `cost_nano` where the endpoint said what it took; else `billing` says what is known."""
+    """No message. `cost_nano` where the endpoint said what it took; else `billing` says what is known.
+
+    `concerns`: this call alone, whoever asks (a key, credit), or the way there. The last two are every call's.
+    """
 
     error: str
     is_retried: bool
     billing: Billing
     retry_after_s: float | None = None
     cost_nano: int | None = None
+    concerns: Concerns = "call"
 
 
 def read_response(status: int, headers: Mapping[str, str], body: bytes, price: Price) -> Reply | Failure:
@@ -71,7 +77,7 @@ def _read(status: int, headers: Mapping[str, str], body: bytes, price: Price) ->
 
 def broken(error: str, *, was_sent: bool) -> Failure:
     """A request without an answer: if it may have arrived, it may have been billed."""
-    return Failure(error, True, "unknown" if was_sent else "none")
+    return Failure(error, True, "unknown") if was_sent else Failure(error, True, "none", concerns="connection")
 
 
 def _reply(choice: dict[str, Any], data: dict[str, Any], cost: int | None) -> Reply | Failure:
@@ -134,10 +140,15 @@ def _refusal(status: int, headers: Mapping[str, str], data: dict[str, Any] | Non
     billing: Billing = "none" if status in _REFUSED else "unknown"
     wait = retry_after(headers)
     is_retried = status in _RETRIED
+    metadata: Any = about.get("metadata")
+    said: Mapping[str, Any] = cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
     if status == 402:  # credits are gone, or only for as long as other requests hold them
-        metadata: Any = about.get("metadata")
-        is_retried = isinstance(metadata, dict) and metadata.get("limit_source") == _IN_FLIGHT
-    return Failure(f"HTTP {status}: {_told(about)}", is_retried, billing, wait)
+        is_retried = said.get("limit_source") == _IN_FLIGHT
+    # 403 is said of keys and budgets, and of a text that a moderator did not like: that is one call's.
+    is_of_all = (status in (401, 402) and not is_retried) or (status == 403 and not _MODERATED & set(said))
+    return Failure(
+        f"HTTP {status}: {_told(about)}", is_retried, billing, wait, concerns="account" if is_of_all else "call"
+    )
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

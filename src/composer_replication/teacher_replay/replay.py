@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from composer_replication.actions.calls import tool_call
 from composer_replication.actions.write import text_of
@@ -15,16 +15,27 @@ from composer_replication.teacher_replay.ask import Answer, Asker, Patience
 from composer_replication.teacher_replay.client import TeacherClient
 from composer_replication.teacher_replay.fence import flags
 from composer_replication.teacher_replay.gating import Gate, gate_of
-from composer_replication.teacher_replay.lanes import Numbered, by_teacher, session_of, sessions, work_off
+from composer_replication.teacher_replay.lanes import (
+    Numbered,
+    by_teacher,
+    session_of,
+    sessions,
+    work_off,
+    work_off_lanes,
+)
 from composer_replication.teacher_replay.money import Price, check_cap, to_dollars
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
-from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store import Meter, TeacherStore
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
 from composer_replication.types import Action, TeacherCallResult, TeacherSpec, TraceState
 
+T = TypeVar("T")
 GateName = Literal["exact", "agree"]
+OrderName = Literal["longest_first", "in_order"]
 OnResult = Callable[[int, int, TeacherCallResult], None]
 """Called with the number of a state, the number of a teacher, and what came of it."""
+OnMeter = Callable[[Meter], None]
+"""Called with what is spent and held, after each result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +44,15 @@ class ReplayOptions:
 
     `cache` is a file (a store of replies and of money spent, shared by restarts and processes) or None for this call
     alone. `gate`: None asks everyone; "exact" asks the next teacher only while its vote can change the pair; "agree"
-    stops when the first teacher agrees with the student.
+    stops when the first teacher agrees with the student. `order`: of a session the longest state first, then the others
+    side by side, all of whose prompts a provider's cache now holds; or "in_order", one state after the other.
     """
 
     base_url: str | None = None
     cache: str | Path | None = None
     max_concurrency: int = 64
     gate: GateName | None = None
+    order: OrderName = "longest_first"
     agreement_threshold: int = 2
     timeout_s: float = 120.0
     settings: Settings = field(default_factory=Settings)
@@ -54,17 +67,23 @@ class ReplayOptions:
                 raise InputError(explain(name, got=repr(value), expected="1 or more"))
         if self.gate not in (None, "exact", "agree"):
             raise InputError(explain("gate", got=repr(self.gate), expected='None, "exact" or "agree"'))
+        if self.order not in ("longest_first", "in_order"):
+            raise InputError(explain("order", got=repr(self.order), expected='"longest_first" or "in_order"'))
 
 
 @dataclass(kw_only=True)
 class ReplayReport:
-    """What a replay did: counts by name, and money of the store as a whole, in US dollars."""
+    """What a replay did: counts by name, and money of the store as a whole, in US dollars.
+
+    `stopped` says which teacher took more than its bound, `given_up` which endpoint was of no use: both end it all.
+    """
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
     spent_usd: float = 0.0
     unknown_billed_usd: float = 0.0
     num_unknown_billed: int = 0
     stopped: str | None = None
+    given_up: str | None = None
 
 
 async def replay_trace(
@@ -114,6 +133,7 @@ async def replay(
     *,
     options: ReplayOptions,
     on_result: OnResult,
+    on_meter: OnMeter | None = None,
 ) -> ReplayReport:
     """As `replay_trace`, with each result handed over as it comes: memory does not grow with the number of states."""
     environment = os.environ if options.environment is None else options.environment
@@ -126,17 +146,25 @@ async def replay(
     with TeacherStore(options.cache) as store:
         asker = Asker(client, store, cap_nano=cap_nano, patience=options.patience)
         async with client:
-            run = _Replay(asker, known, options, on_result)
-            if options.gate is None:
-                jobs = by_teacher(states, len(known))
-                await work_off(jobs, run.session_of_teacher, num_workers=options.max_concurrency)
-            else:
-                await work_off(sessions(states), run.session, num_workers=options.max_concurrency)
+            run = _Replay(asker, known, options, _with_meter(on_result, on_meter, store))
+            await run.all_of(states, options.order, num_workers=options.max_concurrency)
         meter = store.meter()
         report.counts = dict(asker.counts) | dict(run.gate.counts if run.gate else {})
         report.spent_usd, report.unknown_billed_usd = to_dollars(meter.spent), to_dollars(meter.unknown)
         report.num_unknown_billed, report.stopped = meter.num_unknown, meter.halted
+        report.given_up = asker.given_up
     return report
+
+
+def _with_meter(on_result: OnResult, on_meter: OnMeter | None, store: TeacherStore) -> OnResult:
+    if on_meter is None:
+        return on_result
+
+    def on_both(state: int, teacher: int, result: TeacherCallResult) -> None:
+        on_meter(store.meter())
+        on_result(state, teacher, result)
+
+    return on_both
 
 
 class _Replay:
@@ -146,20 +174,45 @@ class _Replay:
         self._slugs = [teacher.slug for teacher in teachers]
         self.gate: Gate | None = gate_of(options.gate, options.agreement_threshold, len(teachers))
 
-    async def session_of_teacher(self, job: tuple[Sequence[Numbered], int]) -> None:
-        states, teacher = job
-        for each in states:
-            await self._ask(each, teacher)
+    async def all_of(self, states: Iterable[TraceState], order: OrderName, *, num_workers: int) -> None:
+        """Every question: a session in order one by one, or the longest state of it first and then all others."""
+        if self.gate is None:
+            lanes = ([(each, index) for each in group] for group, index in by_teacher(states, len(self._slugs)))
+            await self._work_off(lanes, self._of_one_teacher, order, num_workers)
+        else:
+            await self._work_off(self._gated(states), self._of_all_teachers, order, num_workers)
 
-    async def session(self, states: Sequence[Numbered]) -> None:
-        """State by state; the next teacher only while the gate says that it matters."""
+    async def _work_off(
+        self, lanes: Iterable[list[T]], work: Callable[[T], Awaitable[None]], order: OrderName, num_workers: int
+    ) -> None:
+        async def one_by_one(lane: list[T]) -> None:
+            for job in lane:
+                await work(job)
+
+        if order == "in_order":
+            await work_off(lanes, one_by_one, num_workers=num_workers)
+        else:
+            await work_off_lanes((lane[::-1] for lane in lanes), work, num_workers=num_workers)
+
+    def _gated(self, states: Iterable[TraceState]) -> Iterator[list[Numbered]]:
+        """Sessions, each read by the gate in order when its turn has come: it is not asked about in order."""
         assert self.gate is not None
-        for each in states:
-            answers: list[TeacherCallResult] = []
-            for teacher in range(len(self._slugs)):
-                if not self.gate.is_worth_asking(each.state, answers):
-                    break
-                answers.append(await self._ask(each, teacher))
+        for group in sessions(states):
+            self.gate.read_ahead([each.state for each in group])
+            yield group
+
+    async def _of_one_teacher(self, job: tuple[Numbered, int]) -> None:
+        await self._ask(*job)
+
+    async def _of_all_teachers(self, numbered: Numbered) -> None:
+        """The next teacher only while the gate says that it matters."""
+        assert self.gate is not None
+        answers: list[TeacherCallResult] = []
+        for teacher in range(len(self._slugs)):
+            if not self.gate.is_worth_asking(numbered.state, answers):
+                break
+            answers.append(await self._ask(numbered, teacher))
+        self.gate.is_done_with(numbered.state)
 
     async def _ask(self, numbered: Numbered, teacher: int) -> TeacherCallResult:
         number, state = numbered

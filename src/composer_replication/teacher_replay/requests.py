@@ -18,12 +18,13 @@ _MAX_KNOWN_PREFIXES = 4096
 
 
 class Request(NamedTuple):
-    """What is sent, where, and the most it can cost in nano-dollars."""
+    """What is sent, where, the most it can cost in nano-dollars, and the session it is asked for."""
 
     teacher: Teacher
     key: bytes
     body: bytes
     bound_nano: int
+    session: str = ""
 
 
 class Settings(NamedTuple):
@@ -56,7 +57,7 @@ class RequestBuilder:
         body = encode_as_written({**parameters, "messages": shown}, where=f"request to {self._teacher.slug}")
         # A token is at least a byte, and the JSON around a message is longer than what a template puts around it.
         bound = self._teacher.price.bound(len(body), self._settings.max_tokens)
-        return Request(self._teacher, self._key(parameters, messages), body, bound)
+        return Request(self._teacher, self._key(parameters, messages), body, bound, session)
 
     def _parameters(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
         settings, teacher = self._settings, self._teacher

@@ -15,11 +15,12 @@ from composer_replication.runs.conversations import TOOL_SCHEMA, TOOL_VERSION, r
 from composer_replication.teacher_replay.ask import answer_of
 from composer_replication.teacher_replay.lanes import session_of
 from composer_replication.teacher_replay.money import to_dollars
-from composer_replication.teacher_replay.replay import ReplayOptions, ReplayReport, call_result, replay
+from composer_replication.teacher_replay.replay import OnMeter, ReplayOptions, ReplayReport, call_result, replay
 from composer_replication.teacher_replay.requests import Request, RequestBuilder
+from composer_replication.teacher_replay.run_failures import TurnName, read_failures
 from composer_replication.teacher_replay.store import TeacherStore
 from composer_replication.teacher_replay.teachers import Teacher
-from composer_replication.types import TeacherCallResult, TraceState
+from composer_replication.types import TeacherCallResult, TraceState, Turn
 
 SCHEMA, VERSION = "teacher_call", 2
 # Real prompts have about four bytes a token, and answers of coding agents are short: the low end of what it may cost.
@@ -29,14 +30,21 @@ _RUN_DEPENDENT = ("is_cached",)
 
 @dataclass(frozen=True, kw_only=True)
 class Which:
-    """Which states of a run are asked about: all, or those of turns that erred and may be taught; the first `limit`."""
+    """Which states of a run are asked about: all, or some; the first `limit` of them.
+
+    `only_sites`: of turns that erred and may be taught. `only_failed`: of turns that failed or were refused, whoever's
+    doing it was; those are the states that `crf pairs` makes pairs of by default.
+    """
 
     only_sites: bool = False
+    only_failed: bool = False
     limit: int | None = None
     max_history_tokens: int | None = None
     send_tools: bool = True
 
     def __post_init__(self) -> None:
+        if self.only_sites and self.only_failed:
+            raise InputError(explain("states", got="only_sites and only_failed", expected="one of them"))
         if self.limit is not None and self.limit < 1:
             raise InputError(explain("limit", got=self.limit, expected="1 or more states"))
 
@@ -50,15 +58,28 @@ class Estimate(NamedTuple):
     high_usd: float
 
 
+class StateOfTurn(NamedTuple):
+    """A state, with the conversation and the turn that its action is."""
+
+    state: TraceState
+    conversation_id: str
+    turn: Turn
+
+
 def run_states(run: RunDir, which: Which) -> Iterator[TraceState]:
     """The states of a run, session by session; messages are shared between the states of one."""
-    erring = {(s.conversation_id, s.turn_id) for s, _ in read_sites(run) if s.is_kept} if which.only_sites else None
+    return (each.state for each in run_turns(run, which))
+
+
+def run_turns(run: RunDir, which: Which) -> Iterator[StateOfTurn]:
+    """As `run_states`, each with its turn."""
+    wanted = _wanted(run, which)
     tools = _tools_by_format(run) if which.send_tools else {}
     number = 0
     for conversation in read_conversations(run):
         shown = tools.get(conversation.format)
         for index, (messages, turn) in enumerate(states(conversation, max_history_tokens=which.max_history_tokens)):
-            if erring is not None and (conversation.id, turn.id) not in erring:
+            if wanted is not None and (conversation.id, turn.id) not in wanted:
                 continue
             if which.limit is not None and number >= which.limit:
                 return
@@ -69,7 +90,17 @@ def run_states(run: RunDir, which: Which) -> Iterator[TraceState]:
             state["session_id"], state["cwd"] = conversation.id, conversation.cwd
             if shown:
                 state["tools"] = shown
-            yield state
+            yield StateOfTurn(state, conversation.id, turn)
+
+
+def _wanted(run: RunDir, which: Which) -> set[TurnName] | None:
+    """The turns whose states are asked about; None for all."""
+    if which.only_sites:
+        return {(site.conversation_id, site.turn_id) for site, _ in read_sites(run) if site.is_kept}
+    if which.only_failed:
+        failures = read_failures(run)
+        return {turn for turn in failures.kinds if failures.has_failed(turn)}
+    return None
 
 
 def estimate(
@@ -103,6 +134,7 @@ async def replay_run(
     api_key: str | None,
     options: ReplayOptions,
     on_call: Callable[[TeacherCallResult], None],
+    on_meter: OnMeter | None = None,
 ) -> ReplayReport:
     """Ask, then write `teacher_calls.jsonl`: every call in the order of states and teachers, answered or not."""
     failures: dict[tuple[int, int], TeacherCallResult] = {}
@@ -112,7 +144,9 @@ async def replay_run(
             failures[state, teacher] = result
         on_call(result)
 
-    report = await replay(run_states(run, which), specs, max_total_usd, api_key, options=options, on_result=keep)
+    report = await replay(
+        run_states(run, which), specs, max_total_usd, api_key, options=options, on_result=keep, on_meter=on_meter
+    )
     counts: Counter[str] = Counter()
     with TeacherStore(options.cache) as store:
         rows = _rows(run_states(run, which), teachers, options, store, failures, counts)
@@ -124,15 +158,20 @@ async def replay_run(
             sources=["conversations", *(["sites"] if which.only_sites else [])],
             counts=counts,
             drops={},
-            settings={
-                "teachers": ", ".join(each.slug for each in teachers),
-                "gate": options.gate or "none",
-                "threshold": str(options.agreement_threshold),
-                "tools": "sent" if which.send_tools else "not sent",
-                "max_history_tokens": str(which.max_history_tokens or ""),
-            },
+            settings=_said_of(which, teachers, options),
         )
     return report
+
+
+def _said_of(which: Which, teachers: Sequence[Teacher], options: ReplayOptions) -> dict[str, str]:
+    """What `crf pairs` must know to see the same states."""
+    return {
+        "teachers": ", ".join(each.slug for each in teachers),
+        "gate": options.gate or "none",
+        "threshold": str(options.agreement_threshold),
+        "tools": "sent" if which.send_tools else "not sent",
+        "max_history_tokens": str(which.max_history_tokens or ""),
+    }
 
 
 def read_calls(run: RunDir) -> Iterator[TeacherCallResult]:
@@ -155,10 +194,13 @@ def _rows(
         counts["states"] += 1
         for index, (teacher, builder) in enumerate(zip(teachers, builders, strict=True)):
             failed = failures.get((number, index))
-            known = None if failed else store.reply(_request(builder, state).key)
+            key = b"" if failed else _request(builder, state).key
+            known = None if failed else store.reply(key)
             if failed is None and known is None:
                 counts["not asked"] += 1  # a gate saw that it could not matter
                 continue
+            if known is not None:
+                store.ascribe(key, session_of(state))
             result = failed or call_result(state, teacher.slug, answer_of(known or {}, is_cached=True))
             counts["calls"] += 1
             counts["calls with an error"] += result["error"] is not None

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import orjson
 
 from composer_replication.errors import ArtefactCorruptError, InputError, RunError, explain
+from composer_replication.runs import answer_owners
 from composer_replication.teacher_replay.money import to_dollars
 from composer_replication.teacher_replay.owners import Owner, dead_owners
 
-_VERSION = 1
+_VERSION = 2  # 1 did not say whose a reply is
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, teacher TEXT NOT NULL, reply BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS intents (
@@ -34,6 +35,7 @@ CREATE TABLE IF NOT EXISTS meter (
 );
 INSERT OR IGNORE INTO meter VALUES (1, 0, 0, 0, 0, NULL);
 """
+_TABLES = _SCHEMA + answer_owners.TABLE
 
 
 class Meter(NamedTuple):
@@ -95,6 +97,11 @@ class TeacherStore:
         row = self._connection.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
         return None if row is None else orjson.loads(row[0])
 
+    def ascribe(self, key: bytes, session: str) -> None:
+        """Write down that a reply is this session's, too: it is kept as long as one of its sessions is."""
+        if session:
+            answer_owners.ascribe(self._connection, key, session)
+
     def num_replies(self) -> int:
         return self._connection.execute("SELECT COUNT(*) FROM replies").fetchone()[0]
 
@@ -121,8 +128,15 @@ class TeacherStore:
             assert made.lastrowid is not None
             return made.lastrowid
 
-    def settle(self, intent: int, cost_nano: int | None, *, reply: tuple[bytes, str, dict[str, Any]] | None) -> None:
-        """What a request did cost (None: nobody can know), and its reply, in one transaction."""
+    def settle(
+        self,
+        intent: int,
+        cost_nano: int | None,
+        *,
+        reply: tuple[bytes, str, dict[str, Any]] | None,
+        session: str = "",
+    ) -> None:
+        """What a request did cost (None: nobody can know), its reply and whose that is, in one transaction."""
         with self._transaction():
             held, teacher = self._drop(intent)
             if cost_nano is None:
@@ -136,6 +150,7 @@ class TeacherStore:
                 key, slug, data = reply
                 row = (key, slug, orjson.dumps(data))
                 self._connection.execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?)", row)
+                self.ascribe(key, session)
 
     def resume_after_overrun(self) -> None:
         """Let requests go out again after a teacher took more than its bound: a person has looked at it."""
@@ -166,9 +181,9 @@ class TeacherStore:
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")  # survives a killed process, which is what we need
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, _VERSION):
+        if version not in range(_VERSION + 1):
             raise sqlite3.DatabaseError(f"version {version} of the store, this program knows {_VERSION}")
-        self._connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+        self._connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

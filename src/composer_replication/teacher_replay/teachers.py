@@ -44,6 +44,8 @@ class Teacher:
     price: Price
     extra: Mapping[str, Any]
     api_key: str | None = field(repr=False)
+    key_name: str = "api_key"
+    """Where the key comes from: a variable of the environment, or the argument."""
 
     @property
     def is_openrouter(self) -> bool:
@@ -95,7 +97,12 @@ def _read(
     default = (base_url or OPENROUTER).rstrip("/")
     is_meant = bool(key_name) or address == OPENROUTER or (api_key is not None and address == default)
     return Teacher(
-        slug=slug, base_url=address, price=price, extra=_extra(given, slug), api_key=_clean(key) if is_meant else None
+        slug=slug,
+        base_url=address,
+        price=price,
+        extra=_extra(given, slug),
+        api_key=_clean(key) if is_meant else None,
+        key_name=str(key_name) if key_name else "api_key" if api_key else OPENROUTER_KEY,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 
 import pytest
 from crf import crf, must
@@ -34,7 +35,7 @@ def asked(tmp_path_factory):
             folder = prepared(tmp_path_factory.mktemp("runs") / name, server)
             done = crf("replay", "run", "--teachers", "teachers.json", *options, cwd=folder)
             assert done.returncode == 0, done.stderr
-            must("pairs", "run", "--no-filter", cwd=folder)
+            must("pairs", "run", "--no-filter", "--where-it-worked", cwd=folder)
             found[name] = (folder, server.requests()["num_chat"], done.stdout)
     return found
 
@@ -70,7 +71,7 @@ def test_rows_refer_to_their_state_and_say_who_agreed(asked):
 
 def test_filters_count_what_they_drop_and_the_export_is_self_contained(asked):
     folder = asked["full"][0]
-    done = crf("pairs", "run", "--export", "preferences.jsonl", "--json", cwd=folder)
+    done = crf("pairs", "run", "--export", "preferences.jsonl", "--json", "--where-it-worked", cwd=folder)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert sum(said["filters"].values()) == said["report"]["num_pairs"]
@@ -79,7 +80,11 @@ def test_filters_count_what_they_drop_and_the_export_is_self_contained(asked):
     assert len(exported) == len(pairs_of(folder)) == kept > 0
     assert {"prompt", "chosen", "rejected", "tools"} <= set(exported[0])
     assert exported[0]["prompt"][-1]["role"] in ("user", "tool")
-    shown = must("pairs", "run", cwd=folder)
+    by_default = crf("pairs", "run", cwd=folder)
+    shown = by_default.stdout
+    assert "pairs would reject an action that worked: they are none; --where-it-worked" in by_default.stderr
+    assert "rejected_action_worked" in shown
+    assert {row[0].rpartition("::")[2] for row in pairs_of(folder)} == {"0000"}  # the call that failed
     assert "Agreement" in shown
     assert "States without a pair" in shown
 
@@ -99,19 +104,62 @@ def test_without_calls_there_are_no_pairs(tmp_path):
     assert "crf replay" in done.stderr
 
 
-def test_forgetting_a_session_takes_its_calls_and_pairs_and_leaves_what_was_spent(tmp_path):
+def forgettable(folder, server):
+    """A folder with replies of 30 sessions and pairs of them; the id of the first session."""
+    prepared(folder, server)
+    must("sites", "run", cwd=folder)
+    must("replay", "run", "--teachers", "teachers.json", "--full", cwd=folder)
+    must("pairs", "run", "--no-filter", "--where-it-worked", cwd=folder)
+    rows = [json.loads(line) for line in (folder / "run" / "conversations.jsonl").read_text().splitlines()]
+    return rows[0]["id"]
+
+
+def test_forgetting_a_session_takes_its_calls_pairs_and_answers_and_nobody_else_s(tmp_path):
     with FaultServer(agreement=0.9, seed=2) as server:
-        folder = prepared(tmp_path / "x", server)
-        must("replay", "run", "--teachers", "teachers.json", cwd=folder)
-        must("pairs", "run", "--no-filter", cwd=folder)
-        rows = [json.loads(line) for line in (folder / "run" / "conversations.jsonl").read_text().splitlines()]
-        gone = rows[0]["id"]
-        must("forget", gone, "--run", "run", "--yes", cwd=folder)
+        folder = tmp_path / "x"
+        gone = forgettable(folder, server)
+        num_chat = server.requests()["num_chat"]
+        said = must("forget", gone, "--run", "run", "--yes", cwd=folder)
+        assert "Removed 6 paid answers of theirs from teacher_cache.sqlite; 174 of other sessions stay" in said
         for name in ("conversations", "teacher_calls", "pairs"):
             text = (folder / "run" / f"{name}.jsonl").read_text()
             assert gone not in text
             assert text
-        done = crf("replay", "run", "--teachers", "teachers.json", "--dry-run", cwd=folder)
+        done = crf("replay", "run", "--teachers", "teachers.json", "--full", cwd=folder)
+        assert "0 calls to send, 174 answered before" in done.stderr
+        assert "$0.0000 of the cap" not in done.stderr
+        assert server.requests()["num_chat"] == num_chat
+
+
+def test_answers_of_an_old_store_are_not_thrown_away_unasked(tmp_path):
+    with FaultServer(agreement=0.9, seed=2) as server:
+        folder = tmp_path / "x"
+        gone = forgettable(folder, server)
+        connection = sqlite3.connect(folder / "run" / "teacher_cache.sqlite", isolation_level=None)
+        connection.execute("DROP TABLE reply_owners")
+        connection.execute("PRAGMA user_version = 1")
+        connection.close()
+        refused = crf("forget", gone, "--run", "run", "--yes", cwd=folder)
+        assert refused.returncode == 1
+        assert "180 answers of which it does not say for whom they were asked" in refused.stderr
+        assert "--discard-answers" in refused.stderr
+        assert gone in (folder / "run" / "conversations.jsonl").read_text()
+        must("replay", "run", "--teachers", "teachers.json", "--full", cwd=folder)
+        assert server.requests()["num_chat"] == 180
+        said = must("forget", gone, "--run", "run", "--yes", cwd=folder)
+        assert "174 of other sessions stay" in said
+
+
+def test_answers_of_nobody_known_go_when_that_is_asked_for(tmp_path):
+    with FaultServer(agreement=0.9, seed=2) as server:
+        folder = tmp_path / "x"
+        gone = forgettable(folder, server)
+        connection = sqlite3.connect(folder / "run" / "teacher_cache.sqlite", isolation_level=None)
+        connection.execute("DELETE FROM reply_owners")
+        connection.close()
+        said = must("forget", gone, "--run", "run", "--yes", "--discard-answers", cwd=folder)
+        assert "180 of nobody known" in said
+        done = crf("replay", "run", "--teachers", "teachers.json", "--full", "--dry-run", cwd=folder)
         assert "0 answered before" in done.stderr
         assert "$0.0000 of the cap" not in done.stderr
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
+import sys
 
 import pytest
-from crf import crf, must
+from crf import SRC, crf, must
 
 from fault_server import FaultServer, Reply
 
@@ -138,3 +143,50 @@ def test_tool_results_that_talk_to_the_teacher_are_flagged(tmp_path, server):
     must("teachers", "--slug", SLUGS[1], "--base-url", server.base_url, "-o", "teachers.json", cwd=tmp_path)
     assert replay(tmp_path).returncode == 0
     assert [row["flags"] for row in rows(tmp_path)] == [[], ["instruction_in_tool_result"]]
+
+
+def test_a_wrong_key_stops_after_three_calls_and_says_which_key(ready):
+    with FaultServer(require_auth=True) as strict:
+        specs = json.loads((ready / "teachers.json").read_text())
+        (ready / "teachers.json").write_text(json.dumps([{**spec, "base_url": strict.base_url} for spec in specs]))
+        done = replay(ready)
+        assert strict.requests()["num_chat"] == 3
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if line.startswith("stopped: ")]
+    assert len(said) == 1
+    assert strict.base_url in said[0]
+    assert "HTTP 401" in said[0]
+    assert "api_key_env" in said[0]
+    assert "0 answers are kept" in said[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_the_bar_shows_what_is_spent_and_held():
+    from composer_replication.cli.replay_progress import CallBar
+    from composer_replication.teacher_replay.store import Meter
+
+    bar = CallBar(5.0)
+    bar.on_meter(Meter(spent=598_600_000, reserved=20_000_000, unknown=1_500_000, num_unknown=1, halted=None))
+    assert bar.about == "$0.5986 spent and $0.0215 held of $5, 0 from the store, 0 errors"
+
+
+def test_a_terminal_sees_the_money_of_earlier_runs_and_of_failed_calls(ready, server):
+    """The bar counted the replies of this run alone: with a full store, or where calls fail, it stood at nothing."""
+    assert replay(ready).returncode == 0
+    spent = float(server.total_usd())
+    here, there = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "composer_replication", "replay", "run", "--teachers", "teachers.json", "--full"],
+        cwd=ready,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SRC), "TERM": "xterm", "COLUMNS": "200", "HOME": str(ready)},
+        stdout=subprocess.DEVNULL,
+        stderr=there,
+    ) as process:
+        os.close(there)
+        shown = b""
+        with contextlib.suppress(OSError):  # the other end is closed when the program ends
+            while part := os.read(here, 65536):
+                shown += part
+        assert process.wait() == 0
+    os.close(here)
+    assert f"${spent:.4f} spent and $0.0000 held of $5".encode() in shown

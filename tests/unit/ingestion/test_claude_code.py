@@ -206,7 +206,7 @@ def test_states_hold_the_history_before_each_assistant_turn(tmp_path):
     assert kept[2]["reasoning_content"] == "hm"
 
 
-def test_a_history_limit_drops_the_oldest_first_and_never_splits_a_call_from_its_result(tmp_path):
+def test_a_history_limit_keeps_the_task_drops_the_oldest_first_and_never_splits_a_call_from_its_result(tmp_path):
     log = Log()
     log.user("x" * 400)
     log.assistant("m1", call("c1", path="a" * 100))
@@ -216,9 +216,8 @@ def test_a_history_limit_drops_the_oldest_first_and_never_splits_a_call_from_its
     [conversation], _ = read(tmp_path, log.lines())
     for limit, roles in (
         (10**6, ["user", "assistant", "tool", "user"]),
-        (120, ["assistant", "tool", "user"]),
-        (60, ["user"]),
-        (0, []),
+        (120, ["user", "user", "user"]),  # the task, what is left out, "next"
+        (0, ["user", "user", "user"]),
     ):
         messages, _ = list(states(conversation, max_history_tokens=limit))[1]
         assert [message["role"] for message in messages[1:]] == roles, limit

@@ -1,4 +1,4 @@
-"""Puts the helpers of the command-line tests on the import path."""
+"""Puts the helpers of the command-line and the ingestion tests on the import path."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "cli")]
+sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("cli", "ingestion"))]

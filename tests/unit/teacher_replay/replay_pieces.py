@@ -47,7 +47,7 @@ def states(num_sessions, num_each=3, *, size=200, tools=True):
 
 def options_for(server, **changes):
     given = {
-        "base_url": server.base_url,
+        "base_url": server.base_url if server else None,
         "max_concurrency": 16,
         "timeout_s": 2.0,
         "patience": Patience(max_attempts=6, first_wait_s=0.01, longest_wait_s=5.0),

@@ -27,7 +27,7 @@ def run(coroutine):
 def test_every_teacher_answers_at_every_state_in_order():
     with FaultServer() as server:
         asked = list(states(4))
-        options = options_for(server)
+        options = options_for(server, order="in_order")
         found = run(replay_trace(asked, TEACHERS, 50.0, KEY, options=options))
         assert [(r["state_id"], r["teacher_slug"]) for r in found] == [
             (state["state_id"], teacher["slug"]) for state in asked for teacher in TEACHERS
