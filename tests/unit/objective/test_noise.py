@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import LoHaConfig, LoraConfig, get_peft_model
-from tiny_models import build as tiny
 from torch import nn
 from transformers import AutoModelForCausalLM, FalconConfig, GPTNeoXConfig, MixtralConfig
 from transformers.integrations.neftune import activate_neftune, deactivate_neftune
@@ -14,6 +13,7 @@ from composer_replication import compose_loss
 from composer_replication.objective.noise import is_noisy
 from composer_replication.objective.teachers import WeightedTeacher
 from composer_replication.objective.tree_batch import SessionTargets
+from tiny_models import build as tiny
 
 SIZE = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
