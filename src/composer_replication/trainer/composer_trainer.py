@@ -140,10 +140,15 @@ class ComposerReplicationTrainer(RememberedRollouts, SafeCheckpoints, TeachableR
         self._start_model = self._make_start_model()
         self.alarm = alarm or CollapseAlarm()
         self._add_callbacks(diagnosis, metrics_path)
-        if self.accelerator.is_main_process:  # at a level that a plain script shows
-            logger.warning("channels on: %s", ", ".join(self.channels_on()))
-            if warning := live_teacher_warning(keeper.kind, self.settings.alpha_sdpo, self):
-                logger.warning(warning)
+        self._tell_channels(keeper)
+
+    def _tell_channels(self, keeper: TeacherKeeper) -> None:
+        """At a level that a plain script shows."""
+        if not self.accelerator.is_main_process:
+            return
+        logger.warning("channels on: %s", ", ".join(self.channels_on()))
+        if warning := live_teacher_warning(keeper.kind, self.settings.alpha_sdpo, self):
+            logger.warning(warning)
 
     def _check_arguments(self) -> None:
         if is_sharded(self.model):  # by hand: tells the base class to leave the wrapping to whoever did it
