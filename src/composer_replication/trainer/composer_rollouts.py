@@ -254,7 +254,8 @@ def _drop_where(found: Sequence[FoundSites], is_dropped: Tensor, reason: str) ->
 
 def answering(name: str, reward: Any) -> Any:
     """A reward function that says so when it returns nothing at all; models and asynchronous ones as they are."""
-    is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(getattr(reward, "__call__", None))
+    called = getattr(reward, "__call__", None)  # noqa: B004  (the method itself is looked at)
+    is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(called)
     if isinstance(reward, nn.Module) or is_async:
         return reward
 

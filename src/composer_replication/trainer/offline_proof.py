@@ -17,11 +17,12 @@ from torch import distributed, nn
 
 from composer_replication.batch.hint_placement import Placement
 from composer_replication.batch.render import Renderer
+from composer_replication.errors import ArtefactCorruptError
 from composer_replication.objective.fingerprint import fingerprint_of
 from composer_replication.objective.hint_proof import HintProof, ProvableSite, prove_hints
+from composer_replication.objective.wrapped import agreed_most
 from composer_replication.runs import RunDir
 from composer_replication.runs.journal import Journal, read_journal
-from composer_replication.trainer.checkpoints.agreement import most_anywhere
 from composer_replication.trainer.offline_sessions import KeptSite
 from composer_replication.trainer.phases import Phase, tell_phase
 
@@ -90,10 +91,11 @@ class _PartialProofs:
             yield cls(None, len(sites), [], None)
             return
         path = run.path(_NAME).with_name(_PARTIAL)
-        header = {"settings": said, "sites": _digest(sites)}
+        made_of = {name: run.meta(name).sha256 for name in _SOURCES}
+        header = {"settings": said, "sites": _digest(sites), "made_of": made_of}
         known = _read_partial(path, header)
-        # The same on every process: those that share a model's weights have to make their passes together.
-        least = -most_anywhere(-len(known), next(model.parameters()).device)
+        # As many on every process that holds a part of the weights: they have to make their passes together.
+        least = -agreed_most([model], [-len(known)])[0]
         if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
             yield cls(path, len(sites), known[:least], None)
             return
@@ -121,9 +123,10 @@ class _PartialProofs:
 
 
 def _read_partial(path: Path, header: Mapping[str, object]) -> list[HintProof]:
-    if not path.exists():
+    try:
+        rows = read_journal(path).rows
+    except (FileNotFoundError, ArtefactCorruptError):  # nothing that could be gone on from
         return []
-    rows = read_journal(path).rows
     if not rows or rows[0] != header:
         return []
     return [HintProof(**cast("Any", row)) for row in rows[1:]]

@@ -8,7 +8,7 @@ from composer_replication.optional import available
 
 
 def check_extra(train: TrainConfig) -> None:
-    """Raise MissingExtraError that names what this config needs of the extra `train` and the command that installs it."""
+    """Raise MissingExtraError that names what this config needs of the extra `train`, and the command to type."""
     needed = ["accelerate"]
     needed += ["peft"] if train.adapter.kind != "none" else []
     needed += ["trl", "datasets"] if train.mode == "grpo" else []
