@@ -127,7 +127,7 @@ def train_and_measure(model_name: str, run_name: str, args: argparse.Namespace, 
         if "loss/sdpo_kl" in line:
             pairs = line.get("loss/trace_replay_dpo")
             shown = "" if pairs is None else f"  trace_replay_dpo {pairs:.4f}"
-            print(f"step {line['step']:3d}  sdpo_kl {line['loss/sdpo_kl']:.4f}{shown}")
+            print(f"step {line['step']:3d}  sdpo_jsd {line['loss/sdpo_kl']:.4f}{shown}")
     trained: Any = trainer.model
     before = [proof for proof in sessions.proofs or () if proof.site_id in kept]
     after = [proof for proof in logged.prove(trained.eval()).proofs or () if proof.site_id in kept]

@@ -29,6 +29,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
             "**kwargs)"
         ),
         "ComposerReplicationTrainer.channels_on": "()",
+        "ComposerReplicationTrainer.log": "(logs, start_time=None)",
         "LoggedSessions": "(source, renderer, settings, *, only=None, pack=False, proofs=None)",
         "LoggedSessions.from_run": "(run, renderer, *, budget, only=None, pack=False, **settings)",
         "LoggedSessions.from_sessions": "(sessions, renderer, *, budget, only=None, pack=False, **settings)",
@@ -104,6 +105,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
             "**kwargs)"
         ),
         "ComposerReplicationTrainer.channels_on": "()",
+        "ComposerReplicationTrainer.log": "(logs, start_time=None)",
         "RolloutOptions": (
             '(*, placement="before_turn", part="turn", hint_generator=None, hint_writer=None, extra_rules=(), '
             "min_confidence=0.5, max_teacher_length=None, only_failed_rollouts=False, max_resamples=0, "
@@ -132,7 +134,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "SessionItem.batch": '(device="cpu")',
     },
     "trainer.run_training": {
-        "Progress": "(say=<factory>, on_step=<factory>, on_log=<factory>)",
+        "Progress": "(say=<factory>, on_step=<factory>, on_log=<factory>, on_phase=<factory>)",
         "run_training": "(config, *, resume=False, must_fit=True, progress=None)",
     },
 }

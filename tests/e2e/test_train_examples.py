@@ -62,7 +62,7 @@ def test_the_example_takes_a_model_and_a_run_of_ones_own(monkeypatch, capsys, tm
     run.main([*options, "--steps", "2"])
     printed = capsys.readouterr().out
     assert "sessions: {'conversations': 12, 'sites': 12, 'pairs': 0" in printed
-    assert "step   2  sdpo_kl" in printed
+    assert "step   2  sdpo_jsd" in printed
     assert run.main(["--model", "model", "--run", str(tmp_path / "nowhere")]) == 1
     assert capsys.readouterr().err.startswith("FAILED: RunError: ")
     with pytest.raises(SystemExit):

@@ -77,7 +77,10 @@ def template_source(
         return chat_template
     if not tokenizer.chat_template:
         what = f"tokenizer {tokenizer.name_or_path or type(tokenizer).__name__!r}"
-        fix = "Use the tokenizer of an instruct model, or pass chat_template= (render.chat_template in a config)."
+        fix = (
+            "Use the tokenizer of an instruct model, or name a file with a template: render.chat_template in a config,"
+            " --chat-template of `crf inspect`; in Python, pass chat_template= the text of one."
+        )
         raise InputError(explain(what, got="no chat template", expected="one that renders conversations", fix=fix))
     return tokenizer.get_chat_template(tools=list(tools) if tools else None)  # pyright: ignore[reportArgumentType]
 

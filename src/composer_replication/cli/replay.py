@@ -96,15 +96,19 @@ def _read_specs(path: Path) -> list[dict[str, Any]]:
     from composer_replication.canonical_json import decode
     from composer_replication.errors import InputError, explain
 
+    def refused(got: object) -> InputError:
+        expected, fix = "a JSON list of teachers, each an object", "`crf teachers -o teachers.json` writes one."
+        return InputError(explain(f"--teachers {path}", got=got, expected=expected, fix=fix))
+
     try:
         specs: Any = decode(path.read_bytes())
     except (OSError, ValueError) as error:
-        fix = "`crf teachers -o teachers.json` writes one."
-        raise InputError(
-            explain(f"--teachers {path}", got=error, expected="a JSON list of teachers", fix=fix)
-        ) from error
-    if not isinstance(specs, list) or not all(isinstance(each, dict) for each in specs):
-        raise InputError(explain(f"--teachers {path}", got=type(specs).__name__, expected="a JSON list of teachers"))
+        raise refused(error) from error
+    if not isinstance(specs, list):
+        raise refused(f"JSON, but no list: {type(specs).__name__}")
+    for number, each in enumerate(specs, start=1):
+        if not isinstance(each, dict):
+            raise refused(f"a list whose item {number} is {each!r:.60}")
     return specs
 
 

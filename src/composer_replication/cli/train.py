@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from composer_replication.cli.train_progress import as_shown
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -156,7 +158,7 @@ def _show_result(result: TrainingResult, *, as_json: bool) -> None:
     show(table(f"Channels, {result.steps} of {result.total_steps} steps", columns, rows, caption=caption))
     if result.drops:
         print()
-        show(table("Not trained on", ("what", "number"), sorted(result.drops.items())))
+        show(table("Not trained on", ("what", "number"), _dropped_rows(result.drops)))
     for text in result.alarms:
         print(plain(f"alarm: {text}"))
     for text in result.diagnosis:
@@ -170,7 +172,11 @@ def _show_result(result: TrainingResult, *, as_json: bool) -> None:
 def _channel_row(each: ChannelResult, steps: int) -> tuple[object, ...]:
     ran = "never ran" if each.never_ran else f"{each.steps} of {steps}"
     losses = ("" if loss is None else f"{loss:.4g}" for loss in (each.first_loss, each.last_loss))
-    return each.name, f"{each.weight:g}", ran, *losses
+    return as_shown(each.name), f"{each.weight:g}", ran, *losses
+
+
+def _dropped_rows(drops: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted((as_shown(what), number) for what, number in drops.items())
 
 
 def _count_tables(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[Table]:
@@ -180,7 +186,7 @@ def _count_tables(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[T
     known = [(text, counts[name]) for name, text in _COUNTS if name in counts]
     others = sorted((name.replace("_", " "), number) for name, number in counts.items() if name not in dict(_COUNTS))
     tables = [table("To train on", ("what", "number"), [*known, *others])]
-    return [*tables, table("Left out", ("what", "number"), sorted(drops.items()))] if drops else tables
+    return [*tables, table("Left out", ("what", "number"), _dropped_rows(drops))] if drops else tables
 
 
 def _say_how_to_resume(result: TrainingResult, args: argparse.Namespace) -> None:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from composer_replication.trainer.phases import Phase
     from composer_replication.trainer.run_training import Progress
 
+_SECONDS_BETWEEN_LINES = 10.0
 # In this order, those that a line has; the rest is in metrics.jsonl.
 _SHOWN = (
     ("loss/total", "total"),
     ("loss/lm_ce", "lm_ce"),
     ("loss/grpo", "grpo"),
-    ("loss/sdpo_kl", "sdpo_kl"),
-    ("loss/sdpo_kl_logged", "sdpo_kl_logged"),
+    ("loss/sdpo_kl", "sdpo_jsd"),
+    ("loss/sdpo_kl_logged", "sdpo_jsd_logged"),
     ("loss/trace_replay_dpo", "trace_replay_dpo"),
     ("reward", "reward"),
     ("eval_loss", "held-out loss"),
@@ -34,10 +37,14 @@ def training_progress(total_steps: int) -> Generator[Progress, None, None]:
 
     if not sys.stderr.isatty():
         with _warnings_to(say):
-            yield Progress(say=say, on_log=lambda step, total, figures: _say_line(say, step, total, figures))
+            yield Progress(
+                say=say,
+                on_log=lambda step, total, figures: _say_line(say, step, total, figures),
+                on_phase=PhaseLines(say),
+            )
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     from composer_replication.cli.console import plain
@@ -49,12 +56,63 @@ def training_progress(total_steps: int) -> Generator[Progress, None, None]:
         def talk(text: str) -> None:
             bar.console.print(plain(text), markup=False, highlight=False)
 
+        phases: dict[str, TaskID] = {}
+
+        def show_phase(phase: Phase) -> None:
+            if phase.name not in phases:
+                phases[phase.name] = bar.add_task(phase.name, total=phase.total, figures="")
+            bar.update(phases[phase.name], completed=phase.done, total=phase.total, visible=not phase.is_over)
+
         with _warnings_to(talk):
             yield Progress(
                 say=talk,
+                on_phase=show_phase,
                 on_step=lambda step, total: bar.update(task, completed=step, total=total),
                 on_log=lambda _step, _total, figures: bar.update(task, **_beside_bar(figures)),
             )
+
+
+class PhaseLines:
+    """Lines about work before the first step: where it begins, every ten seconds with the time that is left, its end.
+
+    Work that is found done is not spoken of.
+    """
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._clock = say, clock
+        self._name, self._began, self._first, self._told = "", 0.0, 0, 0.0
+
+    def __call__(self, phase: Phase) -> None:
+        now = self._clock()
+        if phase.name != self._name:
+            if phase.is_over:
+                return
+            self._name, self._began, self._first, self._told = phase.name, now, phase.done, now
+            self._say(f"{phase.name}: {phase.done:,} of {phase.total:,} {phase.items}")
+        elif phase.is_over or now - self._told >= _SECONDS_BETWEEN_LINES:
+            self._told = now
+            self._say(f"{phase.name}: {phase.done:,} of {phase.total:,} {phase.items}{self._left(phase, now)}")
+        if phase.is_over:
+            self._name = ""
+
+    def _left(self, phase: Phase, now: float) -> str:
+        made = phase.done - self._first
+        if phase.is_over or not made:
+            return ""
+        seconds = (now - self._began) / made * (phase.total - phase.done)
+        return f", about {duration(seconds)} left"
+
+
+def duration(seconds: float) -> str:
+    """In the unit that fits: `40 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def as_shown(name: str) -> str:
+    """A channel, or what was dropped of one, as it is called in print: metrics call sdpo_jsd by an older name."""
+    return name.replace("sdpo_kl", "sdpo_jsd", 1) if name.startswith("sdpo_kl") else name
 
 
 def figures_text(figures: Mapping[str, Any]) -> str:

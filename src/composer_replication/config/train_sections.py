@@ -105,11 +105,11 @@ class BatchConfig:
     def __post_init__(self) -> None:
         check_options(self, section="train.batch")
         if self.overlap >= self.budget:
-            raise ConfigError(
-                explain(
-                    "train.batch.overlap", got=self.overlap, expected=f"less than train.batch.budget, {self.budget}"
-                )
-            )
+            is_default = self.overlap == BatchConfig.__dataclass_fields__["overlap"].default
+            got = f"{self.overlap}{', its default' if is_default else ''}"
+            expected = f"less than train.batch.budget, {self.budget}"
+            fix = f"Set train.batch.overlap = {self.budget // 8}, say, or a larger train.batch.budget."
+            raise ConfigError(explain("train.batch.overlap", got=got, expected=expected, fix=fix))
 
 
 @dataclass(frozen=True, kw_only=True)

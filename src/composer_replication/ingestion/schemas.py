@@ -74,9 +74,10 @@ def load_tool_schemas(path: Path) -> dict[str, dict[str, Any]]:
         raise InputError(explain(str(path), got=error, expected="a JSON file with a list of tools")) from error
     tools = cast("dict[str, Any]", value).get("tools") if isinstance(value, dict) else value
     if not isinstance(tools, list) or not tools:
-        raise InputError(
-            explain(str(path), got=type(tools).__name__, expected="a list of tools, or an object with one")
-        )
+        got = "an empty list" if isinstance(tools, list) else "no list" if tools is None else type(tools).__name__
+        fix = 'Write the schemas of the tools: [{"name": ..., "parameters": ...}], or leave --tools out.'
+        expected = "a list with tools in it, or an object with one"
+        raise InputError(explain(str(path), got=got, expected=expected, fix=fix))
     return dict(_named_schema(each, f"{path}, tool {number}") for number, each in enumerate(cast("list[Any]", tools)))
 
 

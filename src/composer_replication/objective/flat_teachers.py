@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from composer_replication.objective.alignment import RowIndex, Sequences
 from composer_replication.objective.channels import Options
 from composer_replication.objective.contract import ContrastContexts, HintChannel
-from composer_replication.objective.forward import is_noisy
 from composer_replication.objective.model_head import hidden_states
+from composer_replication.objective.noise import is_noisy
 from composer_replication.objective.row_weighting import Contrast, split_rows
 from composer_replication.objective.teachers import Teacher, is_live, teacher_rows
 
@@ -64,7 +64,7 @@ class FlatTeachers(NamedTuple):
 
         A live teacher's are, unless dropout made them noisy: no teacher has any.
         """
-        noisy = is_noisy(self.model, student_NH.device)
+        noisy = is_noisy(self.model)
         if not noisy and all(is_live(each, self.model) for each in self.options.teachers):
             return []
         sequences = self.student if hint.contrast is not None else _one_token(self.student)

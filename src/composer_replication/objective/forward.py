@@ -38,7 +38,6 @@ class _Found(NamedTuple):
 
 
 _probed: WeakKeyDictionary[nn.Module, dict[str, _Found]] = WeakKeyDictionary()
-_noise: WeakKeyDictionary[nn.Module, dict[str, bool]] = WeakKeyDictionary()
 # What models raise that were not written for such a mask; that it is not implemented is one of them.
 _REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
 
@@ -92,26 +91,6 @@ def _how(model: nn.Module, tree: TokenTree) -> _Found:
 def dropout_on(body: nn.Module) -> bool:
     """Whether the attention of this model as it is now is noisy."""
     return any(module.training and getattr(module, "attention_dropout", 0.0) for module in body.modules())
-
-
-def is_noisy(model: nn.Module, device: torch.device) -> bool:
-    """Whether two passes of the model as it is now differ: dropout of any kind, or noise on the embeddings.
-
-    Found out by two small passes, once for each mode and setting; the state of random numbers stays as it was.
-    """
-    body = causal_lm_of(model)
-    if not any(module.training for module in body.modules()):
-        return False
-    rates = tuple(each.p for each in body.modules() if isinstance(each, nn.Dropout) and each.training)
-    known = _noise.setdefault(body, {})
-    setting = f"{device} {dropout_on(body)} {rates} {getattr(body.get_input_embeddings(), 'neftune_noise_alpha', None)}"
-    if setting not in known:
-        ids = torch.tensor([_PROBE[0] * 3], device=device)
-        devices = [device] if device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(devices=devices):
-            first, second = (hidden_states(model, ids, None) for _ in range(2))
-        known[setting] = not torch.equal(first, second)
-    return known[setting]
 
 
 def _check_positions(body: Any, longest: int) -> None:

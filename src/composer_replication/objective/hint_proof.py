@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -65,21 +65,26 @@ def prove_hints(
     placement: Placement = "before_turn",
     max_context: int | None = None,
     seed: int = 0,
+    known: Sequence[HintProof] = (),
+    on_proof: Callable[[HintProof], None] | None = None,
 ) -> list[HintProof]:
     """One proof a site, in order. A site without one of another kind beside it cannot be proved, and is not kept.
 
-    `max_context` cuts what stands before the turn; the three variants of a site share the rest in one tree.
+    `max_context` cuts what stands before the turn; the three variants of a site share the rest in one tree. `known` are
+    proofs of the first sites from an earlier call like this one; `on_proof` is told of each that is made.
     """
     if margin < 0:
         raise InputError(explain("margin", got=margin, expected="0 or more nats"))
     others = _other_hints(sites, seed)
-    proofs: list[HintProof] = []
-    for site, other in zip(sites, others, strict=True):
+    proofs = list(known)
+    for site, other in list(zip(sites, others, strict=True))[len(proofs) :]:
         variants = [_variant(renderer, site, hint, placement, max_context) for hint in ("", site.hint)]
         if other is not None:
             variants.append(_variant(renderer, site, other.hint, placement, max_context))
         found = response_logprobs(model, variants).tolist()
         proofs.append(_proof(site, other, found, len(variants[0][0]) - variants[0][1], margin))
+        if on_proof is not None:
+            on_proof(proofs[-1])
     return proofs
 
 

@@ -14,8 +14,9 @@ from composer_replication.objective.channels import (
     response_channel,
     summed_logprobs,
 )
-from composer_replication.objective.forward import is_noisy, tree_hidden_states
+from composer_replication.objective.forward import tree_hidden_states
 from composer_replication.objective.model_head import head_of
+from composer_replication.objective.noise import is_noisy
 from composer_replication.objective.row_weighting import Contrast, HintTargets, split_rows
 from composer_replication.objective.teachers import LIVE, Teacher, is_live, models_of, teacher_rows
 from composer_replication.objective.tree_batch import TreeBatch
@@ -64,7 +65,7 @@ def _taught(
     def rows_of(teacher: nn.Module) -> Tensor:
         return tree_hidden_states(teacher, batch.tree).hidden[rows_of_all]
 
-    made = None if is_noisy(model, hidden_LH.device) else hidden_LH[rows_of_all].detach()
+    made = None if is_noisy(model) else hidden_LH[rows_of_all].detach()
     shares = options.teachers or (LIVE,)
     found = teacher_rows(model, shares, batch.tree.input_ids[None], rows_of, made)
     known = HintTargets(batch.target_tokens, batch.site_position, None, batch.sites_without_contrast)

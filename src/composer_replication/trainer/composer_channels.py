@@ -105,7 +105,7 @@ class ComposerChannels:
             name: total * clock.accumulation / clock.num_processes for name, total in zip(names, totals, strict=True)
         }
         weights = {"alpha_sdpo": self.alpha(clock), "beta_replay": self.settings.beta_replay}
-        options = self.settings.loss_options() | weights | {"taid_t": self._taid_t(clock)}
+        options: dict[str, Any] = self.settings.loss_options() | weights | {"taid_t": self._taid_t(clock)}
         options |= {"sdpo_teachers": self.teacher.shares(), "sdpo_weighting": self._weighting}
         denominators = {name: share for name, share in shares.items() if share}
         found = compose_loss(model, batch, denominators=denominators, **options)
@@ -113,9 +113,11 @@ class ComposerChannels:
         # No row of channel 1: an exact 0, whose backward runs through every layer, as on processes that have more.
         nothing = found.lm_ce
         scale = {"sdpo_jsd": weights["alpha_sdpo"], "trace_replay_dpo": weights["beta_replay"]}
+        # A channel whose weight is 0 was not computed: the 0 it has is no figure of its items.
+        ran = {name: total if scale[name] > 0 else 0.0 for name, total in zip(names, totals, strict=True)}
         terms = {
-            name: Term(scale[name] * values[name] + nothing, self._mean(values[name], shares[name], total), total)
-            for name, total in zip(names, totals, strict=True)
+            name: Term(scale[name] * values[name] + nothing, self._mean(values[name], shares[name], items), items)
+            for name, items in ran.items()
         }
         if terms["sdpo_jsd"].items:
             self._taid_losses.append((terms["sdpo_jsd"].mean, terms["sdpo_jsd"].items))

@@ -26,6 +26,7 @@ from composer_replication.objective.session_batch import Part
 from composer_replication.sites.find import MIN_CONFIDENCE
 from composer_replication.sites.rule import FailureRule
 from composer_replication.trainer.composer_channels import ITEMS, SITES
+from composer_replication.trainer.composer_figures import ComposerFigures
 from composer_replication.trainer.dynamic_sampling import Drawn, group_advantages, resample, rows_of_groups
 from composer_replication.trainer.rollout_gathering import ToolRecord, gather_rollouts
 from composer_replication.trainer.rollout_sites import FoundSites, HintGenerator, RolloutSites
@@ -69,6 +70,7 @@ class TeachableRollouts(_Trainer):
     _site_finder: RolloutSites | None
     _start_model: nn.Module | None
     _wants_contrast: bool
+    figures: ComposerFigures
     site_counts: Counter[str]
     num_rollouts: int
     _generated: tuple[Any, tuple[Any, ...], list[ToolRecord] | None] | None
@@ -94,10 +96,9 @@ class TeachableRollouts(_Trainer):
             batch = self._with_groups_drawn_again(batch, inputs)
         if options.k1_coefficient:
             batch["advantages"] = self._less_k1(batch)
-        sizes = torch.stack([batch["advantages"].abs().mean(), torch.ones((), device=self.accelerator.device)])
-        total, processes = self._sum_over(sizes).tolist()
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        metrics["advantages/mean_abs"].append(total / processes)
+        advantages = batch["advantages"]
+        sizes = torch.stack([advantages.abs().sum(), advantages.new_tensor(float(advantages.numel()))])
+        self.figures.add(self._mode(), "advantages/mean_abs", *self._sum_over(sizes).tolist())
         if self._site_finder is not None:
             items = sum(turn["end"] - turn["start"] for turns in batch[SITES] for turn in turns)
             batch[ITEMS] = self._sum_over(torch.tensor(float(items), device=self.accelerator.device))
@@ -109,10 +110,10 @@ class TeachableRollouts(_Trainer):
         """TRL's, with what it passes over in silence named: a function that did not judge some rollouts."""
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         missing = rewards.isnan()
-        metrics = self._metrics["train" if self.model.training else "eval"]
         for number, name in enumerate(self.reward_func_names):
-            share = float(missing[:, number].float().mean())
-            metrics[f"rewards/{name}/unjudged"].append(share)
+            self.figures.add(
+                self._mode(), f"rewards/{name}/unjudged", float(missing[:, number].sum()), missing.shape[0]
+            )
         if bool(missing.all()) and not self._is_drawing_again:
             names = ", ".join(self.reward_func_names)
             fix = "Return a number for at least one rollout; None leaves one out."
@@ -160,11 +161,10 @@ class TeachableRollouts(_Trainer):
         numbers = [float(counts["turns"]), float(counts["sites"]), float(taught), float(len(found))]
         summed = self._sum_over(torch.tensor(numbers, device=self.accelerator.device))
         turns, sites, taught_all, rollouts = summed.tolist()
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        metrics["sites/per_100_turns"].append(100.0 * sites / max(turns, 1.0))
-        metrics["sites/taught_per_rollout"].append(taught_all / max(rollouts, 1.0))
+        self.figures.add(self._mode(), "sites/per_100_turns", 100.0 * sites, turns)
+        self.figures.add(self._mode(), "sites/taught_per_rollout", taught_all, rollouts)
         self.num_rollouts += int(rollouts)
-        metrics["rollouts/total"] = [float(self.num_rollouts)]
+        self._metrics[self._mode()]["rollouts/total"] = [float(self.num_rollouts)]
 
     def _with_groups_drawn_again(self, batch: dict[str, Any], inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Groups whose rewards are all equal teach nothing; the same prompts are tried again."""
@@ -214,9 +214,7 @@ class TeachableRollouts(_Trainer):
         sampled = batch["completion_mask"] * batch.get("tool_mask", 1)
         k1 = (now - then) * sampled
         sums = self._sum_over(torch.stack([k1.sum(), sampled.sum().to(k1)]))
-        self._metrics["train" if self.model.training else "eval"]["kl_to_start"].append(
-            float(sums[0] / sums[1].clamp(min=1.0))
-        )
+        self.figures.add(self._mode(), "kl_to_start", *sums.tolist())
         advantages = batch["advantages"]
         advantages = advantages[:, None] if advantages.dim() == 1 else advantages
         return advantages - self._rollout_options.k1_coefficient * k1
@@ -238,6 +236,9 @@ class TeachableRollouts(_Trainer):
             min_confidence=options.min_confidence,
             max_teacher_length=options.max_teacher_length,
         )
+
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
 
     def _sum_over(self, values: Tensor) -> Tensor:
         """Added up over all processes."""

@@ -16,6 +16,7 @@ from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.trainer.alarm import CollapseAlarm
 from composer_replication.trainer.checkpoints import weights_digest
 from composer_replication.trainer.composer_channels import ComposerChannels
+from composer_replication.trainer.composer_figures import ComposerFigures
 from composer_replication.trainer.logged_channel import digest_of
 
 # The class that uses this names its trainer after it in its bases, so every `super()` below means that one.
@@ -27,6 +28,7 @@ class RememberedRollouts(_Trainer):
 
     channels: ComposerChannels
     alarm: CollapseAlarm
+    figures: ComposerFigures
     site_counts: Counter[str]
     num_rollouts: int
     _wants_sites: bool
@@ -47,6 +49,7 @@ class RememberedRollouts(_Trainer):
             "channels": self.channels.state(),
             "entropy": [self.entropy_coef, self._last_world_entropy] if self._entropy_bonus_enabled else None,
             "metrics": {mode: dict(values) for mode, values in self._metrics.items()},
+            "figures": self.figures.state(),
             "site_counts": dict(self.site_counts),
             "num_rollouts": self.num_rollouts,
             "alarm": self.alarm.state(),
@@ -67,6 +70,7 @@ class RememberedRollouts(_Trainer):
             self.entropy_coef, self._last_world_entropy = mine["entropy"]
         for mode, values in mine["metrics"].items():
             self._metrics[mode].update({name: list(each) for name, each in values.items()})
+        self.figures.load_state(mine["figures"])
         self.site_counts, self.num_rollouts = Counter(mine["site_counts"]), mine["num_rollouts"]
         self.alarm.load_state(mine["alarm"])
         if self._start_model is not None and mine["start"] != weights_digest(self._start_model):

@@ -30,14 +30,18 @@ from composer_replication.trainer.alarm_diagnosis import RunDiagnosis
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.checkpoints import SafeCheckpoints
 from composer_replication.trainer.composer_channels import Clock, ComposerChannels, Term
+from composer_replication.trainer.composer_figures import (
+    LOGGED_PAIRS,
+    LOGGED_SITES,
+    ROLLOUT_SITES,
+    ComposerFigures,
+)
 from composer_replication.trainer.composer_rollouts import RolloutOptions, TeachableRollouts, answering
 from composer_replication.trainer.composer_state import RememberedRollouts
-from composer_replication.trainer.logged_channel import LoggedStore
+from composer_replication.trainer.logged_channel import LoggedStore, with_what_is_needed
 from composer_replication.trainer.metrics_file import MetricsFile
-from composer_replication.trainer.offline_checks import check_references
-from composer_replication.trainer.reference import precompute_ref_logprobs
 from composer_replication.trainer.teacher_sharding import attach_teacher, shard_teacher
-from composer_replication.trainer.teachers import TeacherKeeper, TeacherKind
+from composer_replication.trainer.teachers import TeacherKeeper, TeacherKind, live_teacher_warning
 
 
 class _WithoutTrl:
@@ -111,7 +115,7 @@ class ComposerReplicationTrainer(RememberedRollouts, SafeCheckpoints, TeachableR
             **{name: kwargs.pop(name) for name in sorted(_KNOBS & kwargs.keys())},
         }
         self.settings = _settings_of(knobs, settings)
-        self.site_counts, self.num_rollouts = Counter(), 0
+        self.site_counts, self.num_rollouts, self.figures = Counter(), 0, ComposerFigures()
         self._rollout_options = rollouts or RolloutOptions()
         self._wants_sites = self.settings.alpha_sdpo > 0 or measure_channels
         self._wants_contrast = sdpo_weighting is not None and sdpo_weighting.contrast is not None
@@ -136,8 +140,15 @@ class ComposerReplicationTrainer(RememberedRollouts, SafeCheckpoints, TeachableR
         self._start_model = self._make_start_model()
         self.alarm = alarm or CollapseAlarm()
         self._add_callbacks(diagnosis, metrics_path)
-        if self.accelerator.is_main_process:  # at a level that a plain script shows
-            logger.warning("channels on: %s", ", ".join(self.channels_on()))
+        self._tell_channels(keeper)
+
+    def _tell_channels(self, keeper: TeacherKeeper) -> None:
+        """At a level that a plain script shows."""
+        if not self.accelerator.is_main_process:
+            return
+        logger.warning("channels on: %s", ", ".join(self.channels_on()))
+        if warning := live_teacher_warning(keeper.kind, self.settings.alpha_sdpo, self):
+            logger.warning(warning)
 
     def _check_arguments(self) -> None:
         if is_sharded(self.model):  # by hand: tells the base class to leave the wrapping to whoever did it
@@ -201,22 +212,20 @@ class ComposerReplicationTrainer(RememberedRollouts, SafeCheckpoints, TeachableR
     def _log_terms(
         self, policy: Tensor, total: Tensor, hints: Term | None, logged: dict[str, Term], clock: Clock
     ) -> None:
-        """Under the names users know; a channel without items in a micro-step adds nothing to its mean."""
+        """Under the names users know."""
         metrics = self._metrics["train" if clock.is_training else "eval"]
         both = self._sum_over(torch.stack([policy.detach(), total.detach()]).float()) / clock.num_processes
         metrics["loss/grpo"].append(float(both[0]) * clock.accumulation)
         metrics["loss/total"].append(float(both[1]) * clock.accumulation)
-        metrics["loss/alpha_sdpo"].append(self.channels.alpha(clock))
-        metrics["loss/beta_replay"].append(self.settings.beta_replay)
-        if self._wants_sites:
-            ran = hints is not None and hints.items > 0 and self.channels.alpha(clock) > 0
-            metrics["ran/sdpo_kl"].append(float(ran))
-            metrics["items/sdpo_kl"].append(0.0 if hints is None else hints.items)
-        if hints is not None and hints.items:
-            metrics["loss/sdpo_kl"].append(hints.mean)
-        for name, key in (("sdpo_jsd", "loss/sdpo_kl_logged"), ("trace_replay_dpo", "loss/trace_replay_dpo")):
-            if name in logged and logged[name].items:
-                metrics[key].append(logged[name].mean)
+        terms: dict[str, Term | None] = {ROLLOUT_SITES: hints} if self._wants_sites else {}
+        named = {LOGGED_SITES: logged.get("sdpo_jsd"), LOGGED_PAIRS: logged.get("trace_replay_dpo")}
+        terms |= named if logged else {}
+        self.figures.add_terms(metrics, terms, self.channels.alpha(clock), self.settings.beta_replay, clock)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode].update({name: [mean] for name, mean in self.figures.take(mode).items()})
+        super().log(logs, start_time)
 
     # Parts
 
@@ -236,20 +245,8 @@ class ComposerReplicationTrainer(RememberedRollouts, SafeCheckpoints, TeachableR
     def _make_store(self, traces: Any, collator: Any, sessions: Any, batch_size: int) -> LoggedStore | None:
         if traces is None and collator is None and sessions is None:
             return None
-        if not (self.settings.alpha_sdpo > 0 or self.settings.beta_replay > 0):
-            got = "logged traces, with both weights 0"
-            raise InputError(explain("alpha_sdpo, beta_replay", got=got, expected="one above 0, or no traces"))
-        needs_reference = self.settings.beta_replay > 0 and self.settings.dpo_variant == "dpo"
-        if sessions is not None:
-            sessions = sessions.without_responses()
-            if needs_reference and not sessions.has_references:
-                with self.accelerator.autocast():
-                    sessions = sessions.with_references(self.model)
-            with self.accelerator.autocast():
-                check_references(sessions, self.model)
-        elif needs_reference and traces is not None and collator is not None and collator.reference is None:
-            with self.accelerator.autocast():  # as they are compared with what is computed under it
-                collator.reference = precompute_ref_logprobs(self.model, collator.renderer, collator.pairs(traces))
+        with self.accelerator.autocast():  # references are compared with what is computed under it
+            sessions = with_what_is_needed(self.model, self.settings, traces, collator, sessions)
         return LoggedStore(
             traces=traces,
             collator=collator,
@@ -280,6 +277,7 @@ class _AfterStep(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del args, control, kwargs
         self._trainer.channels.after_step(self._trainer.model, state.global_step)
+        self._trainer.figures.end_step(self._trainer._metrics["train"])
 
 
 def _settings_of(knobs: dict[str, Any], settings: ChannelSettings | None) -> ChannelSettings:

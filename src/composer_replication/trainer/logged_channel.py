@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.packed_batch import pack_batches
 from composer_replication.objective.tree_batch import TreeBatch
+from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.logged_sampler import CyclingSampler
 from composer_replication.trainer.logged_sessions import LoggedSessions
+from composer_replication.trainer.offline_checks import check_references
+from composer_replication.trainer.reference import precompute_ref_logprobs
 
 Collator = Callable[[Sequence[Any]], dict[str, Tensor]]
 LoggedBatch = dict[str, Tensor] | TreeBatch
@@ -62,6 +65,24 @@ class LoggedStore:
         batch.pop("rewards", None)
         batch["response_mask"] = torch.zeros_like(batch["response_mask"])
         return {name: value.to(device) for name, value in batch.items()}
+
+
+def with_what_is_needed(
+    model: nn.Module, settings: ChannelSettings, traces: Any, collator: Any, sessions: LoggedSessions | None
+) -> LoggedSessions | None:
+    """The sessions without a target of channel 1; pairs, of sessions or traces, get their reference log-probs."""
+    if not (settings.alpha_sdpo > 0 or settings.beta_replay > 0):
+        got = "logged traces, with both weights 0"
+        raise InputError(explain("alpha_sdpo, beta_replay", got=got, expected="one above 0, or no traces"))
+    needs_reference = settings.beta_replay > 0 and settings.dpo_variant == "dpo"
+    if sessions is not None:
+        sessions = sessions.without_responses()
+        if needs_reference and not sessions.has_references:
+            sessions = sessions.with_references(model)
+        check_references(sessions, model)
+    elif needs_reference and traces is not None and collator is not None and collator.reference is None:
+        collator.reference = precompute_ref_logprobs(model, collator.renderer, collator.pairs(traces))
+    return sessions
 
 
 def digest_of(rows: Iterable[Any]) -> str:

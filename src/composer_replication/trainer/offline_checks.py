@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from composer_replication.objective.fingerprint import precision_of
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.wrapped import is_sharded, unwrapped
 from composer_replication.trainer.logged_sessions import LoggedSessions
-from composer_replication.trainer.offline_metrics import NAMES
+from composer_replication.trainer.offline_metrics import ChannelLog
 from composer_replication.trainer.planner import MemoryPlan, free_memory, plan_memory
 
 NO_PAIR = (
@@ -42,6 +43,18 @@ def check_references(sessions: LoggedSessions, model: nn.Module) -> None:
         raise StaleArtefactError(explain("reference log-probs", got=f"those of {known}", expected=used, fix=fix))
 
 
+def ready_sessions(
+    sessions: LoggedSessions, model: nn.Module, reference_path: str | Path | None = None, *, needs_references: bool
+) -> LoggedSessions:
+    """With items, and with reference log-probs where they are needed; called under the autocast of the steps."""
+    sessions.require_items()
+    if needs_references and sessions.has_references:
+        check_references(sessions, model)
+    elif needs_references:
+        sessions = sessions.with_references(model, reference_path)
+    return sessions
+
+
 def channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, float]) -> list[str]:
     """A sentence for each channel with a weight and no items; a run without any channel is refused."""
     if not any(items[name] and weights[name] > 0 for name in CHANNELS):
@@ -51,20 +64,20 @@ def channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, flo
     return [
         NO_PAIR.format(weights[name])
         if name == CHANNELS[2]
-        else f"channel {NAMES[name]} cannot run: {_KNOBS[name]} is {weights[name]:g}, and there is no item"
+        else f"channel {name} cannot run: {_KNOBS[name]} is {weights[name]:g}, and there is no item"
         for name in CHANNELS
         if weights[name] > 0 and not items[name]
     ]
 
 
-def channels_that_never_ran(
-    ran_steps: Mapping[str, int], num_steps: int, items: Mapping[str, int], weights: Mapping[str, float]
-) -> Iterator[str]:
-    """A sentence for each."""
+def channels_that_never_ran(log: ChannelLog, items: Mapping[str, int]) -> Iterator[str]:
+    """A sentence for each: the largest weight it had, its items in the steps that were made, and in all sessions."""
     for name in CHANNELS:
-        if not ran_steps.get(name, 0):
-            reason = f"{items[name]} items, {_KNOBS[name]} {weights[name]:g}"
-            yield f"channel {NAMES[name]} never ran in {num_steps} steps: {reason}"
+        if not log.ran_steps.get(name, 0):
+            seen = f"{log.seen_items[name]:,} of its {items[name]:,} items in them"
+            yield (
+                f"channel {name} never ran in {log.num_steps} steps: {seen}, {_KNOBS[name]} {log.top_weights[name]:g}"
+            )
 
 
 def plan_run(model: nn.Module, args: Any, sessions: LoggedSessions, teacher: str) -> MemoryPlan:

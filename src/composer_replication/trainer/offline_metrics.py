@@ -1,4 +1,4 @@
-"""What the channels did since the last log: means over the steps on which each ran, and how often that was."""
+"""What the channels did since the last log: means over the items of the steps on which each ran, and how often."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ NAMES: dict[str, str] = dict(zip(CHANNELS, ("lm_ce", "sdpo_kl", "trace_replay_dp
 
 
 class ChannelLog:
-    """Sums of micro-batches become steps, and steps become means. A value stays on its device until it is logged."""
+    """Sums of micro-batches become steps, and steps become means. A value stays on its device until it is logged.
+
+    Over the whole run: `ran_steps`, `seen_items` (also where a weight was 0) and `top_weights`, the largest each had.
+    """
 
     def __init__(self) -> None:
         self.ran_steps: Counter[str] = Counter()
+        self.seen_items: Counter[str] = Counter()
+        self.top_weights: dict[str, float] = dict.fromkeys(CHANNELS, 0.0)
         self.num_steps = 0
         self._open: Tensor | None = None
         self._reset()
@@ -40,12 +45,14 @@ class ChannelLog:
         ran = [name for name in CHANNELS if items.get(name, 0) and weights[name] > 0]
         self.ran_steps.update(ran)
         self._ran.update(ran)
+        self.seen_items.update({name: items.get(name, 0) for name in CHANNELS})
+        self.top_weights = {name: max(self.top_weights[name], weights[name]) for name in CHANNELS}
         self.num_steps += 1
         self._steps += 1
         self._items.update({name: items[name] for name in ran})
-        self._values = self._values + values.double().cpu()
-        weighted = values.double().cpu() * torch.tensor([weights[name] for name in CHANNELS], dtype=torch.float64)
-        self._total += float(weighted.sum())
+        means = values.double().cpu()
+        self._sums = self._sums + means * torch.tensor([items.get(name, 0) for name in CHANNELS], dtype=torch.float64)
+        self._total += float((means * torch.tensor([weights[name] for name in CHANNELS], dtype=torch.float64)).sum())
         self._weights = dict(weights)
 
     def take(self) -> dict[str, float]:
@@ -58,7 +65,7 @@ class ChannelLog:
             found[f"ran/{shown}"] = self._ran[name] / self._steps
             found[f"items/{shown}"] = self._items[name] / self._steps
             if self._ran[name]:
-                found[f"loss/{shown}"] = float(self._values[index]) / self._ran[name]
+                found[f"loss/{shown}"] = float(self._sums[index]) / self._items[name]
         found["loss/alpha_sdpo"], found["loss/beta_replay"] = (self._weights[name] for name in CHANNELS[1:])
         self._reset()
         return found
@@ -66,12 +73,14 @@ class ChannelLog:
     def state(self) -> dict[str, Any]:
         return {
             "ran_steps": dict(self.ran_steps),
+            "seen_items": dict(self.seen_items),
+            "top_weights": dict(self.top_weights),
             "num_steps": self.num_steps,
             "since_log": {
                 "steps": self._steps,
                 "ran": dict(self._ran),
                 "items": dict(self._items),
-                "values": self._values.tolist(),
+                "sums": self._sums.tolist(),
                 "total": self._total,
                 "weights": dict(self._weights),
             },
@@ -79,16 +88,17 @@ class ChannelLog:
 
     def load_state(self, tree: dict[str, Any]) -> None:
         self.ran_steps, self.num_steps = Counter(tree["ran_steps"]), tree["num_steps"]
+        self.seen_items, self.top_weights = Counter(tree["seen_items"]), dict(tree["top_weights"])
         since = tree["since_log"]
         self._steps, self._ran, self._items = since["steps"], Counter(since["ran"]), Counter(since["items"])
-        self._values = torch.tensor(since["values"], dtype=torch.float64)
+        self._sums = torch.tensor(since["sums"], dtype=torch.float64)
         self._total, self._weights = since["total"], dict(since["weights"])
 
     def _reset(self) -> None:
         self._steps, self._total = 0, 0.0
         self._ran: Counter[str] = Counter()
         self._items: Counter[str] = Counter()
-        self._values = torch.zeros(len(CHANNELS), dtype=torch.float64)
+        self._sums = torch.zeros(len(CHANNELS), dtype=torch.float64)
         self._weights: dict[str, float] = dict.fromkeys(CHANNELS, 0.0)
 
 
@@ -120,6 +130,9 @@ class EvaluationSums:
 
 def weighted_total(components: LossComponents, weights: Mapping[str, float]) -> Tensor:
     """The loss that is trained on; `compose_loss` itself gives channel 1 a weight of 1."""
-    if weights[CHANNELS[0]] == 1.0:
-        return components.total
+    return components.total if weights[CHANNELS[0]] == 1.0 else weighted_sum(components, weights)
+
+
+def weighted_sum(components: LossComponents, weights: Mapping[str, float]) -> Tensor:
+    """The same from the channels alone, whatever weights they were computed with."""
     return sum((weights[name] * getattr(components, name) for name in CHANNELS), start=components.lm_ce.new_zeros(()))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from composer_replication.errors import ConfigError, InputError, MissingExtraError, explain
+from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.wrapped import is_sharded
 from composer_replication.optional import available, require
 
 Quantization = Literal["none", "4bit"]
 QUANTIZATIONS: tuple[Quantization, ...] = ("none", "4bit")
 _HALVES = (torch.bfloat16, torch.float16)
+_ROUTER = re.compile(r"\.(router|gate)\.")
 
 
 def weight_dtype(*, bf16: bool, has_adapter: bool) -> torch.dtype:
@@ -64,6 +67,30 @@ def check_weights_to_train(model: nn.Module) -> None:
         raise ConfigError(explain("weights to train", got=got, expected="float32", fix=fix))
 
 
+def check_router_loss(model: nn.Module) -> str | None:
+    """Refuse a mixture of experts whose config asks for its router's auxiliary loss, which is not added here.
+
+    A sentence where the routers are trained without it because the config does not ask.
+    """
+    config: Any = causal_lm_of(model).config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    weight = getattr(text, "router_aux_loss_coef", 0.0)
+    if not hasattr(text, "output_router_logits") or not weight:
+        return None
+    if text.output_router_logits:
+        fix = (
+            'Set "output_router_logits": false in the config.json of train.model (or model.config), and keep the'
+            ' routers as they are with an adapter on other layers; or train with rollouts (train.mode = "grpo"): TRL'
+            " adds it."
+        )
+        got = f"true, which asks for the router's auxiliary loss ({weight:g} times)"
+        raise ConfigError(explain("output_router_logits on logged sessions", got=got, expected="false", fix=fix))
+    trained = [name for name, each in model.named_parameters() if each.requires_grad and _ROUTER.search(name)]
+    if not trained:
+        return None
+    return f"routers are trained without their auxiliary loss ({len(trained)} weights, the first {trained[0]})"
+
+
 def _adapted(found: nn.Module, args: Any, peft_config: Any, quantization: Quantization) -> nn.Module:
     peft = require("peft", extra="train")
     if isinstance(found, peft.PeftModel):
@@ -74,12 +101,24 @@ def _adapted(found: nn.Module, args: Any, peft_config: Any, quantization: Quanti
         raise ConfigError(explain("peft_config", got="one, and a sharded model", expected="a whole model", fix=fix))
     if quantization == "4bit":
         found = peft.prepare_model_for_kbit_training(found, use_gradient_checkpointing=args.gradient_checkpointing)
-    adapted = peft.get_peft_model(found, peft_config)
+    try:
+        adapted = peft.get_peft_model(found, peft_config)
+    except ValueError as error:
+        raise adapter_refused(error, found) from error
     if args.bf16 or args.fp16:  # PEFT makes its own weights whole, but not its copies (`modules_to_save`)
         for each in adapted.parameters():
             if each.requires_grad and each.dtype in _HALVES:
                 each.data = each.data.float()
     return adapted
+
+
+def adapter_refused(error: Exception, model: nn.Module) -> ConfigError:
+    """What PEFT refuses: mostly layers by names that the model does not have."""
+    got = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    linear = {name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, nn.Linear)}
+    expected = f"names of this model's layers: {', '.join(sorted(linear - {'lm_head'}))}, or all-linear"
+    fix = "Set train.adapter.targets to some of them (target_modules of a peft_config)."
+    return ConfigError(explain("train.adapter", got=got, expected=expected, fix=fix))
 
 
 def check_quantization(model: str | nn.Module, peft_config: Any | None) -> None:

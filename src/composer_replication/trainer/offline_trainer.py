@@ -32,11 +32,11 @@ from composer_replication.trainer.offline_checks import (
     channels_that_cannot_run,
     channels_that_never_ran,
     check_arguments,
-    check_references,
     plan_run,
+    ready_sessions,
 )
-from composer_replication.trainer.offline_metrics import NAMES, ChannelLog, EvaluationSums, weighted_total
-from composer_replication.trainer.offline_model import Quantization, prepare_model
+from composer_replication.trainer.offline_metrics import NAMES, ChannelLog, EvaluationSums, weighted_sum, weighted_total
+from composer_replication.trainer.offline_model import Quantization, check_router_loss, prepare_model
 from composer_replication.trainer.offline_steps import TellSteps
 from composer_replication.trainer.offline_windows import moved
 from composer_replication.trainer.planner import MemoryPlan
@@ -47,7 +47,7 @@ from composer_replication.trainer.teacher_sharding import (
     reshard,
     shard_teacher,
 )
-from composer_replication.trainer.teachers import TeacherKeeper
+from composer_replication.trainer.teachers import TeacherKeeper, live_teacher_warning
 
 _log = logging.getLogger(__name__)
 
@@ -58,10 +58,10 @@ class OfflineTrainer(SafeCheckpoints, Trainer):
     A micro-batch is `per_device_train_batch_size` items of `sessions`, side by side in one tree batch. Pairs without
     reference log-probs get them here, from the model as it is given and in the precision of its steps
     (`reference_path`, or the run directory, keeps them). With `hint_margin` sites have to pass the hint proof first.
-    `peft_config` puts an adapter on; `quantization="4bit"` loads the weights below it in four bits. Weights that are
-    trained are whole: without an adapter a name is loaded in fp32, and `bf16` is what autocast computes in. Figures go
-    to `metrics.jsonl` in `output_dir`, besides `report_to`. `options` are those of `transformers.Trainer`: optimizers,
-    processing_class and the like.
+    Without a `teacher` that of channel 2 is a trust region. `peft_config` puts an adapter on; `quantization="4bit"`
+    loads the weights below it in four bits. Weights that are trained are whole: without an adapter a name is loaded in
+    fp32, and `bf16` is what autocast computes in. Figures go to `metrics.jsonl` in `output_dir`, besides `report_to`.
+    `options` are those of `transformers.Trainer`: optimizers, processing_class and the like.
     """
 
     loss_is_scaled_for_ga = True  # every channel is divided by the items of the whole optimiser step
@@ -93,7 +93,9 @@ class OfflineTrainer(SafeCheckpoints, Trainer):
             raise InputError(explain("lm_weight", got=lm_weight, expected="0 or more"))
         check_arguments(args)
         self.settings, self.lm_weight = settings or ChannelSettings(), lm_weight
-        self.teacher, self.weighting = teacher or TeacherKeeper(), weighting
+        # A copy of the start weights is of use to channel 2 alone.
+        self.teacher = teacher or TeacherKeeper("trust_region" if self.settings.alpha_sdpo > 0 else "live")
+        self.weighting = weighting
         self.channel_log = ChannelLog()
         metrics = MetricsFile(metrics_path or Path(args.output_dir or "", "metrics.jsonl"))
         super().__init__(
@@ -152,11 +154,14 @@ class OfflineTrainer(SafeCheckpoints, Trainer):
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         del prediction_loss_only, ignore_keys  # there is nothing but a loss
+        weights = self.weights()
+        # What a channel has come to is asked most of all at the end, where its weight may have fallen to 0.
+        measured = {**weights, CHANNELS[1]: weights[CHANNELS[1]] or self.settings.alpha_sdpo}
         with torch.no_grad():
-            loss, components = self.compute_loss(model, inputs, return_outputs=True)
+            components = self._components(model, inputs[KEY], measured, None)
         if self._evaluation is not None:
             self._evaluation.add(components)
-        return loss.detach(), None, None
+        return weighted_sum(components, weights).detach(), None, None
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **options: Any) -> Any:
         """As always, with the channels' losses over all items, and `loss` as their weighted sum."""
@@ -261,24 +266,22 @@ class OfflineTrainer(SafeCheckpoints, Trainer):
         return self.model
 
     def _ready(self, sessions: LoggedSessions, reference_path: str | Path | None) -> LoggedSessions:
-        sessions.require_items()
         needs_references = self.settings.beta_replay > 0 and self.settings.dpo_variant == "dpo"
-        if needs_references and sessions.has_references:
-            check_references(sessions, self._start_model)
-        elif needs_references:
-            sessions = sessions.with_references(self._start_model, reference_path)
+        sessions = ready_sessions(sessions, self._start_model, reference_path, needs_references=needs_references)
         return sessions if self.lm_weight > 0 else sessions.without_responses()
 
     def _say_what_cannot_work(self) -> None:
         for sentence in channels_that_cannot_run(self._train_sessions.channels, self.weights()):
+            self._say(sentence)
+        live = live_teacher_warning(self.teacher.kind, self.settings.alpha_sdpo, self)
+        for sentence in filter(None, (live, check_router_loss(self._start_model))):
             self._say(sentence)
         plan = self.plan()
         if not plan.fits:
             self._say(f"the largest step may not fit into memory:\n{plan}")
 
     def _say_what_never_ran(self) -> None:
-        ran, num_steps = self.channel_log.ran_steps, self.channel_log.num_steps
-        for sentence in channels_that_never_ran(ran, num_steps, self._train_sessions.channels, self.weights()):
+        for sentence in channels_that_never_ran(self.channel_log, self._train_sessions.channels):
             self._say(sentence)
 
     def _say(self, message: str) -> None:

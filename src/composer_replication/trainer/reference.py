@@ -25,6 +25,7 @@ from composer_replication.objective.adapters import start_weights
 from composer_replication.objective.fingerprint import Fingerprint, fingerprint_of
 from composer_replication.objective.reference import response_logprobs
 from composer_replication.objective.wrapped import agreed_most
+from composer_replication.trainer.phases import Phase, tell_phase
 
 __all__ = ["ReferenceLogprobs", "precompute_ref_logprobs"]
 
@@ -103,27 +104,47 @@ def precompute_ref_logprobs(
 
     Responses that share a context share its computation, in trees of at most `max_tree_tokens` (a longer response is a
     tree of its own). With a `path`, what it holds is taken over if its fingerprint fits (StaleArtefactError if not),
-    and only what is missing is computed. Call it under the autocast that training runs under, as the trainers do:
-    in another precision the model at the start is not its own reference.
+    only what is missing is computed, and each pass is stored as it comes. Call it under the autocast that training runs
+    under, as the trainers do: in another precision the model at the start is not its own reference.
     """
     if max_tree_tokens < 1:
         raise InputError(explain("max_tree_tokens", got=max_tree_tokens, expected="1 or more"))
     fingerprint = fingerprint_of(model, renderer)
     known = path is not None and Path(path).exists()
     store = ReferenceLogprobs.load(Path(path), fingerprint) if path and known else ReferenceLogprobs(fingerprint)
-    missing = {_key(*each): each for pair in pairs for each in pair if each not in store}
-    groups = list(_groups(list(missing.values()), max_tree_tokens))
+    wanted = {_key(*each): each for pair in pairs for each in pair}
+    missing = [each for each in wanted.values() if each not in store]
+    groups = list(_groups(missing, max_tree_tokens))
+    where = None if path is None else Path(path)
+    _compute(model, store, groups, len(wanted), where)
+    if where is not None and not missing and not known:
+        _save_with_others(store, where)
+    return store
+
+
+def _compute(
+    model: nn.Module, store: ReferenceLogprobs, groups: list[list[ResponseIds]], total: int, path: Path | None
+) -> None:
+    """A pass a group, each stored before the next: an interrupt loses one."""
+
+    def tell(left: int) -> None:
+        tell_phase(Phase(name="reference log-probs", done=total - left, total=total, items="responses", kept_in=path))
+
     (passes,) = agreed_most([model], [len(groups)])
+    left = sum(map(len, groups))
     with start_weights(model):
         for group in groups:
+            tell(left)
             found = response_logprobs(model, group).tolist()
             for response, value in zip(group, found, strict=True):
                 store.add(response, value)
+            if path is not None:
+                _save_with_others(store, path)
+            left -= len(group)
         for _ in range(passes - len(groups)):  # another process has more, and its passes take all of us
             response_logprobs(model, [([0, 0], 1)])
-    if path is not None and (missing or not known):
-        _save_with_others(store, Path(path))
-    return store
+    if groups:
+        tell(left)
 
 
 def _save_with_others(store: ReferenceLogprobs, path: Path) -> None:

@@ -28,8 +28,25 @@ def refused(error: Exception, train: TrainConfig) -> ComposerError:
         fix = "Set train.optimiser.bf16 = false: a machine without such a GPU computes in 32 bits."
         expected = "false, or a GPU that computes in bf16"
         return ConfigError(explain("train.optimiser.bf16", got=f"true ({got})", expected=expected, fix=fix))
+    if train.mode == "grpo" and "divisible by num_generations" in got:
+        return _no_whole_groups(train)
     library = "TRL" if train.mode == "grpo" else "transformers"
     return ConfigError(explain(f"train.mode {train.mode}", got=got, expected=f"what {library} takes"))
+
+
+def _no_whole_groups(train: TrainConfig) -> ConfigError:
+    """Rollouts of a prompt are one group, and a step holds whole groups; processes multiply what one holds."""
+    group, per_device, accumulation = (
+        train.grpo.num_generations,
+        train.optimiser.per_device,
+        train.optimiser.accumulation,
+    )
+    got = f"{per_device} x {accumulation} = {per_device * accumulation} rollouts a process and step"
+    expected = f"as many as make whole groups of train.grpo.num_generations, {group}, on all processes"
+    fix = f"Set train.optimiser.per_device = {group}, or train.grpo.num_generations to a number that divides them."
+    return ConfigError(
+        explain("train.optimiser.per_device x train.optimiser.accumulation", got=got, expected=expected, fix=fix)
+    )
 
 
 def _check_installed(train: TrainConfig) -> None:

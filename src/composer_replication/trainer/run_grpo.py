@@ -19,7 +19,7 @@ from composer_replication.trainer.composer_rollouts import RolloutOptions
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.logged_sessions import LoggedSessions
 from composer_replication.trainer.offline_checks import NO_PAIR
-from composer_replication.trainer.offline_model import prepare_model
+from composer_replication.trainer.offline_model import adapter_refused, prepare_model
 from composer_replication.trainer.offline_source import has_artefact
 from composer_replication.trainer.presets import channel_settings, grpo_arguments, preset_rewards, training_arguments
 from composer_replication.trainer.run_arguments import make_arguments, refused
@@ -84,7 +84,8 @@ def grpo_trainer(
     except ComposerError:
         raise
     except ValueError as error:
-        raise refused(error, config.train) from error
+        of_adapter = adapter is not None and "target modules" in str(error).lower()
+        raise adapter_refused(error, model) if of_adapter else refused(error, config.train) from error
     return trainer, logged
 
 

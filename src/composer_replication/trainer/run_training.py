@@ -9,25 +9,25 @@ import logging
 import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from transformers import PrinterCallback, TrainerCallback, TrainerState
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers import PrinterCallback, TrainerCallback
 
 from composer_replication.config import CrfConfig
 from composer_replication.errors import InputError, explain
 from composer_replication.trainer.alarm import CollapseAlarm
 from composer_replication.trainer.alarm_diagnosis import RunDiagnosis
-from composer_replication.trainer.checkpoints.identity import model_identity, weights_digest
-from composer_replication.trainer.checkpoints.resume import check_fits, checkpoint_to_resume, data_geometry
-from composer_replication.trainer.checkpoints.weights import load_weights
+from composer_replication.trainer.checkpoints.identity import weights_digest
 from composer_replication.trainer.diagnosis import diagnose
 from composer_replication.trainer.logged_sessions import LoggedSessions
+from composer_replication.trainer.phases import OnPhase
 from composer_replication.trainer.planner import MemoryPlan
 from composer_replication.trainer.run_folder import TrainingFolder
 from composer_replication.trainer.run_parts import Inputs, Say, read_inputs
+from composer_replication.trainer.run_phases import telling_phases
 from composer_replication.trainer.run_renderer import thinking_in_words
+from composer_replication.trainer.run_requirements import check_extra
 from composer_replication.trainer.run_results import (
     GRPO_CHANNELS,
     OFFLINE_CHANNELS,
@@ -48,11 +48,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Progress:
-    """Whom to tell: of sentences, of every step (step, all steps), of every line of metrics (and the figures)."""
+    """Whom to tell: of sentences, of work before the first step, of every step (step, all steps), of every line of
+    metrics (and the figures)."""
 
     say: Say = field(default_factory=lambda: _log.info)
     on_step: Callable[[int, int], None] = field(default_factory=lambda: lambda _step, _total: None)
     on_log: OnLog = field(default_factory=lambda: lambda _step, _total, _figures: None)
+    on_phase: OnPhase = field(default_factory=lambda: lambda _phase: None)
 
 
 def run_training(
@@ -64,6 +66,7 @@ def run_training(
     memory is refused if it must. SIGTERM and Ctrl-C end the run after the step at hand, with a checkpoint.
     """
     told = progress or Progress()
+    check_extra(config.train)
     inputs, folder = read_inputs(config), TrainingFolder.of(config)
     goes_on = folder.resumes(asked=resume, wanted=config.train.resume)
     make = _make_offline if config.train.mode == "offline" else _make_grpo
@@ -71,18 +74,19 @@ def run_training(
     made = make(inputs, folder, alarm, told, must_fit)
     with folder.held(is_main=made.args.process_index == 0):
         if goes_on:
-            _tell_resume(folder, config, told.say)
+            _tell_changes(folder, config, told.say)
         sources = sources_of(inputs.run, made.sources)
-        trainer, sessions = made.build()
+        with telling_phases(told.on_phase, told.say):
+            trainer, sessions = made.build()
         start_digest = weights_digest(trainer.model)
         trainer.remove_callback(PrinterCallback)  # it prints dictionaries
-        trainer.add_callback(_Reports(told, lambda: folder.write_config(config)))
+        trainer.add_callback(_Reports(told, folder, config))
         trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
         made.before(trainer)
-        if goes_on and (folder.newest_step() or 0) >= config.train.optimiser.steps:
-            _take_finished(trainer, told.say)
-        else:
-            trainer.train(resume_from_checkpoint=goes_on)
+        trainer.train(resume_from_checkpoint=goes_on)
+        if trainer.was_finished:
+            done = trainer.state.global_step
+            told.say(f"all {done} steps are made; for more raise train.optimiser.steps, for a new run set train.output")
         result = _result(config, folder, trainer, alarm, sessions)
         if result.stopped_by:
             return result
@@ -100,15 +104,18 @@ class _Made:
 
 
 class _Reports(TrainerCallback):
-    """Passes steps and lines of metrics on. `begin` is called once a checkpoint to go on from has been found to fit."""
+    """Passes steps and lines of metrics on. The config is written once a checkpoint to go on from was found to fit."""
 
-    def __init__(self, told: Progress, begin: Callable[[], object]) -> None:
-        self._told, self._begin = told, begin
+    def __init__(self, told: Progress, folder: TrainingFolder, config: CrfConfig) -> None:
+        self._told, self._folder, self._config = told, folder, config
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del args, control, kwargs
-        if state.is_world_process_zero:
-            self._begin()
+        if not state.is_world_process_zero:
+            return
+        if state.global_step:
+            self._told.say(f"going on from checkpoint-{state.global_step} in {self._folder.checkpoints}")
+        self._folder.write_config(self._config)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del args, control, kwargs
@@ -126,6 +133,7 @@ def _make_offline(
 ) -> _Made:
     from composer_replication.trainer import run_offline
 
+    told.say(f"reading the sessions of {inputs.config.train.run}")
     data = offline_data(inputs)
     data.train.require_items()
     _tell_data(data.train, told.say)
@@ -186,21 +194,10 @@ def _check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
         raise InputError(explain("memory of a step", got=verdict, expected=expected, fix=" ".join(plan.advice)))
 
 
-def _tell_resume(folder: TrainingFolder, config: CrfConfig, say: Say) -> None:
-    say(f"going on from checkpoint-{folder.newest_step()} in {folder.checkpoints}")
+def _tell_changes(folder: TrainingFolder, config: CrfConfig, say: Say) -> None:
+    """Before anything is compared: where a checkpoint is refused, one of these may be why."""
     for change in folder.changed_options(config):
         say(f"set otherwise than when the run began: {change}")
-
-
-def _take_finished(trainer: Any, say: Say) -> None:
-    """The weights and the history of a checkpoint after which there is no step to make; `train` would make one more."""
-    checkpoint = checkpoint_to_resume(trainer, True)
-    assert checkpoint is not None
-    check_fits(trainer, checkpoint, model_identity(trainer.model), data_geometry(trainer))
-    load_weights(trainer.model, checkpoint)
-    trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-    made = trainer.state.global_step
-    say(f"all {made} steps are made; for more raise train.optimiser.steps, for a new run set train.output")
 
 
 def _while_it_runs(say: Say) -> Say:
@@ -246,8 +243,6 @@ def _save(
     start_digest: str,
 ) -> TrainingResult:
     """The weights under a temporary name, then the record, then both in their place."""
-    from dataclasses import replace
-
     is_adapter = config.train.adapter.kind != "none"
     place = folder.trained(is_adapter=is_adapter)
     finished = replace(result, saved=place)

@@ -27,6 +27,8 @@ from composer_replication.trainer.checkpoints import weights_digest
 _HALVES = (torch.bfloat16, torch.float16)
 TeacherKind = Literal["live", "frozen", "ema", "trust_region"]
 TEACHER_KINDS: tuple[TeacherKind, ...] = ("live", "frozen", "ema", "trust_region")
+# Optimisers that divide a gradient by its own size, by parts of their names.
+_ADAPTIVE = ("ada", "rmsprop")
 
 
 class TeacherKeeper:
@@ -132,6 +134,23 @@ class TeacherKeeper:
             weights = dict(unwrapped(self._copy).named_parameters())
             for name, master in self._masters.items():
                 weights[name].copy_(master.to(weights[name]))
+
+
+def live_teacher_warning(kind: str, alpha_sdpo: float, trainer: Any) -> str | None:
+    """What was measured where the student teaches itself and the optimiser is adaptive; None where that is not so.
+
+    `trainer` is a `transformers.Trainer`: its optimiser where it was given one, the one that its arguments name if not.
+    """
+    given: Any = getattr(trainer, "optimizer_cls_and_kwargs", None)
+    named = given[0].__name__ if given else str(getattr(trainer.args.optim, "value", trainer.args.optim))
+    name = named if trainer.optimizer is None else type(trainer.optimizer).__name__
+    if kind != "live" or not alpha_sdpo > 0 or not any(part in name.lower() for part in _ADAPTIVE):
+        return None
+    return (
+        f"teacher live with {name}: an adaptive optimiser makes whole steps of what little any text in the context"
+        " changes. Measured with AdamW, a shuffled hint lowered the erring call by 2.8 nats where the right one did by"
+        ' 4.5; with the teacher "trust_region" by -0.02 and 4.3. Take that one (train.teacher.kind, or teacher=)'
+    )
 
 
 def _copy_of(model: nn.Module) -> nn.Module:

@@ -157,7 +157,7 @@ def test_an_empty_conversation_is_an_error():
 
 def test_a_tokenizer_without_a_template_is_an_error_that_says_what_to_do():
     bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
-    with pytest.raises(InputError, match="chat_template="):
+    with pytest.raises(InputError, match=r"render\.chat_template in a config, --chat-template .*, pass chat_template="):
         Renderer(bare)
 
 

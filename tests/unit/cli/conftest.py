@@ -7,3 +7,5 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "ingestion")]
+
+from train_runs import folder, train  # noqa: E402, F401  (fixtures, once their folder is on the path)

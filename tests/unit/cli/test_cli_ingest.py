@@ -118,6 +118,10 @@ def test_a_tools_file_is_checked_and_used(tmp_path, logs):
     done = crf("ingest", logs, "-o", tmp_path / "run", "--tools", tmp_path / "bad.json", cwd=tmp_path)
     assert done.returncode == 1
     assert "input_schema" in done.stderr
+    (tmp_path / "bad.json").write_text("[]")
+    done = crf("ingest", logs, "-o", tmp_path / "run", "--tools", tmp_path / "bad.json", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "got an empty list, expected a list with tools in it" in done.stderr
 
 
 def test_exported_sessions_read_back_with_their_sub_agents(tmp_path, logs):

@@ -126,6 +126,9 @@ def test_bad_input_is_said_in_a_line(ready, tmp_path):
     assert "crf teachers -o teachers.json" in missing.stderr
     (ready / "odd.json").write_text('{"slug": "x"}')
     assert "a JSON list of teachers" in crf("replay", "run", "--teachers", "odd.json", cwd=ready).stderr
+    (ready / "odd.json").write_text('["a/b", {"slug": "x"}]')
+    odd = crf("replay", "run", "--teachers", "odd.json", cwd=ready).stderr
+    assert "got a list whose item 1 is 'a/b', expected a JSON list of teachers, each an object" in odd
     (ready / "odd.json").write_text('[{"slug": "a/b", "base_url": "http://127.0.0.1:1"}]')
     assert "price of a/b" in crf("replay", "run", "--teachers", "odd.json", cwd=ready).stderr
     assert "Traceback" not in missing.stderr

@@ -5,101 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from train_runs import GRPO, adapter_of, same
 from transformers import AutoModelForCausalLM, training_args
 
 from composer_replication.cli import train_progress
 from composer_replication.cli.main import main
 from composer_replication.config import CrfConfig, describe, load
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import read_conversations
 from composer_replication.trainer import planner, run_arguments
 from composer_replication.trainer.checkpoints import weights_digest
 from composer_replication.trainer.offline_checks import NO_PAIR
 from composer_replication.trainer.run_folder import TrainingFolder
-
-EXAMPLE = Path(__file__).parents[3] / "examples" / "sdpo_end_to_end"
-# One word of three settings that tests change: `--set` wins over the file.
-CONFIG = """
-[loss]
-beta_replay = 0.1
-
-[train]
-model = "model"
-run = "run"
-log_every = 1
-
-[train.adapter]
-rank = 4
-
-[train.optimiser]
-steps = 4
-lr = 1e-2
-per_device = 4
-
-[train.save]
-every = 100
-
-[train.proof]
-on = false
-"""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A random model, a run of twelve sessions with sites and pairs, and a config; one thread, as all is small."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    sys.path.insert(0, str(EXAMPLE))
-    import world
-
-    root = tmp_path_factory.mktemp("train")
-    tokenizer = world.build_tokenizer()
-    for part in (tokenizer, world.new_model(tokenizer)):
-        part.save_pretrained(root / "model")
-    (root / "logs").mkdir()
-    world.write_logs(root / "logs")
-    assert main(["ingest", str(root / "logs"), "-o", str(root / "run")]) == 0
-    assert main(["sites", str(root / "run")]) == 0
-    run = RunDir.open(root / "run")
-    rows = world.right_calls(list(read_conversations(run)))
-    run.write_jsonl("pairs", rows, schema="dpo_pair", version=2, sources=["conversations"])
-    (root / "run.toml").write_text(CONFIG)
-    (root / "task.py").write_text(TASK)
-    yield root
-    sys.path.remove(str(EXAMPLE))
-    torch.set_num_threads(num_threads)
-
-
-@pytest.fixture
-def train(folder, monkeypatch, capsys, tmp_path):
-    """Runs `crf train` there and gives exit status, stdout and stderr; what it writes goes to a folder of the test."""
-    monkeypatch.chdir(folder)
-
-    def call(*arguments, output=tmp_path / "out", config="run.toml"):
-        capsys.readouterr()
-        given = ["--config", config] if config else []
-        given += [] if output is None else ["--set", f"train.output='{output}'"]
-        status = main(["train", *given, *arguments])
-        said = capsys.readouterr()
-        return status, said.out, said.err
-
-    call.output = tmp_path / "out"
-    return call
-
-
-def adapter_of(output):
-    return load_file(output / "adapter" / "adapter_model.safetensors")
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_a_run_leaves_config_metrics_checkpoint_adapter_and_a_record_of_where_they_are_from(train, folder):
@@ -107,7 +28,7 @@ def test_a_run_leaves_config_metrics_checkpoint_adapter_and_a_record_of_where_th
     assert status == 0, err
     assert "nothing was found that keeps it from learning" in out
     # The preset's weight of channel 2 is 0 at the last step.
-    for channel, ran in (("lm_ce", "4 of 4"), ("sdpo_kl", "3 of 4"), ("trace_replay_dpo", "4 of 4")):
+    for channel, ran in (("lm_ce", "4 of 4"), ("sdpo_jsd", "3 of 4"), ("trace_replay_dpo", "4 of 4")):
         assert ran in next(line for line in out.splitlines() if line.split()[:1] == [channel])
     assert [line for line in err.splitlines() if line.startswith("step 4 of 4: total ")]
     resolved = load(CrfConfig, train.output / "config.resolved.toml")
@@ -216,7 +137,7 @@ def test_a_channel_without_items_is_said_never_to_have_run_and_figures_come_as_j
     }
     assert found["saved"] == str(train.output / "adapter")
     status, out, _ = train("--set", "loss.alpha_sdpo=0", "--set", "train.optimiser.steps=1")
-    assert "never ran" in next(line for line in out.splitlines() if "sdpo_kl" in line)
+    assert "never ran" in next(line for line in out.splitlines() if "sdpo_jsd" in line)
 
 
 def test_all_weights_held_out_sessions_and_switches_train_too(train, folder):
@@ -235,21 +156,6 @@ def test_all_weights_held_out_sessions_and_switches_train_too(train, folder):
     assert record["start_digest"] == weights_digest(start)
 
 
-TASK = """
-def prompts():
-    from datasets import Dataset
-    return Dataset.from_list([{"prompt": [{"role": "user", "content": f"Test {name}."}]} for name in ("moss", "jade")])
-
-def length(completion_ids, **columns):
-    return [float(ids[0] % 7) + len(ids) / 100 for ids in completion_ids]
-"""
-GRPO = [
-    *("--set", "train.mode=grpo", "--set", "train.grpo.dataset='task:prompts'", "--set", "train.optimiser.steps=2"),
-    *("--set", "train.grpo.rewards=['task:length']", "--set", "train.grpo.num_generations=4"),
-    *("--set", "train.grpo.max_completion_length=6", "--set", "train.batch.part=call"),
-]
-
-
 def test_rollouts_train_with_prompts_and_rewards_by_name_and_logged_sessions_beside_them(train, folder):
     status, out, err = train(*GRPO)
     assert status == 0, err
@@ -257,7 +163,7 @@ def test_rollouts_train_with_prompts_and_rewards_by_name_and_logged_sessions_bes
     rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     assert "2 of 2" in rows["grpo"]
     assert "2 of 2" in rows["trace_replay_dpo"]
-    assert "never ran" in rows["sdpo_kl"]
+    assert "never ran" in rows["sdpo_jsd"]
     lines = [json.loads(line) for line in (train.output / "metrics.jsonl").read_text().splitlines()]
     assert [line["rewards/length/unjudged"] for line in lines if "reward" in line] == [0.0, 0.0]
     assert (train.output / "adapter" / "adapter_model.safetensors").exists()
@@ -309,7 +215,24 @@ BAD = {
         "Set train.optimiser.bf16 = false",
     ),
     "4 bits that cannot be had": (["--set=train.adapter.kind=qlora"], 'Or set train.adapter.kind = "lora"'),
-    "rollouts that make no group": ([*GRPO, "--set", "train.optimiser.per_device=3"], "divisible by num_generations"),
+    "rollouts that make no group": (
+        [*GRPO, "--set", "train.optimiser.per_device=3"],
+        "got 3 x 1 = 3 rollouts a process and step, expected as many as make whole groups of"
+        " train.grpo.num_generations, 4, on all processes. Set train.optimiser.per_device = 4",
+    ),
+    "an adapter on layers that are not there": (
+        ["--set", "train.adapter.targets=['c_attn']"],
+        "Set train.adapter.targets to some of them",
+    ),
+    "rollouts with an adapter on layers that are not there": (
+        [*GRPO, "--set", "train.adapter.targets=['c_attn']"],
+        "Set train.adapter.targets to some of them",
+    ),
+    "a budget below the default overlap": (
+        ["--set", "train.batch.budget=1024"],
+        "train.batch.overlap: got 2048, its default, expected less than train.batch.budget, 1024."
+        " Set train.batch.overlap = 128",
+    ),
 }
 
 

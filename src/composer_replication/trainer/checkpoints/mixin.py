@@ -43,6 +43,8 @@ class SafeCheckpoints(_Trainer):
     """Signals that end training after the step at hand, with a checkpoint; add SIGINT for Ctrl-C."""
     stopped_by: str = ""
     """The name of the signal that ended the last `train`, or nothing."""
+    was_finished: bool = False
+    """Whether the last `train` found all steps made, and took the weights of their checkpoint."""
 
     _attempt: SaveAttempt | None = None
     _identity: dict[str, Any] | None = None
@@ -69,6 +71,7 @@ class SafeCheckpoints(_Trainer):
         refuse_what_pickles(self)
         self._identity = model_identity(self.model)
         self._cursor, self._resumed_cursor, self.stopped_by = DataCursor(), None, ""
+        self.was_finished = False
         folder = checkpoint_to_resume(self, resume_from_checkpoint)
         if folder is not None:
             check_fits(self, folder, self._identity, data_geometry(self))
@@ -83,10 +86,16 @@ class SafeCheckpoints(_Trainer):
         finally:
             self.remove_callback(timing)
         if timing.stopped_at is not None:
-            self.stopped_by = request.signal_name or "a signal to another process"
-            place = Path(self.args.output_dir) / f"checkpoint-{timing.stopped_at}"
-            _log.warning("%s: stopped after step %d; resume from %s", self.stopped_by, timing.stopped_at, place)
+            self._tell_stop(request.signal_name or "a signal to another process", timing.stopped_at)
         return result
+
+    def _tell_stop(self, heard: str, step: int) -> None:
+        if step >= self.state.max_steps:  # there is nothing to resume: the run is whole
+            _log.warning("%s: heard in the last step, which was made and saved; the run is whole", heard)
+            return
+        self.stopped_by = heard
+        place = Path(self.args.output_dir) / f"checkpoint-{step}"
+        _log.warning("%s: stopped after step %d; resume from %s", heard, step, place)
 
     def _is_finished(self, folder: Path) -> bool:
         return 0 < self.args.max_steps <= read_manifest(folder)["step"]
@@ -96,6 +105,7 @@ class SafeCheckpoints(_Trainer):
         from transformers.trainer_callback import TrainerState
         from transformers.trainer_utils import TrainOutput
 
+        self.was_finished = True
         load_weights(self.model, folder)
         self.state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
         _log.warning("%s has all %d steps; nothing is left to train", folder, self.args.max_steps)
