@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,8 +74,16 @@ def as_expected(ran_as, becomes, because):
     assert ran_as == "tree (dense)" if becomes == "tree" else ran_as.startswith("flat: ") and because in ran_as, ran_as
 
 
-def test_there_are_forty_families_and_more():
+def test_there_are_forty_families_and_more_and_the_guide_says_what_becomes_of_each():
     assert len(FAMILIES) >= 40
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "batches.md").read_text()
+    for name, family in FAMILIES.items():
+        family_name = re.compile(rf"[| ]{re.escape(name.split(',')[0])}( and|[,; ])")
+        (row, *_) = [line for line in guide.splitlines() if line.startswith("|") and family_name.search(line)]
+        # A window or a frequency that a path exceeds is in the table's own words, in another row.
+        if "," not in name:
+            said = {"tree": "as trees", "flat": "flat", "refused": "refused"}[family.becomes]
+            assert row.split("|")[2].strip().startswith(said), name
 
 
 @pytest.mark.parametrize("name", FAMILIES)
