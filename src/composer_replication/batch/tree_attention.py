@@ -61,6 +61,11 @@ def use_tree_attention(body: Any) -> None:
     body.set_attn_implementation(name)
 
 
+def usual_attention(body: Any) -> str:
+    """The attention that a model has for everything else."""
+    return body.config._attn_implementation.removeprefix(_PREFIX)
+
+
 def _register(name: str, before: str) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS

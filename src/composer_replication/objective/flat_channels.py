@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from composer_replication.loss.linear import LinearHead
 from composer_replication.objective import contract
 from composer_replication.objective.alignment import RowIndex, Sequences
+from composer_replication.objective.causality import check_causal
 from composer_replication.objective.channels import (
     Channel,
     Options,
@@ -28,6 +29,7 @@ def flat_channels(model: nn.Module, batch: contract.Batch, options: Options) -> 
     """Cross-entropy, the hinted teacher and the pairs, in that order."""
     student = batch.student
     head = head_of(model, student.input_ids)
+    check_causal(model, _longest(student))
     contrast = None if batch.hint is None else batch.hint.contrast
     others = [int(each is not None) for each in (batch.hint, batch.pairs, contrast)]
     hints_anywhere, pairs_anywhere, contrast_anywhere = agreed_most(models_of(model, options.teachers), others)
@@ -73,6 +75,15 @@ def _pair_channel(model: nn.Module, head: LinearHead, pairs: contract.PairChanne
     logprobs, lengths = sequence_logprobs(model, head, pairs.chosen, pairs.rejected)
     references = (pairs.chosen.reference(), pairs.rejected.reference()) if options.preference.needs_reference else None
     return pair_channel(logprobs, lengths, references, options.preference, options.divide)
+
+
+def _longest(sequences: Sequences) -> Tensor:
+    """The ids of the sequence with most real tokens."""
+    if sequences.attention_mask is None:
+        return sequences.input_ids[0]
+    real = sequences.attention_mask.bool()
+    number = int(real.sum(1).argmax())
+    return sequences.input_ids[number][real[number]]
 
 
 def _stack_right_padded(first: Sequences, second: Sequences) -> Sequences:

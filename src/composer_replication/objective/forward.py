@@ -1,8 +1,9 @@
 """Hidden rows of a whole token tree: in one masked pass where the model allows it, sequence by sequence where not.
 
-Which models allow it, and by which kind of attention, is found out by experiment: a small tree and its sequences must
-give the same rows. A model that fails every kind, or a tree with a path longer than a sliding window, runs flat, gives
-the same numbers, and says so.
+A tree may run in one pass where every layer attends to the whole path, or to a window of it that no path exceeds, and
+nothing in the model depends on where a token lies in the layout. The config is asked first (`objective.tree_rules`),
+then an experiment on the tree itself (`objective.tree_trial`): once for a model and setting, and again whenever a tree
+is longer, or has a longer path, than any before. Every other tree runs flat, gives the same numbers, and says why.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from composer_replication.batch.eval_mode import evaluating
-from composer_replication.batch.tree import TokenTree, build_tree
-from composer_replication.batch.tree_attention import Kind, tree_mask, use_tree_attention
-from composer_replication.batch.windows import bucket
-from composer_replication.errors import UnsupportedModelError, explain
-from composer_replication.objective.model_head import causal_lm_of, hidden_states
+from composer_replication.batch.tree import TokenTree
+from composer_replication.batch.tree_attention import Kind, usual_attention
+from composer_replication.objective.model_head import causal_lm_of
+from composer_replication.objective.tree_passes import compute_dtype, masked, run_sequences, run_tree
+from composer_replication.objective.tree_rules import check_positions, shortest_window, why_never
+from composer_replication.objective.tree_trial import Verdict, try_tree
 from composer_replication.objective.wrapped import agreed_most, inside_forward
 
-_PROBE = ([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 9, 8, 7], [1, 2, 3, 4, 2, 2], [1, 2, 3, 9, 8, 4], [4, 4, 1])
+_REPLACEABLE = ("sdpa", "flash", "flex")
+# A path of so many tokens is enough to hold against a model what it did on it.
+_ENOUGH_TO_FAIL = 16
 
 
 class TreeRows(NamedTuple):
@@ -32,33 +35,35 @@ class TreeRows(NamedTuple):
     flat_because: str | None
 
 
-class _Found(NamedTuple):
-    kind: Kind | None
-    flat_because: str | None
+class _Tried(NamedTuple):
+    """What an experiment found, and the largest tree and longest path that it was made with."""
+
+    verdict: Verdict
+    length: int
+    path: int
 
 
-_probed: WeakKeyDictionary[nn.Module, dict[str, _Found]] = WeakKeyDictionary()
-# What models raise that were not written for such a mask; that it is not implemented is one of them.
-_REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
+_tried: WeakKeyDictionary[nn.Module, dict[str, _Tried]] = WeakKeyDictionary()
 
 
 def tree_hidden_states(model: nn.Module, tree: TokenTree) -> TreeRows:
     """The rows of every token, as the flat sequences would give them."""
     body = causal_lm_of(model)
-    found: list[_Found] = []
+    found: list[Verdict] = []
 
     def work() -> Tensor:
         found.append(_how(model, tree))
         kind = found[0].kind
-        return _as_sequences(model, tree) if kind is None else _as_tree(body, tree, kind)
+        return run_sequences(model, tree) if kind is None else run_tree(body, masked(body, tree, kind))
 
-    return TreeRows(inside_forward(model, body, work), *found[0])
+    hidden = inside_forward(model, body, work)
+    return TreeRows(hidden, found[0].kind, found[0].flat_because)
 
 
 def why_flat(model: nn.Module, tree: TokenTree) -> str | None:
     """Why this tree cannot go through this model in one pass; None when it can."""
     body = causal_lm_of(model)
-    found: list[_Found] = []
+    found: list[Verdict] = []
 
     def work() -> None:
         found.append(_how(model, tree))
@@ -67,25 +72,53 @@ def why_flat(model: nn.Module, tree: TokenTree) -> str | None:
     return found[0].flat_because
 
 
-def _how(model: nn.Module, tree: TokenTree) -> _Found:
+def _how(model: nn.Module, tree: TokenTree) -> Verdict:
     body = causal_lm_of(model)
-    window = _shortest_window(body.config)
-    longest = tree.longest_path
-    _check_positions(body, longest)
-    too_long = window is not None and longest > window
-    # Processes that share the weights must take the same way, or they wait for each other for ever.
-    (anywhere,) = agreed_most([model], [int(too_long)])
-    if too_long:
-        return _Found(None, f"a path of {longest} tokens is longer than the sliding window of {window}")
-    if anywhere:
-        return _Found(None, f"another process has a path longer than the sliding window of {window}")
+    check_positions(body.config, tree.longest_path)
+    never = why_never(body.config)
+    if never is not None:
+        return Verdict(None, never)
     if dropout_on(body) and not body.config._attn_implementation.endswith("eager") and tree.input_ids.is_cuda:
-        return _Found(None, "attention dropout is on, which no attention over trees has on this device")
-    known = _probed.setdefault(body, {})
-    setting = f"{tree.input_ids.device} {_compute_dtype(body)} {body.config._attn_implementation}"
-    if setting not in known:
-        known[setting] = _probe(model, tree.input_ids.device)
-    return known[setting]
+        return Verdict(None, "attention dropout is on, which no attention over trees has on this device")
+    # Processes that share the weights must take the same way, or they wait for each other for ever.
+    branches = len(tree.stretches) - 1
+    length, path, branches = agreed_most([model], [len(tree) if branches else 0, tree.longest_path, branches])
+    if not branches:
+        return Verdict(None, "one sequence, without branches")
+    too_long = _too_long(tree, path, shortest_window(body.config))
+    if too_long is not None:
+        return Verdict(None, too_long)
+    verdict = _tested(model, body, tree, length, path)
+    too_long = _too_long(tree, path, verdict.window)
+    return verdict if too_long is None else Verdict(None, too_long)
+
+
+def _too_long(tree: TokenTree, path: int, window: int | None) -> str | None:
+    if window is None or path <= window:
+        return None
+    if tree.longest_path <= window:
+        return f"another process has a path longer than the sliding window of {window}"
+    return f"a path of {tree.longest_path} tokens is longer than the sliding window of {window}"
+
+
+def _tested(model: nn.Module, body: Any, tree: TokenTree, length: int, path: int) -> Verdict:
+    """What was found out on a tree at least as large as this one; a model that failed once is not tried again."""
+    known = _tried.setdefault(body, {})
+    device = tree.input_ids.device
+    setting = f"{device} {compute_dtype(body)} {usual_attention(body)}"
+    before = known.get(setting)
+    if before is not None:
+        fits = length <= before.length and path <= before.path
+        too_long = _too_long(tree, path, before.verdict.window)
+        if fits or too_long is not None or before.verdict.kind is None:
+            return before.verdict
+        length, path = max(length, before.length), max(path, before.path)
+    verdict = try_tree(model, tree, _kinds(body, device), path)
+    # Another tree may fit into the window, and on a few tokens in half precision even a good model may seem to fail.
+    is_final = path >= _ENOUGH_TO_FAIL and _too_long(tree, path, verdict.window) is None
+    if verdict.kind is not None or is_final:
+        known[setting] = _Tried(verdict, length, path)
+    return verdict
 
 
 def dropout_on(body: nn.Module) -> bool:
@@ -93,118 +126,11 @@ def dropout_on(body: nn.Module) -> bool:
     return any(module.training and getattr(module, "attention_dropout", 0.0) for module in body.modules())
 
 
-def _check_positions(body: Any, longest: int) -> None:
-    """Some models choose their rotary frequencies by the longest sequence of a call: a tree has several lengths."""
-    text = body.config.get_text_config() if hasattr(body.config, "get_text_config") else body.config
-    rope: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    settings = [rope, *(each for each in rope.values() if isinstance(each, dict))]
-    kinds = {each.get("rope_type") or each.get("type") for each in settings}
-    limits = [each.get("original_max_position_embeddings") for each in settings]
-    limits.append(getattr(text, "original_max_position_embeddings", None))
-    limit = min((each for each in limits if each), default=text.max_position_embeddings)
-    if kinds & {"dynamic", "longrope"} and longest > limit:
-        fix = "Cut sessions into windows of that length, or use the flat collator."
-        got = f"a path of {longest} tokens, for which the frequencies of {sorted(map(str, kinds))} change"
-        raise UnsupportedModelError(explain("token tree", got=got, expected=f"at most {limit} tokens", fix=fix))
-
-
-def _compute_dtype(body: nn.Module) -> torch.dtype:
-    parameter = next(body.parameters())
-    device = parameter.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else parameter.dtype
-
-
 def _kinds(body: Any, device: torch.device) -> tuple[Kind, ...]:
-    """What is worth trying, best first."""
-    if body.config._attn_implementation.endswith("eager"):
+    """What is worth trying, best first; an attention that is not a usual one cannot be done in another way."""
+    if not any(name in usual_attention(body) for name in _REPLACEABLE):
         return ("dense",)
     if device.type != "cuda":
         return ("dense", "paths")
-    half = _compute_dtype(body) in (torch.float16, torch.bfloat16)
+    half = compute_dtype(body) in (torch.float16, torch.bfloat16)
     return ("flash", "flex", "paths") if half else ("flex", "paths")
-
-
-def _probe(model: nn.Module, device: torch.device) -> _Found:
-    """The first kind by which rows of a small tree equal those of its sequences, in eval mode and the model's dtype."""
-    tree = build_tree(_PROBE).to(device)
-    body = causal_lm_of(model)
-    reasons: list[str] = []
-    with torch.no_grad(), evaluating(model):
-        flat = _as_sequences(model, tree).float()
-        # A plain causal pass over the tree is wrong on purpose: what a right one may differ by must be far from that.
-        wrong = _worst_row(_run(body, tree, None).float(), flat)
-        limit = 1e-1 if _compute_dtype(body) in (torch.float16, torch.bfloat16) else 1e-3
-        for kind in _kinds(body, device):
-            try:
-                masked = _as_tree(body, tree, kind).float()
-            except torch.OutOfMemoryError:  # says nothing about the model
-                raise
-            except _REFUSALS as error:
-                reasons.append(f"{kind}: {type(error).__name__}: {error}"[:200])
-                continue
-            worst = _worst_row(masked, flat)
-            if worst <= min(limit, wrong / 5):
-                return _Found(kind, None)
-            reasons.append(f"{kind}: a row of a tree differs from its sequence's by {worst:.1e} of its size")
-    return _Found(None, "the model takes no tree's mask; " + "; ".join(reasons))
-
-
-def _worst_row(got: Tensor, wanted: Tensor) -> float:
-    return float(((got - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-12)).max())
-
-
-def _as_tree(body: Any, tree: TokenTree, kind: Kind) -> Tensor:
-    if kind == "dense":
-        return _run(body, tree, _dense(body, tree))
-    length = len(tree)
-    # FlexAttention is compiled for a length; a padded tree meets one that was compiled before.
-    padded = tree.padded(bucket(length)) if kind == "flex" else tree
-    use_tree_attention(body)
-    return _run(body, padded, tree_mask(padded, kind))[:length]
-
-
-def _dense(body: Any, tree: TokenTree) -> Tensor:
-    """Boolean where the attention takes it; added to the scores where it is written out."""
-    sees = tree.dense_mask()[None, None]
-    if not body.config._attn_implementation.endswith("eager"):
-        return sees
-    dtype = _compute_dtype(body)
-    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)
-
-
-def _run(body: Any, tree: TokenTree, mask: Any) -> Tensor:
-    decoder = body.get_decoder()
-    ids, positions = tree.input_ids[None], tree.position_ids[None]
-    return decoder(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False).last_hidden_state[0]
-
-
-def _as_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
-    """Every sequence by itself, longest first; a row that several share is taken from the first that has it."""
-    rows_of: list[Tensor] = []
-    found: list[Tensor] = []
-    taken = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
-    for rows in sorted(tree.rows, key=lambda each: -each.numel()):
-        new = ~taken[rows]
-        if not bool(new.any()):
-            continue
-        hidden = hidden_states(model, tree.input_ids[rows][None], None)[0]
-        rows_of.append(rows[new])
-        found.append(hidden[new])
-        taken[rows] = True
-    (passes,) = agreed_most([model], [len(found)])
-    extra = [hidden_states(model, tree.input_ids[None, :1], None).sum() for _ in range(passes - len(found))]
-    hidden = torch.cat(found)
-    result = hidden.new_zeros(len(tree), hidden.shape[-1]).index_copy(0, torch.cat(rows_of), hidden)
-    return result + 0.0 * torch.stack(extra).sum() if extra else result
-
-
-def _shortest_window(config: Any) -> int | None:
-    """The smallest sliding window of any layer; None where every layer sees everything."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    if getattr(text, "use_sliding_window", True) is False:
-        return None
-    kinds = getattr(text, "layer_types", None)
-    if kinds is not None and not any("sliding" in kind or "chunked" in kind for kind in kinds):
-        return None
-    sizes = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    return min((size for size in sizes if isinstance(size, int)), default=None)

@@ -71,13 +71,25 @@ def embedding_count(model: nn.Module) -> int:
 def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Last hidden states (B, T, H), after the final norm, without computing a single logit.
 
-    Positions are counted from each sequence's first real token, so left padding changes nothing.
+    Each sequence's real tokens are moved to its front, and their rows back. What lies behind a token changes nothing in
+    a causal model, be it attention, a convolution or a recurrent state; what lies before it does in many, mask or not.
     """
-    options: dict[str, Any] = {}
-    if attention_mask is not None:
-        options["attention_mask"] = attention_mask.long()
-        options["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp_min(0)
-    return causal_lm_of(model).get_decoder()(input_ids=input_ids, use_cache=False, **options).last_hidden_state
+    decoder = decoder_of(causal_lm_of(model))
+    if attention_mask is None:
+        return decoder(input_ids=input_ids, use_cache=False).last_hidden_state
+    real_BT = attention_mask.bool()
+    order_BT = real_BT.int().argsort(dim=1, descending=True, stable=True)
+    front_BTH = decoder(input_ids=input_ids.gather(1, order_BT), use_cache=False).last_hidden_state
+    back_BT = order_BT.argsort(dim=1)
+    return front_BTH.gather(1, back_BT[..., None].expand_as(front_BTH))
+
+
+def decoder_of(causal_lm: Any) -> Any:
+    """The body of a causal LM. `get_decoder` finds a head of that name first, or gives up and returns the model."""
+    found = causal_lm.get_decoder()
+    if found is causal_lm or found is causal_lm.get_output_embeddings():
+        return getattr(causal_lm, "model", found)
+    return found
 
 
 def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
@@ -143,7 +155,9 @@ def _find_transform(causal_lm: Any, linear: nn.Linear, candidates: list[_Transfo
             hook.remove()
         body_feeds_head = bool(received) and _close(hidden_states(causal_lm, ids, None), received[0])
         heads = [LinearHead(linear.weight, linear.bias, *candidate) for candidate in candidates]
-        fitting = [c for c, head in zip(candidates, heads, strict=True) if _close(head.logits(rows[None]), got[0, :1])]
+        # Some models hand out in single precision what their head has rounded to its own.
+        got_rows = got[0, :1].to(linear.weight.dtype)
+        fitting = [c for c, head in zip(candidates, heads, strict=True) if _close(head.logits(rows[None]), got_rows)]
     check_finite_rows(got.flatten(), f"{type(causal_lm).__name__}'s own logits, before any loss")
     if body_feeds_head and len(fitting) == 1:
         return fitting[0]
@@ -184,5 +198,8 @@ def _candidates(config: Any) -> list[_Transform]:
     scales = {1.0}
     for value in value_of("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier"):
         scales |= {value, 1.0 / value}
-    softcaps: list[float | None] = [None, *value_of("final_logit_softcapping", "logits_soft_cap")]
+    softcaps: list[float | None] = [
+        None,
+        *value_of("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
+    ]
     return [_Transform(*pair) for pair in product(sorted(scales), softcaps)]

@@ -73,7 +73,7 @@ def folder(tmp_path_factory):
     assert main(["sites", str(root / "run")]) == 0
     run = RunDir.open(root / "run")
     rows = world.right_calls(list(read_conversations(run)))
-    run.write_jsonl("pairs", rows, schema="dpo_pair", version=1, sources=["conversations"])
+    run.write_jsonl("pairs", rows, schema="dpo_pair", version=2, sources=["conversations"])
     (root / "run.toml").write_text(CONFIG)
     (root / "task.py").write_text(TASK)
     yield root
