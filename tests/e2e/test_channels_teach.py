@@ -68,6 +68,16 @@ def largest_change(world, model):
     return max(float((ours - theirs).detach().abs().max()) for ours, theirs in pairs)
 
 
+def test_held_out_sessions_share_no_task_with_those_trained_on(world):
+    """Not one (kind, file): what is measured on them is not what a step has seen."""
+    for seed in SEEDS:
+        trained, unseen = (
+            {(session.kind.name, session.file) for session in sessions}
+            for sessions in (training_sessions(world, seed), held_out(world, seed))
+        )
+        assert sorted(trained & unseen) == [], seed
+
+
 # Channel 2
 
 
