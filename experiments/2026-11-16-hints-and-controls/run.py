@@ -47,7 +47,16 @@ def measure(config: dict[str, Any]) -> None:
     libraries = {"torch": torch.__version__, "transformers": transformers.__version__}
     cpu_seconds = round(time.process_time() - began)
     results = {"config": config, "libraries": libraries, "cpu_seconds": cpu_seconds, "worlds": worlds, "runs": runs}
-    RESULTS.write_text(json.dumps(_rounded(results), indent=1) + "\n", encoding="utf-8")
+    RESULTS.write_text(as_text(_rounded(results)), encoding="utf-8")
+
+
+def as_text(results: dict[str, Any]) -> str:
+    """JSON with a line for each run and each world, so that a difference between two runs of this can be read."""
+    fields = []
+    for name, value in results.items():
+        rows = ",\n".join(json.dumps(each) for each in value) if isinstance(value, list) else None
+        fields.append(f'"{name}": ' + (json.dumps(value) if rows is None else f"[\n{rows}\n]"))
+    return "{\n" + ",\n".join(fields) + "\n}\n"
 
 
 def runs_of_arm(config: dict[str, Any], name: str, world: World, pretraining_seed: int) -> list[dict[str, Any]]:
