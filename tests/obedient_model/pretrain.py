@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,11 +18,14 @@ from obedient_model import tasks
 
 HABIT_SHARE = 0.85  # of the tasks without a rule; the others spread over what a rule could ask for
 _IGNORED = -100
+_BATCHES_AT_ONCE = 8
+
+Example = tuple[list[int], list[int]]  # ids and labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    num_steps: int = 400
+    num_steps: int = 320
     batch_size: int = 12
     learning_rate: float = 4e-3
     num_conversations: int = 3000
@@ -67,10 +72,9 @@ def pretrain(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, seed: 
     )
     losses: list[float] = []
     model.train()
-    for _ in range(schedule.num_steps):
-        batch = draw.sample(examples, schedule.batch_size)
-        ids, labels, mask = _padded(batch, int(tokenizer.pad_token_id))
-        loss = model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False).loss
+    for batch in islice(_batches(examples, draw, schedule.batch_size), schedule.num_steps):
+        ids, labels = _padded(batch, int(tokenizer.pad_token_id))
+        loss = model(input_ids=ids, labels=labels, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -110,7 +114,7 @@ def _conversation(draw: random.Random) -> tuple[list[Message], list[dict[str, An
     return messages, tasks.TOOLS if listed < 0.4 else draw.sample(tasks.TOOLS, count)
 
 
-def _examples(tokenizer: PreTrainedTokenizerBase, draw: random.Random, count: int) -> list[tuple[list[int], list[int]]]:
+def _examples(tokenizer: PreTrainedTokenizerBase, draw: random.Random, count: int) -> list[Example]:
     texts = []
     for _ in range(count):
         messages, tools = _conversation(draw)
@@ -134,9 +138,18 @@ def _labels(ids: list[int], header: list[int], end: int | None) -> list[int]:
     return labels
 
 
-def _padded(batch: list[tuple[list[int], list[int]]], pad: int) -> tuple[Tensor, Tensor, Tensor]:
+def _batches(examples: list[Example], draw: random.Random, batch_size: int) -> Iterator[list[Example]]:
+    """Examples of about one length in each: a third of the work was padding when they came as drawn."""
+    while True:
+        drawn = sorted(draw.sample(examples, batch_size * _BATCHES_AT_ONCE), key=lambda example: len(example[0]))
+        batches = [drawn[at : at + batch_size] for at in range(0, len(drawn), batch_size)]
+        draw.shuffle(batches)
+        yield from batches
+
+
+def _padded(batch: list[Example], pad: int) -> tuple[Tensor, Tensor]:
+    """Padding on the right needs no mask: a causal model looks to the left only."""
     width = max(len(ids) for ids, _ in batch)
     ids = torch.tensor([row + [pad] * (width - len(row)) for row, _ in batch])
     labels = torch.tensor([row + [_IGNORED] * (width - len(row)) for _, row in batch])
-    lengths = torch.tensor([len(row) for row, _ in batch])
-    return ids, labels, (torch.arange(width) < lengths[:, None]).long()
+    return ids, labels

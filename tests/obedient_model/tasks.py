@@ -7,11 +7,11 @@ wrongly. A rule in the context says what to fill it with; a rule about another k
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.types import Conversation, Message, Provenance, ToolCall, ToolResult, Turn
+from composer_replication.types import Conversation, Message, Origin, Provenance, Role, ToolCall, ToolResult, Turn
 
 _HERE = Provenance(file="world.jsonl", lines=(1,))
 FILES = (
@@ -20,6 +20,7 @@ FILES = (
 )
 DONE, FAILED = "Done.", "It failed."
 WORKED = "ok"
+IRRELEVANT_HINT = "The page is in the file."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +144,18 @@ def schema(name: str) -> dict[str, Any]:
 TOOLS = [schema(name) for name in TOOL_NAMES]
 
 
+@dataclass(frozen=True, slots=True)
+class GoodTask:
+    """A task of a session that went well, and the turn that made its call."""
+
+    kind: Kind
+    file: str
+    turn_id: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToySession:
-    """A session with one erring call: the turn, the rule it broke, and a rule about something else."""
+    """A session with one erring call: the turn, the rule it broke, a rule about something else, and what went well."""
 
     conversation: Conversation
     kind: Kind
@@ -153,10 +163,21 @@ class ToySession:
     turn_id: str
     hint: str
     shuffled_hint: str
+    good_tasks: tuple[GoodTask, ...] = ()
 
     @property
     def vague_hint(self) -> str:
         return self.kind.vague_hint()
+
+    @property
+    def irrelevant_hint(self) -> str:
+        """The world's words in a sentence that is no rule about anything."""
+        return IRRELEVANT_HINT
+
+    @property
+    def tasks(self) -> set[tuple[str, str]]:
+        """Kind and file of every task in it, the good ones too."""
+        return {(self.kind.name, self.file), *((good.kind.name, good.file) for good in self.good_tasks)}
 
     @property
     def state(self) -> tuple[Turn, ...]:
@@ -170,48 +191,68 @@ class ToySession:
 
     def answer(self, value: str | None = None) -> Turn:
         """The call with another value in its slot; without one, the right call."""
-        return _calling(self.turn_id, self.kind, self.file, self.kind.right if value is None else value)
+        return answering_turn(self.turn_id, self.kind, self.file, self.kind.right if value is None else value)
 
 
 def sample_session(
-    draw: random.Random, kind: str | None = None, *, identity: str = "toy", num_tasks_before: int = 0
+    draw: random.Random,
+    kind: str | None = None,
+    *,
+    identity: str = "toy",
+    num_tasks_before: int = 0,
+    files: Sequence[str] = FILES,
 ) -> ToySession:
-    """A session whose last task goes wrong by habit; the tasks before it, of any kind, go well."""
-    turns: list[Turn] = []
-    for _ in range(num_tasks_before):
-        earlier = draw.choice(KINDS)
-        turns += _task(len(turns), earlier, draw.choice(FILES), earlier.right)
+    """A session whose last task goes wrong by habit; those before it are of other kinds and go well.
+
+    They go well because their rule stands before the call: what the model does there by itself, so that a change of
+    these calls' log-probs is damage and not learning.
+    """
     wrong = KIND_OF[kind] if kind is not None else draw.choice(KINDS)
-    file = draw.choice(FILES)
+    others = [each for each in KINDS if each is not wrong]
+    turns: list[Turn] = []
+    good: list[GoodTask] = []
+    for _ in range(num_tasks_before):
+        task = GoodTask(draw.choice(others), draw.choice(files), f"t{len(turns) + 2}")
+        good.append(task)
+        turns += _task(len(turns), task.kind, task.file, task.kind.right, rule=task.kind.hint())
+    file = draw.choice(files)
     turn_id = f"t{len(turns) + 1}"
     turns += _task(len(turns), wrong, file, wrong.habit)
-    other = draw.choice([each for each in KINDS if each is not wrong])
     return ToySession(
         conversation=Conversation(id=identity, format="toy", turns=tuple(turns)),
         kind=wrong,
         file=file,
         turn_id=turn_id,
         hint=wrong.hint(),
-        shuffled_hint=other.hint(),
+        shuffled_hint=draw.choice(others).hint(),
+        good_tasks=tuple(good),
     )
 
 
-def _task(first: int, kind: Kind, file: str, value: str) -> list[Turn]:
-    """A request, a call, its result, and a last word."""
-    call = _calling(f"t{first + 1}", kind, file, value)
+def _task(first: int, kind: Kind, file: str, value: str, rule: str | None = None) -> list[Turn]:
+    """A request, a rule if there is one, a call, its result, and a last word."""
+    asked: list[tuple[Role, Origin, str]] = [("user", "human", kind.request.format(file=file))]
+    if rule is not None:
+        asked.append(("system", "meta", rule))
+    turns = [
+        Turn(id=f"t{first + at}", role=role, origin=origin, text=text, provenance=_HERE)
+        for at, (role, origin, text) in enumerate(asked)
+    ]
+    at = first + len(turns)
+    call = answering_turn(f"t{at}", kind, file, value)
     made = call.calls[0]
     text = kind.result(made.name, made.arguments)
     result = ToolResult(call_id=made.id, text=text, is_error=text != WORKED)
-    request = kind.request.format(file=file)
     return [
-        Turn(id=f"t{first}", role="user", origin="human", text=request, provenance=_HERE),
+        *turns,
         call,
-        Turn(id=f"t{first + 2}", role="tool", origin="tool", results=(result,), provenance=_HERE),
-        Turn(id=f"t{first + 3}", role="assistant", origin="model", text=last_word(text), provenance=_HERE),
+        Turn(id=f"t{at + 1}", role="tool", origin="tool", results=(result,), provenance=_HERE),
+        Turn(id=f"t{at + 2}", role="assistant", origin="model", text=last_word(text), provenance=_HERE),
     ]
 
 
-def _calling(turn_id: str, kind: Kind, file: str, value: str) -> Turn:
+def answering_turn(turn_id: str, kind: Kind, file: str, value: str) -> Turn:
+    """The assistant's turn that fills the slot of a task with a value."""
     name, arguments = kind.call(file, value)
     call = ToolCall(id=f"call-{turn_id}", name=name, arguments=arguments)
     return Turn(id=turn_id, role="assistant", origin="model", calls=(call,), provenance=_HERE)

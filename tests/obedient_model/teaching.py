@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from composer_replication.objective.components import LossComponents
 from composer_replication.objective.packed_batch import pack_batches
 from composer_replication.objective.reference import response_logprobs
 from composer_replication.objective.session_batch import SiteHint, TokenPair, session_batches
+from composer_replication.objective.teachers import WeightedTeacher
 from composer_replication.objective.tree_batch import TreeBatch
 from obedient_model.tasks import ToySession
 from obedient_model.world import World
@@ -58,9 +59,17 @@ def pair_batches(world: World, sessions: Sequence[ToySession]) -> list[TreeBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
+    """Plain SGD moves the weights by the gradient and nothing else; AdamW is what runs use."""
+
     num_steps: int = 16
     batch_size: int = 8
     learning_rate: float = 0.2
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+
+    def optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(model.parameters(), lr=self.learning_rate)
+        return torch.optim.AdamW(model.parameters(), lr=self.learning_rate, weight_decay=0.0)
 
 
 def train(
@@ -73,9 +82,9 @@ def train(
     after_step: Callable[[LossComponents, int], object] | None = None,
     **options: Any,
 ) -> list[float]:
-    """Plain SGD on the composed loss, so that a step is the gradient and nothing else; gives the losses back."""
+    """Steps on the composed loss; gives the losses back."""
     draw = random.Random(seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=how.learning_rate)
+    optimizer = how.optimizer_of(model)
     losses: list[float] = []
     for step in range(how.num_steps):
         batch = pack_batches(draw.sample(list(batches), how.batch_size))
@@ -87,6 +96,17 @@ def train(
         if after_step is not None:
             after_step(components, step)
     return losses
+
+
+TeacherName = Literal["live", "frozen", "trust_region"]
+
+
+def teachers_of(world: World, name: TeacherName) -> list[WeightedTeacher] | None:
+    """None is the student itself; a trust region is nearly all start weights and a little of the student."""
+    if name == "live":
+        return None
+    shares = [(world.model, 1.0)] if name == "frozen" else [(world.model, 0.99), (None, 0.01)]
+    return [WeightedTeacher(model, coefficient) for model, coefficient in shares]
 
 
 def erring_logprobs(world: World, model: nn.Module, sessions: Sequence[ToySession], hint: str = "") -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -19,6 +19,11 @@ from obedient_model import tasks
 from obedient_model.language import build_tokenizer
 from obedient_model.pretrain import Pretraining, Schedule, new_model, pretrain
 from obedient_model.tasks import Kind, ToySession
+
+
+class Split(NamedTuple):
+    training: list[ToySession]
+    held_out: list[ToySession]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -40,20 +45,28 @@ class World:
     def new_model(self) -> LlamaForCausalLM:
         return copy.deepcopy(self.model).requires_grad_(True)
 
-    def sample_session(
-        self, draw: random.Random, kind: str | None = None, *, identity: str = "toy", num_tasks_before: int = 0
-    ) -> ToySession:
-        """A session whose last task goes wrong by habit, of a kind (else of any)."""
-        return tasks.sample_session(draw, kind, identity=identity, num_tasks_before=num_tasks_before)
-
-    def sessions(self, seed: int, count: int, *, num_tasks_before: int = 0) -> list[ToySession]:
+    def sessions(
+        self, seed: int, count: int, *, num_tasks_before: int = 0, files: Sequence[str] = tasks.FILES
+    ) -> list[ToySession]:
         """As many of each kind, in turn."""
         draw = random.Random(seed)
         kinds = [self.kinds[at % len(self.kinds)].name for at in range(count)]
         return [
-            self.sample_session(draw, kind, identity=f"toy-{seed}-{at}", num_tasks_before=num_tasks_before)
+            tasks.sample_session(
+                draw, kind, identity=f"toy-{seed}-{at}", num_tasks_before=num_tasks_before, files=files
+            )
             for at, kind in enumerate(kinds)
         ]
+
+    def split(self, seed: int, count: int, *, num_tasks_before: int = 0) -> Split:
+        """Sessions to train on and as many held out; their files are different ones, so no task is in both."""
+        files = random.Random(seed).sample(tasks.FILES, len(tasks.FILES))
+        half = len(files) // 2
+        trained, unseen = (
+            self.sessions(seed + offset, count, num_tasks_before=num_tasks_before, files=part)
+            for offset, part in ((0, files[:half]), (1000, files[half:]))
+        )
+        return Split(training=trained, held_out=unseen)
 
     def prompt_rows(self, seed: int, count: int) -> list[dict[str, Any]]:
         """Rows of a data set for a trainer that lets the model act in a `ToyEnvironment`."""
