@@ -16,6 +16,8 @@ import argparse
 import multiprocessing
 import os
 import re
+import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -25,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from composer_replication.errors import InputError
 from composer_replication.hint_generator.run_sites import write_sites
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.ingestion.scrub_settings import ScrubSettings
@@ -47,6 +50,7 @@ _STUDENTS: dict[str, Student] = {}
 class Part(NamedTuple):
     """Some sessions' files, and what to do with them."""
 
+    logs: Path
     files: tuple[Path, ...]
     tokenizers: tuple[Path, ...]
     sample: int | None
@@ -89,8 +93,16 @@ def pairs_of(conversation: Conversation) -> Iterator[Pair]:
 
 def judge_part(part: Part) -> list[Judgement]:
     with tempfile.TemporaryDirectory() as folder:
-        run = RunDir.create(Path(folder) / "run")
-        ingest_into(run, part.files, scrub=ScrubSettings())
+        logs, run = Path(folder) / "logs", RunDir.create(Path(folder) / "run")
+        for path in part.files:  # as a folder: a file alone in which there is no session would be an error
+            copy = logs / path.relative_to(part.logs)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        try:
+            ingest_into(run, [logs], scrub=ScrubSettings())
+        except InputError as error:
+            print(f"left out: {error}", file=sys.stderr, flush=True)
+            return []
         write_sites(run)
         conversations = list(read_conversations(run))
         pairs = [pair for each in conversations for pair in pairs_of(each)]
@@ -154,19 +166,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sample, tokenizers = None if given.all else given.sample, tuple(given.tokenizer)
-    parts = [Part(files, tokenizers, sample) for files in parts_of(given.logs, given.limit, given.part)]
+    parts = [Part(given.logs, files, tokenizers, sample) for files in parts_of(given.logs, given.limit, given.part)]
     if not parts:
         parser.error(f"{given.logs}: no session log in it")
     judged: dict[str, Judgement] = {}
-    for number, several in enumerate(judge_all(parts, given.jobs), 1):
-        for tokenizer, sessions, seconds, tally in several:
-            known = judged.setdefault(tokenizer, Judgement(tokenizer, 0, 0.0, Tally()))
-            known.tally.add(tally)
-            judged[tokenizer] = known._replace(sessions=known.sessions + sessions, seconds=known.seconds + seconds)
-        print(f"part {number} of {len(parts)}", file=sys.stderr, flush=True)
+    number = 0
+    try:
+        for number, several in enumerate(judge_all(parts, given.jobs), 1):
+            _add(judged, several)
+            print(f"part {number} of {len(parts)}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print(f"stopped: {number} of {len(parts)} parts were judged\n")
     print_table(judged, names_of(tokenizers))
-    return int(any(each.tally.violations for each in judged.values()))
+    return int(number < len(parts) or any(each.tally.violations for each in judged.values()))
+
+
+def _add(judged: dict[str, Judgement], several: Sequence[Judgement]) -> None:
+    for tokenizer, sessions, seconds, tally in several:
+        known = judged.setdefault(tokenizer, Judgement(tokenizer, 0, 0.0, Tally()))
+        known.tally.add(tally)
+        judged[tokenizer] = known._replace(sessions=known.sessions + sessions, seconds=known.seconds + seconds)
+
+
+def _stop(*_: object) -> None:
+    """What was judged so far is printed after SIGTERM too."""
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)
     sys.exit(main())

@@ -7,16 +7,15 @@ the last control token. A thought is in both only where the student itself had i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jinja2.exceptions import TemplateError
 
-from composer_replication.types import Conversation, Message, ToolResult, Turn
-from template_oracle import MARK, Manners, Q, Shield, Student, call_fields, texts_of
+from composer_replication.types import Conversation, Message, Turn
+from oracle_messages import MessageWriter
+from template_oracle import MARK, Manners, Q, Shield, Student, texts_of
 
-_BETWEEN = "\n\n"
 _UNSEEN = "Uuu-nobody-said-this"
 CANNOT_SAY = (TemplateError, TypeError, ValueError, KeyError, IndexError)
 
@@ -44,7 +43,7 @@ class SessionOracle:
     ) -> None:
         self.student, self._manners = student, manners or student.manners
         self._shield = Shield(student, texts_of(conversation))
-        self._writer = _Writer(student, self._manners, self._shield, keep_thinking)
+        self._writer = MessageWriter(student, self._manners, self._shield, keep_thinking)
         self._writer.add_all(conversation)
         self.messages, self.places, self.turns = self._writer.messages, self._writer.places, self._writer.turns
         self.late = {number for number, turn in enumerate(self.turns) if late_texts(turn)}
@@ -126,6 +125,12 @@ class SessionOracle:
         return before is None or after is None or before.count(sign) != after.count(sign)
 
     def _split(self, before: bytes, after: bytes, bare: bytes | None) -> Expected | None:
+        bare_before, bare_after = self.student.without_own_blocks(before), self.student.without_own_blocks(after)
+        if not after.startswith(before) and bare_after.startswith(bare_before):  # an earlier turn has lost its block
+            written = bare_after[len(bare_before) :]
+            target = written[: written.rfind(MARK) + 1]
+            has_own_block = bool(self.student.own_block) and after.endswith(self.student.own_block + written)
+            return Expected(bare_before, target, has_own_block) if target else None
         shared = before
         if not after.startswith(before):  # formats.md 5.3, point 2: only the prompt itself may be rewritten
             size = next(n for n, (a, b) in enumerate(zip(before + b"\0", after + b"\1", strict=False)) if a != b)
@@ -212,94 +217,3 @@ def late_texts(turn: Turn) -> list[str]:
             found += [text] if has_called and text.strip() else []
         has_called |= kind == "call"
     return found
-
-
-class _Writer:
-    """Turns as messages. What a template does not take is said as text, in the package's documented forms."""
-
-    def __init__(
-        self, student: Student, manners: Manners, shield: Shield, keep_thinking: Callable[[Turn], bool]
-    ) -> None:
-        self._student, self._manners, self._shield = student, manners, shield
-        self._keep_thinking = keep_thinking
-        self._names: dict[str, str] = {}
-        self.messages: list[Message] = []
-        self.places: list[int] = []
-        self.turns: list[Turn] = []
-
-    def add_all(self, conversation: Conversation) -> None:
-        tools = "" if self._manners.tools or not self._student.tools else self._tools_as_text()
-        turns = conversation.turns
-        if tools and not (turns and turns[0].role == "system"):
-            self._add_system(tools)
-            tools = ""
-        for turn in turns:
-            if turn.role == "system":
-                self._add_system(self._shield.hide(turn.text) + (f"{_BETWEEN}{tools}" if tools else ""))
-                tools = ""
-            elif turn.role == "user":
-                self._add_user(self._shield.hide(turn.text))
-            elif turn.role == "tool":
-                for result in turn.results:
-                    self._add_result(result)
-            else:
-                self._add_assistant(turn)
-
-    def assistant(self, turn: Turn) -> Message:
-        hide, manners = self._shield.hide, self._manners
-        message: Message = {"role": "assistant", "content": hide(turn.text)}
-        if turn.thinking and manners.thinking and self._keep_thinking(turn):
-            message["reasoning_content"] = hide(turn.thinking)
-        if not turn.calls:
-            return message
-        if manners.calls and (len(turn.calls) == 1 or manners.parallel):
-            calls = [call_fields(call, self._shield, takes_strings=manners.string_arguments) for call in turn.calls]
-            return {**message, "tool_calls": calls}
-        said = [message["content"]] if message["content"] else []
-        return {**message, "content": "\n".join(map(str, [*said, *map(self._call_as_text, turn.calls)]))}
-
-    def _add_assistant(self, turn: Turn) -> None:
-        spoken = [str(each["role"]) for each in self.messages[-1:] if each["role"] != "system"]
-        if spoken == ["assistant"] and not self._manners.assistants_in_a_row:
-            self.messages.append({"role": "user", "content": ""})
-        if not spoken and not self._manners.assistant_first:
-            self.messages.append({"role": "user", "content": ""})
-        for call in turn.calls:
-            self._names[call.id] = self._shield.hide(call.name)
-        self.places.append(len(self.messages))
-        self.turns.append(turn)
-        self.messages.append(self.assistant(turn))
-
-    def _add_system(self, text: str) -> None:
-        if self._manners.system_later if self.messages else self._manners.system_first:
-            self.messages.append({"role": "system", "content": text})
-        else:
-            self._add_user(text)
-
-    def _add_user(self, text: str) -> None:
-        last = self.messages[-1] if self.messages else None
-        if last is not None and last["role"] == "user" and not self._manners.users_in_a_row:
-            self.messages[-1] = {"role": "user", "content": f"{last['content']}{_BETWEEN}{text}"}
-        else:
-            self.messages.append({"role": "user", "content": text})
-
-    def _add_result(self, result: ToolResult) -> None:
-        text = self._shield.hide(result.text)
-        if self._manners.results:
-            name = self._names.get(result.call_id, "")
-            identity = self._shield.hide(result.call_id)
-            self.messages.append({"role": "tool", "content": text, "tool_call_id": identity, "name": name})
-        else:
-            self._add_user(f"<tool_response>\n{text}\n</tool_response>")
-
-    def _tools_as_text(self) -> str:
-        return "\n".join(["# Tools", "", *(_json(self._shield.hide(tool)) for tool in self._student.tools)])
-
-    def _call_as_text(self, call: Any) -> str:
-        hidden = self._shield.hide
-        arguments = _json(hidden(dict(call.arguments))) if call.raw_arguments is None else hidden(call.raw_arguments)
-        return f'<tool_call>{{"name": {_json(hidden(call.name))}, "arguments": {arguments}}}</tool_call>'
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

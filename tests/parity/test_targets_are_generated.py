@@ -37,6 +37,9 @@ _TOOLS = [
     {"name": name, "parameters": {"type": "object", "properties": {"path": {}}}, "source": "file", "num_calls": 1}
     for name in ("Read", "bash")
 ]
+KNOWN: dict[str, Student] = {}
+"""What was read of each tokenizer."""
+pytestmark = pytest.mark.timeout(1800)
 quick = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
@@ -59,10 +62,8 @@ def judged(session, student: Path, *, whole: bool = True, tools: bool = True) ->
         run.write_jsonl("sites", kept, schema=run_sites.SCHEMA, version=run_sites.VERSION, sources=["conversations"])
         write_pairs(run, session.pairs)
         overrides = WHOLE if whole else CUT
-        names = [STUDENT, str(student)]
-        return judge_run(
-            run, student, pairs=session.pairs, overrides=overrides, student_names=names, whole=whole, sample=None
-        )
+        options = {"student_names": [STUDENT, str(student)], "whole": whole, "sample": None, "students": KNOWN}
+        return judge_run(run, student, pairs=session.pairs, overrides=overrides, **options)
 
 
 def blamed(tally: Tally) -> str:
