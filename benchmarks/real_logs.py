@@ -1,0 +1,198 @@
+"""Real logs through `crf`'s own steps, and every target token judged by an independent oracle.
+
+python benchmarks/real_logs.py LOGS --tokenizer FOLDER --tokenizer FOLDER --jobs 2
+python benchmarks/real_logs.py LOGS --tokenizer FOLDER --limit 20 --all   # a few sessions, each turn rendered whole
+
+Logs are ingested in parts of a few sessions: ingest -> sites -> pairs -> what `crf train` batches by default. Pairs are
+made up from the log: a turn whose call failed is rejected, a later call of the same tool that worked is chosen. A
+target is right if the tokenizer's own template would have generated it at that place (`session_oracle`). Contexts are
+compared with a rendering put together piece by piece, which is linear, and for --sample turns a conversation (--all:
+each) with whole renderings of what was before the turn. Exits with 1 where there is a violation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from composer_replication.errors import InputError
+from composer_replication.hint_generator.run_sites import write_sites
+from composer_replication.ingestion.into_run import ingest_into
+from composer_replication.ingestion.scrub_settings import ScrubSettings
+from composer_replication.runs import RunDir
+from composer_replication.runs.conversations import read_conversations
+from composer_replication.types import Conversation
+from judged_run import Pair, judge_run, write_pairs
+from log_order import order_violations
+from target_check import Tally
+from target_runs import CHANNELS
+from template_oracle import Student
+
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MAX_PAIRS = 8
+"""Pairs of one conversation."""
+ANY = "(any: the log's own order)"
+_STUDENTS: dict[str, Student] = {}
+
+
+class Part(NamedTuple):
+    """Some sessions' files, and what to do with them."""
+
+    logs: Path
+    files: tuple[Path, ...]
+    tokenizers: tuple[Path, ...]
+    sample: int | None
+
+
+class Judgement(NamedTuple):
+    tokenizer: str
+    sessions: int
+    seconds: float
+    tally: Tally
+
+
+def parts_of(logs: Path, limit: int | None, size: int) -> Iterator[tuple[Path, ...]]:
+    """Files in groups of `size` sessions; those that name one session are one, and stay together."""
+    sessions = defaultdict[str, list[Path]](list)
+    for path in sorted(each for each in logs.rglob("*") if each.suffix in (".jsonl", ".json", ".traj")):
+        found = _UUID.search(str(path.relative_to(logs)))
+        sessions[found[0] if found else str(path)].append(path)
+    names = sorted(sessions)[:limit]
+    for start in range(0, len(names), size):
+        yield tuple(path for name in names[start : start + size] for path in sessions[name])
+
+
+def pairs_of(conversation: Conversation) -> Iterator[Pair]:
+    """An erring turn rejected, and a later call of the same tool that worked chosen, without its text."""
+    failed = {each.call_id: bool(each.is_error) for turn in conversation.turns for each in turn.results}
+    asked = [turn for turn in conversation.turns if turn.role == "assistant"]
+    made = 0
+    for number, turn in enumerate(asked):
+        wrong = next((call for call in turn.calls if failed.get(call.id)), None)
+        if wrong is None or made == _MAX_PAIRS:
+            continue
+        later = (call for other in asked[number + 1 : number + 20] for call in other.calls)
+        right = next((call for call in later if call.name == wrong.name and failed.get(call.id) is False), None)
+        if right is not None and right.raw_arguments is None:
+            made += 1
+            answer = replace(turn, text="", thinking="", calls=(right,), extra={})
+            yield Pair(conversation.id, number, answer)
+
+
+def judge_part(part: Part) -> list[Judgement]:
+    with tempfile.TemporaryDirectory() as folder:
+        logs, run = Path(folder) / "logs", RunDir.create(Path(folder) / "run")
+        for path in part.files:  # as a folder: a file alone in which there is no session would be an error
+            copy = logs / path.relative_to(part.logs)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        try:
+            ingest_into(run, [logs], scrub=ScrubSettings())
+        except InputError as error:
+            print(f"left out: {error}", file=sys.stderr, flush=True)
+            return []
+        write_sites(run)
+        conversations = list(read_conversations(run))
+        pairs = [pair for each in conversations for pair in pairs_of(each)]
+        write_pairs(run, pairs)
+        sessions = len({each.session_id or each.id for each in conversations})
+        began = time.perf_counter()
+        order = Tally()
+        order_violations(part.files, conversations, order)
+        found = [Judgement(ANY, sessions, time.perf_counter() - began, order)]
+        for tokenizer in part.tokenizers:
+            began = time.perf_counter()
+            tally = judge_run(run, tokenizer, pairs=pairs, sample=part.sample, students=_STUDENTS)
+            found.append(Judgement(str(tokenizer), sessions, time.perf_counter() - began, tally))
+        return found
+
+
+def judge_all(parts: Sequence[Part], jobs: int) -> Iterator[list[Judgement]]:
+    if jobs == 1:
+        yield from map(judge_part, parts)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(judge_part, parts)
+
+
+def names_of(tokenizers: Sequence[Path]) -> dict[str, str]:
+    """The shortest ends of the folders' paths that tell them apart."""
+    for size in range(1, 12):
+        names = {str(each): "/".join(each.parts[-size:]) for each in tokenizers}
+        if len(set(names.values())) == len(names):
+            return {**names, ANY: ANY}
+    return {**{str(each): str(each) for each in tokenizers}, ANY: ANY}
+
+
+def print_table(judged: dict[str, Judgement], names: dict[str, str]) -> None:
+    columns = ["tokenizer", "sessions", "turns", *(f"{each} runs" for each in CHANNELS), "target tokens"]
+    print("| " + " | ".join([*columns, "violations", "seconds"]) + " |")
+    print("|" + "---|" * (len(columns) + 2))
+    for key, (_, sessions, seconds, tally) in judged.items():
+        runs = [f"{tally.runs[each]:,}" for each in CHANNELS]
+        row = [names[key], f"{sessions:,}", f"{tally.notes['turns']:,}", *runs, f"{sum(tally.tokens.values()):,}"]
+        print("| " + " | ".join([*row, f"{sum(tally.violations.values()):,}", f"{seconds:.0f}"]) + " |")
+    for key, (_, _, _, tally) in judged.items():
+        whole, turns = tally.notes["turns compared with whole renderings"], tally.notes["turns"]
+        print(f"\n{names[key]}: {whole:,} of {turns:,} turns compared with whole renderings (--all: every one)")
+        for (channel, kind), number in sorted(tally.violations.items()):
+            print(f"  violation  {channel}: {kind}  {number:,}\n             {tally.examples[channel, kind][:400]}")
+        for note, number in sorted(tally.notes.items()):
+            if number and note not in ("turns", "turns compared with whole renderings"):
+                print(f"  note       {note}  {number:,}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("logs", type=Path, help="folder with session logs")
+    parser.add_argument("--tokenizer", type=Path, action="append", required=True, help="folder; may be given again")
+    parser.add_argument("--limit", type=int, help="so many sessions, in the order of their names")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--part", type=int, default=8, help="sessions that are ingested together")
+    parser.add_argument("--sample", type=int, default=12, help="turns a conversation to compare with whole renderings")
+    parser.add_argument("--all", action="store_true", help="compare every turn with whole renderings")
+    given = parser.parse_args(arguments)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sample, tokenizers = None if given.all else given.sample, tuple(given.tokenizer)
+    parts = [Part(given.logs, files, tokenizers, sample) for files in parts_of(given.logs, given.limit, given.part)]
+    if not parts:
+        parser.error(f"{given.logs}: no session log in it")
+    judged: dict[str, Judgement] = {}
+    number = 0
+    try:
+        for number, several in enumerate(judge_all(parts, given.jobs), 1):
+            _add(judged, several)
+            print(f"part {number} of {len(parts)}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print(f"stopped: {number} of {len(parts)} parts were judged\n")
+    print_table(judged, names_of(tokenizers))
+    return int(number < len(parts) or any(each.tally.violations for each in judged.values()))
+
+
+def _add(judged: dict[str, Judgement], several: Sequence[Judgement]) -> None:
+    for tokenizer, sessions, seconds, tally in several:
+        known = judged.setdefault(tokenizer, Judgement(tokenizer, 0, 0.0, Tally()))
+        known.tally.add(tally)
+        judged[tokenizer] = known._replace(sessions=known.sessions + sessions, seconds=known.seconds + seconds)
+
+
+def _stop(*_: object) -> None:
+    """What was judged so far is printed after SIGTERM too."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""A conversation's turns as a template would have generated each: the context it sees, and the run it writes.
+
+For turn i with the messages m before it: `context` is apply_chat_template(m, add_generation_prompt=True), with an empty
+block that the template writes by itself; `target` is what apply_chat_template(m + [turn]) adds to that, up to and with
+the last control token. A thought is in both only where the student itself had it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from jinja2.exceptions import TemplateError
+
+from composer_replication.types import Conversation, Message, Turn
+from oracle_messages import MessageWriter
+from template_oracle import MARK, Manners, Q, Shield, Student, texts_of
+
+_UNSEEN = "Uuu-nobody-said-this"
+CANNOT_SAY = (TemplateError, TypeError, ValueError, KeyError, IndexError)
+
+
+class Expected(NamedTuple):
+    """Marked bytes: what stands before a turn (its history without empty blocks), and what the template writes for it.
+
+    `has_own_block`: the template itself puts an empty block between its prompt and the target, which is context.
+    """
+
+    context: bytes
+    target: bytes
+    has_own_block: bool
+
+
+class SessionOracle:
+    """Expectations for every assistant turn; `keep_thinking` says whose thoughts are shown to the template."""
+
+    def __init__(
+        self,
+        student: Student,
+        conversation: Conversation,
+        keep_thinking: Callable[[Turn], bool] = lambda _: False,
+        manners: Manners | None = None,
+    ) -> None:
+        self.student, self._manners = student, manners or student.manners
+        self._shield = Shield(student, texts_of(conversation))
+        self._writer = MessageWriter(student, self._manners, self._shield, keep_thinking)
+        self._writer.add_all(conversation)
+        self.messages, self.places, self.turns = self._writer.messages, self._writer.places, self._writer.turns
+        self.late = {number for number, turn in enumerate(self.turns) if late_texts(turn)}
+        self._renders: dict[tuple[int, bool], bytes | None] = {}
+        self._whole, self._ends, self._targets = b"", list[int](), list[bytes]()
+        self._own_blocks: list[bool] = []
+        self.is_assembled = self._assemble()
+
+    def target(self, number: int, answer: Turn | None = None) -> bytes | None:
+        """What the template writes for turn `number` (or another answer in its place), from a small conversation."""
+        if answer is None and self.is_assembled:
+            return self._targets[number]
+        found = self._local(
+            [Q], [Q, self.messages[self.places[number]] if answer is None else self._writer.assistant(answer)]
+        )
+        return None if found is None else found.target
+
+    def fits(self, number: int, context: bytes, *, whole: bool) -> bool:
+        """Whether this context is what the template shows before turn `number`, or, in a cut window, the end of it.
+
+        From the assembled pieces; without them, only whether it ends with the template's prompt.
+        """
+        if not self.is_assembled:
+            return context.endswith((self.student.header, self.student.header + self.student.own_block))
+        if not self.student.ends_alike(context, self._own_blocks[number]):
+            return False
+        seen = self.student.without_own_blocks(context)
+        end, late = self._ends[number], self._late_before(number)
+        if late is not None:
+            return seen.endswith(self._whole[self._ends[late] + len(self._targets[late]) : end])
+        start = end - len(seen)
+        return start >= 0 and (not whole or start == 0) and self._whole[start:end] == seen
+
+    def agrees(self, number: int, expected: Expected, context: bytes, *, whole: bool) -> bool:
+        """The same for an expectation of turn `number` that is at hand."""
+        seen = self.student.without_own_blocks(context)
+        is_same = expected.context == seen if whole else expected.context.endswith(seen)
+        late = self._late_before(number)
+        if late is not None and not is_same:
+            place = self.places[late] + 1
+            before = self.student.without_own_blocks(self._render(self.messages[:place], place, prompt=False) or b"")
+            before = before[: before.rfind(MARK) + 1]
+            is_same = expected.context.startswith(before) and seen.endswith(expected.context[len(before) :])
+        return is_same and self.student.ends_alike(context, expected.has_own_block)
+
+    def _late_before(self, number: int) -> int | None:
+        """The last turn before it that said something after its calls.
+
+        No template can write that from one message with calls, and how it is said is not laid down: the turn itself is
+        judged by its order, and contexts are compared from its end on.
+        """
+        return next((each for each in range(number - 1, -1, -1) if each in self.late), None)
+
+    def exact(self, number: int, answer: Turn | None = None) -> Expected | None:
+        """From two whole renderings; None where the template cannot say it, or rewrites what was before.
+
+        `answer` is another turn in the place of turn `number`.
+        """
+        place = self.places[number]
+        message = self.messages[place] if answer is None else self._writer.assistant(answer)
+        before = self._render(self.messages[:place], place, prompt=True)
+        bare = self._render(self.messages[:place], place, prompt=False)
+        after = self._render([*self.messages[:place], message], None if answer else place + 1, prompt=False)
+        if before is None or after is None or self._writes_results(place, message):
+            return None
+        return self._split(before, after, bare)
+
+    def _writes_results(self, place: int, message: Message) -> bool:
+        """Whether the template shows what tools answered only when the next turn is there: nobody generates that."""
+        first = place
+        while first and self.messages[first - 1]["role"] == "tool":
+            first -= 1
+        if first == place:
+            return False
+        unseen = [{**each, "content": _UNSEEN} for each in self.messages[first:place]]
+        before = self._render([*self.messages[:first], *unseen], None, prompt=True)
+        after = self._render([*self.messages[:first], *unseen, message], None, prompt=False)
+        sign = _UNSEEN.encode()
+        return before is None or after is None or before.count(sign) != after.count(sign)
+
+    def _split(self, before: bytes, after: bytes, bare: bytes | None) -> Expected | None:
+        bare_before, bare_after = self.student.without_own_blocks(before), self.student.without_own_blocks(after)
+        if not after.startswith(before) and bare_after.startswith(bare_before):  # an earlier turn has lost its block
+            written = bare_after[len(bare_before) :]
+            target = written[: written.rfind(MARK) + 1]
+            has_own_block = bool(self.student.own_block) and after.endswith(self.student.own_block + written)
+            return Expected(bare_before, target, has_own_block) if target else None
+        shared = before
+        if not after.startswith(before):  # formats.md 5.3, point 2: only the prompt itself may be rewritten
+            size = next(n for n, (a, b) in enumerate(zip(before + b"\0", after + b"\1", strict=False)) if a != b)
+            shared = before[:size]
+            if bare is None or size < len(bare) or not before.startswith(bare):
+                return None
+        written = after[len(shared) :]
+        own = self.student.own_block
+        has_own_block = bool(own) and written.startswith(own)
+        if has_own_block:
+            shared, written = shared + own, written[len(own) :]
+        target = written[: written.rfind(MARK) + 1]
+        return Expected(self.student.without_own_blocks(shared), target, has_own_block) if target else None
+
+    def _render(self, messages: Sequence[Message], size: int | None, *, prompt: bool) -> bytes | None:
+        if size is not None and (size, prompt) in self._renders:
+            return self._renders[size, prompt]
+        try:
+            made = self.student.marked(
+                self.student.text(messages, prompt=prompt, with_tools=self._manners.tools), self._shield
+            )
+        except CANNOT_SAY:
+            made = None
+        if size is not None:
+            if len(self._renders) > 64:  # a long session's prefixes would fill the memory
+                self._renders.clear()
+            self._renders[size, prompt] = made
+        return made
+
+    def _assemble(self) -> bool:
+        """Every context from pieces, rendered in a small conversation each: linear in the session's length.
+
+        The pieces count if together they are the rendering of the whole session; `exact` is there to check samples.
+        """
+        if not self.places:
+            return False
+        first = self._render(self.messages[: self.places[0]], self.places[0], prompt=True)
+        pieces = [] if first is None else [self.student.without_own_blocks(first)]
+        for number, place in enumerate(self.places):
+            message = self.messages[place]
+            own = self._local([Q], [Q, message])
+            if own is None or not pieces:
+                return False
+            self._ends.append(sum(map(len, pieces[-1:])) + (self._ends[-1] if self._ends else 0))
+            self._targets.append(own.target)
+            self._own_blocks.append(own.has_own_block)
+            last = number + 1 == len(self.places)
+            until = place + 1 if last else self.places[number + 1]
+            after = self._between(message, self.messages[place + 1 : until])
+            if after is None:
+                return False
+            pieces.append(after)
+        self._whole = b"".join(pieces)
+        made = self._render(self.messages[: self.places[-1] + 1], self.places[-1] + 1, prompt=True)
+        return made is not None and self.student.without_own_blocks(made) == self._whole
+
+    def _local(self, before: list[Message], after: list[Message]) -> Expected | None:
+        texts = [self._small(before, prompt=True), self._small(after, prompt=False)]
+        return None if texts[0] is None or texts[1] is None else self._split(texts[0], texts[1], None)
+
+    def _between(self, message: Message, others: Sequence[Message]) -> bytes | None:
+        """A turn and what follows it, up to the next prompt."""
+        texts = [self._small([Q], prompt=True), self._small([Q, message, *others], prompt=True)]
+        if texts[0] is None or texts[1] is None:
+            return None
+        start, made = self.student.without_own_blocks(texts[0]), self.student.without_own_blocks(texts[1])
+        return made[len(start) :] if made.startswith(start) else None
+
+    def _small(self, messages: list[Message], *, prompt: bool) -> bytes | None:
+        try:
+            return self.student.marked(self.student.text(messages, prompt=prompt), self._shield)
+        except CANNOT_SAY:
+            return None
+
+
+def late_texts(turn: Turn) -> list[str]:
+    """What a turn said after a call, where its layout is known."""
+    found: list[str] = []
+    at, has_called = 0, False
+    for kind, size in turn.extra.get("blocks") or ():
+        if kind == "text":
+            text = turn.text[at : at + size]
+            at += size + 1
+            found += [text] if has_called and text.strip() else []
+        has_called |= kind == "call"
+    return found
