@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints/main.txt)
+LOCK := uv pip compile --quiet --generate-hashes --no-deps --no-header --no-annotate --python-version 3.11
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test test-full test-gpu test-replaysim check format bench clean
+.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim check format bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -16,12 +17,23 @@ help: ## this list
 setup: $(STAMP) ## a .venv with the pinned set, torch first
 
 # torch goes in alone and pinned: asked for by another package it may arrive as a different, much larger build.
-$(STAMP): pyproject.toml constraints/main.txt
+# Everything else is what constraints/main.hashes.txt names, file by file: another file of the same name is refused.
+$(STAMP): pyproject.toml constraints/main.hashes.txt constraints/triton.hashes.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet -c constraints/main.txt hatchling
-	$(BIN)/python -m pip install --quiet -c constraints/main.txt --no-build-isolation -e '.[dev,train]'
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r constraints/main.hashes.txt
+	$(BIN)/python -c 'import triton' 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r constraints/triton.hashes.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e '.[dev,train]'
+	$(BIN)/python -m pip check
 	touch $(STAMP)
+
+lock: ## constraints/*.hashes.txt from constraints/main.txt (needs uv)
+	grep -vE '^(#|torch==|triton==)' constraints/main.txt | $(LOCK) -o constraints/main.hashes.txt -
+	grep -E '^triton==' constraints/main.txt | $(LOCK) -o constraints/triton.hashes.txt -
+
+audit: setup ## known holes in the pinned packages; ADVISORIES=FOLDER where there is no network
+	PATH="$(BIN):$$PATH" $(BIN)/python .ci/audit.py
 
 demo: setup ## train a tiny model on all three channels and print every one of them
 	$(BIN)/python examples/qwen_05b_quickstart/run.py --tiny

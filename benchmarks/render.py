@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", default=None, help="append the figures to this file")
     args = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer, trust_remote_code=False)
     for num_turns in args.turns:
         num_tokens, rows = measure(tokenizer, num_turns, args.rounds)
         met = rows[1].ratio is not None and rows[1].ratio <= MAX_RATIO

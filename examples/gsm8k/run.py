@@ -98,7 +98,9 @@ def load_model(args: argparse.Namespace) -> tuple[Any, Any]:
         tokenizer = tiny_tokenizer()
         return tiny_model(tokenizer), tokenizer
     dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
-    return AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype), AutoTokenizer.from_pretrained(args.model)
+    return AutoModelForCausalLM.from_pretrained(
+        args.model, trust_remote_code=False, dtype=dtype
+    ), AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -59,8 +59,10 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
         tokenizer = tiny_tokenizer()
         return tiny_model(tokenizer).to(args.device), tokenizer
     dtype = torch.bfloat16 if args.device.startswith("cuda") else torch.float32
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
-    return AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).to(args.device), tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
+    return AutoModelForCausalLM.from_pretrained(args.model, trust_remote_code=False, dtype=dtype).to(
+        args.device
+    ), tokenizer
 
 
 def check_channels(components: LossComponents, wanted: set[str]) -> None:

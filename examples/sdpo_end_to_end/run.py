@@ -114,7 +114,7 @@ def print_table(before: Sequence[HintProof], after: Sequence[HintProof], kinds: 
 def train_and_measure(model_name: str, run_name: str, args: argparse.Namespace, output: Path) -> bool:
     run = RunDir.open(run_name)
     renderer = Renderer(load_tokenizer(model_name), tools=tools_of(run))
-    model = AutoModelForCausalLM.from_pretrained(model_name, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(model_name, trust_remote_code=False, dtype=torch.float32)
     logged = LoggedSessions.from_run(run, renderer, budget=args.budget, responses="none")
     print("sessions:", {name: logged.counts[name] for name in ("conversations", "sites", "pairs", "tree_tokens")})
     sessions = logged.prove(model)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+LOADERS = re.compile(r"Auto\w+\.from_(?:pretrained|config)$")
 BROAD = {"Exception", "BaseException"}
 
 
@@ -54,8 +56,11 @@ def _in_call(node: ast.Call) -> Iterator[str]:
         yield "torch.load"
     if _is_true(keywords.get("allow_pickle")):
         yield "pickle"
-    if "trust_remote_code" in keywords:
+    if "trust_remote_code" in keywords and not _is_false(keywords["trust_remote_code"]):
         yield "trust_remote_code"
+    # Left out, transformers asks on the terminal, and whoever answers "y" runs a stranger's code.
+    if LOADERS.search(called) and "trust_remote_code" not in keywords:
+        yield "trust_remote_code not said"
     if "shell" in keywords and not _is_false(keywords["shell"]):
         yield "shell"
     if called.rpartition(".")[2] == "suppress" and BROAD & {name for arg in node.args for name in _named(arg)}:

@@ -11,8 +11,13 @@ from repository import ROOT, python_files, relative, repository_files
 
 SOURCES = python_files("src")
 
-# Broad `except` exists at three boundaries only: a teacher call, a replica, a CLI command. None of them is built yet.
-ALLOWED: dict[str, set[str]] = {}
+# Broad `except` exists at boundaries only: a teacher call, a replica, a CLI command, and the files of somebody's model:
+# the libraries that read them say what is wrong by any exception, bare `Exception` among them.
+ALLOWED: dict[str, set[str]] = {
+    "src/composer_replication/batch/model_folder.py": {"broad except"},
+    "src/composer_replication/cli/main.py": {"broad except"},
+    "src/composer_replication/batch/load_tokenizer.py": {"broad except"},
+}
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
 # The field uses these words in opposite senses; kl_ts and kl_st say who is compared with whom.
@@ -88,6 +93,9 @@ PLANTED = {
     "from torch import load": "torch.load",
     "AutoModel.from_pretrained(name, trust_remote_code=True)": "trust_remote_code",
     "options = {'trust_remote_code': True}": "trust_remote_code",
+    "AutoModel.from_pretrained(name, trust_remote_code=anything)": "trust_remote_code",
+    "AutoModel.from_pretrained(name)": "trust_remote_code not said",
+    "AutoModel.from_config(config)": "trust_remote_code not said",
     "eval(text)": "eval",
     "exec(code)": "exec",
     "os.system(command)": "system",
@@ -110,6 +118,7 @@ def test_a_planted_violation_is_flagged(source):
     "source",
     [
         "model.eval()",
+        "AutoModel.from_pretrained(name, trust_remote_code=False)",
         "try: ...\nexcept (OSError, ValueError): ...",
         "with contextlib.suppress(FileNotFoundError): ...",
         "safetensors.torch.load_file(path)",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,12 +115,10 @@ def _run_directory(path: Path) -> Generator[RunDir, None, None]:
 
 
 def _show(summary: IngestSummary, run: RunDir, *, as_json: bool) -> None:
-    from composer_replication.canonical_json import encode
-    from composer_replication.cli.console import say, show, table
+    from composer_replication.cli.console import print_json, say, show, table
 
     if as_json:
-        data = {"run": str(run.root), **summary.to_dict()}
-        sys.stdout.write(encode(data, where="summary").decode() + "\n")
+        print_json({"run": str(run.root), **summary.to_dict()})
         return
     formats = [*summary.formats, *([summary.total] if len(summary.formats) > 1 else [])]
     is_sum = len(summary.formats) > 1

@@ -1,6 +1,7 @@
 """`crf`: finds the verb, runs it, and turns what went wrong into a sentence and an exit status.
 
 0: done. 1: it could not be done, and stderr says why. 2: the command was not understood. 130: interrupted.
+What nobody foresaw is a sentence, too; with CRF_DEBUG=1 it is a traceback.
 """
 
 from __future__ import annotations
@@ -33,6 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except (ComposerError, OSError) as error:
         say(f"crf {args.verb}: {error}")
+        return 1
+    except Exception as error:
+        if os.environ.get("CRF_DEBUG"):
+            raise
+        what = str(error).strip().splitlines()
+        say(
+            f"crf {args.verb}: {type(error).__name__}{': ' + what[0] if what else ''}. This was not foreseen: please"
+            " report it, with what CRF_DEBUG=1 in front of the same command prints. Artefacts are written whole or not"
+            " at all, so the run directory is as it was before this step."
+        )
         return 1
 
 

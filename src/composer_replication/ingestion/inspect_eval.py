@@ -39,7 +39,11 @@ from composer_replication.types import Conversation, Origin, Provenance, Role, T
 
 FORMAT = "inspect_eval"
 MAX_MEMBER_BYTES = MAX_LINE_BYTES
-MAX_TOTAL_BYTES = 64 * MAX_LINE_BYTES
+MAX_TOTAL_BYTES = 4 * 2**30  # of one archive; the samples beyond that are left out
+# Decided by the archive's directory, before anything is read: sessions in JSON pack to a tenth or a twentieth, and a
+# file of a few megabytes that claims gigabytes is there to keep a reader busy.
+MAX_RATIO, FREE_BYTES = 50, 64 * 2**20
+MAX_MEMBERS = 100_000
 # What Inspect writes and zipfile can unpack in bounded steps; its newer zstd (93) waits for a newer Python.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _SAMPLE = re.compile(r"samples/[^/\\]+\.json")
@@ -62,9 +66,12 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
     with archive:
         # A name written again replaces what it named before.
         members = {info.filename: info for info in archive.infolist()}
+        samples = [info for name, info in members.items() if _SAMPLE.fullmatch(name)]
+        if (reason := _too_large(archive, samples, source.path)) is not None:
+            report.skip(reason, source.name)
+            return
         left, taken = MAX_TOTAL_BYTES, set[str]()
         header = as_record(as_record(_load(archive, members.get("header.json"), left, source.name, report)).get("eval"))
-        samples = [info for name, info in members.items() if _SAMPLE.fullmatch(name)]
         if not samples:
             report.skip("no samples", source.name)
         for index, info in enumerate(samples):
@@ -74,6 +81,14 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
                 yield from _conversation(sample, header, f"{stem(source.name)}:{index}", source.name, report, taken)
             elif sample is not None:
                 report.skip("sample is not an object", source.name)
+
+
+def _too_large(archive: zipfile.ZipFile, samples: list[zipfile.ZipInfo], path: Path) -> str | None:
+    """Why an archive is left out unread, or None."""
+    if len(archive.infolist()) > MAX_MEMBERS:
+        return f"zip with more than {MAX_MEMBERS:,} members"
+    allowed = max(FREE_BYTES, MAX_RATIO * path.stat().st_size)
+    return "zip that unpacks to too much" if sum(info.file_size for info in samples) > allowed else None
 
 
 def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo | None, left: int, file: str, report: IngestReport) -> Any:

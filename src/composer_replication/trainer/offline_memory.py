@@ -75,7 +75,7 @@ def shape_of(model: Any) -> Shape:
         from transformers import AutoModelForCausalLM
 
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(model)
+            model = AutoModelForCausalLM.from_config(model, trust_remote_code=False)
     whole: Any = model.config
     config = whole.get_text_config()
     linear = [each for name, each in model.named_modules() if isinstance(each, nn.Linear) and "lm_head" not in name]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from composer_replication.batch.model_folder import load_model
 from composer_replication.errors import ConfigError, InputError, MissingExtraError, explain
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.wrapped import is_sharded
@@ -135,14 +136,14 @@ def check_quantization(model: str | nn.Module, peft_config: Any | None) -> None:
 
 
 def _load(name: str, quantization: Quantization, dtype: torch.dtype) -> nn.Module:
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
     options: dict[str, Any] = {"dtype": dtype}
     if quantization == "4bit":
+        from transformers import BitsAndBytesConfig
+
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
         )
-    return AutoModelForCausalLM.from_pretrained(name, **options)
+    return load_model(name, what=f"model {name!r}", **options)

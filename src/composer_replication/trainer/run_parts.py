@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from composer_replication.batch.load_tokenizer import load_tokenizer
+from composer_replication.batch.model_folder import load_config
 from composer_replication.batch.render import Renderer
 from composer_replication.config import CrfConfig
 from composer_replication.config.train_sections import AdapterConfig
-from composer_replication.errors import ConfigError, InputError, explain
+from composer_replication.errors import ConfigError, explain
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import require
 from composer_replication.runs import RunDir
@@ -67,14 +68,7 @@ def tools_of(run: RunDir | None) -> list[dict[str, Any]] | None:
 
 def model_config(name: str) -> Any:
     """The config of the start weights, without the weights."""
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        expected = "a folder or hub name of a causal language model"
-        raise InputError(explain(f"train.model {name!r}", got=lines[0], expected=expected)) from error
+    return load_config(name, what=f"train.model {name!r}")
 
 
 def lora_config(adapter: AdapterConfig) -> Any | None:

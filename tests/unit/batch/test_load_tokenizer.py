@@ -33,7 +33,7 @@ def asked(monkeypatch):
 def test_a_models_name_is_looked_for_here_first_and_then_on_the_network(asked):
     with pytest.raises(InputError, match=r"no folder of that name, and no model that is cached .*couldn't connect\.\)"):
         load_tokenizer("owner/model")
-    assert asked == [{"local_files_only": True}, {}]
+    assert asked == [{"trust_remote_code": False, "local_files_only": True}, {"trust_remote_code": False}]
 
 
 @pytest.mark.parametrize("name", ["nowhere/", "./nowhere", "../a", "/no/where", "~/x", "a/b/c", ""])
@@ -42,7 +42,7 @@ def test_a_path_is_never_asked_of_the_network(asked, name):
         InputError, match=r"got no folder of that name, expected a tokenizer that loads\. Pass a folder"
     ):
         load_tokenizer(name)
-    assert asked == [{"local_files_only": True}]
+    assert asked == [{"trust_remote_code": False, "local_files_only": True}]
 
 
 @pytest.mark.parametrize("text", [None, '{"a": 1}', '{"a": '])

@@ -119,6 +119,22 @@ def test_large_members_cost_only_themselves(tmp_path, monkeypatch):
     assert report.skipped["zip member too large"] == 1
 
 
+def test_an_archive_that_bursts_is_left_out_unread(tmp_path, monkeypatch):
+    """A megabyte of blanks packs to a kilobyte; 65 of them are more than fifty times their archive."""
+    blanks, opened = b'{"messages": []' + b" " * 2**20 + b"}", []
+    data = _zip(*[blanks] * 65)
+    monkeypatch.setattr(zipfile.ZipFile, "open", lambda self, *args, **named: opened.append(args))
+    conversations, report = _read(tmp_path, data)
+    assert (conversations, opened) == ([], [])
+    assert report.skipped == {"zip that unpacks to too much": 1}
+
+
+def test_an_archive_of_too_many_members_is_left_out_unread(tmp_path, monkeypatch):
+    monkeypatch.setattr(inspect_eval, "MAX_MEMBERS", 4)
+    conversations, report = _read(tmp_path, _zip(SAMPLE, SAMPLE, SAMPLE))
+    assert (conversations, report.skipped) == ([], {"zip with more than 4 members": 1})
+
+
 def test_unreadable_compression_is_counted(tmp_path):
     data = bytearray(_zip(SAMPLE, {**SAMPLE, "uuid": "u-2"}))
     with zipfile.ZipFile(io.BytesIO(data)) as archive:

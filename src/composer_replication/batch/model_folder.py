@@ -1,0 +1,86 @@
+"""Tokenizer, config and weights of a model that somebody else made: read as data, none of its code is run.
+
+A folder can name Python files of its own (`auto_map`), and transformers asks on the terminal whether to run them unless
+it is told not to. Everything here is loaded with `trust_remote_code=False`, and files that are read stay in the folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+from composer_replication.errors import ComposerError, InputError, explain
+
+_LARGEST_INDEX = 64 << 20  # bytes; the index of the largest published models has 10 MB
+
+
+def load_config(name: str, *, what: str) -> Any:
+    """The config of a model, without its weights; `what` says where the name was given."""
+    from transformers import AutoConfig
+
+    with reading(name, what):
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+
+
+def load_model(name: str, *, what: str, **options: Any) -> Any:
+    """A causal language model; `options` as `from_pretrained` takes them."""
+    from transformers import AutoModelForCausalLM
+
+    with reading(name, what):
+        return AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False, use_safetensors=True, **options)
+
+
+@contextmanager
+def reading(name: str, what: str) -> Iterator[None]:
+    """Whatever a broken or hostile folder makes a library raise is one error that names the folder.
+
+    This `except` is broad: tokenizers raises bare `Exception`, safetensors and the hub classes of their own, and an odd
+    config any of a dozen.
+    """
+    try:
+        check_index_files(name)
+        yield
+    except ComposerError:
+        raise
+    except MemoryError as error:
+        got = f"{name!r}, which asks for more memory than there is"
+        raise InputError(explain(what, got=got, expected="a model that fits")) from error
+    except Exception as error:
+        fix = "Files of its own code are never run; what transformers itself cannot load cannot be used here."
+        got = f"{name!r}: {first_line(error)}"
+        expected = "a folder or hub name of a causal language model that transformers knows"
+        raise InputError(explain(what, got=got, expected=expected, fix=fix)) from error
+
+
+def check_index_files(name: str) -> None:
+    """The files that an index of shards names lie in the folder itself."""
+    folder = Path(name)
+    if not name or not folder.is_dir():
+        return
+    for index in sorted(folder.glob("*.index.json")):
+        if index.stat().st_size > _LARGEST_INDEX:
+            got = f"{index.stat().st_size:,} bytes"
+            raise InputError(explain(str(index), got=got, expected=f"at most {_LARGEST_INDEX:,}"))
+        for shard in sorted(_shards(index)):
+            if PurePosixPath(shard).name != shard or "\\" in shard or shard in ("", ".", ".."):
+                fix = "Do not use this folder: its index reads files from elsewhere."
+                expected = "names of files in the same folder"
+                raise InputError(explain(f"{index.name} of {name!r}", got=repr(shard), expected=expected, fix=fix))
+
+
+def _shards(index: Path) -> set[str]:
+    try:
+        held: Any = json.loads(index.read_bytes())
+        return {str(each) for each in cast("dict[str, object]", held["weight_map"]).values()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        expected = "JSON with a weight_map"
+        raise InputError(explain(str(index), got=first_line(error), expected=expected)) from error
+
+
+def first_line(error: BaseException | None) -> str:
+    """What an error of a library says, short enough for a sentence."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip(' :')}" if lines else type(error).__name__

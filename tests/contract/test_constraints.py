@@ -1,0 +1,44 @@
+"""What is installed is what was tested: every dependency pinned, every file of it known by its hash."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+from repository import ROOT
+
+PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
+# They have environments of their own (constraints/replaysim.txt), or none here: kingfisher is an optional scanner.
+ELSEWHERE = {"replaysim", "privacy"}
+
+
+def pins(*files: str) -> dict[str, str]:
+    found = {}
+    for file in files:
+        found |= {normal(name): version for name, version in PIN.findall((ROOT / "constraints" / file).read_text())}
+    return found
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_direct_dependency_is_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(each for name in extras if name not in ELSEWHERE for each in extras[name])]
+    names = {normal(re.split(r"[\s<>=!~;\[]", each, maxsplit=1)[0]) for each in wanted} - {"composer-replication"}
+    assert names - pins("main.txt").keys() == set()
+
+
+def test_every_pin_but_torchs_has_hashes():
+    assert pins("main.txt").keys() - pins("main.hashes.txt", "triton.hashes.txt").keys() == {"torch"}
+    assert pins("main.hashes.txt", "triton.hashes.txt").items() <= pins("main.txt").items()
+
+
+def test_every_pinned_file_has_a_whole_hash():
+    for file in ("main.hashes.txt", "triton.hashes.txt"):
+        text = (ROOT / "constraints" / file).read_text()
+        assert len(re.findall(r"--hash=sha256:[0-9a-f]{64}\b", text)) >= len(PIN.findall(text))
+        for block in re.split(r"\n(?=[A-Za-z])", text.strip()):
+            assert "--hash=sha256:" in block, block.splitlines()[0]

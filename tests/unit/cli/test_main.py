@@ -1,0 +1,52 @@
+"""The command's own boundary: whatever happens below is a sentence and an exit status, never a traceback."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer_replication.cli import main as command
+from composer_replication.cli import sites
+
+UNFORESEEN = [
+    sqlite3.DatabaseError("file is not a database\nmore"),
+    RuntimeError(),
+    KeyError("x"),
+    RecursionError("deep"),
+]
+
+
+@pytest.mark.parametrize("error", UNFORESEEN, ids=lambda error: type(error).__name__)
+def test_what_nobody_foresaw_is_a_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_args: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(sites, "run", fails)
+    monkeypatch.delenv("CRF_DEBUG", raising=False)
+    assert command.main(["sites", "run"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"crf sites: {type(error).__name__}")
+    assert "Traceback" not in told.err
+    assert "CRF_DEBUG=1" in told.err
+    assert told.err.count("\n") == 1
+    monkeypatch.setenv("CRF_DEBUG", "1")
+    with pytest.raises(type(error)):
+        command.main(["sites", "run"])
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(30, "Read-only file system")])
+def test_a_disk_that_takes_nothing_is_named(
+    error: OSError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fails(_args: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(sites, "run", fails)
+    assert command.main(["sites", str(tmp_path)]) == 1
+    assert str(error.strerror) in capsys.readouterr().err
