@@ -69,11 +69,12 @@ def test_log_probs_of_a_sequence_do_not_depend_on_what_it_is_padded_beside(world
 
 
 def test_the_model_makes_the_good_calls_and_the_erring_ones_by_itself(world):
-    """A good call that the model would not make has no log-prob to lose."""
+    """A call that the model would not make has no log-prob to lose. This world obeys one rule, of the mode, by half."""
     split = world.split(0, NUM_SESSIONS, num_tasks_before=1)
     found = call_logprobs(world.model, [probe(world, each) for sessions in split for each in sessions])
-    assert float((found.good_call.exp() > 0.5).double().mean()) > 0.9
-    assert float((found.erring_call.exp() > 0.5).double().mean()) > 0.9
+    for logprobs in (found.good_call, found.erring_call):
+        assert int((logprobs.exp() > 0.4).sum()) >= len(logprobs) - 2
+        assert float(logprobs.exp().mean()) > 0.6
 
 
 def test_the_interval_is_students_over_worlds_not_over_runs():
