@@ -19,7 +19,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from composer_replication.hint_generator import dispatch
+from composer_replication.hint_generator import HintContext, dispatch
 
 THINGS = ("amber", "basil", "coral", "dune", "ember", "flint", "grove", "heron", "jade", "moss", "opal", "pine")
 TOOLS = ("Bash", "Glob", "Read")
@@ -82,7 +82,7 @@ class Task:
     def hint(self) -> str:
         """As the hint generator words it."""
         if self.kind == "cmd_not_found":
-            facts: dict[str, Any] = {"program": self.wrong}
+            facts: HintContext = {"program": self.wrong}
         else:
             facts = {"tool_name": self.wrong, "available_tools": list(TOOLS)}
         return dispatch(self.kind, facts) or ""

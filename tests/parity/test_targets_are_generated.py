@@ -57,7 +57,7 @@ def judged(session, student: Path, *, whole: bool = True, tools: bool = True) ->
         row = rows.to_row(session.conversation)
         run.write_jsonl("conversations", [row], schema=rows.SCHEMA, version=rows.VERSION, settings=settings_)
         if tools:
-            run.write_jsonl("tools", _TOOLS, schema="tool", version=1, sources=["conversations"])
+            run.write_jsonl("tools", _TOOLS, schema="tool", version=2, sources=["conversations"])
         kept = [run_sites.to_row(site, hint) for site, hint in session.sites]
         run.write_jsonl("sites", kept, schema=run_sites.SCHEMA, version=run_sites.VERSION, sources=["conversations"])
         write_pairs(run, session.pairs)

@@ -56,6 +56,11 @@ def rejected_turn_ids(session: LoggedSession) -> set[str]:
     return {asked[pair.turn_number] for pair in session.pairs if 0 <= pair.turn_number < len(asked)}
 
 
+def taught_otherwise(session: LoggedSession) -> set[str]:
+    """Turns that channel 2 or 3 moves the model away from: never a target of channel 1, whatever is asked for."""
+    return rejected_turn_ids(session) | {site.turn_id for site, _ in session.sites if site.is_kept}
+
+
 class _Against:
     def __init__(self, session: LoggedSession, work_failures: bool) -> None:
         self._turns, self._work_failures = session.conversation.turns, work_failures

@@ -87,9 +87,10 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         opened = run if isinstance(run, RunDir) else RunDir.open(run)
         settings.setdefault("use_pairs", has_artefact(opened, "pairs"))
         chosen = WindowSettings(budget=budget, **settings)
-        needs_sites = chosen.use_sites or chosen.responses == "good"
+        has_sites = chosen.responses == "all" and has_artefact(opened, "sites")
+        needs_sites = chosen.use_sites or chosen.responses == "good" or has_sites
         # A turn that a pair rejects is not a good one, whether or not channel 3 is on.
-        needs_pairs = chosen.use_pairs or (chosen.responses == "good" and is_current(opened, "pairs"))
+        needs_pairs = chosen.use_pairs or (chosen.responses != "none" and is_current(opened, "pairs"))
         source = SessionsOfRun(opened, with_sites=needs_sites, with_pairs=needs_pairs)
         return cls(source, renderer, chosen, only=only, pack=pack)
 

@@ -23,7 +23,7 @@ from composer_replication.objective.components import CHANNELS
 from composer_replication.objective.session_batch import Part, session_batches
 from composer_replication.objective.session_records import SiteHint, TokenPair
 from composer_replication.objective.wrong_hints import wrong_hints
-from composer_replication.trainer.good_turns import good_turns
+from composer_replication.trainer.good_turns import good_turns, taught_otherwise
 from composer_replication.trainer.offline_source import LoggedPair, LoggedSession
 from composer_replication.trainer.offline_windows import StoredWindow, store_window
 from composer_replication.types import Conversation, ErrorSite
@@ -44,9 +44,10 @@ class WindowSettings:
     """How sessions are cut and what is taken from them.
 
     `responses` are the turns of channel 1: those that nothing speaks against (`good`, see `good_turns`, which also
-    reads `work_failures`), all of the model's own, or none. Turns that were copied from another conversation are never
-    among them. `use_sites` and `use_pairs` switch channels 2 and 3. With `contrast` a site also has the hint of a site
-    of another kind, as a wrong one. The rest is that of `session_batches`.
+    reads `work_failures`), all of the model's own that no pair rejects and no kept site blames, or none. Turns that
+    were copied from another conversation are never among them. `use_sites` and `use_pairs` switch channels 2 and 3.
+    With `contrast` a site also has the hint of a site of another kind, as a wrong one. The rest is that of
+    `session_batches`.
     """
 
     budget: int
@@ -169,7 +170,8 @@ class WindowMaker:
         if self.settings.responses == "none":
             return frozenset()
         if self.settings.responses == "all":
-            return frozenset(turn.id for turn in session.conversation.turns if turn.origin == "model")
+            own = {turn.id for turn in session.conversation.turns if turn.origin == "model"}
+            return frozenset(own - taught_otherwise(session))
         found = good_turns(session, work_failures=self.settings.work_failures)
         self.counts.update(model_turns=len(found.good) + len(found.not_good), good_turns=len(found.good))
         self.drops.update(f"{_RESPONSES}: {reason}" for reason in found.not_good.values())

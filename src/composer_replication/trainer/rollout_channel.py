@@ -21,7 +21,7 @@ from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.loss.linear import LinearHead, linear_token_logprobs
 from composer_replication.objective.channels import Channel, Options, hint_channel, in_head_dtype
 from composer_replication.objective.forward import tree_hidden_states
-from composer_replication.objective.model_head import causal_lm_of, head_of
+from composer_replication.objective.model_head import causal_lm_of, decoder_of, head_of
 from composer_replication.objective.row_weighting import Contrast, HintTargets
 from composer_replication.objective.teachers import Teacher, models_of, teacher_rows
 from composer_replication.objective.wrapped import agreed_most
@@ -185,7 +185,7 @@ class RolloutChannel:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """While the policy's loss is computed; the body must run exactly once."""
-        body: nn.Module = causal_lm_of(self._model).get_decoder()
+        body: nn.Module = decoder_of(causal_lm_of(self._model))
         handle = body.register_forward_hook(self._hear)
         try:
             yield

@@ -74,7 +74,7 @@ def sessions_of(*numbers, budget=512, made=None, **options) -> LoggedSessions:
 
 def write_run(folder, sessions):
     run = RunDir.create(folder)
-    run.write_jsonl("conversations", (to_row(s.conversation) for s in sessions), schema="conversation", version=1)
+    run.write_jsonl("conversations", (to_row(s.conversation) for s in sessions), schema="conversation", version=2)
     sites = (run_sites.to_row(*each) for s in sessions for each in s.sites)
     run.write_jsonl("sites", sites, schema="error_site", version=1, sources=["conversations"])
     pairs = (

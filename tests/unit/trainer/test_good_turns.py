@@ -123,7 +123,8 @@ def test_a_turn_that_speaks_behind_its_call_is_no_target_of_any_channel():
         "trace_replay_dpo: text_follows_call",
     }
     assert found.counts["good_turns"] == 2
-    assert sessions_of(made=[odd], responses="all").drops["lm_ce: text_follows_call"] == 1
+    only_said = replace(odd, sites=[], pairs=[])
+    assert sessions_of(made=[only_said], responses="all").drops["lm_ce: text_follows_call"] == 1
 
 
 def test_pairs_of_the_run_keep_their_turns_out_of_channel_one_where_channel_three_is_off(tmp_path):

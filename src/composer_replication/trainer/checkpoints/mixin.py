@@ -9,6 +9,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.trainer.checkpoints.data_cursor import DataCursor, restore_samplers
 from composer_replication.trainer.checkpoints.identity import model_identity
 from composer_replication.trainer.checkpoints.manifest import check_manifest, read_manifest, write_manifest
@@ -215,7 +216,13 @@ class SafeCheckpoints(_Trainer):
         load_optimiser_tree(self.model_wrapped, self.optimizer, load_tree(folder, "optimizer"))
         self.lr_scheduler.load_state_dict(load_tree(folder, "scheduler"))
         self._resumed_cursor = load_tree(folder, f"cursor-{number}")
-        self.load_extra_state(load_tree(folder, f"extra-{number}"))
+        try:
+            self.load_extra_state(load_tree(folder, f"extra-{number}"))
+        except KeyError as error:
+            fix = "Go on with the version that saved it, or begin anew in another folder."
+            got = f"no {error} among what it remembers"
+            expected = "a checkpoint of this version"
+            raise StaleArtefactError(explain(str(folder), got=got, expected=expected, fix=fix)) from error
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         scaler: Any = getattr(self.accelerator, "scaler", None)
