@@ -85,3 +85,13 @@ def test_hybrids_are_rejected_with_and_without_their_config(monkeypatch, name, d
     because = why_flat(model, tree)
     assert "other tokens in one branch change" in because or "Error" in because
     assert tree_hidden_states(model, tree).kind is None
+
+
+def test_a_deep_model_in_half_precision_keeps_the_fastest_kernels():
+    """Two dozen layers add up to more rounding in branches than in a trunk that runs by the sequence's own kernel."""
+    config = Qwen2Config(**SIZE | {"num_hidden_layers": 24, "hidden_size": 512, "intermediate_size": 1024})
+    config._attn_implementation = "sdpa"
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).to("cuda", torch.bfloat16).eval()
+    got = tree_hidden_states(model, session(3000))
+    assert (got.kind, got.flat_because) == ("flash", None)
