@@ -7,6 +7,7 @@ offsets, and nothing of `batch/` (benchmarks/session_oracle.py). The judge itsel
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import real_logs
+from composer_replication.errors import AlignmentError
 from composer_replication.hint_generator import run_sites
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.runs import RunDir
@@ -31,6 +33,8 @@ from target_runs import BatchRuns
 from template_oracle import MARK, Student
 
 FAMILIES = [*STUDENTS]
+REFUSED = "gemma4_late_like"
+"""It shows a result inside the turn that comes after it: a run with such a template stops, and names it."""
 WHOLE = ("train.batch.budget=65536",)
 CUT = ("train.batch.budget=192", "train.batch.overlap=48")
 _TOOLS = [
@@ -40,7 +44,11 @@ _TOOLS = [
 KNOWN: dict[str, Student] = {}
 """What was read of each tokenizer."""
 pytestmark = pytest.mark.timeout(1800)
-quick = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+# Each session is batched, and every turn of it rendered by the judge: a tenth of a second.
+NUM_EXAMPLES = 300 if os.environ.get("CRF_TEST_PROFILE") == "full" else 15
+quick = settings(
+    max_examples=NUM_EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +71,12 @@ def judged(session, student: Path, *, whole: bool = True, tools: bool = True) ->
         write_pairs(run, session.pairs)
         overrides = WHOLE if whole else CUT
         options = {"student_names": [STUDENT, str(student)], "whole": whole, "sample": None, "students": KNOWN}
-        return judge_run(run, student, pairs=session.pairs, overrides=overrides, **options)
+        try:
+            return judge_run(run, student, pairs=session.pairs, overrides=overrides, **options)
+        except AlignmentError as error:  # the run stops, and trains nothing
+            if not student.parent.name.startswith(REFUSED) or "text of another message" not in str(error):
+                raise
+            return Tally()
 
 
 def blamed(tally: Tally) -> str:
@@ -109,13 +122,14 @@ def plain_session(*, flag: bool | None = False) -> Session:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_good_turn_is_a_target_once(family, students):
+def test_every_good_turn_is_a_target_once(family, students, note):
     """The property would hold of a trainer that trains nothing."""
+    if family == FAMILIES[0]:
+        note(f"targets are generated: {NUM_EXAMPLES} sessions a property and template (make test-full: 300)")
     session = RandomSession(plain_session().conversation(), [], [])
     tally = judged(session, students[family])
     assert not tally.violations, blamed(tally)
-    if family != "gemma4_late_like":  # its turns after a result have no prompt: they may be left out, by name
-        assert tally.runs == {"good turn": 4}
+    assert tally.runs == ({} if family == REFUSED else {"good turn": 4})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -125,7 +139,7 @@ def test_sites_and_pairs_are_targets_of_their_channels(family, students):
     session = RandomSession(conversation, [site_of(conversation.turns[1], "Look first.")], [Pair("s", 2, answer)])
     tally = judged(session, students[family])
     assert not tally.violations, blamed(tally)
-    if family != "gemma4_late_like":
+    if family != REFUSED:
         assert tally.runs == {"good turn": 2, "student": 1, "teacher": 1, "chosen": 1, "rejected": 1}
 
 
