@@ -46,6 +46,15 @@ def text_follows_call(turn: Turn) -> bool:
     return False
 
 
+def thinking_comes_late(turn: Turn) -> bool:
+    """Whether a thought of the turn comes behind its text or a call; templates show thinking first."""
+    blocks: Any = turn.extra.get("blocks")
+    if not turn.thinking.strip() or not _fits(blocks, turn):
+        return False
+    kinds = [kind for kind, size in blocks if kind == "call" or size]
+    return "thinking" in kinds[next((at for at, kind in enumerate(kinds) if kind != "thinking"), len(kinds)) :]
+
+
 def recut_blocks(turn: Turn, text: str, thinking: str) -> dict[str, Any]:
     """`turn.extra` for new texts, which differ within lines: their pieces end at the same newlines as before.
 

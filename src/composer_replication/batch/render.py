@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.actions.write import text_follows_call
+from composer_replication.actions.write import text_follows_call, thinking_comes_late
 from composer_replication.batch.dialect import read_dialect
 from composer_replication.batch.encode import PieceEncoder
 from composer_replication.batch.escape import ProtectedTokens
@@ -20,12 +20,12 @@ from composer_replication.batch.pieces import Cutter, TurnPiece
 from composer_replication.batch.templates import ChatTemplate, prefix_preserving, template_source
 from composer_replication.batch.thinking import Outcome, ThinkingRules
 from composer_replication.errors import AlignmentError, InputError, explain
-from composer_replication.types import Conversation
+from composer_replication.types import Conversation, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TEXT_FOLLOWS_CALL = "text_follows_call"
+TEXT_FOLLOWS_CALL, THINKING_COMES_LATE, WITHOUT_ANSWER = "text_follows_call", "thinking_comes_late", "without_answer"
 """Templates write a turn's text before its calls: such a turn would be learned in an order it was not written in."""
 
 
@@ -201,7 +201,7 @@ class Renderer:
             is_verbatim=bool(piece.turn.token_ids),
             thinking=piece.thinking,
             has_empty_thought=piece.has_empty_thought,
-            no_target=TEXT_FOLLOWS_CALL if not piece.turn.token_ids and text_follows_call(piece.turn) else "",
+            no_target=why_no_target(piece.turn, piece.thinking),
         )
 
     def _call_tokens(self, piece: TurnPiece, own_ids: list[int]) -> tuple[int | None, int | None]:
@@ -216,6 +216,19 @@ class Renderer:
         if opening not in self.encoder.protected_ids or opening not in sampled:
             return None, None
         return sampled.index(opening), len(sampled) - int(sampled[-1] in self._stop_ids)
+
+
+def why_no_target(turn: Turn, thinking: Outcome) -> str:
+    """Why no channel learns a turn as a template shows it, or nothing; sampled ids are what they are."""
+    is_shown = thinking in ("target", "context")
+    if turn.token_ids:
+        return ""
+    if text_follows_call(turn):
+        return TEXT_FOLLOWS_CALL
+    if is_shown and thinking_comes_late(turn):
+        return THINKING_COMES_LATE
+    has_answer = turn.calls or turn.text.strip() or thinking == "target"
+    return "" if has_answer else WITHOUT_ANSWER
 
 
 def thinking_counts(sequences: Sequence[RenderedSequence]) -> Counter[str]:

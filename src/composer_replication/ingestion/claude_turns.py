@@ -133,7 +133,7 @@ class TurnBuilder:
     def _add_assistant(self, node: Node) -> None:
         draft = self._assistants.get(node.message_key)
         if draft is None:
-            draft = _Draft(node.message_key, "assistant", "model", node)
+            draft = _Draft(node.message_key, "assistant", _writer(node), node)
             self._assistants[node.message_key] = draft
             self._drafts.append(draft)
             draft.unseen = tuple(self._unseen)
@@ -192,6 +192,12 @@ class TurnBuilder:
                 last.images += images_in(content)
         if node.agent is not None:
             last.agents[found[0].call_id] = node.agent
+
+
+def _writer(node: Node) -> Origin:
+    """Who wrote an assistant's message: some are the harness's own words ("API Error", "No response requested.")."""
+    is_harness = node.message.get("model") == "<synthetic>" or node.record.get("isApiErrorMessage") is True
+    return "meta" if is_harness else "model"
 
 
 def _origin(node: Node) -> Origin:

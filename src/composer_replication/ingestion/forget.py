@@ -58,7 +58,8 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
     derived = [name for name in ARTEFACTS if name not in _OURS and run.path(name).exists()]
     filtered, answers = _filtered(run, derived), None
     if _STORE in derived:
-        answers = count_answers(run.path(_STORE), {identity for identity, _, _ in links if identity not in chosen})
+        alive = {identity for identity, _, _ in links} - chosen
+        answers = count_answers(run.path(_STORE), alive, chosen)
     return Forgetting(
         conversations=tuple(identity for identity, _, _ in links if identity in chosen),
         filtered=filtered,

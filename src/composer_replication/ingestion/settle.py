@@ -45,10 +45,10 @@ _Place = tuple[int, int]
 
 
 class _Along(NamedTuple):
-    """A conversation that may be a copy: its marks turn by turn, and the ids of its turns."""
+    """A conversation that may be a copy: its marks turn by turn, and the turns themselves."""
 
     marks: list[str]
-    turns: list[str]
+    turns: list[Row]
 
     def goes_on_from(self, other: _Along) -> bool:
         """Whether the other is its beginning; of a live log's last message only a part may have been there yet."""
@@ -57,7 +57,18 @@ class _Along(NamedTuple):
         if other.marks[-1] in self.marks:
             return True
         at = len(other.marks) - 1
-        return at > 0 and self.marks[at - 1] == other.marks[at - 1] and self.turns[at] == other.turns[at]
+        return at > 0 and self.marks[at - 1] == other.marks[at - 1] and _is_part(other.turns[at], self.turns[at])
+
+
+def _is_part(turn: Row, whole: Row) -> bool:
+    """Whether a message was not finished yet; another answer to the same question is another session."""
+    return (
+        turn["id"] == whole["id"]
+        and whole["text"].startswith(turn["text"])
+        and whole["thinking"].startswith(turn["thinking"])
+        and whole["calls"][: len(turn["calls"])] == turn["calls"]
+        and whole["results"][: len(turn["results"])] == turn["results"]
+    )
 
 
 def _copies(gathered: Gathered) -> dict[int, str]:
@@ -93,7 +104,7 @@ def _along_shared(gathered: Gathered, shared: dict[str, list[_Place]]) -> dict[_
     for number, index in (place for places in shared.values() for place in places):
         wanted.setdefault(number, set()).add(index)
     return {
-        (number, index): _Along(list(marks_along(row)), [turn["id"] for turn in row["turns"]])
+        (number, index): _Along(list(marks_along(row)), row["turns"])
         for number in sorted(wanted)
         for index, row in enumerate(gathered.rows_of(gathered.families[number]))
         if index in wanted[number]

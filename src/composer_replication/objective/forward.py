@@ -19,7 +19,7 @@ from composer_replication.batch.tree_attention import Kind, usual_attention
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.tree_passes import compute_dtype, masked, run_sequences, run_tree
 from composer_replication.objective.tree_rules import check_positions, shortest_window, why_never
-from composer_replication.objective.tree_trial import Verdict, try_tree
+from composer_replication.objective.tree_trial import ENOUGH_ROWS, Verdict, rows_that_tell, try_tree
 from composer_replication.objective.wrapped import agreed_most, inside_forward
 
 _REPLACEABLE = ("sdpa", "flash", "flex")
@@ -41,6 +41,7 @@ class _Tried(NamedTuple):
     verdict: Verdict
     length: int
     path: int
+    has_told: bool  # of slots, which takes more than a few rows of branches
 
 
 _tried: WeakKeyDictionary[nn.Module, dict[str, _Tried]] = WeakKeyDictionary()
@@ -110,6 +111,8 @@ def _tested(model: nn.Module, body: Any, tree: TokenTree, length: int, path: int
     if before is not None:
         fits = length <= before.length and path <= before.path
         too_long = _too_long(tree, path, before.verdict.window)
+        if fits and before.verdict.kind is not None and not before.has_told:  # a few rows say little about slots
+            fits = not _tells(model, tree)
         if fits or too_long is not None or before.verdict.kind is None:
             return before.verdict
         length, path = max(length, before.length), max(path, before.path)
@@ -117,8 +120,13 @@ def _tested(model: nn.Module, body: Any, tree: TokenTree, length: int, path: int
     # Another tree may fit into the window, and on a few tokens in half precision even a good model may seem to fail.
     is_final = path >= _ENOUGH_TO_FAIL and _too_long(tree, path, verdict.window) is None
     if verdict.kind is not None or is_final:
-        known[setting] = _Tried(verdict, length, path)
+        known[setting] = _Tried(verdict, length, path, _tells(model, tree))
     return verdict
+
+
+def _tells(model: nn.Module, tree: TokenTree) -> bool:
+    """Whether the branches that are run by themselves have rows enough, on any process, to tell slots from rounding."""
+    return agreed_most([model], [rows_that_tell(tree)])[0] >= ENOUGH_ROWS
 
 
 def dropout_on(body: nn.Module) -> bool:

@@ -37,7 +37,7 @@ _REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, A
 _BRANCHES = 2
 _TIMES_TRUNK = 4.0
 # In half precision a token on the edge of two experts goes either way; so few rows would say nothing.
-_ENOUGH_ROWS = 16
+ENOUGH_ROWS = 16
 
 
 class Verdict(NamedTuple):
@@ -167,9 +167,8 @@ def _counts_slots(model: nn.Module, body: Any, ran: _Pass) -> str | None:
     (trunk, *branches), rows = ran.alone, ran.rows
     noise = _usual_gap(trunk, rows, 0)
     gaps = [_usual_gap(each, rows, _shared(trunk.sequence, each.sequence)) for each in branches]
-    own_rows = sum(each.sequence.numel() - _shared(trunk.sequence, each.sequence) for each in branches)
     half = compute_dtype(body) in (torch.float16, torch.bfloat16)
-    if half and own_rows < _ENOUGH_ROWS:
+    if half and rows_that_tell(ran.given.tree) < ENOUGH_ROWS:
         return None
     if noise > (0.1 if half else 1e-3):
         return f"rows of the trunk itself differ from those of its sequence by {noise:.1e} of their size"
@@ -184,6 +183,12 @@ def _counts_slots(model: nn.Module, body: Any, ran: _Pass) -> str | None:
     return (
         f"rows of a branch differ from those of its sequence by {worst:.1e} of their size, of the trunk by {noise:.1e}"
     )
+
+
+def rows_that_tell(tree: TokenTree) -> int:
+    """Rows that the branches which are run by themselves do not share with the trunk."""
+    trunk, *branches = _trunk_and_branches(tree)
+    return sum(each.numel() - _shared(trunk, each) for each in branches)
 
 
 def _noise_of_branches(body: Any, ran: _Pass, trunk: _Alone) -> float:

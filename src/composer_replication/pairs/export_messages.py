@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 from composer_replication.actions.calls import tool_call
 from composer_replication.actions.parse import parse_action_text
 from composer_replication.errors import InputError, explain
+from composer_replication.pairs.parse_reply import without_thought
 from composer_replication.types import Message, ToolCall
 
 Arguments = Literal["object", "text"]
@@ -32,6 +33,7 @@ def answer_messages(actions: Sequence[str], arguments: Arguments) -> list[Messag
     if not all("reasoning_content" in message for message in messages):
         for message in messages:
             message.pop("reasoning_content", None)
+            message["content"] = without_thought(str(message["content"]))
     return messages
 
 

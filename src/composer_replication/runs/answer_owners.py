@@ -16,7 +16,11 @@ TABLE = (
     "CREATE TABLE IF NOT EXISTS reply_owners (key BLOB NOT NULL, session TEXT NOT NULL, PRIMARY KEY (key, session)) "
     "WITHOUT ROWID;"
 )
-_UNOWNED = "SELECT COUNT(*) FROM replies WHERE key NOT IN (SELECT key FROM reply_owners)"
+# A session that was compacted or went on under another name has other ids than when it was asked for: nobody's, too.
+_UNOWNED = (
+    "SELECT COUNT(*) FROM replies WHERE key NOT IN (SELECT key FROM reply_owners JOIN alive USING (session)) "
+    "AND key NOT IN (SELECT key FROM reply_owners JOIN forgotten USING (session))"
+)
 _KEPT = "SELECT COUNT(*) FROM replies WHERE key IN (SELECT key FROM reply_owners JOIN alive USING (session))"
 _DROP = "DELETE FROM replies WHERE key NOT IN (SELECT key FROM reply_owners JOIN alive USING (session))"
 
@@ -38,10 +42,10 @@ def ascribe(connection: sqlite3.Connection, key: bytes, session: str) -> None:
         connection.execute("INSERT OR IGNORE INTO reply_owners VALUES (?, ?)", row)
 
 
-def count_answers(path: Path, alive: Set[str]) -> AnswersOfRun | None:
-    """What would stay if only these sessions did; None where the file is no store of answers. Nothing is changed."""
+def count_answers(path: Path, alive: Set[str], forgotten: Set[str]) -> AnswersOfRun | None:
+    """What would stay without the forgotten sessions; None where the file is no store. Nothing is changed."""
     try:
-        with _opened(path, alive) as connection:
+        with _opened(path, alive, forgotten) as connection:
             return _count(connection)
     except sqlite3.DatabaseError:
         return None
@@ -66,12 +70,13 @@ def _count(connection: sqlite3.Connection) -> AnswersOfRun:
 
 
 @contextmanager
-def _opened(path: Path, alive: Set[str]) -> Generator[sqlite3.Connection]:
+def _opened(path: Path, alive: Set[str], forgotten: Set[str] = frozenset()) -> Generator[sqlite3.Connection]:
     connection = sqlite3.connect(path, isolation_level=None, timeout=60)
     try:
         connection.execute("PRAGMA temp_store = MEMORY")
-        connection.execute("CREATE TEMP TABLE alive (session TEXT PRIMARY KEY)")
-        connection.executemany("INSERT INTO alive VALUES (?)", ((each,) for each in sorted(alive)))
+        for name, sessions in (("alive", alive), ("forgotten", forgotten)):
+            connection.execute(f"CREATE TEMP TABLE {name} (session TEXT PRIMARY KEY)")
+            connection.executemany(f"INSERT INTO {name} VALUES (?)", ((each,) for each in sorted(sessions)))  # noqa: S608
         yield connection
     finally:
         connection.close()

@@ -79,7 +79,8 @@ def run_turns(run: RunDir, which: Which) -> Iterator[StateOfTurn]:
     for conversation in read_conversations(run):
         shown = tools.get(conversation.format)
         for index, (messages, turn) in enumerate(states(conversation, max_history_tokens=which.max_history_tokens)):
-            if wanted is not None and (conversation.id, turn.id) not in wanted:
+            is_wanted = wanted is None or (conversation.id, turn.id) in wanted
+            if turn.origin == "meta" or not is_wanted:  # what the harness wrote in the model's place is nobody's action
                 continue
             if which.limit is not None and number >= which.limit:
                 return

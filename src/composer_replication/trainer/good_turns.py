@@ -69,7 +69,7 @@ class _Against:
         for site, _ in session.sites:
             if site.kind != NO_FAILURE:  # looked like one, and is none
                 self._sites[site.turn_id].append(site)
-        self._flagged = {each.call_id for turn in self._turns for each in turn.results if each.is_error}
+        self._flagged = _failed_calls(self._turns)
 
     def reasons(self) -> Iterator[tuple[Turn, str]]:
         """Each of the model's turns with the first reason against it, or an empty one."""
@@ -93,7 +93,7 @@ class _Against:
             elif not self._work_failures:
                 yield FAILED_AS_WORK
         explained = {site.call_id for site in sites}
-        if any(call.id in self._flagged - explained for call in turn.calls):
+        if any((turn.id, call.id) in self._flagged and call.id not in explained for call in turn.calls):
             yield FAILED
 
     def _is_interrupted(self, number: int) -> bool:
@@ -102,6 +102,16 @@ class _Against:
             if turn.role == "user" and turn.text.lstrip().startswith(_INTERRUPTION):
                 return True
         return False
+
+
+def _failed_calls(turns: Sequence[Turn]) -> set[tuple[str, str]]:
+    """(turn, call) of results marked as failed; some logs use an id again, and then the latest call of it is meant."""
+    caller: dict[str, str] = {}
+    found: set[tuple[str, str]] = set()
+    for turn in turns:
+        caller |= {call.id: turn.id for call in turn.calls}
+        found |= {(caller.get(each.call_id, ""), each.call_id) for each in turn.results if each.is_error}
+    return found
 
 
 def _up_to_next_answer(turns: Sequence[Turn]) -> Iterator[Turn]:

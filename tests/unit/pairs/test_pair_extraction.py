@@ -139,6 +139,7 @@ def test_the_report_counts_states_failures_and_agreement_per_kind():
         "num_pairs": 1,
         "num_unknown_states": 1,
         "drops": {"below_threshold": 1, "no_votes": 1},
+        "rejected_action_worked": 0,
         "failed_replies": {"empty": 1, "error": 1, "unreadable": 1},
         "agreement": {
             "Bash": {"num_states": 2, "num_votes": 3, "with_student": 0.0, "with_each_other": 1.0, "num_consensus": 1},

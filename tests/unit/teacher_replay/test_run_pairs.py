@@ -12,6 +12,8 @@ from composer_replication.errors import InputError
 from composer_replication.hint_generator.run_sites import write_sites
 from composer_replication.pairs.normalise.normalizer import DJNormalizer
 from composer_replication.teacher_replay.run_failures import read_failures
+from composer_replication.teacher_replay.run_pairs import SCHEMA as PAIR_SCHEMA
+from composer_replication.teacher_replay.run_pairs import VERSION as PAIR_VERSION
 from composer_replication.teacher_replay.run_pairs import PairChoices, write_pairs
 from composer_replication.teacher_replay.run_replay import SCHEMA, VERSION, Which, run_states
 
@@ -62,7 +64,7 @@ def answer(state, slug):
 
 
 def rows_of(run):
-    return {row["turn_number"]: row for row in run.read_jsonl("pairs", schema="dpo_pair")}
+    return {row["turn_number"]: row for row in run.read_jsonl("pairs", schema=PAIR_SCHEMA, version=PAIR_VERSION)}
 
 
 def make(run, export=None, **choices):
@@ -121,7 +123,9 @@ def test_thinking_stays_where_it_is_asked_for(run, tmp_path):
     assert row["rejected"].startswith("[THINKING] secret thought 0\nso:\n[TOOL_USE] name=Read")
     assert row["chosen"].startswith("<think>")
     exported = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
-    assert exported["rejected"][0]["reasoning_content"] == "secret thought 0"
+    for side in ("chosen", "rejected"):  # an export has it on both sides or on neither
+        assert "reasoning_content" not in exported[side][0]
+        assert "<think>" not in exported[side][0]["content"]
 
 
 def test_a_replay_can_ask_about_just_those_states(run):
