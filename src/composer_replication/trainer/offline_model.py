@@ -102,6 +102,7 @@ def _adapted(found: nn.Module, args: Any, peft_config: Any, quantization: Quanti
         raise ConfigError(explain("peft_config", got="one, and a sharded model", expected="a whole model", fix=fix))
     if quantization == "4bit":
         found = peft.prepare_model_for_kbit_training(found, use_gradient_checkpointing=args.gradient_checkpointing)
+    check_targets(found, peft_config)
     try:
         adapted = peft.get_peft_model(found, peft_config)
     except ValueError as error:
@@ -111,6 +112,17 @@ def _adapted(found: nn.Module, args: Any, peft_config: Any, quantization: Quanti
             if each.requires_grad and each.dtype in _HALVES:
                 each.data = each.data.float()
     return adapted
+
+
+def check_targets(model: nn.Module, peft_config: Any) -> None:
+    """PEFT says so where no target is a layer's name; of one among others it says nothing."""
+    targets = getattr(peft_config, "target_modules", None)
+    if not isinstance(targets, list | tuple | set) or not targets:
+        return
+    names = [name for name, _ in model.named_modules()]
+    unknown = sorted(each for each in targets if not any(f".{name}".endswith(f".{each}") for name in names))
+    if unknown:
+        raise adapter_refused(ValueError(f"targets that no layer has: {', '.join(unknown)}"), model)
 
 
 def adapter_refused(error: Exception, model: nn.Module) -> ConfigError:

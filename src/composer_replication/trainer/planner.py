@@ -94,7 +94,10 @@ def _changes(step: StepSettings) -> Iterator[tuple[str, StepSettings]]:
     """What costs the least first."""
     if not step.checkpointing:
         step = replace(step, checkpointing=True)
-        yield "gradient_checkpointing=True keeps one row a layer and token, and computes the rest again", step
+        yield (
+            "gradient_checkpointing=True (train.optimiser.checkpointing) keeps one row a layer and token, the rest is made again",
+            step,
+        )
     if step.teacher != "live" and step.lora_rank is None:
         rank = replace(step, lora_rank=_LORA_RANK)
         yield (

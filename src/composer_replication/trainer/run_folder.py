@@ -16,7 +16,7 @@ from composer_replication.config import CrfConfig
 from composer_replication.config.writer import RESOLVED_NAME, to_toml, value_text, write_resolved
 from composer_replication.errors import ArtefactNotFoundError, ConfigError, RunError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
-from composer_replication.trainer.checkpoints.manifest import check_manifest, checkpoints_in
+from composer_replication.trainer.checkpoints.manifest import MANIFEST, check_manifest, checkpoints_in
 
 MODEL_FOLDER = "model"
 _LOCK = ".train.lock"
@@ -80,6 +80,8 @@ class TrainingFolder:
     def resumes(self, *, asked: bool, wanted: bool) -> bool:
         """Whether to go on from a checkpoint: `asked` insists on one, `wanted` takes one that is there."""
         newest = self.newest_step()
+        if newest is None:
+            self._refuse_what_cannot_be_read()
         if newest is None and asked:
             fix = "Leave --resume out to begin."
             got = "no complete checkpoint"
@@ -89,6 +91,22 @@ class TrainingFolder:
             got = f"checkpoint-{newest} of an earlier run"
             raise RunError(explain(f"{self.checkpoints}, with train.resume = false", got=got, expected="none", fix=fix))
         return newest is not None
+
+    def _refuse_what_cannot_be_read(self) -> None:
+        """Finished checkpoints of another version are a run, too: training anew over them would lose it.
+
+        One without a manifest was being written when its run was stopped, and is passed over.
+        """
+        for _, folder in sorted(checkpoints_in(self.checkpoints), reverse=True):
+            if (folder / MANIFEST).exists():
+                try:
+                    check_manifest(folder, hashes=False)
+                except RunError as error:
+                    fix = "Go on with the version that saved it, or begin anew in another folder: train.output."
+                    got = f"{folder.name}, which cannot be read ({error})"
+                    raise RunError(
+                        explain(str(self.checkpoints), got=got, expected="one of this version", fix=fix)
+                    ) from error
 
     def write_config(self, config: CrfConfig) -> Path:
         self.root.mkdir(parents=True, exist_ok=True)

@@ -188,3 +188,22 @@ def test_print_has_one_name_for_channel_2():
         "lm_ce",
     ]
     assert train_progress.figures_text({"loss/sdpo_kl": 0.5, "loss/total": 1.0}) == "total 1  sdpo_jsd 0.5"
+
+
+def test_a_finished_checkpoint_of_another_version_is_not_trained_over(train):
+    assert train("--set", "train.save.every=2")[0] == 0
+    manifests = sorted((train.output / "checkpoints").glob("checkpoint-*/manifest.json"))
+    for manifest in manifests:
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 0}))
+    before = [each.read_bytes() for each in manifests]
+    status, _, err = train("--set", "train.save.every=2")
+    assert status == 1
+    assert "which cannot be read" in err
+    assert "train.output" in err
+    assert [each.read_bytes() for each in manifests] == before
+
+
+def test_one_wrong_target_among_right_ones_is_named(train):
+    status, _, err = train("--set", "train.adapter.targets=['q_proj', 'foo']")
+    assert status == 1
+    assert "targets that no layer has: foo" in err

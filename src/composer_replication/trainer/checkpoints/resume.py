@@ -99,7 +99,7 @@ def _newest(trainer: Any, output: Path) -> Path:
     step, own_place = places[found] if found is not None else (-1, True)
     agreed = most_anywhere(2 * step + own_place, trainer.args.device)
     if agreed < 0:
-        fix = "Start without resume_from_checkpoint."
+        fix = "Begin anew in another output folder (train.output), or take the checkpoints out of this one."
         message = explain(f"output folder {output}", got="no complete checkpoint", expected="one", fix=fix)
         raise ArtefactNotFoundError(message)
     return output / f"checkpoint-{agreed // 2}{'' if agreed % 2 else '.replaced'}"
