@@ -94,10 +94,8 @@ def _changes(step: StepSettings) -> Iterator[tuple[str, StepSettings]]:
     """What costs the least first."""
     if not step.checkpointing:
         step = replace(step, checkpointing=True)
-        yield (
-            "gradient_checkpointing=True (train.optimiser.checkpointing) keeps one row a layer and token, the rest is made again",
-            step,
-        )
+        told = "gradient_checkpointing=True (train.optimiser.checkpointing) keeps one row a layer and token"
+        yield f"{told}, the rest is made again", step
     if step.teacher != "live" and step.lora_rank is None:
         rank = replace(step, lora_rank=_LORA_RANK)
         yield (
