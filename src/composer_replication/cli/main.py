@@ -41,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = str(error).strip().splitlines()
         say(
             f"crf {args.verb}: {type(error).__name__}{': ' + what[0] if what else ''}. This was not foreseen: please"
-            " report it, with what CRF_DEBUG=1 in front of the same command prints. Artefacts are written whole or not"
-            " at all, so the run directory is as it was before this step."
+            " report it, with what CRF_DEBUG=1 in front of the same command prints. No artefact was left half written."
         )
         return 1
 
