@@ -9,17 +9,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the peak that Linux keeps")
 
 VOCAB, HIDDEN = 150_000, 16
 LOGITS_BYTES_PER_ROW = 4 * VOCAB
 
 MEASURE = """
-import resource, sys, torch
+import sys, torch
 from composer_replication.loss import JSD, EntropyGate, StudentTopK
 from composer_replication.loss.linear import (
     LinearHead, TeacherTerm, linear_cross_entropy, linear_divergence, linear_token_logprobs)
+
+def peak_kb():
+    # The kernel's figure for this program alone: ru_maxrss would begin at the peak of the process that started it.
+    return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0])
 
 torch.set_num_threads(1)
 case, rows, vocab, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
@@ -28,7 +35,7 @@ weight = (torch.randn(vocab, width) * 0.1).requires_grad_()
 head, ids = LinearHead(weight), torch.randint(0, vocab, (rows,))
 terms = [TeacherTerm(hidden.detach() + 0.1, head)]
 weight.grad, hidden.grad = torch.zeros_like(weight), torch.zeros_like(hidden)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_kb()
 loss = {
     "jsd": lambda: linear_divergence(hidden, head, terms, JSD(beta=0.5)).loss,
     "kl_st, two terms": lambda: linear_divergence(
@@ -42,7 +49,7 @@ loss = {
 }[case]()
 loss.backward()
 assert hidden.grad.any() and weight.grad.any()
-print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+print(1024 * (peak_kb() - before))
 """
 
 
@@ -59,18 +66,18 @@ def peak_bytes(case: str, rows: int) -> int:
     "case", ["jsd", "kl_st, two terms", "student top-k", "entropy gate", "cross-entropy", "log-probs"]
 )
 def test_the_peak_does_not_grow_with_rows_times_vocabulary(case):
-    few, many = 256, 768
+    few, many = 128, 384
     growth = peak_bytes(case, many) - peak_bytes(case, few)
-    unbuilt = (many - few) * LOGITS_BYTES_PER_ROW  # 307 MB: one side's logits of the added rows
+    unbuilt = (many - few) * LOGITS_BYTES_PER_ROW  # 154 MB: one side's logits of the added rows
     assert growth < 0.1 * unbuilt, f"{growth / 2**20:.0f} MiB more for {many - few} more rows"
 
 
 def test_the_peak_stays_below_the_logits_it_must_not_build():
-    rows = 1536
+    rows = 768
     assert peak_bytes("jsd", rows) < 0.5 * rows * LOGITS_BYTES_PER_ROW
 
 
 def test_the_measurement_sees_dense_logits():
-    """A sanity check of the two above: the dense formula fails both, at a sixth of the rows."""
+    """A sanity check of the two above: the dense formula fails both, at a third of the rows."""
     rows = 256
     assert peak_bytes("dense", rows) > 3 * rows * LOGITS_BYTES_PER_ROW
