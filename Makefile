@@ -38,16 +38,15 @@ audit: setup ## known holes in the pinned packages; ADVISORIES=FOLDER where ther
 demo: setup ## train a tiny model on all three channels and print every one of them
 	$(BIN)/python examples/qwen_05b_quickstart/run.py --tiny
 
-# Much of the time of both halves is spent waiting for processes they start, so they run side by side.
-TRAINING := tests/e2e tests/kill_and_resume tests/obedient_model tests/unit/trainer
-PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
+# Much of the time is spent waiting for processes that tests start, so three workers keep two cores busy. A file stays
+# with one worker: its fixtures are made once.
+WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 test: setup ## all tests, long counts cut to a printed size
-	@$(PYTEST) -m 'not gpu and not full' $(TRAINING) > $(VENV)/training-tests.log 2>&1 & training=$$!; \
-	$(PYTEST) -m 'not gpu and not full' $(addprefix --ignore=,$(TRAINING)); rest=$$?; \
-	wait $$training; half=$$?; cat $(VENV)/training-tests.log; exit $$((rest + half))
+	$(PYTEST) -m 'not gpu and not full'
 
 test-full: setup ## all tests with the counts the issues name
-	CRF_TEST_PROFILE=full $(BIN)/python -m pytest -q -m 'not gpu'
+	CRF_TEST_PROFILE=full $(PYTEST) -m 'not gpu'
 
 test-gpu: setup ## the kernels on a CUDA device
 	$(BIN)/python -m pytest -q -m gpu tests/gpu
