@@ -46,7 +46,7 @@ test: setup ## all tests, long counts cut to a printed size
 	$(PYTEST) -m 'not gpu and not full'
 
 test-full: setup ## all tests with the counts the issues name
-	CRF_TEST_PROFILE=full $(PYTEST) -m 'not gpu'
+	CRF_TEST_PROFILE=full $(PYTEST) --timeout 1800 -m 'not gpu'
 
 test-gpu: setup ## the kernels on a CUDA device
 	$(BIN)/python -m pytest -q -m gpu tests/gpu
