@@ -104,7 +104,7 @@ PATHS = {
     "objective.compose": ("compose_loss",),
     "opsd": ("generalized_jsd_loss",),
     "recipes.prime_rl.composer_loss": ("loss_fn",),
-    "replaysim": ("DPOPair", "TeacherCallResult", "extract_dpo_pairs"),
+    "replaysim": ("DJNormalizer", "DPOPair", "TeacherCallResult", "extract_dpo_pairs", "replay_and_normalize_trace"),
     "replaysim.normalize": ("DJNormalizer", "replay_and_normalize_trace"),
     "trainer.data_collator": ("TraceExample",),
     "types": ("DPOPair", "TeacherCallResult", "TeacherSpec", "TraceState"),
