@@ -39,9 +39,9 @@ demo: setup ## train a tiny model on all three channels and print every one of t
 	$(BIN)/python examples/qwen_05b_quickstart/run.py --tiny
 
 # Much of the time is spent waiting for processes that tests start, so three workers keep two cores busy. A file stays
-# with one worker: its fixtures are made once.
+# with one worker, so that its fixtures are made once; folders come in order, those with the longest tests first.
 WORKERS ?= 3
-PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 test: setup ## all tests, long counts cut to a printed size
 	$(PYTEST) -m 'not gpu and not full'
 
