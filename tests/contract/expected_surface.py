@@ -181,7 +181,7 @@ NEW: dict[str, dict[str, str]] = {
         "TraceTurn": "record: role, content, tool_call, tool_error, error_meta",
     },
     "config": {
-        "CrfConfig": "(*, loss=<factory>, render=<factory>, train=<factory>)",
+        "CrfConfig": "(*, loss=<factory>, render=<factory>, split=<factory>, train=<factory>)",
         "RenderConfig": (
             "(*, chat_template=None, template_variables=<factory>, student_models=(), "
             'own_thinking="target"|"context"|"left_out", other_thinking="left_out"|"context"|"target")'

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator
-from hashlib import sha256
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -26,7 +24,7 @@ from composer_replication.trainer.teachers import TeacherKeeper
 Say = Callable[[str], None]
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _EVALUATED_OF = 10
-"""One conversation, or prompt, of so many is held out where there are evaluations."""
+"""One prompt of so many is held out where there are evaluations."""
 
 
 class Inputs(NamedTuple):
@@ -95,12 +93,6 @@ def weighting_of(config: CrfConfig) -> RowWeighting | None:
     """The switches of channel 2, or None where all of them are off."""
     weighting = RowWeighting(**vars(config.train.switches))
     return weighting if weighting.changes_weights or weighting.contrast is not None else None
-
-
-def held_out_ids(identities: Iterable[str]) -> frozenset[str]:
-    """A tenth of the conversations, one at least; chosen by their ids, so that a few more change the choice little."""
-    ranked = sorted(set(identities), key=lambda identity: sha256(identity.encode()).digest())
-    return frozenset(ranked[: math.ceil(len(ranked) / _EVALUATED_OF)])
 
 
 def held_out_rows(number: int) -> tuple[list[int], list[int]]:

@@ -8,10 +8,11 @@ import torch
 
 from composer_replication.errors import ConfigError, InputError, explain
 from composer_replication.runs.conversations import read_conversations
+from composer_replication.runs.split import split_conversations
 from composer_replication.trainer.logged_sessions import LoggedSessions
 from composer_replication.trainer.offline_model import weight_dtype
 from composer_replication.trainer.planner import MemoryPlan, plan_memory
-from composer_replication.trainer.run_parts import Inputs, held_out_ids, model_config
+from composer_replication.trainer.run_parts import Inputs, model_config
 
 SOURCES = ("conversations", "tools", "sites", "pairs")
 
@@ -41,18 +42,21 @@ def offline_data(inputs: Inputs) -> OfflineData:
     }
     if config.loss.beta_replay == 0:
         options["use_pairs"] = False
-    if not config.train.eval_every:
+    validation = config.split.validation if config.train.eval_every else 0.0
+    if not validation and not config.split.test:
         return OfflineData(LoggedSessions.from_run(inputs.run, inputs.renderer, **options), None)
-    held_out_of = held_out_ids(each.id for each in read_conversations(inputs.run))
-    train, held_out = (
-        LoggedSessions.from_run(inputs.run, inputs.renderer, only=only, **options)
-        for only in (lambda each: each.id not in held_out_of, lambda each: each.id in held_out_of)
+    sides = split_conversations(
+        read_conversations(inputs.run), validation=validation, test=config.split.test, by=config.split.by
     )
-    if not len(held_out):
-        fix = "Set train.eval_every = 0, or ingest more sessions."
-        got = "no target in the held-out tenth of the conversations"
-        raise InputError(explain("train.eval_every", got=got, expected="some", fix=fix))
-    return OfflineData(train, held_out)
+    train, held_out = (
+        LoggedSessions.from_run(inputs.run, inputs.renderer, only=lambda each, side=side: each.id in side, **options)
+        for side in (sides.train, sides.validation)
+    )
+    if validation and not len(held_out):
+        fix = "Set train.eval_every = 0, a larger split.validation, or ingest more sessions."
+        got = f"no target in {config.split.validation:.0%} of the sessions"
+        raise InputError(explain("train.eval_every", got=got, expected="some to evaluate on", fix=fix))
+    return OfflineData(train, held_out if validation else None)
 
 
 def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
