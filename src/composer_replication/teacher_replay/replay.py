@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from composer_replication.teacher_replay.store import Meter, TeacherStore
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
 from composer_replication.types import Action, TeacherCallResult, TeacherSpec, TraceState
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 GateName = Literal["exact", "agree"]
 OrderName = Literal["longest_first", "in_order"]
@@ -101,6 +103,8 @@ async def replay_trace(
 ) -> list[TeacherCallResult]:
     """Every teacher's answer at every state, state by state; fewer where the cap or a gate cut calls.
 
+    Once an endpoint is given up or a teacher took more than its bound, nothing more is sent: each call that was kept
+    back is in the list with an `error` that begins with "stopped: " and says why, and a warning is logged.
     The cap is hard: before a request is sent, the most it can cost is reserved, and none is sent that could pass it.
     With a `cache`, what was answered before is not asked again, and the cap is over everything that store ever spent.
     `resume=False` refuses a store that holds replies already. `options` has the rest.
@@ -118,11 +122,15 @@ async def replay_trace(
     found: dict[tuple[int, int], TeacherCallResult] = {}
 
     def keep(state: int, teacher: int, result: TeacherCallResult) -> None:
-        if not (result["error"] or "").startswith(("budget: ", "stopped: ")):
+        if not (result["error"] or "").startswith("budget: "):
             found[state, teacher] = result
 
-    await replay(states, teachers, max_total_usd, api_key, options=given, on_result=keep)
-    return [found[place] for place in sorted(found)]
+    report = await replay(states, teachers, max_total_usd, api_key, options=given, on_result=keep)
+    results = [found[place] for place in sorted(found)]
+    if why := report.given_up or report.stopped:
+        num_kept_back = sum((each["error"] or "").startswith("stopped: ") for each in results)
+        _log.warning("stopped, %d of %d calls were kept back: %s", num_kept_back, len(results), why)
+    return results
 
 
 async def replay(
