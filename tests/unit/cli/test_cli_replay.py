@@ -120,6 +120,20 @@ def test_only_the_states_that_erred(ready):
     assert len(rows(ready)) == 3
 
 
+def sources(folder):
+    return [each["name"] for each in json.loads((folder / "run" / "teacher_calls.meta.json").read_text())["sources"]]
+
+
+def test_the_states_that_failed_are_those_of_the_sites_which_the_sidecar_names(ready):
+    assert replay(ready, "--failed").returncode == 0
+    assert sources(ready) == ["conversations"]  # found in the conversations themselves
+    must("sites", "run", cwd=ready)
+    assert replay(ready, "--failed").returncode == 0
+    assert sources(ready) == ["conversations", "sites"]
+    assert replay(ready).returncode == 0
+    assert sources(ready) == ["conversations"]
+
+
 def test_bad_input_is_said_in_a_line(ready, tmp_path):
     missing = crf("replay", "run", "--teachers", "nowhere.json", cwd=ready)
     assert missing.returncode == 1
