@@ -227,7 +227,7 @@ def _result(
         checkpoints=folder.checkpoints,
         metrics=folder.metrics,
         channels=channel_results(names, state.log_history, weights),
-        diagnosis=tuple(diagnose(state.log_history, max_completion_length=length)),
+        diagnosis=tuple(diagnose(state.log_history, max_completion_length=length, items=counts)),
         alarms=tuple(f"step {each.step}: {each.in_words()}" for each in (alarm.alarms if alarm else ())),
         counts=metric_names(counts),
         drops=metric_names(drops),
