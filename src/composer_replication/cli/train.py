@@ -133,7 +133,10 @@ def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
     if as_json:
         fits = None if memory is None else {"peak": memory.peak, "available": memory.available, "fits": memory.fits}
         found = {"mode": plan.mode, "counts": dict(plan.counts), "drops": dict(plan.drops), "memory": fits}
-        print_json(found | {"newest_checkpoint": plan.newest_step, "changed": list(plan.changed)})
+        print_json(
+            found
+            | {"newest_checkpoint": plan.newest_step, "changed": list(plan.changed), "remarks": list(plan.remarks)}
+        )
         return
     show(*_count_tables(plan.counts, plan.drops))
     if memory is not None:
@@ -145,6 +148,8 @@ def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
     for change in plan.changed:
         say(f"set otherwise than when the run began: {change}")
 
+    for remark in plan.remarks:
+        say(remark)
 
 def _show_result(result: TrainingResult, *, as_json: bool) -> None:
     from composer_replication.cli.console import plain, print_json, say, show, table

@@ -24,7 +24,7 @@ from composer_replication.trainer.logged_sessions import LoggedSessions
 from composer_replication.trainer.phases import OnPhase
 from composer_replication.trainer.planner import MemoryPlan
 from composer_replication.trainer.run_folder import TrainingFolder
-from composer_replication.trainer.run_parts import Inputs, Say, read_inputs
+from composer_replication.trainer.run_parts import Inputs, Say, read_inputs, remarks_on
 from composer_replication.trainer.run_phases import telling_phases
 from composer_replication.trainer.run_renderer import thinking_in_words
 from composer_replication.trainer.run_requirements import check_extra
@@ -71,6 +71,8 @@ def run_training(
     goes_on = folder.resumes(asked=resume, wanted=config.train.resume)
     make = _make_offline if config.train.mode == "offline" else _make_grpo
     alarm = CollapseAlarm.from_config(config.train.alarm, say=told.say) if config.train.alarm.on else None
+    for remark in remarks_on(inputs):
+        told.say(remark)
     made = make(inputs, folder, alarm, told, must_fit)
     with folder.held(is_main=made.args.process_index == 0):
         if goes_on:

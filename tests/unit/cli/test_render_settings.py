@@ -103,6 +103,28 @@ def test_a_template_that_is_not_there_is_named_by_its_key(folder, capsys, monkey
     assert "render.chat_template none.jinja: got" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", [("train", "--dry-run"), ("inspect", "run", "SITE")])
+def test_a_variable_that_the_template_does_not_read_is_refused(folder, capsys, monkeypatch, verb):
+    monkeypatch.chdir(folder)
+    given = [(folder / "id").read_text() if each == "SITE" else each for each in verb]
+    for name, fix in (("enable_thinkng", "Did you mean 'enable_thinking'?"), ("xyz", "Take it out")):
+        status = main([*given, "--config", "run.toml", "--set", f"render.template_variables.{name}=false"])
+        assert status == 1
+        said = capsys.readouterr().err
+        assert f"render.template_variables: got '{name}', which the chat template of model does not read" in said
+        assert fix in said
+
+
+def test_a_pattern_that_matches_no_model_is_named_with_those_there_are(folder, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(folder)
+    given = ["train", "--dry-run", "--config", "run.toml", "--set", f"train.output='{tmp_path}'"]
+    assert main([*given, "--set", "render.student_models=['claude-*', 'qwen*']"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "render.student_models" in line]
+    assert len(said) == 1
+    assert said[0].startswith("render.student_models: got 'qwen*', which matches no turn's model, expected a name or")
+    assert "claude-" in said[0]
+
+
 def test_the_plan_says_which_turns_are_good_and_why_others_are_not(crf):
     plan = json.loads(crf("train"))
     assert (plan["counts"]["model_turns"], plan["counts"]["good_turns"]) == (2, 1)
