@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PrinterCallback, TrainerCallback
 
 from composer_replication.config import CrfConfig
-from composer_replication.errors import InputError, explain
+from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.trainer.alarm import CollapseAlarm
 from composer_replication.trainer.alarm_diagnosis import RunDiagnosis
 from composer_replication.trainer.checkpoints.identity import weights_digest
@@ -75,8 +75,9 @@ def run_training(
         told.say(remark)
     made = make(inputs, folder, alarm, told, must_fit)
     with folder.held(is_main=made.args.process_index == 0):
-        if goes_on:
-            _tell_changes(folder, config, told.say)
+        changes = folder.changed_options(config) if goes_on else []
+        for change in changes:  # before anything is compared
+            told.say(f"set otherwise than when the run began: {change}")
         sources = sources_of(inputs.run, made.sources)
         with telling_phases(told.on_phase, told.say):
             trainer, sessions = made.build()
@@ -85,7 +86,7 @@ def run_training(
         trainer.add_callback(_Reports(told, folder, config))
         trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
         made.before(trainer)
-        trainer.train(resume_from_checkpoint=goes_on)
+        _train(trainer, goes_on, changes)
         if trainer.was_finished:
             done = trainer.state.global_step
             told.say(f"all {done} steps are made; for more raise train.optimiser.steps, for a new run set train.output")
@@ -196,10 +197,14 @@ def _check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
         raise InputError(explain("memory of a step", got=verdict, expected=expected, fix=" ".join(plan.advice)))
 
 
-def _tell_changes(folder: TrainingFolder, config: CrfConfig, say: Say) -> None:
-    """Before anything is compared: where a checkpoint is refused, one of these may be why."""
-    for change in folder.changed_options(config):
-        say(f"set otherwise than when the run began: {change}")
+def _train(trainer: Any, goes_on: bool, changes: Sequence[str]) -> None:
+    """Where the checkpoint is refused, the error names the options that changed: a weight of 0 makes other sessions."""
+    try:
+        trainer.train(resume_from_checkpoint=goes_on)
+    except StaleArtefactError as error:
+        if not changes:
+            raise
+        raise StaleArtefactError(f"{error} Set otherwise than when the run began: {'; '.join(changes)}.") from error
 
 
 def _while_it_runs(say: Say) -> Say:
