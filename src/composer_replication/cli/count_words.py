@@ -12,7 +12,7 @@ MEANINGS = {
     "placement": "hints that stand elsewhere than asked for, as the template does not take them there",
     "reference_saw_more_context": "pairs whose references were computed with more context than their window has",
     "whole_turn_without_call": "sites of turns without a call: with train.batch.part = call the whole turn is taught",
-    "longer_than_window": "longer than train.batch.budget, with the hint or the answers beside it: left out, never cut",
+    "longer_than_window": "with the hint or the answers beside it, it is longer than train.batch.budget",
     "hint_has_no_place": "the template takes no hint before that turn",
     "hint_makes_no_tokens": "the hint is empty for this tokenizer",
     "nothing_before_it": "no token stands before the turn, so none can predict its first",

@@ -147,7 +147,7 @@ def _why_left_out(
     from composer_replication.trainer.run_sessions import why_not_taught
 
     reason = why_not_taught(config, renderer, LoggedSession(conversation=conversation, sites=[(site, hint)]))
-    budget = f" ({config.train.batch.budget})" if reason == "longer_than_window" else ""
+    budget = f"; it is {config.train.batch.budget:,}" if reason == "longer_than_window" else ""
     return f"{reason}: {MEANINGS[reason]}{budget}" if reason in MEANINGS else reason
 
 

@@ -125,8 +125,8 @@ def test_a_site_that_no_window_holds_is_said_to_be_left_out(folder, inspect):
     small = ("--set", "train.batch.budget=64", "--set", "train.batch.overlap=8")
     _, page, _ = inspect(identity, *small)
     last = page.splitlines()[-1]
-    assert last.startswith("no window of this training holds it (longer_than_window: longer than train.batch.budget,")
-    assert last.endswith("(64))")
+    assert last.startswith("no window of this training holds it (longer_than_window: with the hint or the")
+    assert last.endswith("train.batch.budget; it is 64)")
     assert json.loads(inspect(identity, "--json", *small)[1])["left_out"].startswith("longer_than_window")
     assert "(loss.alpha_sdpo is 0)" in inspect(identity, "--set", "loss.alpha_sdpo=0")[1]
     for enough in ((), ("--set", "train.batch.budget=30000")):
