@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -103,8 +103,7 @@ async def replay_trace(
 ) -> list[TeacherCallResult]:
     """Every teacher's answer at every state, state by state; fewer where the cap or a gate cut calls.
 
-    Once an endpoint is given up or a teacher took more than its bound, nothing more is sent: each call that was kept
-    back is in the list with an `error` that begins with "stopped: " and says why, and a warning is logged.
+    After an endpoint was given up, or a teacher took more than its bound, a call has an `error` "stopped: …", unsent.
     The cap is hard: before a request is sent, the most it can cost is reserved, and none is sent that could pass it.
     With a `cache`, what was answered before is not asked again, and the cap is over everything that store ever spent.
     `resume=False` refuses a store that holds replies already. `options` has the rest.
@@ -126,11 +125,14 @@ async def replay_trace(
             found[state, teacher] = result
 
     report = await replay(states, teachers, max_total_usd, api_key, options=given, on_result=keep)
-    results = [found[place] for place in sorted(found)]
     if why := report.given_up or report.stopped:
-        num_kept_back = sum((each["error"] or "").startswith("stopped: ") for each in results)
-        _log.warning("stopped, %d of %d calls were kept back: %s", num_kept_back, len(results), why)
-    return results
+        _warn_of_stop(why, found.values())
+    return [found[place] for place in sorted(found)]
+
+
+def _warn_of_stop(why: str, results: Collection[TeacherCallResult]) -> None:
+    num_kept_back = sum((each["error"] or "").startswith("stopped: ") for each in results)
+    _log.warning("stopped, %d of %d calls were kept back: %s", num_kept_back, len(results), why)
 
 
 async def replay(
