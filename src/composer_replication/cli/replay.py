@@ -165,8 +165,11 @@ def _show(run_dir: RunDir, report: ReplayReport, args: argparse.Namespace) -> No
     if args.json:
         print_json({"run": str(run_dir.root), "calls": counts, "report": report})
         return
-    rows = sorted({**counts, **report.counts}.items())
-    show(table("Teacher calls", ("what", "number"), rows))
+    num_calls = counts.get("calls", 0)
+    num_answers = num_calls - counts.get("calls with an error", 0)
+    why = report.stopped or report.given_up
+    rows = sorted({**counts, **report.counts, **({"answers": num_answers} if why else {})}.items())
+    show(table("Teacher calls, stopped early" if why else "Teacher calls", ("what", "number"), rows))
     unknown = f" and ${report.unknown_billed_usd:.4f} held for {report.num_unknown_billed} attempts that may be billed"
     say(f"spent ${report.spent_usd:.4f}{unknown if report.num_unknown_billed else ''}; cap ${args.max_usd:g}")
     if refused := report.counts.get("refused"):
@@ -174,6 +177,10 @@ def _show(run_dir: RunDir, report: ReplayReport, args: argparse.Namespace) -> No
     if report.stopped:
         say(f"stopped: {report.stopped}. Look at it, then go on with --go-on")
     if report.given_up:
-        kept = counts.get("calls", 0) - counts.get("calls with an error", 0)
-        say(f"stopped: {report.given_up}. {kept:,} answers are kept; the same command asks for the rest")
-    say(f"{run_dir.path('teacher_calls')}: `crf pairs RUN` makes pairs of it")
+        say(f"stopped: {report.given_up}. {num_answers:,} answers are kept; the same command asks for the rest")
+    pairs = "`crf pairs RUN` makes pairs of it"
+    if num_calls and not num_answers:
+        pairs = "no call has an answer, so there is nothing to make pairs of"
+    elif why:
+        pairs = f"{num_answers:,} of {num_calls:,} calls have an answer; pairs of those alone would be few"
+    say(f"{run_dir.path('teacher_calls')}: {pairs}")

@@ -112,14 +112,17 @@ def _roots(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _refuse_what_cannot_be_read_anew(run: RunDir, planned: Plan, earlier: Earlier) -> None:
-    """Rows of an older version are read anew from their logs; where a log is gone, nobody can."""
+    """Rows of an older version are read anew from their logs, all of which have to be among those named now."""
     if not earlier.is_old:
         return
-    gone = [each.source.path for each in planned.families if each.family is None or _has_lost_files(each)]
-    if gone:
-        got = f"a run made before arguments kept their order, with {len(gone)} sessions whose logs are gone"
-        expected = f"the logs of all its sessions; the first that is missing: {gone[0]}"
-        fix = "Ingest the logs that are there into a new run: `crf ingest PATH... -o NEW_RUN`"
+    missing = [each.source.path for each in planned.families if each.family is None or _has_lost_files(each)]
+    if missing:
+        got = (
+            f"a run made before arguments kept their order, with {len(missing)} sessions whose logs are not among"
+            " those that were named this time"
+        )
+        expected = f"the logs of all its sessions, to read them anew; the first that is missing: {missing[0]}"
+        fix = "Name them too. If they are gone, ingest the others into a new run: `crf ingest PATH... -o NEW_RUN`"
         raise RunError(explain(str(run.root), got=got, expected=expected, fix=fix))
 
 

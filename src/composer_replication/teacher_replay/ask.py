@@ -121,7 +121,8 @@ class Asker:
             self.counts["asked"] += is_first
             intent = self._store.reserve(request.key, request.teacher.slug, request.bound_nano, self._cap_nano)
             if isinstance(intent, Refused):
-                self.counts["refused"] += 1
+                is_stop = intent.reason.startswith("stopped: ")  # a teacher took too much: the cap has room
+                self.counts["not sent after the stop" if is_stop else "refused"] += 1
                 await asyncio.sleep(0)
                 return intent
             self.counts["attempts"] += 1

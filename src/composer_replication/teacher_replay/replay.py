@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -29,6 +30,7 @@ from composer_replication.teacher_replay.store import Meter, TeacherStore
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
 from composer_replication.types import Action, TeacherCallResult, TeacherSpec, TraceState
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 GateName = Literal["exact", "agree"]
 OrderName = Literal["longest_first", "in_order"]
@@ -101,6 +103,7 @@ async def replay_trace(
 ) -> list[TeacherCallResult]:
     """Every teacher's answer at every state, state by state; fewer where the cap or a gate cut calls.
 
+    After an endpoint was given up, or a teacher took more than its bound, a call has an `error` "stopped: …", unsent.
     The cap is hard: before a request is sent, the most it can cost is reserved, and none is sent that could pass it.
     With a `cache`, what was answered before is not asked again, and the cap is over everything that store ever spent.
     `resume=False` refuses a store that holds replies already. `options` has the rest.
@@ -118,11 +121,18 @@ async def replay_trace(
     found: dict[tuple[int, int], TeacherCallResult] = {}
 
     def keep(state: int, teacher: int, result: TeacherCallResult) -> None:
-        if not (result["error"] or "").startswith(("budget: ", "stopped: ")):
+        if not (result["error"] or "").startswith("budget: "):
             found[state, teacher] = result
 
-    await replay(states, teachers, max_total_usd, api_key, options=given, on_result=keep)
+    report = await replay(states, teachers, max_total_usd, api_key, options=given, on_result=keep)
+    if why := report.given_up or report.stopped:
+        _warn_of_stop(why, found.values())
     return [found[place] for place in sorted(found)]
+
+
+def _warn_of_stop(why: str, results: Collection[TeacherCallResult]) -> None:
+    num_kept_back = sum((each["error"] or "").startswith("stopped: ") for each in results)
+    _log.warning("stopped, %d of %d calls were kept back: %s", num_kept_back, len(results), why)
 
 
 async def replay(

@@ -17,7 +17,7 @@ from composer_replication.teacher_replay.lanes import session_of
 from composer_replication.teacher_replay.money import to_dollars
 from composer_replication.teacher_replay.replay import OnMeter, ReplayOptions, ReplayReport, call_result, replay
 from composer_replication.teacher_replay.requests import Request, RequestBuilder
-from composer_replication.teacher_replay.run_failures import TurnName, read_failures
+from composer_replication.teacher_replay.run_failures import TurnName, has_current_sites, read_failures
 from composer_replication.teacher_replay.store import TeacherStore
 from composer_replication.teacher_replay.teachers import Teacher
 from composer_replication.types import TeacherCallResult, TraceState, Turn
@@ -104,6 +104,10 @@ def _wanted(run: RunDir, which: Which) -> set[TurnName] | None:
     return None
 
 
+def _reads_sites(run: RunDir, which: Which) -> bool:
+    return which.only_sites or (which.only_failed and has_current_sites(run))
+
+
 def estimate(
     asked: Iterator[TraceState], teachers: Sequence[Teacher], options: ReplayOptions, store: TeacherStore
 ) -> Estimate:
@@ -156,7 +160,7 @@ async def replay_run(
             rows,
             schema=SCHEMA,
             version=VERSION,
-            sources=["conversations", *(["sites"] if which.only_sites else [])],
+            sources=["conversations", *(["sites"] if _reads_sites(run, which) else [])],
             counts=counts,
             drops={},
             settings=_said_of(which, teachers, options),

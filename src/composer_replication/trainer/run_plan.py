@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from composer_replication.config import CrfConfig
 from composer_replication.trainer.planner import MemoryPlan
 from composer_replication.trainer.run_folder import TrainingFolder
-from composer_replication.trainer.run_parts import Inputs, prompts_of, read_inputs
+from composer_replication.trainer.run_parts import Inputs, prompts_of, read_inputs, remarks_on
 from composer_replication.trainer.run_results import metric_names
 from composer_replication.trainer.run_sessions import offline_data, offline_memory
 
@@ -24,6 +24,7 @@ class TrainingPlan:
     memory: MemoryPlan | None = None
     newest_step: int | None = None
     changed: Sequence[str] = ()
+    remarks: Sequence[str] = ()
 
 
 def plan_training(config: CrfConfig) -> TrainingPlan:
@@ -41,6 +42,7 @@ def plan_training(config: CrfConfig) -> TrainingPlan:
         memory=memory,
         newest_step=newest,
         changed=changed if newest is not None else (),
+        remarks=remarks_on(inputs),
     )
 
 

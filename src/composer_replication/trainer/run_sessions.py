@@ -6,11 +6,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from composer_replication.batch.render import Renderer
+from composer_replication.config import CrfConfig
 from composer_replication.errors import ConfigError, InputError, explain
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.split import split_conversations
-from composer_replication.trainer.logged_sessions import LoggedSessions
+from composer_replication.trainer.logged_sessions import LoggedSession, LoggedSessions
 from composer_replication.trainer.offline_model import weight_dtype
+from composer_replication.trainer.offline_sessions import WindowMaker, WindowSettings
 from composer_replication.trainer.planner import MemoryPlan, plan_memory
 from composer_replication.trainer.run_parts import Inputs, model_config
 
@@ -29,12 +32,8 @@ def offline_data(inputs: Inputs) -> OfflineData:
     config = inputs.config
     if inputs.run is None:
         raise ConfigError(explain("train.run", got="none", expected="a run directory (`crf ingest`, `crf sites`)"))
-    batch = config.train.batch
     options: dict[str, Any] = {
-        "budget": batch.budget,
-        "overlap": batch.overlap,
-        "placement": batch.placement,
-        "part": batch.part,
+        **_cutting(config),
         "responses": "good" if config.train.channels.good_turns else "none",
         "work_failures": config.train.channels.work_failures,
         "use_sites": config.loss.alpha_sdpo > 0,
@@ -57,6 +56,23 @@ def offline_data(inputs: Inputs) -> OfflineData:
         got = f"no target in {config.split.validation:.0%} of the sessions"
         raise InputError(explain("train.eval_every", got=got, expected="some to evaluate on", fix=fix))
     return OfflineData(train, held_out if validation else None)
+
+
+def why_not_taught(config: CrfConfig, renderer: Renderer, session: LoggedSession) -> str:
+    """The reason that a training counts for a session's only site, where no window holds it; empty where one does.
+
+    Whether a window holds a target depends on nothing else in the session. A hint may still fail its proof.
+    """
+    settings = WindowSettings(**_cutting(config), responses="none", use_pairs=False)
+    maker = WindowMaker(renderer, settings)
+    if any(window.site_ids for window in maker.windows(session)):
+        return ""
+    return ", ".join(name.partition(": ")[2] for name in maker.drops)
+
+
+def _cutting(config: CrfConfig) -> dict[str, Any]:
+    batch = config.train.batch
+    return {"budget": batch.budget, "overlap": batch.overlap, "placement": batch.placement, "part": batch.part}
 
 
 def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
