@@ -133,15 +133,15 @@ def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
     if as_json:
         fits = None if memory is None else {"peak": memory.peak, "available": memory.available, "fits": memory.fits}
         found = {"mode": plan.mode, "counts": dict(plan.counts), "drops": dict(plan.drops), "memory": fits}
-        print_json(found | {"newest_checkpoint": plan.newest_step, "changed": list(plan.changed)})
+        print_json(found | {"newest_checkpoint": plan.newest_checkpoint, "changed": list(plan.changed)})
         return
     show(*_count_tables(plan.counts, plan.drops))
     if memory is not None:
         say(f"memory of a step:\n{memory}")
-    if plan.newest_step is None:
+    if plan.newest_checkpoint is None:
         say(f"{plan.folder.config}: the config as it was understood. Nothing was trained")
     else:
-        say(f"{plan.folder.checkpoints} has checkpoint-{plan.newest_step}: training would go on from there")
+        say(f"{plan.folder.checkpoints} has {plan.newest_checkpoint}: training would go on from there")
     for change in plan.changed:
         say(f"set otherwise than when the run began: {change}")
 

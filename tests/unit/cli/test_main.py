@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 
 from composer_replication.cli import main as command
 from composer_replication.cli import sites
 
 UNFORESEEN = [
-    sqlite3.DatabaseError("file is not a database\nmore"),
     RuntimeError(),
     KeyError("x"),
     RecursionError("deep"),
@@ -38,6 +38,30 @@ def test_what_nobody_foresaw_is_a_sentence(
     monkeypatch.setenv("CRF_DEBUG", "1")
     with pytest.raises(type(error)):
         command.main(["sites", "run"])
+
+
+KNOWN = [
+    (sqlite3.DatabaseError("database disk image is malformed\nmore"), "move the file away"),
+    (sqlite3.OperationalError("database or disk is full"), "make room"),
+    (MemoryError(), "not enough memory"),
+    (safetensors.SafetensorError("header too large"), "a safetensors file that cannot be read: header too large"),
+]
+
+
+@pytest.mark.parametrize(("error", "said"), KNOWN, ids=lambda each: type(each).__name__)
+def test_what_lies_outside_of_the_program_is_named(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_args: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(sites, "run", fails)
+    monkeypatch.delenv("CRF_DEBUG", raising=False)
+    assert command.main(["sites", "run"]) == 1
+    told = capsys.readouterr().err
+    assert said in told
+    assert "not foreseen" not in told
+    assert told.count("\n") == 1
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(30, "Read-only file system")])
