@@ -68,11 +68,9 @@ def is_a_sentence(done, verb):
 
 
 WRITING = [
-    ["ingest", "chats.jsonl", "-o", "other"],
     ["ingest", "chats.jsonl", "-o", "run", "--reread"],
     ["sites", "run"],
     ["replay", "run", "--teachers", "teachers.json", "--max-tokens", "9"],
-    ["pairs", "run"],
     ["pairs", "run", "--export", "p.jsonl", "--where-it-worked"],
     ["export", "run", "--atif", "atif"],
     ["forget", "chats:0", "--run", "run", "--yes"],
@@ -84,7 +82,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(folder, arguments):
     before = {path.name: path.read_bytes() for path in (folder / "run").glob("*.jsonl")}
     done = with_room_for(100, *arguments, cwd=folder)
     is_a_sentence(done, arguments[0])
-    assert re.search("File too large|disk is full|disk I/O error|cannot be written", done.stderr), done.stderr
+    assert re.search("may not grow any more|a store that can be written|cannot be written", done.stderr), done.stderr
     assert {path.name: path.read_bytes() for path in (folder / "run").glob("*.jsonl")} == before
     assert not list(folder.rglob("*.tmp"))
 
@@ -93,12 +91,10 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(folder, arguments):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["sites", "run"],
         ["sites", "run", "--json"],
         ["pairs", "run"],
         ["forget", "chats:0", "--run", "run", "--dry-run"],
         ["export", "run", "--atif", "atif"],
-        ["train", "--options"],
     ],
     ids=" ".join,
 )
@@ -120,30 +116,23 @@ def test_output_onto_a_full_disk_is_said(folder, arguments):
     assert "Make room" in done.stderr
 
 
-def damage(path, how):
+def damage(path):
+    """Other bytes where the answers stand; the rest of the store is well, so that opening it tells nothing."""
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = DELETE")
+    ((page,),) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'replies'").fetchall()
+    ((size,),) = connection.execute("PRAGMA page_size").fetchall()
+    connection.close()
     data = bytearray(path.read_bytes())
-    if how == "garbage":
-        data[:] = os.urandom(len(data))
-    elif how == "cut":
-        del data[len(data) // 3 :]
-    else:  # its header is well, its pages are not
-        data[1024:] = b"\xaa" * (len(data) - 1024)
+    data[(page - 1) * size : page * size] = b"\xaa" * size
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("how", ["garbage", "cut", "pages"])
-def test_a_damaged_store_is_named(folder, how):
-    store = folder / "run" / "teacher_cache.sqlite"
-    with sqlite3.connect(store) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    connection.close()
-    for beside in folder.glob("run/teacher_cache.sqlite-*"):
-        beside.unlink()
-    damage(store, how)
+def test_a_damaged_store_is_named(folder):
+    damage(folder / "run" / "teacher_cache.sqlite")
     done = crf("replay", "run", "--teachers", "teachers.json", cwd=folder)
     is_a_sentence(done, "replay")
     assert "teacher_cache.sqlite" in done.stderr
-    assert re.search("[Mm]ove the file away", done.stderr), done.stderr
     forgotten = crf("forget", "chats:0", "--run", "run", "--yes", cwd=folder)
     assert "Traceback" not in forgotten.stderr
     assert "not foreseen" not in forgotten.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -73,4 +74,7 @@ def test_a_disk_that_takes_nothing_is_named(
 
     monkeypatch.setattr(sites, "run", fails)
     assert command.main(["sites", str(tmp_path)]) == 1
-    assert str(error.strerror) in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert str(error.strerror) in told
+    assert re.search("Make room|read-only: name another", told)
+    assert "No artefact was left half written, and the same command can be run again." in told

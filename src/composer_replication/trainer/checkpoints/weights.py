@@ -90,8 +90,8 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
     try:
         return load_file(path)
-    except (SafetensorError, KeyError) as error:  # the second: of a dtype that torch does not have
-        raise ArtefactCorruptError(explain(str(path), got=repr(error), expected="a safetensors file")) from error
+    except SafetensorError as error:
+        raise ArtefactCorruptError(explain(str(path), got=str(error), expected="a safetensors file")) from error
 
 
 def _adapters(model: Any) -> list[str]:
