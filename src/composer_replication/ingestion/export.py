@@ -53,11 +53,11 @@ def _documents(run: RunDir) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _refuse_secrets(run: RunDir, gate: LastGate) -> None:
     """Look at all documents as they will be written; a part that stands in several is named once."""
-    finds: dict[str, Find] = {}
+    finds: dict[bytes, Find] = {}
     for identity, document in [] if gate.is_open else _documents(run):
         for place, part in _parts(document, f"document {identity}"):
             if (find := gate.look(part, place)) is not None:
-                finds.setdefault(find.id, find)
+                finds.setdefault(find.digest, find)
     if finds:
         raise refusal("ATIF documents", list(finds.values()))
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, cast
 
 import orjson
 
@@ -26,18 +28,21 @@ _NUMBERS = frozenset(("completion_token_ids", "prompt_token_ids", "logprobs"))  
 _AS_GIVEN = frozenset(("arguments", "parameters"))  # a tool's own fields, whatever they are called
 _MAX_KNOWN = 1 << 17
 _MAX_TOLD = 10
-_ID_LENGTH = 12
+_ID_BYTES = 6
 
 
-class Find(NamedTuple):
-    """A text that looks as if it held a secret: where, how many of which kind, and the id that `--allow` takes.
-
-    The id is a hash of the whole text, so that it tells nothing about a value in it.
-    """
+@dataclass(frozen=True)
+class Find:
+    """A text that looks as if it held a secret: where, and how many of which kind."""
 
     place: str
     kinds: Mapping[str, int]
-    id: str
+    digest: bytes = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        """What `--allow` takes: of the whole text, and slow to make, for a text may be little more than a password."""
+        return _slow_hash(self.digest)
 
     def __str__(self) -> str:
         return f"{self.place}: {_listed(self.kinds)} (id {self.id})"
@@ -67,7 +72,8 @@ class LastGate:
         data: Any = orjson.loads(body)
         parts = [("parameters", {key: each for key, each in data.items() if key not in ("messages", "tools")}, False)]
         parts += [("tools", data.get("tools"), True)]
-        parts += [(f"message {number}", each, True) for number, each in enumerate(data["messages"], start=1)]
+        for number, each in enumerate(data["messages"], start=1):
+            parts.append((f"message {number} ({each.get('role')})", each, True))
         return [
             find
             for name, part, is_text in parts
@@ -87,8 +93,10 @@ class LastGate:
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             kinds = self._known[digest] = self._kinds(part, is_text)
-        name = digest.hex()[:_ID_LENGTH]
-        return Find(place, kinds, name) if kinds and name not in self._allowed else None
+        if not kinds:
+            return None
+        find = Find(place, kinds, digest)
+        return None if self._allowed and find.id in self._allowed else find
 
     def _kinds(self, part: Any, is_text: bool) -> Mapping[str, int]:
         ids: list[str] = []
@@ -141,6 +149,11 @@ def refusal(what: str, finds: Sequence[Find]) -> InputError:
     got = f"{number} ({_listed(kinds)})"
     told = explain(what, got=got, expected="none; nothing of it went out", fix="The places:")
     return InputError("\n".join([told, *places, "What to do:", *(f"  {step}" for step in steps)]))
+
+
+@lru_cache(maxsize=4096)
+def _slow_hash(digest: bytes) -> str:
+    return hashlib.scrypt(digest, salt=b"composer_replication find", n=2**14, r=8, p=1, dklen=_ID_BYTES).hex()
 
 
 def _listed(kinds: Mapping[str, int]) -> str:

@@ -48,14 +48,14 @@ def export_preferences(
     """
     if arguments not in ("object", "text"):
         raise InputError(explain("arguments", got=repr(arguments), expected='"object" or "text"'))
-    target, num_rows, finds = Path(path), 0, dict[str, Find]()
+    target, num_rows, finds = Path(path), 0, dict[bytes, Find]()
     gate = LastGate(os.environ) if gate is None else gate
     target.parent.mkdir(parents=True, exist_ok=True)
     with staged(target) as stage:
         for row in _rows(pairs, tools, arguments):
             line = encode_as_written(row, where=f"pair {row['state_id']!r}")
             for find in _finds(line, gate):
-                finds.setdefault(find.id, find)
+                finds.setdefault(find.digest, find)
             stage.file.write(line + b"\n")
             num_rows += 1
         if finds:

@@ -126,7 +126,7 @@ def estimate(
     """What asking everyone once would cost at least and at most, cached replies aside."""
     builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
     num_calls = num_cached = low = high = 0
-    finds: dict[str, Find] = {}
+    finds: dict[bytes, Find] = {}
     for state in asked:
         for teacher, builder in zip(teachers, builders, strict=True):
             try:
@@ -138,7 +138,7 @@ def estimate(
                 continue
             num_calls += 1
             for find in gate.in_request(request.body, request.place) if gate is not None else ():
-                finds.setdefault(find.id, find)
+                finds.setdefault(find.digest, find)
             high += request.bound_nano
             low += teacher.price.bound(len(request.body) // _BYTES_PER_TOKEN, _USUAL_ANSWER)
     return Estimate(num_calls, num_cached, to_dollars(low), to_dollars(high), tuple(finds.values()))

@@ -52,7 +52,7 @@ def test_a_secret_that_is_known_by_now_is_not_sent_and_can_be_taken_out(ready, s
         done = replay(ready, *options, DEPLOY_PASSWORD=WORDS)
         assert done.returncode == 1
         assert "requests to teachers: got 1 text that looks as if it held a secret (ENV_SECRET x1)" in done.stderr
-        assert "state chats::0000, message 2: ENV_SECRET x1 (id " in done.stderr
+        assert "state chats::0000, message 2 (user): ENV_SECRET x1 (id " in done.stderr
         assert WORDS not in done.stderr + done.stdout
     assert server.requests()["num_chat"] == before
     assert not (ready / "run" / "teacher_calls.jsonl").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from dataclasses import replace
 from unittest.mock import ANY
@@ -61,7 +62,7 @@ def test_a_request_with_a_secret_is_not_sent_and_the_others_are(secret, environm
         assert server.requests()["num_chat"] == 4
     errors = {number: result["error"] for (number, _), result in found.items() if result["error"]}
     assert sorted(errors) == [4, 5]  # the states of the second session that show the result
-    assert errors[4].startswith("not sent: it looks as if it held a secret: state s1::0001, message 4: ")
+    assert errors[4].startswith("not sent: it looks as if it held a secret: state s1::0001, message 4 (tool): ")
     assert kind in errors[4]
     assert secret not in json.dumps(found[4, 0])
     assert report.counts[HELD_BACK] == 2
@@ -80,9 +81,14 @@ def test_nothing_of_it_is_spent_or_reserved(tmp_path):
 def test_an_allowed_text_goes_through_and_another_one_does_not():
     asked = [{"role": "user", "content": f"{TOKEN} is an example"}, {"role": "user", "content": f"{TOKEN} is not"}]
     first, second = LastGate({}).in_request(body_of(asked), "state s")
-    assert [each.place for each in (first, second)] == ["state s, message 2", "state s, message 3"]
+    assert [each.place for each in (first, second)] == ["state s, message 2 (user)", "state s, message 3 (user)"]
     (left,) = LastGate({}, allowed=[first.id]).in_request(body_of(asked), "state s")
     assert left == second
+    # A text may be a password and no more: its id must not be a plain hash, and one guess must cost something.
+    plain = hashlib.sha256(json.dumps(json.loads(body_of(asked))["messages"][1], separators=(",", ":")).encode())
+    assert first.digest == plain.digest()
+    assert first.id not in plain.hexdigest()
+    assert str(first.digest) not in repr(first)
     assert OpenGate().in_request(body_of(asked), "state s") == []
 
 
@@ -159,7 +165,7 @@ def test_a_hint_is_not_asked_for_with_a_secret_in_the_question():
     assert num_sent == 0
     assert dict(found.counts) == {"refused: no answer": 1}
     assert list(found.held_back) == [site.id]
-    assert f"site {site.id}, message 2: ENV_SECRET" in found.held_back[site.id]
+    assert f"site {site.id}, message 2 (user): ENV_SECRET" in found.held_back[site.id]
     assert hinted([(site, conversation)], {}) == ((ANY, {"written": 1}, {}), 1)
 
 

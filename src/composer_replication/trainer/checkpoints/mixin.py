@@ -262,7 +262,7 @@ class SafeCheckpoints(_Trainer):
 
     def _speak_for_all_steps(self) -> None:
         """Have `train_loss` be the mean over the whole run: it is divided by the steps of this call alone."""
-        first, last = self._initial_global_step, self.state.global_step
+        first, last = getattr(self, "_initial_global_step", 0), self.state.global_step
         if first and last and self._is_loss_whole:
             rest = self._tr_loss.item()
             mean = (self._total_loss_scalar + rest) / last
