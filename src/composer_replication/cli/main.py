@@ -23,10 +23,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     from composer_replication.cli.console import say
     from composer_replication.errors import ComposerError
 
-    args = build_parser().parse_args(argv)
+    try:
+        args = build_parser().parse_args(argv)
+    except SystemExit:  # help was asked for, or the command was not understood
+        _drop_output()
+        raise
     try:
         status = import_module(f"composer_replication.cli.{args.verb}").run(args)
-        sys.stdout.flush()  # here, where a reader that is gone or a disk that is full can be noticed
+        _flush()  # here, where a reader that is gone or a disk that is full can be noticed
         return status
     except KeyboardInterrupt:
         say("crf: interrupted; nothing was half written, and the same command goes on from here")
@@ -44,10 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1
 
 
+def _flush() -> None:
+    if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison] (closed by whoever started us)
+        sys.stdout.flush()
+
+
 def _drop_output() -> None:
     """What is left to write goes nowhere: Python would try once more when it ends, and complain on its own."""
     try:
-        sys.stdout.flush()
+        _flush()
     except (OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

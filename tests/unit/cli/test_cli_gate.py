@@ -23,9 +23,12 @@ def crf(*arguments, cwd, **environment):
     """`crf` in this process, with an environment of its own: much cheaper than a process for each."""
     out, err = io.StringIO(), io.StringIO()
     kept = {"HOME": str(cwd), "PATH": os.environ["PATH"], **environment}
-    with contextlib.chdir(cwd), patch.dict(os.environ, kept, clear=True):
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = main(list(arguments))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(cwd))
+        stack.enter_context(patch.dict(os.environ, kept, clear=True))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        status = main(list(arguments))
     return SimpleNamespace(returncode=status, stdout=out.getvalue(), stderr=err.getvalue())
 
 
