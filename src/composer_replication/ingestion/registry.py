@@ -70,16 +70,14 @@ def discover(
     """The files below `path` that may be sessions, in a fixed order.
 
     Links that lead out of `path` are counted, and followed with `follow_links`; `path` itself may be one. A link to a
-    folder below it is never followed: what is there is read at its own place. `ignored` takes the names of files that
-    a pattern left out.
+    folder below it never is: what is there is read at its own place. `ignored` takes names that a pattern left out.
     """
     if not path.exists():
         raise InputError(explain(str(path), got="no such file or folder", expected="session logs"))
     if not path.is_dir():
         yield SourceFile(path, path.name)
         return
-    patterns = [*exclude, *ignore_patterns(path)]
-    links = Links(path, follow=follow_links)
+    patterns, links = [*exclude, *ignore_patterns(path)], Links(path, follow=follow_links)
 
     def unreadable(error: OSError) -> None:
         where = Path(error.filename).relative_to(path).as_posix() if error.filename else ""

@@ -80,8 +80,7 @@ async def write_hints(
     (known,) = read_teachers(
         [teacher], environment=environment, api_key=api_key, base_url=options.base_url, prices=options.prices
     )
-    texts, held_back = dict[str, str](), dict[str, str]()
-    counts: Counter[str] = Counter()
+    texts, held_back, counts = dict[str, str](), dict[str, str](), Counter[str]()
     gate = options.last_gate or LastGate(environment)
     builder = RequestBuilder(known, options.settings._replace(fence=False))  # the prompt has its own marks
     client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
@@ -90,8 +89,8 @@ async def write_hints(
 
         async def one(item: tuple[ErrorSite, Conversation]) -> None:
             site, conversation = item
-            prompt, place = prompt_of(site, conversation), f"site {site.id}"
-            answer = await asker.ask(builder.build(prompt, None, site.conversation_id, place=place))
+            prompt = prompt_of(site, conversation)
+            answer = await asker.ask(builder.build(prompt, None, site.conversation_id, place=f"site {site.id}"))
             text = _text_of(answer)
             if answer.error and answer.error.startswith(NOT_SENT):
                 held_back[site.id] = answer.error
@@ -103,8 +102,7 @@ async def write_hints(
                 counts["written"] += 1
 
         async with client:
-            asked = (item for item in sites if item[0].is_kept)
-            await work_off(asked, one, num_workers=options.max_concurrency)
+            await work_off((item for item in sites if item[0].is_kept), one, num_workers=options.max_concurrency)
     return WrittenHints(texts, counts, held_back)
 
 
