@@ -48,8 +48,8 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "SourceFile": "(path, name)",
         "action_text": "(turn)",
         "detect": "(path)",
-        "discover": "(path, report, *, exclude=(), ignored=None)",
-        "ingest": "(paths, report, *, scrubber, exclude=())",
+        "discover": "(path, report, *, exclude=(), ignored=None, follow_links=False)",
+        "ingest": "(paths, report, *, scrubber, exclude=(), follow_links=False)",
     },
     "ingestion.claude_code": {
         **_KNOWN,
@@ -127,7 +127,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "ReplayOptions": (
             "(*, base_url=None, cache=None, max_concurrency=64, gate=None, order='longest_first', "
             "agreement_threshold=2, timeout_s=120.0, settings=<factory>, patience=<factory>, prices=<factory>, "
-            "environment=None)"
+            "environment=None, last_gate=None)"
         ),
         "TeacherCallResult": (
             "record: state_id, teacher_slug, response_text, latency_s, prompt_tokens, completion_tokens, cost_usd, "

@@ -136,7 +136,11 @@ def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
         found = {"mode": plan.mode, "counts": dict(plan.counts), "drops": dict(plan.drops), "memory": fits}
         print_json(
             found
-            | {"newest_checkpoint": plan.newest_step, "changed": list(plan.changed), "remarks": list(plan.remarks)}
+            | {
+                "newest_checkpoint": plan.newest_checkpoint,
+                "changed": list(plan.changed),
+                "remarks": list(plan.remarks),
+            }
         )
         return
     show(*_count_tables(plan.counts, plan.drops))
@@ -144,10 +148,10 @@ def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
         print(line)
     if memory is not None:
         say(f"memory of a step:\n{memory}")
-    if plan.newest_step is None:
+    if plan.newest_checkpoint is None:
         say(f"{plan.folder.config}: the config as it was understood. Nothing was trained")
     else:
-        say(f"{plan.folder.checkpoints} has checkpoint-{plan.newest_step}: training would go on from there")
+        say(f"{plan.folder.checkpoints} has {plan.newest_checkpoint}: training would go on from there")
     for remark in plan.remarks:
         say(remark)
     for change in plan.changed:

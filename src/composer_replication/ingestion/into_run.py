@@ -33,6 +33,7 @@ def ingest_into(
     num_workers: int = 1,
     tools: Mapping[str, Mapping[str, Any]] | None = None,
     reread: bool = False,
+    follow_links: bool = False,
     progress: Progress | None = None,
 ) -> IngestSummary:
     """Write `conversations.jsonl`, `session_sources.jsonl` and `tools.jsonl` of all sessions below `paths`.
@@ -44,7 +45,15 @@ def ingest_into(
         run.remove_leftovers("conversations", "session_sources", "tools")
         earlier = read_earlier(run, scrub)
         try:
-            planned = plan(run.root, _roots(paths), earlier, scrub=scrub, exclude=exclude, reread=reread)
+            planned = plan(
+                run.root,
+                _roots(paths),
+                earlier,
+                scrub=scrub,
+                exclude=exclude,
+                reread=reread,
+                follow_links=follow_links,
+            )
             _refuse_what_cannot_be_read_anew(run, planned, earlier)
             with gather(run.root, planned.families, earlier, scrub, num_workers, progress) as gathered:
                 _refuse_empty(planned, gathered)

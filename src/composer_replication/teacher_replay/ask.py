@@ -9,11 +9,15 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError, explain
+from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.teacher_replay.client import TeacherClient
 from composer_replication.teacher_replay.endpoints import Endpoints
 from composer_replication.teacher_replay.outcome import Failure, Reply
 from composer_replication.teacher_replay.requests import Request
 from composer_replication.teacher_replay.store import Refused, TeacherStore
+
+HELD_BACK = "held back by the last gate"
+NOT_SENT = "not sent: it looks as if it held a secret"
 
 
 class Patience(NamedTuple):
@@ -35,7 +39,10 @@ class Patience(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a teacher said, or why it said nothing. `was_refused`: it was not asked, for lack of budget or of use."""
+    """What a teacher said, or why it said nothing.
+
+    `was_refused`: it was not asked, for lack of budget or of use, or because of what the request holds.
+    """
 
     reply: dict[str, Any] | None
     error: str | None
@@ -61,10 +68,11 @@ class Asker:
         store: TeacherStore,
         *,
         cap_nano: int,
+        gate: LastGate,
         patience: Patience | None = None,
         seed: int | None = None,
     ) -> None:
-        self._client, self._store, self._cap_nano = client, store, cap_nano
+        self._client, self._store, self._cap_nano, self._gate = client, store, cap_nano, gate
         self._patience = patience or Patience()
         self._patience.check()
         self._draw = random.Random(seed)  # noqa: S311 (jitter, not a secret)
@@ -96,6 +104,10 @@ class Asker:
             done.set_result(None)
 
     async def _ask(self, request: Request) -> Answer:
+        if finds := self._gate.in_request(request.body, request.place):
+            self.counts[HELD_BACK] += 1
+            await asyncio.sleep(0)
+            return Answer(None, f"{NOT_SENT}: {finds[0]}", False, True, 0.0, 0)
         begin, most = time.monotonic(), self._patience.max_attempts
         for attempt in range(1, most + 1):
             outcome = await self._attempt(request, is_first=attempt == 1, is_last=attempt == most)

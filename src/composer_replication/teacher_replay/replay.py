@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from composer_replication.actions.calls import tool_call
 from composer_replication.actions.write import text_of
 from composer_replication.errors import InputError, explain
+from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.teacher_replay.ask import Answer, Asker, Patience
 from composer_replication.teacher_replay.client import TeacherClient
 from composer_replication.teacher_replay.fence import flags
@@ -25,7 +26,7 @@ from composer_replication.teacher_replay.lanes import (
     work_off_lanes,
 )
 from composer_replication.teacher_replay.money import Price, check_cap, to_dollars
-from composer_replication.teacher_replay.requests import RequestBuilder, Settings
+from composer_replication.teacher_replay.requests import Request, RequestBuilder, Settings
 from composer_replication.teacher_replay.store import Meter, TeacherStore
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
 from composer_replication.types import Action, TeacherCallResult, TeacherSpec, TraceState
@@ -62,6 +63,8 @@ class ReplayOptions:
     prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
     environment: Mapping[str, str] | None = field(default=None, repr=False)
     """Where keys are looked up; None is the process's own."""
+    last_gate: LastGate | None = None
+    """Looks at every request before it is sent; None is one that knows the environment's secrets."""
 
     def __post_init__(self) -> None:
         for name in ("max_concurrency", "agreement_threshold"):
@@ -154,7 +157,8 @@ async def replay(
     report = ReplayReport()
     client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
     with TeacherStore(options.cache) as store:
-        asker = Asker(client, store, cap_nano=cap_nano, patience=options.patience)
+        gate = options.last_gate or LastGate(environment)
+        asker = Asker(client, store, cap_nano=cap_nano, gate=gate, patience=options.patience)
         async with client:
             run = _Replay(asker, known, options, _with_meter(on_result, on_meter, store))
             await run.all_of(states, options.order, num_workers=options.max_concurrency)
@@ -228,7 +232,7 @@ class _Replay:
         number, state = numbered
         _check(state, number)
         try:
-            request = self._builders[teacher].build(state["messages"], state.get("tools"), session_of(state))
+            request = request_of(self._builders[teacher], state)
         except InputError as error:  # a state that no request can hold costs nothing, and stops nobody else
             answer = Answer(None, f"not sent: {error}"[:300], False, False, 0.0, 0)
         else:
@@ -236,6 +240,12 @@ class _Replay:
         result = call_result(state, self._slugs[teacher], answer)
         self._on_result(number, teacher, result)
         return result
+
+
+def request_of(builder: RequestBuilder, state: TraceState) -> Request:
+    """The request that asks about a state."""
+    place = f"state {state['state_id']}"
+    return builder.build(state["messages"], state.get("tools"), session_of(state), place=place)
 
 
 def _check_all(states: Sequence[TraceState]) -> None:

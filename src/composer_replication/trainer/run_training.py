@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback
@@ -83,7 +84,7 @@ def run_training(
             trainer, sessions = made.build()
         start_digest = weights_digest(trainer.model)
         trainer.remove_callback(PrinterCallback)  # it prints dictionaries
-        trainer.add_callback(_Reports(told, folder, config))
+        trainer.add_callback(_Reports(told, folder, config, lambda: trainer.resumed_from))
         trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
         made.before(trainer)
         _train(trainer, goes_on, changes)
@@ -109,15 +110,17 @@ class _Made:
 class _Reports(TrainerCallback):
     """Passes steps and lines of metrics on. The config is written once a checkpoint to go on from was found to fit."""
 
-    def __init__(self, told: Progress, folder: TrainingFolder, config: CrfConfig) -> None:
-        self._told, self._folder, self._config = told, folder, config
+    def __init__(
+        self, told: Progress, folder: TrainingFolder, config: CrfConfig, resumed_from: Callable[[], Path | None]
+    ) -> None:
+        self._told, self._folder, self._config, self._resumed_from = told, folder, config, resumed_from
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del args, control, kwargs
         if not state.is_world_process_zero:
             return
-        if state.global_step:
-            self._told.say(f"going on from checkpoint-{state.global_step} in {self._folder.checkpoints}")
+        if (folder := self._resumed_from()) is not None:
+            self._told.say(f"going on from {folder.name} in {folder.parent}")
         self._folder.write_config(self._config)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import socket
 import time
@@ -112,12 +113,14 @@ def test_a_server_that_starts_late_is_waited_for():
         await writer.drain()
         writer.close()
 
+    importlib.import_module("httpx")  # on a busy machine its import alone may outlast the wait below
+
     async def start_late(place):
         options = options_for(
             None, base_url=f"http://127.0.0.1:{place.getsockname()[1]}/v1", patience=Patience(first_wait_s=0.2)
         )
         asked = asyncio.create_task(collect(states(2), options, teachers=ONE))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.6)
         async with await asyncio.start_server(answer, sock=place):
             return await asked
 
