@@ -1,4 +1,4 @@
-"""Whether a message went on from the record before it or back to an earlier one, by the log's own token counts and clock.
+"""Whether a message went on from the record before it or back to an earlier one, as clock and token counts say.
 
 After a rewind the context is as long as it was at the record that was gone back to; after a wrong link it goes on
 growing from the record before it. And a rewind takes a person a moment: what was written within the same second as the
@@ -22,6 +22,7 @@ _TOKENS_OF_AN_IMAGE = 1500
 # more than 1,600 in a twentieth; in a tenth it was shorter by 4,000 and more (old results are left out after a pause).
 _LEAST_GAP = 800
 _NEAR = 0.25
+_MOMENT = timedelta(seconds=1)
 
 
 class ContextLengths:
@@ -64,10 +65,12 @@ class ContextLengths:
         return max((_prompt_tokens(self._messages[first]) or 0) - said, 0)
 
 
-def was_at_once(node: Node, earlier: Node) -> bool:
-    """Whether both carry a time, and less than a second lies between them."""
-    times = [_time(each.record.get("timestamp")) for each in (earlier, node)]
-    return None not in times and abs(times[1] - times[0]) < timedelta(seconds=1)  # pyright: ignore[reportOptionalOperand]
+def is_too_soon(came: Any, left: Any, gone_to: Any) -> bool:
+    """Of three times as logs have them: whether a message came before, or within a second of, what it would leave."""
+    came, left, gone_to = _time(came), _time(left), _time(gone_to)
+    if came is None or left is None or gone_to is None:
+        return False
+    return came - left < _MOMENT <= left - gone_to
 
 
 def _time(value: Any) -> datetime | None:

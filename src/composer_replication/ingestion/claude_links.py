@@ -9,7 +9,9 @@ token counts say that the session went on.
 
 from __future__ import annotations
 
-from composer_replication.ingestion.claude_context import ContextLengths, Verdict, was_at_once
+from typing import Any
+
+from composer_replication.ingestion.claude_context import ContextLengths, Verdict, is_too_soon
 from composer_replication.ingestion.claude_record import Entry, Node
 from composer_replication.ingestion.source import IngestReport
 
@@ -37,6 +39,8 @@ class Links:
         self._num_before = 0
         self._named: set[object] = set()
         self._guessed: set[str] = set()
+        self._strayed: dict[str, Any] = {}
+        """Silent records that go back, and those that hang from them -> when the first of them was written."""
 
     def settle(self, entries: list[Entry]) -> None:
         nodes = [entry.node for entry in entries if entry.node is not None]
@@ -55,6 +59,7 @@ class Links:
             parent, moves_on = self._judged(node, parent)
         else:
             moves_on = True
+            self._note_stray(entry, parent)
         self.parents[entry.uuid] = parent
         self._last_uuid[entry.is_sidechain] = entry.uuid
         self._above[entry.uuid] = None if parent is None else self._above.get(parent)
@@ -84,7 +89,7 @@ class Links:
         has_name = isinstance(entry.parent, str)
         if has_name:
             self._report.skip(ORPHAN, self._file, entry.line)
-            self._guessed.add(entry.uuid)
+        self._guessed.add(entry.uuid)
         previous = self._last_uuid[entry.is_sidechain]
         if not entry.is_sidechain and self._tail is not None:
             previous = self._tail.uuid  # a silent record may hang from anywhere
@@ -103,11 +108,18 @@ class Links:
             is_last = node is self._messages[-1]
             if not is_last and node.uuid not in self._named:
                 return parent, False  # nothing hangs from it: whatever its link says costs nobody
-            if self._is_rewind(node, target, left):
+            came = self._strayed.get(parent, node.record.get("timestamp"))
+            if self._is_rewind(node, target, left, came):
                 return parent, True
         self._report.skip(GUESSED, self._file, node.line)
         self._guessed.add(node.uuid)
         return tail.uuid, True
+
+    def _note_stray(self, entry: Entry, parent: str) -> None:
+        if parent in self._strayed:
+            self._strayed[entry.uuid] = self._strayed[parent]
+        elif not entry.is_sidechain and self._tail is not None and self._above[parent] is not self._tail:
+            self._strayed[entry.uuid] = entry.time
 
     def _up(self, node: Node) -> Node | None:
         """The message or boundary above; nothing above a boundary."""
@@ -150,7 +162,7 @@ class Links:
             node = self._up(node)
         return False
 
-    def _is_rewind(self, node: Node, target: Node | None, left: list[Node]) -> bool:
+    def _is_rewind(self, node: Node, target: Node | None, left: list[Node], came: Any) -> bool:
         has_met = self._up(left[-1]) is target if left else False
         if left and left[-1].uuid in self._guessed:
             return False  # it was put there by us: nobody went back from it
@@ -158,17 +170,18 @@ class Links:
             return has_met and all(each.kind == "assistant" and each.is_harness for each in left)
         if node.kind == "assistant" and has_met and all(map(_begins_turn, left)):
             return True  # the harness, when a session goes on, instead of the command that ended it
-        verdict = self._verdict(node, target)
+        verdict = self._verdict(target, came)
         if not has_met:  # back to a branch that was left before
             return verdict == "went back"
         is_at_prompt = _begins_turn(left[-1]) or (target is not None and _begins_turn(target))
         return is_at_prompt and verdict != "went on"
 
-    def _verdict(self, node: Node, target: Node | None) -> Verdict | None:
-        """What clock and token counts say, for a message that may be a rewind."""
+    def _verdict(self, target: Node | None, came: Any) -> Verdict | None:
+        """What clock and token counts say of a message that may be a rewind, and `came` at this time."""
         tail = self._tail
         assert tail is not None
-        if target is not None and was_at_once(node, tail) and not was_at_once(tail, target):
+        times = [(each or self._messages[0]).record.get("timestamp") for each in (tail, target)]
+        if is_too_soon(came, *times):
             return "went on"
         self._lengths = self._lengths or ContextLengths(self._messages)
         return self._lengths.verdict(self._num_before, tail, target, self._up)

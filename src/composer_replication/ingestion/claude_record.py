@@ -61,12 +61,15 @@ class Node:
 
 @dataclass(slots=True)
 class Entry:
-    """A record as it stands in the file: `parent` is what it says, whatever that is; `node` None for a silent one."""
+    """A record as it stands in the file: `parent` and `time` are what it says, whatever that is.
+
+    `node` is None for a silent one."""
 
     line: int
     uuid: str
     parent: Any
     is_sidechain: bool
+    time: Any
     node: Node | None
 
     @property

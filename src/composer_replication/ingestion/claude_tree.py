@@ -75,7 +75,8 @@ class RecordTree:
         is_sidechain = record.get("isSidechain") is True and not self.is_agent
         is_node = holds_message or is_boundary or shown is not None
         node = node_of(uuid, kind, line, record, is_sidechain, shown) if is_node else None
-        self._entries.append(Entry(line, uuid, record.get("parentUuid"), is_sidechain, node))
+        parent, time = record.get("parentUuid"), record.get("timestamp")
+        self._entries.append(Entry(line, uuid, parent, is_sidechain, time, node))
 
     def settle(self) -> None:
         """Once all records are there: copies out, each behind its parent, and links that cannot be right replaced."""

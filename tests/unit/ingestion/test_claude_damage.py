@@ -175,6 +175,31 @@ def test_token_counts_tell_a_rewind_from_a_wrong_parent(tmp_path):
     assert (len(on.turns), dict(report.skipped)) == (22, {GUESSED: 1})
 
 
+@pytest.mark.parametrize(("seconds", "kept"), [(40, 10), (19.5, 22), (3, 22)])
+def test_what_was_written_before_or_with_the_record_before_it_is_no_rewind(tmp_path, seconds, kept):
+    log = rewound("e1")
+    for at, record in enumerate(log.records[:-2]):
+        record["timestamp"] = f"2026-01-01T00:00:{at:02}Z"
+    for record in log.records[-2:]:
+        record["timestamp"] = f"2026-01-01T00:00:{seconds:04.1f}Z"
+    [conversation], _ = read(tmp_path / "s-1.jsonl", log.lines())
+    assert len(conversation.turns) == kept
+
+
+@pytest.mark.parametrize("seconds", [19.2, 40])
+def test_a_silent_record_with_a_wrong_parent_is_told_from_a_rewind_by_its_own_time(tmp_path, seconds):
+    """A hook's record behind an answer is written with it; what a person does takes longer."""
+    log = turns(5)
+    for at, record in enumerate(log.records):
+        record["timestamp"] = f"2026-01-01T00:00:{at:02}Z"
+    log.add("progress", parent="e1", uuid="h", timestamp=f"2026-01-01T00:00:{seconds:04.1f}Z")
+    log.user("rather so", timestamp="2026-01-01T00:01:00Z")
+    log.assistant("y", text("as you like"), timestamp="2026-01-01T00:01:09Z")
+    [conversation], report = read(tmp_path / "s-1.jsonl", log.lines())
+    assert dict(report.skipped) == ({GUESSED: 1} if seconds == 19.2 else {"rewound branch": 12})
+    assert len(conversation.turns) == (22 if seconds == 19.2 else 10)
+
+
 def test_a_session_that_goes_on_after_its_exit_leaves_the_command_behind(tmp_path):
     """As Claude Code writes it: the harness answers in the place of the command that ended the session."""
     log = turns(2)
