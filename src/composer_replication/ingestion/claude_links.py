@@ -16,6 +16,7 @@ from composer_replication.ingestion.claude_record import Entry, Node
 from composer_replication.ingestion.source import IngestReport
 
 ORPHAN = "orphan attached to the record before it"
+NO_PARENT = "no parent: attached by guess to the record before it"
 GUESSED = "wrong parent: attached by guess to the record before it"
 GUESSED_END = "wrong end of a compacted context: the record before it taken by guess"
 
@@ -37,36 +38,34 @@ class Links:
         self._messages: list[Node] = []
         self._lengths: ContextLengths | None = None
         self._num_before = 0
-        self._named: set[object] = set()
+        self._named: set[str] = set()
         self._guessed: set[str] = set()
         self._strayed: dict[str, Any] = {}
         """Silent records that go back, and those that hang from them -> when the first of them was written."""
 
     def settle(self, entries: list[Entry]) -> None:
         nodes = [entry.node for entry in entries if entry.node is not None]
-        self._messages = [node for node in nodes if node.is_message and not node.is_sidechain]
-        self._named = {entry.parent for entry in entries if isinstance(entry.parent, str)}
+        self._messages = [node for node in nodes if node.is_main_message]
+        self._named = {name for entry in entries for name in (entry.parent, entry.follows) if isinstance(name, str)}
         for entry in entries:
             self._take(entry)
 
     def _take(self, entry: Entry) -> None:
         node, parent = entry.node, entry.parent
-        is_main_message = node is not None and node.is_message and not entry.is_sidechain
+        moves_on = True
         if not isinstance(parent, str) or parent not in self.parents:
             parent = self._instead(entry)
-            moves_on = True
-        elif is_main_message and node is not None:
+        elif node is not None and node.is_main_message:
             parent, moves_on = self._judged(node, parent)
         else:
-            moves_on = True
             self._note_stray(entry, parent)
         self.parents[entry.uuid] = parent
         self._last_uuid[entry.is_sidechain] = entry.uuid
         self._above[entry.uuid] = None if parent is None else self._above.get(parent)
         if node is not None:
             self._add(node, parent)
-            self._num_before += is_main_message
-            if not entry.is_sidechain and (node.is_boundary or (is_main_message and moves_on)):
+            self._num_before += node.is_main_message
+            if (node.is_boundary and not node.is_sidechain) or (node.is_main_message and moves_on):
                 self._tail = node
 
     def _add(self, node: Node, parent: str | None) -> None:
@@ -89,6 +88,8 @@ class Links:
         has_name = isinstance(entry.parent, str)
         if has_name:
             self._report.skip(ORPHAN, self._file, entry.line)
+        elif self._named and self._tail is not None and entry.node is not None and entry.node.is_main_message:
+            self._report.skip(NO_PARENT, self._file, entry.line)  # a log without any links has none to miss
         self._guessed.add(entry.uuid)
         previous = self._last_uuid[entry.is_sidechain]
         if not entry.is_sidechain and self._tail is not None:
@@ -105,15 +106,20 @@ class Links:
             left = self._left_behind(target)
             if self._is_beside(left, node, target):
                 return parent, True
-            is_last = node is self._messages[-1]
-            if not is_last and node.uuid not in self._named:
-                return parent, False  # nothing hangs from it: whatever its link says costs nobody
+            if self._is_late_result(node, target):
+                return parent, False
             came = self._strayed.get(parent, node.record.get("timestamp"))
             if self._is_rewind(node, target, left, came):
                 return parent, True
         self._report.skip(GUESSED, self._file, node.line)
         self._guessed.add(node.uuid)
         return tail.uuid, True
+
+    def _is_late_result(self, node: Node, target: Node | None) -> bool:
+        """Whether it answers calls where it hangs, and the thread goes on elsewhere: nothing hangs from it."""
+        is_last = node is self._messages[-1]
+        askers = [] if node.kind == "assistant" or is_last or node.uuid in self._named else self._asking(node)
+        return bool(askers) and all(self._is_above(asker, target) for asker in askers)
 
     def _note_stray(self, entry: Entry, parent: str) -> None:
         if parent in self._strayed:
@@ -171,8 +177,8 @@ class Links:
         if node.kind == "assistant" and has_met and all(map(_begins_turn, left)):
             return True  # the harness, when a session goes on, instead of the command that ended it
         verdict = self._verdict(target, came)
-        if not has_met:  # back to a branch that was left before
-            return verdict == "went back"
+        if not has_met:  # back to the end of a branch that was left before
+            return verdict == "went back" and target is not None and not target.called and not target.answered
         is_at_prompt = _begins_turn(left[-1]) or (target is not None and _begins_turn(target))
         return is_at_prompt and verdict != "went on"
 

@@ -48,6 +48,10 @@ class Node:
         return self.kind in ("user", "assistant")
 
     @property
+    def is_main_message(self) -> bool:
+        return self.is_message and not self.is_sidechain
+
+    @property
     def is_harness(self) -> bool:
         """Whether an assistant's message is the harness's own words ("API Error", "No response requested.")."""
         return self.message.get("model") == "<synthetic>" or self.record.get("isApiErrorMessage") is True

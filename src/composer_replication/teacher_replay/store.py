@@ -68,7 +68,7 @@ class TeacherStore:
         try:
             with self._named_errors():
                 self._prepare()
-            self._owner = None if self._path is None else Owner(self._path)
+            self._owner = self._new_owner()
             self._owner_name = self._owner.name if self._owner else "memory"
             self._take_over_the_dead()
         except BaseException:
@@ -207,6 +207,12 @@ class TeacherStore:
             self._execute("UPDATE meter SET spent = spent + ?", (nano,))
         else:
             self._execute("UPDATE meter SET unknown = unknown + ?, num_unknown = num_unknown + 1", (nano,))
+
+    def _new_owner(self) -> Owner | None:
+        try:
+            return None if self._path is None else Owner(self._path)
+        except OSError as error:
+            raise RunError(explain(str(self._path), got=str(error), expected="a folder that can be written")) from error
 
     def _take_over_the_dead(self) -> None:
         """Reservations of processes that are gone stay spent."""

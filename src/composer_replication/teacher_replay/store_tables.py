@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from composer_replication.atomic import staged
-from composer_replication.errors import ArtefactCorruptError, explain
+from composer_replication.errors import ArtefactCorruptError, RunError, explain
 from composer_replication.runs import answer_owners
 from composer_replication.teacher_replay.money import to_dollars
 
@@ -67,11 +67,15 @@ def make_if_new(path: Path) -> None:
         return
     fresh = sqlite3.connect(":memory:", isolation_level=None)
     fresh.executescript(f"{NEW} PRAGMA user_version = {VERSION};")
-    data = fresh.serialize()
+    data = bytearray(fresh.serialize())
     fresh.close()
-    with staged(path) as stage, contextlib.suppress(FileExistsError):  # somebody else was faster
-        stage.file.write(data)
-        stage.commit_new()
+    data[18:20] = b"\2\2"  # with a write-ahead log from the start: processes that open it first together do not wait
+    try:
+        with staged(path) as stage, contextlib.suppress(FileExistsError):  # somebody else was faster
+            stage.file.write(data)
+            stage.commit_new()
+    except OSError as error:
+        raise RunError(explain(str(path), got=str(error), expected="a folder that can be written")) from error
 
 
 def digest_of(key: bytes, teacher: str, reply: bytes) -> bytes:

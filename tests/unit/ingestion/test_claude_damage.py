@@ -10,13 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from claude_mutations import LINKS, damaged, looks_like_a_rewind
+from claude_mutations import LINKS, damaged, looks_like_a_rewind, with_line
 from claude_pieces import lost, pieces
 from claude_records import Log, call, text
 from claude_sessions import long_session, session, sub_agent
 
 from composer_replication.ingestion import claude_code
-from composer_replication.ingestion.claude_links import GUESSED, GUESSED_END, ORPHAN
+from composer_replication.ingestion.claude_links import GUESSED, GUESSED_END, NO_PARENT, ORPHAN
 from composer_replication.ingestion.source import IngestReport, SourceFile
 
 NUM_MUTATIONS = 3_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 300
@@ -67,6 +67,21 @@ def test_a_parent_that_stands_later_or_nowhere_costs_nothing(tmp_path):
         [conversation], report = read(tmp_path / "s-1.jsonl", log.lines())
         assert texts(conversation) == texts(whole), named
         assert dict(report.skipped) == {ORPHAN: 1}, named
+
+
+def test_a_parent_that_is_missing_costs_nothing_and_is_counted_as_a_guess(tmp_path):
+    log = turns()
+    [whole], _ = read(tmp_path / "s-1.jsonl", log.lines())
+    of(log, "p2")["parentUuid"] = None
+    del of(log, "r5")["parentUuid"]
+    [conversation], report = read(tmp_path / "s-1.jsonl", log.lines())
+    assert texts(conversation) == texts(whole)
+    assert dict(report.skipped) == {NO_PARENT: 2}
+    for record in log.records:
+        record.pop("parentUuid", None)
+    [conversation], report = read(tmp_path / "s-1.jsonl", log.lines())
+    assert texts(conversation) == texts(whole)
+    assert not report.skipped  # a log without links misses none
 
 
 def test_a_record_copied_anywhere_costs_nothing_and_changes_no_order(tmp_path):
@@ -230,6 +245,26 @@ def kept_pieces(path, log):
     return {line: pieces(log[line - 1]) for line in kept}
 
 
+def missing_lines(path, damage, kept):
+    """Lines that are intact in a damaged log, and of which nothing is left that was kept before."""
+    conversations, _ = read(path, damage.file())
+    intact = {at: was for at, was in damage.intact().items() if was in kept}
+    gone = {line for line, _, _ in lost(conversations, {at: kept[was] for at, was in intact.items()})}
+    return set(intact.values()) - {was for at, was in intact.items() if at not in gone}
+
+
+@pytest.mark.parametrize("log", [session(), long_session(4, 2)], ids=["everything", "long"])
+def test_any_record_may_name_any_other_as_its_parent(tmp_path, log):
+    kept, records = kept_pieces(tmp_path / "s-1.jsonl", log), [json.loads(line) for line in log]
+    step = 1 if len(log) < 40 else 11
+    for at, record in enumerate(records):
+        for named in records[at % step :: step]:
+            line = json.dumps({**record, "parentUuid": named["uuid"]}).encode()
+            damage = with_line(log, at, line, "wrong parent")
+            if not looks_like_a_rewind(log, damage):
+                assert not missing_lines(tmp_path / "s-1.jsonl", damage, kept), (at + 1, named["uuid"])
+
+
 def test_damaged_links_lines_and_bytes_cost_no_other_record(tmp_path, note):
     rng, problems, ambiguous = random.Random(1), Counter(), 0
     kept = {name: kept_pieces(tmp_path / name, log) for name, log in LOGS}
@@ -242,10 +277,7 @@ def test_damaged_links_lines_and_bytes_cost_no_other_record(tmp_path, note):
             ambiguous += 1
             continue
         number += 1
-        conversations, _ = read(tmp_path / name, damage.file())
-        intact = {at: was for at, was in damage.intact().items() if was in kept[name]}
-        gone = {line for line, _, _ in lost(conversations, {at: kept[name][was] for at, was in intact.items()})}
-        missing = set(intact.values()) - {was for at, was in intact.items() if at not in gone}
+        missing = missing_lines(tmp_path / name, damage, kept[name])
         if missing:
             problems[kind, name] += len(missing)
     note(
