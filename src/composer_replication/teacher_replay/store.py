@@ -65,15 +65,14 @@ class TeacherStore:
             store_tables.make_if_new(self._path)
         self._connection = sqlite3.connect(":memory:" if path is None else str(path), isolation_level=None, timeout=60)
         self._owner: Owner | None = None
-        try:
+        with contextlib.ExitStack() as unless_all_is_well:
+            unless_all_is_well.callback(self.close)
             with self._named_errors():
                 self._prepare()
             self._owner = self._new_owner()
             self._owner_name = self._owner.name if self._owner else "memory"
             self._take_over_the_dead()
-        except BaseException:
-            self.close()
-            raise
+            unless_all_is_well.pop_all()
 
     def __enter__(self) -> TeacherStore:
         return self
