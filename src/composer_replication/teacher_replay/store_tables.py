@@ -104,6 +104,8 @@ def fault_of_shape(connection: sqlite3.Connection) -> str | None:
         if columns != _COLUMNS[name]:
             return f"a table {name} with columns {columns!r:.100}"
     later = sorted(set(_COLUMNS) & set(names) - set(_TABLES_OF[version]))
+    if version == 1 and later == ["bills", "holds"]:
+        return None  # set back by hand to forget whose answers are whose: its books are checked like any other's
     return f"version {version} with tables of a later one: {', '.join(later)}" if later else None
 
 
@@ -160,7 +162,14 @@ def upgrade(connection: sqlite3.Connection) -> None:
     version = version_of(connection)
     if version == VERSION:
         return
-    for statement in (answer_owners.TABLE, *_statements(_BOOKS)):
+    connection.execute(answer_owners.TABLE)
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'bills'").fetchone():
+        _open_books(connection)
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _open_books(connection: sqlite3.Connection) -> None:
+    for statement in _statements(_BOOKS):
         connection.execute(statement)
     for name in ("intents", "meter"):
         connection.execute(f"ALTER TABLE {name} RENAME TO old_{name}")
@@ -179,7 +188,6 @@ def upgrade(connection: sqlite3.Connection) -> None:
         connection.execute(add, (now, _CARRIED_OVER, 0 if each else unknown, 0, None, None))
     for key, teacher, reply in connection.execute("SELECT key, teacher, reply FROM replies").fetchall():
         connection.execute(add, (now, teacher, 0, 1, key, digest_of(key, teacher, reply)))
-    connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
 def _statements(script: str) -> list[str]:

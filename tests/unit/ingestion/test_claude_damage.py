@@ -282,7 +282,7 @@ def test_damaged_links_lines_and_bytes_cost_no_other_record(tmp_path, note):
             problems[kind, name] += len(missing)
     note(
         f"damaged claude_code logs: {NUM_MUTATIONS} mutations of {len(LOGS)} sessions, {problems.total()} records lost "
-        f"that were not damaged; {rewinds.total()} more have a link that says what a rewind says, and {rewinds[True]} of "
-        "them are read as one (full: 3000)"
+        f"that were not damaged; {rewinds.total()} more have a link that says what a rewind says, and "
+        f"{rewinds[True]} of them are read as one (full: 3000)"
     )
     assert not problems
