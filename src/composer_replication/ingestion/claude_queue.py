@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from composer_replication.ingestion.claude_attachments import plain_prompt
-from composer_replication.ingestion.claude_tree import Node
+from composer_replication.ingestion.claude_record import Node
 from composer_replication.ingestion.source import IngestReport, Record
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z$")

@@ -160,7 +160,10 @@ async def replay_run(
     on_call: Callable[[TeacherCallResult], None],
     on_meter: OnMeter | None = None,
 ) -> ReplayReport:
-    """Ask, then write `teacher_calls.jsonl`: every call in the order of states and teachers, answered or not."""
+    """Ask, then write `teacher_calls.jsonl`: every call in the order of states and teachers, answered or not.
+
+    The run is held meanwhile: a second replay of it says who holds it, and sends nothing.
+    """
     failures: dict[tuple[int, int], TeacherCallResult] = {}
 
     def keep(state: int, teacher: int, result: TeacherCallResult) -> None:
@@ -168,11 +171,12 @@ async def replay_run(
             failures[state, teacher] = result
         on_call(result)
 
-    report = await replay(
-        run_states(run, which), specs, max_total_usd, api_key, options=options, on_result=keep, on_meter=on_meter
-    )
     counts: Counter[str] = Counter()
     with TeacherStore(options.cache) as store:
+        store.hold("a replay of this run")
+        report = await replay(
+            run_states(run, which), specs, max_total_usd, api_key, options=options, on_result=keep, on_meter=on_meter
+        )
         rows = _rows(run_states(run, which), teachers, options, store, failures, counts)
         run.write_jsonl(
             "teacher_calls",
