@@ -8,9 +8,11 @@ parameters from a signature, fields from the records. Only sentences that the co
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import inspect
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -210,6 +212,7 @@ def artefacts_page() -> str:
         sentences.RUN_DIRECTORY,
         table(("name", "file", "kind", "written by", "holds"), rows),
         *(_record(name) for name in sentences.RECORDS),
+        f"## Files with a schema of their own\n\n{_written()}\n\n{sentences.EXPORT}",
         f"## Words that a field may hold\n\n{_words()}",
         f"## The sidecar\n\n{sentences.SIDECAR} `sidecar_version` is {SIDECAR_VERSION}.",
         _fields(fields_of(ArtefactMeta)),
@@ -236,6 +239,32 @@ def _record(name: str) -> str:
     for kind in record.inside:
         parts += [f"### {kind.__name__}", inspect.cleandoc(kind.__doc__ or ""), _fields(fields_of(kind))]
     return "\n\n".join(parts)
+
+
+def _written() -> str:
+    rows = [
+        (
+            code(each.file),
+            code(each.schema),
+            str(each.version),
+            ", ".join(code(name) for name in (*_keys_in(each.writer), *each.more)),
+            each.sentence,
+        )
+        for each in sentences.WRITTEN
+    ]
+    return table(("file", "schema", "version", "fields", ""), rows)
+
+
+def _keys_in(writer: Any) -> list[str]:
+    """Keys of the one dict in a function that says which schema it is."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(writer)))
+    found = [
+        [key.value for key in node.keys if isinstance(key, ast.Constant)]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+    ]
+    (keys,) = (each for each in found if "schema" in each)
+    return keys
 
 
 def _words() -> str:

@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 from composer_replication import types
 from composer_replication.hint_generator import run_sites
 from composer_replication.ingestion import earlier, session_sources
+from composer_replication.objective.fingerprint import Fingerprint
 from composer_replication.objective.hint_proof import HintProof
+from composer_replication.pairs import export
 from composer_replication.pairs.extract import PairRecord
 from composer_replication.runs import conversations
 from composer_replication.teacher_replay import run_pairs, run_replay
-from composer_replication.trainer import offline_proof
+from composer_replication.trainer import offline_proof, reference, run_results
+from composer_replication.trainer.checkpoints import manifest, tree_file
 
 CONFIG = """\
 A config is a TOML file (`crf train --config FILE`); `--set a.b=c` wins over the file. A key that is not here is an
@@ -200,3 +203,55 @@ RECORDS: Mapping[str, Record] = {
         more=(("advantage", "float | None"), ("conversation_id", "str"), ("turn_id", "str"), ("kind", "str")),
     ),
 }
+
+
+class Written(NamedTuple):
+    """A file with a schema of its own: the function that writes it has its fields, as the keys of a dict."""
+
+    file: str
+    schema: str
+    version: object
+    writer: Any
+    more: tuple[str, ...] = ()
+    sentence: str = ""
+
+
+WRITTEN: tuple[Written, ...] = (
+    Written(
+        "ref_logprobs.safetensors",
+        reference._SCHEMA,
+        reference._VERSION,
+        reference.ReferenceLogprobs.save,
+        Fingerprint._fields,
+        "These are its metadata; the tensors are `keys`, a hash of each answer's tokens, and `logprobs`.",
+    ),
+    Written(
+        "checkpoints/checkpoint-N/manifest.json",
+        manifest._SCHEMA,
+        manifest._VERSION,
+        manifest.write_manifest,
+        ("about",),
+        "`files` has the size and SHA-256 of every other file; `about` says which model, data and process.",
+    ),
+    Written(
+        "checkpoints/checkpoint-N/NAME.json",
+        tree_file._SCHEMA,
+        tree_file._VERSION,
+        tree_file.save_tree,
+        (),
+        "Optimiser, scheduler, random numbers and the like; tensors are in `NAME.safetensors` beside it.",
+    ),
+    Written(
+        f"adapter/{run_results.RECORD}",
+        run_results._SCHEMA,
+        run_results._VERSION,
+        run_results.write_record,
+        (),
+        "What the weights in this folder were made from, and what each channel did.",
+    ),
+)
+EXPORT = (
+    f"`crf pairs --export FILE` writes JSONL of schema `{export.SCHEMA}`, self-contained, for TRL's `DPOTrainer`: "
+    "`prompt`, `chosen` and `rejected` as messages, `tools` as JSON text, and `state_id`. "
+    "`crf export` writes ATIF documents."
+)
