@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim check format bench clean
+.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim check format bench reference docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -77,5 +77,22 @@ bench: setup ## the benchmark tables; on a machine without a GPU, at a small siz
 	$(BIN)/python benchmarks/jsd_kernel.py $(if $(wildcard /dev/nvidia0),,--rows 256 --hidden 64 --vocab 8000)
 	$(BIN)/python benchmarks/sdpo_step.py $(if $(wildcard /dev/nvidia0),,--tiny)
 
+reference: setup ## docs/reference anew, from the code
+	$(BIN)/python docs/reference/generate.py
+
+# mkdocs needs nothing of ours, and we nothing of it: an environment of its own. Nothing is fetched while it builds.
+# The variable silences the news that the theme is mended until May 2027 only; constraints/docs.txt says what then.
+DOCS_VENV ?= .venv-docs
+DOCS := $(DOCS_VENV)/bin/python
+$(DOCS_VENV)/.installed: constraints/docs.txt
+	test -x $(DOCS) || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS) -m pip install --quiet --no-deps -r constraints/docs.txt
+	$(DOCS) -m pip check
+	touch $@
+
+docs: $(DOCS_VENV)/.installed ## the pages as a static site in site/, which asks no other host for anything
+	NO_MKDOCS_2_WARNING=1 $(DOCS) -m mkdocs build --strict --quiet --clean
+	$(DOCS) .ci/site_requests.py site
+
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(REPLAYSIM_VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(REPLAYSIM_VENV) $(DOCS_VENV) site dist build .pytest_cache .ruff_cache .hypothesis
