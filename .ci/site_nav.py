@@ -14,6 +14,7 @@ PAGES = (
     "batches",
     "pipeline",
     "channels",
+    "losses",
     "glossary",
     "cli",
     "config",
