@@ -1,6 +1,7 @@
 """Files that are either wholly written or untouched: a temporary file beside the target, synced, then renamed over it.
 
-Nothing of the old file is preserved (a symbolic link is replaced by the file); the new one gets the process's umask.
+Nothing of the old file is preserved (a symbolic link is replaced by the file, see `written_through`); the new one gets
+the process's umask. A device, a pipe or a folder is never replaced.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from composer_replication.canonical_json import encode_as_written
+from composer_replication.errors import InputError, explain
 
 if sys.platform != "win32":
     import fcntl
@@ -30,6 +32,10 @@ class StagedFile:
     """A temporary file beside its target that takes the target's place when committed."""
 
     def __init__(self, target: Path) -> None:
+        if target.exists() and not target.is_file():
+            kind = "a folder" if target.is_dir() else "a device or a pipe"
+            fix = "Write to a file, and show that."
+            raise InputError(explain(str(target), got=kind, expected="a file, or a name that is free", fix=fix))
         self._target = target
         self._temp = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}{_TEMP_SUFFIX}")
         # Not tempfile.mkstemp: its mode 0600 would stay, and hide the file from the user's group.
@@ -90,6 +96,11 @@ def staged(target: str | os.PathLike[str]) -> Generator[StagedFile, None, None]:
         yield stage
     finally:
         stage.discard()
+
+
+def written_through(path: str | os.PathLike[str]) -> Path:
+    """Where a file goes that a user named: what a symbolic link leads to, so that the link stays one."""
+    return Path(os.path.realpath(path))
 
 
 def commit_together(*stages: StagedFile) -> None:

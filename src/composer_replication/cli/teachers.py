@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
     known = {each.slug: each for each in listed}
     _show([known[teacher["slug"]] for teacher in found])
     if args.output is not None:
-        from composer_replication.atomic import atomic_write_json
+        from composer_replication.atomic import atomic_write_json, written_through
 
-        atomic_write_json(Path(args.output), found)
+        atomic_write_json(written_through(args.output), found)
         say(f"{args.output}: {len(found)} teachers with prices")
     return 0
 

@@ -56,8 +56,9 @@ def read_families(
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        except BrokenProcessPool as error:
-            raise RunError("a worker process died, probably for lack of memory: try `--workers 1`") from error
+        except (BrokenProcessPool, BrokenPipeError) as error:  # a pipe to a worker that never began, not one of ours
+            died = "a worker process could not start or died, perhaps for lack of memory: try `--workers 1`"
+            raise RunError(died) from error
         finally:
             for each in waiting:
                 each.cancel()

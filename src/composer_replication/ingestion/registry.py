@@ -104,7 +104,8 @@ def _entered(folder: Path, names: Sequence[str], links: Links, report: IngestRep
     """The folders below that are looked into: not all links, and no run of our own."""
     for name in sorted(names):
         reason = links.why_not_entered(folder / name) if (folder / name).is_symlink() else ""
-        if not reason and (folder / name / RUN_MARKER).is_file():
+        # Not Path.is_file: it raises where the folder is closed to us, which the walk itself counts.
+        if not reason and os.path.isfile(folder / name / RUN_MARKER):  # noqa: PTH113
             reason = "run directory"
         if reason:
             report.skip(reason, (folder / name).relative_to(root).as_posix())

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
-from composer_replication.atomic import staged
+from composer_replication.atomic import staged, written_through
 from composer_replication.canonical_json import decode, decode_object, encode_as_written
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.last_gate import Find, LastGate, refusal
@@ -48,7 +47,7 @@ def export_preferences(
     """
     if arguments not in ("object", "text"):
         raise InputError(explain("arguments", got=repr(arguments), expected='"object" or "text"'))
-    target, num_rows, finds = Path(path), 0, dict[bytes, Find]()
+    target, num_rows, finds = written_through(path), 0, dict[bytes, Find]()
     gate = LastGate(os.environ) if gate is None else gate
     target.parent.mkdir(parents=True, exist_ok=True)
     with staged(target) as stage:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
-from composer_replication.atomic import staged
+from composer_replication.atomic import staged, written_through
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, explain
 from composer_replication.pairs.agreement import PairReport
@@ -89,7 +88,7 @@ def extract_pairs(
 
 def save_pairs(pairs: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
     """Write pairs, one JSON object a line; the file appears whole or not at all, its folder if it is missing."""
-    target = Path(path)
+    target = written_through(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with staged(target) as stage:
         for number, pair in enumerate(pairs):
