@@ -172,12 +172,12 @@ def lock(descriptor: int, *, exclusive: bool) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
 
 
-def try_lock(descriptor: int) -> bool:
-    """Take the exclusive advisory lock if nobody has it; True also where there are no locks."""
+def try_lock(descriptor: int, *, exclusive: bool = True) -> bool:
+    """Take the advisory lock if nobody has it who keeps us out; True also where there are no locks."""
     if sys.platform == "win32":
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks

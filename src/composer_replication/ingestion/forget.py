@@ -74,7 +74,7 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
     Stopped half way, it can be repeated: the conversations go last, so that they can still be named. Paid answers of
     which nobody knows whose they are go only with `discard_answers`.
     """
-    with run.exclusive("forget"):
+    with run.exclusive("forget", against=("replay", "training")):
         run.remove_leftovers(*ARTEFACTS)
         plan = plan_forgetting(run, sessions)
         if plan.answers is not None and plan.answers.num_unowned and not discard_answers:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from composer_replication.atomic import atomic_create_json, is_temporary, try_lock
 from composer_replication.canonical_json import decode_object
@@ -18,6 +19,8 @@ from composer_replication.runs.sidecar import ArtefactMeta, Setting, check_schem
 
 MARKER = "run.json"
 _LOCK = ".lock"
+Use = Literal["replay", "training"]
+"""What goes on for long and must find the run as it was: answers belong to its states, weights to its sessions."""
 _LAYOUT_VERSION = 1
 
 
@@ -62,14 +65,32 @@ class RunDir:
         return cls(root)
 
     @contextlib.contextmanager
-    def exclusive(self, what: str) -> Generator[None, None, None]:
-        """Hold the run for one command that reads and then replaces what it read; a second one is refused."""
-        path = self.root / _LOCK
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    def exclusive(self, what: str, *, against: Sequence[Use] = ("replay",)) -> Generator[None, None, None]:
+        """Hold the run for one command that reads and then replaces what it read; a second one is refused.
+
+        `against` are uses of the run during which this must not be done either.
+        """
+        with contextlib.ExitStack() as held:
+            held.enter_context(self._locked(_LOCK, what, "another process is working on it"))
+            for use in against:
+                held.enter_context(self._locked(_lock_of(use), what, f"a {use} that uses it"))
+            yield
+
+    @contextlib.contextmanager
+    def used_for(self, use: Use) -> Generator[None, None, None]:
+        """Keep away, for as long as this lasts, whoever must not change the run meanwhile."""
+        held = contextlib.ExitStack()
+        with contextlib.suppress(OSError):  # where nobody can write, there is nobody to keep away
+            held.enter_context(self._locked(_lock_of(use), use, "another process that changes it", exclusive=False))
+        with held:
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, what: str, got: str, *, exclusive: bool = True) -> Generator[None, None, None]:
+        descriptor = os.open(self.root / name, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            if not try_lock(descriptor):
+            if not try_lock(descriptor, exclusive=exclusive):
                 fix = "Wait until it is done, or choose another run"
-                got = "another process is working on it"
                 raise RunError(explain(f"{what} on {self.root}", got=got, expected="the run for itself", fix=fix))
             yield
         finally:
@@ -176,3 +197,7 @@ def _tool_version() -> str:
     from composer_replication.version import __version__
 
     return __version__
+
+
+def _lock_of(use: Use) -> str:
+    return f".{use}.lock"

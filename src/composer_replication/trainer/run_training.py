@@ -5,6 +5,7 @@ config -> run directory, tokenizer -> sessions (or prompts) -> memory plan -> tr
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import signal
@@ -75,7 +76,8 @@ def run_training(
     for remark in remarks_on(inputs):
         told.say(remark)
     made = make(inputs, folder, alarm, told, must_fit)
-    with folder.held(is_main=made.args.process_index == 0):
+    used = contextlib.nullcontext() if inputs.run is None else inputs.run.used_for("training")
+    with used, folder.held(is_main=made.args.process_index == 0):
         changes = folder.changed_options(config) if goes_on else []
         for change in changes:  # before anything is compared
             told.say(f"set otherwise than when the run began: {change}")
