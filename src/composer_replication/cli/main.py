@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
 from composer_replication.cli.failures import in_words
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from composer_replication.errors import ComposerError
 
     try:
-        args = build_parser().parse_args(argv)
+        args = _understood(argv)
     except SystemExit:  # help was asked for, or the command was not understood
         _drop_output()
         raise
@@ -48,6 +49,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1
 
 
+def _understood(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments; an option that its verb does not have ends with the verb's own usage and the nearest it has."""
+    parser, verbs = _parsers()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        verb = verbs[args.verb]
+        # What `add_argument` took is kept in a table of options.
+        near = get_close_matches(unknown[0].partition("=")[0], list(verb._option_string_actions), n=1)  # pyright: ignore
+        verb.error(f"unrecognized arguments: {' '.join(unknown)}" + (f" (did you mean {near[0]}?)" if near else ""))
+    return args
+
+
 def _flush() -> None:
     if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison] (closed by whoever started us)
         sys.stdout.flush()
@@ -63,6 +76,11 @@ def _drop_output() -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all verbs. No abbreviations: `--no-scrub` has to be meant."""
+    return _parsers()[0]
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """That of `crf`, and that of each verb."""
     from composer_replication.version import __version__
 
     parser = argparse.ArgumentParser(
@@ -76,4 +94,4 @@ def build_parser() -> argparse.ArgumentParser:
         module = import_module(f"composer_replication.cli.{verb}")
         sub = verbs.add_parser(verb, help=module.HELP, description=module.HELP, allow_abbrev=False)
         module.add_arguments(sub)
-    return parser
+    return parser, verbs.choices

@@ -78,6 +78,9 @@ def _show(run_dir: RunDir, found: PairsOfRun, args: argparse.Namespace) -> None:
     )
     kept = found.filtered.get("kept", 0)
     say(f"{run_dir.path('pairs')}: {kept} pairs of {report.num_states} states")
+    if not kept and report.drops.get("no_votes"):
+        unheard = report.drops["no_votes"]
+        say(f"no teacher's answer counts for {unheard} of the states that were asked about: `crf replay RUN` asks anew")
     if report.num_rejected_worked:
         dropped = "are none" if not args.where_it_worked else "are among them (rejected_action_worked)"
         say(

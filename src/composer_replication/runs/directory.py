@@ -54,7 +54,10 @@ class RunDir:
         marker = root / MARKER
         if not marker.is_file():
             got = "no such folder" if not root.exists() else f"no {MARKER} in it"
-            raise RunError(explain(f"{root} is not a run directory", got=got, expected=f"a folder with {MARKER}"))
+            fix = "Name the run that `crf ingest` made, or a new folder to make one in."
+            raise RunError(
+                explain(f"{root} is not a run directory", got=got, expected=f"a folder with {MARKER}", fix=fix)
+            )
         try:
             layout = decode_object(marker.read_bytes()).get("layout_version")
         except ValueError as error:

@@ -78,3 +78,16 @@ def test_a_disk_that_takes_nothing_is_named(
     assert str(error.strerror) in told
     assert re.search("Make room|read-only: name another", told)
     assert "No artefact was left half written, and the same command can be run again." in told
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("--no-scru", "--no-scrub"), ("--reraed", "--reread"), ("--foobarbaz", None)]
+)
+def test_an_option_that_a_verb_does_not_have_ends_with_its_usage_and_the_nearest(typed, meant, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["ingest", "logs", "-o", "run", typed])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("usage: crf ingest")
+    assert ("did you mean" in said) == (meant is not None)
+    assert meant is None or f"(did you mean {meant}?)" in said
