@@ -118,7 +118,7 @@ class Renderer:
             "thinking": {**asdict(self.thinking), "student_models": list(self.thinking.student_models)},
         }
 
-    def tools_of(self, format_name: str) -> list[Mapping[str, Any]]:
+    def tools_for(self, format_name: str) -> list[Mapping[str, Any]]:
         """The tools that conversations of this format are shown with."""
         return _of_format(self._tools, format_name)
 
@@ -146,7 +146,7 @@ class Renderer:
     def _cut(self, conversation: Conversation) -> tuple[Chat, list[list[TurnPiece]]]:
         """The conversation in the template's dialect, or with calls as text where it refuses that."""
         refusal: InputError | None = None
-        given, escaped = self.tools_of(conversation.format), _of_format(self._escaped, conversation.format)
+        given, escaped = self.tools_for(conversation.format), _of_format(self._escaped, conversation.format)
         for dialect in dict.fromkeys((self.dialect, self.dialect.without_tools())):
             shown, as_text = (escaped, None) if dialect.tools else (None, given)
             chat = to_chat(conversation, dialect, self.protected, thinking=self.thinking, tools=as_text)

@@ -167,7 +167,7 @@ def _renderer(
 
     tools = _schemas(args.tools) if args.tools else tools_of(run_dir)
     renderer = make_renderer(config.render, load_tokenizer(name), tools, template=template)
-    num_tools = len(renderer.tools_of(conversation.format))
+    num_tools = len(renderer.tools_for(conversation.format))
     shown = f"{num_tools} of {args.tools or conversation.format}" if num_tools else "none"
     return f"{name}, tools: {shown}", renderer
 

@@ -25,7 +25,7 @@ def test_a_conversation_is_shown_the_tools_of_its_format_as_if_it_had_a_renderer
     tokenizer = load(family)
     both = Renderer(tokenizer, tools={"a": TOOLS, "b": OTHER, None: []})
     for format_name, tools in (("a", TOOLS), ("b", OTHER), ("c", None)):
-        assert both.tools_of(format_name) == (tools or [])
+        assert both.tools_for(format_name) == (tools or [])
         assert ids_of(both, format_name) == ids_of(Renderer(tokenizer, tools=tools), format_name)
         check_exact(both, replace(coding_session(), format=format_name))
     shown = decode(both, ids_of(both, "a")[0])
