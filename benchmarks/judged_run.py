@@ -71,14 +71,15 @@ def judge_run(
 ) -> Tally:
     """Everything that `crf train` would batch of this run for the tokenizer in folder `model`.
 
-    `students` keeps what was read of a tokenizer, for the next run with the same tools.
+    `students` keeps what was read of a tokenizer, for the next run.
     """
     config = load_with_preset(None, [f'train.model="{model}"', f'train.run="{run.root}"', *overrides])
     inputs = read_inputs(config)
     sessions = offline_data(inputs).train
     tally = Tally()
     tally.notes.update({f"dropped by the package, {name}": count for name, count in sessions.drops.items()})
-    student = _student(inputs.tokenizer, run, {} if students is None else students, str(model))
+    student = _student(inputs.tokenizer, {} if students is None else students, str(model))
+    tools = tools_of(run) or {}
     windows = defaultdict[str, list[StoredWindow]](list)
     for window in sessions.windows:
         windows[window.conversation_id].append(window)
@@ -97,6 +98,7 @@ def judge_run(
             whole=whole,
             sample=sample,
         )
+        student.tools = tools.get(conversation.format, tools.get(None, []))
         judge = SessionJudge(student, judged, tally)
         for window in own_windows:
             judge.judge(window.batch(), [turn_of[each] for each in window.site_ids], window.state_ids)
@@ -105,12 +107,10 @@ def judge_run(
     return tally
 
 
-def _student(tokenizer: object, run: RunDir, known: dict[str, Student], name: str) -> Student:
-    tools = tools_of(run) or []
-    if name in known:
-        known[name].tools = tools
-        return known[name]
-    return known.setdefault(name, Student(tokenizer, tools))
+def _student(tokenizer: object, known: dict[str, Student], name: str) -> Student:
+    if name not in known:
+        known[name] = Student(tokenizer)
+    return known[name]
 
 
 def _hints(run: RunDir) -> tuple[Mapping[str, Mapping[str, list[str]]], Mapping[str, str]]:

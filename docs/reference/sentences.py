@@ -12,7 +12,7 @@ from composer_replication.objective.fingerprint import Fingerprint
 from composer_replication.objective.hint_proof import HintProof
 from composer_replication.pairs import export
 from composer_replication.pairs.extract import PairRecord
-from composer_replication.runs import conversations
+from composer_replication.runs import conversations, tools
 from composer_replication.teacher_replay import run_pairs, run_replay
 from composer_replication.trainer import offline_proof, reference, run_results
 from composer_replication.trainer.checkpoints import manifest, tree_file
@@ -161,10 +161,17 @@ RECORDS: Mapping[str, Record] = {
         more=(("mark", "str"),),
     ),
     "tools": Record(
-        conversations.TOOL_SCHEMA,
-        conversations.TOOL_VERSION,
-        "`source` is `file` where `--tools` gave the schema, else `inferred` from calls that worked.",
-        more=(("name", "str"), ("parameters", "Mapping[str, Any]"), ("source", "str"), ("num_calls", "int")),
+        tools.SCHEMA,
+        tools.VERSION,
+        "`source` is `file` where `--tools` gave the schema, else `inferred` from calls that worked. `format` says "
+        "whose tool it is: that of the agent's logs; null where a file gave the schema, which then is every agent's.",
+        more=(
+            ("name", "str"),
+            ("format", "str | None"),
+            ("parameters", "Mapping[str, Any]"),
+            ("source", "str"),
+            ("num_calls", "int"),
+        ),
     ),
     "sites": Record(
         run_sites.SCHEMA,

@@ -26,14 +26,16 @@ class PairIds(NamedTuple):
     rejected: ResponseIds
 
 
-def response_ids(renderer: Renderer, turns: Sequence[Turn], answer: Turn, *, conversation_id: str) -> ResponseIds:
-    """Ids of the turns and of the assistant turn that answers them.
+def response_ids(
+    renderer: Renderer, turns: Sequence[Turn], answer: Turn, *, conversation_id: str, format_name: str = FORMAT
+) -> ResponseIds:
+    """Ids of the turns and of the assistant turn that answers them, with the tools of `format_name`, their session's.
 
     Where the template rewrites history the conversation is several sequences; the answer is the end of the last.
     """
     if answer.role != "assistant":
         raise InputError(explain(f"answer of {conversation_id}", got=f"role {answer.role}", expected="assistant"))
-    conversation = Conversation(id=conversation_id, format=FORMAT, turns=(*turns, answer))
+    conversation = Conversation(id=conversation_id, format=format_name, turns=(*turns, answer))
     rendered = renderer.render(conversation)[-1]
     span = rendered.spans[-1]
     assert span.turn_id == answer.id
@@ -42,7 +44,13 @@ def response_ids(renderer: Renderer, turns: Sequence[Turn], answer: Turn, *, con
 
 
 def pair_ids(
-    renderer: Renderer, turns: Sequence[Turn], chosen: Turn, rejected: Turn, *, conversation_id: str
+    renderer: Renderer,
+    turns: Sequence[Turn],
+    chosen: Turn,
+    rejected: Turn,
+    *,
+    conversation_id: str,
+    format_name: str = FORMAT,
 ) -> PairIds:
     """Both answers after the same turns, their thinking treated alike (`ThinkingRules.alike`).
 
@@ -50,7 +58,8 @@ def pair_ids(
     context on both sides. Contexts that differ in any other way cannot be compared: AlignmentError.
     """
     answers = renderer.thinking.alike(chosen, rejected)
-    sides = [response_ids(renderer, turns, turn, conversation_id=conversation_id) for turn in answers]
+    named = {"conversation_id": conversation_id, "format_name": format_name}
+    sides = [response_ids(renderer, turns, turn, **named) for turn in answers]
     start = min(side.start for side in sides)
     first, second = (side.ids[:start] for side in sides)
     # Only the header may be longer on one side: a message more would be another state.

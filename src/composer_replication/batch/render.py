@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from composer_replication.actions.write import text_follows_call, thinking_comes_late
 from composer_replication.batch.dialect import read_dialect
@@ -25,6 +25,9 @@ from composer_replication.types import Conversation, Turn
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+T = TypeVar("T")
+Tools = Sequence[Mapping[str, Any]] | Mapping[str | None, Sequence[Mapping[str, Any]]]
+"""Schemas of tools for all conversations; or by `Conversation.format`, under None those of all other formats."""
 TEXT_FOLLOWS_CALL, THINKING_COMES_LATE, WITHOUT_ANSWER = "text_follows_call", "thinking_comes_late", "without_answer"
 """Templates write a turn's text before its calls: such a turn would be learned in an order it was not written in."""
 
@@ -67,7 +70,8 @@ class Renderer:
     """Renders conversations with a tokenizer's chat template, or with `chat_template` in its place.
 
     Args:
-        tools: schemas of the tools, shown to the template (and as text in the system prompt if it shows none).
+        tools: schemas of the tools, shown to the template (and as text in the system prompt if it shows none); or a
+            mapping, so that a conversation is shown those of its own format.
         thinking: what becomes of the turns' thinking; the template decides where it shows what it is given.
         prefer_prefix_preserving: use the variant of a template that never rewrites history, where one is known, so
             that a session is one sequence. A `chat_template` given here is used as it is.
@@ -80,13 +84,15 @@ class Renderer:
         self,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
         chat_template: str | None = None,
         thinking: ThinkingRules | None = None,
         prefer_prefix_preserving: bool = True,
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
-        source = template_source(tokenizer, chat_template, tools)
+        by_format: Mapping[str | None, Sequence[Mapping[str, Any]]]
+        by_format = tools if isinstance(tools, Mapping) else {None: tools or ()}
+        source = template_source(tokenizer, chat_template, [tool for own in by_format.values() for tool in own])
         if chat_template is None and prefer_prefix_preserving:
             source = prefix_preserving(source) or source
         self.tokenizer = tokenizer
@@ -95,8 +101,9 @@ class Renderer:
         self.dialect = read_dialect(self.template, self.protected)
         self.encoder = PieceEncoder(tokenizer, self.protected)
         self.counts: Counter[str] = Counter()
-        self._tools = [self.protected.escape_tree(tool) for tool in tools or ()]
-        self._given_tools = list(tools or ())
+        self._tools = {name: list(own) for name, own in by_format.items()}
+        self._escaped = {name: [self.protected.escape_tree(tool) for tool in own] for name, own in by_format.items()}
+        self._is_by_format = isinstance(tools, Mapping)
         self.thinking = thinking or ThinkingRules()
         self._num_tokens = len(tokenizer)
         self._stop_ids = frozenset(self.protected.ids[stop] for stop in self.dialect.stops)
@@ -107,9 +114,17 @@ class Renderer:
         return {
             "template": self.template.source,
             "options": self.template.options,
-            "tools": self._given_tools,
+            "tools": self._settings_of_tools(),
             "thinking": {**asdict(self.thinking), "student_models": list(self.thinking.student_models)},
         }
+
+    def tools_for(self, format_name: str) -> list[Mapping[str, Any]]:
+        """The tools that conversations of this format are shown with."""
+        return _of_format(self._tools, format_name)
+
+    def _settings_of_tools(self) -> Any:
+        """Keys that JSON can sort; a list where one list holds for all."""
+        return {name or "": own for name, own in self._tools.items()} if self._is_by_format else self._tools[None]
 
     def render(self, conversation: Conversation) -> list[RenderedSequence]:
         """Sequences that hold every assistant turn once; several where the template rewrites what was said."""
@@ -131,8 +146,9 @@ class Renderer:
     def _cut(self, conversation: Conversation) -> tuple[Chat, list[list[TurnPiece]]]:
         """The conversation in the template's dialect, or with calls as text where it refuses that."""
         refusal: InputError | None = None
+        given, escaped = self.tools_for(conversation.format), _of_format(self._escaped, conversation.format)
         for dialect in dict.fromkeys((self.dialect, self.dialect.without_tools())):
-            shown, as_text = (self._tools, None) if dialect.tools else (None, self._given_tools)
+            shown, as_text = (escaped, None) if dialect.tools else (None, given)
             chat = to_chat(conversation, dialect, self.protected, thinking=self.thinking, tools=as_text)
             if refusal is not None:
                 chat.notes["refused_by_template"] += 1
@@ -236,6 +252,10 @@ def thinking_counts(sequences: Sequence[RenderedSequence]) -> Counter[str]:
     spans = [span for sequence in sequences for span in sequence.spans]
     found = Counter(f"thinking_{span.thinking}" for span in spans if span.thinking != "none")
     return found + Counter(empty_thought_as_header=sum(span.has_empty_thought for span in spans))
+
+
+def _of_format(tools: Mapping[str | None, list[T]], format_name: str) -> list[T]:
+    return tools[format_name] if format_name in tools else tools.get(None, [])
 
 
 def _texts(piece: TurnPiece) -> tuple[str, str]:

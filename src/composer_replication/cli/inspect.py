@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     site, hint, conversation = _read(run_dir, args.site)
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say while loading is not our output
         config = _config(args)
-        tokenizer, renderer = _renderer(args, config, run_dir)
+        tokenizer, renderer = _renderer(args, config, run_dir, conversation)
         placement = args.placement or config.train.batch.placement
         from composer_replication.batch.site_view import view_site
 
@@ -151,8 +151,10 @@ def _why_left_out(
     return f"{reason}: {MEANINGS[reason]}{budget}" if reason in MEANINGS else reason
 
 
-def _renderer(args: argparse.Namespace, config: CrfConfig, run_dir: RunDir) -> tuple[str, Renderer]:
-    """The tokenizer's name with its tools, and the renderer that `crf train` would make: of the run's tools too."""
+def _renderer(
+    args: argparse.Namespace, config: CrfConfig, run_dir: RunDir, conversation: Conversation
+) -> tuple[str, Renderer]:
+    """The tokenizer's name with the session's tools, and the renderer that `crf train` would make of the run."""
     from composer_replication.errors import InputError, explain
 
     name = args.tokenizer or config.train.model
@@ -160,14 +162,14 @@ def _renderer(args: argparse.Namespace, config: CrfConfig, run_dir: RunDir) -> t
         expected = "the folder or the name of the model that is to be trained, such as `--tokenizer qwen2.5/`"
         raise InputError(explain("--tokenizer", got="none", expected=expected))
     template = _text(args.chat_template, "--chat-template") if args.chat_template else None
-    tools, whose = _schemas(args.tools) if args.tools else None, f"of {args.tools}"
     from composer_replication.batch.load_tokenizer import load_tokenizer
     from composer_replication.trainer.run_renderer import make_renderer, tools_of
 
-    if tools is None:
-        tools, whose = tools_of(run_dir), "of the run"
-    shown = f"{name}, tools: {len(tools)} {whose}" if tools else f"{name}, tools: none"
-    return shown, make_renderer(config.render, load_tokenizer(name), tools, template=template)
+    tools = _schemas(args.tools) if args.tools else tools_of(run_dir)
+    renderer = make_renderer(config.render, load_tokenizer(name), tools, template=template)
+    num_tools = len(renderer.tools_for(conversation.format))
+    shown = f"{num_tools} of {args.tools or conversation.format}" if num_tools else "none"
+    return f"{name}, tools: {shown}", renderer
 
 
 def _schemas(name: str) -> list[dict[str, Any]]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, cast
+from typing import Any
 
 from composer_replication.errors import ArtefactCorruptError, InputError, explain
 from composer_replication.hint_generator.seen import SeenAlong
 from composer_replication.hint_generator.write import write_hint
 from composer_replication.privacy import Scrubber
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import TOOL_SCHEMA, TOOL_VERSION, read_conversations
+from composer_replication.runs.conversations import read_conversations
+from composer_replication.runs.tools import read_tools
 from composer_replication.sites import MIN_CONFIDENCE, find_error_sites
 from composer_replication.sites.find import NO_FAILURE
 from composer_replication.types import ErrorSite, Hint
@@ -40,7 +41,8 @@ def write_sites(run: RunDir, *, min_confidence: float = MIN_CONFIDENCE) -> None:
     counts, drops = Counter[str](), Counter[str]()
     # What was ingested with its secrets in it does not get them into a hint, which is trained on.
     scrubber = None if run.meta("conversations").settings.get("scrubbed") is True else Scrubber()
-    tools = read_tool_schemas(run)
+    # Of every agent, as a file gave them: an inferred schema does not say what a tool needs.
+    tools = read_tools(run).given
 
     def all_rows() -> Iterator[dict[str, object]]:
         for conversation in read_conversations(run):
@@ -104,12 +106,6 @@ def tabulate(sites: Iterable[ErrorSite]) -> list[KindCount]:
         for shown in [next((site for site in group if site.evidence_text), group[0])]
     ]
     return sorted(table, key=lambda row: (row.blame != "model", row.blame, -row.number, row.kind))
-
-
-def read_tool_schemas(run: RunDir) -> dict[str, Mapping[str, Any]]:
-    """Tool name -> schema, of those that a file gave: an inferred one does not say what a tool needs."""
-    rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("tools", schema=TOOL_SCHEMA, version=TOOL_VERSION))
-    return {row["name"]: row["parameters"] for row in rows if row["source"] == "file"}
 
 
 def to_row(site: ErrorSite, hint: Hint | None) -> dict[str, object]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion import schemas
@@ -27,6 +28,7 @@ from composer_replication.runs import ARTEFACTS, ArtefactMeta, RunDir
 from composer_replication.runs import conversations as rows
 from composer_replication.runs.answer_owners import AnswersOfRun, count_answers, keep_answers
 from composer_replication.runs.source_paths import find_source
+from composer_replication.runs.tools import read_tools
 
 MIN_PREFIX = 6
 _STORE = "teacher_cache"
@@ -79,6 +81,7 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
         plan = plan_forgetting(run, sessions)
         if plan.answers is not None and plan.answers.num_unowned and not discard_answers:
             raise _unowned(run, plan.answers)
+        given = read_tools(run).given  # first: tools that cannot be read anew must not be found out half way
         gone = frozenset(plan.conversations)
         dead = [_bare(row) for row in _stored(run) if row["id"] in gone]
         alive = ({"session_id": row["session_id"]} for row in _stored(run) if row["id"] not in gone)
@@ -90,7 +93,7 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
         metas = {name: run.meta(name) for name in plan.filtered}
         for name, meta in metas.items():
             _rewrite(run, name, gone, meta)
-        _rewrite_conversations(run, gone)
+        _rewrite_conversations(run, gone, given)
         for name, meta in metas.items():  # once more: they are current only beside the new conversations
             _rewrite(run, name, gone, meta)
         return plan
@@ -143,7 +146,7 @@ def _can_be_filtered(run: RunDir, name: str) -> bool:
     return "conversation_id" in run.meta(name).keys and name not in run.lineage(name).stale
 
 
-def _rewrite_conversations(run: RunDir, gone: frozenset[str]) -> None:
+def _rewrite_conversations(run: RunDir, gone: frozenset[str], given: Mapping[str, Mapping[str, Any]]) -> None:
     meta, tools, settled = run.meta("conversations"), schemas.ToolSchemas(), list[SessionSource]()
     counts, drops = Counter[str](), Counter[str]()
     is_scrubbed = meta.settings.get("scrubbed") is True
@@ -162,7 +165,6 @@ def _rewrite_conversations(run: RunDir, gone: frozenset[str]) -> None:
                 yield row
         add_totals(settled, counts, drops)
 
-    given = {row["name"]: row["parameters"] for row in _rows_of(run, "tools") if row["source"] == "file"}
     run.write_jsonl(
         "conversations",
         kept_rows(),

@@ -19,6 +19,7 @@ from composer_replication.ingestion.settle import settle
 from composer_replication.ingestion.summary import IngestSummary
 from composer_replication.runs import RunDir
 from composer_replication.runs import conversations as rows
+from composer_replication.runs import tools as run_tools
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
@@ -105,8 +106,8 @@ def write_tools(
     run.write_jsonl(
         "tools",
         schemas.tool_rows(found, given),
-        schema=schemas.SCHEMA,
-        version=schemas.VERSION,
+        schema=run_tools.SCHEMA,
+        version=run_tools.VERSION,
         sources=["conversations"],
         settings={"scrubbed": is_scrubbed},
     )

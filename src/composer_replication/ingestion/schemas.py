@@ -10,10 +10,10 @@ from typing import Any, cast
 import orjson
 
 from composer_replication.errors import InputError, explain
-from composer_replication.runs.conversations import TOOL_SCHEMA, TOOL_VERSION
 from composer_replication.types import Conversation
 
-SCHEMA, VERSION = TOOL_SCHEMA, TOOL_VERSION
+_Tool = tuple[str, str]
+"""The format of the logs, which says whose tool it is, and the tool's name: two agents may have tools of one name."""
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
 
@@ -21,12 +21,13 @@ class ToolSchemas:
     """What the good calls of many conversations show about their tools."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-        self._present: dict[str, Counter[str]] = defaultdict(Counter)
-        self.num_calls: Counter[str] = Counter()
+        self._kinds: dict[_Tool, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self._present: dict[_Tool, Counter[str]] = defaultdict(Counter)
+        self.num_calls: Counter[_Tool] = Counter()
 
-    def add(self, tool: str, arguments: Mapping[str, Any]) -> None:
-        """One call that worked."""
+    def add(self, format_name: str, name_of_tool: str, arguments: Mapping[str, Any]) -> None:
+        """One call that worked, in a session of this format."""
+        tool = (format_name, name_of_tool)
         self.num_calls[tool] += 1
         kinds, present = self._kinds[tool], self._present[tool]
         for name, value in arguments.items():
@@ -39,10 +40,10 @@ class ToolSchemas:
         failed = {result["call_id"] for turn in turns for result in turn["results"] if result["is_error"] is True}
         for call in (call for turn in turns for call in turn["calls"]):
             if call["raw_arguments"] is None and call["id"] not in failed:
-                self.add(call["name"], call["arguments"])
+                self.add(row["format"], call["name"], call["arguments"])
 
-    def schemas(self) -> dict[str, dict[str, Any]]:
-        """Tool name -> a JSON-schema object: every argument seen, its types, and as required what no call lacked.
+    def schemas(self) -> dict[_Tool, dict[str, Any]]:
+        """Format and tool -> a JSON-schema object: every argument seen, its types, and as required what no call lacked.
 
         Arguments stand in the order in which calls first had them."""
         return {
@@ -55,14 +56,14 @@ class ToolSchemas:
         }
 
 
-def infer_tool_schemas(conversations: Iterable[Conversation]) -> dict[str, dict[str, Any]]:
-    """Tool name -> schema. Calls that failed, or whose arguments were no object, are left out."""
+def infer_tool_schemas(conversations: Iterable[Conversation]) -> dict[_Tool, dict[str, Any]]:
+    """Format and tool -> schema. Calls that failed, or whose arguments were no object, are left out."""
     found = ToolSchemas()
     for conversation in conversations:
         failed = {r.call_id for turn in conversation.turns for r in turn.results if r.is_error is True}
         for call in (call for turn in conversation.turns for call in turn.calls):
             if call.raw_arguments is None and call.id not in failed:
-                found.add(call.name, call.arguments)
+                found.add(conversation.format, call.name, call.arguments)
     return found.schemas()
 
 
@@ -82,17 +83,27 @@ def load_tool_schemas(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def tool_rows(found: ToolSchemas, given: Mapping[str, Mapping[str, Any]]) -> list[dict[str, object]]:
-    """Rows of `tools.jsonl`: a given schema goes before an inferred one."""
-    schemas = {**found.schemas(), **given}
-    return [
-        {
-            "name": name,
-            "parameters": dict(schema),
-            "source": "file" if name in given else "inferred",
-            "num_calls": found.num_calls[name],
-        }
-        for name, schema in sorted(schemas.items())
+    """Rows of `tools.jsonl`, by name: a given schema is every agent's, and goes before inferred ones of its name."""
+    num_calls = Counter[str]()
+    for (_, name), number in found.num_calls.items():
+        num_calls[name] += number
+    rows = [_row(name, None, schema, num_calls[name]) for name, schema in given.items()]
+    rows += [
+        _row(name, format_name, schema, found.num_calls[format_name, name])
+        for (format_name, name), schema in found.schemas().items()
+        if name not in given
     ]
+    return sorted(rows, key=lambda row: (str(row["name"]), str(row["format"])))
+
+
+def _row(name: str, format_name: str | None, schema: Mapping[str, Any], num_calls: int) -> dict[str, object]:
+    return {
+        "name": name,
+        "format": format_name,
+        "parameters": dict(schema),
+        "source": "file" if format_name is None else "inferred",
+        "num_calls": num_calls,
+    }
 
 
 def _named_schema(tool: Any, where: str) -> tuple[str, dict[str, Any]]:

@@ -55,7 +55,9 @@ _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
 )
 
 # Schemas whose older versions are refused: version 1 held calls and tools with sorted keys, in an order nobody wrote.
-OLDEST_READ: Mapping[str, int] = MappingProxyType({"conversation": 2, "tool": 2, "teacher_call": 2, "dpo_pair": 2})
+OLDEST_READ: Mapping[str, int] = MappingProxyType({"conversation": 2, "tool": 3, "teacher_call": 2, "dpo_pair": 2})
+WHY_REFUSED: Mapping[str, str] = MappingProxyType({"tool": "older rows do not say whose tool it is"})
+"""What older rows lack, where that is not the order in which arguments were written."""
 
 ARTEFACTS: Mapping[str, Artefact] = MappingProxyType({row[0]: Artefact(*row) for row in _TABLE})
 

@@ -12,7 +12,7 @@ from typing import BinaryIO, cast
 from composer_replication.atomic import commit_together, directory_lock, staged
 from composer_replication.canonical_json import decode_object, encode_as_written
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, InputError, RunError, explain
-from composer_replication.runs.artefacts import OLDEST_READ, Artefact, command_for
+from composer_replication.runs.artefacts import OLDEST_READ, WHY_REFUSED, Artefact, command_for
 from composer_replication.runs.sidecar import ArtefactMeta, check_schema, now, read_sidecar
 
 Row = Mapping[str, object]
@@ -88,11 +88,12 @@ def refuse_old(meta: ArtefactMeta, artefact: Artefact, directory: Path) -> None:
     """Raise a RunError for rows of a version that can only be made anew, with the command that does it."""
     oldest = OLDEST_READ.get(meta.schema, 1)
     if meta.version < oldest:
+        why = WHY_REFUSED.get(meta.schema, "older rows lost the order in which arguments and schemas were written")
         raise RunError(
             explain(
                 f"{directory / artefact.file_name}, version of schema {meta.schema}",
                 got=f"{meta.version} (composer-replication {meta.tool_version})",
-                expected=f"{oldest} or newer: older rows lost the order in which arguments and schemas were written",
+                expected=f"{oldest} or newer: {why}",
                 fix=f"Make it anew: `{command_for(artefact, directory)}`",
             )
         )

@@ -12,7 +12,8 @@ from composer_replication.hint_generator.run_sites import read_sites
 from composer_replication.ingestion.last_gate import Find, LastGate
 from composer_replication.ingestion.states import states, trace_state
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import TOOL_SCHEMA, TOOL_VERSION, read_conversations
+from composer_replication.runs.conversations import read_conversations
+from composer_replication.runs.tools import read_tools
 from composer_replication.teacher_replay.ask import answer_of
 from composer_replication.teacher_replay.lanes import session_of
 from composer_replication.teacher_replay.money import to_dollars
@@ -86,10 +87,10 @@ def run_states(run: RunDir, which: Which) -> Iterator[TraceState]:
 def run_turns(run: RunDir, which: Which) -> Iterator[StateOfTurn]:
     """As `run_states`, each with its turn."""
     wanted = _wanted(run, which)
-    tools = _tools_by_format(run) if which.send_tools else {}
+    tools = read_tools(run) if which.send_tools else None
     number = 0
     for conversation in read_conversations(run):
-        shown = tools.get(conversation.format)
+        shown = None if tools is None else tools.of(conversation.format)
         for index, (messages, turn) in enumerate(states(conversation, max_history_tokens=which.max_history_tokens)):
             is_wanted = wanted is None or (conversation.id, turn.id) in wanted
             if turn.origin == "meta" or not is_wanted:  # what the harness wrote in the model's place is nobody's action
@@ -235,22 +236,3 @@ def _rows(
             counts["flagged"] += bool(result.get("flags"))
             kept = {key: value for key, value in result.items() if key not in _RUN_DEPENDENT}
             yield {**kept, "conversation_id": session_of(state)}
-
-
-def _tools_by_format(run: RunDir) -> dict[str, list[dict[str, Any]]]:
-    """For each kind of log, the tools that its agent was seen to have, in the form that requests take.
-
-    All of them for every session of that agent: only those that a session went on to call would tell what comes.
-    """
-    rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("tools", schema=TOOL_SCHEMA, version=TOOL_VERSION))
-    schemas = {row["name"]: row["parameters"] for row in rows}
-    names: dict[str, set[str]] = {}
-    for conversation in read_conversations(run):
-        called = {call.name for turn in conversation.turns for call in turn.calls}
-        names.setdefault(conversation.format, set()).update(called & set(schemas))
-    return {
-        format_name: [
-            {"type": "function", "function": {"name": name, "parameters": schemas[name]}} for name in sorted(found)
-        ]
-        for format_name, found in names.items()
-    }

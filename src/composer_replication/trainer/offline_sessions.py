@@ -211,10 +211,11 @@ class WindowMaker:
         chosen_turn, rejected_turn = self.renderer.thinking.alike(answer, logged)
         is_in_session = rejected_turn == logged or span.thinking not in ("target", "context")
         try:
-            chosen = response_ids(self.renderer, before, chosen_turn, conversation_id=pair.state_id)
+            named = {"conversation_id": pair.state_id, "format_name": conversation.format}  # for the session's tools
+            chosen = response_ids(self.renderer, before, chosen_turn, **named)
             rejected_ids, start = rendered.ids[: span.end], span.start
             if not is_in_session or chosen.start != start or chosen.ids[:start] != rejected_ids[:start]:
-                chosen, rejected = pair_ids(self.renderer, before, answer, logged, conversation_id=pair.state_id)
+                chosen, rejected = pair_ids(self.renderer, before, answer, logged, **named)
                 rejected_ids, start = rejected.ids, rejected.start
         except AlignmentError:
             return CONTEXTS_DIFFER

@@ -38,7 +38,9 @@ class PairMaker:
         found = None
         if not reason:
             try:
-                found = pair_ids(self._renderer, state.turns, *answers, conversation_id=identity)
+                found = pair_ids(
+                    self._renderer, state.turns, *answers, conversation_id=identity, format_name=state.format
+                )
             except AlignmentError:  # a template may show one state in two ways; there is nothing to compare then
                 reason = "pair_contexts_differ"
         if found is not None and found.chosen == found.rejected:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render import Renderer, Tools
 from composer_replication.batch.thinking import ThinkingRules
 from composer_replication.config.render import RenderConfig
 from composer_replication.errors import ConfigError, explain
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import TOOL_SCHEMA, TOOL_VERSION
+from composer_replication.runs.tools import read_tools
 from composer_replication.types import Conversation
 
 OUTCOMES = {
@@ -27,7 +27,7 @@ OUTCOMES = {
 
 
 def make_renderer(
-    render: RenderConfig, tokenizer: Any, tools: Sequence[Mapping[str, Any]] | None, *, template: str | None = None
+    render: RenderConfig, tokenizer: Any, tools: Tools | None, *, template: str | None = None
 ) -> Renderer:
     """A renderer as the section says, or with another template; either is also the tokenizer's from then on."""
     template = chat_template(render) if template is None else template
@@ -73,15 +73,17 @@ def unmatched_models(render: RenderConfig, conversations: Iterable[Conversation]
     ]
 
 
-def tools_of(run: RunDir | None) -> list[dict[str, Any]] | None:
-    """The tools that the run's sessions were seen to have, in the form that chat templates take."""
+def tools_of(run: RunDir | None) -> dict[str | None, list[dict[str, Any]]] | None:
+    """The tools of each agent in the run, by the format of its logs, in the form that chat templates take."""
     if run is None or not run.path("tools").exists():
         return None
-    rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("tools", schema=TOOL_SCHEMA, version=TOOL_VERSION))
-    return [
-        {"type": "function", "function": {"name": row["name"], "description": "", "parameters": row["parameters"]}}
-        for row in rows
-    ]
+    return {format_name: [_described(tool) for tool in own] for format_name, own in read_tools(run).by_format.items()}
+
+
+def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """With a description, which logs do not have: some templates write one and fail without."""
+    name, parameters = tool["function"]["name"], tool["function"]["parameters"]
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
 
 
 def thinking_rules(render: RenderConfig) -> ThinkingRules:

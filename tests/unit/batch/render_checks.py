@@ -107,7 +107,8 @@ class _Expected:
         self.renderer, dialect = renderer, renderer.dialect
         refused = bool(sequences) and "refused_by_template" in sequences[0].notes
         self.dialect = dialect = dialect.without_tools() if refused else dialect
-        given, escaped = renderer._given_tools, renderer._tools
+        given = renderer.tools_for(conversation.format)
+        escaped = [renderer.protected.escape_tree(tool) for tool in given]
         self.tools, as_text = (escaped, None) if dialect.tools else (None, given)
         self.chat = to_chat(conversation, dialect, renderer.protected, thinking=renderer.thinking, tools=as_text)
         self.at = {item.turn.id: index for index, item in enumerate(self.chat.items) if item.turn}

@@ -159,5 +159,5 @@ def test_the_tools_of_the_run_are_shown_as_in_training_and_said(tmp_path, capsys
     assert shown == trained
     before = load("mistral_tools").decode(shown["student"]["ids"][: shown["student"]["header"][0]])
     assert '"properties": {"file_path": {"type": "string"}}' in before
-    assert ", tokenizer model, tools: 1 of the run\n" in inspect("--tokenizer", "model")
+    assert ", tokenizer model, tools: 1 of claude_code\n" in inspect("--tokenizer", "model")
     assert ", tokenizer model, tools: none\n" in inspect("--tokenizer", "model", "--tools", "none.json")

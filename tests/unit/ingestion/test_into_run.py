@@ -207,7 +207,7 @@ def test_names_of_files_and_reasons_are_scrubbed_and_bounded(tmp_path):
 
 def test_tools_are_inferred_unless_a_file_says_what_they_are(tmp_path, logs):
     run, _ = ingested(tmp_path / "run", logs, tools={"Bash": {"type": "object", "properties": {}}})
-    rows = {row["name"]: row for row in run.read_jsonl("tools", schema="tool", version=2)}
+    rows = {row["name"]: row for row in run.read_jsonl("tools", schema="tool", version=3)}
     assert (rows["Bash"]["source"], rows["Bash"]["num_calls"]) == ("file", 4)
     assert rows["Task"]["source"] == "inferred"
     assert rows["Task"]["parameters"]["required"] == ["prompt"]

@@ -83,7 +83,7 @@ def test_an_inferred_schema_has_it_and_a_given_one_its_own(tmp_path):
     (tmp_path / "edits.jsonl").write_bytes(edit_session().lines())
     given = {"Move": {"type": "object", "properties": {"to": {}, "from": {}}, "required": ["to", "from"]}}
     run, _ = ingested(tmp_path / "run", tmp_path / "edits.jsonl", tools=given)
-    rows = {row["name"]: row["parameters"] for row in run.read_jsonl("tools", schema="tool", version=2)}
+    rows = {row["name"]: row["parameters"] for row in run.read_jsonl("tools", schema="tool", version=3)}
     assert list(rows["Edit"]["properties"]) == rows["Edit"]["required"] == ORDER
     assert list(rows["Move"]) == ["type", "properties", "required"]
     assert list(rows["Move"]["properties"]) == ["to", "from"]

@@ -87,7 +87,7 @@ def test_schemas_are_inferred_from_calls_that_worked(tmp_path):
     log.result("c3", "missing path", is_error=True)
     path = tmp_path / "s.jsonl"
     path.write_bytes(log.lines())
-    schema = infer_tool_schemas(conversations(path)[0].values())["Edit"]
+    schema = infer_tool_schemas(conversations(path)[0].values())["claude_code", "Edit"]
     assert schema["required"] == ["path"]
     assert schema["properties"] == {
         "count": {"type": "integer"},

@@ -1,0 +1,61 @@
+"""The one reader of `tools.jsonl`: which tools the sessions of an agent had, known by the format of their logs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from composer_replication.errors import ArtefactCorruptError, explain
+from composer_replication.runs.directory import RunDir
+
+SCHEMA, VERSION = "tool", 3
+Schema = Mapping[str, Any]
+Tool = dict[str, Any]
+
+
+class ToolTable:
+    """The tools of each agent in a run.
+
+    `given` are schemas that a file gave, by name. They hold for every agent, and go before inferred ones of that name.
+    `by_format` has the tools of each format in the shape of the OpenAI interface, by name; under None those of all
+    other formats, which are the given ones alone.
+    """
+
+    def __init__(self, given: Mapping[str, Schema], inferred: Mapping[str, Mapping[str, Schema]]) -> None:
+        self.given = dict(given)
+        self.by_format: dict[str | None, list[Tool]] = {None: _as_requests_take_them(self.given)}
+        for format_name, schemas in sorted(inferred.items()):
+            self.by_format[format_name] = _as_requests_take_them({**schemas, **self.given})
+
+    def of(self, format_name: str) -> list[Tool]:
+        """The tools of sessions in this format: all of its agent's, since those that one session went on to call would
+        tell what comes. The same list each time."""
+        return self.by_format.get(format_name, self.by_format[None])
+
+
+def read_tools(run: RunDir) -> ToolTable:
+    """The tools of a run, as `crf ingest` found them."""
+    return table_of(run.read_jsonl("tools", schema=SCHEMA, version=VERSION))
+
+
+def table_of(rows: Iterable[Mapping[str, Any]]) -> ToolTable:
+    """Rows of `tools.jsonl` as a table."""
+    given: dict[str, Schema] = {}
+    inferred: dict[str, dict[str, Schema]] = defaultdict(dict)
+    for row in rows:
+        try:
+            of_one = given if row["format"] is None else inferred[row["format"]]
+            of_one[row["name"]] = row["parameters"]
+        except KeyError as error:
+            expected = f"the fields of {SCHEMA} {VERSION}"
+            raise ArtefactCorruptError(explain("row of tools.jsonl", got=error, expected=expected)) from error
+    return ToolTable(given, inferred)
+
+
+def _as_requests_take_them(schemas: Mapping[str, Schema]) -> list[Tool]:
+    """Paid answers are kept under keys that are made of this, so nothing may be added to it."""
+    return [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in sorted(schemas.items())
+    ]
