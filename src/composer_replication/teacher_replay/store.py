@@ -12,6 +12,7 @@ changed, and no answer that was paid for is forgotten in silence.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -59,11 +60,12 @@ class TeacherStore:
     """Opened with a path, or in memory for a single replay. Close it, or use it as a context manager."""
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self._path = None if path is None else Path(path)
+        # Followed once: SQLite follows links too, and the lock files must lie beside the file that all of them mean.
+        self._path = None if path is None else Path(os.path.realpath(path))
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             store_tables.make_if_new(self._path)
-        self._connection = sqlite3.connect(":memory:" if path is None else str(path), isolation_level=None, timeout=60)
+        self._connection = sqlite3.connect(str(self._path or ":memory:"), isolation_level=None, timeout=60)
         self._owner: Owner | None = None
         with contextlib.ExitStack() as unless_all_is_well:
             unless_all_is_well.callback(self.close)

@@ -95,6 +95,31 @@ def test_a_hold_ends_with_its_store(tmp_path):
         other.hold("x")
 
 
+def test_a_store_has_one_set_of_owners_whatever_path_leads_to_it(tmp_path, monkeypatch):
+    """A link to the file, a link to its folder, and a path from a folder that is left later."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "folder").symlink_to("a")
+    (tmp_path / "link.sqlite").symlink_to(tmp_path / "a" / "s.sqlite")
+    monkeypatch.chdir(tmp_path / "a")
+    with TeacherStore("s.sqlite") as one:
+        monkeypatch.chdir(tmp_path)
+        assert isinstance(one.reserve(b"k", "t", 100, 1000), int)
+        one.hold("x")
+        for path in ("link.sqlite", "folder/s.sqlite", "a/s.sqlite"):
+            with TeacherStore(path) as other:
+                assert isinstance(other.reserve(b"k", "t", 100, 1000), Elsewhere), path
+                with pytest.raises(RunError, match="x by process"):
+                    other.hold("x")
+        assert one.meter()[:4] == (0, 100, 0, 0)
+
+
+def test_a_link_to_a_store_that_is_not_there_yet_leads_to_a_new_one(tmp_path):
+    (tmp_path / "link.sqlite").symlink_to("new/s.sqlite")
+    TeacherStore(tmp_path / "link.sqlite").close()
+    assert (tmp_path / "new" / "s.sqlite").is_file()
+    assert (tmp_path / "link.sqlite").is_symlink()
+
+
 def lock_file(store, name, **said):
     path = store.with_name(f"{store.name}.{name}.lock")
     path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": 0.0, **said}))
