@@ -116,18 +116,28 @@ class OpenGate(LastGate):
         super().__init__({})
 
 
-def gate_of(run: RunDir, environment: Mapping[str, str], *, no_scrub: bool, allowed: Iterable[str] = ()) -> LastGate:
-    """The gate for what is made from a run; one that was ingested with `--no-scrub` needs the flag once more."""
-    if no_scrub:
-        return OpenGate()
+def gate_of(
+    run: RunDir,
+    environment: Mapping[str, str],
+    *,
+    no_scrub: bool,
+    allowed: Iterable[str] = (),
+    given: LastGate | None = None,
+) -> LastGate:
+    """The gate for what is made from a run; one that was ingested with `--no-scrub` needs the flag once more.
+
+    A gate that is `given` is the one, but lets nothing of such a run through unless it is the open one.
+    """
+    if no_scrub or (given is not None and given.is_open):
+        return given or OpenGate()
     if run.meta("conversations").settings.get("scrubbed") is not True:
         fix = (
             "`crf ingest PATH... -o NEW_RUN` without --no-scrub takes the secrets out; or "
-            "type --no-scrub here as well: "
+            "type --no-scrub here as well (in Python: the gate OpenGate()): "
             "everything goes out as the logs hold it"
         )
         raise RunError(explain(str(run.root), got="a run made with --no-scrub", expected="a scrubbed one", fix=fix))
-    return LastGate(environment, allowed=allowed)
+    return given or LastGate(environment, allowed=allowed)
 
 
 def refusal(what: str, finds: Sequence[Find]) -> InputError:

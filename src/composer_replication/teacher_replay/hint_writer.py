@@ -121,7 +121,7 @@ async def write_run_hints(
     no_scrub: bool = False,
 ) -> WrittenHints:
     """`write_hints` for the sites of a run; one that was made with `--no-scrub` is refused unless it is said again."""
-    gate = options.last_gate or gate_of(run, environment, no_scrub=no_scrub)
+    gate = gate_of(run, environment, no_scrub=no_scrub, given=options.last_gate)
     conversations = {each.id: each for each in read_conversations(run)}
     sites = ((site, conversations[site.conversation_id]) for site, _ in read_sites(run))
     return await write_hints(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.run_sites import read_sites
-from composer_replication.ingestion.last_gate import Find, LastGate
+from composer_replication.ingestion.last_gate import Find, LastGate, gate_of
 from composer_replication.ingestion.states import states, trace_state
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import TOOL_SCHEMA, TOOL_VERSION, read_conversations
@@ -164,8 +165,11 @@ async def replay_run(
     """Ask, then write `teacher_calls.jsonl`: every call in the order of states and teachers, answered or not.
 
     The run is held meanwhile: a second replay of it says who holds it, and sends nothing. Where its conversations
-    change before the calls are written, a StaleArtefactError says so; answers so far are in the store.
+    change before the calls are written, a StaleArtefactError says so; answers so far are in the store. Of a run that
+    was not scrubbed nothing is sent, unless `options.last_gate` is the open one.
     """
+    environment = os.environ if options.environment is None else options.environment
+    options = replace(options, last_gate=gate_of(run, environment, no_scrub=False, given=options.last_gate))
     outcomes = Outcomes()
 
     def keep(_state: int, teacher: int, result: TeacherCallResult) -> None:

@@ -224,6 +224,8 @@ def test_a_run_made_without_scrubbing_needs_the_word_once_more(tmp_path):
     with FaultServer() as server:
         with pytest.raises(RunError, match="made with --no-scrub"):
             asyncio.run(write_run_hints(run, TEACHERS[1], options=options_for(server), **ask))
+        with pytest.raises(RunError, match="made with --no-scrub"):
+            asyncio.run(write_run_hints(run, TEACHERS[1], options=options_for(server, last_gate=LastGate({})), **ask))
         assert server.requests()["num_chat"] == 0
         server.script([message(RULE)])
         found = asyncio.run(write_run_hints(run, TEACHERS[1], options=options_for(server), no_scrub=True, **ask))

@@ -8,11 +8,13 @@ import json
 import pytest
 from replay_pieces import KEY, TEACHERS, options_for
 
-from composer_replication.errors import StaleArtefactError
+from composer_replication.errors import RunError, StaleArtefactError
 from composer_replication.ingestion.into_run import ingest_into
+from composer_replication.ingestion.last_gate import LastGate, OpenGate
 from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.runs import RunDir
 from composer_replication.teacher_replay import run_replay
+from composer_replication.teacher_replay.ask import HELD_BACK
 from composer_replication.teacher_replay.run_replay import Which, replay_run
 from composer_replication.teacher_replay.store import TeacherStore
 from composer_replication.teacher_replay.teachers import read_teachers
@@ -94,3 +96,23 @@ def test_a_reply_that_is_gone_is_not_told_as_not_asked(run):
         replayed(run, server, lose_one)
     counts = dict(run.meta("teacher_calls").counts)
     assert counts == {"states": 4, "reply gone": 4}
+
+
+def test_a_run_that_was_not_scrubbed_is_sent_through_the_open_gate_alone(tmp_path):
+    write_chat(tmp_path / "logs", "b")
+    run = RunDir.create(tmp_path / "run")
+    ingest_into(run, [tmp_path / "logs"], scrub=None)
+    with FaultServer() as server:
+        for gate in (None, LastGate({})):
+            with pytest.raises(RunError, match="made with --no-scrub"):
+                replayed(run, server, last_gate=gate)
+        assert server.requests()["num_chat"] == 0
+        replayed(run, server, last_gate=OpenGate())
+        assert server.requests()["num_chat"] == 2
+
+
+def test_the_gate_knows_the_environment_of_the_options(run):
+    with FaultServer() as server:
+        report = replayed(run, server, environment={"DEPLOY_PASSWORD": "c asks 1"})
+        assert server.requests()["num_chat"] == 3
+    assert report.counts[HELD_BACK] == 1
