@@ -45,7 +45,7 @@ class Owner:
         self.holder = Holder(os.getpid(), socket.gethostname(), time.time())
         for _ in range(_ATTEMPTS):
             self.name = f"{os.getpid()}-{secrets.token_hex(6)}"
-            self._path = _lock_path(store, self.name)
+            self._path = lock_path(store, self.name)
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
             if self._has_settled():
                 return
@@ -83,7 +83,7 @@ class Owner:
 
 def is_alive(store: Path, name: str) -> bool:
     """Whether the process of this name lives; the lock file of one that does not is removed."""
-    path = _lock_path(store, name)
+    path = lock_path(store, name)
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def dead_owners(store: Path | None, names: Sequence[str], own: str = "") -> Iter
 def holder_of(store: Path, name: str) -> Holder | None:
     """What the lock file of a process says about it."""
     try:
-        said = _read(_lock_path(store, name).read_bytes())
+        said = _read(lock_path(store, name).read_bytes())
         return Holder(said["pid"], said["host"], said["since"])
     except (OSError, KeyError):
         return None
@@ -173,5 +173,6 @@ def _read(data: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
 
 
-def _lock_path(store: Path, name: str) -> Path:
+def lock_path(store: Path, name: str) -> Path:
+    """The lock file of a process of this name."""
     return store.with_name(f"{store.name}.{name}.lock")

@@ -182,7 +182,14 @@ async def replay_run(
         store.hold("a replay of this run")
         as_asked = digests_of(run, [*sources, *(["tools"] if which.send_tools else [])])
         report = await replay(
-            run_states(run, which), specs, max_total_usd, api_key, options=options, on_result=keep, on_meter=on_meter
+            run_states(run, which),
+            specs,
+            max_total_usd,
+            api_key,
+            options=options,
+            on_result=keep,
+            on_meter=on_meter,
+            store=store,
         )
         check_unchanged(run, as_asked)
         rows = _rows(run_states(run, which), teachers, options, store, outcomes, counts)

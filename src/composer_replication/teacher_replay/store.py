@@ -26,7 +26,15 @@ from composer_replication.errors import ArtefactCorruptError, InputError, RunErr
 from composer_replication.runs import answer_owners
 from composer_replication.teacher_replay import store_tables
 from composer_replication.teacher_replay.money import to_dollars
-from composer_replication.teacher_replay.owners import Holder, Owner, dead_owners, holder_of, is_alive, said_of_holder
+from composer_replication.teacher_replay.owners import (
+    Holder,
+    Owner,
+    dead_owners,
+    holder_of,
+    is_alive,
+    lock_path,
+    said_of_holder,
+)
 
 
 class Meter(NamedTuple):
@@ -51,9 +59,13 @@ class Refused(NamedTuple):
 
 
 class Elsewhere(NamedTuple):
-    """Not sent, because another process is asking this very thing (who), or just has (None: its reply is here)."""
+    """Not sent, because another process is asking this very thing (who), or just has (None: its reply is here).
+
+    `lock_file` is what keeps its claim alive, beside the store.
+    """
 
     holder: str | None
+    lock_file: str = ""
 
 
 class TeacherStore:
@@ -154,7 +166,7 @@ class TeacherStore:
         ).fetchall()
         for (owner,) in claims:
             if self._path is not None and is_alive(self._path, owner):
-                return Elsewhere(str(holder_of(self._path, owner) or owner))
+                return Elsewhere(str(holder_of(self._path, owner) or owner), str(lock_path(self._path, owner)))
             self._take_over(owner)
         return None
 

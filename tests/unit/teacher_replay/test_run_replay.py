@@ -86,6 +86,15 @@ def test_an_ingest_while_the_calls_are_written_leaves_the_calls_as_they_were(run
     assert run.path("teacher_calls").read_bytes() == before
 
 
+def test_one_process_has_one_lock_file_beside_the_store(run):
+    """Whoever removes the lock file that a message names ends the hold and the claims."""
+    seen = []
+    with FaultServer() as server:
+        replayed(run, server, lambda _: seen.append(len(list(run.root.glob("teacher_cache.sqlite.*.lock")))))
+    assert set(seen) == {1}
+    assert not list(run.root.glob("teacher_cache.sqlite.*.lock"))
+
+
 def test_a_reply_that_is_gone_is_not_told_as_not_asked(run):
     def lose_one(_result):
         with TeacherStore(run.path("teacher_cache")) as store, store._transaction():
