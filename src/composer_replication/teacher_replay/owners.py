@@ -7,6 +7,7 @@ the start of the process decide; of another machine nobody can know then, and it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -18,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from composer_replication.atomic import try_lock
+from composer_replication.atomic import is_lock_free, try_lock
 from composer_replication.errors import explain
 
 # A file that says nothing yet, and is this young, is of a process that is just starting.
@@ -82,18 +83,19 @@ class Owner:
 
 
 def is_alive(store: Path, name: str) -> bool:
-    """Whether the process of this name lives; the lock file of one that does not is removed."""
+    """Whether the process of this name lives; the lock file of one that does not is removed, where it may be."""
     path = lock_path(store, name)
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDONLY)  # another user's can be looked into, too
     except FileNotFoundError:
         return False
-    except PermissionError:  # another user's: it cannot be looked into
+    except PermissionError:
         return True
     try:
-        if not try_lock(descriptor) or _lives_without_lock(descriptor):
+        if not is_lock_free(descriptor) or _lives_without_lock(descriptor):
             return True
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(PermissionError):
+            path.unlink(missing_ok=True)
         return False
     finally:
         os.close(descriptor)

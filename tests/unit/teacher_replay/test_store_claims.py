@@ -16,13 +16,10 @@ from replay_pieces import KEY, TEACHERS, options_for, states
 
 from composer_replication.atomic import try_lock
 from composer_replication.errors import RunError
-from composer_replication.ingestion.last_gate import OpenGate
-from composer_replication.teacher_replay import ask, owners
-from composer_replication.teacher_replay.ask import Asker, Patience
+from composer_replication.teacher_replay import owners
 from composer_replication.teacher_replay.lanes import session_of
-from composer_replication.teacher_replay.outcome import Failure
 from composer_replication.teacher_replay.replay import replay_trace
-from composer_replication.teacher_replay.requests import Request, RequestBuilder
+from composer_replication.teacher_replay.requests import RequestBuilder
 from composer_replication.teacher_replay.store import Elsewhere, TeacherStore
 from composer_replication.teacher_replay.teachers import read_teachers
 from fault_server import FaultServer
@@ -144,8 +141,50 @@ def test_a_number_that_another_process_has_now_does_not_keep_the_dead_alive(tmp_
     assert not owners.is_alive(store, "nobody")
 
 
+def test_two_who_look_at_a_dead_process_at_once_both_find_it_dead(tmp_path, monkeypatch):
+    store, seen = tmp_path / "s.sqlite", []
+    path = lock_file(store, "a", start="17", is_locked=True)
+    lives = owners._lives_without_lock
+
+    def looking_meanwhile(descriptor):
+        if not seen:
+            seen.append("first")
+            seen.append(owners.is_alive(store, "a"))
+        return lives(descriptor)
+
+    monkeypatch.setattr(owners, "_lives_without_lock", looking_meanwhile)
+    assert not owners.is_alive(store, "a")
+    assert seen == ["first", False]
+    assert not path.exists()
+
+
+def test_a_dead_process_of_another_user_holds_nothing(tmp_path, monkeypatch):
+    """Its lock file can be read, but neither written nor removed; a living one's lock is seen all the same."""
+    store = tmp_path / "s.sqlite"
+    path, living = lock_file(store, "a", start="17", is_locked=True), owners.Owner(store)
+    really_open = os.open
+
+    def opening(path, flags, *mode, **more):
+        if str(path).endswith(".lock") and flags & (os.O_RDWR | os.O_WRONLY):
+            raise PermissionError(13, "Permission denied", str(path))
+        return really_open(path, flags, *mode, **more)
+
+    def refused(self, **_):
+        raise PermissionError(1, "Operation not permitted", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", opening)
+        patch.setattr(Path, "unlink", refused)
+        assert not owners.is_alive(store, "a")
+        assert list(owners.dead_owners(store, ["a", living.name])) == ["a"]
+        assert owners.is_alive(store, living.name)
+    assert path.exists()
+    living.close()
+
+
 def test_where_there_are_no_locks_the_living_keep_their_claims(tmp_path, monkeypatch):
-    monkeypatch.setattr(owners, "try_lock", lambda _: True)
+    for name in ("try_lock", "is_lock_free"):
+        monkeypatch.setattr(owners, name, lambda _: True)
     with TeacherStore(tmp_path / "s.sqlite") as one, TeacherStore(tmp_path / "s.sqlite") as other:
         assert isinstance(one.reserve(b"k", "t", 100, 1000), int)
         assert isinstance(other.reserve(b"k", "t", 100, 1000), Elsewhere)
@@ -212,57 +251,3 @@ def test_two_replays_at_once_in_one_process_bill_every_request_once(tmp_path):
     assert len(billed) == len(set(billed)) == 18 * 3
     assert [each["response_text"] for each in first] == [each["response_text"] for each in second]
     assert sum(not each["is_cached"] for each in [*first, *second]) == 18 * 3
-
-
-class Failing:
-    """A client whose endpoint is always overloaded."""
-
-    def __init__(self):
-        self.num_sent = 0
-
-    async def send(self, _request):
-        self.num_sent += 1
-        await asyncio.sleep(0.002)
-        return Failure("HTTP 503: overloaded", True, "none")
-
-
-def asker(client, store, **patience):
-    given = Patience(max_attempts=4, first_wait_s=0.001, longest_wait_s=0.002, **patience)
-    return Asker(client, store, cap_nano=10**12, gate=OpenGate(), patience=given, seed=1)
-
-
-def a_request():
-    (teacher,) = read_teachers(TEACHERS[:1], environment={}, api_key=KEY, base_url="http://127.0.0.1:1/v1")
-    return Request(teacher, b"k", b"{}", 700)
-
-
-@pytest.mark.parametrize("number", [2, 3])
-def test_each_process_makes_its_attempts_once_whoever_comes_between(tmp_path, number):
-    async def all_of(askers):
-        return await asyncio.wait_for(asyncio.gather(*(each.ask(a_request()) for each in askers)), 20)
-
-    client = Failing()
-    stores = [TeacherStore(tmp_path / "s.sqlite") for _ in range(number)]
-    answers = asyncio.run(all_of([asker(client, store) for store in stores]))
-    for store in stores:
-        store.close()
-    assert [answer.attempts for answer in answers] == [4] * number
-    assert client.num_sent == 4 * number
-
-
-def test_a_wait_for_another_process_names_it_and_ends(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(ask, "_SAID_AFTER_S", 0.05)
-    with TeacherStore(tmp_path / "s.sqlite") as one, TeacherStore(tmp_path / "s.sqlite") as other:
-        assert isinstance(other.reserve(b"k", "t", 700, 10_000), int)
-        client = Failing()
-        answer = asyncio.run(asker(client, one, longest_claim_s=0.3).ask(a_request()))
-        lock = tmp_path / f"s.sqlite.{other._owner_name}.lock"
-        assert lock.exists()
-    named = f"process {os.getpid()} on {socket.gethostname()}"
-    for said in (answer.error, caplog.text):
-        assert named in said
-        assert f"remove {lock}" in said
-    assert len(caplog.records) == 1
-    assert answer.was_refused
-    assert client.num_sent == 0
-    assert 0.3 <= answer.latency_s < 3
