@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
 from composer_replication.errors import InputError, RunError, explain
+from composer_replication.ingestion.gate_view import View, bytes_of, flat_text, view_of
 from composer_replication.privacy import Scrubber, secret_looking_environment
 from composer_replication.runs import RunDir
 
-# Ids are random and most of them mean nothing: only rules that know a kind of key look at them, as at ingest.
-_IDS = {"id", "parent_id", "state_id", "tool_call_id", "source_call_id", "call_id", "turn_id", "session_id"}
-_IDS |= {"trajectory_id", "conversation_id", "timestamp"}
-_NUMBERS = frozenset(("completion_token_ids", "prompt_token_ids", "logprobs"))  # of an export: no text in them
-_AS_GIVEN = frozenset(("arguments", "parameters"))  # a tool's own fields, whatever they are called
 _MAX_KNOWN = 1 << 17
 _MAX_TOLD = 10
 _ID_BYTES = 6
@@ -87,7 +83,7 @@ class LastGate:
         """
         if self.is_open:
             return None
-        digest = hashlib.sha256(orjson.dumps(part)).digest()
+        digest = hashlib.sha256(bytes_of(part)).digest()
         kinds = self._known.get(digest)
         if kinds is None:
             if len(self._known) >= _MAX_KNOWN:
@@ -99,10 +95,25 @@ class LastGate:
         return None if self._allowed and find.id in self._allowed else find
 
     def _kinds(self, part: Any, is_text: bool) -> Mapping[str, int]:
-        ids: list[str] = []
+        try:
+            view = view_of(part)
+            found = self._found_in(view, is_text)
+            if not found and view.joined:  # a secret may lie across the pieces; glued words are random, and no find
+                names = self._ids.scope()
+                for text in view.joined:
+                    names.text(text)
+                return names.report.counts
+            return found
+        except RecursionError:  # nested too deeply to be walked
+            texts = (self._texts if is_text else self._ids).scope()
+            texts.text(flat_text(part))
+            return texts.report.counts
+
+    def _found_in(self, view: View, is_text: bool) -> Mapping[str, int]:
         texts, names = self._texts.scope(), self._ids.scope()
-        (texts if is_text else names).value(_without_ids(part, ids))
-        for each in ids:
+        (texts if is_text else names).value(view.value)
+        names.value(view.shown)
+        for each in view.ids:
             names.text(each)
         return Counter(texts.report.counts) + Counter(names.report.counts)
 
@@ -116,18 +127,28 @@ class OpenGate(LastGate):
         super().__init__({})
 
 
-def gate_of(run: RunDir, environment: Mapping[str, str], *, no_scrub: bool, allowed: Iterable[str] = ()) -> LastGate:
-    """The gate for what is made from a run; one that was ingested with `--no-scrub` needs the flag once more."""
-    if no_scrub:
-        return OpenGate()
+def gate_of(
+    run: RunDir,
+    environment: Mapping[str, str],
+    *,
+    no_scrub: bool,
+    allowed: Iterable[str] = (),
+    given: LastGate | None = None,
+) -> LastGate:
+    """The gate for what is made from a run; one that was ingested with `--no-scrub` needs the flag once more.
+
+    A gate that is `given` is the one, but lets nothing of such a run through unless it is the open one.
+    """
+    if no_scrub or (given is not None and given.is_open):
+        return given or OpenGate()
     if run.meta("conversations").settings.get("scrubbed") is not True:
         fix = (
             "`crf ingest PATH... -o NEW_RUN` without --no-scrub takes the secrets out; or "
-            "type --no-scrub here as well: "
+            "type --no-scrub here as well (in Python: the gate OpenGate()): "
             "everything goes out as the logs hold it"
         )
         raise RunError(explain(str(run.root), got="a run made with --no-scrub", expected="a scrubbed one", fix=fix))
-    return LastGate(environment, allowed=allowed)
+    return given or LastGate(environment, allowed=allowed)
 
 
 def refusal(what: str, finds: Sequence[Find]) -> InputError:
@@ -158,32 +179,3 @@ def _slow_hash(digest: bytes) -> str:
 
 def _listed(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} x{number}" for kind, number in sorted(kinds.items()))
-
-
-def _without_ids(value: Any, ids: list[str]) -> Any:
-    """The value without the ids in its structure, which are put into the list."""
-    if isinstance(value, list):
-        return [_without_ids(each, ids) for each in cast("list[Any]", value)]
-    if not isinstance(value, dict):
-        return value
-    return dict(_kept(cast("dict[str, Any]", value), ids))
-
-
-def _kept(record: dict[str, Any], ids: list[str]) -> Iterator[tuple[str, Any]]:
-    for key, each in record.items():
-        if key in _IDS and isinstance(each, str):
-            ids.append(each)
-        elif key in _AS_GIVEN:
-            yield key, _arguments(each)
-        elif key not in _NUMBERS:
-            yield key, _without_ids(each, ids)
-
-
-def _arguments(given: Any) -> Any:
-    """Arguments that are written as text are looked at as what they mean, as at ingest: names say what fields hold."""
-    if not isinstance(given, str):
-        return given
-    try:
-        return orjson.loads(given)
-    except orjson.JSONDecodeError:
-        return given

@@ -53,7 +53,7 @@ def export_preferences(
     with staged(target) as stage:
         for row in _rows(pairs, tools, arguments):
             line = encode_as_written(row, where=f"pair {row['state_id']!r}")
-            for find in _finds(line, gate):
+            for find in _finds(line, gate, num_rows):
                 finds.setdefault(find.digest, find)
             stage.file.write(line + b"\n")
             num_rows += 1
@@ -65,11 +65,12 @@ def export_preferences(
     return num_rows
 
 
-def _finds(line: bytes, gate: LastGate) -> Iterator[Find]:
-    """What the gate finds in the bytes of a row."""
+def _finds(line: bytes, gate: LastGate, number: int) -> Iterator[Find]:
+    """What the gate finds in the bytes of a row; one whose name is a find is told by its number."""
     row: Any = decode_object(line)
-    place = f"pair {row['state_id']}"
-    parts = [("tools", decode(row["tools"].encode()))]
+    name = {"state_id": row["state_id"]}
+    place = f"pair {row['state_id'] if gate.look(name, '') is None else number}"
+    parts: list[tuple[str, Any]] = [("state_id", name), ("tools", decode(row["tools"].encode()))]
     for column in ("prompt", "chosen", "rejected"):
         parts += [(f"{column} message {number}", each) for number, each in enumerate(row[column], start=1)]
     found = (gate.look(part, f"{place}, {name}") for name, part in parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections import Counter
@@ -16,19 +17,26 @@ from composer_replication.teacher_replay.outcome import Failure, Reply
 from composer_replication.teacher_replay.requests import Request
 from composer_replication.teacher_replay.store import Elsewhere, Refused, TeacherStore
 
+_log = logging.getLogger(__name__)
 # How often to look whether another process has the answer that it is asking for.
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.5
+# And after how long to say whom we wait for: most answers take less.
+_SAID_AFTER_S = 10.0
 
 HELD_BACK = "held back by the last gate"
 NOT_SENT = "not sent: it looks as if it held a secret"
 
 
 class Patience(NamedTuple):
-    """How often to try, and how long to wait in between: a random part of a time that doubles."""
+    """How often to try, and how long to wait in between: a random part of a time that doubles.
+
+    `longest_claim_s`: how long to wait in all for another process that is asking the same.
+    """
 
     max_attempts: int = 6
     first_wait_s: float = 0.5
     longest_wait_s: float = 60.0
+    longest_claim_s: float = 600.0
 
     def check(self) -> None:
         if type(self.max_attempts) is not int or self.max_attempts < 1:
@@ -62,6 +70,13 @@ class _Sent(NamedTuple):
     reply: Reply
 
 
+class _Claimed(NamedTuple):
+    """Another process is asking; so many attempts of ours came before."""
+
+    by: Elsewhere
+    attempts: int
+
+
 class Asker:
     """Asks within one cap. `counts` adds up over questions: asked, cached, attempts, failures by name, refused."""
 
@@ -80,6 +95,7 @@ class Asker:
         self._patience.check()
         self._draw = random.Random(seed)  # noqa: S311 (jitter, not a secret)
         self._asking: dict[bytes, asyncio.Future[None]] = {}
+        self._named = set[str]()
         self._endpoints = Endpoints()
         self.counts: Counter[str] = Counter()
 
@@ -90,7 +106,7 @@ class Asker:
 
     async def ask(self, request: Request) -> Answer:
         """The answer to a request. The same request, asked twice at once, is sent once, also by another process."""
-        waits = 0
+        waits, attempts, waited_s = 0, 0, 0.0
         while True:
             while (other := self._asking.get(request.key)) is not None:
                 await asyncio.wait([other])
@@ -100,34 +116,48 @@ class Asker:
                 self._store.ascribe(request.key, request.session)
                 await asyncio.sleep(0)  # requests in flight must not wait until all that is known is told
                 return answer_of(known, is_cached=True)
-            outcome = await self._ask_alone(request)
+            outcome = await self._ask_alone(request, attempts)
             if isinstance(outcome, Answer):
                 return outcome
-            if outcome.holder is not None:
+            claim, attempts = outcome
+            if claim.holder is not None:
+                if waited_s >= self._patience.longest_claim_s:
+                    said = f"not sent: for {waited_s:.0f} s {_waited_for(claim)}"
+                    return Answer(None, said, False, True, waited_s, attempts)
                 self.counts["waited for another process"] += waits == 0
                 waits += 1
-                await self._endpoints.pause(min(_FIRST_LOOK_S * 2 ** min(waits, 8), _LONGEST_LOOK_S))
+                waited_s += await self._wait_for(claim, waits, waited_s)
 
-    async def _ask_alone(self, request: Request) -> Answer | Elsewhere:
+    async def _wait_for(self, claim: Elsewhere, waits: int, waited_s: float) -> float:
+        """A look later; seconds that it took. Whoever keeps us waiting is named once."""
+        begin = time.monotonic()
+        if waited_s >= _SAID_AFTER_S and claim.lock_file not in self._named:
+            self._named.add(claim.lock_file)
+            _log.warning("waiting: %s", _waited_for(claim))
+        await self._endpoints.pause(min(_FIRST_LOOK_S * 2 ** min(waits, 8), _LONGEST_LOOK_S))
+        return time.monotonic() - begin
+
+    async def _ask_alone(self, request: Request, attempts: int) -> Answer | _Claimed:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asking[request.key] = done
         try:
-            return await self._ask(request)
+            return await self._ask(request, attempts)
         finally:
             del self._asking[request.key]
             done.set_result(None)
 
-    async def _ask(self, request: Request) -> Answer | Elsewhere:
+    async def _ask(self, request: Request, made: int) -> Answer | _Claimed:
+        """As many attempts as are left after those that were made."""
         if finds := self._gate.in_request(request.body, request.place):
             self.counts[HELD_BACK] += 1
             await asyncio.sleep(0)
             return Answer(None, f"{NOT_SENT}: {finds[0]}", False, True, 0.0, 0)
         begin, most = time.monotonic(), self._patience.max_attempts
-        for attempt in range(1, most + 1):
+        for attempt in range(made + 1, most + 1):
             outcome = await self._attempt(request, is_first=attempt == 1, is_last=attempt == most)
             latency_s = time.monotonic() - begin
             if isinstance(outcome, Elsewhere):
-                return outcome
+                return _Claimed(outcome, attempt - 1)
             if isinstance(outcome, Refused):
                 return Answer(None, outcome.reason, False, True, latency_s, attempt - 1)
             if isinstance(outcome, _Sent):
@@ -137,7 +167,7 @@ class Asker:
             if wait_s is None or attempt == most:
                 return Answer(None, _said(outcome, attempt), False, False, latency_s, attempt)
             await self._endpoints.pause(wait_s)
-        raise AssertionError("max_attempts is at least 1")
+        raise AssertionError("a claim is met before the last attempt is made")
 
     async def _attempt(
         self, request: Request, *, is_first: bool, is_last: bool
@@ -187,6 +217,10 @@ class Asker:
 
 def answer_of(data: dict[str, Any], *, is_cached: bool) -> Answer:
     return Answer(data, data["error"], is_cached, False, data["latency_s"], data["attempts"])
+
+
+def _waited_for(claim: Elsewhere) -> str:
+    return f"{claim.holder} has been asking the same; if it is gone, remove {claim.lock_file}"
 
 
 def _cost_of(failure: Failure) -> int | None:

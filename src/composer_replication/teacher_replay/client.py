@@ -13,7 +13,7 @@ from typing import Any
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
 from composer_replication.teacher_replay.bodies import ASKED_FOR, limited_body
-from composer_replication.teacher_replay.outcome import Failure, Reply, broken, read_response
+from composer_replication.teacher_replay.outcome import Failure, Reply, broken, read_response, with_status
 from composer_replication.teacher_replay.requests import Request
 
 _CONNECTIONS_A_POOL = 8
@@ -83,6 +83,7 @@ class TeacherClient:
         httpx = self._httpx
         url = f"{request.teacher.base_url}/chat/completions"
         headers = _headers(request.teacher.api_key) | {"content-type": "application/json"}
+        response: Any = None
         try:
             async with asyncio.timeout(self._timeout_s):
                 async with pool.stream("POST", url, content=request.body, headers=headers) as response:
@@ -95,11 +96,11 @@ class TeacherClient:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             return broken(f"no connection: {type(error).__name__}: {error}", was_sent=False)
         except TimeoutError:
-            return broken(f"no answer within {self._timeout_s:g} s", was_sent=True)
+            body = broken(f"no answer within {self._timeout_s:g} s", was_sent=True)
         except httpx.HTTPError as error:
-            return broken(f"connection broke: {type(error).__name__}: {error}", was_sent=True)
+            body = broken(f"connection broke: {type(error).__name__}: {error}", was_sent=True)
         if isinstance(body, Failure):
-            return body
+            return body if response is None else with_status(response.status_code, response.headers, body)
         if request.teacher.api_key:  # before anything is cut: half a key is still most of it
             body = body.replace(request.teacher.api_key.encode(), b"<key>")
         return read_response(response.status_code, response.headers, body, request.teacher.price)

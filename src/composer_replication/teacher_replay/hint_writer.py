@@ -19,7 +19,7 @@ from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import HintContext
 from composer_replication.hint_generator.run_sites import read_sites
 from composer_replication.hint_generator.write import MAX_SENTENCES, HintWriter, count_sentences
-from composer_replication.ingestion.last_gate import LastGate, gate_of
+from composer_replication.ingestion.last_gate import Find, LastGate, gate_of
 from composer_replication.privacy import Scrubber
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
@@ -89,8 +89,12 @@ async def write_hints(
 
         async def one(item: tuple[ErrorSite, Conversation]) -> None:
             site, conversation = item
-            prompt = prompt_of(site, conversation)
-            answer = await asker.ask(builder.build(prompt, None, site.conversation_id, place=f"site {site.id}"))
+            place = f"site {site.id}"
+            if (find := _find_in_uncut(site, conversation, gate, place)) is not None:
+                answer = Answer(None, f"{NOT_SENT}: {find}", False, True, 0.0, 0)
+            else:
+                prompt = prompt_of(site, conversation)
+                answer = await asker.ask(builder.build(prompt, None, site.conversation_id, place=place))
             text = _text_of(answer)
             if answer.error and answer.error.startswith(NOT_SENT):
                 held_back[site.id] = answer.error
@@ -117,7 +121,7 @@ async def write_run_hints(
     no_scrub: bool = False,
 ) -> WrittenHints:
     """`write_hints` for the sites of a run; one that was made with `--no-scrub` is refused unless it is said again."""
-    gate = options.last_gate or gate_of(run, environment, no_scrub=no_scrub)
+    gate = gate_of(run, environment, no_scrub=no_scrub, given=options.last_gate)
     conversations = {each.id: each for each in read_conversations(run)}
     sites = ((site, conversations[site.conversation_id]) for site, _ in read_sites(run))
     return await write_hints(
@@ -136,14 +140,20 @@ def _text_of(answer: Answer) -> str:
     return " ".join(str(message.get("content") or "").split())
 
 
-def prompt_of(site: ErrorSite, conversation: Conversation) -> list[Message]:
-    """The failing call and its result; nothing of what came after."""
+def _find_in_uncut(site: ErrorSite, conversation: Conversation, gate: LastGate, place: str) -> Find | None:
+    """What the gate finds in a prompt before it is cut: the first half of a secret does not look like one."""
+    *_, message = prompt_of(site, conversation, max_shown=None)
+    return gate.look(message, f"{place}, message 2 (user)")
+
+
+def prompt_of(site: ErrorSite, conversation: Conversation, *, max_shown: int | None = _MAX_SHOWN) -> list[Message]:
+    """The failing call and its result, the first `max_shown` characters of each; nothing of what came after."""
     turn = _turn(conversation, site.turn_id)
     call = next((each for each in turn.calls if each.id == site.call_id), None)
-    arguments = arguments_text(call)[:_MAX_SHOWN] if call else ""
+    arguments = arguments_text(call)[:max_shown] if call else ""
     results = [r for t in conversation.turns if t.id == site.result_turn_id for r in t.results]
     said = next((each.text for each in results if each.call_id == site.call_id), site.evidence_text)
-    rule, data = as_data(f"Arguments: {arguments}\n\nError: {said[:_MAX_SHOWN]}")
+    rule, data = as_data(f"Arguments: {arguments}\n\nError: {said[:max_shown]}")
     return [
         {"role": "system", "content": f"{_SYSTEM}\n\n{rule}"},
         {"role": "user", "content": f"Tool: {site.tool}\nKind of error: {site.kind}\n{data}"},

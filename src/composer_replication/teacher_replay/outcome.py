@@ -80,6 +80,11 @@ def broken(error: str, *, was_sent: bool) -> Failure:
     return Failure(error, True, "unknown") if was_sent else Failure(error, True, "none", concerns="connection")
 
 
+def with_status(status: int, headers: Mapping[str, str], unread: Failure) -> Failure:
+    """An answer whose body could not be read: a refusal is one all the same, by its status."""
+    return unread if 200 <= status < 300 else _refusal(status, headers, None, unread.error.encode())
+
+
 def _reply(choice: dict[str, Any], data: dict[str, Any], cost: int | None) -> Reply | Failure:
     reason = str(choice.get("finish_reason") or "")
     message = _clean_message(choice["message"])

@@ -7,6 +7,7 @@ the start of the process decide; of another machine nobody can know then, and it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -18,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from composer_replication.atomic import try_lock
+from composer_replication.atomic import is_lock_free, try_lock
 from composer_replication.errors import explain
 
 # A file that says nothing yet, and is this young, is of a process that is just starting.
@@ -45,7 +46,7 @@ class Owner:
         self.holder = Holder(os.getpid(), socket.gethostname(), time.time())
         for _ in range(_ATTEMPTS):
             self.name = f"{os.getpid()}-{secrets.token_hex(6)}"
-            self._path = _lock_path(store, self.name)
+            self._path = lock_path(store, self.name)
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
             if self._has_settled():
                 return
@@ -82,18 +83,19 @@ class Owner:
 
 
 def is_alive(store: Path, name: str) -> bool:
-    """Whether the process of this name lives; the lock file of one that does not is removed."""
-    path = _lock_path(store, name)
+    """Whether the process of this name lives; the lock file of one that does not is removed, where it may be."""
+    path = lock_path(store, name)
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDONLY)  # another user's can be looked into, too
     except FileNotFoundError:
         return False
-    except PermissionError:  # another user's: it cannot be looked into
+    except PermissionError:
         return True
     try:
-        if not try_lock(descriptor) or _lives_without_lock(descriptor):
+        if not is_lock_free(descriptor) or _lives_without_lock(descriptor):
             return True
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(PermissionError):
+            path.unlink(missing_ok=True)
         return False
     finally:
         os.close(descriptor)
@@ -112,7 +114,7 @@ def dead_owners(store: Path | None, names: Sequence[str], own: str = "") -> Iter
 def holder_of(store: Path, name: str) -> Holder | None:
     """What the lock file of a process says about it."""
     try:
-        said = _read(_lock_path(store, name).read_bytes())
+        said = _read(lock_path(store, name).read_bytes())
         return Holder(said["pid"], said["host"], said["since"])
     except (OSError, KeyError):
         return None
@@ -173,5 +175,6 @@ def _read(data: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
 
 
-def _lock_path(store: Path, name: str) -> Path:
+def lock_path(store: Path, name: str) -> Path:
+    """The lock file of a process of this name."""
     return store.with_name(f"{store.name}.{name}.lock")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -147,8 +148,12 @@ async def replay(
     options: ReplayOptions,
     on_result: OnResult,
     on_meter: OnMeter | None = None,
+    store: TeacherStore | None = None,
 ) -> ReplayReport:
-    """As `replay_trace`, with each result handed over as it comes: memory does not grow with the number of states."""
+    """As `replay_trace`, with each result handed over as it comes: memory does not grow with the number of states.
+
+    `store` is one that is open already, instead of `options.cache`; it stays open.
+    """
     environment = os.environ if options.environment is None else options.environment
     known = read_teachers(
         teachers, environment=environment, api_key=api_key, base_url=options.base_url, prices=options.prices
@@ -156,7 +161,7 @@ async def replay(
     cap_nano = check_cap(max_total_usd)
     report = ReplayReport()
     client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
-    with TeacherStore(options.cache) as store:
+    with TeacherStore(options.cache) if store is None else contextlib.nullcontext(store) as store:
         gate = options.last_gate or LastGate(environment)
         asker = Asker(client, store, cap_nano=cap_nano, gate=gate, patience=options.patience)
         async with client:

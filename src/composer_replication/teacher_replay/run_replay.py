@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.run_sites import read_sites
-from composer_replication.ingestion.last_gate import Find, LastGate
+from composer_replication.ingestion.last_gate import Find, LastGate, gate_of
 from composer_replication.ingestion.states import states, trace_state
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
@@ -27,6 +28,7 @@ from composer_replication.teacher_replay.replay import (
 )
 from composer_replication.teacher_replay.requests import RequestBuilder
 from composer_replication.teacher_replay.run_failures import TurnName, has_current_sites, read_failures
+from composer_replication.teacher_replay.run_outcomes import Outcomes, check_unchanged, digests_of, while_unchanged
 from composer_replication.teacher_replay.store import TeacherStore
 from composer_replication.teacher_replay.teachers import Teacher
 from composer_replication.types import TeacherCallResult, TraceState, Turn
@@ -163,28 +165,41 @@ async def replay_run(
 ) -> ReplayReport:
     """Ask, then write `teacher_calls.jsonl`: every call in the order of states and teachers, answered or not.
 
-    The run is held meanwhile: a second replay of it says who holds it, and sends nothing.
+    The run is held meanwhile: a second replay of it says who holds it, and sends nothing. Where its conversations
+    change before the calls are written, a StaleArtefactError says so; answers so far are in the store. Of a run that
+    was not scrubbed nothing is sent, unless `options.last_gate` is the open one.
     """
-    failures: dict[tuple[int, int], TeacherCallResult] = {}
+    environment = os.environ if options.environment is None else options.environment
+    options = replace(options, last_gate=gate_of(run, environment, no_scrub=False, given=options.last_gate))
+    outcomes = Outcomes()
 
-    def keep(state: int, teacher: int, result: TeacherCallResult) -> None:
-        if result["message"] is None:  # pyright: ignore[reportTypedDictNotRequiredAccess]
-            failures[state, teacher] = result
+    def keep(_state: int, teacher: int, result: TeacherCallResult) -> None:
+        outcomes.add(result, teacher)
         on_call(result)
 
     counts: Counter[str] = Counter()
+    sources = ["conversations", *(["sites"] if _reads_sites(run, which) else [])]
     with TeacherStore(options.cache) as store:
         store.hold("a replay of this run")
+        as_asked = digests_of(run, [*sources, *(["tools"] if which.send_tools else [])])
         report = await replay(
-            run_states(run, which), specs, max_total_usd, api_key, options=options, on_result=keep, on_meter=on_meter
+            run_states(run, which),
+            specs,
+            max_total_usd,
+            api_key,
+            options=options,
+            on_result=keep,
+            on_meter=on_meter,
+            store=store,
         )
-        rows = _rows(run_states(run, which), teachers, options, store, failures, counts)
+        check_unchanged(run, as_asked)
+        rows = _rows(run_states(run, which), teachers, options, store, outcomes, counts)
         run.write_jsonl(
             "teacher_calls",
-            rows,
+            while_unchanged(run, as_asked, rows),
             schema=SCHEMA,
             version=VERSION,
-            sources=["conversations", *(["sites"] if _reads_sites(run, which) else [])],
+            sources=sources,
             counts=counts,
             drops={},
             settings=_said_of(which, teachers, options),
@@ -214,19 +229,20 @@ def _rows(
     teachers: Sequence[Teacher],
     options: ReplayOptions,
     store: TeacherStore,
-    failures: Mapping[tuple[int, int], TeacherCallResult],
+    outcomes: Outcomes,
     counts: Counter[str],
 ) -> Iterator[dict[str, object]]:
     """From the store, not from memory: a replay of any length is written with little of it."""
     builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
-    for number, state in enumerate(asked):
+    for state in asked:
         counts["states"] += 1
         for index, (teacher, builder) in enumerate(zip(teachers, builders, strict=True)):
-            failed = failures.get((number, index))
+            failed = outcomes.failures.get((state["state_id"], index))
             key = b"" if failed else request_of(builder, state).key
             known = None if failed else store.reply(key)
             if failed is None and known is None:
-                counts["not asked"] += 1  # a gate saw that it could not matter
+                # Else a gate saw that it could not matter.
+                counts["reply gone" if outcomes.was_answered(state, index) else "not asked"] += 1
                 continue
             if known is not None:
                 store.ascribe(key, session_of(state))

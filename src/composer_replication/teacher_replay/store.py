@@ -12,6 +12,7 @@ changed, and no answer that was paid for is forgotten in silence.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -25,7 +26,15 @@ from composer_replication.errors import ArtefactCorruptError, InputError, RunErr
 from composer_replication.runs import answer_owners
 from composer_replication.teacher_replay import store_tables
 from composer_replication.teacher_replay.money import to_dollars
-from composer_replication.teacher_replay.owners import Holder, Owner, dead_owners, holder_of, is_alive, said_of_holder
+from composer_replication.teacher_replay.owners import (
+    Holder,
+    Owner,
+    dead_owners,
+    holder_of,
+    is_alive,
+    lock_path,
+    said_of_holder,
+)
 
 
 class Meter(NamedTuple):
@@ -50,20 +59,25 @@ class Refused(NamedTuple):
 
 
 class Elsewhere(NamedTuple):
-    """Not sent, because another process is asking this very thing (who), or just has (None: its reply is here)."""
+    """Not sent, because another process is asking this very thing (who), or just has (None: its reply is here).
+
+    `lock_file` is what keeps its claim alive, beside the store.
+    """
 
     holder: str | None
+    lock_file: str = ""
 
 
 class TeacherStore:
     """Opened with a path, or in memory for a single replay. Close it, or use it as a context manager."""
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self._path = None if path is None else Path(path)
+        # Followed once: SQLite follows links too, and the lock files must lie beside the file that all of them mean.
+        self._path = None if path is None else Path(os.path.realpath(path))
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             store_tables.make_if_new(self._path)
-        self._connection = sqlite3.connect(":memory:" if path is None else str(path), isolation_level=None, timeout=60)
+        self._connection = sqlite3.connect(str(self._path or ":memory:"), isolation_level=None, timeout=60)
         self._owner: Owner | None = None
         with contextlib.ExitStack() as unless_all_is_well:
             unless_all_is_well.callback(self.close)
@@ -152,7 +166,7 @@ class TeacherStore:
         ).fetchall()
         for (owner,) in claims:
             if self._path is not None and is_alive(self._path, owner):
-                return Elsewhere(str(holder_of(self._path, owner) or owner))
+                return Elsewhere(str(holder_of(self._path, owner) or owner), str(lock_path(self._path, owner)))
             self._take_over(owner)
         return None
 

@@ -24,7 +24,7 @@ from composer_replication.privacy import Scrubber
 from composer_replication.runs import RunDir
 from composer_replication.sites import find_error_sites
 from composer_replication.teacher_replay.ask import HELD_BACK
-from composer_replication.teacher_replay.hint_writer import write_hints, write_run_hints
+from composer_replication.teacher_replay.hint_writer import prompt_of, write_hints, write_run_hints
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 from composer_replication.teacher_replay.teachers import read_teachers
 from cpu_time import cpu_seconds, least_cpu_seconds
@@ -169,6 +169,30 @@ def test_a_hint_is_not_asked_for_with_a_secret_in_the_question():
     assert hinted([(site, conversation)], {}) == ((ANY, {"written": 1}, {}), 1)
 
 
+@pytest.mark.parametrize("num_shown", [8, 12, 20])
+@pytest.mark.parametrize("is_in_call", [False, True])
+def test_a_secret_that_the_question_would_cut_in_two_stays_here_whole(num_shown, is_in_call):
+    """Shown are 2,000 characters of the call and of the result: the first part of a password looks like a word."""
+    session = Session()
+    session.user("Fix the parser.")
+    begin = "<tool_use_error>File does not exist. "
+    path = "/repo/" + "x/" * 960
+    if is_in_call:
+        path += " " * (2000 - num_shown - len(path) - len('{"file_path":"')) + WORDS
+        session.call("Read", f"{begin}</tool_use_error>", is_error=True, file_path=path)
+    else:
+        error = begin + "." * (2000 - num_shown - len(begin) - 1) + f" {WORDS}</tool_use_error>"
+        session.call("Read", error, is_error=True, file_path="/repo/parser.py")
+    conversation = session.conversation()
+    (site,) = [each for each in find_error_sites(conversation) if each.is_kept]
+    shown = json.dumps(prompt_of(site, conversation))
+    assert WORDS[: num_shown - 1] in shown
+    assert WORDS not in shown
+    found, num_sent = hinted([(site, conversation)], ENVIRONMENT)
+    assert num_sent == 0
+    assert "message 2 (user): ENV_SECRET" in found.held_back[site.id]
+
+
 # ---- runs and exports
 
 
@@ -200,6 +224,8 @@ def test_a_run_made_without_scrubbing_needs_the_word_once_more(tmp_path):
     with FaultServer() as server:
         with pytest.raises(RunError, match="made with --no-scrub"):
             asyncio.run(write_run_hints(run, TEACHERS[1], options=options_for(server), **ask))
+        with pytest.raises(RunError, match="made with --no-scrub"):
+            asyncio.run(write_run_hints(run, TEACHERS[1], options=options_for(server, last_gate=LastGate({})), **ask))
         assert server.requests()["num_chat"] == 0
         server.script([message(RULE)])
         found = asyncio.run(write_run_hints(run, TEACHERS[1], options=options_for(server), no_scrub=True, **ask))

@@ -95,6 +95,31 @@ def test_a_hold_ends_with_its_store(tmp_path):
         other.hold("x")
 
 
+def test_a_store_has_one_set_of_owners_whatever_path_leads_to_it(tmp_path, monkeypatch):
+    """A link to the file, a link to its folder, and a path from a folder that is left later."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "folder").symlink_to("a")
+    (tmp_path / "link.sqlite").symlink_to(tmp_path / "a" / "s.sqlite")
+    monkeypatch.chdir(tmp_path / "a")
+    with TeacherStore("s.sqlite") as one:
+        monkeypatch.chdir(tmp_path)
+        assert isinstance(one.reserve(b"k", "t", 100, 1000), int)
+        one.hold("x")
+        for path in ("link.sqlite", "folder/s.sqlite", "a/s.sqlite"):
+            with TeacherStore(path) as other:
+                assert isinstance(other.reserve(b"k", "t", 100, 1000), Elsewhere), path
+                with pytest.raises(RunError, match="x by process"):
+                    other.hold("x")
+        assert one.meter()[:4] == (0, 100, 0, 0)
+
+
+def test_a_link_to_a_store_that_is_not_there_yet_leads_to_a_new_one(tmp_path):
+    (tmp_path / "link.sqlite").symlink_to("new/s.sqlite")
+    TeacherStore(tmp_path / "link.sqlite").close()
+    assert (tmp_path / "new" / "s.sqlite").is_file()
+    assert (tmp_path / "link.sqlite").is_symlink()
+
+
 def lock_file(store, name, **said):
     path = store.with_name(f"{store.name}.{name}.lock")
     path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": 0.0, **said}))
@@ -116,8 +141,50 @@ def test_a_number_that_another_process_has_now_does_not_keep_the_dead_alive(tmp_
     assert not owners.is_alive(store, "nobody")
 
 
+def test_two_who_look_at_a_dead_process_at_once_both_find_it_dead(tmp_path, monkeypatch):
+    store, seen = tmp_path / "s.sqlite", []
+    path = lock_file(store, "a", start="17", is_locked=True)
+    lives = owners._lives_without_lock
+
+    def looking_meanwhile(descriptor):
+        if not seen:
+            seen.append("first")
+            seen.append(owners.is_alive(store, "a"))
+        return lives(descriptor)
+
+    monkeypatch.setattr(owners, "_lives_without_lock", looking_meanwhile)
+    assert not owners.is_alive(store, "a")
+    assert seen == ["first", False]
+    assert not path.exists()
+
+
+def test_a_dead_process_of_another_user_holds_nothing(tmp_path, monkeypatch):
+    """Its lock file can be read, but neither written nor removed; a living one's lock is seen all the same."""
+    store = tmp_path / "s.sqlite"
+    path, living = lock_file(store, "a", start="17", is_locked=True), owners.Owner(store)
+    really_open = os.open
+
+    def opening(path, flags, *mode, **more):
+        if str(path).endswith(".lock") and flags & (os.O_RDWR | os.O_WRONLY):
+            raise PermissionError(13, "Permission denied", str(path))
+        return really_open(path, flags, *mode, **more)
+
+    def refused(self, **_):
+        raise PermissionError(1, "Operation not permitted", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", opening)
+        patch.setattr(Path, "unlink", refused)
+        assert not owners.is_alive(store, "a")
+        assert list(owners.dead_owners(store, ["a", living.name])) == ["a"]
+        assert owners.is_alive(store, living.name)
+    assert path.exists()
+    living.close()
+
+
 def test_where_there_are_no_locks_the_living_keep_their_claims(tmp_path, monkeypatch):
-    monkeypatch.setattr(owners, "try_lock", lambda _: True)
+    for name in ("try_lock", "is_lock_free"):
+        monkeypatch.setattr(owners, name, lambda _: True)
     with TeacherStore(tmp_path / "s.sqlite") as one, TeacherStore(tmp_path / "s.sqlite") as other:
         assert isinstance(one.reserve(b"k", "t", 100, 1000), int)
         assert isinstance(other.reserve(b"k", "t", 100, 1000), Elsewhere)

@@ -1,0 +1,140 @@
+"""What the last gate looks at in a part of something that goes out: plain JSON data, with what its shape would hide.
+
+Names say what fields hold, so a part is looked at as data, not as text. But data hides some things: ids are random by
+nature; arguments are text that means data, in which a name may stand twice; the texts of a message may be one text in
+pieces; a schema names a field in one place and shows its values in another; and what is nested very deeply cannot be
+walked at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import orjson
+
+# Ids are random and most of them mean nothing: only rules that know a kind of key look at them, as at ingest.
+_IDS = {"id", "parent_id", "state_id", "tool_call_id", "source_call_id", "call_id", "turn_id", "session_id"}
+_IDS |= {"trajectory_id", "conversation_id", "timestamp"}
+_AS_GIVEN = frozenset(("arguments", "parameters"))  # a tool's own fields, whatever they are called
+_SHOWN_VALUES = frozenset(("enum", "const", "examples", "example", "default"))
+_NUMBERS = (int, float)
+
+
+@dataclass
+class View:
+    """A part without ids and numbers; its ids; texts that stand there in pieces; values that a schema shows."""
+
+    value: Any = None
+    ids: list[str] = field(default_factory=list[str])
+    joined: list[str] = field(default_factory=list[str])
+    shown: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+
+def view_of(part: Any) -> View:
+    """RecursionError where a part is nested too deeply; `flat_text` is for that one."""
+    view = View()
+    view.value = _seen(part, view)
+    return view
+
+
+def bytes_of(part: Any) -> bytes:
+    """What tells a part from another one."""
+    try:
+        return orjson.dumps(part)
+    except orjson.JSONEncodeError:  # nested too deeply
+        return flat_text(part).encode("utf-8", "surrogatepass")
+
+
+def flat_text(part: Any) -> str:
+    """All names and values of a part, a line each, however deeply they are nested."""
+    lines, left = list[str](), [("", part)]
+    while left:
+        name, value = left.pop()
+        if isinstance(value, dict):
+            left += [(str(key), each) for key, each in cast("dict[Any, Any]", value).items()]
+        elif isinstance(value, list):
+            left += [(name, each) for each in cast("list[Any]", value)]
+        else:
+            lines.append(f"{json.dumps(name)}: {value if isinstance(value, str) else json.dumps(value)}")
+    return "\n".join(lines)
+
+
+def _seen(value: Any, view: View) -> Any:
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        texts = [text for each in items if isinstance(each, dict) and isinstance(text := each.get("text"), str)]
+        if len(texts) > 1:
+            view.joined.append("".join(texts))
+        return [_seen(each, view) for each in items]
+    if not isinstance(value, dict):
+        return value
+    return dict(_fields(cast("dict[str, Any]", value), view))
+
+
+def _fields(record: dict[str, Any], view: View) -> Iterator[tuple[str, Any]]:
+    for key, each in record.items():
+        if key in _IDS and isinstance(each, str):
+            view.ids.append(each)
+        elif key in _AS_GIVEN:
+            given = _arguments(each)
+            view.shown += _shown_values(given)
+            yield key, given
+        elif not ((key == "logprobs" or key.endswith("_token_ids")) and _is_numbers(each)):
+            yield key, _seen(each, view)
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, _NUMBERS) for each in cast("list[Any]", value))
+
+
+def _arguments(given: Any) -> Any:
+    """Arguments that are written as text are looked at as what they mean, as at ingest; a name twice has all values."""
+    if not isinstance(given, str):
+        return given
+    try:
+        orjson.loads(given)
+        return json.loads(given, object_pairs_hook=_with_all_values)
+    except (orjson.JSONDecodeError, ValueError, RecursionError):
+        return given
+
+
+def _with_all_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) == len(pairs):
+        return record
+    values: dict[str, list[Any]] = {}
+    for name, value in pairs:
+        values.setdefault(name, []).append(value)
+    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
+
+
+def _shown_values(schema: Any) -> Iterator[dict[str, Any]]:
+    """Of every property of a JSON schema that shows values: its name, with them."""
+    if isinstance(schema, list):
+        for each in cast("list[Any]", schema):
+            yield from _shown_values(each)
+    elif isinstance(schema, dict):
+        record = cast("dict[str, Any]", schema)
+        properties: Any = record.get("properties")
+        for name, each in properties.items() if isinstance(properties, dict) else ():
+            values = list(_values_in(each))
+            if values:
+                yield {name: values}
+        for each in record.values():
+            yield from _shown_values(each)
+
+
+def _values_in(schema: Any) -> Iterator[Any]:
+    """The values that a property's schema shows, also in its alternatives and items; those of inner properties not."""
+    if isinstance(schema, list):
+        for each in cast("list[Any]", schema):
+            yield from _values_in(each)
+    elif isinstance(schema, dict):
+        for key, each in cast("dict[str, Any]", schema).items():
+            if key in _SHOWN_VALUES:
+                yield from cast("list[Any]", each) if isinstance(each, list) else (each,)
+            elif key != "properties":
+                yield from _values_in(each)

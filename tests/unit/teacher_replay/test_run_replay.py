@@ -1,0 +1,127 @@
+"""`replay_run` from Python: the calls that are written are those of the states that were asked about."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from replay_pieces import KEY, TEACHERS, options_for
+
+from composer_replication.errors import RunError, StaleArtefactError
+from composer_replication.ingestion.into_run import ingest_into
+from composer_replication.ingestion.last_gate import LastGate, OpenGate
+from composer_replication.ingestion.scrub_settings import ScrubSettings
+from composer_replication.runs import RunDir
+from composer_replication.teacher_replay import run_replay
+from composer_replication.teacher_replay.ask import HELD_BACK
+from composer_replication.teacher_replay.run_replay import Which, replay_run
+from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.teachers import read_teachers
+from fault_server import FaultServer
+
+
+def write_chat(folder, name, num_states=2):
+    """A session of so many answers; sessions are read in the order of their files."""
+    folder.mkdir(exist_ok=True)
+    messages = []
+    for number in range(num_states):
+        messages += [{"role": "user", "content": f"{name} asks {number}"}, {"role": "assistant", "content": "Done."}]
+    (folder / f"{name}.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+
+
+@pytest.fixture
+def run(tmp_path):
+    for name in ("b", "c"):
+        write_chat(tmp_path / "logs", name)
+    made = RunDir.create(tmp_path / "run")
+    ingest_into(made, [tmp_path / "logs"], scrub=ScrubSettings())
+    return made
+
+
+def replayed(run, server, on_call=lambda _: None, **changes):
+    specs = [{**TEACHERS[1], "base_url": server.base_url}]
+    options = options_for(None, **({"cache": run.path("teacher_cache"), "max_concurrency": 1} | changes))
+    teachers = read_teachers(specs, environment={}, api_key=KEY)
+    ask = {"max_total_usd": 5.0, "api_key": KEY, "options": options, "on_call": on_call}
+    return asyncio.run(replay_run(run, Which(), specs, teachers, **ask))
+
+
+def test_an_ingest_during_the_replay_is_named_and_the_answers_stay_in_the_store(run, tmp_path):
+    told = []
+
+    def ingest_more(_result):
+        told.append(1)
+        if len(told) == 4:
+            write_chat(tmp_path / "logs", "a")  # in front of all others
+            ingest_into(run, [tmp_path / "logs"], scrub=ScrubSettings())
+
+    with FaultServer() as server:
+        with pytest.raises(
+            StaleArtefactError, match=r"conversations\.jsonl: got a file that was changed during"
+        ) as error:
+            replayed(run, server, ingest_more)
+        assert "Answers so far are paid for and kept in teacher_cache.sqlite" in str(error.value)
+        assert not run.path("teacher_calls").exists()
+        assert server.requests()["num_chat"] == 4
+        replayed(run, server)
+        assert server.requests()["num_chat"] == 6  # the new session alone
+    assert dict(run.meta("teacher_calls").counts)["calls"] == 6
+
+
+def test_an_ingest_while_the_calls_are_written_leaves_the_calls_as_they_were(run, tmp_path, monkeypatch):
+    rows_of = run_replay._rows
+
+    def changing_at_the_end(*given):
+        yield from rows_of(*given)
+        write_chat(tmp_path / "logs", "a")
+        ingest_into(run, [tmp_path / "logs"], scrub=ScrubSettings())
+
+    with FaultServer() as server:
+        replayed(run, server)
+        before = run.path("teacher_calls").read_bytes()
+        monkeypatch.setattr(run_replay, "_rows", changing_at_the_end)
+        with pytest.raises(StaleArtefactError, match="changed during the replay"):
+            replayed(run, server)
+    assert run.path("teacher_calls").read_bytes() == before
+
+
+def test_one_process_has_one_lock_file_beside_the_store(run):
+    """Whoever removes the lock file that a message names ends the hold and the claims."""
+    seen = []
+    with FaultServer() as server:
+        replayed(run, server, lambda _: seen.append(len(list(run.root.glob("teacher_cache.sqlite.*.lock")))))
+    assert set(seen) == {1}
+    assert not list(run.root.glob("teacher_cache.sqlite.*.lock"))
+
+
+def test_a_reply_that_is_gone_is_not_told_as_not_asked(run):
+    def lose_one(_result):
+        with TeacherStore(run.path("teacher_cache")) as store, store._transaction():
+            store._execute("UPDATE bills SET key = NULL, digest = NULL")
+            store._execute("DELETE FROM replies")
+
+    with FaultServer() as server:
+        replayed(run, server, lose_one)
+    counts = dict(run.meta("teacher_calls").counts)
+    assert counts == {"states": 4, "reply gone": 4}
+
+
+def test_a_run_that_was_not_scrubbed_is_sent_through_the_open_gate_alone(tmp_path):
+    write_chat(tmp_path / "logs", "b")
+    run = RunDir.create(tmp_path / "run")
+    ingest_into(run, [tmp_path / "logs"], scrub=None)
+    with FaultServer() as server:
+        for gate in (None, LastGate({})):
+            with pytest.raises(RunError, match="made with --no-scrub"):
+                replayed(run, server, last_gate=gate)
+        assert server.requests()["num_chat"] == 0
+        replayed(run, server, last_gate=OpenGate())
+        assert server.requests()["num_chat"] == 2
+
+
+def test_the_gate_knows_the_environment_of_the_options(run):
+    with FaultServer() as server:
+        report = replayed(run, server, environment={"DEPLOY_PASSWORD": "c asks 1"})
+        assert server.requests()["num_chat"] == 3
+    assert report.counts[HELD_BACK] == 1
