@@ -113,6 +113,7 @@ ARTEFACTS: Mapping[str, str] = {
     "pairs": "One preference pair a row: what advisers agreed on against what the model did.",
     "ref_logprobs": "Log-probabilities of the pairs' answers under the start weights, with a fingerprint.",
     "hint_proof": "One site a row: what its hint does to the erring call, and whether it may teach.",
+    "asked_tools": "With which tools teachers were asked about each session; they are asked with the same again.",
     "metrics": "Every line of figures that training logs, with its step.",
     "checkpoints": "All that a run needs to go on: a folder `checkpoint-N` is complete when it holds `manifest.json`.",
     "adapter": "The trained adapter, with a record of what it was made from.",

@@ -27,13 +27,14 @@ from composer_replication.ingestion.session_sources import (
 from composer_replication.runs import ARTEFACTS, ArtefactMeta, RunDir
 from composer_replication.runs import conversations as rows
 from composer_replication.runs.answer_owners import AnswersOfRun, count_answers, keep_answers
+from composer_replication.runs.asked_tools import forget_asked
 from composer_replication.runs.source_paths import find_source
 from composer_replication.runs.tools import read_tools
 
 MIN_PREFIX = 6
 _STORE = "teacher_cache"
 # Made by the ingest itself, or before it.
-_OURS = frozenset({"config", "conversations", "session_sources", "tools", "forgotten"})
+_OURS = frozenset({"config", "conversations", "session_sources", "tools", "forgotten", "asked_tools"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
         write_forgotten(run, forgotten_marks(dead, alive))  # first: from here on, no crash brings them back
         if plan.answers is not None:
             keep_answers(run.path(_STORE), {row["id"] for row in _stored(run)} - gone)
+        forget_asked(run, gone)
         for name in plan.deleted:
             _delete(run, name)
         metas = {name: run.meta(name) for name in plan.filtered}

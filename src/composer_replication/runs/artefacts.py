@@ -41,6 +41,7 @@ _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
     ("sites", "sites.jsonl", "crf sites", "records"),
     ("teacher_calls", "teacher_calls.jsonl", "crf replay", "records"),
     ("teacher_cache", "teacher_cache.sqlite", "crf replay", "file"),
+    ("asked_tools", "asked_tools.jsonl", "crf replay", "journal"),
     ("pairs", "pairs.jsonl", "crf pairs", "records"),
     ("ref_logprobs", "ref_logprobs.safetensors", "crf train", "file"),
     ("hint_proof", "hint_proof.jsonl", "crf train", "records"),

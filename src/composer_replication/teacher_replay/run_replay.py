@@ -13,6 +13,7 @@ from composer_replication.hint_generator.run_sites import read_sites
 from composer_replication.ingestion.last_gate import Find, LastGate, gate_of
 from composer_replication.ingestion.states import states, trace_state
 from composer_replication.runs import RunDir
+from composer_replication.runs.asked_tools import AskedTools
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.tools import read_tools
 from composer_replication.teacher_replay.ask import answer_of
@@ -89,10 +90,10 @@ def run_states(run: RunDir, which: Which) -> Iterator[TraceState]:
 def run_turns(run: RunDir, which: Which) -> Iterator[StateOfTurn]:
     """As `run_states`, each with its turn."""
     wanted = _wanted(run, which)
-    tools = read_tools(run) if which.send_tools else None
+    tools, asked = (read_tools(run), AskedTools(run)) if which.send_tools else (None, None)
     number = 0
     for conversation in read_conversations(run):
-        shown = None if tools is None else tools.of(conversation.format)
+        shown = asked.of(conversation, tools.of(conversation.format)) if tools and asked else None
         for index, (messages, turn) in enumerate(states(conversation, max_history_tokens=which.max_history_tokens)):
             is_wanted = wanted is None or (conversation.id, turn.id) in wanted
             if turn.origin == "meta" or not is_wanted:  # what the harness wrote in the model's place is nobody's action
@@ -179,11 +180,11 @@ async def replay_run(
 
     counts: Counter[str] = Counter()
     sources = ["conversations", *(["sites"] if _reads_sites(run, which) else [])]
-    with TeacherStore(options.cache) as store:
+    with run.used_for("replay"), TeacherStore(options.cache) as store:
         store.hold("a replay of this run")
         as_asked = digests_of(run, [*sources, *(["tools"] if which.send_tools else [])])
         report = await replay(
-            run_states(run, which),
+            _written_down(run, run_states(run, which)),
             specs,
             max_total_usd,
             api_key,
@@ -205,6 +206,15 @@ async def replay_run(
             settings=_said_of(which, teachers, options),
         )
     return report
+
+
+def _written_down(run: RunDir, states: Iterator[TraceState]) -> Iterator[TraceState]:
+    """The states, each with its session's tools kept before it is asked about."""
+    asked = AskedTools(run)
+    for state in states:
+        if state.get("tools"):
+            asked.keep(session_of(state), state["tools"])  # pyright: ignore[reportTypedDictNotRequiredAccess]
+        yield state
 
 
 def _said_of(which: Which, teachers: Sequence[Teacher], options: ReplayOptions) -> dict[str, str]:
