@@ -244,7 +244,8 @@ MEMBERS = {
     "RunDir": {
         "append_jsonl": "(name)",
         "create": "(path)",
-        "exclusive": "(what)",
+        "exclusive": "(what, *, against=('replay',))",
+        "used_for": "(use)",
         "lineage": "(name)",
         "meta": "(name)",
         "open": "(path)",
@@ -295,6 +296,7 @@ ARTEFACT_FILES = {
     "sites": "sites.jsonl",
     "teacher_calls": "teacher_calls.jsonl",
     "teacher_cache": "teacher_cache.sqlite",
+    "asked_tools": "asked_tools.jsonl",
     "pairs": "pairs.jsonl",
     "ref_logprobs": "ref_logprobs.safetensors",
     "hint_proof": "hint_proof.jsonl",
