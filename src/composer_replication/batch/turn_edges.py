@@ -153,10 +153,15 @@ class EdgeFinder:
 
 
 def marked_message(message: Message) -> Message:
-    """The message with a word inside each of its texts; roles, names and ids stay."""
+    """The message with a word inside each of its texts; roles, names and ids stay.
+
+    An empty text has none, but that of a result: where templates write results into the next turn, empty ones are too.
+    """
     found = {
         key: _marked(value) if key in ("content", "reasoning_content") else value for key, value in message.items()
     }
+    if message.get("role") == "tool" and message.get("content") == "":
+        found["content"] = _MARK
     if "tool_calls" in found:
         found["tool_calls"] = [_marked_call(call) for call in cast("list[dict[str, Any]]", found["tool_calls"])]
     return found

@@ -44,6 +44,22 @@ def test_results_that_a_template_folds_into_the_models_turn_are_context():
     }
 
 
+def test_an_empty_result_that_a_template_folds_in_is_context_too():
+    renderer = renderer_of("folding")
+    quiet = talk(
+        ("user", ""),
+        ("assistant", {"calls": (call(command="ls"),)}),
+        ("tool", results("")),
+        ("assistant", {"calls": (call(command="pwd"),)}),
+    )
+    shown = {
+        span.turn_id: decode(renderer, sequence.ids[span.start : span.end])
+        for sequence in renderer.render(quiet)
+        for span in sequence.spans
+    }
+    assert shown["t3"] == '<|tool_call>call:bash{"command": "pwd"}<tool_call|>'
+
+
 def test_the_context_of_a_folded_turn_is_what_the_model_is_asked_with():
     renderer = renderer_of("folding")
     found = {span.turn_id: (each, span) for each in renderer.render(WORKING) for span in each.spans}
