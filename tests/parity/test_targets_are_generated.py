@@ -37,9 +37,10 @@ REFUSED = "gemma4_late_like"
 """It shows a result inside the turn that comes after it: a run with such a template stops, and names it."""
 WHOLE = ("train.batch.budget=65536",)
 CUT = ("train.batch.budget=192", "train.batch.overlap=48")
+_SCHEMA = {"type": "object", "properties": {"path": {}}}
 _TOOLS = [
-    {"name": name, "parameters": {"type": "object", "properties": {"path": {}}}, "source": "file", "num_calls": 1}
-    for name in ("Read", "bash")
+    {"name": name, "format": format_name, "parameters": _SCHEMA, "source": "inferred", "num_calls": 1}
+    for name, format_name in (("Read", "claude_code"), ("bash", "claude_code"), ("another_agents", "codex"))
 ]
 KNOWN: dict[str, Student] = {}
 """What was read of each tokenizer."""
@@ -65,7 +66,7 @@ def judged(session, student: Path, *, whole: bool = True, tools: bool = True) ->
         row = rows.to_row(session.conversation)
         run.write_jsonl("conversations", [row], schema=rows.SCHEMA, version=rows.VERSION, settings=settings_)
         if tools:
-            run.write_jsonl("tools", _TOOLS, schema="tool", version=2, sources=["conversations"])
+            run.write_jsonl("tools", _TOOLS, schema="tool", version=3, sources=["conversations"])
         kept = [run_sites.to_row(site, hint) for site, hint in session.sites]
         run.write_jsonl("sites", kept, schema=run_sites.SCHEMA, version=run_sites.VERSION, sources=["conversations"])
         write_pairs(run, session.pairs)

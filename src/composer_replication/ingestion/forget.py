@@ -82,7 +82,7 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
         plan = plan_forgetting(run, sessions)
         if plan.answers is not None and plan.answers.num_unowned and not discard_answers:
             raise _unowned(run, plan.answers)
-        given = read_tools(run).given  # first: tools that cannot be read anew must not be found out half way
+        given = read_tools(run).given  # what cannot be read is found out before anything is taken away
         gone = frozenset(plan.conversations)
         dead = [_bare(row) for row in _stored(run) if row["id"] in gone]
         alive = ({"session_id": row["session_id"]} for row in _stored(run) if row["id"] not in gone)

@@ -81,7 +81,7 @@ def tools_of(run: RunDir | None) -> dict[str | None, list[dict[str, Any]]] | Non
 
 
 def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """With a description, which logs do not have: some templates write one and fail without."""
+    """With an empty description: templates may ask for one, and logs have none."""
     name, parameters = tool["function"]["name"], tool["function"]["parameters"]
     return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
 
