@@ -275,8 +275,9 @@ class TeacherStore:
             fix = "Use the version of this program that wrote it."
             return ArtefactCorruptError(explain(str(self._path), got=fault, expected="one it knows", fix=fix))
         fix = (
-            "Nothing was changed. Put an earlier copy of the file back; or move it away, and then what it holds is "
-            "asked and paid for again, and the cap begins anew."
+            "Nothing was changed. Put an earlier copy of the file back, or go on without: first move this one away, "
+            "together with its -wal and -shm, if they lie beside it. Without it what it holds is asked and paid for "
+            "again, and the cap begins anew."
         )
         return ArtefactCorruptError(explain(str(self._path), got=fault, expected=store_tables.EXPECTED, fix=fix))
 

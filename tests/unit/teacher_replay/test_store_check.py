@@ -10,6 +10,7 @@ import pytest
 from crf import crf
 from replay_pieces import TEACHERS
 
+from composer_replication.cli.failures import in_words
 from composer_replication.errors import ArtefactCorruptError, InputError
 from composer_replication.teacher_replay.store import Refused, TeacherStore
 
@@ -100,6 +101,34 @@ def test_a_file_that_is_empty_foreign_or_no_database_is_named(tmp_path):
         with pytest.raises(ArtefactCorruptError, match=named):
             TeacherStore(path)
         assert path.read_bytes() == before
+
+
+def test_a_log_without_its_store_is_no_place_for_a_new_one(path):
+    """What was paid for last may lie in the log alone: it belongs with the store, wherever that was moved."""
+    store = TeacherStore(path)
+    store.settle(store.reserve(b"last", "t", 100, 1000), 30, reply=(b"last", "t", {"message": {}}))
+    beside = [path.with_name(path.name + end) for end in ("-wal", "-shm")]
+    copies = {each: each.read_bytes() for each in (path, *beside)}  # as a killed process leaves them
+    store.close()
+    for each, data in copies.items():
+        each.write_bytes(data)
+    away = path.with_name("away.sqlite")
+    path.rename(away)
+    with pytest.raises(ArtefactCorruptError, match=r"s\.sqlite-wal without it") as error:
+        TeacherStore(path)
+    assert "move s.sqlite-wal and s.sqlite-shm to where it is now" in str(error.value)
+    assert not path.exists()
+    for each in beside:
+        each.rename(each.with_name(each.name.replace("s.sqlite", "away.sqlite")))
+    with TeacherStore(away) as moved:
+        assert moved.reply(b"last") == {"message": {}}
+
+
+def test_advice_to_move_a_store_names_what_lies_beside_it(path):
+    change(path, "UPDATE meter SET spent = 0")
+    with pytest.raises(ArtefactCorruptError, match="together with its -wal and -shm"):
+        TeacherStore(path)
+    assert "together with its -wal and -shm" in in_words(sqlite3.DatabaseError("database disk image is malformed"))
 
 
 def test_a_truncated_store_is_never_a_new_one(path):
