@@ -12,6 +12,7 @@ from replay_pieces import TEACHERS
 
 from composer_replication.cli.failures import in_words
 from composer_replication.errors import ArtefactCorruptError, InputError
+from composer_replication.teacher_replay import store_tables
 from composer_replication.teacher_replay.store import Refused, TeacherStore
 
 FIX = "Nothing was changed. Put an earlier copy of the file back"
@@ -217,6 +218,31 @@ def test_a_store_of_the_version_before_with_wrong_amounts_is_refused_as_it_is(tm
     assert connection.execute("SELECT spent FROM meter").fetchone() == (-500,)
     assert connection.execute("PRAGMA user_version").fetchone() == (2,)
     connection.close()
+
+
+def test_a_store_of_the_version_before_whose_books_are_wrong_is_not_upgraded(tmp_path):
+    path = old_store(tmp_path, "UPDATE meter SET unknown = 60, num_unknown = 0")
+    before = path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(ArtefactCorruptError, match="a total of unknown"):
+            TeacherStore(path)
+    assert path.read_bytes() == before
+
+
+def test_another_process_that_upgrades_while_we_look_is_no_damage(tmp_path, monkeypatch):
+    path, version_of, done = old_store(tmp_path, "PRAGMA journal_mode = WAL"), store_tables.version_of, []
+
+    def upgraded_right_after(connection):
+        version = version_of(connection)
+        if not done:
+            done.append(version)
+            TeacherStore(path).close()
+        return version
+
+    monkeypatch.setattr(store_tables, "version_of", upgraded_right_after)
+    with TeacherStore(path) as store:
+        assert store.meter() == (500, 0, 100, 4, "a reason")
+    assert done == [2]
 
 
 def test_a_damaged_store_ends_a_replay_with_one_sentence(path, tmp_path):
