@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import real_logs
+from composer_replication.batch.load_tokenizer import load_tokenizer
+from composer_replication.batch.render import Renderer
 from composer_replication.errors import AlignmentError
 from composer_replication.hint_generator import run_sites
 from composer_replication.ingestion.into_run import ingest_into
@@ -23,7 +25,7 @@ from composer_replication.runs import conversations as rows
 from composer_replication.trainer.presets import load_with_preset
 from composer_replication.trainer.run_parts import read_inputs
 from composer_replication.trainer.run_sessions import offline_data
-from composer_replication.types import Turn
+from composer_replication.types import Conversation, ToolCall, ToolResult, Turn
 from judged_run import Pair, judge_run, write_pairs
 from random_conversations import STUDENT, RandomSession, sessions, site_of
 from session_pieces import HERE, Session
@@ -209,3 +211,24 @@ def test_real_logs_judges_the_fixture_sessions(shared_dir, students, capsys):
     assert code == 0, printed
     assert "qwen3_like" in printed
     assert "compared with whole renderings" in printed
+
+
+def test_an_empty_result_inside_the_turn_after_it_is_refused_too(students):
+    """Found among 300 random sessions: an empty text could not be told from what the template writes around it."""
+    who = {"model": STUDENT, "origin": "model", "provenance": HERE}
+    calls = [(ToolCall(id=f"c{number}", name="bash", arguments={}),) for number in range(2)]
+    turns = (
+        Turn(id="t0", role="user", origin="human", provenance=HERE),
+        Turn(id="t1", role="assistant", calls=calls[0], **who),
+        Turn(
+            id="t2",
+            role="tool",
+            origin="tool",
+            results=(ToolResult(call_id="c0", text="", is_error=False),),
+            provenance=HERE,
+        ),
+        Turn(id="t3", role="assistant", calls=calls[1], **who),
+    )
+    renderer = Renderer(load_tokenizer(students[REFUSED]))
+    with pytest.raises(AlignmentError, match="text of another message"):
+        renderer.render(Conversation(id="s", format="claude_code", turns=turns))

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import sys
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     import argparse
@@ -28,8 +28,15 @@ def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether somebody looks at a stream; one that whoever started us has closed (`2>&-`) is None."""
+    return stream is not None and not stream.closed and stream.isatty()
+
+
 def say(text: str) -> None:
     """Talk: to stderr."""
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison] (closed: print would take stdout instead)
+        return
     with contextlib.suppress(OSError):  # a full disk behind stderr: nobody can be told, and the work is not lost for it
         print(plain(text), file=sys.stderr)
 
@@ -84,11 +91,13 @@ def table(
 
 def terminal_width() -> int:
     """As wide as a table needs to be where nobody looks at a terminal."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 160
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 160
 
 
 def show(*tables: Table) -> None:
     """Tables to stdout, a blank line between them."""
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] (closed by whoever started us)
+        return
     from rich.console import Console
 
     class PassingOn(Console):
@@ -105,7 +114,7 @@ def show(*tables: Table) -> None:
 @contextlib.contextmanager
 def byte_progress(what: str, *, quiet: bool) -> Generator[Callable[[int, int], None], None, None]:
     """A progress bar by bytes on stderr; nothing where stderr is no terminal."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not is_terminal(sys.stderr):
         yield lambda _done, _total: None
         return
     from rich.console import Console
@@ -136,4 +145,6 @@ def write_json(text: str) -> None:
     """JSON to stdout; what a terminal would act upon, even inside a string, is spelled out."""
     import json
 
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] (closed by whoever started us)
+        return
     sys.stdout.write("".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text) + "\n")

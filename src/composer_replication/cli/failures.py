@@ -44,8 +44,9 @@ def _about_store(said: str) -> str:
     if "locked" in said or "busy" in said:
         return "Another process has held the store of paid answers for too long: wait until it is done."
     return (
-        "The store of paid answers is damaged: move the file away, or put a copy from before in its place. Without it "
-        "what was answered is asked again, and the cap begins anew."
+        "The store of paid answers is damaged: move the file away, together with its -wal and -shm, if they lie beside "
+        "it; a copy from before may take its place. Without one what was answered is asked again, and the cap begins "
+        "anew."
     )
 
 

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import say
+    from composer_replication.cli.console import is_terminal, say
     from composer_replication.ingestion.forget import forget, plan_forgetting
     from composer_replication.runs import RunDir
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not args.yes:
         _show(plan, run_dir, as_json=False, done=False, to_stderr=True)
-        if not sys.stdin.isatty():
+        if not is_terminal(sys.stdin):
             say("crf forget: nothing was removed. Say --yes to remove it")
             return 1
         print("Remove all this? [y/N] ", end="", file=sys.stderr, flush=True)

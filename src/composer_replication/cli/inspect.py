@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.console import is_terminal
+
 if TYPE_CHECKING:
     from composer_replication.batch.render import Renderer
     from composer_replication.config import CrfConfig
@@ -91,7 +93,7 @@ def _is_colour(asked: bool | None) -> bool:
     """As asked; otherwise on a terminal that can, unless the user wants none anywhere (no-color.org)."""
     if asked is not None:
         return asked
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and sys.stdout.isatty()
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and is_terminal(sys.stdout)
 
 
 def _read(run_dir: RunDir, identity: str) -> tuple[ErrorSite, Hint | None, Conversation]:

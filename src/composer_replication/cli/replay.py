@@ -60,7 +60,6 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.runs import RunDir
     from composer_replication.teacher_replay.money import check_cap
     from composer_replication.teacher_replay.run_replay import replay_run
-    from composer_replication.teacher_replay.store import TeacherStore
     from composer_replication.teacher_replay.teachers import read_teachers
 
     check_cap(args.max_usd)
@@ -69,9 +68,6 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args, run_dir)
     teachers = read_teachers(specs, environment=os.environ)
     which = _which(args)
-    if args.go_on:
-        with TeacherStore(options.cache) as store:
-            store.resume_after_overrun()
     num_calls = _say_price(run_dir, which, teachers, options, args)
     if args.dry_run:
         return 0
@@ -87,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
                 options=options,
                 on_call=bar.on_call,
                 on_meter=bar.on_meter,
+                goes_on=args.go_on,
             )
         )
     _show(run_dir, report, args)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.console import is_terminal
+
 if TYPE_CHECKING:
     from composer_replication.teacher_replay.store import Meter
     from composer_replication.types import TeacherCallResult
@@ -41,7 +43,7 @@ class CallBar:
 @contextlib.contextmanager
 def call_progress(num_calls: int, cap_usd: float, *, quiet: bool) -> Generator[CallBar, None, None]:
     """A bar where stderr is a terminal; nothing otherwise."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not is_terminal(sys.stderr):
         yield CallBar(cap_usd)
         return
     from rich.console import Console

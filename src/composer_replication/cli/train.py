@@ -118,10 +118,11 @@ def _quiet_libraries() -> None:
     import os
     import sys
 
+    from composer_replication.cli.console import is_terminal
     from composer_replication.trainer.run_parts import hide_progress_bars
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
         hide_progress_bars()
 

@@ -32,10 +32,10 @@ _SHOWN = (
 @contextlib.contextmanager
 def training_progress(total_steps: int) -> Generator[Progress, None, None]:
     """What `run_training` tells its progress to; warnings of this package come the same way, as plain text."""
-    from composer_replication.cli.console import say
+    from composer_replication.cli.console import is_terminal, say
     from composer_replication.trainer.run_training import Progress
 
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         with _warnings_to(say):
             yield Progress(
                 say=say,

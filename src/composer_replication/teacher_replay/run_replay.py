@@ -163,12 +163,14 @@ async def replay_run(
     options: ReplayOptions,
     on_call: Callable[[TeacherCallResult], None],
     on_meter: OnMeter | None = None,
+    goes_on: bool = False,
 ) -> ReplayReport:
     """Ask, then write `teacher_calls.jsonl`: every call in the order of states and teachers, answered or not.
 
     The run is held meanwhile: a second replay of it says who holds it, and sends nothing. Where its conversations
     change before the calls are written, a StaleArtefactError says so; answers so far are in the store. Of a run that
-    was not scrubbed nothing is sent, unless `options.last_gate` is the open one.
+    was not scrubbed nothing is sent, unless `options.last_gate` is the open one. `goes_on`: a person has looked at the
+    teacher that took more than its bound, and requests go out again.
     """
     environment = os.environ if options.environment is None else options.environment
     options = replace(options, last_gate=gate_of(run, environment, no_scrub=False, given=options.last_gate))
@@ -182,6 +184,8 @@ async def replay_run(
     sources = ["conversations", *(["sites"] if _reads_sites(run, which) else [])]
     with run.used_for("replay"), TeacherStore(options.cache) as store:
         store.hold("a replay of this run")
+        if goes_on:
+            store.resume_after_overrun()
         as_asked = digests_of(run, [*sources, *(["tools"] if which.send_tools else [])])
         report = await replay(
             _written_down(run, run_states(run, which)),

@@ -243,17 +243,32 @@ class TeacherStore:
         if self._path is None:
             self._connection.executescript(store_tables.NEW)
             return
-        fault = store_tables.fault_of_shape(self._connection)
-        if fault is None:
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute("PRAGMA synchronous = NORMAL")  # survives a killed process, which is what we need
-            with self._transaction():
+        with self._view():
+            self._refuse(store_tables.fault_of_shape(self._connection))
+            is_current = store_tables.version_of(self._connection) == store_tables.VERSION
+        if not is_current:
+            with self._transaction():  # another process may have done it meanwhile; what is wrong is not upgraded
+                self._refuse(store_tables.fault_of_shape(self._connection))
                 store_tables.upgrade(self._connection)
-            self._connection.execute("BEGIN")  # one view of all tables, whoever writes meanwhile
-            fault = store_tables.fault_of_content(self._connection)
-            self._connection.execute("ROLLBACK")
+                self._refuse(store_tables.fault_of_content(self._connection))
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")  # survives a killed process, which is what we need
+        with self._view():
+            self._refuse(store_tables.fault_of_content(self._connection))
+
+    def _refuse(self, fault: str | None) -> None:
         if fault is not None:
             raise self._corrupt(fault)
+
+    @contextmanager
+    def _view(self) -> Iterator[None]:
+        """One view of all tables, whoever writes meanwhile."""
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
 
     def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
         with self._named_errors():
@@ -275,8 +290,9 @@ class TeacherStore:
             fix = "Use the version of this program that wrote it."
             return ArtefactCorruptError(explain(str(self._path), got=fault, expected="one it knows", fix=fix))
         fix = (
-            "Nothing was changed. Put an earlier copy of the file back; or move it away, and then what it holds is "
-            "asked and paid for again, and the cap begins anew."
+            "Nothing was changed. Put an earlier copy of the file back, or go on without: first move this one away, "
+            "together with its -wal and -shm, if they lie beside it. Without it what it holds is asked and paid for "
+            "again, and the cap begins anew."
         )
         return ArtefactCorruptError(explain(str(self._path), got=fault, expected=store_tables.EXPECTED, fix=fix))
 

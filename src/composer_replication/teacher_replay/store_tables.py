@@ -65,6 +65,7 @@ def make_if_new(path: Path) -> None:
             fix = "Put an earlier copy back; or remove it, if nothing was ever paid for with it."
             raise ArtefactCorruptError(explain(str(path), got="an empty file", expected=EXPECTED, fix=fix))
         return
+    _refuse_lone_log(path)
     fresh = sqlite3.connect(":memory:", isolation_level=None)
     fresh.executescript(f"{NEW} PRAGMA user_version = {VERSION};")
     data = bytearray(fresh.serialize())
@@ -76,6 +77,18 @@ def make_if_new(path: Path) -> None:
             stage.commit_new()
     except OSError as error:
         raise RunError(explain(str(path), got=str(error), expected="a folder that can be written")) from error
+
+
+def _refuse_lone_log(path: Path) -> None:
+    """A write-ahead log without its store is paid answers whose store was moved; a new one would make them useless."""
+    log = path.with_name(f"{path.name}-wal")
+    try:
+        is_lone = log.stat().st_size > 0 and not path.exists()  # looked at last: somebody may just have made it
+    except FileNotFoundError:
+        return
+    if is_lone:
+        fix = f"Put {path.name} back beside it; or move {log.name} and {path.name}-shm to where it is now."
+        raise ArtefactCorruptError(explain(str(path), got=f"{log.name} without it", expected=EXPECTED, fix=fix))
 
 
 def digest_of(key: bytes, teacher: str, reply: bytes) -> bytes:

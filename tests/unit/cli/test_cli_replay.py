@@ -112,6 +112,8 @@ def test_an_overcharge_ends_with_status_1_and_goes_on_when_told_to(ready, server
     assert ["not", "sent", "after", "the", "stop", "23"] in [line.split() for line in done.stdout.splitlines()]
     assert "1 of 24 calls have an answer" in done.stderr
     assert replay(ready, "--concurrency", "1").returncode == 1
+    assert replay(ready, "--go-on", "--dry-run").returncode == 0
+    assert replay(ready, "--concurrency", "1").returncode == 1  # looking at the price lifts nothing
     assert replay(ready, "--go-on").returncode == 0
 
 

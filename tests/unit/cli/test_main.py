@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sqlite3
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors
 
+from composer_replication.cli import console, inspect, sites
 from composer_replication.cli import main as command
-from composer_replication.cli import sites
+from composer_replication.cli.replay_progress import call_progress
 
 UNFORESEEN = [
     RuntimeError(),
@@ -91,3 +94,27 @@ def test_an_option_that_a_verb_does_not_have_ends_with_its_usage_and_the_nearest
     assert said.startswith("usage: crf ingest")
     assert ("did you mean" in said) == (meant is not None)
     assert meant is None or f"(did you mean {meant}?)" in said
+
+
+def test_streams_that_were_closed_are_no_terminals_and_stop_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`crf … >&- 2>&-`: Python has None in their place."""
+    for name in ("stdin", "stdout", "stderr"):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, name, None)
+            assert not inspect._is_colour(None)
+            assert console.terminal_width() == 160
+            with console.byte_progress("reading", quiet=False) as progress:
+                progress(1, 2)
+            with call_progress(3, 5.0, quiet=False):
+                console.say("talk")
+            console.show(console.table("t", ("a",), [("row",)]))
+            console.write_json("{}")
+        told = capsys.readouterr()
+        assert (told.out == "") == (name == "stdout")
+        assert (told.err == "") == (name == "stderr")
+        assert "talk" not in told.out
+    closed = io.StringIO()
+    closed.close()
+    assert not console.is_terminal(closed)

@@ -39,11 +39,11 @@ def run(tmp_path):
     return made
 
 
-def replayed(run, server, on_call=lambda _: None, **changes):
+def replayed(run, server, on_call=lambda _: None, goes_on=False, **changes):
     specs = [{**TEACHERS[1], "base_url": server.base_url}]
     options = options_for(None, **({"cache": run.path("teacher_cache"), "max_concurrency": 1} | changes))
     teachers = read_teachers(specs, environment={}, api_key=KEY)
-    ask = {"max_total_usd": 5.0, "api_key": KEY, "options": options, "on_call": on_call}
+    ask = {"max_total_usd": 5.0, "api_key": KEY, "options": options, "on_call": on_call, "goes_on": goes_on}
     return asyncio.run(replay_run(run, Which(), specs, teachers, **ask))
 
 
@@ -133,3 +133,20 @@ def test_the_gate_knows_the_environment_of_the_options(run):
         report = replayed(run, server, environment={"DEPLOY_PASSWORD": "c asks 1"})
         assert server.requests()["num_chat"] == 3
     assert report.counts[HELD_BACK] == 1
+
+
+def test_a_stop_is_lifted_by_whoever_holds_the_run_and_by_nobody_else(run):
+    path = run.path("teacher_cache")
+    with FaultServer() as server, TeacherStore(path) as other:
+        intent = other.reserve(b"k", "t", 5, 1000)
+        other.settle(intent, 900, reply=None)
+        assert other.meter().halted
+        other.hold("a replay of this run")
+        with pytest.raises(RunError, match="a replay of this run by process"):
+            replayed(run, server, goes_on=True)
+        assert other.meter().halted
+        other.close()
+        assert replayed(run, server).stopped
+        assert server.requests()["num_chat"] == 0
+        assert replayed(run, server, goes_on=True).stopped is None
+        assert server.requests()["num_chat"] == 4

@@ -10,7 +10,9 @@ import pytest
 from crf import crf
 from replay_pieces import TEACHERS
 
+from composer_replication.cli.failures import in_words
 from composer_replication.errors import ArtefactCorruptError, InputError
+from composer_replication.teacher_replay import store_tables
 from composer_replication.teacher_replay.store import Refused, TeacherStore
 
 FIX = "Nothing was changed. Put an earlier copy of the file back"
@@ -102,6 +104,34 @@ def test_a_file_that_is_empty_foreign_or_no_database_is_named(tmp_path):
         assert path.read_bytes() == before
 
 
+def test_a_log_without_its_store_is_no_place_for_a_new_one(path):
+    """What was paid for last may lie in the log alone: it belongs with the store, wherever that was moved."""
+    store = TeacherStore(path)
+    store.settle(store.reserve(b"last", "t", 100, 1000), 30, reply=(b"last", "t", {"message": {}}))
+    beside = [path.with_name(path.name + end) for end in ("-wal", "-shm")]
+    copies = {each: each.read_bytes() for each in (path, *beside)}  # as a killed process leaves them
+    store.close()
+    for each, data in copies.items():
+        each.write_bytes(data)
+    away = path.with_name("away.sqlite")
+    path.rename(away)
+    with pytest.raises(ArtefactCorruptError, match=r"s\.sqlite-wal without it") as error:
+        TeacherStore(path)
+    assert "move s.sqlite-wal and s.sqlite-shm to where it is now" in str(error.value)
+    assert not path.exists()
+    for each in beside:
+        each.rename(each.with_name(each.name.replace("s.sqlite", "away.sqlite")))
+    with TeacherStore(away) as moved:
+        assert moved.reply(b"last") == {"message": {}}
+
+
+def test_advice_to_move_a_store_names_what_lies_beside_it(path):
+    change(path, "UPDATE meter SET spent = 0")
+    with pytest.raises(ArtefactCorruptError, match="together with its -wal and -shm"):
+        TeacherStore(path)
+    assert "together with its -wal and -shm" in in_words(sqlite3.DatabaseError("database disk image is malformed"))
+
+
 def test_a_truncated_store_is_never_a_new_one(path):
     whole = path.read_bytes()
     for size in range(0, len(whole), 1500):
@@ -188,6 +218,31 @@ def test_a_store_of_the_version_before_with_wrong_amounts_is_refused_as_it_is(tm
     assert connection.execute("SELECT spent FROM meter").fetchone() == (-500,)
     assert connection.execute("PRAGMA user_version").fetchone() == (2,)
     connection.close()
+
+
+def test_a_store_of_the_version_before_whose_books_are_wrong_is_not_upgraded(tmp_path):
+    path = old_store(tmp_path, "UPDATE meter SET unknown = 60, num_unknown = 0")
+    before = path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(ArtefactCorruptError, match="a total of unknown"):
+            TeacherStore(path)
+    assert path.read_bytes() == before
+
+
+def test_another_process_that_upgrades_while_we_look_is_no_damage(tmp_path, monkeypatch):
+    path, version_of, done = old_store(tmp_path, "PRAGMA journal_mode = WAL"), store_tables.version_of, []
+
+    def upgraded_right_after(connection):
+        version = version_of(connection)
+        if not done:
+            done.append(version)
+            TeacherStore(path).close()
+        return version
+
+    monkeypatch.setattr(store_tables, "version_of", upgraded_right_after)
+    with TeacherStore(path) as store:
+        assert store.meter() == (500, 0, 100, 4, "a reason")
+    assert done == [2]
 
 
 def test_a_damaged_store_ends_a_replay_with_one_sentence(path, tmp_path):

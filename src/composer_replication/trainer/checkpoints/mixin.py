@@ -76,7 +76,7 @@ class SafeCheckpoints(_Trainer):
         refuse_what_pickles(self)
         self._identity = model_identity(self.model)
         self._cursor, self._resumed_cursor, self.stopped_by = DataCursor(), None, ""
-        self.was_finished = False
+        self.was_finished, self._is_loss_whole = False, True
         folder = self.resumed_from = checkpoint_to_resume(self, resume_from_checkpoint)
         if folder is not None:
             check_fits(self, folder, self._identity, data_geometry(self))
@@ -198,8 +198,9 @@ class SafeCheckpoints(_Trainer):
         folder, number = Path(output_dir), self.args.process_index
         with self._noting_failure():
             folder.mkdir(parents=True, exist_ok=True)  # process 0 may still be on its way here
-            logged = {"total": self._total_loss_scalar, "last_logged_step": self._globalstep_last_logged}
-            loss = {"sum": self._tr_loss, **logged}
+            loss = {"sum": self._tr_loss, "last_logged_step": self._globalstep_last_logged}
+            if self._is_loss_whole:  # else it is of some steps only, and must not pass for one of all
+                loss["total"] = self._total_loss_scalar
             save_tree(folder, f"cursor-{number}", self._cursor.tree() | {"loss": loss})
             save_tree(folder, f"extra-{number}", self.extra_state())
             save_tree(folder, f"rng-{number}", rng_tree())
@@ -255,7 +256,8 @@ class SafeCheckpoints(_Trainer):
         """The loss since the last log line and before it: the next line and the mean at the end are then those of a
         run that was never interrupted."""
         self._tr_loss = saved["sum"].to(self._tr_loss)
-        # A checkpoint of an earlier version has no total: the mean is then one over the steps of this call.
+        # A checkpoint of an earlier version has no total, nor have those of a run that went on from one: the mean is
+        # then one over the steps of this call.
         self._total_loss_scalar = saved.get("total", -float(saved["sum"]))
         self._is_loss_whole = "total" in saved
         self._globalstep_last_logged = saved["last_logged_step"]
