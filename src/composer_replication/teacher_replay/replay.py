@@ -28,7 +28,8 @@ from composer_replication.teacher_replay.lanes import (
 )
 from composer_replication.teacher_replay.money import Price, check_cap, to_dollars
 from composer_replication.teacher_replay.requests import Request, RequestBuilder, Settings
-from composer_replication.teacher_replay.store import Meter, TeacherStore
+from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store_words import Meter
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
 from composer_replication.types import Action, TeacherCallResult, TeacherSpec, TraceState
 
