@@ -152,9 +152,7 @@ async def replay(
     store: TeacherStore | None = None,
 ) -> ReplayReport:
     """As `replay_trace`, with each result handed over as it comes: memory does not grow with the number of states.
-
-    `store` is one that is open already, instead of `options.cache`; it stays open.
-    """
+    `store` is one that is open already, instead of `options.cache`; it stays open."""
     environment = os.environ if options.environment is None else options.environment
     known = read_teachers(
         teachers, environment=environment, api_key=api_key, base_url=options.base_url, prices=options.prices
