@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.cli.console import is_terminal
 
 if TYPE_CHECKING:
-    from composer_replication.teacher_replay.store import Meter
+    from composer_replication.teacher_replay.store_words import Meter
     from composer_replication.types import TeacherCallResult
 
 

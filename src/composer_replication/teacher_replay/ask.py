@@ -15,7 +15,8 @@ from composer_replication.teacher_replay.client import TeacherClient
 from composer_replication.teacher_replay.endpoints import Endpoints
 from composer_replication.teacher_replay.outcome import Failure, Reply
 from composer_replication.teacher_replay.requests import Request
-from composer_replication.teacher_replay.store import Elsewhere, Refused, TeacherStore
+from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store_words import Elsewhere, Refused
 
 _log = logging.getLogger(__name__)
 # How often to look whether another process has the answer that it is asking for.

@@ -28,7 +28,8 @@ from composer_replication.teacher_replay.lanes import (
 )
 from composer_replication.teacher_replay.money import Price, check_cap, to_dollars
 from composer_replication.teacher_replay.requests import Request, RequestBuilder, Settings
-from composer_replication.teacher_replay.store import Meter, TeacherStore
+from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store_words import Meter
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
 from composer_replication.types import Action, TeacherCallResult, TeacherSpec, TraceState
 
@@ -151,9 +152,7 @@ async def replay(
     store: TeacherStore | None = None,
 ) -> ReplayReport:
     """As `replay_trace`, with each result handed over as it comes: memory does not grow with the number of states.
-
-    `store` is one that is open already, instead of `options.cache`; it stays open.
-    """
+    `store` is one that is open already, instead of `options.cache`; it stays open."""
     environment = os.environ if options.environment is None else options.environment
     known = read_teachers(
         teachers, environment=environment, api_key=api_key, base_url=options.base_url, prices=options.prices

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import ArtefactCorruptError
-from composer_replication.teacher_replay.store import Refused, TeacherStore
+from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store_words import Refused
 
 SRC = Path(__file__).parents[3] / "src"
 REPLY = (b"k", "t", {"message": {"content": "yes"}})

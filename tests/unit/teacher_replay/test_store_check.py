@@ -13,7 +13,8 @@ from replay_pieces import TEACHERS
 from composer_replication.cli.failures import in_words
 from composer_replication.errors import ArtefactCorruptError, InputError
 from composer_replication.teacher_replay import store_tables
-from composer_replication.teacher_replay.store import Refused, TeacherStore
+from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store_words import Refused
 
 FIX = "Nothing was changed. Put an earlier copy of the file back"
 

@@ -20,7 +20,8 @@ from composer_replication.teacher_replay import owners
 from composer_replication.teacher_replay.lanes import session_of
 from composer_replication.teacher_replay.replay import replay_trace
 from composer_replication.teacher_replay.requests import RequestBuilder
-from composer_replication.teacher_replay.store import Elsewhere, TeacherStore
+from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store_words import Elsewhere
 from composer_replication.teacher_replay.teachers import read_teachers
 from fault_server import FaultServer
 
