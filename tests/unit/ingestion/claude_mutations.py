@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 
 _HOLE = "@@hole@@"
@@ -27,6 +28,30 @@ class Damaged:
                 found[number] = was
             number += 1 + line.count(b"\n")
         return found
+
+    def moved(self):
+        """Numbers of lines that do not stand where they stood: between which others, the file does not say."""
+        if "swap" in self.what:
+            return {was for at, (_, was) in enumerate(self.lines, start=1) if was != at}
+        number_of = Counter(was for _, was in self.lines)
+        return {was for was, number in number_of.items() if was is not None and number > 1}
+
+    def _touched(self, log):
+        """The records that were damaged, as they were."""
+        whole = {was for _, was in self.lines} - self.moved()
+        return [json.loads(line) for number, line in enumerate(log, start=1) if number not in whole]
+
+    def of_one_message(self, log):
+        """Lines of the messages that lost a record: what is left of them stands where it was written."""
+        ids = {_message_id(record) for record in self._touched(log)} - {None}
+        return {number for number, line in enumerate(log, start=1) if _message_id(json.loads(line)) in ids}
+
+    def without_any_link(self, log):
+        """Lines of results in nameless sidechains whose calls were damaged: nothing else said where they belong."""
+        calls = {each for record in self._touched(log) for each in _ids(record, "tool_use", "id")}
+        records = [json.loads(line) for line in log] if calls else []
+        nameless = {at: each for at, each in enumerate(records, 1) if each.get("isSidechain") and "agentId" not in each}
+        return {at for at, record in nameless.items() if calls & set(_ids(record, "tool_result", "tool_use_id"))}
 
 
 def _span(rng, line):
@@ -167,6 +192,25 @@ def _name_another_parent(rng, lines):
     lines[at] = (json.dumps({**json.loads(lines[at][0]), "parentUuid": named}).encode(), None)
 
 
+def _name_another_message(rng, lines):
+    """An assistant's record with the message id of another one."""
+    places = [at for at, (line, _) in enumerate(lines) if _message_id(json.loads(line)) is not None]
+    at, other = rng.choice(places), json.loads(lines[rng.choice(places)][0])
+    lines[at] = (with_field(lines[at][0], ("message", "id"), json.dumps(_message_id(other)).encode()), None)
+
+
+def _message_id(record):
+    message = record.get("message") if record.get("type") == "assistant" else None
+    return message.get("id") if isinstance(message, dict) else None
+
+
+def _ids(record, kind, field):
+    message = record.get("message")
+    content = message.get("content") if isinstance(message, dict) else None
+    blocks = content if isinstance(content, list) else []
+    return [each.get(field) for each in blocks if isinstance(each, dict) and each.get("type") == kind]
+
+
 def _copy_earlier(rng, lines):
     at = rng.choice(_linked(lines))
     lines.insert(rng.randrange(at + 1), lines[at])  # either may be the one that is kept
@@ -179,6 +223,7 @@ def _swap_neighbours(rng, lines):
 
 # What may be wrong with a link, or with the place of a record that others name.
 LINKS = {"wrong parent": _name_another_parent, "copy earlier": _copy_earlier, "swap neighbours": _swap_neighbours}
+LINKS |= {"wrong message id": _name_another_message}
 MANY_LINES = {
     "swap lines": _swap,
     "duplicate a line": _duplicate,
@@ -207,6 +252,12 @@ def with_line(log, at, line, what):
     return Damaged(what, lines)
 
 
+def cannot_be_told(log, damage):
+    """Whether the damaged record says what a sound one could say in its place."""
+    tests = (looks_like_a_rewind, looks_like_one_message, looks_like_another_agent)
+    return any(test(log, damage) for test in tests)
+
+
 def looks_like_a_rewind(log, damage):
     """Whether a wrong parent makes a user's message follow, or stand in the place of, another one: a rewind's link."""
     if damage.what != "wrong parent":
@@ -221,6 +272,36 @@ def looks_like_a_rewind(log, damage):
     return _is_prompt(records.get(named)) or any(map(_is_prompt, children))
 
 
+def looks_like_one_message(log, damage):
+    """Whether a wrong message id is that of a record with no prompt between them, and no request id tells them apart:
+    so look the records of one message."""
+    if damage.what != "wrong message id":
+        return False
+    changed, at = next((json.loads(line), at) for at, (line, was) in enumerate(damage.lines) if was is None)
+    for step in (1, -1):
+        for line in log[at + step :: step] if 0 <= at + step < len(log) else ():
+            record = json.loads(line)
+            if record.get("isSidechain") != changed.get("isSidechain"):
+                continue
+            if _is_prompt(record) or record.get("subtype") == "compact_boundary":
+                break
+            if _message_id(record) == _message_id(changed):
+                return None in (record.get("requestId"), changed.get("requestId"))
+    return False
+
+
+def looks_like_another_agent(log, damage):
+    """Whether a record of a sidechain names one of another that waits for its next one, and bears no agent's name."""
+    if damage.what != "wrong parent":
+        return False
+    changed = next(json.loads(line) for line, was in damage.lines if was is None)
+    if not changed.get("isSidechain") or changed.get("agentId") or _is_result(changed):
+        return False
+    records = {record["uuid"]: record for record in map(json.loads, log) if record.get("uuid")}
+    named = records.get(changed["parentUuid"], {})
+    return bool(named.get("isSidechain")) and named["uuid"][0] != changed["uuid"][0]
+
+
 def _message_above(records, name):
     while name in records and records[name].get("type") not in ("user", "assistant"):
         name = records[name].get("parentUuid")
@@ -228,9 +309,14 @@ def _message_above(records, name):
 
 
 def _is_prompt(record):
-    message = (record or {}).get("message")
-    if not isinstance(message, dict) or record.get("type") != "user":
-        return False
-    content = message.get("content")
+    return _is_message_of_user(record) and not _is_result(record)
+
+
+def _is_message_of_user(record):
+    return isinstance((record or {}).get("message"), dict) and record.get("type") == "user"
+
+
+def _is_result(record):
+    content = record["message"].get("content") if _is_message_of_user(record) else None
     blocks = content if isinstance(content, list) else []
-    return not any(isinstance(each, dict) and each.get("type") == "tool_result" for each in blocks)
+    return any(isinstance(each, dict) and each.get("type") == "tool_result" for each in blocks)
