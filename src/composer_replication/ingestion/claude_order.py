@@ -51,16 +51,17 @@ def _has_own_message(entry: Entry, holder: Entry) -> bool:
     return True
 
 
-def _fit(entries: list[Entry], at: int, first: dict[str, int]) -> int:
+def _fit(entries: list[Entry], at: int, first: dict[str, int]) -> tuple[int, int]:
     """How well a record fits its place: what it follows stands earlier, just before it, its child just behind it."""
     entry = entries[at]
     follows = entry.follows
     fit = int(follows is None or first.get(follows, at) < at)
     if any(before.uuid == follows for before in _neighbours(entries, at, -1)):
         fit += 2
-    if any(behind.follows == entry.uuid for behind in _neighbours(entries, at, 1)):
-        fit += 4
-    return fit
+    for distance, behind in enumerate(_neighbours(entries, at, 1)):
+        if behind.follows == entry.uuid:
+            return fit + 4, -distance
+    return fit, 0
 
 
 def _neighbours(entries: list[Entry], at: int, step: int) -> list[Entry]:
@@ -101,8 +102,8 @@ def _moved(entries: list[Entry]) -> dict[int, tuple[int, int]]:
     threads = _threads(entries)
     for at, parent_at in forward.items():
         child_at = first_child.get(entries[at].uuid, len(entries))
-        if parent_at in moved or entries[parent_at].is_sidechain != entries[at].is_sidechain:
-            continue  # it was put where it belongs, or is of another thread
+        if parent_at in moved or not _may_follow(entries[at], entries[parent_at]):
+            continue  # it was put where it belongs, or the link is wrong
         if _is_just_before(entries[parent_at].follows, entries, at, moved, threads):
             moved[parent_at] = at, _BEFORE  # the parent was moved down: it fits here
         elif child_at == len(entries):
@@ -110,6 +111,18 @@ def _moved(entries: list[Entry]) -> dict[int, tuple[int, int]]:
         elif child_at > parent_at:  # the record was moved up
             moved[at] = child_at, _BEFORE
     return moved
+
+
+def _may_follow(entry: Entry, parent: Entry) -> bool:
+    """Whether a link may be right: never to another thread, and in sidechains, which interleave, not to any message."""
+    if entry.is_sidechain != parent.is_sidechain or entry.agent != parent.agent:
+        return False
+    node, above = entry.node, parent.node
+    if not entry.is_sidechain or node is None or above is None or node.begins_turn:
+        return True
+    if node.kind == "assistant":
+        return above.kind != "assistant" or above.message_key == node.message_key
+    return not set(node.answered).isdisjoint(above.called)
 
 
 def _threads(entries: list[Entry]) -> dict[str, str]:

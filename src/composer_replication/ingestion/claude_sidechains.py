@@ -25,6 +25,7 @@ class Chain:
 
     name: str
     last_uuid: str
+    agent: str | None = None
     tail: Node | None = None
     latest: set[str] = field(default_factory=set)
     """The records of its last message, and what followed: what comes next names one of these."""
@@ -104,16 +105,19 @@ class Sidechains:
         caller = None if node is None else self._caller(node, linked, fits)
         if caller is not None:
             return caller
+        agent = self._by_agent.get(entry.agent)
+        if agent is not None and (linked is None or linked.agent != entry.agent):
+            return agent
         for chain in self._said_to_be_in(entry):
             if chain is not linked and (not fits or (chain.waits and self._is_open(chain))):
                 return chain
         return linked if fits else self._next_waiting(entry) or linked
 
     def _said_to_be_in(self, entry: Entry) -> Iterator[Chain]:
-        """By its agent, by its message's other records, or by others that name the same missing parent."""
+        """By its message's other records, or by others that name the same missing parent."""
         node = entry.node
         key = node.message_key if node is not None and node.kind == "assistant" else None
-        found = (self._by_agent.get(entry.agent), self._by_message.get(key), self._by_missing.get(entry.parent))
+        found = (self._by_message.get(key), self._by_missing.get(entry.parent))
         return (chain for chain in found if chain is not None)
 
     def _caller(self, node: Node, linked: Chain | None, fits: bool) -> Chain | None:
@@ -149,7 +153,10 @@ class Sidechains:
         self._by_age.pop(chain.name, None)
         self._by_age[chain.name] = chain
         if entry.agent is not None:
+            chain.agent = chain.agent or entry.agent
             self._by_agent.setdefault(entry.agent, chain)
+            if parent is None:
+                self._by_agent[entry.agent] = chain
         if entry.node is not None and entry.node.kind == "assistant":
             self._by_message.setdefault(entry.node.message_key, chain)
             for call_id in entry.node.called:

@@ -299,7 +299,13 @@ def looks_like_another_agent(log, damage):
         return False
     records = {record["uuid"]: record for record in map(json.loads, log) if record.get("uuid")}
     named = records.get(changed["parentUuid"], {})
-    return bool(named.get("isSidechain")) and named["uuid"][0] != changed["uuid"][0]
+    return bool(named.get("isSidechain")) and _root(records, named["uuid"]) != _root(records, changed["uuid"])
+
+
+def _root(records, name):
+    while (above := records[name].get("parentUuid")) in records:
+        name = above
+    return name
 
 
 def _message_above(records, name):
