@@ -43,8 +43,8 @@ class Damaged:
 
     def of_one_message(self, log):
         """Lines of the messages that lost a record: what is left of them stands where it was written."""
-        ids = {_message_id(record) for record in self._touched(log)} - {None}
-        return {number for number, line in enumerate(log, start=1) if _message_id(json.loads(line)) in ids}
+        ids = {message_id(record) for record in self._touched(log)} - {None}
+        return {number for number, line in enumerate(log, start=1) if message_id(json.loads(line)) in ids}
 
     def without_any_link(self, log):
         """Lines of results in nameless sidechains whose calls were damaged: nothing else said where they belong."""
@@ -194,12 +194,12 @@ def _name_another_parent(rng, lines):
 
 def _name_another_message(rng, lines):
     """An assistant's record with the message id of another one."""
-    places = [at for at, (line, _) in enumerate(lines) if _message_id(json.loads(line)) is not None]
+    places = [at for at, (line, _) in enumerate(lines) if message_id(json.loads(line)) is not None]
     at, other = rng.choice(places), json.loads(lines[rng.choice(places)][0])
-    lines[at] = (with_field(lines[at][0], ("message", "id"), json.dumps(_message_id(other)).encode()), None)
+    lines[at] = (with_field(lines[at][0], ("message", "id"), json.dumps(message_id(other)).encode()), None)
 
 
-def _message_id(record):
+def message_id(record):
     message = record.get("message") if record.get("type") == "assistant" else None
     return message.get("id") if isinstance(message, dict) else None
 
@@ -250,79 +250,3 @@ def with_line(log, at, line, what):
     lines = [(each, number) for number, each in enumerate(log, start=1)]
     lines[at] = (line, None)
     return Damaged(what, lines)
-
-
-def cannot_be_told(log, damage):
-    """Whether the damaged record says what a sound one could say in its place."""
-    tests = (looks_like_a_rewind, looks_like_one_message, looks_like_another_agent)
-    return any(test(log, damage) for test in tests)
-
-
-def looks_like_a_rewind(log, damage):
-    """Whether a wrong parent makes a user's message follow, or stand in the place of, another one: a rewind's link."""
-    if damage.what != "wrong parent":
-        return False
-    changed = next(json.loads(line) for line, was in damage.lines if was is None)
-    if not _is_prompt(changed):
-        return False
-    records = {record["uuid"]: record for record in map(json.loads, log) if record.get("uuid")}
-    above = {name: _message_above(records, record.get("parentUuid")) for name, record in records.items()}
-    named = _message_above(records, changed["parentUuid"])
-    children = [records[name] for name, each in above.items() if each == named and name != changed["uuid"]]
-    return _is_prompt(records.get(named)) or any(map(_is_prompt, children))
-
-
-def looks_like_one_message(log, damage):
-    """Whether a wrong message id is that of a record with no prompt between them, and no request id tells them apart:
-    so look the records of one message."""
-    if damage.what != "wrong message id":
-        return False
-    changed, at = next((json.loads(line), at) for at, (line, was) in enumerate(damage.lines) if was is None)
-    for step in (1, -1):
-        for line in log[at + step :: step] if 0 <= at + step < len(log) else ():
-            record = json.loads(line)
-            if record.get("isSidechain") != changed.get("isSidechain"):
-                continue
-            if _is_prompt(record) or record.get("subtype") == "compact_boundary":
-                break
-            if _message_id(record) == _message_id(changed):
-                return None in (record.get("requestId"), changed.get("requestId"))
-    return False
-
-
-def looks_like_another_agent(log, damage):
-    """Whether a record of a sidechain names one of another that waits for its next one, and bears no agent's name."""
-    if damage.what != "wrong parent":
-        return False
-    changed = next(json.loads(line) for line, was in damage.lines if was is None)
-    if not changed.get("isSidechain") or changed.get("agentId") or _is_result(changed):
-        return False
-    records = {record["uuid"]: record for record in map(json.loads, log) if record.get("uuid")}
-    named = records.get(changed["parentUuid"], {})
-    return bool(named.get("isSidechain")) and _root(records, named["uuid"]) != _root(records, changed["uuid"])
-
-
-def _root(records, name):
-    while (above := records[name].get("parentUuid")) in records:
-        name = above
-    return name
-
-
-def _message_above(records, name):
-    while name in records and records[name].get("type") not in ("user", "assistant"):
-        name = records[name].get("parentUuid")
-    return name
-
-
-def _is_prompt(record):
-    return _is_message_of_user(record) and not _is_result(record)
-
-
-def _is_message_of_user(record):
-    return isinstance((record or {}).get("message"), dict) and record.get("type") == "user"
-
-
-def _is_result(record):
-    content = record["message"].get("content") if _is_message_of_user(record) else None
-    blocks = content if isinstance(content, list) else []
-    return any(isinstance(each, dict) and each.get("type") == "tool_result" for each in blocks)

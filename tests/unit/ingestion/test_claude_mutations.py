@@ -9,7 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from claude_mutations import LINKS, cannot_be_told, damaged, looks_like_a_rewind, with_line
+from claude_doubts import cannot_be_told, looks_like_a_rewind
+from claude_mutations import LINKS, damaged, with_line
 from claude_pieces import lines_of, lost, pieces
 from claude_sessions import long_session, session, sub_agent, sub_agents
 
