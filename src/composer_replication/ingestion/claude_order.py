@@ -30,13 +30,22 @@ def without_copies(entries: list[Entry], file: str, report: IngestReport) -> lis
             places.setdefault(entry.uuid, []).append(at)
     left_out: set[int] = set()
     for same in places.values():
-        holder = entries[max(same, key=lambda at: (_fit(entries, at, first), -at))]
+        holder = entries[_best_place(entries, same, first)]
         for at in same:
             if (other := entries[at]) is not holder:
                 report.skip("duplicate uuid", file, other.line)
                 if not _has_own_message(other, holder):
                     left_out.add(at)
     return [entry for at, entry in enumerate(entries) if at not in left_out]
+
+
+def _best_place(entries: list[Entry], same: list[int], first: dict[str, int]) -> int:
+    """The place that fits best, the first of equal ones; where messages differ, that which is nearer to its child."""
+    fits = {at: _fit(entries, at, first) for at in same}
+    messages = [None if (node := entries[at].node) is None else node.message for at in same]
+    if all(message == messages[0] for message in messages):
+        return max(same, key=lambda at: (fits[at][0], -at))
+    return max(same, key=lambda at: (fits[at], -at))
 
 
 def _has_own_message(entry: Entry, holder: Entry) -> bool:
