@@ -8,10 +8,11 @@ record before it, such as the parts of a command, follows that.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
 from datetime import datetime, timedelta
+from itertools import accumulate
 from typing import Any, Literal, cast
 
+from composer_replication.ingestion.claude_ancestry import Place
 from composer_replication.ingestion.claude_record import Node
 
 Verdict = Literal["went on", "went back"]
@@ -31,38 +32,44 @@ class ContextLengths:
     def __init__(self, messages: list[Node]) -> None:
         self._messages = messages
         self._places = [at for at, node in enumerate(messages) if _prompt_tokens(node) is not None]
+        self._said = [0.0, *accumulate(map(_tokens, messages))]
+        """Tokens of everything before each message."""
+        self._behind: dict[str, float] = {}
 
-    def verdict(self, at: int, tail: Node, target: Node | None, up: Callable[[Node], Node | None]) -> Verdict | None:
+    def verdict(self, at: int, tail: Place, target: Place | None) -> Verdict | None:
         """Of message number `at`: it went on from `tail`, back to `target` (None: the start), or it cannot be told."""
         found = bisect_left(self._places, at)
         if found == len(self._places):
             return None
         answered_at = self._places[found]
-        said = sum(map(_tokens, self._messages[at:answered_at]))
+        said = self._said[answered_at] - self._said[at]
         length = (_prompt_tokens(self._messages[answered_at]) or 0) - said
-        going_on, going_back = self._length_behind(tail, up), self._length_behind(target, up)
+        going_on, going_back = self._length_behind(tail), self._length_behind(target)
         gap = going_on - going_back
         if abs(gap) < _LEAST_GAP:
             return None
         share = (length - going_back) / gap
         return "went on" if share > 1 - _NEAR else "went back" if share < _NEAR else None
 
-    def _length_behind(self, node: Node | None, up: Callable[[Node], Node | None]) -> float:
-        """Tokens of the context with everything up to `node` in it."""
-        total = 0.0
-        while node is not None:
+    def _length_behind(self, place: Place | None) -> float:
+        """Tokens of the context with everything up to `place` in it; each message is looked at once."""
+        way: list[Node] = []
+        while place is not None and place.node.uuid not in self._behind:
+            way.append(place.node)
+            if _prompt_tokens(place.node) is not None:
+                break
+            place = place.up
+        total = self._before_all() if place is None else self._behind.get(place.node.uuid, 0.0)
+        for node in reversed(way):
             tokens = _prompt_tokens(node)
-            if tokens is not None:
-                return total + tokens + _answer_tokens(node)
-            total += _tokens(node)
-            node = up(node)
-        return total + self._before_all()
+            total = total + _tokens(node) if tokens is None else tokens + _answer_tokens(node)
+            self._behind[node.uuid] = total
+        return total
 
     def _before_all(self) -> float:
         """The prompt of the harness itself, which no log holds: what the first answer had read beside the messages."""
         first = self._places[0]
-        said = sum(map(_tokens, self._messages[:first]))
-        return max((_prompt_tokens(self._messages[first]) or 0) - said, 0)
+        return max((_prompt_tokens(self._messages[first]) or 0) - self._said[first], 0)
 
 
 def is_too_soon(came: Any, left: Any, gone_to: Any) -> bool:

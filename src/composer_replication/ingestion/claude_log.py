@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from composer_replication.ingestion.claude_paths import Part, groups_apart, live_parts
+from composer_replication.ingestion.claude_paths import Part, groups_apart, live_parts, sidechains
 from composer_replication.ingestion.claude_queue import MessageQueue, Queued
 from composer_replication.ingestion.claude_record import Node
+from composer_replication.ingestion.claude_sidechains import first_text, prompt_of
 from composer_replication.ingestion.claude_tree import RecordTree
 from composer_replication.ingestion.claude_turns import TurnBuilder
 from composer_replication.ingestion.documents import read_lines_or_document
@@ -89,9 +90,8 @@ class _Reader:
     def __init__(self, source: SourceFile, report: IngestReport, tree: RecordTree, agent_id: str | None) -> None:
         self._source, self._report, self._tree, self._agent_id = source, report, tree, agent_id
         self._queued: dict[str, list[Queued]] = {}
-        first = next(iter(tree.nodes.values())).record
-        session = first.get("sessionId")
-        self._session_id = session if isinstance(session, str) else None
+        named = (node.record.get("sessionId") for node in tree.nodes.values())
+        self._session_id = next((name for name in named if isinstance(name, str)), None)
         stem = Path(source.name).stem
         self._base_id = stem if agent_id is None or self._session_id is None else f"{self._session_id}/{stem}"
 
@@ -137,10 +137,10 @@ class _Reader:
 
     def _sidechains(self, part_of: dict[str, str]) -> Iterator[Conversation]:
         """Old CLIs keep sub-agents inline: each tree of sidechain records is a conversation of its own."""
-        side = [node for node in self._tree.nodes.values() if node.is_sidechain and not node.is_boundary]
-        prompts = self._prompts_of_calls() if side else {}
-        for number, group in enumerate(groups_apart(self._tree, side)):
-            call_id, caller = prompts.get(_first_text(group[0]), (None, None))
+        groups = sidechains(self._tree)
+        prompts = self._prompts_of_calls() if groups else {}
+        for number, group in enumerate(groups):
+            call_id, caller = prompts.get(first_text(group[0]), (None, None))
             where = part_of.get(caller.uuid, self._base_id) if caller else self._base_id
             turn_id = caller.message_key if caller else None
             link = Link(kind="sidechain", conversation_id=where, turn_id=turn_id, call_id=call_id)
@@ -153,11 +153,9 @@ class _Reader:
             if node.is_sidechain or node.kind != "assistant":
                 continue
             for block in node.blocks:
-                arguments = block.get("input")
-                if block.get("type") == "tool_use" and isinstance(arguments, dict):
-                    prompt, name = cast("Record", arguments).get("prompt"), block.get("id")
-                    if isinstance(prompt, str) and isinstance(name, str):
-                        found.setdefault(prompt.strip(), (name, node))
+                prompt, name = prompt_of(block), block.get("id")
+                if prompt is not None and isinstance(name, str):
+                    found.setdefault(prompt, (name, node))
         return found
 
     def _branches(self, rest: list[Node], part_of: dict[str, str]) -> Iterator[Conversation]:
@@ -193,10 +191,6 @@ class _Reader:
             agent_version=_text_or_none(first.get("version")),
             extra={"agent_id": self._agent_id} if self._agent_id else {},
         )
-
-
-def _first_text(node: Node) -> str:
-    return "\n".join(block["text"] for block in node.blocks if isinstance(block.get("text"), str)).strip()
 
 
 def _text_or_none(value: Any) -> str | None:

@@ -14,7 +14,7 @@ from composer_replication.ingestion.claude_tree import RecordTree
 
 @dataclass(slots=True)
 class Part:
-    """The records of one context in file order, and the boundary it began at (None: the start of the session)."""
+    """The records of one context in file order, and what it began at (None: the start of the session)."""
 
     nodes: list[Node]
     boundary: Node | None
@@ -28,7 +28,7 @@ def live_parts(tree: RecordTree) -> list[Part]:
     taken: set[str] = set()
     while leaf is not None:
         path = tree.path_to_root(leaf.uuid)
-        boundary = path[-1] if path[-1].is_boundary else None
+        boundary = path[-1] if tree.is_start(path[-1]) else None
         lived = main.with_siblings([node for node in path if not node.is_boundary], taken)
         taken |= {node.uuid for node in lived}
         parts.append(Part(lived, boundary))
@@ -44,7 +44,11 @@ class _MainThread:
         self._of_message: dict[str, list[Node]] = {}
         self._answers: dict[str, list[Node]] = {}
         self._hanging = _attachments_without_successor(tree, self.nodes)
+        self._context: dict[str, str | None] = {}
+        """Node -> the start of the context it is in."""
         for node in self.nodes:
+            above = tree.ancestor(node.parent)
+            self._context[node.uuid] = node.uuid if tree.is_start(node) else self._context.get(above or "")
             if node.kind == "assistant":
                 self._of_message.setdefault(node.message_key, []).append(node)
             elif node.kind == "user":
@@ -57,6 +61,8 @@ class _MainThread:
         messages = [node for key in keys for node in self._of_message.get(key, ())]
         calls = {call_id for node in messages for call_id in node.called}
         answers = [node for call_id in calls for node in self._answers.get(call_id, ())]
+        context = self._context[path[0].uuid] if path else None
+        answers = [node for node in answers if self._context[node.uuid] == context]
         siblings = [node for node in answers if calls.issuperset(node.answered)]
         lived = {node.uuid: node for node in (*path, *messages, *siblings)}
         if self._hanging:
@@ -77,19 +83,33 @@ def _attachments_without_successor(tree: RecordTree, nodes: list[Node]) -> dict[
             carrying.add(above)
             above = tree.ancestor(tree.nodes[above].parent)
     hanging: dict[str, list[Node]] = {}
+    message_above: dict[str, str] = {}  # of each attachment, so that a row of them is walked once
     for node in shown:
+        above = tree.ancestor(node.parent) or ""
+        message_above[node.uuid] = above = message_above.get(above, above)
         if node.uuid not in carrying:
-            above = tree.ancestor(node.parent)
-            while above is not None and tree.nodes[above].attachment is not None:
-                above = tree.ancestor(tree.nodes[above].parent)
-            hanging.setdefault(above or "", []).append(node)
+            hanging.setdefault(above, []).append(node)
     return hanging
 
 
-def _before_boundary(tree: RecordTree, boundary: Node, taken: set[str]) -> Node | None:
-    """Where the context before a compaction ended."""
-    named = tree.nodes.get(tree.ended_at.get(boundary.uuid, ""))
-    return None if named is None or named.uuid in taken else named
+def _before_boundary(tree: RecordTree, boundary: Node | None, taken: set[str]) -> Node | None:
+    """Where the context before a compaction ended; what another context took already is no end of this one."""
+    while boundary is not None:
+        path = tree.path_to_root(tree.ended_at.get(boundary.uuid))
+        for node in path:
+            if node.uuid not in taken and not node.is_boundary:
+                return node
+        boundary = path[-1] if path and tree.is_start(path[-1]) else None
+    return None
+
+
+def sidechains(tree: RecordTree) -> list[list[Node]]:
+    """The inline sub-agents, each with its records in file order."""
+    groups: dict[str, list[Node]] = {}
+    for node in tree.nodes.values():
+        if node.is_sidechain and not node.is_boundary:
+            groups.setdefault(tree.chain_of[node.uuid].name, []).append(node)
+    return list(groups.values())
 
 
 def groups_apart(tree: RecordTree, nodes: list[Node]) -> list[list[Node]]:

@@ -52,6 +52,18 @@ class Node:
         return self.is_message and not self.is_sidechain
 
     @property
+    def is_summary(self) -> bool:
+        """Whether it is what a compaction left of the context before it."""
+        return self.kind == "user" and self.record.get("isCompactSummary") is True
+
+    @property
+    def begins_turn(self) -> bool:
+        """A user's message that answers no call, or what the harness said in the model's place as a session went on."""
+        if self.kind == "assistant":
+            return self.is_harness
+        return self.kind == "user" and not self.answered and not self.is_summary
+
+    @property
     def is_harness(self) -> bool:
         """Whether an assistant's message is the harness's own words ("API Error", "No response requested.")."""
         return self.message.get("model") == "<synthetic>" or self.record.get("isApiErrorMessage") is True
@@ -75,6 +87,8 @@ class Entry:
     is_sidechain: bool
     time: Any
     node: Node | None
+    agent: str | None = None
+    """The sub-agent that a record of a sidechain says it is of."""
 
     @property
     def follows(self) -> str | None:

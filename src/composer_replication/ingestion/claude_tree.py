@@ -14,6 +14,7 @@ from composer_replication.ingestion.claude_attachments import Attachment, attach
 from composer_replication.ingestion.claude_links import Links
 from composer_replication.ingestion.claude_order import behind_their_parents, without_copies
 from composer_replication.ingestion.claude_record import Entry, Node, node_of
+from composer_replication.ingestion.claude_sidechains import Chain
 from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record
 
 _MESSAGE_TYPES = frozenset({"user", "assistant"})
@@ -40,14 +41,17 @@ _SILENT_TYPES = frozenset(
 
 @dataclass(slots=True)
 class RecordTree:
-    """All records of one log; `parents` knows those without a message too."""
+    """All records of one log; `nearest` knows those without a message too."""
 
     file: str
     report: IngestReport
     is_agent: bool = False
     """Whether it is a sub-agent's own file."""
     nodes: dict[str, Node] = field(default_factory=dict[str, Node])
-    parents: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
+    nearest: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
+    """Any record -> the nearest node at or above it."""
+    chain_of: dict[str, Chain] = field(default_factory=dict[str, Chain])
+    """Any record of a sidechain -> the inline sub-agent it is of."""
     title: str | None = None
     num_records: int = 0
     num_silent: int = 0
@@ -55,7 +59,7 @@ class RecordTree:
     attachments: list[Record] = field(default_factory=list[Record])
     queue_operations: list[tuple[int, Record]] = field(default_factory=list[tuple[int, Record]])
     ended_at: dict[str, str] = field(default_factory=dict[str, str])
-    """Boundary -> the record at which the context before it ended."""
+    """The start of a context (a boundary, or a summary that lost its own) -> where the context before it ended."""
     _entries: list[Entry] = field(default_factory=list[Entry])
 
     def add(self, line: int, record: Record) -> None:
@@ -76,14 +80,17 @@ class RecordTree:
         is_node = holds_message or is_boundary or shown is not None
         node = node_of(uuid, kind, line, record, is_sidechain, shown) if is_node else None
         parent, time = record.get("parentUuid"), record.get("timestamp")
-        self._entries.append(Entry(line, uuid, parent, is_sidechain, time, node))
+        agent = record.get("agentId") if is_sidechain else None
+        agent = agent if isinstance(agent, str) else None
+        self._entries.append(Entry(line, uuid, parent, is_sidechain, time, node, agent))
 
     def settle(self) -> None:
         """Once all records are there: copies out, each behind its parent, and links that cannot be right replaced."""
         kept = without_copies(self._entries, self.file, self.report)
         links = Links(self.file, self.report)
         links.settle(behind_their_parents(kept))
-        self.nodes, self.parents, self.ended_at = links.nodes, links.parents, links.ended_at
+        self.nodes, self.nearest, self.ended_at = links.nodes, links.nearest, links.ended_at
+        self.chain_of = links.chain_of
         self._entries = []
 
     def _is_boundary(self, kind: str, record: Record, line: int) -> bool:
@@ -115,19 +122,21 @@ class RecordTree:
         return shown
 
     def ancestor(self, uuid: str | None) -> str | None:
-        """The nearest record at or above `uuid` that is a node; parents always stand earlier, so this ends."""
-        while uuid is not None and uuid not in self.nodes:
-            uuid = self.parents.get(uuid)
-        return uuid
+        """The nearest record at or above `uuid` that is a node."""
+        return None if uuid is None else self.nearest.get(uuid)
 
     def path_to_root(self, uuid: str | None) -> list[Node]:
-        """From the node at or above `uuid` up to its root or to a compaction boundary, which is included."""
+        """From the node at or above `uuid` up to its root or to the start of its context, which is included."""
         path: list[Node] = []
         node_id = self.ancestor(uuid)
         while node_id is not None:
             node = self.nodes[node_id]
             path.append(node)
-            if node.is_boundary:
+            if self.is_start(node):
                 break
             node_id = self.ancestor(node.parent)
         return path
+
+    def is_start(self, node: Node) -> bool:
+        """Whether a compaction begins a context here."""
+        return node.is_boundary or node.uuid in self.ended_at

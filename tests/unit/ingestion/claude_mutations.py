@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 
 _HOLE = "@@hole@@"
@@ -27,6 +28,30 @@ class Damaged:
                 found[number] = was
             number += 1 + line.count(b"\n")
         return found
+
+    def moved(self):
+        """Numbers of lines that do not stand where they stood: between which others, the file does not say."""
+        if "swap" in self.what:
+            return {was for at, (_, was) in enumerate(self.lines, start=1) if was != at}
+        number_of = Counter(was for _, was in self.lines)
+        return {was for was, number in number_of.items() if was is not None and number > 1}
+
+    def _touched(self, log):
+        """The records that were damaged, as they were."""
+        whole = {was for _, was in self.lines} - self.moved()
+        return [json.loads(line) for number, line in enumerate(log, start=1) if number not in whole]
+
+    def of_one_message(self, log):
+        """Lines of the messages that lost a record: what is left of them stands where it was written."""
+        ids = {message_id(record) for record in self._touched(log)} - {None}
+        return {number for number, line in enumerate(log, start=1) if message_id(json.loads(line)) in ids}
+
+    def without_any_link(self, log):
+        """Lines of results in nameless sidechains whose calls were damaged: nothing else said where they belong."""
+        calls = {each for record in self._touched(log) for each in _ids(record, "tool_use", "id")}
+        records = [json.loads(line) for line in log] if calls else []
+        nameless = {at: each for at, each in enumerate(records, 1) if each.get("isSidechain") and "agentId" not in each}
+        return {at for at, record in nameless.items() if calls & set(_ids(record, "tool_result", "tool_use_id"))}
 
 
 def _span(rng, line):
@@ -167,6 +192,25 @@ def _name_another_parent(rng, lines):
     lines[at] = (json.dumps({**json.loads(lines[at][0]), "parentUuid": named}).encode(), None)
 
 
+def _name_another_message(rng, lines):
+    """An assistant's record with the message id of another one."""
+    places = [at for at, (line, _) in enumerate(lines) if message_id(json.loads(line)) is not None]
+    at, other = rng.choice(places), json.loads(lines[rng.choice(places)][0])
+    lines[at] = (with_field(lines[at][0], ("message", "id"), json.dumps(message_id(other)).encode()), None)
+
+
+def message_id(record):
+    message = record.get("message") if record.get("type") == "assistant" else None
+    return message.get("id") if isinstance(message, dict) else None
+
+
+def _ids(record, kind, field):
+    message = record.get("message")
+    content = message.get("content") if isinstance(message, dict) else None
+    blocks = content if isinstance(content, list) else []
+    return [each.get(field) for each in blocks if isinstance(each, dict) and each.get("type") == kind]
+
+
 def _copy_earlier(rng, lines):
     at = rng.choice(_linked(lines))
     lines.insert(rng.randrange(at + 1), lines[at])  # either may be the one that is kept
@@ -179,6 +223,7 @@ def _swap_neighbours(rng, lines):
 
 # What may be wrong with a link, or with the place of a record that others name.
 LINKS = {"wrong parent": _name_another_parent, "copy earlier": _copy_earlier, "swap neighbours": _swap_neighbours}
+LINKS |= {"wrong message id": _name_another_message}
 MANY_LINES = {
     "swap lines": _swap,
     "duplicate a line": _duplicate,
@@ -205,32 +250,3 @@ def with_line(log, at, line, what):
     lines = [(each, number) for number, each in enumerate(log, start=1)]
     lines[at] = (line, None)
     return Damaged(what, lines)
-
-
-def looks_like_a_rewind(log, damage):
-    """Whether a wrong parent makes a user's message follow, or stand in the place of, another one: a rewind's link."""
-    if damage.what != "wrong parent":
-        return False
-    changed = next(json.loads(line) for line, was in damage.lines if was is None)
-    if not _is_prompt(changed):
-        return False
-    records = {record["uuid"]: record for record in map(json.loads, log) if record.get("uuid")}
-    above = {name: _message_above(records, record.get("parentUuid")) for name, record in records.items()}
-    named = _message_above(records, changed["parentUuid"])
-    children = [records[name] for name, each in above.items() if each == named and name != changed["uuid"]]
-    return _is_prompt(records.get(named)) or any(map(_is_prompt, children))
-
-
-def _message_above(records, name):
-    while name in records and records[name].get("type") not in ("user", "assistant"):
-        name = records[name].get("parentUuid")
-    return name
-
-
-def _is_prompt(record):
-    message = (record or {}).get("message")
-    if not isinstance(message, dict) or record.get("type") != "user":
-        return False
-    content = message.get("content")
-    blocks = content if isinstance(content, list) else []
-    return not any(isinstance(each, dict) and each.get("type") == "tool_result" for each in blocks)

@@ -61,3 +61,16 @@ def lost(conversations, wanted):
         for kind, content in expected
         if not any(holds(turn, kind, content) for turn in turns[line])
     ]
+
+
+def lines_of(conversations, known=None):
+    """The lines of each conversation as it tells them, with how it hangs from another one, in no order.
+
+    `known` has the names of the lines that count; where a line stands twice its first place counts."""
+    found = []
+    for conversation in conversations:
+        lines = [line for turn in conversation.turns for line in turn.provenance.lines]
+        names = lines if known is None else [known[line] for line in lines if line in known]
+        kind = conversation.parent.kind if conversation.parent is not None else None
+        found.append((str(kind), list(dict.fromkeys(names))))
+    return sorted(each for each in found if each[1])

@@ -73,3 +73,41 @@ def long_session(num_prompts=6, num_steps=5):
         log.assistant(f"msg-{number}-end", text(f"answer {number}"), usage=usage)
         context += 2600
     return log.lines().splitlines()
+
+
+def sub_agents(with_names=False, num_steps=4):
+    """Two inline sub-agents whose records interleave, with parallel calls; the main thread goes on behind them."""
+    log = Log(session="s-3")
+    log.user("find both")
+    tasks = [call(f"task-{name}", "Task", prompt=f"find {name}") for name in "ab"]
+    asked = log.assistant("msg-0", text("asking two"), *tasks, requestId="req-0")
+    for records in zip(*(_one_agent(name, num_steps, with_names) for name in "ab"), strict=True):
+        for kind, content, fields in records:
+            getattr(log, kind)(*content, isSidechain=True, **fields)
+    for name in "ab":
+        log.result(f"task-{name}", f"found {name}", parent=asked)
+    log.assistant("msg-1", call("call-1", path="both.py"), requestId="req-1")
+    log.result("call-1", "content of both")
+    log.assistant("msg-2", text("there they are"), requestId="req-2")
+    log.user("thank you")
+    log.assistant("msg-3", text("not at all"), requestId="req-3")
+    return log.lines().splitlines()
+
+
+def _one_agent(name, num_steps, with_names):
+    """The records of a sub-agent: a prompt, steps with two parallel calls each, an answer."""
+    fixed = {"agentId": f"agent-{name}"} if with_names else {}
+    yield "user", [f"find {name}"], {"uuid": f"{name}-prompt", "parent": None} | fixed
+    last = f"{name}-prompt"
+    for step in range(num_steps):
+        message, calls = f"msg-{name}-{step}", [f"call-{name}-{step}-{number}" for number in "12"]
+        places = [f"{name}-{step}-{number}" for number in range(5)]
+        yield "assistant", [message, thinking(f"thought {name} {step}")], {"uuid": places[0], "parent": last} | fixed
+        for number in (0, 1):
+            link = {"uuid": places[number + 1], "parent": places[number]}
+            yield "assistant", [message, call(calls[number], path=f"{number}.py")], link | fixed
+        for number in (0, 1):
+            link = {"uuid": places[number + 3], "parent": places[number + 1]}
+            yield "result", [calls[number], f"content {name} {step} {number}"], link | fixed
+        last = places[3 + step % 2]
+    yield "assistant", [f"msg-{name}-end", text(f"{name} is there")], {"uuid": f"{name}-end", "parent": last} | fixed

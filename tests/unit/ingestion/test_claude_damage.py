@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import random
-from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from claude_mutations import LINKS, damaged, looks_like_a_rewind, with_line
-from claude_pieces import lost, pieces
 from claude_records import Log, call, text
-from claude_sessions import long_session, session, sub_agent
 
 from composer_replication.ingestion import claude_code
 from composer_replication.ingestion.claude_links import GUESSED, GUESSED_END, NO_PARENT, ORPHAN
 from composer_replication.ingestion.source import IngestReport, SourceFile
-
-NUM_MUTATIONS = 3_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 300
-FIXTURES = Path(__file__).parents[4] / "shared" / "fixtures" / "sessions" / "claude_code"
-KINDS = (*LINKS, "swap lines", "truncate", "flip bits", "drop a line", "duplicate a line", "steal a uuid", "null")
 
 
 def read(path, data):
@@ -227,62 +215,3 @@ def test_a_session_that_goes_on_after_its_exit_leaves_the_command_behind(tmp_pat
     [conversation], report = read(tmp_path / "s-1.jsonl", log.lines())
     assert texts(conversation)[-3:] == ["<local-command-caveat>", "No response requested.", "one more thing"]
     assert dict(report.skipped) == {"rewound branch": 2}
-
-
-def fixtures():
-    for path in sorted(FIXTURES.rglob("*.jsonl")) if FIXTURES.is_dir() else ():
-        lines = [line for line in path.read_bytes().splitlines() if isinstance(json.loads(line), dict)]
-        yield path.name, lines
-
-
-LOGS = [("s-1.jsonl", session()), ("s-2.jsonl", long_session()), ("agent-abc.jsonl", sub_agent()), *fixtures()]
-
-
-def kept_pieces(path, log):
-    """Line -> its pieces, of lines that an ingest keeps as the log is."""
-    conversations, _ = read(path, b"\n".join(log) + b"\n")
-    kept = {line for each in conversations for turn in each.turns for line in turn.provenance.lines}
-    return {line: pieces(log[line - 1]) for line in kept}
-
-
-def missing_lines(path, damage, kept):
-    """Lines that are intact in a damaged log, and of which nothing is left that was kept before."""
-    conversations, _ = read(path, damage.file())
-    intact = {at: was for at, was in damage.intact().items() if was in kept}
-    gone = {line for line, _, _ in lost(conversations, {at: kept[was] for at, was in intact.items()})}
-    return set(intact.values()) - {was for at, was in intact.items() if at not in gone}
-
-
-@pytest.mark.parametrize("log", [session(), long_session(4, 2)], ids=["everything", "long"])
-def test_any_record_may_name_any_other_as_its_parent(tmp_path, log):
-    kept, records = kept_pieces(tmp_path / "s-1.jsonl", log), [json.loads(line) for line in log]
-    step = 1 if len(log) < 40 else 11
-    for at, record in enumerate(records):
-        for named in records[at % step :: step]:
-            line = json.dumps({**record, "parentUuid": named["uuid"]}).encode()
-            damage = with_line(log, at, line, "wrong parent")
-            if not looks_like_a_rewind(log, damage):
-                assert not missing_lines(tmp_path / "s-1.jsonl", damage, kept), (at + 1, named["uuid"])
-
-
-def test_damaged_links_lines_and_bytes_cost_no_other_record(tmp_path, note):
-    rng, problems, rewinds = random.Random(1), Counter(), Counter()
-    kept = {name: kept_pieces(tmp_path / name, log) for name, log in LOGS}
-    number = 0
-    while number < NUM_MUTATIONS:
-        kind = KINDS[number % len(KINDS)]
-        name, log = rng.choice(LOGS)
-        damage = damaged(rng, kind, log)
-        if looks_like_a_rewind(log, damage):  # nobody could tell, but for token counts, which not every log has
-            rewinds[bool(missing_lines(tmp_path / name, damage, kept[name]))] += 1
-            continue
-        number += 1
-        missing = missing_lines(tmp_path / name, damage, kept[name])
-        if missing:
-            problems[kind, name] += len(missing)
-    note(
-        f"damaged claude_code logs: {NUM_MUTATIONS} mutations of {len(LOGS)} sessions, {problems.total()} records lost "
-        f"that were not damaged; {rewinds.total()} more have a link that says what a rewind says, and "
-        f"{rewinds[True]} of them are read as one (full: 3000)"
-    )
-    assert not problems
