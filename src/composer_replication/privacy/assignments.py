@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Set
 
+from composer_replication.privacy.declarations import arguments, handed, own_quotes, typed, wrapped
 from composer_replication.privacy.entropy import is_public_id
 from composer_replication.privacy.extents import (
     bare_end,
@@ -22,20 +23,24 @@ from composer_replication.privacy.names import Strength, name_strength
 from composer_replication.privacy.plausible import (
     is_credential,
     is_directory,
+    is_given,
     is_handle,
     is_identifier,
+    is_path,
     is_plausible,
     is_random_value,
+    is_said,
     names_handle,
 )
 from composer_replication.privacy.rules import PLACEHOLDER, Span, has_digit, is_strong
+from composer_replication.privacy.speech import spoken_before
 
 # What to look for among the words of a text, and what to search the text for then. A blank ends a word: `sig ` is one
 # that ends so. Short or common words count only with a sign directly behind them.
 _SEARCHED: dict[bytes, tuple[bytes, ...]] = {
     word: (word,)
     for word in b"pass pwd secret token key auth cred jwt sessid dsn webhook license mnemonic seed psk connection"
-    b" cookie senha contrase pincode".split()
+    b" cookie senha contrase pincode hmac".split()
 } | {
     b"sig ": (b"sig=",),
     b"signature ": (b"signature=",),
@@ -59,7 +64,7 @@ _TAIL = re.compile(r"[A-Za-z0-9_]*+(?:[.-][A-Za-z0-9_]++)*+")
 _KIND_OF_KEY = re.compile(r"(?i)(?:api|access|secret|private|license|encryption|auth|signing|master|account) $")
 # What can stand directly behind a name that has a value.
 _WIDE_SIGNS = "\uff1a\uff1d"  # a colon and an equals sign as wide as a Chinese character
-_BEHIND_NAMES = frozenset("*|=:\"'`\\])>,( \t\n+?!" + _WIDE_SIGNS)
+_BEHIND_NAMES = frozenset("*|=:\"'`\\])>,( \t\n+?!{[;<.&\u2019" + _WIDE_SIGNS)
 # Between name and value: a closing quote or bracket, then a sign; in code also a comma, a call or a tag.
 _SIGN = re.compile(
     r"(?P<close>\\*[\"'`]?[\])]?\*{0,2})\s{0,3}(?P<sign>=>|:=|\+=|\?=|==|!=|[:=\uff1a\uff1d])(?!=)\*{0,2}[ \t]*"
@@ -72,7 +77,7 @@ _CALL = re.compile(
     r"(?P<close>\]?\\*[\"'`]?)(?:\)\.(?:type|fill|sendKeys|send_keys))?\s?(?P<sign>[,(]|\s)\s{0,2}(?=\\*[\"'`])"
 )
 # What is taken when the environment has nothing.
-_FALLBACK = re.compile(r"(?P<close>\\*[\"'`]?[\])]{0,2})\s{0,3}(?P<sign>\|\||\?\?)\s{0,3}(?=\\*[\"'`])")
+_FALLBACK = re.compile(r"(?P<close>\\*[\"'`]?[\])]{0,2})\s{0,3}(?P<sign>\|\||\?\?|\?:|or\b)\s{0,3}(?=\\*[\"'`])")
 _TAG = re.compile(r"(?P<close>)(?P<sign>>)(?=[^\0<>\s@:])")
 _VALUE_FIELD = re.compile(
     r"(?P<close>\\*[\"'`]?)(?P<sign>[\s,;]{0,6}(?:\\n|\n)?[\s-]*\\*[\"']?(?:value|Value|default)\\*[\"']?\s?[:=]\s*)"
@@ -80,10 +85,14 @@ _VALUE_FIELD = re.compile(
 _CELL = re.compile(r"(?P<close>\*{0,2}`?)[ \t]{0,40}(?P<sign>\|)[ \t]{0,40}(?=[^\0\s|])")
 _SPACE = re.compile(r"(?P<close>\\*[\"'`]?)(?P<sign>[ \t]+|\\t)(?=[^\0\s=:\-&|>(){}\[\],;])")
 _SPEECH = re.compile(
-    r"(?i:s?(?:\s{1,4}(?:[a-z0-9][a-z0-9_.'-]{0,24}|[\"'][^\0\s\"']{1,120}[\"'])){0,6}?"
-    r"(?:\s{1,2}(?:is|was|are|be|to|as|equals|lautet|ist|est|=|->|→|—|-):?|:)\s{1,4}(?:set to\s|now\s|just\s)?)"
+    r"(?i:(?:['\u2019]?s)?(?:\s?\([^\0\n()]{1,30}\))?(?:\s{1,4}(?:[a-z0-9][a-z0-9_.'-]{0,24}|[\"'][^\0\s\"']{1,120}[\"'])){0,6}?"
+    r"(?:\s{1,2}(?:is|was|are|be|to|as|with|from|equals|lautet|ist|est|es|=|->|→|—|-):?|:)\s{1,4}(?:set to\s|now\s|just\s)?)"
     r"[\"'`(*]{0,4}"
 )
+_WORD_OF_CODE = re.compile(r"[A-Za-z_.]+")
+_TEST_NAME = re.compile(r"[A-Za-z]\w*+(?:[/.:]+\w++)*+")
+_ENDS_SPEECH = frozenset(("", "\u2019", "\0"))
+_CALLED = frozenset((b"auth", b"cred", b"jwt", b"hmac"))
 _ADDRESS_PART = re.compile(r"[?&;#]")
 _IS_VALUE = re.compile(r"=\\*[\"']?\Z")
 _RESOURCE = re.compile(r"\b[au]rn:[^\0\s\"'`<>()]{0,200}:\Z")
@@ -124,12 +133,17 @@ def _at_hit(text: str, position: int, keyword: bytes) -> Span | None:
     end = tail.end() if tail else stem_end
     after = text[end : end + 1]
     if after not in _BEHIND_NAMES:
-        return None
+        return _said_before(text, position, end) if after in _ENDS_SPEECH else None
     head = _HEAD.match(text[max(0, position - 60) : position][::-1])
     start = position - (head.end() if head else 0)
     if start < position and text[start - 1 : start] == "\\" and text[start] in "nrt":
         start += 1
     name = text[start:end]
+    if after and after in "( " and keyword in _CALLED and (span := _positional(text, end, keyword)):
+        return span
+    if after == "(" and "." in text[stem_end:end]:  # a method of it: what it is given is told by the name before it
+        end = text.rfind(".", stem_end, end)
+        name, after = text[start:end], "."
     if after == ">" and text[start - 1 : start] == "<" and PLACEHOLDER.match(text, start - 1):
         return None
     strength = _strength_at(text, position, name, keyword)
@@ -139,19 +153,39 @@ def _at_hit(text: str, position: int, keyword: bytes) -> Span | None:
         return None
     if strength == Strength.NONE and name_strength(text[position:end]) < Strength.TOKEN:
         return None
-    return _value_after(text, start, end, max(strength, Strength.WEAK))
+    span = _value_after(text, start, end, max(strength, Strength.WEAK))
+    if span is None and strength >= Strength.TOKEN and text[start - 1 : start] in (" ", "`", "*"):
+        return spoken_before(text, start)
+    return span
+
+
+def _said_before(text: str, position: int, end: int) -> Span | None:
+    """At the end of a text: `use ... as the password`."""
+    named = text[position - 1 : position] in (" ", "`", "*") and name_strength(text[position:end]) >= Strength.TOKEN
+    return spoken_before(text, position) if named else None
+
+
+def _positional(text: str, end: int, keyword: bytes) -> Span | None:
+    """The password among the arguments of a login, behind the user; the key of a signature wherever it stands."""
+    signs = keyword in (b"jwt", b"hmac")
+    for index, (begin, stop) in arguments(text, end + 1):
+        if (index or signs) and is_given(text[begin:stop]) and is_plausible(text[begin:stop], Strength.PASSWORD, True):
+            return Span(begin, stop, "SECRET" if signs else "USER_PASSWORD")
+    return None
 
 
 def _is_named(text: str, start: int, end: int) -> bool:
     """Whether a word that is also a verb stands as a name: an option, a tag, a key in quotes, or before a sign."""
     before = text[start - 1 : start]
+    if text[end] in ".{[":
+        return handed(text, end) is not None or typed(text, end) is not None
     keyed = before in ("'", '"', "`", "#") and text[end] in "'\"`\\" and _CALL.match(text, end) is not None
-    return before in ("-", "<") or keyed or (_SIGN.match(text, end) or _FALLBACK.match(text, end)) is not None
+    return before in ("-", "<") or keyed or (_SIGN.match(text, end) or _FALLBACK.match(text, end) or typed(text, end)) is not None
 
 
 def _strength_at(text: str, position: int, name: str, keyword: bytes) -> Strength:
     if keyword == b"identified by":
-        return Strength.PASSWORD
+        return Strength.PASSWORD if "`" not in text[position : position + len(keyword) + 3] else Strength.NONE
     strength = name_strength(name)
     if strength == Strength.NONE and names_handle(name):
         return Strength.WEAK
@@ -161,13 +195,17 @@ def _strength_at(text: str, position: int, name: str, keyword: bytes) -> Strengt
 
 def _value_after(text: str, start: int, end: int, strength: Strength) -> Span | None:
     """The value behind a name, if it is one."""
+    if match := typed(text, end):
+        return _literal(text, start, match, strength)
     if match := _SIGN.match(text, end):
-        return _value_at(text, start, match, strength) or _spoken(text, end, strength)
+        return _value_at(text, start, match, strength) or _in_code(text, start, end, strength) or _spoken(text, end, strength)
     if match := _VALUE_FIELD.match(text, end):
         return _value_at(text, start, match, strength)
     if match := _FALLBACK.match(text, end) or _CALL.match(text, end):
         span = _value_at(text, start, match, strength)
         return span if span and _is_argument(text[span.start : span.end], strength) else None
+    if (match := handed(text, end)) and (span := _value_at(text, start, match, strength)):
+        return span if is_given(text[span.start : span.end]) else None
     if text[end] == ">" and (match := _TAG.match(text, end)):
         return _value_at(text, start, match, strength)
     if match := _CELL.match(text, end):
@@ -179,19 +217,37 @@ def _value_after(text: str, start: int, end: int, strength: Strength) -> Span | 
     return _spoken(text, end, strength)
 
 
+def _literal(text: str, start: int, match: re.Match[str], strength: Strength) -> Span | None:
+    """A literal behind a type or inside a call. A call gets other texts too: only what no word could be counts there."""
+    span = _value_at(text, start, match, strength)
+    called = "(" in text[match.end("sign") : match.end()]
+    return span if span and (not called or is_given(text[span.start : span.end])) else None
+
+
+def _in_code(text: str, start: int, end: int, strength: Strength) -> Span | None:
+    """Behind a sign: a cast, a call around the literal, or quotes that only one language has."""
+    if match := wrapped(text, end):
+        return _literal(text, start, match, strength)
+    if (bounds := own_quotes(text, end)) and is_plausible(text[slice(*bounds)], strength, True):
+        return Span(*bounds, _kind(strength))
+    return None
+
+
 def _is_argument(value: str, strength: Strength) -> bool:
     """In a call only a value without spaces: messages and labels stand there too."""
+    if is_path(value):
+        return False
     return " " not in value and (has_digit(value) or (strength == Strength.PASSWORD and not value.isalpha()))
 
 
 def _spoken(text: str, end: int, strength: Strength) -> Span | None:
     """`the password for the database is ...`: only a value that no word could be."""
-    match = _SPEECH.match(text, end) if text[end] == ":" or text[end].isspace() else None
+    match = _SPEECH.match(text, end) if text[end] in ":'\u2019" or text[end].isspace() else None
     if match is None:
         return None
     value = bare_word(text, match.end()).rstrip(".,;:!?)*_")
     if (
-        not is_strong(value)
+        not is_said(value)
         or (strength == Strength.WEAK and not is_random_value(value))
         or (strength < Strength.PASSWORD and is_identifier(value))
         or not is_plausible(value, strength, True)
@@ -220,7 +276,11 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
             literal = said or in_properties(text, start, begin, end)
     begin = skip_scheme(text, begin, end)
     value = text[begin:end]
-    if not value or (spaced and not is_strong(value)) or is_directory(name, value):
+    if not value or (spaced and not is_said(value.rstrip("!?*:;,._"))) or is_directory(name, value):
+        return None
+    if text[begin - 1] == "`" and _WORD_OF_CODE.fullmatch(value):  # code in a sentence
+        return None
+    if name.upper() == "PASS" and _TEST_NAME.fullmatch(value):
         return None
     if strength == Strength.WEAK and not (
         is_random_value(value) or is_handle(name, value) or is_credential(name, value)

@@ -37,38 +37,25 @@ def _row(trigger: str, kind: str, *parts: str, also: str = "", strong: bool = Fa
     return _Command(trigger.encode(), kind, re.compile("".join(parts)), also, strong)
 
 
-_LOGINS = (
-    _row("curl", "USER_PASSWORD", "curl", _OPTIONS, r"(?:-u|--user|--proxy-user|-U)[ =]?", _QUOTE,
-         r"[^\0\s:\"'\\]{1,80}:", _WORD, also="-"),
-    _row("http", "USER_PASSWORD", r"https?\s[^\0\n|;]{0,300}?(?:-a|--auth)[ =]", _QUOTE, r"[^\0\s:\"'\\]{1,80}:", _WORD,
-         also=" -a"),
-    _row("wget", "USER_PASSWORD", "wget", _OPTIONS, r"--(?:http-|ftp-)?password[ =]", _WORD),
-    _row("sshpass", "PASSWORD", "sshpass", _S, r"-p\s?", _WORD),
-    _row("mysql", "PASSWORD", r"mysql\w{0,20}", _OPTIONS, "-p", _WORD),
-    _row("redis", "PASSWORD", "redis-cli", _OPTIONS, "(?:-a|--pass)", _S, _WORD),
-    _row("login", "PASSWORD", "login", _OPTIONS, "(?:-p|--password)[ =]", _WORD),
-    _row("mongo", "PASSWORD", r"mongo\w{0,20}", _OPTIONS, "(?:-p|--password)[ =]", _WORD),
-    _row("ldap", "PASSWORD", r"ldap\w{1,20}", _OPTIONS, "-w", _S, _WORD),
-    _row("htpasswd", "PASSWORD", "htpasswd", _S, r"-(?=[A-Za-z]{0,8}b)[A-Za-z]{1,9}", _S, _ARG, _S, _ARG, _S, _WORD),
-    _row("twine", "PASSWORD", "twine", _OPTIONS, r"(?:-p|--password)[ =]", _WORD),
-    _row("sqlcmd", "PASSWORD", "sqlcmd", _OPTIONS, r"-P\s?", _WORD),
-    _row("zip", "PASSWORD", "zip", _OPTIONS, r"-P\s?", _WORD, also=" -P"),
-    _row("z ", "PASSWORD", "7z[ar]?", _OPTIONS, "-p", _WORD, also="7z"),
-    _row("openssl", "PASSWORD", "openssl", _S, "enc", _OPTIONS, "-k", _S, _WORD),
-    _row("smbclient", "PASSWORD", "smbclient", _OPTIONS, r"-U\s?", _QUOTE, r"[^\0\s%\"'\\]{1,80}%", _WORD),
-    _row("lftp", "PASSWORD", "lftp", _OPTIONS, r"-u\s?", _QUOTE, r"[^\0\s,\"'\\]{1,80},", _WORD),
-    _row("sqlplus", "PASSWORD", "sqlplus", _S, r"(?:-\w{1,12}\s)?", _QUOTE,
-         r"[\w$#.]{1,60}/(?P<value>[^\0\s@\"'\\/]{3,100})@"),
-    _row("cargo", "SECRET", "cargo", _S, "login", _S, _WORD, strong=True),
-)  # fmt: skip
+# What reads a password or a token from its input.
+_READER = (
+    r"(?:[^\0\n|;]{0,120}?[\s/])??(?:chpasswd|passwd|smbpasswd|vncpasswd|slappasswd|mkpasswd|sudo\s{1,4}(?:-\w{1,3}\s)?-\w{0,3}S|su\s|kinit|cryptsetup|secret-tool"
+    r"|docker-credential|security\s|keychain|openconnect|ssh-add|pinentry|gpg[^\0\n|;]{0,60}?--passphrase-fd"
+    r"|[^\0\n|;]{0,200}?(?:--(?:password|token|pass|secret|passwd|passphrase|access-token)-stdin|--passwd-on-stdin|--with-token"
+    r"|--stdin|--token-stdin)|[^\0\n|;]{0,60}?\b(?:secrets?|env|vars?|pass)[ :](?:set|put|create|add|insert|store|import)\b"
+    r"|vault\s{1,4}login|gh\s{1,4}auth|npm\s{1,4}login|wrangler|pass\s{1,4}insert)"
+)
+
 _PIPED = (
-    _row("chpasswd", "PASSWORD", _ECHO, _QUOTE, r"[\w.-]{1,40}:", _WORD, _PIPE, r"(?:sudo\s{1,4})?chpasswd"),
-    _row("sudo", "PASSWORD", _ECHO, _WORD, _PIPE, r"sudo\s{1,4}-S", also="sudo -S"),
-    _row("stdin", "PASSWORD", _ECHO, _WORD, _PIPE, r"[^\0\n|;]{0,200}?--(?:password|token|pass|secret)-stdin",
-         also="-stdin"),
-    _row("login", "PASSWORD", _ECHO, _WORD, _PIPE, r"[^\0\n|;]{0,100}?--with-token", also="--with-token"),
-    _row("secret", "SECRET", _ECHO, _WORD, _PIPE, r"[^\0\n|;]{0,60}?secrets? (?:set|put|create|add)\b", also="|"),
-    _row("secret", "SECRET", r"secrets? (?:set|put|create|add)\b[^\0\n|;]{0,100}?<<<\s?", _WORD, also="<<<"),
+    _row("passwd", "PASSWORD", _ECHO, _QUOTE, r"[\w.-]{1,40}:", _WORD, _PIPE, r"(?:sudo\s{1,4})?chpasswd"),
+    *(
+        _row(word, "PASSWORD", _ECHO, _WORD, _PIPE, _READER, also="|")
+        for word in ("passwd", "sudo", "kinit", "cryptsetup", "stdin", "login", "secret", "pass", "auth", "env", "keychain")
+    ),
+    *(
+        _row(word, "PASSWORD", rf"\b{_READER}[^\0\n|;<]{{0,120}}?<<<\s?", _WORD, also="<<<")
+        for word in ("passwd", "sudo", "kinit", "cryptsetup", "stdin", "login", "secret", "pass", "auth", "env", "keychain")
+    ),
 )  # fmt: skip
 _KEPT = (
     _row("pass", "PASSWORD", "-(?:passin|passout|pass|k)", _S, "pass:", _WORD, also=" pass:"),
@@ -86,12 +73,8 @@ _KEPT = (
     _row("securestring", "PASSWORD", "ConvertTo-SecureString", _S, rf"(?:-String{_S})?", _WORD),
     _row("user", "USER_PASSWORD", r"ser(?:name)?:[Pp]ass(?:word)?[^\w\0]{1,6}[\w.@+-]{1,60}:", _WORD, also=":pass",
          strong=True),
-    _row("credentials", "USER_PASSWORD", r"redentials(?: are| is)?[^\w\0]{1,6}[\w.@+-]{1,60}\s?[:/]\s?", _SAID,
-         also=":", strong=True),
-    _row("login", "USER_PASSWORD", r"og ?in(?: is| with| as|:)[^\w\0]{1,3}[\w.@+-]{1,60}\s?[:/]\s?", _SAID,
-         strong=True),
 )  # fmt: skip
-_COMMANDS = _LOGINS + _PIPED + _KEPT
+_COMMANDS = _PIPED + _KEPT
 _BY_TRIGGER: dict[bytes, list[_Command]] = {}
 for _command in _COMMANDS:
     _BY_TRIGGER.setdefault(_command.trigger, []).append(_command)

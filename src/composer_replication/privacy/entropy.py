@@ -58,17 +58,25 @@ _PUBLIC = re.compile(
     _UUID
     + r"|(?<![A-Za-z0-9])(?:(?:srv)?toolu|call|msg|req|resp|chatcmpl|cmpl|rs|fc|run|thread|asst|item|evt|event|gen"
     r"|agent|task|step|batch|prompt|file)[_-][A-Za-z0-9]{8,64}(?![A-Za-z0-9])"
-    r"|sha(?:1|256|384|512)[-:=][A-Za-z0-9+/=]{20,}|AAAA[BC]3NzaC1[A-Za-z0-9+/=]+|AAAAE2VjZHNh[A-Za-z0-9+/=]+"
+    r"|[sS][hH][aA]-?(?:1|224|256|384|512)[-:=][A-Za-z0-9+/=_-]{20,}|AAAA[BC]3NzaC1[A-Za-z0-9+/=]+|AAAAE2VjZHNh[A-Za-z0-9+/=]+"
     # What IPFS and nix name their contents by.
     r"|(?<![A-Za-z0-9])(?:Qm[1-9A-HJ-NP-Za-km-z]{44}|bafy[a-z2-7]{55})(?![A-Za-z0-9])|(?<=/nix/store/)[0-9a-z]{32}(?=-)"
+    # A version of Go made from a commit, and what `git describe` says.
+    r"|(?<![0-9])[0-9]{14}-[0-9a-f]{12}(?![0-9A-Za-z])|(?<=-)[0-9]{1,5}-g[0-9a-f]{7,40}(?![0-9A-Za-z])"
 )
 _HASH_WORDS = re.compile(
-    r"commit|\bsha|sha\d|hash|md5|digest|checksum|integrity|etag|fingerprint|revision|\brev\b|\btree\b|parent|blob|object"
+    r"commit|\bsha|sha\d|hash|md5|digest|checksum|integrity|etag|fingerprint|revision|\brev\b|\bref\b|\bpatch\b|\btree\b|parent|blob|object"
     r"|merge|\bhead\b|refs/|\bgit\b|\bindex\b|image|docker|layer|cache|build|version|trace|span|uuid|guid|resolved|locked"
     r"|\btx|block|address|\bpin(?:ned)?\b|snapshot|uses:|cherry|rebase|checkout|\breset\s|\bmain\b|\bmaster\b"
     r"|origin|branch|\bid[^\w\0]*$|(?<!key)_id[^\w\0]*$"
 )
+_TREE = re.compile(r"[\u2500-\u257f] ?(?:\[[^\0\n\]]{1,12}\])?\s{0,4}\Z")  # a folder drawn with lines
 _SECRET_WORDS = re.compile(r"key|token|secret|passw|passphrase|api|auth|cred|private|bearer|login|license|wallet")
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]+")
+# Videos, channels and shared notebooks are named by random characters.
+_PUBLIC_PLACE = re.compile(
+    r"(?:youtube\.com|youtu\.be|colab\.research\.google\.com|drive\.google\.com|docs\.google\.com)/[^\0\s]{0,60}\Z"
+)
 _URL_HASH = re.compile(r"[?&](?:s|v|h|ver|gist|etag|ixid|rev|t)=$|gist\.github[^\s\0]*/$")
 # Part of a path, a file name or an option: public when it is as long as a digest is.
 _IN_NAME = re.compile(r"[/=_-]$")
@@ -227,10 +235,13 @@ class Surroundings:
         lead = self._before(run_start, 24)
         if lead.endswith(";base64,") or _SIGNATURE.search(lead) or self._in_public_block(span.start):
             return True
+        if span.kind == KIND and _PUBLIC_PLACE.search(self._before(span.start, 90)):
+            return True
         if span.kind == KIND and _is_media(self._text, span.start, run_start):
             return True
         if span.kind == KIND and _names_hash(lead):  # and as long as one is: other things stand behind the word, too
-            return len(self._text[run_start : span.end].rstrip("=")) in _DIGEST_LENGTHS_64
+            whole = _BASE64.match(self._text, run_start)
+            return whole is not None and len(whole[0]) in _DIGEST_LENGTHS_64
         return span.kind == HEX_KIND and (self._is_hash(span) or self._in_listing(span))
 
     def _before(self, position: int, length: int) -> str:
@@ -253,8 +264,10 @@ class Surroundings:
             return True
         if span.end - span.start == _ACCOUNT and text.startswith("0x", span.start):  # the keys of accounts are longer
             return True
-        starts_line = span.start == 0 or text[span.start - 1] in "\n\t"
-        return span.end - span.start == 40 and starts_line and bool(re.match(r"\s+\(?[A-Za-z]", after))
+        if _TREE.search(line):
+            return True
+        # The name of a commit, unless something before it says that it is a key.
+        return span.end - span.start == 40 and not _SECRET_WORDS.search(before)
 
     def _in_listing(self, span: Span) -> bool:
         """Lock files and checksum lists: the same length of hex many times over."""
@@ -274,6 +287,11 @@ class Surroundings:
         if begin < 0 or text.find("\0", begin, position) >= 0:
             return False
         return bool(_PUBLIC_BLOCK.match(text, begin)) and text.find("-----END ", begin, position) < 0
+
+
+def names_a_secret(lead: str) -> bool:
+    """Whether the last line of what stands before a string says that it is a secret."""
+    return _SECRET_WORDS.search(lead[lead.rfind("\n") + 1 :].lower()) is not None
 
 
 @lru_cache(maxsize=4096)

@@ -11,6 +11,7 @@ _SCHEMES = re.compile(
 )
 _NEXT_PAIR = re.compile(r"[^\0&\s]+&[\w.-]+=")
 _NEXT_NAME = re.compile(r";(?=\s*[A-Za-z][\w .-]{0,40}=)|,(?=[A-Za-z_][\w.-]{0,40}[=:])|&&|\|\|")
+_CLOSED = re.compile(r"([\w.\"']+)\)[.;,)]")
 _ENV_LINE = re.compile(r"(?:export |declare -x |set )?[A-Za-z_]\w*=")
 # `Server=...;User ID=...;Password=...`: the parts of a connection string are text, not code.
 _CONNECTION_PART = re.compile(
@@ -66,6 +67,8 @@ def bare_end(text: str, start: int, begin: int, env: bool) -> int:
     if before in ("?", "&") or _NEXT_PAIR.match(value):
         value = value.split("&", 1)[0]
     value = _NEXT_NAME.split(value, maxsplit=1)[0]
+    if closed := _CLOSED.match(value):  # the bracket around it was opened before
+        value = closed[1]
     return begin + len(value.rstrip(",;)}]:." if not env else ";"))
 
 

@@ -29,8 +29,10 @@ def any_of(words: Iterable[str]) -> str:
 class WordFilter:
     """Finds triggers by way of words. Remembers words, which are letters only: never a whole secret with digits."""
 
-    def __init__(self, triggers: Iterable[bytes]) -> None:
+    def __init__(self, triggers: Iterable[bytes], whole: Iterable[bytes] = ()) -> None:
+        """`triggers` may stand anywhere in a word; `whole` are words of their own, of which there may be many."""
         self._triggers = tuple(dict.fromkeys(triggers))
+        self._whole = frozenset(whole)
         self._plain: set[bytes] = set()
         self._loaded: dict[bytes, tuple[bytes, ...]] = {}
 
@@ -59,6 +61,9 @@ class WordFilter:
                 loaded[word] = (*loaded.get(word, ()), trigger)
                 found.add(trigger)
                 at = joined.find(trigger, end)
+        for word in self._whole.intersection(words):
+            loaded[word] = (*loaded.get(word, ()), word)
+            found.add(word)
         if len(self._plain) + len(self._loaded) >= _CACHE_SIZE:
             self._plain.clear()
             self._loaded.clear()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from composer_replication.privacy.entropy import looks_random
-from composer_replication.privacy.names import Strength
+from composer_replication.privacy.names import Strength, name_strength
 from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, has_digit, is_strong
 
 _PLACEHOLDER_PART = re.compile(
-    r"(?i)[$%]\(|\$\{|\{\{|\*{3,}|x{4,}|\.{3}|…|your[_ -]|<[^\0>]*>|example|redacted|changeme|placeholder|process\.env"
+    r"(?i)[$%]\(|[$%#]\{|\{\{|\*{3,}|x{4,}|\.{3}|…|your[_ -]|<[^\0>]*>|example|redacted|changeme|placeholder|process\.env"
     r"|os\.environ|getenv|env\.|secrets\."
 )
 _PLACEHOLDER_WHOLE = re.compile(
@@ -29,9 +29,13 @@ _PROSE = re.compile(
 )
 # A name, perhaps with members (`a.b`, `a?.b`, `a!.b`, `A::b`), a number with a unit, or anything with a bracket.
 _CODE = re.compile(
-    r"[A-Za-z_$][\w$]*+(?:(?:[?!]?\.|:{1,2}|\?)[A-Za-z_$][\w$]*+)*+[!?]?|\d++(?:\.\d++)?[a-zA-Z%]{0,2}"
+    r"[@:$]{0,2}+[A-Za-z_$][\w$]*+(?:(?:[?!]?\.|:{1,2}|\?)[A-Za-z_$][\w$]*+)*+[!?]?|[A-Za-z]++-[a-z]++|\d++(?:\.\d++)?[a-zA-Z%]{0,2}"
     r"|[^\n\0(\[{]*+[(\[{][^\n\0]*+"
 )
+# What a lock file has behind a name: `npm:^2.14.0`, `workspace:*`, `>=1.2`.
+_VERSION = re.compile(r"(?:[a-z]{2,12}:)?[\^~<>=v ]*\d++(?:\.\d++)++[\w.+-]*+|(?:workspace|file|link|portal|patch):[^\0\s]*+")
+_SPELLED = re.compile(r"[A-Za-z]+'[a-z]{1,10}")
+_LATIN = re.compile(r"[A-Za-z]")
 _BRACKET = re.compile(r"[(\[]")
 _DIRECTORY = re.compile(r"(?:~|\.{1,2})?(?:/[^\0/\s]*+)++|[A-Za-z]:[\\/][^\n\0]*|\.{1,2}|~")
 # What signs a request or holds a login is as good as a password, and often plain hex.
@@ -43,7 +47,22 @@ _SCHEME = re.compile(r"(?i)(?:bearer|basic|token|digest|apikey|negotiate)[ \t]+"
 _IDENTIFIER = re.compile(
     r"[A-Za-z_$][\w$]*+(?:[?!]?\.[A-Za-z_$][\w$]*+)++|[A-Za-z][a-z]++\d{0,2}+(?:[A-Z][a-z]{2,20}+\d{0,2}+)++"
 )
+_FOLDERS = re.compile(r"(?:[\w.-]++/)+[\w.-]*+|[a-z]++\[:[a-z]++\]")
 _HEX_HANDLE = re.compile(r"[0-9a-fA-F]{20,}")
+# What stands beside a secret's name and is none: an algorithm, an address, a date, a version, a path, a pattern.
+_NO_SECRET = re.compile(
+    r"(?i)(?:rsa|hmac|ecdsa|scram|pbkdf2|hkdf|aes|hs|rs|es|ps|sha|md|oauth|utf|base|x|v|ed|curve|p|tls|http|ipv|s|bcrypt"
+    r"|argon|gpt|claude|qwen|llama)[_-]?v?\d{1,4}(?:[_./-]?[a-z0-9]{1,10}+){0,5}+|[\w.+-]{1,80}@[\w.-]{1,80}\.[a-z]{2,}"
+    r"|(?:[a-z][\w-]*+\.)++(?:com|org|net|io|dev|local|py|js|ts|json|yml|yaml|toml|txt|md|rb|go|rs|sh|pem|key|crt|lock|cfg)"
+    r"(?::\d++)?|[a-z]++://[^\0]*+|[%@^][\w.-]*+|\d{4}-\d\d-\d\d[^\0]*+|[\d.:,%/]++|v\d++(?:\.\d++)*+[\w.-]*+|\d++\.\d++[\w.-]*+"
+    r"|(?:[\w.-]++/)++[\w.-]*+|[^\0]*[*?+|\\]\$?|[A-Za-z_]++[:=!,;?*&]++|[a-z]++(?:[;:,][a-z]*+)++|[a-z0-9-]{1,40}:\d{2,5}|[A-Za-z_]++(?:\|[A-Za-z_]*+)++|[a-z]++\[:[a-z]++\]"
+    r"|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]{1,3}\d{1,4}|\d++(?:st|nd|rd|th|px|ms|kb|mb|gb)"
+)
+# Names of code and words with a number, which a call gets too.
+_CODE_WORD = re.compile(
+    r"(?:[a-z]++[_.-])*+[a-z]++\d{0,2}|(?:[A-Z]++_)*+[A-Z]++\d?|(?:[a-z]++[_-])++\d{1,2}|[a-z]++(?:[A-Z][a-z]++)*+\d?"
+    r"|(?:[a-z][\w-]*+\.)++[a-z]{2,6}|#[^\0]*+"
+)
 
 
 def is_random_value(value: str) -> bool:
@@ -73,6 +92,32 @@ def is_identifier(value: str) -> bool:
     return _IDENTIFIER.fullmatch(value, 0, _JUDGED) is not None
 
 
+def is_said(value: str) -> bool:
+    """Whether a word that stands beside a secret's name in speech is the secret: no word, address, date or algorithm."""
+    return (
+        is_strong(value)
+        and not value.startswith(("-", ".", ":"))
+        and not _NO_SECRET.fullmatch(value, 0, _JUDGED)
+        and not is_identifier(value)
+        and is_plausible(value, Strength.PASSWORD, True)
+        and name_strength(value) == Strength.NONE
+    )
+
+
+def is_given(value: str) -> bool:
+    """Whether a literal that code hands over beside a secret's name is the secret: no word, name, address or pattern."""
+    if " " in value or not is_strong(value) or _NO_SECRET.fullmatch(value, 0, _JUDGED):
+        return False
+    if _CODE_WORD.fullmatch(value, 0, _JUDGED) and not looks_random(value):
+        return False
+    return name_strength(value) == Strength.NONE or looks_random(value)
+
+
+def is_path(value: str) -> bool:
+    """Whether a value is made of folders: a module, an address without its scheme, a pattern in brackets."""
+    return _FOLDERS.fullmatch(value, 0, _JUDGED) is not None
+
+
 def is_directory(name: str, value: str) -> bool:
     """`pwd` is a password in a form and a working directory in a shell: the value tells."""
     return name.lower() == "pwd" and _DIRECTORY.fullmatch(value.strip()) is not None
@@ -91,14 +136,14 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
     length, value = len(value), value[:_LOOKED_AT]
     if len(set(value)) < 3 or not any(map(str.isalnum, value)) or value.startswith(("//", "/*", "./", "../", "~/")):
         return False
+    if not has_digit(value) and (_VERSION.fullmatch(value) or not value.isascii() or _SPELLED.fullmatch(value)):  # a word of another language
+        return False
+    if not value.isascii() and not _LATIN.search(value):
+        return False
+    if strength < Strength.PASSWORD and _VERSION.fullmatch(value):
+        return False
     if " " in value:
-        return (
-            strength >= Strength.TOKEN
-            and literal
-            and not _PROSE.search(value)
-            and length < 200
-            and value[-1] not in ".:?"
-        )
+        return strength >= Strength.TOKEN and literal and length < 200 and _is_phrase(value)
     if literal:
         return (
             strength == Strength.PASSWORD
@@ -110,6 +155,13 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
         named = strength < Strength.PASSWORD and is_identifier(value)
         return has_digit(value) and not named and not _BRACKET.search(value) and len(value) >= 8 and _mixed(value)
     return True
+
+
+def _is_phrase(value: str) -> bool:
+    """Whether several words are a secret, not a label or a message: digits or signs in them, or small words alone."""
+    if _PROSE.search(value) or value[-1] in ".:?":
+        return False
+    return has_digit(value) or any(sign in value for sign in "!@#$%^&*+=~") or (value.islower() and value.count(" ") > 1)
 
 
 def _mixed(value: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
-from composer_replication.privacy import commands, entropy, rules, tables
+from composer_replication.privacy import commands, entropy, options, rules, speech, tables
 from composer_replication.privacy.assignments import KEYWORDS, keyword_spans, searched_words
 from composer_replication.privacy.commands import command_spans
 from composer_replication.privacy.encoded import Decoded, decoded_in_run, percent_encoded, wrapped_base64
@@ -15,6 +15,7 @@ from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digi
 from composer_replication.privacy.tables import table_spans
 from composer_replication.privacy.vendors import RUN_RULES, VENDOR_RULES
 from composer_replication.privacy.views import has_colours, uncoloured, unescaped
+from composer_replication.privacy.wraps import crossing, joined
 
 _Runs = list[tuple[int, str]]
 _Triggers = list[tuple[str, Rule]]
@@ -46,7 +47,7 @@ class Scanner:
         self._entropy = use_entropy
         self._clean_runs: set[str] = set()
         triggers = (*rules.TRIGGERS, *commands.TRIGGERS, *KEYWORDS, tables.INSERT, *self._exact.triggers)
-        self.words = WordFilter(triggers)
+        self.words = WordFilter(triggers, options.WHOLE_WORDS | speech.WHOLE_WORDS)
 
     def knows(self, run: str) -> bool:
         """Whether a value from the environment stands in a run of key characters."""
@@ -74,11 +75,14 @@ class Scanner:
             found += rule.spans(text)
         found += structure_spans(text, active)
         found += command_spans(text, active)
+        lower = flat.lower() if active else flat
         if active:
-            found += keyword_spans(text, lower := flat.lower(), active)
+            found += keyword_spans(text, lower, active)
+            found += options.option_spans(text, lower, active)
             found += table_spans(text, lower, active)
             if has_colours(text):
                 found += _between_colours(text, lower, active)
+        found += speech.speech_spans(text, lower, active)
         for rule in self._extra:
             if rule.triggered(text):
                 found += rule.spans(text)
@@ -111,6 +115,8 @@ class Scanner:
         starts = [start for start, run in suspects if 60 <= len(run) <= 82]
         if len(starts) > 1 or (starts and "\n" in text):
             behind += self._wrapped(text, starts, depth)
+        if depth == 0 and "\n" in text and (view := joined(text)) is not None:
+            behind += crossing(text, view.led_back(self.spans(view.text, key, depth + 1)))
         if "\\" in text and (view := unescaped(text)) is not None:
             behind += view.led_back(self.spans(view.text, key, depth + 1))
         return behind

@@ -18,7 +18,7 @@ ANTHROPIC_KEY sk-ant- sk-ant-[A-Za-z0-9_-]{16,}
 OPENROUTER_KEY sk-or- sk-or-[A-Za-z0-9_-]{16,}
 OPENAI_KEY sk-proj-|sk-svcacct-|sk-admin-|sk-None- sk-(?:proj|svcacct|admin|None)-[A-Za-z0-9_-]{16,}
 OPENAI_KEY T3BlbkFJ (?:(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{1,120})?T3BlbkFJ[A-Za-z0-9_-]{10,}
-AWS_ACCESS_KEY AKIA|ASIA|ABIA|ACCA (?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}
+AWS_ACCESS_KEY AKIA|ASIA|ABIA|ACCA (?:AKIA|ASIA|(?<![A-Za-z0-9])(?:ABIA|ACCA))[A-Z0-9]{16}
 AWS_ACCESS_KEY A3T|AROA|AIDA|AGPA (?<![A-Za-z0-9])(?:A3T[A-Z0-9]|AROA|AIDA|AGPA)[A-Z0-9]{16}(?![A-Za-z0-9])
 AWS_BEDROCK_KEY ABSK ABSK[A-Za-z0-9+/]{40,}={0,2}
 AWS_SESSION_TOKEN GZXIvYXdz|IQoJb3JpZ2lu (?:F[wQ]oGZXIvYXdz|IQoJb3JpZ2lu)[A-Za-z0-9+/=]{20,}
@@ -82,8 +82,8 @@ AZURE_KEY *== (?<![A-Za-z0-9+/])[A-Za-z0-9+/]{86}==
 PHOENIX_TOKEN SFMyNTY. SFMyNTY\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}
 AZURE_KEY ACDb|AzFu|AzCa (?<![A-Za-z0-9+/])[A-Za-z0-9+/]{33,80}A[Cz][DFC][bua][A-Za-z0-9+/]{5,10}={0,2}
 AZURE_KEY +ABa|+AMC|+ASt|AIoT (?<![A-Za-z0-9+/])[A-Za-z0-9+/]{33,80}(?:\+A[BMS][aCt]|AIoT)[A-Za-z0-9+/]{5,10}={0,2}
-ALIBABA_KEY LTAI LTAI[A-Za-z0-9]{12,24}
-TENCENT_KEY AKID AKID[A-Za-z0-9]{32,}
+ALIBABA_KEY LTAI (?<![A-Za-z0-9+/])LTAI[A-Za-z0-9]{12,24}
+TENCENT_KEY AKID (?<![A-Za-z0-9+/])AKID[A-Za-z0-9]{32,}
 JFROG_TOKEN AKCp|cmVmdGtuO (?:AKCp[A-Za-z0-9]{60,}|cmVmdGtuO[A-Za-z0-9+/=]{40,})
 SSH_PRIVATE_KEY b3BlbnNzaC1rZXktdjE b3BlbnNzaC1rZXktdjE(?:[A-Za-z0-9+/=]|\s|\\n){40,}
 PASSWORD_HASH $2a$|$2b$|$2x$|$2y$ \$2[abxy]\$\d\d\$[./A-Za-z0-9]{53}

@@ -1,0 +1,141 @@
+"""Secrets that people say: the words for password, code, token and key in the languages that session logs hold.
+
+`Das Passwort lautet ...`, `密码是...`, `use ... as the password`: both orders, and only a value that no word could be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Set
+
+from composer_replication.privacy.keywords import any_of
+from composer_replication.privacy.plausible import is_said
+from composer_replication.privacy.rules import Span, has_digit, word_set
+
+# Words in plain letters, found among the words of a text. `pass`, `token` and `key` are looked for by another layer.
+_PLAIN = word_set(
+    "kennwort wachtwoord wachtwoorden toegangscode wagwoord heslo hesla heslom salasana salasanan salasanasi clave claves"
+    " parola parolasi parolan parolaniz parolniz parole paroli parool parooli geslo gesla lozinka lozinku lozinke sandi"
+    " sandinya laluan adgangskode adgangskoden kodeord kodeordet kodeordet nenosiri pasahitza contrasenya contrasenyes"
+    " contrasinal sifre sifresi jelszava jelszavam haslo hasla jelszo losenord losenordet zugangsdaten zugangscode identifiants identifiant"
+    " codice chiave schluessel jeton klucz klucza chave clef slaptazodis fjalekalimi senha senhas credenciales"
+    " credenziali credenciais passord passordet passwort kodi matkhau palabra accesso aanmeldgegevens inloggegevens"
+    " code codes log sign logged login creds credentials phrase"
+)
+# Words with letters of their own; only looked for in a text that has one of the letters.
+_OWN = (
+    "пароль пароля паролем паролю пароли парола паролата лозинка лозинку токен токена ключ ключа гасло құпиясөз",
+    "密码 密碼 口令 密钥 密鑰 令牌 パスワード 暗証番号 合言葉 トークン 비밀번호 암호 패스워드 토큰",
+    "كلمة_المرور كلمة_السر كلمه_السر رمز_المرور رمز_عبور گذرواژه סיסמה סיסמא הסיסמה סיסמת",
+    "पासवर्ड कूटशब्द পাসওয়ার্ড கடவுச்சொல் రహస్యపదం รหัสผ่าน ລະຫັດຜ່ານ ពាក្យសម្ងាត់ စကားဝှက် პაროლი գաղտնաբառ",
+    "κωδικός κωδικό κωδικού συνθηματικό κλειδί mật_khẩu hasło hasła hasłem hasłu jelszó şifre şifresi",
+    "şifreniz şifrem contraseña contraseñas lösenord lösenordet lykilorð slaptažodis slaptažodį fjalëkalimi fjalëkalim",
+    "schlüssel clé ključ нууц_үг",
+)
+_OWN_WORDS = tuple(
+    dict.fromkeys(
+        form.replace("_", " ")
+        for line in _OWN
+        for word in line.split()
+        for form in (word, word[:1].upper() + word[1:])
+    )
+)
+_OWN_WORD = re.compile(any_of(_OWN_WORDS))
+# One letter of each that other texts do not have.
+_FIRST = re.compile("[" + "".join(sorted({next(c for c in word if not c.isascii()) for word in _OWN_WORDS})) + "]")
+_WORD_END = re.compile(r"[^\0-\x7f]{0,12}[a-z]{0,6}")
+# What a value stands behind: a sign, a word for `is`, or nothing but a blank; and up to five words before it.
+_FILLER = r"(?:[^\0\s\d\"'`«「“<>=：]{1,24}[ \t]{1,2})"
+_BEHIND = re.compile(
+    rf"(?:[ \t]{{1,2}}{_FILLER}{{0,5}}?)?[ \t]{{0,2}}(?:[:=：＝→—–-]{{1,2}}|[是为為はがを는은이가]|คือ)?[ \t]{{0,3}}"
+    r"(?:[^\W\d_]{1,8}:?[ \t]{1,2})?[\"'`«「“„*(]{0,4}[ \t]?(?P<value>[!-;=?-~]{5,100})"
+)
+_SAID_BEFORE = re.compile(
+    r"(?:^|[\s\"'`«「“(*])(?P<value>[!-&(-;=?-_a-~]{6,100}?)[\"'`»」”)*]{0,4}\s{0,2}"
+    r"(?:\b(?:as|als|como|comme|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|mint|is|was|ist|es|est|will be|for)\b|è|é|как|як|като|är|làm|作为|作為|を|로|으로|为|為|是|=)"
+    r"\s{0,2}(?:[^\0\s\d\"'`]{1,20}\s{1,2}){0,3}[\"'`*(]{0,3}\Z"
+)
+_LOOK_BACK = 90
+_TRAILING = ".,;:!?)*_\"'`»」”、。，です입니다"
+WHOLE_WORDS: frozenset[bytes] = frozenset(word.encode() for word in _PLAIN)
+# A code is digits, or groups of letters and digits, and other words have codes too: the word before it tells.
+_CODE = re.compile(
+    r"(?i:(?:recovery|backup|verification|confirmation|security|unlock|access|login|auth\w{0,12}|2fa|mfa|otp|one-time|pairing"
+    r"|reset|activation|sms|door|gate|alarm|entry|pin|pass)[ -])\Z"
+)
+_CODE_VALUES = re.compile(
+    r"(?i:(?:\s\w{1,12}){0,3}?(?:\s(?:is|are|was)|\s?[:=])\s{0,9}[\"'`*]{0,3})"
+    r"(?P<value>(?:[A-Za-z0-9]{3,10}-)*(?=[A-Za-z-]*\d)[A-Za-z0-9]{4,12}(?:[ ,;\n-]{1,3}(?=[a-z-]*\d)[A-Za-z0-9]{4,12}(?![\w.])){0,20})"
+)
+_LOGIN = re.compile(
+    r"(?i:(?:ged|ging|ned|ning|s)?(?: ?-?in)?(?: to \S{1,60})?(?: are| is| with| as| using|:)?[ :]{1,2}(?:user(?:name)? )?)"
+    r"[\"'`*]{0,2}(?P<user>[\w.@+-]{1,60})[\"'`*]{0,2}\s?(?:[:/,|]|and\b|with\b)\s{0,2}(?:pass(?:word)? )?[\"'`*]{0,2}(?P<value>[!-;=?-~]{6,100})"
+)
+
+
+def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
+    """What is said behind or before a word for a secret, in any language."""
+    for word in sorted(active & WHOLE_WORDS):
+        for at, end in _places(text, lower, word):
+            if word in (b"code", b"codes"):
+                yield from _codes(text, at, end)
+            elif word in _LOGIN_WORDS:
+                yield from _login(text, end)
+            else:
+                yield from _around(text, at, end)
+    if not text.isascii() and _FIRST.search(text):
+        for match in _OWN_WORD.finditer(text):
+            yield from _around(text, match.start(), match.end())
+
+
+_LOGIN_WORDS = frozenset((b"log", b"sign", b"logged", b"login", b"creds", b"credentials"))
+
+
+def _places(text: str, lower: bytes, word: bytes) -> Iterator[tuple[int, int]]:
+    """Where a word stands by itself: no part of a name or of a longer word."""
+    at = lower.find(word)
+    while at >= 0:
+        end = at + len(word)
+        before, after = text[at - 1 : at], text[end : end + 1]
+        if not before.isalnum() and before not in ("_", "-", "/", "$") and not (after.isascii() and (after.isalnum() or after in "_(")):
+            yield at, end
+        at = lower.find(word, end)
+
+
+def _codes(text: str, start: int, end: int) -> Iterator[Span]:
+    if _CODE.search(text, max(0, start - 20), start) and (match := _CODE_VALUES.match(text, end, end + 400)):
+        yield Span(*match.span("value"), "PASSWORD")
+
+
+def _login(text: str, end: int) -> Iterator[Span]:
+    match = _LOGIN.match(text, end, end + 300)
+    if match and is_said(value := match["value"].rstrip(_TRAILING)):
+        yield Span(match.start("value"), match.start("value") + len(value), "USER_PASSWORD")
+
+
+def _around(text: str, start: int, end: int) -> Iterator[Span]:
+    ending = None if text[end : end + 1].isascii() else _WORD_END.match(text, end)
+    span = _behind(text, ending.end() if ending else end)
+    if span or (span := spoken_before(text, start)):
+        yield span
+
+
+def _behind(text: str, end: int) -> Span | None:
+    match = _BEHIND.match(text, end, end + 260)
+    if match is None:
+        return None
+    value = match["value"].rstrip(_TRAILING)
+    return Span(match.start("value"), match.start("value") + len(value), "PASSWORD") if is_said(value) else None
+
+
+def spoken_before(text: str, start: int) -> Span | None:
+    """`use ... as the password`, `... is the password`: the value before a word for it that begins at `start`."""
+    begin = max(0, start - _LOOK_BACK)
+    if not has_digit(lead := text[begin:start]) and not any(sign in lead for sign in "!@#$%^&*?+~"):
+        return None
+    match = _SAID_BEFORE.search(text, begin, start)
+    if match is None:
+        return None
+    value = match["value"].lstrip("*(\"'`").rstrip(_TRAILING)
+    at = text.find(value, match.start("value"))
+    return Span(at, at + len(value), "PASSWORD") if is_said(value) else None
