@@ -16,8 +16,11 @@ _S = r"\s{1,20}"  # a blank, and what a continued line has
 _ARG = r"[^\0\s]{1,200}"
 _QUOTE = r"\\*[\"']?"
 _OPTIONS = r"\b[^\0\n|;]{0,300}?\s"  # up to the option that is meant
-_ECHO = rf"(?:echo|printf){_S}(?:-\w{{1,4}}{_S})?(?:{_QUOTE}%s(?:\\\\n)?{_QUOTE}{_S})?"
-_PIPE = rf"{_QUOTE}\s{{0,10}}\|\s{{0,10}}"
+# Behind echo: options, a format, what is written, and the rest of a bracket up to the pipe.
+_ECHOED = (
+    rf"{_S}(?:-\w{{1,4}}{_S})?(?:{_QUOTE}%s(?:\\{{1,2}}n)?{_QUOTE}{_S})?{_WORD}{_QUOTE}"
+    rf"(?:\s?;\s?echo{_S}[^\0\n|;()]{{1,100}}\)?)?\s{{0,10}}\|\s{{0,10}}(?P<reader>[^\0\n|]{{1,200}})"
+)
 
 
 class _Command(NamedTuple):
@@ -38,25 +41,17 @@ def _row(trigger: str, kind: str, *parts: str, also: str = "", strong: bool = Fa
 
 
 # What reads a password or a token from its input.
-_READER = (
-    r"(?:[^\0\n|;]{0,120}?[\s/])??(?:chpasswd|passwd|smbpasswd|vncpasswd|slappasswd|mkpasswd|sudo\s{1,4}(?:-\w{1,3}\s)?-\w{0,3}S|su\s|kinit|cryptsetup|secret-tool"
-    r"|docker-credential|security\s|keychain|openconnect|ssh-add|pinentry|gpg[^\0\n|;]{0,60}?--passphrase-fd"
-    r"|[^\0\n|;]{0,200}?(?:--(?:password|token|pass|secret|passwd|passphrase|access-token)-stdin|--passwd-on-stdin|--with-token"
-    r"|--stdin|--token-stdin)|[^\0\n|;]{0,60}?\b(?:secrets?|env|vars?|pass)[ :](?:set|put|create|add|insert|store|import)\b"
-    r"|vault\s{1,4}login|gh\s{1,4}auth|npm\s{1,4}login|wrangler|pass\s{1,4}insert)"
+_READER = re.compile(
+    r"(?:^|[\s/|;&(\"'!])(?:(?:ch|smb|vnc|sla?p|mk)?passwd|sudo\s[^\0\n|;]{0,40}?-\w{0,3}S|su\s|kinit|cryptsetup|secret-tool"
+    r"|security\s|keychain|openconnect|ssh-add|wrangler|vault\s{1,4}login|gh\s{1,4}auth|npm\s{1,4}login)"
+    r"|--(?:password|token|pass|secret|passwd|passphrase|access-token)-stdin|--passwd-on-stdin|--with-token|--stdin\b"
+    r"|--passphrase-fd|\b(?:secrets?|env|vars?|pass)[ :](?:set|put|create|add|insert|store|import)\b"
 )
-
-_PIPED = (
-    _row("passwd", "PASSWORD", _ECHO, _QUOTE, r"[\w.-]{1,40}:", _WORD, _PIPE, r"(?:sudo\s{1,4})?chpasswd"),
-    *(
-        _row(word, "PASSWORD", _ECHO, _WORD, _PIPE, _READER, also="|")
-        for word in ("passwd", "sudo", "kinit", "cryptsetup", "stdin", "login", "secret", "pass", "auth", "env", "keychain")
-    ),
-    *(
-        _row(word, "PASSWORD", rf"\b{_READER}[^\0\n|;<]{{0,120}}?<<<\s?", _WORD, also="<<<")
-        for word in ("passwd", "sudo", "kinit", "cryptsetup", "stdin", "login", "secret", "pass", "auth", "env", "keychain")
-    ),
-)  # fmt: skip
+_READ_WORDS = frozenset(word.encode() for word in ("passwd", "sudo", "kinit", "cryptsetup", "stdin", "login", "secret", "pass", "auth", "env", "keychain", "openconnect"))
+_PIPED = tuple(re.compile(program + _ECHOED) for program in ("echo", "printf", "yes"))
+_HERE = re.compile(rf"<<<\s?{_WORD}")
+_LOGIN_OF = re.compile(r"[\w.-]{1,40}:")
+_LONGEST_LINE = 300
 _KEPT = (
     _row("pass", "PASSWORD", "-(?:passin|passout|pass|k)", _S, "pass:", _WORD, also=" pass:"),
     _row("literal", "SECRET", "--from-literal[= ]", _QUOTE, r"[\w.-]{1,80}=", _WORD, also="from-literal", strong=True),
@@ -74,12 +69,11 @@ _KEPT = (
     _row("user", "USER_PASSWORD", r"ser(?:name)?:[Pp]ass(?:word)?[^\w\0]{1,6}[\w.@+-]{1,60}:", _WORD, also=":pass",
          strong=True),
 )  # fmt: skip
-_COMMANDS = _PIPED + _KEPT
 _BY_TRIGGER: dict[bytes, list[_Command]] = {}
-for _command in _COMMANDS:
+for _command in _KEPT:
     _BY_TRIGGER.setdefault(_command.trigger, []).append(_command)
-TRIGGERS: tuple[bytes, ...] = tuple(_BY_TRIGGER)
-_ALL_TRIGGERS = frozenset(TRIGGERS)
+TRIGGERS: tuple[bytes, ...] = (*_BY_TRIGGER, *_READ_WORDS.difference(_BY_TRIGGER))
+_ALL_TRIGGERS = frozenset(_BY_TRIGGER)
 _HARMLESS = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-")
 # A line of .pgpass alone, without the name of its file: host, the usual port, database, user, password.
 _PGPASS = re.compile(
@@ -93,8 +87,30 @@ def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
         for _, kind, pattern, also, strong in _BY_TRIGGER[trigger]:
             if also in text:
                 yield from _matches(pattern, text, kind, strong)
+    if active & _READ_WORDS:
+        yield from _read_spans(text)
     if ":5432:" in text:
         yield from _matches(_PGPASS, text, "PASSWORD", True)
+
+
+def _read_spans(text: str) -> Iterator[Span]:
+    """What is piped into a program that reads a password, or stands behind its `<<<`."""
+    for pattern in _PIPED if "|" in text else ():
+        for match in pattern.finditer(text):
+            if _READER.search(match["reader"]):
+                begin, end = match.span("value")
+                login = _LOGIN_OF.match(text, begin, end) if "chpasswd" in match["reader"] else None
+                yield from _checked(text, login.end() if login else begin, end)
+    for match in _HERE.finditer(text) if "<<<" in text else ():
+        line = max(text.rfind("\n", 0, match.start()) + 1, match.start() - _LONGEST_LINE)
+        if _READER.search(text[line : match.start()]) or _READER.search(text[match.end() : match.end() + 80].split("\n")[0]):
+            yield from _checked(text, *match.span("value"))
+
+
+def _checked(text: str, begin: int, end: int) -> Iterator[Span]:
+    value = text[begin:end]
+    if is_plausible(value, Strength.PASSWORD, True) and not _HARMLESS.match(value):
+        yield Span(begin, end, "PASSWORD")
 
 
 def _matches(pattern: re.Pattern[str], text: str, kind: str, strong: bool) -> Iterator[Span]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from composer_replication.privacy.entropy import HEX_KIND, KIND, is_public_id, is_wordy, names_a_secret
-from composer_replication.privacy.rules import Span, has_digit
+from composer_replication.privacy.rules import Span
 from composer_replication.privacy.views import View
 
 _Edit = tuple[int, int, str]
@@ -22,8 +22,10 @@ _PREFIX = r"[ \t]{{0,60}}(?:\d{{1,6}}[→:|\t][ \t]{{0,40}})?(?P<sign{n}>[+>│|
 _JOINT = re.compile(
     rf"\n(?:(?:(?<={_LONG}\n)|(?<={_LONG}[\\\r]\n)){_PREFIX.format(n=1)}(?={_CHAR})|(?:(?<={_CHAR}\n)|(?<={_CHAR}[\\\r]\n)){_PREFIX.format(n=2)}(?={_LONG}))"
 )
-_LEFT = re.compile(r"[^\0\s\"'`,;(){}\[\]<>|]{1,200}")
-_LEFT_BACK = re.compile(r"[^\0\s\"'`,;(){}\[\]<>|]{0,200}")
+_PIECE = re.compile(r"[^\0\s\"'`,;(){}\[\]<>|]{1,200}")
+# A digit, or capitals where no word has them.
+_ODD = re.compile(r"[0-9]|[a-z][A-Z]{2}|[a-z][A-Z][a-z][A-Z]|[A-Z]{2}[a-z][A-Z]")
+_NEAR = 30
 _WORDS = re.compile(
     r"(?:[./_=~$+:@#-]*+(?:[A-Z]?[a-z]{1,20}+(?:[A-Z][a-z]{1,20}+)*+|[A-Z]{1,20}+|[0-9]{1,6}+)(?=[./_=~$+:@#!?-]|$))++[./_=~$+:@#!?-]*+"
 )
@@ -58,29 +60,27 @@ def _joints(text: str) -> Iterator[tuple[int, int]]:
     for match in _JOINT.finditer(text):
         newline, end = match.span()
         start = newline - (text[newline - 1] in "\\\r")
+        if not _ODD.search(text, max(0, start - _NEAR), start) and not _ODD.search(text, end, end + _NEAR):
+            continue
         line = text.rfind("\n", max(0, start - _LEAD), start) + 1
-        sign = match["sign1"] or match["sign2"] or ""
+        sign = match["sign1"] or match["sign2"]
         if sign == "-" and not text.startswith("-", line):  # no line of a diff: it belongs to the value
             end -= 1
-        back = _LEFT_BACK.match(text[max(0, start - 200) : start][::-1])
-        left = text[start - (back.end() if back else 0) : start]
-        ahead = _LEFT.match(text, end)
-        right = ahead[0] if ahead else ""
-        if _may_be_one(left, right) and (
-            not (_WORDS.fullmatch(left) and _WORDS.fullmatch(right)) or ":" in left or names_a_secret(text[line:start])
-        ):
+        if _may_be_one(text, line, start, end):
             yield start, end
 
 
-def _may_be_one(left: str, right: str) -> bool:
-    """Whether two pieces could be one broken value: not two words, two paths or two statements."""
-    if not (has_digit(left) or has_digit(right)) and not (_is_mixed(left) or _is_mixed(right)):
+def _may_be_one(text: str, line: int, start: int, end: int) -> bool:
+    """Whether the pieces around a line end could be one broken value: not two words, two paths or two statements."""
+    back, ahead = _PIECE.match(text[max(line, start - 200) : start][::-1]), _PIECE.match(text, end)
+    if back is None or ahead is None:
         return False
-    return not (_NEW_LINE.match(right) or is_public_id(left) or is_public_id(right))
-
-
-def _is_mixed(piece: str) -> bool:
-    return len(piece) >= 10 and piece.isascii() and not _WORDS.fullmatch(piece)
+    left, right = back[0][::-1], ahead[0]
+    if not _ODD.search(left) and not _ODD.search(right):
+        return False
+    if _NEW_LINE.match(right) or is_public_id(left) or is_public_id(right):
+        return False
+    return not (_WORDS.fullmatch(left) and _WORDS.fullmatch(right)) or ":" in left or names_a_secret(text[line:start])
 
 
 def crossing(text: str, spans: Iterable[Span]) -> Iterator[Span]:
