@@ -19,6 +19,7 @@ from composer_replication.privacy.extents import (
     quoted,
     skip_scheme,
 )
+from composer_replication.privacy.markup import named_in_document
 from composer_replication.privacy.names import Strength, name_strength
 from composer_replication.privacy.plausible import (
     is_credential,
@@ -26,6 +27,7 @@ from composer_replication.privacy.plausible import (
     is_given,
     is_handle,
     is_identifier,
+    is_login,
     is_path,
     is_plausible,
     is_random_value,
@@ -67,14 +69,16 @@ _WIDE_SIGNS = "\uff1a\uff1d"  # a colon and an equals sign as wide as a Chinese 
 _BEHIND_NAMES = frozenset("*|=:\"'`\\])>,( \t\n+?!{[;<.&\u2019" + _WIDE_SIGNS)
 # Between name and value: a closing quote or bracket, then a sign; in code also a comma, a call or a tag.
 _SIGN = re.compile(
-    r"(?P<close>\\*[\"'`]?[\])]?\*{0,2})\s{0,3}(?P<sign>=>|:=|\+=|\?=|==|!=|[:=\uff1a\uff1d])(?!=)\*{0,2}[ \t]*"
+    r"(?P<close>\\*[\"'`]?[\])]?\*{0,2})(?:\.{2,60})?\s{0,3}(?P<sign>=>|:=|\+=|\?=|==|!=|[:=\uff1a\uff1d])(?!=)\*{0,2}[ \t]*"
     r"(?P<here><<[-~]?\\*[\"']?\w{1,20}\\*[\"']?[ \t]*(?:\\n|\n)[ \t]*)?"
     r"(?:(?:\\n|\n)[ \t]*(?=\\*[\"']))?"
     r"(?:!(?:!?[a-z]+)?[ \t]+)?(?:[|>][+-]?[ \t]*(?:\\n|\n)[ \t]*)?"
     r"(?:(?:str|bytes|f|b|r|u|Some|String::from|new String)(?=\\*[\"'(])\(?)?"
 )
 _CALL = re.compile(
-    r"(?P<close>\]?\\*[\"'`]?)(?:\)\.(?:type|fill|sendKeys|send_keys))?\s?(?P<sign>[,(]|\s)\s{0,2}(?=\\*[\"'`])"
+    r"(?P<close>\]?\\*[\"'`]?)(?:\)\.(?:type|fill|sendKeys|send_keys))?\s?"
+    # In PHP's own notation, behind a prompt that is answered, and for whom a password is set.
+    r"(?P<sign>[,(]|\s|;s:\d{1,5}:|(?::\s?\\*[\"'`])\)?;?\s{0,4}(?:send|sendline|write|type)\w{0,10}\(?|\sFOR\s[^\0\n=;]{1,80}=)\s{0,2}(?=\\*[\"'`])"
 )
 # What is taken when the environment has nothing.
 _FALLBACK = re.compile(r"(?P<close>\\*[\"'`]?[\])]{0,2})\s{0,3}(?P<sign>\|\||\?\?|\?:|or\b)\s{0,3}(?=\\*[\"'`])")
@@ -83,14 +87,16 @@ _VALUE_FIELD = re.compile(
     r"(?P<close>\\*[\"'`]?)(?P<sign>[\s,;]{0,6}(?:\\n|\n)?[\s-]*\\*[\"']?(?:value|Value|default)\\*[\"']?\s?[:=]\s*)"
 )
 _CELL = re.compile(r"(?P<close>\*{0,2}`?)[ \t]{0,40}(?P<sign>\|)[ \t]{0,40}(?=[^\0\s|])")
-_SPACE = re.compile(r"(?P<close>\\*[\"'`]?)(?P<sign>[ \t]+|\\t)(?=[^\0\s=:\-&|>(){}\[\],;])")
+_SPACE = re.compile(r"(?P<close>\\*[\"'`]?)(?P<sign>[ \t]+(?:\d{1,2}[ \t]+)?|\\t)(?=[^\0\s=:\-&|>(){}\[\],;])")
 _SPEECH = re.compile(
-    r"(?i:(?:['\u2019]?s)?(?:\s?\([^\0\n()]{1,30}\))?(?:\s{1,4}(?:[a-z0-9][a-z0-9_.'-]{0,24}|[\"'][^\0\s\"']{1,120}[\"'])){0,6}?"
+    r"(?i:(?:['\u2019]?s)?(?:\s?\([^\0\n()]{1,30}\))?(?:\s{1,4}(?:[a-z0-9][a-z0-9_.'@-]{0,24}|[\"'][^\0\s\"']{1,120}[\"'])){0,6}?"
     r"(?:\s{1,2}(?:is|was|are|be|to|as|with|from|equals|lautet|ist|est|es|=|->|→|—|-):?|:)\s{1,4}(?:set to\s|now\s|just\s)?)"
     r"[\"'`(*]{0,4}"
 )
 _WORD_OF_CODE = re.compile(r"[A-Za-z_.]+")
-_TEST_NAME = re.compile(r"[A-Za-z]\w*+(?:[/.:]+\w++)*+")
+_TEST_NAME = re.compile(r"[Tt]est\w*+(?:[/.:]+[\w-]++)*+|\w++(?:(?:/|::)[\w.-]++)++")
+_DIGITS = re.compile(r"\d{3,8}")
+_NUMBER_NAMES = frozenset(("pin", "cvv", "cvc", "otp", "pincode", "cvv2"))
 _ENDS_SPEECH = frozenset(("", "\u2019", "\0"))
 _CALLED = frozenset((b"auth", b"cred", b"jwt", b"hmac"))
 _ADDRESS_PART = re.compile(r"[?&;#]")
@@ -154,6 +160,8 @@ def _at_hit(text: str, position: int, keyword: bytes) -> Span | None:
     if strength == Strength.NONE and name_strength(text[position:end]) < Strength.TOKEN:
         return None
     span = _value_after(text, start, end, max(strength, Strength.WEAK))
+    if span is None and strength >= Strength.TOKEN:
+        span = named_in_document(text, start, end, strength)
     if span is None and strength >= Strength.TOKEN and text[start - 1 : start] in (" ", "`", "*"):
         return spoken_before(text, start)
     return span
@@ -272,7 +280,7 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
         here = match.re is _SIGN and match["here"] is not None
         literal = literal or here or in_connection_string(text, start, end)
         if not literal and is_strong(text[begin:end]) and not is_identifier(text[begin:end]):
-            said = match["sign"] in _WIDE_SIGNS or (match["sign"] == ":" and is_credential(name, text[begin:end]))
+            said = match["sign"] in _WIDE_SIGNS or _is_setting(text, start, match) or (match["sign"] == ":" and is_credential(name, text[begin:end]))
             literal = said or in_properties(text, start, begin, end)
     begin = skip_scheme(text, begin, end)
     value = text[begin:end]
@@ -280,15 +288,24 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
         return None
     if text[begin - 1] == "`" and _WORD_OF_CODE.fullmatch(value):  # code in a sentence
         return None
-    if name.upper() == "PASS" and _TEST_NAME.fullmatch(value):
+    if name.upper() == "PASS" and match["sign"] == ":" and _TEST_NAME.fullmatch(value):
         return None
+    if _DIGITS.fullmatch(value) and name.lower() in _NUMBER_NAMES:
+        return Span(begin, end, "PASSWORD")
     if strength == Strength.WEAK and not (
-        is_random_value(value) or is_handle(name, value) or is_credential(name, value)
+        is_random_value(value) or is_handle(name, value) or is_credential(name, value) or is_login(name, value)
     ):
         return None
     if names_handle(name) and is_public_id(value):  # the sessions of agents have uuids for names
         return None
     return Span(begin, end, _kind(strength)) if is_plausible(value, strength, literal) else None
+
+
+def _is_setting(text: str, start: int, match: re.Match[str]) -> bool:
+    """`Password:...` without a blank among other such pairs, as Go prints them, and `NAME := ...` of a makefile."""
+    name = text[start : match.start()]
+    printed = match["sign"] == ":" and match.end() - match.start() == 1 and text[start - 1 : start] in (" ", "{")
+    return printed or (match["sign"] in (":=", "?=") and name.upper() == name)
 
 
 def _kind(strength: Strength) -> str:

@@ -77,8 +77,11 @@ _ALL_TRIGGERS = frozenset(_BY_TRIGGER)
 _HARMLESS = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-")
 # A line of .pgpass alone, without the name of its file: host, the usual port, database, user, password.
 _PGPASS = re.compile(
-    r"(?m)^(?:[ \t]{0,8}\d{1,4}[→:\t])?[\w.*-]{1,80}:5432:[\w.*-]{1,60}:[\w.*-]{1,60}:(?P<value>[^\0\s:]{6,200})$"
+    r"(?m)^(?:[ \t]{0,8}\d{1,4}[→:\t])?[\w.*-]{1,80}:(?:5432|\*):[\w.*-]{1,60}:[\w.*-]{1,60}:(?P<value>[^\0\s:]{6,200})$"
 )
+
+
+_ORACLE = re.compile(r"(?<![\w/])[\w$#]{1,40}/\\*[\"']?(?P<value>[^\0\s@\"'\\/]{3,100})\\*[\"']?@(?://|\(|[\w.-]{1,80}[:/])")
 
 
 def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
@@ -89,8 +92,10 @@ def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
                 yield from _matches(pattern, text, kind, strong)
     if active & _READ_WORDS:
         yield from _read_spans(text)
-    if ":5432:" in text:
+    if ":5432:" in text or ":*:" in text:
         yield from _matches(_PGPASS, text, "PASSWORD", True)
+    if ":1521" in text or "oracle:thin:" in text:
+        yield from _matches(_ORACLE, text, "PASSWORD", False)
 
 
 def _read_spans(text: str) -> Iterator[Span]:

@@ -2,7 +2,7 @@
 
 One row a program. `-p` is a short option with a secret, written `-pX`, `-p X`, `-p=X` or last in a cluster (`-ksp X`);
 `-p=` only takes what is written directly behind it; `--name` and `-name` are long options; `u:` behind an option means
-that a user stands before the secret, with that sign between them (`-u:`, `-U%`, `-u,`). `#2` is the second word that is
+that a user stands before the secret, with that sign between them (`-u:`, `-U%`, `-u,`). `a+b` is a program with its verb. `#2` is the second word that is
 no option, `/` a word of the form user/secret, `=` every `name=secret`. A `!` wants a value that no word could be.
 """
 
@@ -41,7 +41,7 @@ ldappasswd slappasswd -s -a -w
 smbclient rpcclient smbmap smbget winexe net -U%
 lftp                -u,
 openssl             -k -passin -passout -pass -password
-openssl_passwd      #1!
+openssl+passwd      #1!
 useradd usermod adduser -p
 security            -w -p
 snmpwalk snmpget snmpset snmpbulkwalk snmptable -c! -A -X
@@ -50,46 +50,45 @@ x11vnc vncviewer    -passwd
 swaks               -ap
 sendemail           -xp
 pdftotext pdfimages pdfinfo pdftoppm qpdf -upw -opw
-hatch_publish poetry_publish uv_publish flit_publish -a -p -t!
-nuget_push nuget_setapikey -k #1!
+hatch+publish poetry+publish uv+publish flit+publish -a -p -t!
+nuget+push nuget+setapikey -k #1!
 svn git-svn         --password
 xfreerdp wfreerdp   /p:
 cmdkey              /pass:
-net_user            #2!
-net_use             #3! #2!
+net+user            #2!
+net+use             #3! #2!
 htpasswd            -b:3
 mosquitto_passwd    -b:3
-vault_login bw_unlock snyk_auth ngrok_authtoken config_add-authtoken wandb_login rclone_obscure cargo_login #1!
-railway_login glab_login doppler_login netlify_login logfire_auth modal_token expo_login stripe_login #1!
-bw_login lpass_login #2!
+vault+login bw+unlock snyk+auth ngrok+authtoken config+add-authtoken wandb+login rclone+obscure cargo+login #1!
+railway+login glab+login doppler+login netlify+login logfire+auth modal+token expo+login stripe+login #1!
+bw+login lpass+login #2!
 reset-admin-password reset-password #1! #2!
 user:password       #2!
-rabbitmqctl_add_user rabbitmqctl_change_password rabbitmqctl_authenticate_user #2!
-consul_kv_put etcdctl_put #2!
+rabbitmqctl+add_user rabbitmqctl+change_password rabbitmqctl+authenticate_user #2!
+consul+kv+put etcdctl+put #2!
 http-basic.*        #2!
-pulumi_config_set   #2!
+pulumi+config+set   #2!
 set-secret-key      #1!
-mc_alias_set mc_config_host #3! #4!
+mc+alias+set mc+config+host #3! #4!
 wpa_passphrase      #2
-kv_put vault_write secret_put secrets_set config:set config_set secrets_import env_set vars_set =!
-keyvault_secret secretsmanager ssm_put-parameter secret_set secrets_create secret_create secret_add --value --secret-string --body -b! --secret
+kv+put vault+write secret+put secrets+set config:set config+set secrets+import env+set vars+set =!
+keyvault+secret secretsmanager ssm+put-parameter secret+set secrets+create secret+create secret+add --value --secret-string --body -b! --secret
 keychain            -p
 sqlplus sqlldr exp expdp imp impdp rman sql tnsping /
 impacket-psexec impacket-secretsdump secretsdump.py wmiexec.py psexec.py smbexec.py GetUserSPNs.py @
 kafka-configs       --add-config
-chsh_passwd         #2!
 cryptsetup          --key
-adb_shell_wpa       #2!
-bundle_config       #2:
+bundle+config       #2:
 jenkins-cli java-cli -auth:
-gsutil_config       -s
 etcdctl elasticdump --user: --auth:
-docker_run          --hostpass
+community           #1!
+auth                #1! #2!
+smbclient           #2!
 """
 _LONGEST = 2000
 _MOST_WORDS = 80
 _GAP = re.compile(r"(?:[ \t]|\\+\r?\n|\\\\n)*")
-_PIECE = r"(?:(?P<q>\\*[\"'])(?:(?!(?P=q))[^\0\n]){0,300}(?P=q)|[^\0\s\"'\\;|&<>()`]|\\(?![nrt\"'\s\\])|\$\([^\0\n()]{0,80}\)|&(?=[^\s&])|[;<>|](?=[^\0\s\"';|&<>]{1,60}(?:[\"']|\s|$))(?<=[A-Za-z0-9!#$%^*][;<>|]))"
+_PIECE = r"(?:(?P<q>\\*[\"'])(?:(?!(?P=q))[^\0\n]){0,300}(?P=q)|[^\0\s\"'\\;|&<>()`]|\\(?![nrt\"'\s\\])|\\{2,4}(?=\w)|\$\([^\0\n()]{0,80}\)|&(?=[^\s&])|[;<>|](?=[^\0\s\"';|&<>]{1,60}(?:[\"']|\s|$))(?<=[A-Za-z0-9!#$%^*][;<>|]))"
 _WORD = re.compile(rf"{_PIECE}{{1,300}}")
 _BEFORE = frozenset("+-\0 \t\n\r\"'`(){}[]=|;&$!@/\\:>→»│")
 _QUOTED = re.compile(r"(?P<q>\\*[\"'])(?P<value>.*)(?P=q)\Z", re.S)
@@ -126,11 +125,7 @@ def _program(name: str, entries: list[str]) -> _Program:
             short[body[1]] = marks
         else:
             long[body] = marks
-    return _Program(tuple(name.split("_")) if name not in _WITH_LINE else (name,), short, long, places, frozenset(shapes))
-
-
-_WITH_LINE = frozenset(("mosquitto_pub", "mosquitto_sub", "mosquitto_passwd", "wpa_passphrase"))
-_NAMED = re.compile(r"[\w.:*-]*[A-Za-z][\w.:*-]*")
+    return _Program(tuple(name.split("+")), short, long, places, frozenset(shapes))
 
 
 def _programs() -> dict[bytes, list[_Program]]:

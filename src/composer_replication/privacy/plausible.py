@@ -48,6 +48,8 @@ _IDENTIFIER = re.compile(
     r"[A-Za-z_$][\w$]*+(?:[?!]?\.[A-Za-z_$][\w$]*+)++|[A-Za-z][a-z]++\d{0,2}+(?:[A-Z][a-z]{2,20}+\d{0,2}+)++"
 )
 _FOLDERS = re.compile(r"(?:[\w.-]++/)+[\w.-]*+|[a-z]++\[:[a-z]++\]")
+_LOGIN_NAME = re.compile(r"(?i)(?:^|[_.-]|(?<=[a-z]))(auth|creds?|credentials?|login|pat)$")
+_USER_AND_PASSWORD = re.compile(r"[\w.@+-]{1,60}[:/]([^\0\s:/@]{6,100})")
 _HEX_HANDLE = re.compile(r"[0-9a-fA-F]{20,}")
 # What stands beside a secret's name and is none: an algorithm, an address, a date, a version, a path, a pattern.
 _NO_SECRET = re.compile(
@@ -116,6 +118,17 @@ def is_given(value: str) -> bool:
 def is_path(value: str) -> bool:
     """Whether a value is made of folders: a module, an address without its scheme, a pattern in brackets."""
     return _FOLDERS.fullmatch(value, 0, _JUDGED) is not None
+
+
+def is_login(name: str, value: str) -> bool:
+    """A password under a variable for logins (`REDISCLI_AUTH`, `LDAP_BIND_CRED`), or a user with one (`ada:...`)."""
+    words = _LOGIN_NAME.search(name)
+    if words is None:
+        return False
+    pair = _USER_AND_PASSWORD.fullmatch(value)
+    if pair is not None:
+        return is_said(pair[1])
+    return name.upper() == name and words[1].upper() != "LOGIN" and is_said(value)
 
 
 def is_directory(name: str, value: str) -> bool:

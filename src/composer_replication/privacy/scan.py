@@ -11,6 +11,7 @@ from composer_replication.privacy.commands import command_spans
 from composer_replication.privacy.encoded import Decoded, decoded_in_run, percent_encoded, wrapped_base64
 from composer_replication.privacy.exact import ExactValues
 from composer_replication.privacy.keywords import WordFilter, any_of
+from composer_replication.privacy.markup import manifest_spans
 from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digit, is_strong, structure_spans
 from composer_replication.privacy.tables import table_spans
 from composer_replication.privacy.vendors import RUN_RULES, VENDOR_RULES
@@ -80,6 +81,7 @@ class Scanner:
             found += keyword_spans(text, lower, active)
             found += options.option_spans(text, lower, active)
             found += table_spans(text, lower, active)
+            found += manifest_spans(text, active)
             if has_colours(text):
                 found += _between_colours(text, lower, active)
         found += speech.speech_spans(text, lower, active)
