@@ -53,6 +53,8 @@ _SEARCHED: dict[bytes, tuple[bytes, ...]] = {
     b"identified ": (b"identified by",),
     b"salt ": (b"salt",),
     b"otp": (b"otp",),
+    b"code ": (b"?code=", b"&code="),
+    b"login ": (b"_login=",),
     b"pin ": (b"pin",),
     b"pw ": (b"pw",),
 }
@@ -69,7 +71,7 @@ _WIDE_SIGNS = "\uff1a\uff1d"  # a colon and an equals sign as wide as a Chinese 
 _BEHIND_NAMES = frozenset("*|=:\"'`\\])>,( \t\n+?!{[;<.&\u2019" + _WIDE_SIGNS)
 # Between name and value: a closing quote or bracket, then a sign; in code also a comma, a call or a tag.
 _SIGN = re.compile(
-    r"(?P<close>\\*[\"'`]?[\])]?\*{0,2})(?:\.{2,60})?\s{0,3}(?P<sign>=>|:=|\+=|\?=|==|!=|[:=\uff1a\uff1d])(?!=)\*{0,2}[ \t]*"
+    r"(?P<close>\\*[\"'`]?[\])]?\*{0,2})(?:\.{2,60})?\s{0,3}(?P<sign>=>|:=|\+=|\?=|==|!=|<-|[:=\uff1a\uff1d])(?!=)\*{0,2}[ \t]*"
     r"(?P<here><<[-~]?\\*[\"']?\w{1,20}\\*[\"']?[ \t]*(?:\\n|\n)[ \t]*)?"
     r"(?:(?:\\n|\n)[ \t]*(?=\\*[\"']))?"
     r"(?:!(?:!?[a-z]+)?[ \t]+)?(?:[|>][+-]?[ \t]*(?:\\n|\n)[ \t]*)?"
@@ -78,10 +80,10 @@ _SIGN = re.compile(
 _CALL = re.compile(
     r"(?P<close>\]?\\*[\"'`]?)(?:\)\.(?:type|fill|sendKeys|send_keys))?\s?"
     # In PHP's own notation, behind a prompt that is answered, and for whom a password is set.
-    r"(?P<sign>[,(]|\s|;s:\d{1,5}:|(?::\s?\\*[\"'`])\)?;?\s{0,4}(?:send|sendline|write|type)\w{0,10}\(?|\sFOR\s[^\0\n=;]{1,80}=)\s{0,2}(?=\\*[\"'`])"
+    r"(?P<sign>[,(]|\s|;s:\d{1,5}:|(?::\s?\\*[\"'`])\)?;?\s{0,4}(?:send|sendline|write|type)\w{0,10}\(?|\sFOR\s[^\0\n=;]{1,80}=|\s<<<)\s{0,2}(?=\\*[\"'`])"
 )
 # What is taken when the environment has nothing.
-_FALLBACK = re.compile(r"(?P<close>\\*[\"'`]?[\])]{0,2})\s{0,3}(?P<sign>\|\||\?\?|\?:|or\b)\s{0,3}(?=\\*[\"'`])")
+_FALLBACK = re.compile(r"(?P<close>(?:[:?] ?)?\\*[\"'`]?[\])]{0,2})\s{0,3}(?P<sign>\|\||\?\?|\?:|or\b)\s{0,3}(?=\\*[\"'`])")
 _TAG = re.compile(r"(?P<close>)(?P<sign>>)(?=[^\0<>\s@:])")
 _VALUE_FIELD = re.compile(
     r"(?P<close>\\*[\"'`]?)(?P<sign>[\s,;]{0,6}(?:\\n|\n)?[\s-]*\\*[\"']?(?:value|Value|default)\\*[\"']?\s?[:=]\s*)"
@@ -89,16 +91,17 @@ _VALUE_FIELD = re.compile(
 _CELL = re.compile(r"(?P<close>\*{0,2}`?)[ \t]{0,40}(?P<sign>\|)[ \t]{0,40}(?=[^\0\s|])")
 _SPACE = re.compile(r"(?P<close>\\*[\"'`]?)(?P<sign>[ \t]+(?:\d{1,2}[ \t]+)?|\\t)(?=[^\0\s=:\-&|>(){}\[\],;])")
 _SPEECH = re.compile(
-    r"(?i:(?:['\u2019]?s)?(?:\s?\([^\0\n()]{1,30}\))?(?:\s{1,4}(?:[a-z0-9][a-z0-9_.'@-]{0,24}|[\"'][^\0\s\"']{1,120}[\"'])){0,6}?"
-    r"(?:\s{1,2}(?:is|was|are|be|to|as|with|from|equals|lautet|ist|est|es|=|->|→|—|-):?|:)\s{1,4}(?:set to\s|now\s|just\s)?)"
-    r"[\"'`(*]{0,4}"
+    r"(?i:(?:['\u2019]?s)?(?:\s?\([^\0\n()]{1,30}\))?(?:\s{1,4}(?:[^\W_][\w.'@-]{0,24}|[\"'][^\0\s\"']{1,120}[\"'])){0,6}?"
+    r"(?:\s{1,2}(?:is|was|are|be|to|as|with|from|equals|lautet|ist|est|es|è|é|är|este|jest|adalah|là|=|[?›»]|->|→|—|-):?|\s?:|[?›»])\s{1,4}(?:set to\s|now\s|just\s)?)"
+    r"[\"'`(*«„“]{0,4} ?"
 )
 _WORD_OF_CODE = re.compile(r"[A-Za-z_.]+")
 _TEST_NAME = re.compile(r"[Tt]est\w*+(?:[/.:]+[\w-]++)*+|\w++(?:(?:/|::)[\w.-]++)++")
 _DIGITS = re.compile(r"\d{3,8}")
 _NUMBER_NAMES = frozenset(("pin", "cvv", "cvc", "otp", "pincode", "cvv2"))
+_NEXT_IN_LIST = re.compile(r"(\\*[\"'])\s{0,3},\s{0,40}\1((?:(?!\1)[^\0\n]){4,200})(?=\1)")
 _ENDS_SPEECH = frozenset(("", "\u2019", "\0"))
-_CALLED = frozenset((b"auth", b"cred", b"jwt", b"hmac"))
+_CALLED = frozenset((b"auth", b"cred", b"jwt", b"hmac", b"connection"))
 _ADDRESS_PART = re.compile(r"[?&;#]")
 _IS_VALUE = re.compile(r"=\\*[\"']?\Z")
 _RESOURCE = re.compile(r"\b[au]rn:[^\0\s\"'`<>()]{0,200}:\Z")
@@ -124,12 +127,25 @@ def _spans_of(text: str, lower: bytes, needle: bytes) -> Iterator[Span]:
         span = _at_hit(text, position, needle)
         if span is not None:
             yield span
+            yield from _listed(text, span)
         following = lower.find(needle, max(position + len(needle), span.end if span else 0))
         crowd = 0 if span or following < 0 or _BREAK.search(lower, position, following) else crowd + 1
         if crowd > _LARGEST_CROWD:
             after, crowd = _BREAK.search(lower, following), 0
             following = lower.find(needle, after.end()) if after else -1
         position = following
+
+
+def _listed(text: str, span: Span) -> Iterator[Span]:
+    """The other strings of a list whose first is a secret."""
+    if text[max(0, span.start - 3) : span.start].lstrip("=: ")[:1] not in ("[", "(", "{"):
+        return
+    end = span.end
+    while match := _NEXT_IN_LIST.match(text, end, end + 300):
+        if not is_plausible(match[2], Strength.TOKEN, True):
+            return
+        yield Span(*match.span(2), span.kind)
+        end = match.end(2)
 
 
 def _at_hit(text: str, position: int, keyword: bytes) -> Span | None:
@@ -253,7 +269,9 @@ def _spoken(text: str, end: int, strength: Strength) -> Span | None:
     match = _SPEECH.match(text, end) if text[end] in ":'\u2019" or text[end].isspace() else None
     if match is None:
         return None
-    value = bare_word(text, match.end()).rstrip(".,;:!?)*_")
+    value = bare_word(text, match.end()).rstrip(".,;:!?)*_»”")
+    if strength == Strength.PASSWORD and _DIGITS.fullmatch(value) and len(value) >= 4:  # one that is used once
+        return Span(match.end(), match.end() + len(value), _kind(strength))
     if (
         not is_said(value)
         or (strength == Strength.WEAK and not is_random_value(value))
@@ -304,6 +322,10 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
 def _is_setting(text: str, start: int, match: re.Match[str]) -> bool:
     """`Password:...` without a blank among other such pairs, as Go prints them, and `NAME := ...` of a makefile."""
     name = text[start : match.start()]
+    if match["sign"] == "=" and text[match.start() : match.start() + 2].isspace():  # in columns
+        return True
+    if match["sign"] == "=>" and match["close"].endswith("]"):  # as PHP prints an array
+        return True
     printed = match["sign"] == ":" and match.end() - match.start() == 1 and text[start - 1 : start] in (" ", "{")
     return printed or (match["sign"] in (":=", "?=") and name.upper() == name)
 

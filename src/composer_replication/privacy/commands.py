@@ -65,7 +65,9 @@ _KEPT = (
     _row("auth", "USER_PASSWORD", r"uth(?:=|\w{0,10})\(\s{0,4}\\*[\"'][^\0\"'\\\n]{1,80}\\*[\"'],\s{0,4}", _WORD,
          also="(", strong=True),
     _row("login", "USER_PASSWORD", r"login\(\s{0,4}\\*[\"'][^\0\"'\\\n]{1,80}\\*[\"'],\s{0,4}", _WORD, strong=True),
-    _row("securestring", "PASSWORD", "ConvertTo-SecureString", _S, rf"(?:-String{_S})?", _WORD),
+    _row("auth", "PASSWORD", r"(?m)(?:^|[>\"'] ?)AUTH (?:[\w-]{1,40} )?", _WORD, also="AUTH ", strong=True),
+    _row("ftp", "PASSWORD", r"(?m)^\s{0,8}user\s{1,3}[\w.@-]{1,60}\s{1,3}", _WORD, also="user ", strong=True),
+    _row("securestring", "PASSWORD", "ConvertTo-SecureString", _S, rf"(?:-[A-Za-z]{{2,20}}{_S}){{0,3}}", _WORD),
     _row("user", "USER_PASSWORD", r"ser(?:name)?:[Pp]ass(?:word)?[^\w\0]{1,6}[\w.@+-]{1,60}:", _WORD, also=":pass",
          strong=True),
 )  # fmt: skip
@@ -81,6 +83,8 @@ _PGPASS = re.compile(
 )
 
 
+# `ada@example.org:...` alone, as lists of logins have it, and `root:...@10.0.0.1`.
+_ACCOUNT = re.compile(r"@[\w-]{1,60}(?:\.[\w-]{1,40}){0,3}\.[a-z]{2,6}:(?P<value>[^\0\s:/@\"'`<>\\]{6,60})(?=\s|$)")
 _ORACLE = re.compile(r"(?<![\w/])[\w$#]{1,40}/\\*[\"']?(?P<value>[^\0\s@\"'\\/]{3,100})\\*[\"']?@(?://|\(|[\w.-]{1,80}[:/])")
 
 
@@ -94,6 +98,8 @@ def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
         yield from _read_spans(text)
     if ":5432:" in text or ":*:" in text:
         yield from _matches(_PGPASS, text, "PASSWORD", True)
+    if "@" in text:
+        yield from _matches(_ACCOUNT, text, "USER_PASSWORD", True)
     if ":1521" in text or "oracle:thin:" in text:
         yield from _matches(_ORACLE, text, "PASSWORD", False)
 

@@ -80,6 +80,9 @@ _PUBLIC_PLACE = re.compile(
 _URL_HASH = re.compile(r"[?&](?:s|v|h|ver|gist|etag|ixid|rev|t)=$|gist\.github[^\s\0]*/$")
 # Part of a path, a file name or an option: public when it is as long as a digest is.
 _IN_NAME = re.compile(r"[/=_-]$")
+# `bkua_` and its like before hex: the keys of a vendor; but files and ids are named so, too.
+_KEY_PREFIX = re.compile(r"(?:^|[\s\"'`=:,(])([a-z]{2,6})[_-]\Z")
+_NAME_PREFIXES = word_set("file img blob tmp id ref obj page node item log data run job task user index main app chunk asset v web")
 _DIGEST_LENGTHS = (32, 40, 56, 64, 96, 128)
 _DIGEST_LENGTHS_64 = (22, 27, 38, 43, 64, 86)  # in base64, without its padding
 _ACCOUNT = 42  # an address on a chain: 0x and 40 digits
@@ -260,6 +263,8 @@ class Surroundings:
         after = text[span.end : span.end + 24]
         if hashed >= 0 or _URL_HASH.search(line) or _HASHED_FILE.match(after):
             return True
+        if (prefix := _KEY_PREFIX.search(line)) and prefix[1] not in _NAME_PREFIXES:
+            return False
         if _IN_NAME.search(line) and span.end - span.start in _DIGEST_LENGTHS:
             return True
         if span.end - span.start == _ACCOUNT and text.startswith("0x", span.start):  # the keys of accounts are longer

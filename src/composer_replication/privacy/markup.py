@@ -14,14 +14,15 @@ _LEAD, _REACH = 240, 320
 _IN_TAG = re.compile(
     r"(?:[^\0\n<>]{0,80}>|</\w{1,20}>\s{0,40}<\w{1,20}[^\0\n<>]{0,40}>)(?:<!\[CDATA\[)?\s{0,4}(?P<value>[^\0\s<>\]]{4,200})(?=\s{0,4}(?:\]\]>)?</)"
 )
-_OPEN_TAG = re.compile(r"<[\w:.-]{1,40}(?:\s[^\0<>]{0,160})?[\w:.-]{0,40}\Z")
+_OPEN_TAG = re.compile(r"<[\w:.-]{0,40}(?:\s[^\0<>]{0,160})?\Z")
+_ESCAPED_TAG = re.compile(r"&gt;(?P<value>[^\0\s<>&]{4,200})&lt;/")
 # The field of a form or an object whose type or name was said before or is said behind it.
 _FIELD = r"(?:[vV]alue|VALUE|ParameterValue|parameter_value|plaintext|content|secretValue|SecretString|default)"
 _SAID_AS = re.compile(
-    r"(?i)(?:type|name|key|id|kind|format|inputtype|parameter_?key|label|autocomplete)\\*[\"']?\s?[:=]\s?\\*[\"']?[\w ./-]{0,60}\Z"
+    r"(?i)(?:type|name|key|id|kind|format|inputtype|parameter_?key|label|autocomplete)\\*[\"']?\s?[:=]\s?\\*[\"']?[\w ./-]{0,60}\Z|(?:variable|output|parameter)\s\\*[\"']\w{0,60}\Z"
 )
 _FIELD_BEHIND = re.compile(
-    rf"\\*[\"']?[^\0{{}}<>]{{0,200}}?[\s,\"']{_FIELD}\\*[\"']?\s?[:=]\s{{0,4}}(?P<quote>\\*[\"'])?(?P<value>(?(quote)(?:(?!(?P=quote))[^\0\n]){{4,200}}|[^\0\s\"'<>,}}]{{4,200}}))"
+    rf"\\*[\"']?(?:\s?\{{)?[^\0{{}}<>]{{0,200}}?[\s,\"']{_FIELD}\\*[\"']?\s?[:=]\s{{0,4}}(?P<quote>\\*[\"'])?(?P<value>(?(quote)(?:(?!(?P=quote))[^\0\n]){{4,200}}|[^\0\s\"'<>,}}]{{4,200}}))"
 )
 _FIELD_BEFORE = re.compile(
     rf"[\s,{{\"'<]{_FIELD}\\*[\"']?\s?[:=]\s{{0,4}}(?P<quote>\\*[\"'])?(?P<value>(?(quote)(?:(?!(?P=quote))[^\0\n]){{4,200}}|[^\0\s\"'<>,}}]{{4,200}}))(?P=quote)?[^\0{{}}<>]{{0,160}}\Z"
@@ -38,6 +39,8 @@ def named_in_document(text: str, start: int, end: int, strength: Strength) -> Sp
     if text[end : end + 1] in ("", "\0"):
         return None
     lead = text[max(0, start - _LEAD) : start]
+    if text.startswith("&gt;", end) and (match := _ESCAPED_TAG.match(text, end, end + _REACH)):
+        return _checked(text, *match.span("value"), strength)
     if "<" in lead and (match := _IN_TAG.match(text, end, end + _REACH)) and (
         _OPEN_TAG.search(lead) or text.startswith("</", end)
     ):

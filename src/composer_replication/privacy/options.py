@@ -41,7 +41,8 @@ ldappasswd slappasswd -s -a -w
 smbclient rpcclient smbmap smbget winexe net -U%
 lftp                -u,
 openssl             -k -passin -passout -pass -password
-openssl+passwd      #1!
+openssl+passwd      #1! #2!
+qpdf                --encrypt #1!
 useradd usermod adduser -p
 security            -w -p
 snmpwalk snmpget snmpset snmpbulkwalk snmptable -c! -A -X
@@ -82,7 +83,6 @@ bundle+config       #2:
 jenkins-cli java-cli -auth:
 etcdctl elasticdump --user: --auth:
 community           #1!
-auth                #1! #2!
 smbclient           #2!
 """
 _LONGEST = 2000
@@ -92,7 +92,7 @@ _PIECE = r"(?:(?P<q>\\*[\"'])(?:(?!(?P=q))[^\0\n]){0,300}(?P=q)|[^\0\s\"'\\;|&<>
 _WORD = re.compile(rf"{_PIECE}{{1,300}}")
 _BEFORE = frozenset("+-\0 \t\n\r\"'`(){}[]=|;&$!@/\\:>→»│")
 _QUOTED = re.compile(r"(?P<q>\\*[\"'])(?P<value>.*)(?P=q)\Z", re.S)
-_CLUSTER = re.compile(r"-[A-Za-z0-9]{1,8}\Z")
+_CLUSTER = re.compile(r"-[A-Za-z]{1,8}\Z")
 _REFERENCE = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-|\.{3}|@|env:|file:")
 _ORACLE = re.compile(r"[\w$#.]{1,60}/(?P<value>[^\0\s@\"'\\/]{3,100})(?:@|\Z)")
 _AT_HOST = re.compile(r"(?:[\w.-]{1,60}/)?[\w.$-]{1,60}:(?P<value>[^\0\s\"'\\]{3,100})@[\w.-]+\Z")
@@ -157,7 +157,7 @@ def _calls(text: str, lower: bytes, program: _Program) -> Iterator[Span]:
     at = lower.find(needle)
     while at >= 0:
         end = at + len(needle)
-        if (at == 0 or text[at - 1] in _BEFORE) and (name != program.words[0] or text[end : end + 1] in (" ", "\t", "\\")):
+        if (at == 0 or text[at - 1] in _BEFORE) and (name != program.words[0] or text[end : end + 2][:1] in (" ", "\t") or text.startswith("\\\n", end)):
             if name != program.words[0]:
                 end = _skip_word(text, end)
             yield from _call(text, end, program)
@@ -205,7 +205,7 @@ def _call(text: str, end: int, program: _Program) -> Iterator[Span]:
                 yield span
             continue
         if word[0] == "-" and "b" in program.short and "3" in program.short["b"] and _CLUSTER.match(word) and "b" in word:
-            place = 100
+            place = 100 + ("n" in word)  # with `n` no file is named
             continue
         if word[0] == "-":
             if after and "=" not in word and not text.startswith("-", after[0]) and program.places and _takes_value(word):
@@ -255,7 +255,7 @@ def _option(
             begin = start + 2 + (word[2] == "=")
             plain = text[begin] in "\"'\\" or "=" in marks or (marks and marks[0] in _SIGNS)
             return next(_secret(text, begin, stop, marks if plain else marks + "!"), None), 0
-        if "=" not in marks and _CLUSTER.match(word) and word[-1] == letter and after:
+        if "=" not in marks and _CLUSTER.match(word) and word[-1] == letter and after and text[after[0]] != "-":
             return next(_secret(text, *after, marks), None), 1
     if "h" in word[1:2] and "-hp" in program.long and word.startswith("-hp"):
         return next(_secret(text, start + 3, stop, ""), None), 0

@@ -48,14 +48,15 @@ _IDENTIFIER = re.compile(
     r"[A-Za-z_$][\w$]*+(?:[?!]?\.[A-Za-z_$][\w$]*+)++|[A-Za-z][a-z]++\d{0,2}+(?:[A-Z][a-z]{2,20}+\d{0,2}+)++"
 )
 _FOLDERS = re.compile(r"(?:[\w.-]++/)+[\w.-]*+|[a-z]++\[:[a-z]++\]")
-_LOGIN_NAME = re.compile(r"(?i)(?:^|[_.-]|(?<=[a-z]))(auth|creds?|credentials?|login|pat)$")
+_LICENCE = re.compile(r"(?=[A-Z-]*\d)(?:[A-Z0-9]{4,8}-){3,7}[A-Z0-9]{4,8}")
+_LOGIN_NAME = re.compile(r"(?i)(?:^|[_.-]|(?<=[a-z]))(auth|creds?|credentials?|login)$")
 _USER_AND_PASSWORD = re.compile(r"[\w.@+-]{1,60}[:/]([^\0\s:/@]{6,100})")
 _HEX_HANDLE = re.compile(r"[0-9a-fA-F]{20,}")
 # What stands beside a secret's name and is none: an algorithm, an address, a date, a version, a path, a pattern.
 _NO_SECRET = re.compile(
     r"(?i)(?:rsa|hmac|ecdsa|scram|pbkdf2|hkdf|aes|hs|rs|es|ps|sha|md|oauth|utf|base|x|v|ed|curve|p|tls|http|ipv|s|bcrypt"
     r"|argon|gpt|claude|qwen|llama)[_-]?v?\d{1,4}(?:[_./-]?[a-z0-9]{1,10}+){0,5}+|[\w.+-]{1,80}@[\w.-]{1,80}\.[a-z]{2,}"
-    r"|(?:[a-z][\w-]*+\.)++(?:com|org|net|io|dev|local|py|js|ts|json|yml|yaml|toml|txt|md|rb|go|rs|sh|pem|key|crt|lock|cfg)"
+    r"|(?:[a-z][\w-]*+\.)++(?:com|org|net|io|dev|local|py|js|ts|json|yml|yaml|toml|txt|md|rb|go|rs|sh|pem|key|crt|lock|cfg|pdf|zip|gz|png|jpg|svg|html|css|xml|csv|log|sql|exe|dll|so)"
     r"(?::\d++)?|[a-z]++://[^\0]*+|[%@^][\w.-]*+|\d{4}-\d\d-\d\d[^\0]*+|[\d.:,%/]++|v\d++(?:\.\d++)*+[\w.-]*+|\d++\.\d++[\w.-]*+"
     r"|(?:[\w.-]++/)++[\w.-]*+|[^\0]*[*?+|\\]\$?|[A-Za-z_]++[:=!,;?*&]++|[a-z]++(?:[;:,][a-z]*+)++|[a-z0-9-]{1,40}:\d{2,5}|[A-Za-z_]++(?:\|[A-Za-z_]*+)++|[a-z]++\[:[a-z]++\]"
     r"|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]{1,3}\d{1,4}|\d++(?:st|nd|rd|th|px|ms|kb|mb|gb)"
@@ -70,6 +71,8 @@ _CODE_WORD = re.compile(
 def is_random_value(value: str) -> bool:
     """Whether a value under a name that says little (`key`, `auth`) is a key by its looks."""
     core = value.strip("\"'")
+    if _LICENCE.fullmatch(core):
+        return True
     return 16 <= len(core) <= 2000 and " " not in core and has_digit(core) and "://" not in core and looks_random(core)
 
 

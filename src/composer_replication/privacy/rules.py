@@ -151,6 +151,7 @@ _PHRASE_WORDS = (
     ("phrase", "HRASE"),
     ("seed", "eed(?: words?)?"),
     ("seed", "EED(?:_WORDS)?"),
+    ("bip", "BIP-?39(?: (?:seed|words?|phrase))?"),
 )
 # A phrase may be wrapped, inside a word too.
 _PHRASE_BREAK = r"[a-z]{0,8} ?\\?\r?\n[ \t+>]{0,40}+(?:[a-z]{1,2} )?"

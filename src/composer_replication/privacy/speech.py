@@ -20,7 +20,7 @@ _PLAIN = word_set(
     " contrasinal sifre sifresi jelszava jelszavam haslo hasla jelszo losenord losenordet zugangsdaten zugangscode identifiants identifiant"
     " codice chiave schluessel jeton klucz klucza chave clef slaptazodis fjalekalimi senha senhas credenciales"
     " credenziali credenciais passord passordet passwort kodi matkhau palabra accesso aanmeldgegevens inloggegevens"
-    " code codes log sign logged login creds credentials phrase"
+    " code codes log sign logged login creds credentials phrase wifi user username"
 )
 # Words with letters of their own; only looked for in a text that has one of the letters.
 _OWN = (
@@ -43,16 +43,16 @@ _OWN_WORDS = tuple(
 _OWN_WORD = re.compile(any_of(_OWN_WORDS))
 # One letter of each that other texts do not have.
 _FIRST = re.compile("[" + "".join(sorted({next(c for c in word if not c.isascii()) for word in _OWN_WORDS})) + "]")
-_WORD_END = re.compile(r"[^\0-\x7f]{0,12}[a-z]{0,6}")
+_WORD_END = re.compile(r"[a-z]{1,6}(?=[\s:=])|[^\0-\x7f]{0,12}")
 # What a value stands behind: a sign, a word for `is`, or nothing but a blank; and up to five words before it.
-_FILLER = r"(?:[^\0\s\d\"'`«「“<>=：]{1,24}[ \t]{1,2})"
+_FILLER = r"(?:[^\0\s\d\"`«「“<>=：]{1,24}[ \t]{1,2})"
 _BEHIND = re.compile(
     rf"(?:[ \t]{{1,2}}{_FILLER}{{0,5}}?)?[ \t]{{0,2}}(?:[:=：＝→—–-]{{1,2}}|[是为為はがを는은이가]|คือ)?[ \t]{{0,3}}"
     r"(?:[^\W\d_]{1,8}:?[ \t]{1,2})?[\"'`«「“„*(]{0,4}[ \t]?(?P<value>[!-;=?-~]{5,100})"
 )
 _SAID_BEFORE = re.compile(
     r"(?:^|[\s\"'`«「“(*])(?P<value>[!-&(-;=?-_a-~]{6,100}?)[\"'`»」”)*]{0,4}\s{0,2}"
-    r"(?:\b(?:as|als|como|comme|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|mint|is|was|ist|es|est|will be|for)\b|è|é|как|як|като|är|làm|作为|作為|を|로|으로|为|為|是|=)"
+    r"(?:\b(?:as|als|como|comme|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|mint|is|was|ist|es|est|will be|for)\b|\(|è|é|как|як|като|är|làm|作为|作為|を|로|으로|为|為|是|=)"
     r"\s{0,2}(?:[^\0\s\d\"'`]{1,20}\s{1,2}){0,3}[\"'`*(]{0,3}\Z"
 )
 _LOOK_BACK = 90
@@ -72,6 +72,10 @@ _LOGIN = re.compile(
     r"[\"'`*]{0,2}(?P<user>[\w.@+-]{1,60})[\"'`*]{0,2}\s?(?:[:/,|]|and\b|with\b)\s{0,2}(?:pass(?:word)? )?[\"'`*]{0,2}(?P<value>[!-;=?-~]{6,100})"
 )
 
+_USER_PASS = re.compile(
+    r"(?::? ?=? ?)[\"'`]?[\w.@+-]{1,60}[\"'`]?[ ,;/|]{1,3}(?:and |with )?pass(?:word|wd)?:? ?=? ?[\"'`]?(?P<value>[!-;=?-~]{6,100})"
+)
+
 
 def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
     """What is said behind or before a word for a secret, in any language."""
@@ -79,6 +83,8 @@ def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
         for at, end in _places(text, lower, word):
             if word in (b"code", b"codes"):
                 yield from _codes(text, at, end)
+            elif word in (b"user", b"username"):
+                yield from _login(text, end, _USER_PASS)
             elif word in _LOGIN_WORDS:
                 yield from _login(text, end)
             else:
@@ -88,7 +94,8 @@ def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
             yield from _around(text, match.start(), match.end())
 
 
-_LOGIN_WORDS = frozenset((b"log", b"sign", b"logged", b"login", b"creds", b"credentials"))
+_LOGIN_WORDS = frozenset((b"log", b"sign", b"logged", b"login", b"creds", b"credentials", b"wifi", b"zugangsdaten", b"identifiants",
+                          b"credenciales", b"credenziali", b"credenciais", b"inloggegevens"))
 
 
 def _places(text: str, lower: bytes, word: bytes) -> Iterator[tuple[int, int]]:
@@ -107,14 +114,14 @@ def _codes(text: str, start: int, end: int) -> Iterator[Span]:
         yield Span(*match.span("value"), "PASSWORD")
 
 
-def _login(text: str, end: int) -> Iterator[Span]:
-    match = _LOGIN.match(text, end, end + 300)
+def _login(text: str, end: int, pattern: re.Pattern[str] = _LOGIN) -> Iterator[Span]:
+    match = pattern.match(text, end, end + 300)
     if match and is_said(value := match["value"].rstrip(_TRAILING)):
         yield Span(match.start("value"), match.start("value") + len(value), "USER_PASSWORD")
 
 
 def _around(text: str, start: int, end: int) -> Iterator[Span]:
-    ending = None if text[end : end + 1].isascii() else _WORD_END.match(text, end)
+    ending = _WORD_END.match(text, end)
     span = _behind(text, ending.end() if ending else end)
     if span or (span := spoken_before(text, start)):
         yield span

@@ -99,6 +99,9 @@ TWITTER_TOKEN? AAAAAAAAAAAAAAAAAA (?<![A-Za-z0-9+/])A{18,24}[B-Zb-z0-9%][A-Za-z0
 VERCEL_TOKEN vercel_blob vercel_blob_rw_[A-Za-z0-9_]{20,}
 NUGET_KEY oy2 (?<![A-Za-z0-9])oy2[a-z0-9]{43}(?![A-Za-z0-9])
 PAYPAL_TOKEN access_token$ access_token\$[a-z]+\$[A-Za-z0-9]{10,}\$[0-9a-f]{32}
+RAZORPAY_KEY rzp_ rzp_(?:live|test)_[A-Za-z0-9]{10,}
+CIRCLECI_TOKEN CCIPAT_|CCIPRJ_ CCIP(?:AT|RJ)_[A-Za-z0-9_]{20,}
+HUBSPOT_TOKEN pat-na|pat-eu pat-(?:na|eu)\d-[0-9a-f-]{36}
 TAVILY_KEY tvly- tvly-[A-Za-z0-9_-]{16,}
 PERPLEXITY_KEY pplx- pplx-[A-Za-z0-9]{24,}
 GROQ_KEY gsk_ gsk_[A-Za-z0-9]{24,}
