@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from composer_replication.privacy.people import without_people
 from composer_replication.privacy.rules import PSEUDONYM, word_set
 
 # Names that belong to images, runners and documentation say nothing about a person.
@@ -42,7 +43,9 @@ _PATHS = (
 class Identity:
     """Finds people in text. Holds no state: the numbering comes from the caller, one per conversation."""
 
-    def __init__(self, home_dirs: Sequence[str], user_names: Sequence[str]) -> None:
+    def __init__(self, home_dirs: Sequence[str], user_names: Sequence[str], *, others: bool = False) -> None:
+        """`others`: e-mail addresses, phone numbers and names beside them become pseudonyms, too."""
+        self._others = others
         homes = {home.rstrip("/\\") for home in home_dirs if len(home.rstrip("/\\")) > 1}
         names = {name for name in user_names if len(name) >= 2 and name.upper() != "USER"}
         self._known = frozenset(names | {re.split(r"[/\\]", home)[-1] for home in homes})
@@ -70,7 +73,7 @@ class Identity:
                     text = folder.sub(lambda match: match[1] + self._name(match[2], pseudonym), text)
         if self._names is not None and any(needle in text for needle in self._needles):
             text = self._names.sub(lambda match: pseudonym(match[0]), text)
-        return text
+        return without_people(text, pseudonym) if self._others else text
 
     def touches(self, text: str) -> bool:
         """Whether `replace` would change the text."""

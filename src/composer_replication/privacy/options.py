@@ -87,15 +87,16 @@ smbclient           #2!
 """
 _LONGEST = 2000
 _MOST_WORDS = 80
-_GAP = re.compile(r"(?:[ \t]|\\+\r?\n|\\\\n)*")
-_PIECE = r"(?:(?P<q>\\*[\"'])(?:(?!(?P=q))[^\0\n]){0,300}(?P=q)|[^\0\s\"'\\;|&<>()`]|\\(?![nrt\"'\s\\])|\\{2,4}(?=\w)|\$\([^\0\n()]{0,80}\)|&(?=[^\s&])|[;<>|](?=[^\0\s\"';|&<>]{1,60}(?:[\"']|\s|$))(?<=[A-Za-z0-9!#$%^*][;<>|]))"
-_WORD = re.compile(rf"{_PIECE}{{1,300}}")
+_GAP = re.compile(r"(?:[ \t]|\\{1,4}+\r?\n|\\\\n)*+")
+_PIECE = r"(?:(?P<q>\\*+[\"'])(?:(?!(?P=q))[^\0\n]){0,300}+(?P=q)|[^\0\s\"'\\;|&<>()`]|\\(?![nrt\"'\s\\])|\\{2,4}+(?=\w)|\$\([^\0\n()]{0,80}+\)|&(?=[^\0\s&])|[;<>|](?=[^\0\s\"';|&<>]{1,60}(?:[\"']|\s|$))(?<=[A-Za-z0-9!#$%^*][;<>|]))"
+_WORD = re.compile(rf"{_PIECE}{{1,300}}+")
 _BEFORE = frozenset("+-\0 \t\n\r\"'`(){}[]=|;&$!@/\\:>→»│")
-_QUOTED = re.compile(r"(?P<q>\\*[\"'])(?P<value>.*)(?P=q)\Z", re.S)
+_QUOTED = re.compile(r"(?P<q>\\*[\"'])(?P<value>[^\0]*)(?P=q)\Z")
 _CLUSTER = re.compile(r"-[A-Za-z]{1,8}\Z")
 _REFERENCE = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-|\.{3}|@|env:|file:")
 _ORACLE = re.compile(r"[\w$#.]{1,60}/(?P<value>[^\0\s@\"'\\/]{3,100})(?:@|\Z)")
 _AT_HOST = re.compile(r"(?:[\w.-]{1,60}/)?[\w.$-]{1,60}:(?P<value>[^\0\s\"'\\]{3,100})@[\w.-]+\Z")
+_REST = re.compile(r"[^\0\s]{0,100}")
 _SIGNS = ":%,"
 
 
@@ -165,7 +166,7 @@ def _calls(text: str, lower: bytes, program: _Program) -> Iterator[Span]:
 
 
 def _skip_word(text: str, end: int) -> int:
-    match = re.compile(r"[^\0\s]{0,100}").match(text, end)
+    match = _REST.match(text, end)
     return match.end() if match else end
 
 

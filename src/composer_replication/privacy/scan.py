@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from composer_replication.privacy import commands, entropy, options, rules, speech, tables
 from composer_replication.privacy.assignments import KEYWORDS, keyword_spans, searched_words
 from composer_replication.privacy.commands import command_spans
-from composer_replication.privacy.encoded import Decoded, decoded_in_run, percent_encoded, wrapped_base64
+from composer_replication.privacy.encoded import Decoded, base85, decoded_in_run, percent_encoded, wrapped_base64
 from composer_replication.privacy.exact import ExactValues
 from composer_replication.privacy.keywords import WordFilter, any_of
 from composer_replication.privacy.markup import manifest_spans
@@ -117,6 +117,8 @@ class Scanner:
         starts = [start for start, run in suspects if 60 <= len(run) <= 82]
         if len(starts) > 1 or (starts and "\n" in text):
             behind += self._wrapped(text, starts, depth)
+        if "85" in text or "<~" in text:
+            behind += [Span(*piece[:2], "ENCODED_SECRET") for piece in base85(text) if self._says_secret(piece, depth)]
         if depth == 0 and "\n" in text and (view := joined(text)) is not None:
             behind += crossing(text, view.led_back(self.spans(view.text, key, depth + 1)))
         if "\\" in text and (view := unescaped(text)) is not None:

@@ -64,11 +64,11 @@ _CODE = re.compile(
     r"|reset|activation|sms|door|gate|alarm|entry|pin|pass)[ -])\Z"
 )
 _CODE_VALUES = re.compile(
-    r"(?i:(?:\s\w{1,12}){0,3}?(?:\s(?:is|are|was)|\s?[:=])\s{0,9}[\"'`*]{0,3})"
-    r"(?P<value>(?:[A-Za-z0-9]{3,10}-)*(?=[A-Za-z-]*\d)[A-Za-z0-9]{4,12}(?:[ ,;\n-]{1,3}(?=[a-z-]*\d)[A-Za-z0-9]{4,12}(?![\w.])){0,20})"
+    r"(?i:(?:\s\w{1,12}+){0,3}?(?:\s(?:is|are|was)|\s?[:=])\s{0,9}[\"'`*]{0,3})"
+    r"(?P<value>(?:[A-Za-z0-9]{3,10}+-)*+(?=[A-Za-z-]*\d)[A-Za-z0-9]{4,12}+(?:[ ,;\n-]{1,3}+(?=[a-z-]*+\d)[A-Za-z0-9]{4,12}+(?![\w.])){0,20}+)"
 )
 _LOGIN = re.compile(
-    r"(?i:(?:ged|ging|ned|ning|s)?(?: ?-?in)?(?: to \S{1,60})?(?: are| is| with| as| using|:)?[ :]{1,2}(?:user(?:name)? )?)"
+    r"(?i:(?:ged|ging|ned|ning|s)?(?: ?-?in)?(?: to [^\0\s]{1,60}+)?(?: are| is| with| as| using|:)?[ :]{1,2}(?:user(?:name)? )?)"
     r"[\"'`*]{0,2}(?P<user>[\w.@+-]{1,60})[\"'`*]{0,2}\s?(?:[:/,|]|and\b|with\b)\s{0,2}(?:pass(?:word)? )?[\"'`*]{0,2}(?P<value>[!-;=?-~]{6,100})"
 )
 

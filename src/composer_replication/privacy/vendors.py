@@ -37,7 +37,7 @@ SLACK_TOKEN xox xox[a-z](?:\.xox[a-z])?-[A-Za-z0-9-]{10,}
 SLACK_TOKEN xapp-|xwfp- x(?:app|wfp)-[A-Za-z0-9-]{10,}
 SLACK_WEBHOOK hooks.slack.com hooks\.slack\.com/(?:services|workflows|triggers)/[A-Za-z0-9/_+-]{20,}
 WEBHOOK /api/webhooks/ discord(?:app)?\.com/api/webhooks/\d+/[A-Za-z0-9_-]{20,}
-WEBHOOK? ebhook/|ebhooks/ https?://[^\s/"'<>]{3,100}/(?:[\w.-]{1,40}/){0,4}[Ww]ebhooks?/(?=[^\s"'<>]{0,200}[0-9])[A-Za-z0-9@/_-]{24,}
+WEBHOOK? ebhook/|ebhooks/ https?://[^\0\s/"'<>]{3,100}/(?:[\w.-]{1,40}+/){0,4}[Ww]ebhooks?/(?=[^\0\s"'<>]{0,200}[0-9])[A-Za-z0-9@/_-]{24,}
 WEBHOOK webhook.office.com [a-z0-9.-]{1,80}\.webhook\.office\.com/[A-Za-z0-9@/_-]{30,}
 WEBHOOK hooks.zapier.com|hook.eu|hook.us (?:hooks\.zapier\.com/hooks/catch|hook\.[a-z0-9]+\.make\.com)/[A-Za-z0-9/]{8,}
 DISCORD_TOKEN? *. (?:mfa\.[A-Za-z0-9_-]{60,}|[A-Z][A-Za-z0-9_-]{22,28}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,40})
