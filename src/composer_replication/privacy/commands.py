@@ -48,7 +48,7 @@ _READER = re.compile(
     r"|--passphrase-fd|\b(?:secrets?|env|vars?|pass)[ :](?:set|put|create|add|insert|store|import)\b"
 )
 _READ_WORDS = frozenset(word.encode() for word in ("passwd", "sudo", "kinit", "cryptsetup", "stdin", "login", "secret", "pass", "auth", "env", "keychain", "openconnect"))
-_PIPED = tuple(re.compile(program + _ECHOED) for program in ("echo", "printf", "yes"))
+_PIPED = tuple((program, re.compile(program + _ECHOED)) for program in ("echo", "printf", "yes"))
 _HERE = re.compile(rf"<<<\s?{_WORD}")
 _LOGIN_OF = re.compile(r"[\w.-]{1,40}:")
 _LONGEST_LINE = 300
@@ -106,7 +106,7 @@ def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
 
 def _read_spans(text: str) -> Iterator[Span]:
     """What is piped into a program that reads a password, or stands behind its `<<<`."""
-    for pattern in _PIPED if "|" in text else ():
+    for pattern in [pattern for name, pattern in _PIPED if name in text] if "|" in text else ():
         for match in pattern.finditer(text):
             if _READER.search(match["reader"]):
                 begin, end = match.span("value")

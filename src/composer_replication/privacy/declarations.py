@@ -49,6 +49,7 @@ _ARGUMENT = re.compile(
     r"|[^\0\n\"'`(),]{0,80}(?:\([^\0\n\"'`()]{0,60}\))?)\){0,2}\s{0,3}(?P<more>,)?"
 )
 _MOST_ARGUMENTS = 5
+_BEFORE_TYPE = frozenset(": \t?!{[")
 
 
 def arguments(text: str, begin: int) -> Iterator[tuple[int, tuple[int, int]]]:
@@ -66,6 +67,8 @@ def arguments(text: str, begin: int) -> Iterator[tuple[int, tuple[int, int]]]:
 
 def typed(text: str, end: int) -> re.Match[str] | None:
     """A type and a sign behind a name that ends at `end`, up to the quote of its literal."""
+    if text[end] not in _BEFORE_TYPE or text.find("=", end, end + _LONGEST) < 0:
+        return None
     return TYPED.match(text, end, end + _LONGEST)
 
 
@@ -76,7 +79,7 @@ def wrapped(text: str, end: int) -> re.Match[str] | None:
 
 def handed(text: str, end: int) -> re.Match[str] | None:
     """A method of the name, or braces, with the literal in them."""
-    return HANDED.match(text, end, end + _LONGEST)
+    return HANDED.match(text, end, end + _LONGEST) if text[end] not in " :=" else None
 
 
 def own_quotes(text: str, end: int) -> tuple[int, int] | None:

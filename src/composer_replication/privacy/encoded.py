@@ -10,7 +10,7 @@ import binascii
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import NamedTuple
 from urllib.parse import unquote, unquote_plus
 
@@ -34,6 +34,8 @@ _MOST_UNPACKED = 1 << 16
 _BASE32 = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z2-7]{24,}|[a-z2-7]{24,})={0,6}(?![A-Za-z0-9])")
 # Signs that other words do not have so many of: only looked at where a text speaks of base85.
 _BASE85 = re.compile(r"<~[!-uz\s]{15,4000}~>|[!#-&(-;=?-\[\]-~]{15,2000}")
+_NAMES_85 = ("ase85", "ase-85", "ASE85", "b85enc", "b85dec", "a85enc", "a85dec", "z85", "Z85", "scii85", "SCII85")
+WHOLE_WORDS = frozenset((b"base", b"ascii", b"encode", b"decode", b"z"))  # what is left of the names without digits
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _RFC1924 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _FROM_Z85 = str.maketrans(_Z85, _RFC1924)
@@ -85,6 +87,11 @@ def decode_base32(run: str) -> str | None:
         return _readable(base64.b32decode(body + "=" * (-len(body) % 8)))
     except (binascii.Error, ValueError):
         return None
+
+
+def speaks_of_base85(text: str, words: Set[bytes]) -> bool:
+    """Whether a text names base85 or has its frame: without that every word with signs in it would be one."""
+    return "<~" in text or (not words.isdisjoint(WHOLE_WORDS) and any(name in text for name in _NAMES_85))
 
 
 def base85(text: str) -> Iterator[Decoded]:

@@ -10,6 +10,7 @@ from composer_replication.privacy.plausible import is_plausible
 from composer_replication.privacy.rules import Span
 
 _LEAD, _REACH = 240, 320
+_NEAR = 90
 # Behind a name inside a tag: `name="db.password">...`, `<Password Type="x">...`, `password</key><string>...`.
 _IN_TAG = re.compile(
     r"(?:[^\0\n<>]{0,80}>|</\w{1,20}>\s{0,40}<\w{1,20}[^\0\n<>]{0,40}>)(?:<!\[CDATA\[)?\s{0,4}(?P<value>[^\0\s<>\]]{4,200})(?=\s{0,4}(?:\]\]>)?</)"
@@ -45,7 +46,7 @@ def named_in_document(text: str, start: int, end: int, strength: Strength) -> Sp
         _OPEN_TAG.search(lead) or text.startswith("</", end)
     ):
         return _checked(text, *match.span("value"), strength)
-    if not _SAID_AS.search(lead):
+    if text[start - 1 : start] == " " or not _SAID_AS.search(lead, max(0, len(lead) - _NEAR)):
         return None
     if (match := _FIELD_BEHIND.match(text, end, end + _REACH)) or (match := _FIELD_BEFORE.search(text, max(0, start - _LEAD), start)):
         return _checked(text, *match.span("value"), strength)

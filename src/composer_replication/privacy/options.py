@@ -75,7 +75,7 @@ wpa_passphrase      #2
 kv+put vault+write secret+put secrets+set config:set config+set secrets+import env+set vars+set =!
 keyvault+secret secretsmanager ssm+put-parameter secret+set secrets+create secret+create secret+add --value --secret-string --body -b! --secret
 keychain            -p
-sqlplus sqlldr exp expdp imp impdp rman sql tnsping /
+sqlplus sqlldr exp expdp imp impdp rman /
 impacket-psexec impacket-secretsdump secretsdump.py wmiexec.py psexec.py smbexec.py GetUserSPNs.py @
 kafka-configs       --add-config
 cryptsetup          --key
@@ -88,7 +88,12 @@ smbclient           #2!
 _LONGEST = 2000
 _MOST_WORDS = 80
 _GAP = re.compile(r"(?:[ \t]|\\{1,4}+\r?\n|\\\\n)*+")
-_PIECE = r"(?:(?P<q>\\*+[\"'])(?:(?!(?P=q))[^\0\n]){0,300}+(?P=q)|[^\0\s\"'\\;|&<>()`]|\\(?![nrt\"'\s\\])|\\{2,4}+(?=\w)|\$\([^\0\n()]{0,80}+\)|&(?=[^\0\s&])|[;<>|](?=[^\0\s\"';|&<>]{1,60}(?:[\"']|\s|$))(?<=[A-Za-z0-9!#$%^*][;<>|]))"
+# A piece of a word: quoted, quoted in JSON, or bare. No group is captured in it: it is repeated without a way back.
+_PIECE = (
+    r"(?:\"[^\0\n\"]{0,300}+\"|'[^\0\n']{0,300}+'|\\++\"[^\0\n\"\\]{0,300}+\\++\"|\\++'[^\0\n'\\]{0,300}+\\++'"
+    r"|[^\0\s\"'\\;|&<>()`]|\\(?![nrt\"'\s\\])|\\{2,4}+(?=\w)|\$\([^\0\n()]{0,80}+\)|&(?=[^\0\s&])"
+    r"|[;<>|](?<=[A-Za-z0-9!#$%^*][;<>|])(?=[^\0\s\"';|&<>]{1,60}+(?:[\"']|\s|$)))"
+)
 _WORD = re.compile(rf"{_PIECE}{{1,300}}+")
 _BEFORE = frozenset("+-\0 \t\n\r\"'`(){}[]=|;&$!@/\\:>→»│")
 _QUOTED = re.compile(r"(?P<q>\\*[\"'])(?P<value>[^\0]*)(?P=q)\Z")
@@ -106,6 +111,7 @@ class _Program(NamedTuple):
     long: dict[str, str]
     places: dict[str, str]
     shapes: frozenset[str]
+    worth: re.Pattern[str]  # one of its options, as a line has them
 
 
 def _program(name: str, entries: list[str]) -> _Program:
@@ -126,7 +132,9 @@ def _program(name: str, entries: list[str]) -> _Program:
             short[body[1]] = marks
         else:
             long[body] = marks
-    return _Program(tuple(name.split("+")), short, long, places, frozenset(shapes))
+    letters = "".join(map(re.escape, short)) or "\\0"
+    worth = re.compile("|".join([rf"[\s\"']-[A-Za-z]{{0,8}}[{letters}]", *map(re.escape, long)]))
+    return _Program(tuple(name.split("+")), short, long, places, frozenset(shapes), worth)
 
 
 def _programs() -> dict[bytes, list[_Program]]:
@@ -161,8 +169,20 @@ def _calls(text: str, lower: bytes, program: _Program) -> Iterator[Span]:
         if (at == 0 or text[at - 1] in _BEFORE) and (name != program.words[0] or text[end : end + 2][:1] in (" ", "\t") or text.startswith("\\\n", end)):
             if name != program.words[0]:
                 end = _skip_word(text, end)
-            yield from _call(text, end, program)
+            if _is_worth(text, end, program):
+                yield from _call(text, end, program)
         at = lower.find(needle, end)
+
+
+def _is_worth(text: str, end: int, program: _Program) -> bool:
+    """Whether the line has what the program needs: most places that have its name are no command."""
+    newline = text.find("\n", end, end + _LONGEST)
+    line = text[end : newline if newline >= 0 else end + _LONGEST]
+    if program.words[1:] and program.words[1] not in line:
+        return False
+    if program.places or program.shapes:
+        return True
+    return line.endswith("\\") or program.worth.search(line) is not None
 
 
 def _skip_word(text: str, end: int) -> int:

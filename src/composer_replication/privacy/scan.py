@@ -5,10 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
-from composer_replication.privacy import commands, entropy, options, rules, speech, tables
+from composer_replication.privacy import commands, encoded, entropy, options, rules, speech, tables
 from composer_replication.privacy.assignments import KEYWORDS, keyword_spans, searched_words
 from composer_replication.privacy.commands import command_spans
-from composer_replication.privacy.encoded import Decoded, base85, decoded_in_run, percent_encoded, wrapped_base64
+from composer_replication.privacy.encoded import (
+    Decoded,
+    base85,
+    decoded_in_run,
+    percent_encoded,
+    speaks_of_base85,
+    wrapped_base64,
+)
 from composer_replication.privacy.exact import ExactValues
 from composer_replication.privacy.keywords import WordFilter, any_of
 from composer_replication.privacy.markup import manifest_spans
@@ -48,7 +55,7 @@ class Scanner:
         self._entropy = use_entropy
         self._clean_runs: set[str] = set()
         triggers = (*rules.TRIGGERS, *commands.TRIGGERS, *KEYWORDS, tables.INSERT, *self._exact.triggers)
-        self.words = WordFilter(triggers, options.WHOLE_WORDS | speech.WHOLE_WORDS)
+        self.words = WordFilter(triggers, options.WHOLE_WORDS | speech.WHOLE_WORDS | encoded.WHOLE_WORDS)
 
     def knows(self, run: str) -> bool:
         """Whether a value from the environment stands in a run of key characters."""
@@ -92,7 +99,7 @@ class Scanner:
         if depth == 0:
             self._remember(runs, found, triggers, depends)
         if depth < _MAX_DEPTH:
-            found += self._encoded(text, key, depth, suspects, found)
+            found += self._encoded(text, key, depth, suspects, found, active)
         return _spread(text, _merge(text, found)) if found else []
 
     def _suspects(self, text: str, suspects: _Runs, key: str, depth: int, found: list[Span]) -> set[str]:
@@ -110,14 +117,16 @@ class Scanner:
                 found += inside
         return depends
 
-    def _encoded(self, text: str, key: str, depth: int, suspects: _Runs, found: list[Span]) -> list[Span]:
+    def _encoded(
+        self, text: str, key: str, depth: int, suspects: _Runs, found: list[Span], active: Set[bytes]
+    ) -> list[Span]:
         behind: list[Span] = []
         if "%" in text:
             behind += self._percent(_without(text, found), key, depth)
         starts = [start for start, run in suspects if 60 <= len(run) <= 82]
         if len(starts) > 1 or (starts and "\n" in text):
             behind += self._wrapped(text, starts, depth)
-        if "85" in text or "<~" in text:
+        if speaks_of_base85(text, active):
             behind += [Span(*piece[:2], "ENCODED_SECRET") for piece in base85(text) if self._says_secret(piece, depth)]
         if depth == 0 and "\n" in text and (view := joined(text)) is not None:
             behind += crossing(text, view.led_back(self.spans(view.text, key, depth + 1)))

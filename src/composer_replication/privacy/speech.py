@@ -63,16 +63,16 @@ _CODE = re.compile(
     r"(?i:(?:recovery|backup|verification|confirmation|security|unlock|access|login|auth\w{0,12}|2fa|mfa|otp|one-time|pairing"
     r"|reset|activation|sms|door|gate|alarm|entry|pin|pass)[ -])\Z"
 )
-_CODE_VALUES = re.compile(
+_CODE_VALUES = (
     r"(?i:(?:\s\w{1,12}+){0,3}?(?:\s(?:is|are|was)|\s?[:=])\s{0,9}[\"'`*]{0,3})"
     r"(?P<value>(?:[A-Za-z0-9]{3,10}+-)*+(?=[A-Za-z-]*\d)[A-Za-z0-9]{4,12}+(?:[ ,;\n-]{1,3}+(?=[a-z-]*+\d)[A-Za-z0-9]{4,12}+(?![\w.])){0,20}+)"
 )
-_LOGIN = re.compile(
-    r"(?i:(?:ged|ging|ned|ning|s)?(?: ?-?in)?(?: to [^\0\s]{1,60}+)?(?: are| is| with| as| using|:)?[ :]{1,2}(?:user(?:name)? )?)"
+_LOGIN = (
+    r"(?i:(?: to [^\0\s]{1,60}+)?(?: are| is| with| as| using|:)?[ :]{1,2}(?:user(?:name)? )?)"
     r"[\"'`*]{0,2}(?P<user>[\w.@+-]{1,60})[\"'`*]{0,2}\s?(?:[:/,|]|and\b|with\b)\s{0,2}(?:pass(?:word)? )?[\"'`*]{0,2}(?P<value>[!-;=?-~]{6,100})"
 )
 
-_USER_PASS = re.compile(
+_USER_PASS = (
     r"(?::? ?=? ?)[\"'`]?[\w.@+-]{1,60}[\"'`]?[ ,;/|]{1,3}(?:and |with )?pass(?:word|wd)?:? ?=? ?[\"'`]?(?P<value>[!-;=?-~]{6,100})"
 )
 
@@ -80,22 +80,31 @@ _USER_PASS = re.compile(
 def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
     """What is said behind or before a word for a secret, in any language."""
     for word in sorted(active & WHOLE_WORDS):
-        for at, end in _places(text, lower, word):
-            if word in (b"code", b"codes"):
-                yield from _codes(text, at, end)
-            elif word in (b"user", b"username"):
-                yield from _login(text, end, _USER_PASS)
-            elif word in _LOGIN_WORDS:
-                yield from _login(text, end)
-            else:
+        if word in (b"user", b"username") and b"pass" not in active:
+            continue
+        if word in _BY_WORD:
+            yield from _logins(text, word)
+        elif word in (b"code", b"codes"):
+            yield from _codes(text, "odes" if word == b"codes" else "ode")
+        else:
+            for at, end in _places(text, lower, word):
                 yield from _around(text, at, end)
     if not text.isascii() and _FIRST.search(text):
         for match in _OWN_WORD.finditer(text):
             yield from _around(text, match.start(), match.end())
 
 
-_LOGIN_WORDS = frozenset((b"log", b"sign", b"logged", b"login", b"creds", b"credentials", b"wifi", b"zugangsdaten", b"identifiants",
-                          b"credenciales", b"credenziali", b"credenciais", b"inloggegevens"))
+# Common words: each is searched for with all that must follow it, which starts with a literal and is fast.
+_LOGIN_WORDS = {"log": "og in", "sign": "ign in", "logged": "ogged in"} | {
+    word: word[1:]
+    for word in (
+        "login creds credentials wifi zugangsdaten identifiants credenciales credenziali credenciais inloggegevens"
+    ).split()
+}
+_BY_WORD = {word.encode(): re.compile(stem + _LOGIN) for word, stem in _LOGIN_WORDS.items()} | {
+    word.encode(): re.compile(re.escape(word[1:]) + _USER_PASS) for word in ("user", "username")
+}
+_CODE_BEHIND = {stem: re.compile(stem + _CODE_VALUES) for stem in ("ode", "odes")}
 
 
 def _places(text: str, lower: bytes, word: bytes) -> Iterator[tuple[int, int]]:
@@ -109,15 +118,16 @@ def _places(text: str, lower: bytes, word: bytes) -> Iterator[tuple[int, int]]:
         at = lower.find(word, end)
 
 
-def _codes(text: str, start: int, end: int) -> Iterator[Span]:
-    if _CODE.search(text, max(0, start - 20), start) and (match := _CODE_VALUES.match(text, end, end + 400)):
-        yield Span(*match.span("value"), "PASSWORD")
+def _codes(text: str, stem: str) -> Iterator[Span]:
+    for match in _CODE_BEHIND[stem].finditer(text):
+        if _CODE.search(text, max(0, match.start() - 21), match.start() - 1):
+            yield Span(*match.span("value"), "PASSWORD")
 
 
-def _login(text: str, end: int, pattern: re.Pattern[str] = _LOGIN) -> Iterator[Span]:
-    match = pattern.match(text, end, end + 300)
-    if match and is_said(value := match["value"].rstrip(_TRAILING)):
-        yield Span(match.start("value"), match.start("value") + len(value), "USER_PASSWORD")
+def _logins(text: str, word: bytes) -> Iterator[Span]:
+    for match in _BY_WORD[word].finditer(text):
+        if is_said(value := match["value"].rstrip(_TRAILING)):
+            yield Span(match.start("value"), match.start("value") + len(value), "USER_PASSWORD")
 
 
 def _around(text: str, start: int, end: int) -> Iterator[Span]:

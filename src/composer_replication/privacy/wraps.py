@@ -20,7 +20,7 @@ _LONG = _CHAR + "{10}"
 _PREFIX = r"[ \t]{{0,60}}(?:\d{{1,6}}[→:|\t][ \t]{{0,40}})?(?P<sign{n}>[+>│|-](?=[ \t]{{0,60}}[^\0\s>|])[ \t]{{0,60}})?"
 # It starts with the newline: that is what makes the search fast.
 _JOINT = re.compile(
-    rf"\n(?:(?:(?<={_LONG}\n)|(?<={_LONG}[\\\r]\n)){_PREFIX.format(n=1)}(?={_CHAR})|(?:(?<={_CHAR}\n)|(?<={_CHAR}[\\\r]\n)){_PREFIX.format(n=2)}(?={_LONG}))"
+    rf"\n(?<=[A-Za-z0-9+/=_.~$!@#%^&*:?\\\r-]\n)(?:(?:(?<={_LONG}\n)|(?<={_LONG}[\\\r]\n)){_PREFIX.format(n=1)}(?={_CHAR})|(?:(?<={_CHAR}\n)|(?<={_CHAR}[\\\r]\n)){_PREFIX.format(n=2)}(?={_LONG}))"
 )
 _PIECE = re.compile(r"[^\0\s\"'`,;(){}\[\]<>|]{1,200}")
 # A digit, or capitals where no word has them.
@@ -60,6 +60,9 @@ def _joints(text: str) -> Iterator[tuple[int, int]]:
     for match in _JOINT.finditer(text):
         newline, end = match.span()
         start = newline - (text[newline - 1] in "\\\r")
+        before, after = text[start - 10 : start], text[end : end + 10]
+        if before.isalpha() and after.isalpha() and before.islower() and after.islower():  # words, as everywhere
+            continue
         if not _ODD.search(text, max(0, start - _NEAR), start) and not _ODD.search(text, end, end + _NEAR):
             continue
         line = text.rfind("\n", max(0, start - _LEAD), start) + 1
