@@ -71,7 +71,8 @@ _WIDE_SIGNS = "\uff1a\uff1d"  # a colon and an equals sign as wide as a Chinese 
 _BEHIND_NAMES = frozenset("*|=:\"'`\\])>,( \t\n+?!{[;<.&\u2019" + _WIDE_SIGNS)
 # Between name and value: a closing quote or bracket, then a sign; in code also a comma, a call or a tag.
 _SIGN = re.compile(
-    r"(?P<close>\\*[\"'`]?[\])]?\*{0,2})(?:\.{2,60})?\s{0,3}(?P<sign>=>|:=|\+=|\?=|==|!=|<-|[:=\uff1a\uff1d])(?!=)\*{0,2}[ \t]*"
+    r"(?P<close>\\*[\"'`]?[\])]?\*{0,2})(?:\.{2,60})?\s{0,3}(?P<sign>=>|:=|\+=|\?=|==|!=|<-|[:=\uff1a"
+    r"\uff1d])(?!=)\*{0,2}[ \t]*"
     r"(?P<here><<[-~]?\\*[\"']?\w{1,20}\\*[\"']?[ \t]*(?:\\n|\n)[ \t]*)?"
     r"(?:(?:\\n|\n)[ \t]*(?=\\*[\"']))?"
     r"(?:!(?:!?[a-z]+)?[ \t]+)?(?:[|>][+-]?[ \t]*(?:\\n|\n)[ \t]*)?"
@@ -80,10 +81,13 @@ _SIGN = re.compile(
 _CALL = re.compile(
     r"(?P<close>\]?\\*[\"'`]?)(?:\)\.(?:type|fill|sendKeys|send_keys))?\s?"
     # In PHP's own notation, behind a prompt that is answered, and for whom a password is set.
-    r"(?P<sign>[,(]|\s|;s:\d{1,5}:|(?::\s?\\*[\"'`])\)?;?\s{0,4}(?:send|sendline|write|type)\w{0,10}\(?|\sFOR\s[^\0\n=;]{1,80}=|\s<<<)\s{0,2}(?=\\*[\"'`])"
+    r"(?P<sign>[,(]|\s|;s:\d{1,5}:|(?::\s?\\*[\"'`])\)?;?\s{0,4}(?:send|sendline|write|type)\w{0,10}\("
+    r"?|\sFOR\s[^\0\n=;]{1,80}=|\s<<<)\s{0,2}(?=\\*[\"'`])"
 )
 # What is taken when the environment has nothing.
-_FALLBACK = re.compile(r"(?P<close>(?:[:?] ?)?\\*[\"'`]?[\])]{0,2})\s{0,3}(?P<sign>\|\||\?\?|\?:|or\b)\s{0,3}(?=\\*[\"'`])")
+_FALLBACK = re.compile(
+    r"(?P<close>(?:[:?] ?)?\\*[\"'`]?[\])]{0,2})\s{0,3}(?P<sign>\|\||\?\?|\?:|or\b)\s{0,3}(?=\\*[\"'`])"
+)
 _TAG = re.compile(r"(?P<close>)(?P<sign>>)(?=[^\0<>\s@:])")
 _VALUE_FIELD = re.compile(
     r"(?P<close>\\*[\"'`]?)(?P<sign>[\s,;]{0,6}(?:\\n|\n)?[\s-]*\\*[\"']?(?:value|Value|default)\\*[\"']?\s?[:=]\s*)"
@@ -91,8 +95,10 @@ _VALUE_FIELD = re.compile(
 _CELL = re.compile(r"(?P<close>\*{0,2}`?)[ \t]{0,40}(?P<sign>\|)[ \t]{0,40}(?=[^\0\s|])")
 _SPACE = re.compile(r"(?P<close>\\*[\"'`]?)(?P<sign>[ \t]+(?:\d{1,2}[ \t]+)?|\\t)(?=[^\0\s=:\-&|>(){}\[\],;])")
 _SPEECH = re.compile(
-    r"(?i:(?:['\u2019]?s)?(?:\s?\([^\0\n()]{1,30}\))?(?:\s{1,4}(?:[^\W_][\w.'@-]{0,24}|[\"'][^\0\s\"']{1,120}[\"'])){0,6}?"
-    r"(?:\s{1,2}(?:is|was|are|be|to|as|with|from|equals|lautet|ist|est|es|è|é|är|este|jest|adalah|là|=|[?›»]|->|→|—|-):?|\s?:|[?›»])\s{1,4}(?:set to\s|now\s|just\s)?)"
+    r"(?i:(?:['\u2019]?s)?(?:\s?\([^\0\n()]{1,30}\))?(?:\s{1,4}(?:[^\W_][\w.'@-]{0,24}|[\"'][^\0\s\"']"
+    r"{1,120}[\"'])){0,6}?"
+    r"(?:\s{1,2}(?:is|was|are|be|to|as|with|from|equals|lautet|ist|est|es|è|é|är|este|jest|adalah|là|="
+    r"|[?\u203a»]|->|→|—|-):?|\s?:|[?\u203a»])\s{1,4}(?:set to\s|now\s|just\s)?)"
     r"[\"'`(*«„“]{0,4} ?"
 )
 _WORD_OF_CODE = re.compile(r"[A-Za-z_.]+")
@@ -204,7 +210,11 @@ def _is_named(text: str, start: int, end: int) -> bool:
     if text[end] in ".{[":
         return handed(text, end) is not None or typed(text, end) is not None
     keyed = before in ("'", '"', "`", "#") and text[end] in "'\"`\\" and _CALL.match(text, end) is not None
-    return before in ("-", "<") or keyed or (_SIGN.match(text, end) or _FALLBACK.match(text, end) or typed(text, end)) is not None
+    return (
+        before in ("-", "<")
+        or keyed
+        or (_SIGN.match(text, end) or _FALLBACK.match(text, end) or typed(text, end)) is not None
+    )
 
 
 def _strength_at(text: str, position: int, name: str, keyword: bytes) -> Strength:
@@ -222,7 +232,11 @@ def _value_after(text: str, start: int, end: int, strength: Strength) -> Span | 
     if match := typed(text, end):
         return _literal(text, start, match, strength)
     if match := _SIGN.match(text, end):
-        return _value_at(text, start, match, strength) or _in_code(text, start, end, strength) or _spoken(text, end, strength)
+        return (
+            _value_at(text, start, match, strength)
+            or _in_code(text, start, end, strength)
+            or _spoken(text, end, strength)
+        )
     if match := _VALUE_FIELD.match(text, end):
         return _value_at(text, start, match, strength)
     if match := _FALLBACK.match(text, end) or _CALL.match(text, end):
@@ -242,7 +256,7 @@ def _value_after(text: str, start: int, end: int, strength: Strength) -> Span | 
 
 
 def _literal(text: str, start: int, match: re.Match[str], strength: Strength) -> Span | None:
-    """A literal behind a type or inside a call. A call gets other texts too: only what no word could be counts there."""
+    """A literal behind a type or inside a call. A call gets other texts, too: there only what no word could be."""
     span = _value_at(text, start, match, strength)
     called = "(" in text[match.end("sign") : match.end()]
     return span if span and (not called or is_given(text[span.start : span.end])) else None
@@ -298,7 +312,11 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
         here = match.re is _SIGN and match["here"] is not None
         literal = literal or here or in_connection_string(text, start, end)
         if not literal and is_strong(text[begin:end]) and not is_identifier(text[begin:end]):
-            said = match["sign"] in _WIDE_SIGNS or _is_setting(text, start, match) or (match["sign"] == ":" and is_credential(name, text[begin:end]))
+            said = (
+                match["sign"] in _WIDE_SIGNS
+                or _is_setting(text, start, match)
+                or (match["sign"] == ":" and is_credential(name, text[begin:end]))
+            )
             literal = said or in_properties(text, start, begin, end)
     begin = skip_scheme(text, begin, end)
     value = text[begin:end]

@@ -42,12 +42,29 @@ def _row(trigger: str, kind: str, *parts: str, also: str = "", strong: bool = Fa
 
 # What reads a password or a token from its input.
 _READER = re.compile(
-    r"(?:^|[\s/|;&(\"'!])(?:(?:ch|smb|vnc|sla?p|mk)?passwd|sudo\s[^\0\n|;]{0,40}?-\w{0,3}S|su\s|kinit|cryptsetup|secret-tool"
+    r"(?:^|[\s/|;&(\"'!])(?:(?:ch|smb|vnc|sla?p|mk)?passwd|sudo\s[^\0\n|;]{0,40}?-\w{0,3}S|su\s|kinit|"
+    r"cryptsetup|secret-tool"
     r"|security\s|keychain|openconnect|ssh-add|wrangler|vault\s{1,4}login|gh\s{1,4}auth|npm\s{1,4}login)"
     r"|--(?:password|token|pass|secret|passwd|passphrase|access-token)-stdin|--passwd-on-stdin|--with-token|--stdin\b"
     r"|--passphrase-fd|\b(?:secrets?|env|vars?|pass)[ :](?:set|put|create|add|insert|store|import)\b"
 )
-_READ_WORDS = frozenset(word.encode() for word in ("passwd", "sudo", "kinit", "cryptsetup", "stdin", "login", "secret", "pass", "auth", "env", "keychain", "openconnect"))
+_READ_WORDS = frozenset(
+    word.encode()
+    for word in (
+        "passwd",
+        "sudo",
+        "kinit",
+        "cryptsetup",
+        "stdin",
+        "login",
+        "secret",
+        "pass",
+        "auth",
+        "env",
+        "keychain",
+        "openconnect",
+    )
+)
 _PIPED = tuple((program, re.compile(program + _ECHOED)) for program in ("echo", "printf", "yes"))
 _HERE = re.compile(rf"<<<\s?{_WORD}")
 _LOGIN_OF = re.compile(r"[\w.-]{1,40}:")
@@ -65,7 +82,8 @@ _KEPT = (
     _row("auth", "USER_PASSWORD", r"uth(?:=|\w{0,10})\(\s{0,4}\\*[\"'][^\0\"'\\\n]{1,80}\\*[\"'],\s{0,4}", _WORD,
          also="(", strong=True),
     _row("login", "USER_PASSWORD", r"login\(\s{0,4}\\*[\"'][^\0\"'\\\n]{1,80}\\*[\"'],\s{0,4}", _WORD, strong=True),
-    _row("auth", "PASSWORD", r"(?m)(?:^|[>\"'] ?)AUTH (?:[\w-]{1,40} )?", _WORD, also="AUTH ", strong=True),
+    _row("auth", "PASSWORD", r"AUTH (?:(?<![^\0\n]AUTH )|(?<=[> \"']AUTH ))(?:[\w-]{1,40} )?", _WORD, also="AUTH ",
+         strong=True),
     _row("ftp", "PASSWORD", r"(?m)^\s{0,8}user\s{1,3}[\w.@-]{1,60}\s{1,3}", _WORD, also="user ", strong=True),
     _row("securestring", "PASSWORD", "ConvertTo-SecureString", _S, rf"(?:-[A-Za-z]{{2,20}}{_S}){{0,3}}", _WORD),
     _row("user", "USER_PASSWORD", r"ser(?:name)?:[Pp]ass(?:word)?[^\w\0]{1,6}[\w.@+-]{1,60}:", _WORD, also=":pass",
@@ -79,13 +97,16 @@ _ALL_TRIGGERS = frozenset(_BY_TRIGGER)
 _HARMLESS = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-")
 # A line of .pgpass alone, without the name of its file: host, the usual port, database, user, password.
 _PGPASS = re.compile(
-    r"(?m)^(?:[ \t]{0,8}\d{1,4}[→:\t])?[\w.*-]{1,80}:(?:5432|\*):[\w.*-]{1,60}:[\w.*-]{1,60}:(?P<value>[^\0\s:]{6,200})$"
+    r"(?m)^(?:[ \t]{0,8}\d{1,4}[→:\t])?[\w.*-]{1,80}:(?:5432|\*):[\w.*-]{1,60}:[\w.*-]{1,60}:(?P<value"
+    r">[^\0\s:]{6,200})$"
 )
 
 
 # `ada@example.org:...` alone, as lists of logins have it, and `root:...@10.0.0.1`.
 _ACCOUNT = re.compile(r"@[\w-]{1,60}(?:\.[\w-]{1,40}){0,3}\.[a-z]{2,6}:(?P<value>[^\0\s:/@\"'`<>\\]{6,60})(?=\s|$)")
-_ORACLE = re.compile(r"(?<![\w/])[\w$#]{1,40}/\\*[\"']?(?P<value>[^\0\s@\"'\\/]{3,100})\\*[\"']?@(?://|\(|[\w.-]{1,80}[:/])")
+_ORACLE = re.compile(
+    r"(?<![\w/])[\w$#]{1,40}/\\*[\"']?(?P<value>[^\0\s@\"'\\/]{3,100})\\*[\"']?@(?://|\(|[\w.-]{1,80}[:/])"
+)
 
 
 def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
@@ -114,7 +135,9 @@ def _read_spans(text: str) -> Iterator[Span]:
                 yield from _checked(text, login.end() if login else begin, end)
     for match in _HERE.finditer(text) if "<<<" in text else ():
         line = max(text.rfind("\n", 0, match.start()) + 1, match.start() - _LONGEST_LINE)
-        if _READER.search(text[line : match.start()]) or _READER.search(text[match.end() : match.end() + 80].split("\n")[0]):
+        if _READER.search(text[line : match.start()]) or _READER.search(
+            text[match.end() : match.end() + 80].split("\n")[0]
+        ):
             yield from _checked(text, *match.span("value"))
 
 

@@ -16,13 +16,18 @@ _NAME = r"[A-Za-z_][\w.]*+(?:::[\w.]++)*+"
 _BRACKETS = r"\[[^\0\n=\]]{0,60}(?:\[[^\0\n=\]]{0,40}\][^\0\n=\]]{0,40})?\](?:(?:const|mut)\s)?"
 _GENERIC = r"<[^\0\n=>]{0,60}(?:<[^\0\n=>]{0,40}>[^\0\n=>]{0,20})?>"
 _ROUND = r"\([^\0\n()]{0,40}\)"
-_ATOM = rf"(?:[&*?]{{0,2}}+(?:'[a-z]{{1,12}}\s)?(?:(?:mut|const|dyn|final|unsafe)\s)?(?:{_NAME}|{_BRACKETS}(?:{_NAME}(?:\s{_NAME})?)?)(?:{_BRACKETS}|{_GENERIC}|{_ROUND}|[*?!&]|\s?\*)*+)"
+_ATOM = (
+    rf"(?:[&*?]{{0,2}}+(?:'[a-z]{{1,12}}\s)?(?:(?:mut|const|dyn|final|unsafe)\s)?(?:{_NAME}|{_BRACKETS}"
+    rf"(?:{_NAME}(?:\s{_NAME})?)?)(?:{_BRACKETS}|{_GENERIC}|{_ROUND}|[*?!&]|\s?\*)*+)"
+)
 # `Annotated[str, Field(min_length=3)]`: its arguments may hold signs of their own.
 _ANNOTATED = r"(?:\w+\.)?Annotated\[[^\0\n\"'`]{0,120}\]"
 _TYPE = rf"(?:{_ANNOTATED}|{_ATOM}(?: ?\| ?{_ATOM}| {_ATOM}){{0,3}})"
 _ASSIGNED = r"[ \t]{0,3}(?P<sign>:=|=)(?![=>])"
 # A cast, a prefix of the literal, or calls around it: `(char *)`, `b`, `@`, `[]byte(`, `Field(default=`, `lambda: `.
-_CALLEE = r"(?:new\s)?(?:&|\[\]|::)?[A-Za-z_$][\w$]*+(?:(?:\.|::|->|\\)[A-Za-z_$][\w$]*+)*+!?(?:<[\w, ]{1,30}>)?\(\s{0,8}"
+_CALLEE = (
+    r"(?:new\s)?(?:&|\[\]|::)?[A-Za-z_$][\w$]*+(?:(?:\.|::|->|\\)[A-Za-z_$][\w$]*+)*+!?(?:<[\w, ]{1,30}>)?\(\s{0,8}"
+)
 _KEYWORD = r"(?:[A-Za-z_]\w{0,30}\s?[=:]\s?)?(?:lambda:\s?|\(\)\s?=>\s?)?"
 _PREFIX = r"(?:\([A-Za-z_][\w\s]{0,30}[*&]{0,2}\)\s?|\bstring\(\d{1,6}\)\s)?(?:\[\]\w{1,12}\{|\[|\(\s{0,8})?"
 _LETTERS = r"(?:@|[bBrRfFuUNLQ]{1,2}|u8)?"
@@ -37,15 +42,20 @@ WRAPPED = re.compile(
 )
 # `password{"..."}`, `.equals("...")`, `").send_keys("...")`, `password).toBe('...')`: code that hands the literal over.
 HANDED = re.compile(
-    rf"(?P<close>\\*[\"'`]?\]?)(?P<sign>\{{|\)?(?:\s{{0,9}}\.\w{{2,30}}\(\){{0,1}}){{0,2}}\s{{0,9}}\.\w{{2,30}}\(\s?)(?={_QUOTE})"
+    rf"(?P<close>\\*[\"'`]?\]?)(?P<sign>"
+    rf"\{{|\)?(?:\s{{0,9}}\.\w{{2,30}}\(\){{0,1}}){{0,2}}\s{{0,9}}\.\w{{2,30}}\(\s?)(?={_QUOTE})"
 )
 # Perl and Ruby have quotes of their own.
-OWN_QUOTES = re.compile(r"\s{0,3}(?:=>?|:)\s{0,3}(?:qq?|%[qQwi]?)(?:\((?P<round>[^\0\n()]{4,100})\)|\{(?P<curly>[^\0\n{}]{4,100})\}|\[(?P<square>[^\0\n\[\]]{4,100})\])")
+OWN_QUOTES = re.compile(
+    r"\s{0,3}(?:=>?|:)\s{0,3}(?:qq?|%[qQwi]?)(?:\((?P<round>[^\0\n()]{4,100})\)|"
+    r"\{(?P<curly>[^\0\n{}]{4,100})\}|\[(?P<square>[^\0\n\[\]]{4,100})\])"
+)
 
 
 # The arguments of a call that logs in or signs: `basic_auth("ada", Some("..."))`, `jwt.encode(payload, "...")`.
 _ARGUMENT = re.compile(
-    rf"\s{{0,9}}(?:{_CALLEE})?{_KEYWORD}{_LETTERS}(?:(?P<quote>{_QUOTE})(?P<value>(?:(?!(?P=quote))[^\0\n]){{0,200}})(?P=quote)"
+    rf"\s{{0,9}}(?:{_CALLEE})?{_KEYWORD}{_LETTERS}(?:(?P<quote>{_QUOTE})(?P<value>(?:(?!(?P=quote))[^\0"
+    rf"\n]){{0,200}})(?P=quote)"
     r"|[^\0\n\"'`(),]{0,80}(?:\([^\0\n\"'`()]{0,60}\))?)\){0,2}\s{0,3}(?P<more>,)?"
 )
 _MOST_ARGUMENTS = 5

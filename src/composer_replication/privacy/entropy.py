@@ -82,7 +82,9 @@ _URL_HASH = re.compile(r"[?&](?:s|v|h|ver|gist|etag|ixid|rev|t)=$|gist\.github[^
 _IN_NAME = re.compile(r"[/=_-]$")
 # `bkua_` and its like before hex: the keys of a vendor; but files and ids are named so, too.
 _KEY_PREFIX = re.compile(r"(?:^|[\s\"'`=:,(])([a-z]{2,6})[_-]\Z")
-_NAME_PREFIXES = word_set("file img blob tmp id ref obj page node item log data run job task user index main app chunk asset v web")
+_NAME_PREFIXES = word_set(
+    "file img blob tmp id ref obj page node item log data run job task user index main app chunk asset v web"
+)
 _DIGEST_LENGTHS = (32, 40, 56, 64, 96, 128)
 _DIGEST_LENGTHS_64 = (22, 27, 38, 43, 64, 86)  # in base64, without its padding
 _ACCOUNT = 42  # an address on a chain: 0x and 40 digits

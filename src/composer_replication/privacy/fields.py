@@ -18,7 +18,9 @@ from composer_replication.privacy.rules import PLACEHOLDER, is_strong, word_set
 from composer_replication.privacy.vendors import starts_like_a_key
 
 SCALARS = frozenset((int, float, bool, type(None)))  # they hold no text
-PAIR_VALUES = frozenset(("value", "Value", "default", "plaintext", "data", "stringData", "secretValue", "ParameterValue"))
+PAIR_VALUES = frozenset(
+    ("value", "Value", "default", "plaintext", "data", "stringData", "secretValue", "ParameterValue")
+)
 # Fields whose meaning hangs on their neighbours: each is looked at in its object.
 _PAIR_NAMES = ("name", "key", "Name", "Key", "ParameterKey")
 OPAQUE = frozenset(("data", "signature", "encrypted_content", "thoughtSignature"))

@@ -21,8 +21,9 @@ class Strength(IntEnum):
 
 _SPLIT = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 _PASSWORDS = ("password", "passwd", "passphrase", "passcode", "pwd", "passwort", "contrasena", "senha", "motdepasse",
-              "keypass", "storepass", "dbpass", "userpass", "rootpass", "adminpass", "smtppass", "remotepass", "bindpass", "sudopass", "sshpass", "requirepass", "masterauth", "wachtwoord",
-              "kennwort", "salasana", "keyphrase", "userpasswd", "bindpw", "rootpw", "storepw", "passcode", "kodeord")  # fmt: skip
+              "keypass", "storepass", "dbpass", "userpass", "rootpass", "adminpass", "smtppass", "remotepass",
+              "bindpass", "sudopass", "sshpass", "requirepass", "masterauth", "wachtwoord",
+              "kennwort", "salasana", "keyphrase", "userpasswd", "bindpw", "rootpw", "storepw", "kodeord")  # fmt: skip
 _TOKENS = (
     "secret",
     "token",
@@ -162,7 +163,11 @@ def name_strength(name: str) -> Strength:
         return Strength.NONE
     if last == "pass" and words[-2:-1] in (["to"], ["by"], ["must"], ["com"], ["first"], ["second"], ["tests"]):
         return Strength.NONE
-    if joined.endswith(_PASSWORDS) or last in ("pass", "passe", "pw", "psk", "passwords", "passord", "passordet", "passwortes") or (last == "key" and "pass" in words):
+    if (
+        joined.endswith(_PASSWORDS)
+        or last in ("pass", "passe", "pw", "psk", "passwords", "passord", "passordet", "passwortes")
+        or (last == "key" and "pass" in words)
+    ):
         return Strength.NONE if joined == "oldpwd" else Strength.PASSWORD
     if joined.endswith(_TOKENS):
         return Strength.TOKEN if not (set(words) & _NO_TOKENS) else Strength.WEAK

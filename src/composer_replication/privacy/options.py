@@ -1,15 +1,16 @@
 """Secrets on command lines, by program: which of its options and words hold a secret, and how options are written.
 
 One row a program. `-p` is a short option with a secret, written `-pX`, `-p X`, `-p=X` or last in a cluster (`-ksp X`);
-`-p=` only takes what is written directly behind it; `--name` and `-name` are long options; `u:` behind an option means
-that a user stands before the secret, with that sign between them (`-u:`, `-U%`, `-u,`). `a+b` is a program with its verb. `#2` is the second word that is
-no option, `/` a word of the form user/secret, `=` every `name=secret`. A `!` wants a value that no word could be.
+`-p=` only takes what is written directly behind it; `--name` and `-name` are long options. A sign behind an option
+means that a user stands before the secret, with that sign between them (`-u:`, `-U%`, `-u,`). `a+b` is a program with its
+verb. `#2` is the second word that is no option, `/` a word of the form user/secret, `@` one with user:secret@host, `=`
+every `name=secret`. A `!` wants a value that no word could be.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
 from composer_replication.privacy.names import Strength
@@ -73,7 +74,8 @@ set-secret-key      #1!
 mc+alias+set mc+config+host #3! #4!
 wpa_passphrase      #2
 kv+put vault+write secret+put secrets+set config:set config+set secrets+import env+set vars+set =!
-keyvault+secret secretsmanager ssm+put-parameter secret+set secrets+create secret+create secret+add --value --secret-string --body -b! --secret
+keyvault+secret secretsmanager ssm+put-parameter secret+set secrets+create secret+create secret+add --value --body -b!
+secretsmanager keyvault+secret --secret-string --secret
 keychain            -p
 sqlplus sqlldr exp expdp imp impdp rman /
 impacket-psexec impacket-secretsdump secretsdump.py wmiexec.py psexec.py smbexec.py GetUserSPNs.py @
@@ -101,7 +103,6 @@ _CLUSTER = re.compile(r"-[A-Za-z]{1,8}\Z")
 _REFERENCE = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-|\.{3}|@|env:|file:")
 _ORACLE = re.compile(r"[\w$#.]{1,60}/(?P<value>[^\0\s@\"'\\/]{3,100})(?:@|\Z)")
 _AT_HOST = re.compile(r"(?:[\w.-]{1,60}/)?[\w.$-]{1,60}:(?P<value>[^\0\s\"'\\]{3,100})@[\w.-]+\Z")
-_REST = re.compile(r"[^\0\s]{0,100}")
 _SIGNS = ":%,"
 
 
@@ -111,10 +112,11 @@ class _Program(NamedTuple):
     long: dict[str, str]
     places: dict[str, str]
     shapes: frozenset[str]
+    called: re.Pattern[bytes]  # its name and a blank, in small letters
     worth: re.Pattern[str]  # one of its options, as a line has them
 
 
-def _program(name: str, entries: list[str]) -> _Program:
+def _program(name: str, entries: Sequence[str]) -> _Program:
     short: dict[str, str] = {}
     long: dict[str, str] = {}
     places: dict[str, str] = {}
@@ -134,7 +136,9 @@ def _program(name: str, entries: list[str]) -> _Program:
             long[body] = marks
     letters = "".join(map(re.escape, short)) or "\\0"
     worth = re.compile("|".join([rf"[\s\"']-[A-Za-z]{{0,8}}[{letters}]", *map(re.escape, long)]))
-    return _Program(tuple(name.split("+")), short, long, places, frozenset(shapes), worth)
+    first = re.escape(name.split("+")[0].rstrip("*").lower()).encode()
+    called = re.compile(first + (rb"[^\0\s]{0,100}" if name.endswith("*") else rb"(?=[ \t]|\\\n)"))
+    return _Program(tuple(name.split("+")), short, long, places, frozenset(shapes), called, worth)
 
 
 def _programs() -> dict[bytes, list[_Program]]:
@@ -153,25 +157,23 @@ _PROGRAMS = _programs()
 WHOLE_WORDS: frozenset[bytes] = frozenset(_PROGRAMS)  # a text is looked at when one of them is a word of it
 
 
+_EVERYWHERE = frozenset((b"http", b"https"))  # mostly the beginning of an address
+
+
 def option_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
     """Every secret that an option or a word of a known program holds. `active`: the whole words that occur."""
     for letters in sorted(active & WHOLE_WORDS):
+        if letters in _EVERYWHERE and " -a" not in text and " --auth" not in text:
+            continue
         for program in _PROGRAMS[letters]:
             yield from _calls(text, lower, program)
 
 
 def _calls(text: str, lower: bytes, program: _Program) -> Iterator[Span]:
-    name = program.words[0].rstrip("*")
-    needle = name.lower().encode()
-    at = lower.find(needle)
-    while at >= 0:
-        end = at + len(needle)
-        if (at == 0 or text[at - 1] in _BEFORE) and (name != program.words[0] or text[end : end + 2][:1] in (" ", "\t") or text.startswith("\\\n", end)):
-            if name != program.words[0]:
-                end = _skip_word(text, end)
-            if _is_worth(text, end, program):
-                yield from _call(text, end, program)
-        at = lower.find(needle, end)
+    for match in program.called.finditer(lower):
+        at, end = match.span()
+        if (at == 0 or text[at - 1] in _BEFORE) and _is_worth(text, end, program):
+            yield from _call(text, end, program)
 
 
 def _is_worth(text: str, end: int, program: _Program) -> bool:
@@ -183,11 +185,6 @@ def _is_worth(text: str, end: int, program: _Program) -> bool:
     if program.places or program.shapes:
         return True
     return line.endswith("\\") or program.worth.search(line) is not None
-
-
-def _skip_word(text: str, end: int) -> int:
-    match = _REST.match(text, end)
-    return match.end() if match else end
 
 
 def _words(text: str, begin: int) -> Iterator[tuple[int, int]]:
@@ -225,11 +222,23 @@ def _call(text: str, end: int, program: _Program) -> Iterator[Span]:
             if span is not None:
                 yield span
             continue
-        if word[0] == "-" and "b" in program.short and "3" in program.short["b"] and _CLUSTER.match(word) and "b" in word:
+        if (
+            word[0] == "-"
+            and "b" in program.short
+            and "3" in program.short["b"]
+            and _CLUSTER.match(word)
+            and "b" in word
+        ):
             place = 100 + ("n" in word)  # with `n` no file is named
             continue
         if word[0] == "-":
-            if after and "=" not in word and not text.startswith("-", after[0]) and program.places and _takes_value(word):
+            if (
+                after
+                and "=" not in word
+                and not text.startswith("-", after[0])
+                and program.places
+                and _takes_value(word)
+            ):
                 index += 1
             continue
         place += 1
@@ -238,7 +247,14 @@ def _call(text: str, end: int, program: _Program) -> Iterator[Span]:
 
 def _takes_value(word: str) -> bool:
     """Whether the word behind an option is likely its value: then it is no word of the command."""
-    return word.startswith("--") and word not in ("--secret", "--plaintext", "--permanent", "--force", "--yes", "--batch")
+    return word.startswith("--") and word not in (
+        "--secret",
+        "--plaintext",
+        "--permanent",
+        "--force",
+        "--yes",
+        "--batch",
+    )
 
 
 def _positional(text: str, start: int, stop: int, place: int, program: _Program) -> Iterator[Span]:
@@ -272,7 +288,11 @@ def _option(
     for letter, marks in program.short.items():
         if "3" in marks:
             continue
-        if word[1] == letter and len(word) > 2 and not (after and _CLUSTER.match(word) and word[-1] == letter and "=" not in marks):
+        if (
+            word[1] == letter
+            and len(word) > 2
+            and not (after and _CLUSTER.match(word) and word[-1] == letter and "=" not in marks)
+        ):
             begin = start + 2 + (word[2] == "=")
             plain = text[begin] in "\"'\\" or "=" in marks or (marks and marks[0] in _SIGNS)
             return next(_secret(text, begin, stop, marks if plain else marks + "!"), None), 0
@@ -304,6 +324,8 @@ def _secret(text: str, start: int, stop: int, marks: str) -> Iterator[Span]:
     value = text[start:stop]
     if len(value) < 3 or not is_plausible(value, Strength.PASSWORD, True) or _REFERENCE.match(value):
         return
-    if "!" in marks and not (is_given(value) or (is_strong(value) and "://" not in value and len(value) >= 10 and not value.isdigit())):
+    if "!" in marks and not (
+        is_given(value) or (is_strong(value) and "://" not in value and len(value) >= 10 and not value.isdigit())
+    ):
         return
     yield Span(start, stop, kind)

@@ -1,7 +1,7 @@
 """Other people, when asked for: e-mail addresses, phone numbers, and names where a line says that one stands there.
 
-A name is only known by what it stands beside: an e-mail address, an author's line of git, `Signed-off-by`. What is found
-once is replaced in the whole text. Names in plain sentences are not found.
+A name is only known by what it stands beside: an e-mail address, an author's line of git, `Signed-off-by`. What is
+found once is replaced in the whole text. Names in plain sentences are not found.
 """
 
 from __future__ import annotations
@@ -13,24 +13,30 @@ _EMAIL = re.compile(r"@(?<=[\w%+-]@)[A-Za-z0-9-]{1,60}(?:\.[A-Za-z0-9-]{1,60}){1
 _LOCAL = re.compile(r"[A-Za-z0-9_.%+-]{1,64}")
 # Addresses that belong to nobody, and versions: `pkg@1.2.3`, `git@github.com`.
 _NOBODY = re.compile(
-    r"(?i)(?:git|noreply|no-reply|donotreply|user|users|you|your|name|me|info|root|admin|test|example|foo|bar|email|someone)@"
-    r"|[\w.%+-]{1,64}@(?:(?:[\w-]++\.)*+(?<=@|\.)(?:test|invalid|localhost|local)$|(?:[\w-]{1,40}+\.){0,3}example\.(?:com|org|net)$"
+    r"(?i)(?:git|noreply|no-reply|donotreply|user|users|you|your|name|me|info|root|admin|test|example|"
+    r"foo|bar|email|someone)@"
+    r"|[\w.%+-]{1,64}@(?:(?:[\w-]++\.)*+(?<=@|\.)(?:test|invalid|localhost|local)$|(?:[\w-]{1,40}+\.)"
+    r"{0,3}example\.(?:com|org|net)$"
     r"|[\d.]+$|[\w.-]*\.(?:js|ts|tsx|py|json|md|css|png|jpg|svg|service|target|socket|timer|mount|git|local|test)$)"
     r"|noreply@anthropic\.com$"
 )
 # With a country, or in the groups of North America; digits alone are no number of a phone.
 _PHONE = re.compile(
-    r"(?<![\w.+/#=-])(?:\+\d{1,3}[ .-]?(?:\(\d{1,4}\)[ .-]?)?\d{2,4}(?:[ .-]?\d{2,4}){2,4}|\(\d{3}\) ?\d{3}-\d{4}|\d{3}-\d{3}-\d{4})(?![\w-]|\.\d)"
+    r"(?<![\w.+/#=-])(?:\+\d{1,3}[ .-]?(?:\(\d{1,4}\)[ .-]?)?\d{2,4}(?:[ .-]?\d{2,4}){2,4}|\(\d{3}\) ?"
+    r"\d{3}-\d{4}|\d{3}-\d{3}-\d{4})(?![\w-]|\.\d)"
 )
 _WORD = r"[^\W\d_][\w.'\u2019-]{0,30}"
 _NAME = rf"{_WORD}(?: {_WORD}){{1,3}}"
 # `Ada Lovelace <ada@...>`, and the lines where git, mail and package files keep a name.
 _BEFORE_ADDRESS = re.compile(rf"(?P<name>{_NAME}) \\*[<(]\\*[\w.%+-]{{1,64}}@")
 _LINE = re.compile(
-    rf"(?im)^[ \t>+-]{{0,8}}(?:author|committer|commit|tagger|from|to|cc|signed-off-by|co-authored-by|reviewed-by|acked-by|tested-by"
+    rf"(?im)^[ \t>+-]{{0,8}}(?:author|committer|commit|tagger|from|to|cc|signed-off-by|co-authored-by|r"
+    rf"eviewed-by|acked-by|tested-by"
     rf"|reported-by|maintainer|full name|display name)\s?:\s{{1,9}}(?-i:(?P<name>{_NAME}))(?=\s*(?:$|<|\())"
 )
-_NO_NAMES = re.compile(r"(?i)\b(?:claude|github|gitlab|copilot|dependabot|bot|actions?|team|support|anthropic|openai|codex|the)\b")
+_NO_NAMES = re.compile(
+    r"(?i)\b(?:claude|github|gitlab|copilot|dependabot|bot|actions?|team|support|anthropic|openai|codex|the)\b"
+)
 
 
 def people_in(text: str) -> Iterator[str]:

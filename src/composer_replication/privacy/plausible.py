@@ -9,14 +9,20 @@ from composer_replication.privacy.names import Strength, name_strength
 from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, has_digit, is_strong
 
 _PLACEHOLDER_PART = re.compile(
-    r"(?i)[$%]\(|[$%#]\{|\{\{|\*{3,}|x{4,}|\.{3}|…|your[_ -]|<[^\0>]*>|example|redacted|changeme|placeholder|process\.env"
+    r"(?i)[$%]\(|[$%#]\{"
+    r"|\{\{|\*{3,}|x{4,}|\.{3}|…|your[_ -]|<[^\0>]*>|example|redacted|changeme|placeholder|process\.env"
     r"|os\.environ|getenv|env\.|secrets\."
 )
 _PLACEHOLDER_WHOLE = re.compile(
-    r"(?i)#[0-9a-f]{3,8}|\{[^\0{}]*\}|\$\w+|%[sd]|%[A-Z_]+%|options?|flags?|arguments?|parameters?|prompt|stdin|instead|via"
-    r"|and|my[_-]?(?:token|secret|key|password)|none|null|nil|undefined|true|false|string|str|text|bearer|basic|password"
-    r"|passwd|secret|token|required|optional|number|int|integer|boolean|bool|object|any|unknown|hidden|input|default|empty"
-    r"|(?:wrong|bad|invalid|incorrect|fake)[_-]?(?:password|passwd|pass|token|secret|key)|bytes|never|void|dummy|mock|foo|bar|todo|n/?a|yes|no|on|off|auto|inherit|self|this|key|value|type|name|field|label"
+    r"(?i)#[0-9a-f]{3,8}|\{[^\0{}]*\}|\$\w+|%[sd]|%[A-Z_]+%|options?|flags?|arguments?|parameters?|pro"
+    r"mpt|stdin|instead|via"
+    r"|and|my[_-]?(?:token|secret|key|password)|none|null|nil|undefined|true|false|string|str|text|bea"
+    r"rer|basic|password"
+    r"|passwd|secret|token|required|optional|number|int|integer|boolean|bool|object|any|unknown|hidden"
+    r"|input|default|empty"
+    r"|(?:wrong|bad|invalid|incorrect|fake)[_-]?(?:password|passwd|pass|token|secret|key)|bytes|never|"
+    r"void|dummy|mock|foo|bar|todo|n/?a|yes|no|on|off|auto|inherit|self|this|key|value|type|name|field"
+    r"|label"
     r"|env|varchar[^\n\0]*|char[^\n\0]*|todo[^\n\0]*|missing|invalid|valid|expired|access|refresh|session|header|cookie"
 )
 _LOOKED_AT = 400  # the rest of a long value cannot make code or prose of it
@@ -29,11 +35,14 @@ _PROSE = re.compile(
 )
 # A name, perhaps with members (`a.b`, `a?.b`, `a!.b`, `A::b`), a number with a unit, or anything with a bracket.
 _CODE = re.compile(
-    r"[@:$]{0,2}+[A-Za-z_$][\w$]*+(?:(?:[?!]?\.|:{1,2}|\?)[A-Za-z_$][\w$]*+)*+[!?]?|[A-Za-z]++-[a-z]++|\d++(?:\.\d++)?[a-zA-Z%]{0,2}"
+    r"[@:$]{0,2}+[A-Za-z_$][\w$]*+(?:(?:[?!]?\.|:{1,2}|\?)[A-Za-z_$][\w$]*+)*+[!?]?|[A-Za-z]++-[a-z]++"
+    r"|\d++(?:\.\d++)?[a-zA-Z%]{0,2}"
     r"|[^\n\0(\[{]*+[(\[{][^\n\0]*+"
 )
 # What a lock file has behind a name: `npm:^2.14.0`, `workspace:*`, `>=1.2`.
-_VERSION = re.compile(r"(?:[a-z]{2,12}:)?[\^~<>=v ]*\d++(?:\.\d++)++[\w.+-]*+|(?:workspace|file|link|portal|patch):[^\0\s]*+")
+_VERSION = re.compile(
+    r"(?:[a-z]{2,12}:)?[\^~<>=v ]*\d++(?:\.\d++)++[\w.+-]*+|(?:workspace|file|link|portal|patch):[^\0\s]*+"
+)
 _SPELLED = re.compile(r"[A-Za-z]+'[a-z]{1,10}")
 _LATIN = re.compile(r"[A-Za-z]")
 _BRACKET = re.compile(r"[(\[]")
@@ -54,12 +63,17 @@ _USER_AND_PASSWORD = re.compile(r"[\w.@+-]{1,60}[:/]([^\0\s:/@]{6,100})")
 _HEX_HANDLE = re.compile(r"[0-9a-fA-F]{20,}")
 # What stands beside a secret's name and is none: an algorithm, an address, a date, a version, a path, a pattern.
 _NO_SECRET = re.compile(
-    r"(?i)(?:rsa|hmac|ecdsa|scram|pbkdf2|hkdf|aes|hs|rs|es|ps|sha|md|oauth|utf|base|x|v|ed|curve|p|tls|http|ipv|s|bcrypt"
+    r"(?i)(?:rsa|hmac|ecdsa|scram|pbkdf2|hkdf|aes|hs|rs|es|ps|sha|md|oauth|utf|base|x|v|ed|curve|p|tls"
+    r"|http|ipv|s|bcrypt"
     r"|argon|gpt|claude|qwen|llama)[_-]?v?\d{1,4}(?:[_./-]?[a-z0-9]{1,10}+){0,5}+|[\w.+-]{1,80}@[\w.-]{1,80}\.[a-z]{2,}"
-    r"|(?:[a-z][\w-]*+\.)++(?:com|org|net|io|dev|local|py|js|ts|json|yml|yaml|toml|txt|md|rb|go|rs|sh|pem|key|crt|lock|cfg|pdf|zip|gz|png|jpg|svg|html|css|xml|csv|log|sql|exe|dll|so)"
-    r"(?::\d++)?|[a-z]++://[^\0]*+|[%@^][\w.-]*+|\d{4}-\d\d-\d\d[^\0]*+|[\d.:,%/]++|v\d++(?:\.\d++)*+[\w.-]*+|\d++\.\d++[\w.-]*+"
-    r"|(?:[\w.-]++/)++[\w.-]*+|[^\0]*[*?+|\\]\$?|[A-Za-z_]++[:=!,;?*&]++|[a-z]++(?:[;:,][a-z]*+)++|[a-z0-9-]{1,40}:\d{2,5}|[A-Za-z_]++(?:\|[A-Za-z_]*+)++|[a-z]++\[:[a-z]++\]"
-    r"|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]{1,3}\d{1,4}|\d++(?:st|nd|rd|th|px|ms|kb|mb|gb)"
+    r"|(?:[a-z][\w-]*+\.)++(?:com|org|net|io|dev|local|py|js|ts|json|yml|yaml|toml|txt|md|rb|go|rs|sh|"
+    r"pem|key|crt|lock|cfg|pdf|zip|gz|png|jpg|svg|html|css|xml|csv|log|sql|exe|dll|so)"
+    r"(?::\d++)?|[a-z]++://[^\0]*+|[%@^][\w.-]*+|\d{4}-\d\d-\d\d[^\0]*+|[\d.:,%/]++|v\d++(?:\.\d++)*+["
+    r"\w.-]*+|\d++\.\d++[\w.-]*+"
+    r"|(?:[\w.-]++/)++[\w.-]*+|[^\0]*[*?+|\\]\$?|[A-Za-z_]++[:=!,;?*&]++|[a-z]++(?:[;:,][a-z]*+)++|[a-"
+    r"z0-9-]{1,40}:\d{2,5}|[A-Za-z_]++(?:\|[A-Za-z_]*+)++|[a-z]++\[:[a-z]++\]"
+    r"|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]"
+    r"{1,3}\d{1,4}|\d++(?:st|nd|rd|th|px|ms|kb|mb|gb)"
 )
 # Names of code and words with a number, which a call gets too.
 _CODE_WORD = re.compile(
@@ -98,7 +112,7 @@ def is_identifier(value: str) -> bool:
 
 
 def is_said(value: str) -> bool:
-    """Whether a word that stands beside a secret's name in speech is the secret: no word, address, date or algorithm."""
+    """Whether a word that stands beside a secret's name in speech is the secret: no word, address or date."""
     return (
         is_strong(value)
         and not value.startswith(("-", ".", ":"))
@@ -110,7 +124,7 @@ def is_said(value: str) -> bool:
 
 
 def is_given(value: str) -> bool:
-    """Whether a literal that code hands over beside a secret's name is the secret: no word, name, address or pattern."""
+    """Whether a literal that code hands over beside a secret's name is the secret: no word, address or pattern."""
     if " " in value or not is_strong(value) or _NO_SECRET.fullmatch(value, 0, _JUDGED):
         return False
     if _CODE_WORD.fullmatch(value, 0, _JUDGED) and not looks_random(value):
@@ -152,7 +166,9 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
     length, value = len(value), value[:_LOOKED_AT]
     if len(set(value)) < 3 or not any(map(str.isalnum, value)) or value.startswith(("//", "/*", "./", "../", "~/")):
         return False
-    if not has_digit(value) and (_VERSION.fullmatch(value) or not value.isascii() or _SPELLED.fullmatch(value)):  # a word of another language
+    if not has_digit(value) and (
+        _VERSION.fullmatch(value) or not value.isascii() or _SPELLED.fullmatch(value)
+    ):  # a word of another language
         return False
     if not value.isascii() and not _LATIN.search(value):
         return False
@@ -177,7 +193,9 @@ def _is_phrase(value: str) -> bool:
     """Whether several words are a secret, not a label or a message: digits or signs in them, or small words alone."""
     if _PROSE.search(value) or value[-1] in ".:?":
         return False
-    return has_digit(value) or any(sign in value for sign in "!@#$%^&*+=~") or (value.islower() and value.count(" ") > 1)
+    return (
+        has_digit(value) or any(sign in value for sign in "!@#$%^&*+=~") or (value.islower() and value.count(" ") > 1)
+    )
 
 
 def _mixed(value: str) -> bool:

@@ -14,10 +14,12 @@ from composer_replication.privacy.rules import Span, has_digit, word_set
 
 # Words in plain letters, found among the words of a text. `pass`, `token` and `key` are looked for by another layer.
 _PLAIN = word_set(
-    "kennwort wachtwoord wachtwoorden toegangscode wagwoord heslo hesla heslom salasana salasanan salasanasi clave claves"
+    "kennwort wachtwoord wachtwoorden toegangscode wagwoord heslo hesla heslom salasana salasanan sal"
+    "asanasi clave claves"
     " parola parolasi parolan parolaniz parolniz parole paroli parool parooli geslo gesla lozinka lozinku lozinke sandi"
     " sandinya laluan adgangskode adgangskoden kodeord kodeordet kodeordet nenosiri pasahitza contrasenya contrasenyes"
-    " contrasinal sifre sifresi jelszava jelszavam haslo hasla jelszo losenord losenordet zugangsdaten zugangscode identifiants identifiant"
+    " contrasinal sifre sifresi jelszava jelszavam haslo hasla jelszo losenord losenordet zugangsdate"
+    "n zugangscode identifiants identifiant"
     " codice chiave schluessel jeton klucz klucza chave clef slaptazodis fjalekalimi senha senhas credenciales"
     " credenziali credenciais passord passordet passwort kodi matkhau palabra accesso aanmeldgegevens inloggegevens"
     " code codes log sign logged login creds credentials phrase wifi user username"
@@ -30,14 +32,11 @@ _OWN = (
     "पासवर्ड कूटशब्द পাসওয়ার্ড கடவுச்சொல் రహస్యపదం รหัสผ่าน ລະຫັດຜ່ານ ពាក្យសម្ងាត់ စကားဝှက် პაროლი գաղտնաբառ",
     "κωδικός κωδικό κωδικού συνθηματικό κλειδί mật_khẩu hasło hasła hasłem hasłu jelszó şifre şifresi",
     "şifreniz şifrem contraseña contraseñas lösenord lösenordet lykilorð slaptažodis slaptažodį fjalëkalimi fjalëkalim",
-    "schlüssel clé ključ нууц_үг",
+    "schlüssel clé ključ",
 )
 _OWN_WORDS = tuple(
     dict.fromkeys(
-        form.replace("_", " ")
-        for line in _OWN
-        for word in line.split()
-        for form in (word, word[:1].upper() + word[1:])
+        form.replace("_", " ") for line in _OWN for word in line.split() for form in (word, word[:1].upper() + word[1:])
     )
 )
 _OWN_WORD = re.compile(any_of(_OWN_WORDS))
@@ -45,35 +44,42 @@ _OWN_WORD = re.compile(any_of(_OWN_WORDS))
 _FIRST = re.compile("[" + "".join(sorted({next(c for c in word if not c.isascii()) for word in _OWN_WORDS})) + "]")
 _WORD_END = re.compile(r"[a-z]{1,6}(?=[\s:=])|[^\0-\x7f]{0,12}")
 # What a value stands behind: a sign, a word for `is`, or nothing but a blank; and up to five words before it.
-_FILLER = r"(?:[^\0\s\d\"`«「“<>=：]{1,24}[ \t]{1,2})"
+_FILLER = r"(?:[^\0\s\d\"`«「“<>=\uff1a]{1,24}[ \t]{1,2})"
 _BEHIND = re.compile(
-    rf"(?:[ \t]{{1,2}}{_FILLER}{{0,5}}?)?[ \t]{{0,2}}(?:[:=：＝→—–-]{{1,2}}|[是为為はがを는은이가]|คือ)?[ \t]{{0,3}}"
+    rf"(?:[ \t]{{1,2}}{_FILLER}{{0,5}}?)?[ \t]{{0,2}}(?:[:=\uff1a\uff1d→—\u2013-]{{1,2}}|[是为為はがを는은이가]|คือ)?"
+    r"[ \t]{0,3}"
     r"(?:[^\W\d_]{1,8}:?[ \t]{1,2})?[\"'`«「“„*(]{0,4}[ \t]?(?P<value>[!-;=?-~]{5,100})"
 )
 _SAID_BEFORE = re.compile(
     r"(?:^|[\s\"'`«「“(*])(?P<value>[!-&(-;=?-_a-~]{6,100}?)[\"'`»」”)*]{0,4}\s{0,2}"
-    r"(?:\b(?:as|als|como|comme|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|mint|is|was|ist|es|est|will be|for)\b|\(|è|é|как|як|като|är|làm|作为|作為|を|로|으로|为|為|是|=)"
+    r"(?:\b(?:as|als|como|comme|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|mint|is|was|ist|es|est|wi"
+    r"ll be|for)\b|\(|è|é|как|як|като|är|làm|作为|作為|を|로|으로|为|為|是|=)"
     r"\s{0,2}(?:[^\0\s\d\"'`]{1,20}\s{1,2}){0,3}[\"'`*(]{0,3}\Z"
 )
 _LOOK_BACK = 90
-_TRAILING = ".,;:!?)*_\"'`»」”、。，です입니다"
+_ASCII = bytes(range(128))
+_TRAILING = ".,;:!?)*_\"'`»」”、。\uff0cです입니다"
 WHOLE_WORDS: frozenset[bytes] = frozenset(word.encode() for word in _PLAIN)
 # A code is digits, or groups of letters and digits, and other words have codes too: the word before it tells.
 _CODE = re.compile(
-    r"(?i:(?:recovery|backup|verification|confirmation|security|unlock|access|login|auth\w{0,12}|2fa|mfa|otp|one-time|pairing"
+    r"(?i:(?:recovery|backup|verification|confirmation|security|unlock|access|login|auth\w{0,12}|2fa|m"
+    r"fa|otp|one-time|pairing"
     r"|reset|activation|sms|door|gate|alarm|entry|pin|pass)[ -])\Z"
 )
 _CODE_VALUES = (
     r"(?i:(?:\s\w{1,12}+){0,3}?(?:\s(?:is|are|was)|\s?[:=])\s{0,9}[\"'`*]{0,3})"
-    r"(?P<value>(?:[A-Za-z0-9]{3,10}+-)*+(?=[A-Za-z-]*\d)[A-Za-z0-9]{4,12}+(?:[ ,;\n-]{1,3}+(?=[a-z-]*+\d)[A-Za-z0-9]{4,12}+(?![\w.])){0,20}+)"
+    r"(?P<value>(?:[A-Za-z0-9]{3,10}+-)*+(?=[A-Za-z-]*\d)[A-Za-z0-9]{4,12}+(?:[ ,;\n-]{1,3}+(?=[a-z-]*"
+    r"+\d)[A-Za-z0-9]{4,12}+(?![\w.])){0,20}+)"
 )
 _LOGIN = (
     r"(?i:(?: to [^\0\s]{1,60}+)?(?: are| is| with| as| using|:)?[ :]{1,2}(?:user(?:name)? )?)"
-    r"[\"'`*]{0,2}(?P<user>[\w.@+-]{1,60})[\"'`*]{0,2}\s?(?:[:/,|]|and\b|with\b)\s{0,2}(?:pass(?:word)? )?[\"'`*]{0,2}(?P<value>[!-;=?-~]{6,100})"
+    r"[\"'`*]{0,2}(?P<user>[\w.@+-]{1,60})[\"'`*]{0,2}\s?(?:[:/,|]|and\b|with\b)\s{0,2}(?:pass(?:word)"
+    r"? )?[\"'`*]{0,2}(?P<value>[!-;=?-~]{6,100})"
 )
 
-_USER_PASS = (
-    r"(?::? ?=? ?)[\"'`]?[\w.@+-]{1,60}[\"'`]?[ ,;/|]{1,3}(?:and |with )?pass(?:word|wd)?:? ?=? ?[\"'`]?(?P<value>[!-;=?-~]{6,100})"
+_USER_AND_MORE = (
+    r"(?::? ?=? ?)[\"'`]?[\w.@+-]{1,60}[\"'`]?[ ,;/|]{1,3}(?:and |with )?pass(?:word|wd)?:? ?=? ?[\"'`"
+    r"]?(?P<value>[!-;=?-~]{6,100})"
 )
 
 
@@ -89,7 +95,7 @@ def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
         else:
             for at, end in _places(text, lower, word):
                 yield from _around(text, at, end)
-    if not text.isascii() and _FIRST.search(text):
+    if not text.isascii() and _FIRST.search(_not_ascii(text)):
         for match in _OWN_WORD.finditer(text):
             yield from _around(text, match.start(), match.end())
 
@@ -97,14 +103,28 @@ def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
 # Common words: each is searched for with all that must follow it, which starts with a literal and is fast.
 _LOGIN_WORDS = {"log": "og in", "sign": "ign in", "logged": "ogged in"} | {
     word: word[1:]
-    for word in (
-        "login creds credentials wifi zugangsdaten identifiants credenciales credenziali credenciais inloggegevens"
-    ).split()
+    for word in [
+        "login",
+        "creds",
+        "credentials",
+        "wifi",
+        "zugangsdaten",
+        "identifiants",
+        "credenciales",
+        "credenziali",
+        "credenciais",
+        "inloggegevens",
+    ]
 }
 _BY_WORD = {word.encode(): re.compile(stem + _LOGIN) for word, stem in _LOGIN_WORDS.items()} | {
-    word.encode(): re.compile(re.escape(word[1:]) + _USER_PASS) for word in ("user", "username")
+    word.encode(): re.compile(re.escape(word[1:]) + _USER_AND_MORE) for word in ("user", "username")
 }
 _CODE_BEHIND = {stem: re.compile(stem + _CODE_VALUES) for stem in ("ode", "odes")}
+
+
+def _not_ascii(text: str) -> str:
+    """The few characters that are not plain, without the many that are: a search through all of them takes longer."""
+    return text.encode("utf-8", "replace").translate(None, _ASCII).decode("utf-8", "replace")
 
 
 def _places(text: str, lower: bytes, word: bytes) -> Iterator[tuple[int, int]]:
@@ -113,7 +133,11 @@ def _places(text: str, lower: bytes, word: bytes) -> Iterator[tuple[int, int]]:
     while at >= 0:
         end = at + len(word)
         before, after = text[at - 1 : at], text[end : end + 1]
-        if not before.isalnum() and before not in ("_", "-", "/", "$") and not (after.isascii() and (after.isalnum() or after in "_(")):
+        if (
+            not before.isalnum()
+            and before not in ("_", "-", "/", "$")
+            and not (after.isascii() and (after.isalnum() or after in "_("))
+        ):
             yield at, end
         at = lower.find(word, end)
 

@@ -1,7 +1,7 @@
 """Values broken by the end of a line: by a newline, a terminal, an indent, the sign of a diff, a number, a backslash.
 
-Only around line ends where a long word stands on one side is the text joined; what is found there counts when it crosses
-such an end. Everything else has been found in the text itself.
+Only around line ends where a long word stands on one side is the text joined; what is found there counts when it
+crosses such an end. Everything else has been found in the text itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _JOINT = re.compile(
 _PIECE = re.compile(r"[^\0\s\"'`,;(){}\[\]<>|]{1,200}")
 # A digit, or capitals where no word has them.
 _ODD = re.compile(r"[0-9]|[a-z][A-Z]{2}|[a-z][A-Z][a-z][A-Z]|[A-Z]{2}[a-z][A-Z]")
-_NEAR = 30
+_NEAR = 40
+_DIGIT = re.compile("[0-9]")
 _WORDS = re.compile(
     r"(?:[./_=~$+:@#-]*+(?:[A-Z]?[a-z]{1,20}+(?:[A-Z][a-z]{1,20}+)*+|[A-Z]{1,20}+|[0-9]{1,6}+)(?=[./_=~$+:@#!?-]|$))++[./_=~$+:@#!?-]*+"
 )
@@ -33,7 +34,7 @@ _LEAD, _REACH = 300, 240  # around a joint
 _APART = "\n\0\n"
 _MOST_JOINTS = 4000
 # `NAME=value` and `name: value` begin something new.
-_NEW_LINE = re.compile(r"[A-Za-z_][\w.-]{1,60}(?:=(?!=?\Z)|:)")
+_NEW_LINE = re.compile(r"[A-Za-z_][\w.-]{1,60}(?:=(?!=?\Z)|:)|\*\*|//|#|\.\.|\+\+|--|\d{1,6}(?:→|[.)]\Z)|/\w+/")
 _WRAPPED_DATA = 57  # lines of base64 at least as long on both sides are those of a file
 _SECRET_LINE = 160
 
@@ -60,10 +61,8 @@ def _joints(text: str) -> Iterator[tuple[int, int]]:
     for match in _JOINT.finditer(text):
         newline, end = match.span()
         start = newline - (text[newline - 1] in "\\\r")
-        before, after = text[start - 10 : start], text[end : end + 10]
-        if before.isalpha() and after.isalpha() and before.islower() and after.islower():  # words, as everywhere
-            continue
-        if not _ODD.search(text, max(0, start - _NEAR), start) and not _ODD.search(text, end, end + _NEAR):
+        near = text[max(0, start - _NEAR) : start] + text[end : end + _NEAR]
+        if not _DIGIT.search(near) and (near.islower() or not _ODD.search(near)):  # words, as everywhere
             continue
         line = text.rfind("\n", max(0, start - _LEAD), start) + 1
         sign = match["sign1"] or match["sign2"]
@@ -75,15 +74,20 @@ def _joints(text: str) -> Iterator[tuple[int, int]]:
 
 def _may_be_one(text: str, line: int, start: int, end: int) -> bool:
     """Whether the pieces around a line end could be one broken value: not two words, two paths or two statements."""
-    back, ahead = _PIECE.match(text[max(line, start - 200) : start][::-1]), _PIECE.match(text, end)
-    if back is None or ahead is None:
+    ahead = _PIECE.match(text, end)
+    if ahead is None or _NEW_LINE.match(ahead[0]):
+        return False
+    back = _PIECE.match(text[max(line, start - 200) : start][::-1])
+    if back is None:
         return False
     left, right = back[0][::-1], ahead[0]
     if not _ODD.search(left) and not _ODD.search(right):
         return False
-    if _NEW_LINE.match(right) or is_public_id(left) or is_public_id(right):
+    if is_public_id(left) or is_public_id(right):
         return False
-    return not (_WORDS.fullmatch(left) and _WORDS.fullmatch(right)) or ":" in left or names_a_secret(text[line:start])
+    return (
+        not (_WORDS.fullmatch(left) and _WORDS.fullmatch(right)) or ":" in left[:-1] or names_a_secret(text[line:start])
+    )
 
 
 def crossing(text: str, spans: Iterable[Span]) -> Iterator[Span]:
