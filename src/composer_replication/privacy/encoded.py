@@ -33,7 +33,7 @@ _GZIP = "H4sI"  # the first bytes of gzip, in base64
 _MOST_UNPACKED = 1 << 16
 _BASE32 = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z2-7]{24,}|[a-z2-7]{24,})={0,6}(?![A-Za-z0-9])")
 # Signs that other words do not have so many of: only looked at where a text speaks of base85.
-_BASE85 = re.compile(r"<~[!-uz\s]{15,4000}~>|[!#-&(-;=?-\[\]-~]{15,2000}")
+_BASE85 = re.compile(r"<~[!-uz\s]{15,4000}~>|[!#-&(-\[\]-~]{15,2000}")
 _NAMES_85 = ("ase85", "ase-85", "ASE85", "b85enc", "b85dec", "a85enc", "a85dec", "z85", "Z85", "scii85", "SCII85")
 WHOLE_WORDS = frozenset((b"base", b"ascii", b"encode", b"decode", b"z"))  # what is left of the names without digits
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"

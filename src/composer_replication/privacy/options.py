@@ -1,10 +1,10 @@
 """Secrets on command lines, by program: which of its options and words hold a secret, and how options are written.
 
-One row a program. `-p` is a short option with a secret, written `-pX`, `-p X`, `-p=X` or last in a cluster (`-ksp X`);
-`-p=` only takes what is written directly behind it; `--name` and `-name` are long options. A sign behind an option
-means that a user stands before the secret, with that sign between them (`-u:`, `-U%`, `-u,`). `a+b` is a program with its
-verb. `#2` is the second word that is no option, `/` a word of the form user/secret, `@` one with user:secret@host, `=`
-every `name=secret`. A `!` wants a value that no word could be.
+One row a program. `-p` is a short option with a secret, written `-pX`, `-p X`, `-p=X` or last in a cluster (`-ksp
+X`); `-p=` only takes what is written directly behind it; `--name` and `-name` are long options. A sign behind an
+option means that a user stands before the secret, with that sign between them (`-u:`, `-U%`, `-u,`). `a+b` is a
+program with its verb. `#2` is the second word that is no option, `/` a word of the form user/secret, `@` one with
+user:secret@host, `=` every `name=secret`. A `!` wants a value that no word could be.
 """
 
 from __future__ import annotations

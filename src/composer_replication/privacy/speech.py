@@ -136,7 +136,7 @@ def _places(text: str, lower: bytes, word: bytes) -> Iterator[tuple[int, int]]:
         if (
             not before.isalnum()
             and before not in ("_", "-", "/", "$")
-            and not (after.isascii() and (after.isalnum() or after in "_("))
+            and not (after.isascii() and (after.isalnum() or after in ("_", "(")))
         ):
             yield at, end
         at = lower.find(word, end)
