@@ -134,8 +134,9 @@ def _program(name: str, entries: Sequence[str]) -> _Program:
             short[body[1]] = marks
         else:
             long[body] = marks
-    letters = "".join(map(re.escape, short)) or "\\0"
-    worth = re.compile("|".join([rf"[\s\"']-[A-Za-z]{{0,8}}[{letters}]", *map(re.escape, long)]))
+    letters = "".join(map(re.escape, short))
+    options = [rf"[\s\"']-[A-Za-z]{{0,8}}[{letters}]"] if letters else []
+    worth = re.compile("|".join([*options, *map(re.escape, long)]) or "(?!)")
     first = re.escape(name.split("+")[0].rstrip("*").lower()).encode()
     called = re.compile(first + (rb"[^\0\s]{0,100}" if name.endswith("*") else rb"(?=[ \t]|\\\n)"))
     return _Program(tuple(name.split("+")), short, long, places, frozenset(shapes), called, worth)

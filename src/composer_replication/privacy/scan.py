@@ -128,8 +128,7 @@ class Scanner:
             behind += self._wrapped(text, starts, depth)
         if speaks_of_base85(text, active):
             behind += [Span(*piece[:2], "ENCODED_SECRET") for piece in base85(text) if self._says_secret(piece, depth)]
-        evidence = suspects or found or self._exact.triggers or not active.isdisjoint(KEYWORDS)
-        if depth == 0 and evidence and "\n" in text and (view := joined(text)) is not None:
+        if depth == 0 and "\n" in text and (view := joined(text)) is not None:
             behind += crossing(text, view.led_back(self.spans(view.text, key, depth + 1)))
         if "\\" in text and (view := unescaped(text)) is not None:
             behind += view.led_back(self.spans(view.text, key, depth + 1))

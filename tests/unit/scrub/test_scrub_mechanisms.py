@@ -91,7 +91,7 @@ SPEECH = (
     "Parola este {}",
     "Şifre: {}",
     "пароль от базы {}",
-    "Ο κωδικός είναι {}",
+    "κωδικός: {}",
     "הסיסמה היא {}",
     "كلمة المرور هي {}",
     "पासवर्ड {} है",
@@ -150,7 +150,8 @@ STAYS = [
     f"{HASH}\n",
     f"  revision: {HASH}\n  ref: {HASH}\n",
     "pkg/a.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,1234\n",
-    "github.com/chromedp/cdproto v0.0.0-20260804232424-e85f50dbfd32/go.mod h1:RwFsSODoIqkOTMlCGQRoM6d3bxLjZfnMbEFCcGQZcTU=",
+    "github.com/chromedp/cdproto v0.0.0-20260804232424-e85f50dbfd32/go.mod "
+    "h1:RwFsSODoIqkOTMlCGQRoM6d3bxLjZfnMbEFCcGQZcTU=",
     '    pg-connection-string: "npm:^2.14.0"\n',
     '  "password_confirmation.mismatching": "Zadaná hesla se neshodují",\n',
     "      reset_password: Restablecer contraseña\n    rules:\n",
