@@ -258,7 +258,10 @@ def _value_after(text: str, start: int, end: int, strength: Strength) -> Span | 
 def _literal(text: str, start: int, match: re.Match[str], strength: Strength) -> Span | None:
     """A literal behind a type or inside a call. A call gets other texts, too: there only what no word could be."""
     span = _value_at(text, start, match, strength)
-    called = "(" in text[match.end("sign") : match.end()]
+    around = text[match.end("sign") : match.end()]
+    if span and "[" in around and is_identifier(text[span.start : span.end]):  # a list of names of code
+        return None
+    called = "(" in around
     return span if span and (not called or is_given(text[span.start : span.end])) else None
 
 
