@@ -76,10 +76,14 @@ def manifest_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
     """Every value under `data` and `stringData` of a Kubernetes Secret."""
     if b"secret" not in active or "kind" not in text:
         return
+    done = 0
     for kind in _MANIFEST.finditer(text):
+        if kind.start() < done:  # within what was read already
+            continue
         begin = max(text.rfind("\n---", 0, kind.start()), kind.start() - _LONGEST_MANIFEST, 0)
         border = text.find("\n---", kind.end(), kind.end() + _LONGEST_MANIFEST)
         end = border if border >= 0 else min(len(text), kind.end() + _LONGEST_MANIFEST)
+        begin, done = max(begin, done), end
         for data in _DATA.finditer(text, begin, end):
             yield from _object(text, data.end(), end) if data["open"] else _block(text, data, end)
 

@@ -171,10 +171,15 @@ def option_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
 
 
 def _calls(text: str, lower: bytes, program: _Program) -> Iterator[Span]:
+    done = 0
     for match in program.called.finditer(lower):
         at, end = match.span()
+        if at < done:  # a word of the command before it
+            continue
         if (at == 0 or text[at - 1] in _BEFORE) and _is_worth(text, end, program):
-            yield from _call(text, end, program)
+            words = list(_words(text, end))
+            done = words[-1][1] if words else end
+            yield from _call(text, words, program)
 
 
 def _is_worth(text: str, end: int, program: _Program) -> bool:
@@ -200,8 +205,7 @@ def _words(text: str, begin: int) -> Iterator[tuple[int, int]]:
         begin = word.end()
 
 
-def _call(text: str, end: int, program: _Program) -> Iterator[Span]:
-    words = list(_words(text, end))
+def _call(text: str, words: Sequence[tuple[int, int]], program: _Program) -> Iterator[Span]:
     following = list(program.words[1:])
     place = 0
     index = 0
