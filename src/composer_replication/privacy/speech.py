@@ -150,7 +150,7 @@ def _codes(text: str, stem: str) -> Iterator[Span]:
 
 def _logins(text: str, word: bytes) -> Iterator[Span]:
     for match in _BY_WORD[word].finditer(text):
-        if is_said(value := match["value"].rstrip(_TRAILING)):
+        if is_said(value := match["value"].partition("\\")[0].rstrip(_TRAILING)):
             yield Span(match.start("value"), match.start("value") + len(value), "USER_PASSWORD")
 
 
