@@ -108,6 +108,11 @@ _NUMBER_NAMES = frozenset(("pin", "cvv", "cvc", "otp", "pincode", "cvv2"))
 _NEXT_IN_LIST = re.compile(r"(\\*[\"'])\s{0,3},\s{0,40}\1((?:(?!\1)[^\0\n]){4,200})(?=\1)")
 _ENDS_SPEECH = frozenset(("", "\u2019", "\0"))
 _CALLED = frozenset((b"auth", b"cred", b"jwt", b"hmac", b"connection"))
+# A name, or a name and the beginning of a value, at the end of a line.
+_CUT_OFF = re.compile(
+    r"[\"'`\])]{0,3}(?::[ \t]?[\w\[\]., |]{1,40}(?==|[ \t]=))?(?:[ \t]{0,3}(?:=>|:=|[:=]|[ \t]))?[ \t]{0,3}(?:[A-Za-z]{2,9}[ \t])?"
+    r"\\*[\"'`]?[^\0\s\"'`,;(){}\[\]<>\\]{0,60}[ \t]{0,2}(?:\\{0,2}\r?\n|`\n|\\{1,2}n)"
+)
 _ADDRESS_PART = re.compile(r"[?&;#]")
 _IS_VALUE = re.compile(r"=\\*[\"']?\Z")
 _RESOURCE = re.compile(r"\b[au]rn:[^\0\s\"'`<>()]{0,200}:\Z")
@@ -118,19 +123,20 @@ def searched_words(active: Set[bytes]) -> list[bytes]:
     return [word for keyword in KEYWORDS if keyword in active for word in _SEARCHED[keyword]]
 
 
-def keyword_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
+def keyword_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[int] | None = None) -> Iterator[Span]:
     """Every value that stands behind a secret-looking name.
 
-    `lower` is the text, one byte a character, lower-cased; `active` are the key words known to occur in it.
+    `lower` is the text, one byte a character, lower-cased; `active` are the key words known to occur in it. Where names
+    end that have a line end where their value is goes to `unfinished`.
     """
     for word in searched_words(active) if active & _ALL_KEYWORDS else ():
-        yield from _spans_of(text, lower, word)
+        yield from _spans_of(text, lower, word, [] if unfinished is None else unfinished)
 
 
-def _spans_of(text: str, lower: bytes, needle: bytes) -> Iterator[Span]:
+def _spans_of(text: str, lower: bytes, needle: bytes, unfinished: list[int]) -> Iterator[Span]:
     position, crowd = lower.find(needle), 0
     while position >= 0:
-        span = _at_hit(text, position, needle)
+        span = _at_hit(text, position, needle, unfinished)
         if span is not None:
             yield span
             yield from _listed(text, span)
@@ -154,7 +160,7 @@ def _listed(text: str, span: Span) -> Iterator[Span]:
         end = match.end(2)
 
 
-def _at_hit(text: str, position: int, keyword: bytes) -> Span | None:
+def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> Span | None:
     # The `=` of `sig=` belongs to the sign, not to the name.
     stem_end = position + len(keyword) - keyword.endswith(b"=")
     tail = _TAIL.match(text, stem_end)
@@ -175,6 +181,8 @@ def _at_hit(text: str, position: int, keyword: bytes) -> Span | None:
     if after == ">" and text[start - 1 : start] == "<" and PLACEHOLDER.match(text, start - 1):
         return None
     strength = _strength_at(text, position, name, keyword)
+    if strength >= Strength.TOKEN and _CUT_OFF.match(text, end):
+        unfinished.append(end)
     if name.lower() in ("pass", "pwd") and not _is_named(text, start, end):  # a verb, a command
         return None
     if text[start - 1 : start] == ":" and _RESOURCE.search(text, max(0, start - 240), start):

@@ -89,6 +89,7 @@ smbclient           #2!
 """
 _LONGEST = 2000
 _MOST_WORDS = 80
+_LONGEST_CUT = 120
 _GAP = re.compile(r"(?:[ \t]|\\{1,4}+\r?\n|\\\\n)*+")
 # A piece of a word: quoted, quoted in JSON, or bare. No group is captured in it: it is repeated without a way back.
 _PIECE = (
@@ -138,7 +139,7 @@ def _program(name: str, entries: Sequence[str]) -> _Program:
     options = [rf"[\s\"']-[A-Za-z]{{0,8}}[{letters}]"] if letters else []
     worth = re.compile("|".join([*options, *map(re.escape, long)]) or "(?!)")
     first = re.escape(name.split("+")[0].rstrip("*").lower()).encode()
-    called = re.compile(first + (rb"[^\0\s]{0,100}" if name.endswith("*") else rb"(?=[ \t]|\\\n)"))
+    called = re.compile(first + (rb"[^\0\s]{0,100}" if name.endswith("*") else rb"(?=[ \t\r\n]|\\+[\nn])"))
     return _Program(tuple(name.split("+")), short, long, places, frozenset(shapes), called, worth)
 
 
@@ -155,28 +156,37 @@ def _programs() -> dict[bytes, list[_Program]]:
 
 
 _PROGRAMS = _programs()
+PROGRAM_NAMES = frozenset(program.words[0] for programs in _PROGRAMS.values() for program in programs)
 WHOLE_WORDS: frozenset[bytes] = frozenset(_PROGRAMS)  # a text is looked at when one of them is a word of it
 
 
 _EVERYWHERE = frozenset((b"http", b"https"))  # mostly the beginning of an address
 
 
-def option_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
-    """Every secret that an option or a word of a known program holds. `active`: the whole words that occur."""
+def option_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[int] | None = None) -> Iterator[Span]:
+    """Every secret that an option or a word of a known program holds. `active`: the whole words that occur.
+
+    Where programs end whose line ends before or within such an option goes to `unfinished`.
+    """
     for letters in sorted(active & WHOLE_WORDS):
         if letters in _EVERYWHERE and " -a" not in text and " --auth" not in text:
             continue
         for program in _PROGRAMS[letters]:
-            yield from _calls(text, lower, program)
+            if not program.words[1:] or program.words[1] in text:
+                yield from _calls(text, lower, program, unfinished)
 
 
-def _calls(text: str, lower: bytes, program: _Program) -> Iterator[Span]:
+def _calls(text: str, lower: bytes, program: _Program, unfinished: list[int] | None) -> Iterator[Span]:
     done = 0
     for match in program.called.finditer(lower):
         at, end = match.span()
         if at < done:  # a word of the command before it
             continue
-        if (at == 0 or text[at - 1] in _BEFORE) and _is_worth(text, end, program):
+        if at and text[at - 1] not in _BEFORE:
+            continue
+        if unfinished is not None and _is_cut(text, end, program):
+            unfinished.append(end)
+        if _is_worth(text, end, program):
             words = list(_words(text, end))
             done = words[-1][1] if words else end
             yield from _call(text, words, program)
@@ -191,6 +201,14 @@ def _is_worth(text: str, end: int, program: _Program) -> bool:
     if program.places or program.shapes:
         return True
     return line.endswith("\\") or program.worth.search(line) is not None
+
+
+def _is_cut(text: str, end: int, program: _Program) -> bool:
+    """Whether the line ends soon and it or the next one has an option with a secret."""
+    newline = text.find("\n", end, end + _LONGEST_CUT)
+    if newline < 0:
+        newline = text.find("\\n", end, end + _LONGEST_CUT)
+    return newline >= 0 and program.worth.search(text, end, newline + _LONGEST_CUT) is not None
 
 
 def _words(text: str, begin: int) -> Iterator[tuple[int, int]]:

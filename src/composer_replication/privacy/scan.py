@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
-from composer_replication.privacy import commands, encoded, entropy, options, rules, speech, tables
+from composer_replication.privacy import commands, encoded, entropy, fragments, options, rules, speech, tables
 from composer_replication.privacy.assignments import KEYWORDS, keyword_spans, searched_words
 from composer_replication.privacy.commands import command_spans
 from composer_replication.privacy.encoded import (
@@ -23,7 +23,7 @@ from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digi
 from composer_replication.privacy.tables import table_spans
 from composer_replication.privacy.vendors import RUN_RULES, VENDOR_RULES
 from composer_replication.privacy.views import has_colours, uncoloured, unescaped
-from composer_replication.privacy.wraps import crossing, joined
+from composer_replication.privacy.wraps import broken, crossing
 
 _Runs = list[tuple[int, str]]
 _Triggers = list[tuple[str, Rule]]
@@ -55,7 +55,8 @@ class Scanner:
         self._entropy = use_entropy
         self._clean_runs: set[str] = set()
         triggers = (*rules.TRIGGERS, *commands.TRIGGERS, *KEYWORDS, tables.INSERT, *self._exact.triggers)
-        self.words = WordFilter(triggers, options.WHOLE_WORDS | speech.WHOLE_WORDS | encoded.WHOLE_WORDS)
+        whole = options.WHOLE_WORDS | speech.WHOLE_WORDS | encoded.WHOLE_WORDS | fragments.WHOLE_WORDS
+        self.words = WordFilter(triggers, whole)
 
     def knows(self, run: str) -> bool:
         """Whether a value from the environment stands in a run of key characters."""
@@ -77,16 +78,17 @@ class Scanner:
             if len(set(run)) >= _FEWEST and not entropy.is_wordy(run) and not entropy.is_public_id(run)
         ]
         active = self.words.active(flat)
-        found: list[Span] = list(self._exact.spans(text, active))
+        found: list[Span] = [*self._exact.spans(text, active), *self._exact.broken_spans(text, active)]
         triggers = _vendor_triggers(odd)
         for rule in dict.fromkeys(rule for _, rule in triggers):
             found += rule.spans(text)
         found += structure_spans(text, active)
         found += command_spans(text, active)
         lower = flat.lower() if active else flat
+        unfinished: list[int] = []  # names and options that a line end parts from their value
         if active:
-            found += keyword_spans(text, lower, active)
-            found += options.option_spans(text, lower, active)
+            found += keyword_spans(text, lower, active, unfinished)
+            found += options.option_spans(text, lower, active, unfinished)
             found += table_spans(text, lower, active)
             found += manifest_spans(text, active)
             if has_colours(text):
@@ -98,6 +100,9 @@ class Scanner:
         depends = self._suspects(text, suspects, key, depth, found)
         if depth == 0:
             self._remember(runs, found, triggers, depends)
+        if depth == 0 and (joined := broken(text, flat, lower, active, unfinished)) is not None:
+            view, named = joined
+            found += crossing(text, view.led_back(self.spans(view.text, key, depth + 1)), named)
         if depth < _MAX_DEPTH:
             found += self._encoded(text, key, depth, suspects, found, active)
         return _spread(text, _merge(text, found)) if found else []
@@ -128,8 +133,6 @@ class Scanner:
             behind += self._wrapped(text, starts, depth)
         if speaks_of_base85(text, active):
             behind += [Span(*piece[:2], "ENCODED_SECRET") for piece in base85(text) if self._says_secret(piece, depth)]
-        if depth == 0 and "\n" in text and (view := joined(text)) is not None:
-            behind += crossing(text, view.led_back(self.spans(view.text, key, depth + 1)))
         if "\\" in text and (view := unescaped(text)) is not None:
             behind += view.led_back(self.spans(view.text, key, depth + 1))
         return behind
