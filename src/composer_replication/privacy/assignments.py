@@ -181,7 +181,7 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
     if after == ">" and text[start - 1 : start] == "<" and PLACEHOLDER.match(text, start - 1):
         return None
     strength = _strength_at(text, position, name, keyword)
-    if strength >= Strength.TOKEN and _CUT_OFF.match(text, end):
+    if (strength >= Strength.TOKEN or keyword == b"auth") and _CUT_OFF.match(text, end):
         unfinished.append(end)
     if name.lower() in ("pass", "pwd") and not _is_named(text, start, end):  # a verb, a command
         return None

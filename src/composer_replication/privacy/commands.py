@@ -92,7 +92,8 @@ _KEPT = (
 _BY_TRIGGER: dict[bytes, list[_Command]] = {}
 for _command in _KEPT:
     _BY_TRIGGER.setdefault(_command.trigger, []).append(_command)
-TRIGGERS: tuple[bytes, ...] = (*_BY_TRIGGER, *_READ_WORDS.difference(_BY_TRIGGER))
+_ORACLE_WORDS = frozenset((b"oracle", b"sqlplus"))
+TRIGGERS: tuple[bytes, ...] = (*_BY_TRIGGER, *_READ_WORDS.difference(_BY_TRIGGER), *_ORACLE_WORDS)
 _ALL_TRIGGERS = frozenset(_BY_TRIGGER)
 _HARMLESS = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-")
 # A line of .pgpass alone, without the name of its file: host, the usual port, database, user, password.
@@ -117,11 +118,11 @@ def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
                 yield from _matches(pattern, text, kind, strong)
     if active & _READ_WORDS:
         yield from _read_spans(text)
-    if ":5432:" in text or ":*:" in text:
+    if ":5432:" in text:
         yield from _matches(_PGPASS, text, "PASSWORD", True)
     if "@" in text:
         yield from _matches(_ACCOUNT, text, "USER_PASSWORD", True)
-    if ":1521" in text or "oracle:thin:" in text:
+    if not active.isdisjoint(_ORACLE_WORDS):
         yield from _matches(_ORACLE, text, "PASSWORD", False)
 
 

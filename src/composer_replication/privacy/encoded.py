@@ -91,7 +91,9 @@ def decode_base32(run: str) -> str | None:
 
 def speaks_of_base85(text: str, words: Set[bytes]) -> bool:
     """Whether a text names base85 or has its frame: without that every word with signs in it would be one."""
-    return "<~" in text or (not words.isdisjoint(WHOLE_WORDS) and any(name in text for name in _NAMES_85))
+    return ("~" in text and "<~" in text) or (
+        not words.isdisjoint(WHOLE_WORDS) and any(name in text for name in _NAMES_85)
+    )
 
 
 def base85(text: str) -> Iterator[Decoded]:

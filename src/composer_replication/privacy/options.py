@@ -156,7 +156,6 @@ def _programs() -> dict[bytes, list[_Program]]:
 
 
 _PROGRAMS = _programs()
-PROGRAM_NAMES = frozenset(program.words[0] for programs in _PROGRAMS.values() for program in programs)
 WHOLE_WORDS: frozenset[bytes] = frozenset(_PROGRAMS)  # a text is looked at when one of them is a word of it
 
 

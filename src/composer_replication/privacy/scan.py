@@ -23,7 +23,7 @@ from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digi
 from composer_replication.privacy.tables import table_spans
 from composer_replication.privacy.vendors import RUN_RULES, VENDOR_RULES
 from composer_replication.privacy.views import has_colours, uncoloured, unescaped
-from composer_replication.privacy.wraps import broken, crossing
+from composer_replication.privacy.wraps import SHORT_KEYS, broken, crossing, touches_end
 
 _Runs = list[tuple[int, str]]
 _Triggers = list[tuple[str, Rule]]
@@ -54,7 +54,7 @@ class Scanner:
         self._extra = tuple(extra_rules)
         self._entropy = use_entropy
         self._clean_runs: set[str] = set()
-        triggers = (*rules.TRIGGERS, *commands.TRIGGERS, *KEYWORDS, tables.INSERT, *self._exact.triggers)
+        triggers = (*rules.TRIGGERS, *commands.TRIGGERS, *KEYWORDS, tables.INSERT, *SHORT_KEYS, *self._exact.triggers)
         whole = options.WHOLE_WORDS | speech.WHOLE_WORDS | encoded.WHOLE_WORDS | fragments.WHOLE_WORDS
         self.words = WordFilter(triggers, whole)
 
@@ -99,8 +99,9 @@ class Scanner:
                 found += rule.spans(text)
         depends = self._suspects(text, suspects, key, depth, found)
         if depth == 0:
+            depends.update(run for start, run in suspects if touches_end(text, start + len(run)))
             self._remember(runs, found, triggers, depends)
-        if depth == 0 and (joined := broken(text, flat, lower, active, unfinished)) is not None:
+        if depth == 0 and (joined := broken(text, lower, active, suspects, unfinished)) is not None:
             view, named = joined
             found += crossing(text, view.led_back(self.spans(view.text, key, depth + 1)), named)
         if depth < _MAX_DEPTH:

@@ -1,14 +1,14 @@
 """Values broken by the end of a line: by a newline, a terminal, an indent, the sign of a diff, a number, a backslash.
 
-Around such an end the text is joined and looked at once more. An end is taken for a break only for a reason: odd
-characters on one side of it, a name or an option that stands before it without its value, a word for a secret that is
-cut in two, or an address whose password goes on. Line ends in texts that are JSON are two characters, and count too.
+Around such an end the text is joined and looked at once more. An end is taken for a break only for a reason: a long odd
+run that touches it, a name or an option that stands before it without its value, a word for a secret that is cut in
+two, or an address whose password goes on. Line ends in texts that are JSON are two characters, and count too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from composer_replication.privacy.entropy import HEX_KIND, KIND, is_public_id, is_wordy, names_a_secret
 from composer_replication.privacy.fragments import broken_words
@@ -17,32 +17,18 @@ from composer_replication.privacy.views import View
 
 _Edit = tuple[int, int, str]
 Joint = tuple[int, int]  # from the last character before a line end to the first one behind it
-_CHAR = rb"[A-Za-z0-9+/=_.~$!@#%^&*:?-]"
-# What a reader or a diff writes before a line. An arrow is one byte here, and an unknown one.
-_PREFIX = rb"[ \t\r\\`]*+(?:\d{1,6}[?\t|:][ \t]*+)?+(?P<sign>[+>|-][ \t]*+)?+"
-# Letters and digits mixed, or capitals where no word has them.
-_MIXED = (
-    rb"(?=[A-Za-z]{0,14}[0-9])(?=[0-9]{0,8}[A-Za-z])|(?=" + _CHAR + rb"{0,6}(?:[a-z][A-Z]{2}|[a-z][A-Z][a-z][A-Z]))"
-)
-
-
-def _odd_end(mark: bytes) -> re.Pattern[bytes]:
-    """A line end with odd characters on one side of it. It starts with the end: that is what makes the search fast."""
-    digits = b"|".join(rb"(?<=[0-9]%b{%d}%b)" % (_CHAR, distance, mark) for distance in range(13))
-    long = rb"(?<=%b{9}%b)" % (_CHAR, mark)
-    return re.compile(
-        rb"%b(?<=%b%b)(?:(?P<left>%b(?:%b))%b(?=%b)|%b(?=%b{6})(?:%b))"
-        % (mark, _CHAR, mark, long, digits, _PREFIX.replace(b"sign", b"sign1"), _CHAR, _PREFIX, _CHAR, _MIXED)
-    )
-
-
-_REAL, _WRITTEN = rb"\n", rb"\\n"
-_ODD_ENDS = ((b"\n", "\n", _odd_end(_REAL)), (b"\\n", "\\n", _odd_end(_WRITTEN)))
-# The same characters in another order: the sign of a continued line, or half of an end, goes behind the end.
-_REORDERED = ((b"\r\n", b"\n\r"), (b"`\n", b"\n`"), (b"\\\\n", b"\\n\\"))
+# Keys so short that both halves of one are no long runs: where they occur every line end is looked at.
+SHORT_KEYS = frozenset((b"akia", b"asia", b"glpat", b"ltai", b"bearer"))
+_CHAR = r"[A-Za-z0-9+/=_.~$!@#%^&*:?-]"
+_ANY_END = re.compile(rf"(?:\r?\n|\\{{1,3}}n)(?=[ \t+>|`]{{0,60}}{_CHAR}{{3}})")
+_LINE_ENDS = ("\n", "\r\n", "\\\n", "`\n", "\\n", "\\\\n", "\\\\\\n")
+_LINE_BEFORE = re.compile(r"(?:\r?\n|\\n)[ \t`]*(?:\d{1,6}[→:|\t][ \t]*)?[+>│|-]?[ \t]*\Z")
+_INDENT = 60
 _AFTER_END = re.compile(r"(?:\r?\n|\\{1,2}n)[ \t`]*(?:\d{1,6}[→:|\t][ \t]*)?(?P<sign>[+>│|-][ \t]*)?")
 _LINE_START = re.compile(r"(?:\n|\\n)[ \t+>|\"']*\Z")
 _PIECE = re.compile(r"[^\0\s\"'`,;(){}\[\]<>|]{1,200}")
+_ALNUM = re.compile(r"[A-Za-z0-9]")
+# A digit, or capitals where no word has them.
 _ODD = re.compile(r"[0-9]|[a-z][A-Z]{2}|[a-z][A-Z][a-z][A-Z]|[A-Z]{2}[a-z][A-Z]")
 _WORDS = re.compile(
     r"(?:[./_=~$+:@#-]*+(?:[A-Z]?[a-z]{1,20}+(?:[A-Z][a-z]{1,20}+)*+|[A-Z]{1,20}+|[0-9]{1,6}+)(?=[./_=~$+:@#!?-]|$))++[./_=~$+:@#!?-]*+"
@@ -52,34 +38,43 @@ _NEW_LINE = re.compile(r"[A-Za-z_][\w.-]{1,60}(?:=(?!=?\Z)|:)|\*\*|//|#|\.\.|\+\
 _STATEMENT = re.compile(r"[A-Za-z_][\w.-]{1,60}\s?[=:]")
 _DATA = re.compile(r"(?:[A-Za-z0-9+/]{57,}+(?:\r?\n|\\n)[ \t]*+)++[A-Za-z0-9+/=]*+")  # the lines of a file in base64
 _LOGIN = re.compile(
-    r"://[^\0\s/@\"'`<>\\]{0,100}(?P<end>\r?\n|\\n)[ \t+>|]{0,40}[^\0\s/\"'`<>\\]{0,100}(?:\n[ \t+>|]{0,40}[^\0\s/\"'`<>\\]{1,100}){0,3}@"
+    r"://[^\0\s/@\"'`<>\\]{0,100}(?P<end>\r?\n|\\n)[ \t+>|]{0,40}[^\0\s/\"'`<>\\]{0,100}"
+    r"(?:\n[ \t+>|]{0,40}[^\0\s/\"'`<>\\]{1,100}){0,3}@"
 )
 _LEAD, _REACH = 300, 240  # around a joint
 _MOST_LINES = 8  # of one width, on each side of a joint
 _NARROWEST = 20  # no terminal is narrower
+_SHORTEST = 20  # characters of a value that nothing names
 _APART = "\n\0\n"
 _MOST_JOINTS = 2000
 _WRAPPED_DATA = 57  # lines of base64 at least as long on both sides are those of a file
 _SECRET_LINE = 160
 
 
+def touches_end(text: str, end: int) -> bool:
+    """Whether a line ends where a run does: then the run alone does not tell what it is."""
+    return text.startswith(_LINE_ENDS, end)
+
+
 def broken(
-    text: str, flat: bytes, lower: bytes, active: Set[bytes], open_names: Iterable[int]
+    text: str, lower: bytes, active: Set[bytes], runs: Sequence[tuple[int, str]], open_names: Sequence[int]
 ) -> tuple[View, bool] | None:
     """What stands around broken words, without the breaks and without the rest of the text; None when there is none.
 
-    `open_names`: where names and options end that have a line end where their value is. The second part says whether
-    a name was broken: then a value counts that does not itself cross a line end.
+    `runs`: long runs of key characters that are no words; `open_names`: where names and options end that have a line
+    end where their value is. The second part says whether a name was broken: then a value counts that does not itself
+    cross a line end.
     """
     named = {*_open(text, open_names), *broken_words(lower, active), *_logins(text)}
-    odd = set(_odd(text, flat))
+    ends = {*_beside_runs(text, runs), *(() if active.isdisjoint(SHORT_KEYS) else _every_end(text))}
+    odd = set(_of_one_value(text, ends)) if ends else set()
     if not named and not odd:
         return None
     joints = sorted({joint for each in named | odd for joint in _chain(text, each)})[:_MOST_JOINTS]
     return View(text, _edits(text, joints)), bool(named)
 
 
-def _edits(text: str, joints: list[Joint]) -> list[_Edit]:
+def _edits(text: str, joints: Iterable[Joint]) -> list[_Edit]:
     edits: list[_Edit] = []
     done = 0
     for start, end in joints:
@@ -94,45 +89,49 @@ def _edits(text: str, joints: list[Joint]) -> list[_Edit]:
     return edits
 
 
-def _odd(text: str, flat: bytes) -> Iterator[Joint]:
-    for mark, written, pattern in _ODD_ENDS:
-        if mark not in flat:
+def _beside_runs(text: str, runs: Sequence[tuple[int, str]]) -> Iterator[int]:
+    """The line ends before and behind runs."""
+    for begin, run in runs:
+        end = begin + len(run)
+        if touches_end(text, end):
+            yield end
+        if text[begin - 1 : begin] in _BEFORE_RUN and (
+            before := _LINE_BEFORE.search(text, max(0, begin - _INDENT), begin)
+        ):
+            yield before.start()
+
+
+_BEFORE_RUN = frozenset("\n \t+>|-nrt│→")
+
+
+def _every_end(text: str) -> Iterator[int]:
+    for match in _ANY_END.finditer(text):
+        yield match.start()
+
+
+def _of_one_value(text: str, ends: Set[int]) -> Iterator[Joint]:
+    """The line ends with odd characters around them that could be those of one value."""
+    joined = skip = 0  # where the last joint ends; up to where a file in base64 goes on
+    for at in sorted(ends):
+        joint = _joint_at(text, at) if at >= skip else None
+        if joint is None:
             continue
-        ordered = flat
-        for old, new in _REORDERED:
-            if old in ordered:
-                ordered = ordered.replace(old, new)
-        joined = skip = 0  # where the last joint ends; up to where a file goes on
-        for match in pattern.finditer(ordered):
-            start = match.start()
-            line = _line_start(text, start, written)
-            end = _without_sign(text, line, match)
-            if start < skip:
-                continue
-            if joined != line and (data := _DATA.match(text, line)) and data.end() > end + _WRAPPED_DATA:
-                if not names_a_secret(text[max(0, line - 80) : line].rstrip()):
-                    skip = data.end()
-                    continue
-            if _may_be_one(text, line, start, end):
-                joined = end
-                yield start, end
+        start, end = joint
+        line = _line_start(text, start)
+        data = _DATA.match(text, line) if joined != line else None
+        if data and data.end() > end + _WRAPPED_DATA and not names_a_secret(text[max(0, line - 80) : line].rstrip()):
+            skip = data.end()
+        elif _may_be_one(text, line, start, end):
+            joined = end
+            yield joint
 
 
-def _line_start(text: str, start: int, mark: str) -> int:
-    return max(text.rfind(mark, max(0, start - _LEAD), start) + len(mark), start - _LEAD, 0)
-
-
-def _without_sign(text: str, line: int, match: re.Match[bytes]) -> int:
-    """Where the next line begins: the sign of a diff or a quotation is left out where the line before has it too."""
-    at = max(match.start("sign"), match.start("sign1"))
-    return match.end() if at < 0 or _has_sign(text, line, text[at]) else at
-
-
-def _has_sign(text: str, line: int, sign: str) -> bool:
-    """Whether lines before have the same sign in front of them."""
-    return (
-        text.startswith(sign, line) or text.startswith(sign) or text.find("\n" + sign, max(0, line - _LEAD), line) >= 0
-    )
+def _line_start(text: str, start: int) -> int:
+    """Where the line begins that ends at `start`; its end may be that of JSON, two characters."""
+    lead = max(0, start - _LEAD)
+    newline = text.rfind("\n", lead, start) + 1
+    written = text.rfind("\\n", lead, start) + 2 if text.startswith("\\", start) else 0
+    return max(newline, written if written > 1 else 0, lead)
 
 
 def _may_be_one(text: str, line: int, start: int, end: int) -> bool:
@@ -144,41 +143,63 @@ def _may_be_one(text: str, line: int, start: int, end: int) -> bool:
     if back is None:
         return False
     left, right = back[0][::-1], ahead[0]
-    if not _ODD.search(left) and not _ODD.search(right):
+    if not (_ODD.search(left) or _ODD.search(right)) or not _ALNUM.search(right) or not right.isascii():
         return False
     if is_public_id(left) or is_public_id(right):
         return False
-    return (
-        not (_WORDS.fullmatch(left) and _WORDS.fullmatch(right)) or ":" in left[:-1] or names_a_secret(text[line:start])
-    )
+    if _is_named(text[line : start - len(left)], left):
+        return True
+    both = len(left) + len(right)
+    return both >= _SHORTEST and not (_WORDS.fullmatch(left) and _WORDS.fullmatch(right))
 
 
-def _open(text: str, names: Iterable[int]) -> Iterator[Joint]:
+def _is_named(lead: str, left: str) -> bool:
+    """Whether a secret's name stands before the first piece, with a sign between them."""
+    name, sign, _ = left.rpartition("=")
+    if sign and names_a_secret(name):
+        return True
+    lead = lead.rstrip(" \t\"'`")
+    return lead.endswith((":", "=")) and names_a_secret(lead)
+
+
+def _open(text: str, names: Sequence[int]) -> Iterator[Joint]:
     """The line ends behind names and options that have no value, or half of one, on their line."""
     for name in names:
         newline, written = text.find("\n", name, name + _REACH), text.find("\\n", name, name + _REACH)
         at = min(newline, written) if newline >= 0 and written >= 0 else max(newline, written)
-        if at < 0 or not (joint := _joint_at(text, at)):
+        if at < 0 or not (joint := _joint_at(text, at, blanks=True)):
             continue
-        if not text[name:at].strip("\"'`\\\r]) \t") or not _STATEMENT.match(text, joint[1]):  # the name itself goes on
+        cut_name = not text[name:at].strip("\"'`\\\r]) \t")
+        if cut_name or not _STATEMENT.match(text, joint[1]):
             yield joint
 
 
-def _joint_at(text: str, at: int) -> Joint | None:
+def _joint_at(text: str, at: int, *, blanks: bool = False) -> Joint | None:
+    """The joint for the line end at `at`, or None where nothing follows. `blanks`: words may be parted by it, too."""
+    while text.startswith(("\\\n", "\\\\", "`\n", "\r"), at):  # the sign of a continued line stands before the end
+        at += 1
     match = _AFTER_END.match(text, at)
     if match is None:
         return None
-    start = at - (len(signs) - len(signs.rstrip("\\\r`")) if (signs := text[max(0, at - 4) : at]) else 0)
+    lead = text[max(0, at - 4) : at]
+    start = at - (len(lead) - len(lead.rstrip("\\\r`")))
     sign = match.start("sign")
-    line = _line_start(text, start, "\\n" if text[at] == "\\" else "\n")
-    end = match.end() if sign < 0 or _has_sign(text, line, text[sign]) else sign
-    indent = len(text[at:end]) - len(text[at:end].rstrip(" "))
-    end -= indent % 2  # a blank of the text itself stands behind the line end
+    end = match.end() if sign < 0 or _has_sign(text, _line_start(text, start), text[sign]) else sign
+    if blanks:
+        indent = len(text[at:end]) - len(text[at:end].rstrip(" "))
+        end -= indent % 2  # a blank of the text itself stands behind the line end
     return (start, end) if text[end : end + 1] not in ("", "\0", "\n") else None
 
 
+def _has_sign(text: str, line: int, sign: str) -> bool:
+    """Whether lines before have the same sign in front of them."""
+    if text.startswith(sign, line) or text.startswith(sign):
+        return True
+    return text.find("\n" + sign, max(0, line - _LEAD), line) >= 0
+
+
 def _logins(text: str) -> Iterator[Joint]:
-    for match in _LOGIN.finditer(text) if "://" in text and "@" in text else ():
+    for match in _LOGIN.finditer(text) if "@" in text else ():
         if joint := _joint_at(text, match.start("end")):
             yield joint
 
@@ -187,8 +208,8 @@ def _chain(text: str, joint: Joint) -> Iterator[Joint]:
     """A joint, and those around it where a terminal broke its lines: all of one width."""
     yield joint
     start, end = joint
-    mark = "\\n" if text.startswith("\\n", start) else "\n"
-    line = _line_start(text, start, mark)
+    mark = "\\n" if text.startswith("\\", start) else "\n"
+    line = _line_start(text, start)
     width = start - line
     if width < _NARROWEST or width >= _LEAD:
         return
@@ -202,7 +223,7 @@ def _chain(text: str, joint: Joint) -> Iterator[Joint]:
         before = line - len(mark)
         if before <= 0 or not text.startswith(mark, before):
             break
-        begin = _line_start(text, before, mark)
+        begin = _line_start(text, before)
         if before - begin != width and not (mark == "\\n" and before - begin > width):
             break
         yield before, line
