@@ -53,7 +53,7 @@ _SEARCHED: dict[bytes, tuple[bytes, ...]] = {
     b"identified ": (b"identified by",),
     b"salt ": (b"salt",),
     b"otp": (b"otp",),
-    b"code ": (b"?code=", b"&code="),
+    b"code ": (b"code=",),
     b"login ": (b"_login=",),
     b"pin ": (b"pin",),
     b"pw ": (b"pw",),
@@ -106,12 +106,16 @@ _TEST_NAME = re.compile(r"[Tt]est\w*+(?:[/.:]+[\w-]++)*+|\w++(?:(?:/|::)[\w.-]++
 _DIGITS = re.compile(r"\d{3,8}")
 _NUMBER_NAMES = frozenset(("pin", "cvv", "cvc", "otp", "pincode", "cvv2"))
 _NEXT_IN_LIST = re.compile(r"(\\*[\"'])\s{0,3},\s{0,40}\1((?:(?!\1)[^\0\n]){4,200})(?=\1)")
+_LISTED = re.compile(r"(?:[,;/|]|\b(?:and|with|the|new|old|vpn|my|our|your))\s\Z")  # `user ada, pass ...`
+_LOGIN_NAMES = frozenset((b"auth", b"cred", b"login"))
+_A_DIGIT = re.compile("[0-9]")
+_VALUE_REACH = 120
 _ENDS_SPEECH = frozenset(("", "\u2019", "\0"))
 _CALLED = frozenset((b"auth", b"cred", b"jwt", b"hmac", b"connection"))
 # A name, or a name and the beginning of a value, at the end of a line.
 _CUT_OFF = re.compile(
-    r"[\"'`\])]{0,3}(?::[ \t]?[\w\[\]., |]{1,40}(?==|[ \t]=))?(?:[ \t]{0,3}(?:=>|:=|[:=]|[ \t]))?[ \t]{0,3}(?:[A-Za-z]{2,9}[ \t])?"
-    r"\\*[\"'`]?[^\0\s\"'`,;(){}\[\]<>\\]{0,60}[ \t]{0,2}(?:\\{0,2}\r?\n|`\n|\\{1,2}n)"
+    r"[\"'`\])]{0,3}(?::[ \t]?[\w\[\]., |]{1,40}(?==|[ \t]=))?(?:[ \t]{0,3}(?:=>|:=|[:=]|[ \t]))?[ \t]{0,3}"
+    r"(?:[A-Za-z]{2,9}[ \t])?\\*[\"'`]?[^\0\s\"'`,;(){}\[\]<>\\]{0,60}[ \t]{0,2}(?:\\{0,2}\r?\n|`\n|\\{1,2}n)"
 )
 _ADDRESS_PART = re.compile(r"[?&;#]")
 _IS_VALUE = re.compile(r"=\\*[\"']?\Z")
@@ -173,6 +177,8 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
     if start < position and text[start - 1 : start] == "\\" and text[start] in "nrt":
         start += 1
     name = text[start:end]
+    if keyword == b"code=" and text[start - 1 : start] not in ("?", "&"):  # the rest of names with a code say more
+        return None
     if after and after in "( " and keyword in _CALLED and (span := _positional(text, end, keyword)):
         return span
     if after == "(" and "." in text[stem_end:end]:  # a method of it: what it is given is told by the name before it
@@ -189,6 +195,8 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
         return None
     if strength == Strength.NONE and name_strength(text[position:end]) < Strength.TOKEN:
         return None
+    if strength <= Strength.WEAK and keyword not in _LOGIN_NAMES and not _A_DIGIT.search(text, end, end + _VALUE_REACH):
+        return None  # only a random value counts behind such a name, and random values have digits
     span = _value_after(text, start, end, max(strength, Strength.WEAK))
     if span is None and strength >= Strength.TOKEN:
         span = named_in_document(text, start, end, strength)
@@ -221,6 +229,7 @@ def _is_named(text: str, start: int, end: int) -> bool:
     return (
         before in ("-", "<")
         or keyed
+        or _LISTED.search(text, max(0, start - 7), start) is not None
         or (_SIGN.match(text, end) or _FALLBACK.match(text, end) or typed(text, end)) is not None
     )
 

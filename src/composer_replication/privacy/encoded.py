@@ -31,6 +31,7 @@ _COMPONENT = re.compile(r"[A-Za-z0-9_.~+*!%-]+")
 _MAX_ENCODED = 200_000
 _GZIP = "H4sI"  # the first bytes of gzip, in base64
 _MOST_UNPACKED = 1 << 16
+_SHORTEST_BASE32 = 24
 _BASE32 = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z2-7]{24,}|[a-z2-7]{24,})={0,6}(?![A-Za-z0-9])")
 # Signs that other words do not have so many of: only looked at where a text speaks of base85.
 _BASE85 = re.compile(r"<~[!-uz\s]{15,4000}~>|[!#-&(-\[\]-~]{15,2000}")
@@ -91,9 +92,9 @@ def decode_base32(run: str) -> str | None:
 
 def speaks_of_base85(text: str, words: Set[bytes]) -> bool:
     """Whether a text names base85 or has its frame: without that every word with signs in it would be one."""
-    return ("~" in text and "<~" in text) or (
-        not words.isdisjoint(WHOLE_WORDS) and any(name in text for name in _NAMES_85)
-    )
+    if "~" in text and "<~" in text:
+        return True
+    return not words.isdisjoint(WHOLE_WORDS) and "85" in text and any(name in text for name in _NAMES_85)
 
 
 def base85(text: str) -> Iterator[Decoded]:
@@ -142,7 +143,7 @@ def decoded_in_run(run: str) -> Iterator[Decoded]:
                     if len(part) >= 16 and (text := decode_base64(part)) is not None:
                         yield Decoded(cursor, cursor + len(part), text)
                     cursor += len(part) + 1
-    for match in _BASE32.finditer(run):
+    for match in _BASE32.finditer(run) if len(run) >= _SHORTEST_BASE32 else ():
         if len(match[0]) <= _MAX_ENCODED and (text := decode_base32(match[0])) is not None:
             yield Decoded(match.start(), match.end(), text)
     for match in _HEX.finditer(run):

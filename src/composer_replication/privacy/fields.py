@@ -100,8 +100,10 @@ def _is_typed(text: str) -> bool:
 
 def is_command_line(items: Sequence[Any]) -> bool:
     """Whether a list is an argument vector that may hold a password: by a flag that names one, or by the command."""
-    texts = [item for item in items if isinstance(item, str)] if len(items) <= _MOST_ARGUMENTS else []
-    if len(texts) < 2 or len(texts) != len(items):
+    if not 2 <= len(items) <= _MOST_ARGUMENTS or not isinstance(items[0], str):
+        return False
+    texts = [item for item in items if isinstance(item, str)]
+    if len(texts) != len(items):
         return False
     named = any(text.startswith("-") and name_strength(text) >= Strength.TOKEN for text in texts[:-1])
     return named or texts[0].rpartition("/")[2] in _LOGIN_COMMANDS

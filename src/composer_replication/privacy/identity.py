@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from composer_replication.privacy.people import without_people
 from composer_replication.privacy.rules import PSEUDONYM, word_set
@@ -39,6 +39,8 @@ _PATHS = (
     ),
 )
 
+WORDS = tuple(word.lower().encode() for word, *_ in _PATHS)
+
 
 class Identity:
     """Finds people in text. Holds no state: the numbering comes from the caller, one per conversation."""
@@ -57,8 +59,8 @@ class Identity:
         self._names = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(spelled)})(?![A-Za-z0-9])") if spelled else None
         self._needles = tuple(names)
 
-    def replace(self, text: str, pseudonym: Callable[[str], str]) -> str:
-        """The text with every known or visible user as a pseudonym."""
+    def replace(self, text: str, pseudonym: Callable[[str], str], words: Set[bytes] | None = None) -> str:
+        """The text with every known or visible user as a pseudonym. `words`: which of `WORDS` occur, where known."""
         for home in self._homes:
             if home in text:
                 text = re.sub(re.escape(home) + r"(?![A-Za-z0-9_])", lambda _, h=home: self._home(h, pseudonym), text)
@@ -67,7 +69,7 @@ class Identity:
                 name = re.split(r"-", folder)[-1]
                 text = re.sub(re.escape(folder) + r"(?![A-Za-z0-9])", lambda _, n=name: f"-home-{pseudonym(n)}", text)
         for word, path, folder in _PATHS:
-            if word in text:
+            if word in text if words is None else word.lower().encode() in words:
                 text = path.sub(lambda match: match[1] + self._name(match[2], pseudonym), text)
                 if f"-{word}-" in text:
                     text = folder.sub(lambda match: match[1] + self._name(match[2], pseudonym), text)
@@ -75,9 +77,9 @@ class Identity:
             text = self._names.sub(lambda match: pseudonym(match[0]), text)
         return without_people(text, pseudonym) if self._others else text
 
-    def touches(self, text: str) -> bool:
+    def touches(self, text: str, words: Set[bytes] | None = None) -> bool:
         """Whether `replace` would change the text."""
-        return self.replace(text, lambda _: "") != text
+        return self.replace(text, lambda _: "", words) != text
 
     def _home(self, home: str, pseudonym: Callable[[str], str]) -> str:
         parent, separator, name = home.rpartition("\\" if "\\" in home else "/")

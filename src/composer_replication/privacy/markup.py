@@ -20,6 +20,7 @@ _OPEN_TAG = re.compile(r"<[\w:.-]{0,40}(?:\s[^\0<>]{0,160})?\Z")
 _ESCAPED_TAG = re.compile(r"&gt;(?P<value>[^\0\s<>&]{4,200})&lt;/")
 # The field of a form or an object whose type or name was said before or is said behind it.
 _FIELD = r"(?:[vV]alue|VALUE|ParameterValue|parameter_value|plaintext|content|secretValue|SecretString|default)"
+_FIELD_PARTS = ("alue", "VALUE", "laintext", "ontent", "ecretString", "efault")  # the least that such a field has
 _SAID_AS = re.compile(
     r"(?i)(?:type|name|key|id|kind|format|inputtype|parameter_?key|label|autocomplete)\\*[\"']?\s?[:=]"
     r"\s?\\*[\"']?[\w ./-]{0,60}\Z|(?:variable|output|parameter)\s\\*[\"']\w{0,60}\Z"
@@ -57,7 +58,10 @@ def named_in_document(text: str, start: int, end: int, strength: Strength) -> Sp
         and (_OPEN_TAG.search(lead) or text.startswith("</", end))
     ):
         return _checked(text, *match.span("value"), strength)
-    if text[start - 1 : start] == " " or not _SAID_AS.search(lead, max(0, len(lead) - _NEAR)):
+    around = text[max(0, start - _LEAD) : end + _REACH]
+    if text[start - 1 : start] == " " or not any(part in around for part in _FIELD_PARTS):
+        return None
+    if not _SAID_AS.search(lead, max(0, len(lead) - _NEAR)):
         return None
     if (match := _FIELD_BEHIND.match(text, end, end + _REACH)) or (
         match := _FIELD_BEFORE.search(text, max(0, start - _LEAD), start)

@@ -145,10 +145,17 @@ _NO_TOKENS = word_set(
 )
 
 
+# Every name that says anything has one of these in it: most names have none, and are done with.
+_STEM = re.compile(
+    "pass|pwd|pw|psk|secret|token|key|cred|auth|jwt|bearer|conn|otp|cvv|cvc|pin|code|sess|senha|contrase|wachtwoord|wort"
+    "|salasana|kodeord|phrase|" + "|".join(_WEAK_LAST)
+)
+
+
 @lru_cache(maxsize=8192)
 def name_strength(name: str) -> Strength:
     """What a name says about its value. A key that holds a value or a placeholder itself is no name."""
-    if "<" in name or "=" in name or ": " in name:
+    if not _STEM.search(name.lower()) or "<" in name or "=" in name or ": " in name:
         return Strength.NONE
     words = [word.lower() for word in _SPLIT.findall(name)]
     words = [word for word in words if not word.isdigit()] or [""]

@@ -34,7 +34,7 @@ cqlsh cypher-shell psexec psexec.py evil-winrm crackmapexec netexec nxc hydra rd
 yt-dlp youtube-dl ncftpput ncftpget twine rabbitmqadmin supabase dsmadmc winexe borgbackup -p
 influx              -t! -p
 doctl glab hcloud   -t!
-sqlcmd bcp isql osql tsql fisql mosquitto_pub mosquitto_sub ipmitool unzip zip zipcloak arangosh db2 -P
+sqlcmd bcp isql osql tsql fisql mosquitto_pub mosquitto_sub ipmitool unzip zip zipcloak arangosh -P
 ssh-keygen          -N -P
 7z 7za 7zr 7zz rar unrar -p= -hp=
 ldapsearch ldapmodify ldapadd ldapdelete ldapwhoami ldapcompare -w
@@ -54,7 +54,7 @@ sendemail           -xp
 pdftotext pdfimages pdfinfo pdftoppm qpdf -upw -opw
 hatch+publish poetry+publish uv+publish flit+publish -a -p -t!
 nuget+push nuget+setapikey -k #1!
-svn git-svn         --password
+svn                 --password
 xfreerdp wfreerdp   /p:
 cmdkey              /pass:
 net+user            #2!
@@ -159,7 +159,9 @@ _PROGRAMS = _programs()
 WHOLE_WORDS: frozenset[bytes] = frozenset(_PROGRAMS)  # a text is looked at when one of them is a word of it
 
 
-_EVERYWHERE = frozenset((b"http", b"https"))  # mostly the beginning of an address
+# Letters that stand everywhere: in addresses, and at the end of a time. Such a command is looked for in short texts.
+_EVERYWHERE = {b"http": " -a", b"https": " -a", b"z": "7z "}
+_LONGEST_TEXT = 1500
 
 
 def option_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[int] | None = None) -> Iterator[Span]:
@@ -168,7 +170,7 @@ def option_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[i
     Where programs end whose line ends before or within such an option goes to `unfinished`.
     """
     for letters in sorted(active & WHOLE_WORDS):
-        if letters in _EVERYWHERE and " -a" not in text and " --auth" not in text:
+        if letters in _EVERYWHERE and (len(text) > _LONGEST_TEXT or _EVERYWHERE[letters] not in text):
             continue
         for program in _PROGRAMS[letters]:
             if not program.words[1:] or program.words[1] in text:

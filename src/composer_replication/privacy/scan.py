@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
-from composer_replication.privacy import commands, encoded, entropy, fragments, options, rules, speech, tables
+from composer_replication.privacy import commands, encoded, entropy, fragments, identity, options, rules, speech, tables
 from composer_replication.privacy.assignments import KEYWORDS, keyword_spans, searched_words
 from composer_replication.privacy.commands import command_spans
 from composer_replication.privacy.encoded import (
@@ -54,7 +54,15 @@ class Scanner:
         self._extra = tuple(extra_rules)
         self._entropy = use_entropy
         self._clean_runs: set[str] = set()
-        triggers = (*rules.TRIGGERS, *commands.TRIGGERS, *KEYWORDS, tables.INSERT, *SHORT_KEYS, *self._exact.triggers)
+        triggers = (
+            *rules.TRIGGERS,
+            *commands.TRIGGERS,
+            *KEYWORDS,
+            tables.INSERT,
+            *SHORT_KEYS,
+            *identity.WORDS,
+            *self._exact.triggers,
+        )
         whole = options.WHOLE_WORDS | speech.WHOLE_WORDS | encoded.WHOLE_WORDS | fragments.WHOLE_WORDS
         self.words = WordFilter(triggers, whole)
 
@@ -67,8 +75,11 @@ class Scanner:
         """Whether rules of the caller take part: nobody knows whether they keep to one string of many."""
         return bool(self._extra)
 
-    def spans(self, text: str, key: str = "", depth: int = 0) -> list[Span]:
-        """Non-overlapping spans in order. `key` is the field the text stands in: it may say that hex is a hash."""
+    def spans(self, text: str, key: str = "", depth: int = 0, words: set[bytes] | None = None) -> list[Span]:
+        """Non-overlapping spans in order. `key` is the field the text stands in: it may say that hex is a hash.
+
+        The trigger words that occur go to `words`, for those who look for something else in the same text.
+        """
         flat = text.encode("latin-1", "replace")
         runs = self.new_runs(text, flat)
         odd = [(start, run) for start, run in runs if not _WORDY.fullmatch(run)]
@@ -78,6 +89,8 @@ class Scanner:
             if len(set(run)) >= _FEWEST and not entropy.is_wordy(run) and not entropy.is_public_id(run)
         ]
         active = self.words.active(flat)
+        if words is not None:
+            words |= active
         found: list[Span] = [*self._exact.spans(text, active), *self._exact.broken_spans(text, active)]
         triggers = _vendor_triggers(odd)
         for rule in dict.fromkeys(rule for _, rule in triggers):
@@ -93,7 +106,8 @@ class Scanner:
             found += manifest_spans(text, active)
             if has_colours(text):
                 found += _between_colours(text, lower, active)
-        found += speech.speech_spans(text, lower, active)
+        if active or not text.isascii():
+            found += speech.speech_spans(text, lower, active)
         for rule in self._extra:
             if rule.triggered(text):
                 found += rule.spans(text)
@@ -110,6 +124,8 @@ class Scanner:
 
     def _suspects(self, text: str, suspects: _Runs, key: str, depth: int, found: list[Span]) -> set[str]:
         """Look into every run that is no word; returns those that are clean only because of what stands around them."""
+        if not suspects:
+            return set()
         around, depends = entropy.Surroundings(text, key), set()
         known = found[:64]
         for start, run in suspects:

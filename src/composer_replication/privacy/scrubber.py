@@ -115,8 +115,9 @@ class Scope:
         if self._scanner.reads_alone:
             return False
         joined = _APART.join(unseen)
-        spans = self._scanner.spans(joined)
-        people, numbered = self._identity.touches(joined), holds_number(joined)
+        words: set[bytes] = set()
+        spans = self._scanner.spans(joined, words=words)
+        people, numbered = self._identity.touches(joined, words), holds_number(joined)
         offset, index = 0, 0
         for text in unseen:
             end = offset + len(text)

@@ -22,7 +22,7 @@ _PLAIN = word_set(
     "n zugangscode identifiants identifiant"
     " codice chiave schluessel jeton klucz klucza chave clef slaptazodis fjalekalimi senha senhas credenciales"
     " credenziali credenciais passord passordet passwort kodi matkhau palabra accesso aanmeldgegevens inloggegevens"
-    " code codes log sign logged login creds credentials phrase wifi user username"
+    " code codes log sign logged login creds credentials wifi"
 )
 # Words with letters of their own; only looked for in a text that has one of the letters.
 _OWN = (
@@ -40,8 +40,10 @@ _OWN_WORDS = tuple(
     )
 )
 _OWN_WORD = re.compile(any_of(_OWN_WORDS))
-# One letter of each that other texts do not have.
-_FIRST = re.compile("[" + "".join(sorted({next(c for c in word if not c.isascii()) for word in _OWN_WORDS})) + "]")
+# Of words with a single letter of their own: the longest piece in plain letters.
+_HALVES = frozenset(
+    max(re.findall("[a-z]+", word), key=len).encode() for word in _OWN_WORDS if re.search("[a-z]{2}", word)
+)
 _WORD_END = re.compile(r"[a-z]{1,6}(?=[\s:=])|[^\0-\x7f]{0,12}")
 # What a value stands behind: a sign, a word for `is`, or nothing but a blank; and up to five words before it.
 _FILLER = r"(?:[^\0\s\d\"`«「“<>=\uff1a]{1,24}[ \t]{1,2})"
@@ -56,15 +58,37 @@ _SAID_BEFORE = re.compile(
     r"ll be|for)\b|\(|è|é|как|як|като|är|làm|作为|作為|を|로|으로|为|為|是|=)"
     r"\s{0,2}(?:[^\0\s\d\"'`]{1,20}\s{1,2}){0,3}[\"'`*(]{0,3}\Z"
 )
+_LINK = re.compile(
+    r" (?:as|als|como|comme|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|mint|is|was|ist|es|est|will be|for|è|é|как|як"
+    r"|като|är|làm) |[(=作をは로为為是]"
+)
+_LONGEST_LINK = 70
 _LOOK_BACK = 90
-_ASCII = bytes(range(128))
+# Plain characters, the last bytes of all others, and the first ones of signs.
+_NO_LETTERS = bytes(range(0xC2)) + b"\xc2\xe2\xef\xf0\xf3"
 _TRAILING = ".,;:!?)*_\"'`»」”、。\uff0cです입니다"
-WHOLE_WORDS: frozenset[bytes] = frozenset(word.encode() for word in _PLAIN)
 # A code is digits, or groups of letters and digits, and other words have codes too: the word before it tells.
 _CODE = re.compile(
     r"(?i:(?:recovery|backup|verification|confirmation|security|unlock|access|login|auth\w{0,12}|2fa|m"
     r"fa|otp|one-time|pairing"
     r"|reset|activation|sms|door|gate|alarm|entry|pin|pass)[ -])\Z"
+)
+_CODE_WORDS = frozenset(
+    b"recovery backup verification confirmation unlock fa mfa otp sms pairing activation door gate alarm pin".split()
+)
+_CODE_VALUES = (
+    r"(?i:(?:\s\w{1,12}+){0,3}?(?:\s(?:is|are|was)|\s?[:=])\s{0,9}[\"'`*]{0,3})"
+    r"(?P<value>(?:[A-Za-z0-9]{3,10}+-)*+(?=[A-Za-z-]*\d)[A-Za-z0-9]{4,12}+(?:[ ,;\n-]{1,3}+(?=[a-z-]*"
+    r"+\d)[A-Za-z0-9]{4,12}+(?![\w.])){0,20}+)"
+)
+_LOGIN = (
+    r"(?i:(?: to [^\0\s]{1,60}+)?(?: are| is| with| as| using|:)?[ :]{1,2}(?:user(?:name)? )?)"
+    r"[\"'`*]{0,2}(?P<user>[\w.@+-]{1,60})[\"'`*]{0,2}\s?(?:[:/,|]|and\b|with\b)\s{0,2}(?:pass(?:word)"
+    r"? )?[\"'`*]{0,2}(?P<value>[!-;=?-~]{6,100})"
+)
+
+_WORDS = frozenset(
+    b"recovery backup verification confirmation unlock fa mfa otp sms pairing activation door gate alarm pin".split()
 )
 _CODE_VALUES = (
     r"(?i:(?:\s\w{1,12}+){0,3}?(?:\s(?:is|are|was)|\s?[:=])\s{0,9}[\"'`*]{0,3})"
@@ -83,19 +107,24 @@ _USER_AND_MORE = (
 )
 
 
+_WORDS = frozenset(word.encode() for word in _PLAIN)
+
+
+WHOLE_WORDS: frozenset[bytes] = _WORDS | _CODE_WORDS | _HALVES
+
+
 def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
     """What is said behind or before a word for a secret, in any language."""
-    for word in sorted(active & WHOLE_WORDS):
-        if word in (b"user", b"username") and b"pass" not in active:
-            continue
+    for word in sorted(active & _WORDS):
         if word in _BY_WORD:
             yield from _logins(text, word)
         elif word in (b"code", b"codes"):
-            yield from _codes(text, "odes" if word == b"codes" else "ode")
+            if not active.isdisjoint(_CODE_WORDS):
+                yield from _codes(text, lower, word)
         else:
             for at, end in _places(text, lower, word):
                 yield from _around(text, at, end)
-    if not text.isascii() and _FIRST.search(_not_ascii(text)):
+    if not text.isascii() and _may_have_words(lower, active) and _has_letters(text):
         for match in _OWN_WORD.finditer(text):
             yield from _around(text, match.start(), match.end())
 
@@ -116,15 +145,18 @@ _LOGIN_WORDS = {"log": "og in", "sign": "ign in", "logged": "ogged in"} | {
         "inloggegevens",
     ]
 }
-_BY_WORD = {word.encode(): re.compile(stem + _LOGIN) for word, stem in _LOGIN_WORDS.items()} | {
-    word.encode(): re.compile(re.escape(word[1:]) + _USER_AND_MORE) for word in ("user", "username")
-}
-_CODE_BEHIND = {stem: re.compile(stem + _CODE_VALUES) for stem in ("ode", "odes")}
+_BY_WORD = {word.encode(): re.compile(stem + _LOGIN) for word, stem in _LOGIN_WORDS.items()}
+_CODE_BEHIND = re.compile(_CODE_VALUES)
 
 
-def _not_ascii(text: str) -> str:
-    """The few characters that are not plain, without the many that are: a search through all of them takes longer."""
-    return text.encode("utf-8", "replace").translate(None, _ASCII).decode("utf-8", "replace")
+def _may_have_words(lower: bytes, active: Set[bytes]) -> bool:
+    """A quick look at the text as one byte a character: letters with accents stay, others are question marks there."""
+    return not lower.isascii() or b"??" in lower or not active.isdisjoint(_HALVES)
+
+
+def _has_letters(text: str) -> bool:
+    """Whether a text has letters of its own kind: not only arrows, dashes, frames and smileys, as most have."""
+    return bool(text.encode("utf-8", "replace").translate(None, _NO_LETTERS))
 
 
 def _places(text: str, lower: bytes, word: bytes) -> Iterator[tuple[int, int]]:
@@ -142,9 +174,9 @@ def _places(text: str, lower: bytes, word: bytes) -> Iterator[tuple[int, int]]:
         at = lower.find(word, end)
 
 
-def _codes(text: str, stem: str) -> Iterator[Span]:
-    for match in _CODE_BEHIND[stem].finditer(text):
-        if _CODE.search(text, max(0, match.start() - 21), match.start() - 1):
+def _codes(text: str, lower: bytes, word: bytes) -> Iterator[Span]:
+    for at, end in _places(text, lower, word):
+        if _CODE.search(text, max(0, at - 20), at) and (match := _CODE_BEHIND.match(text, end)):
             yield Span(*match.span("value"), "PASSWORD")
 
 
@@ -173,6 +205,8 @@ def spoken_before(text: str, start: int) -> Span | None:
     """`use ... as the password`, `... is the password`: the value before a word for it that begins at `start`."""
     begin = max(0, start - _LOOK_BACK)
     if not has_digit(lead := text[begin:start]) and not any(sign in lead for sign in "!@#$%^&*?+~"):
+        return None
+    if not _LINK.search(lead, max(0, len(lead) - _LONGEST_LINK)):
         return None
     match = _SAID_BEFORE.search(text, begin, start)
     if match is None:

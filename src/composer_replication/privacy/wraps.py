@@ -11,18 +11,18 @@ import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 from composer_replication.privacy.entropy import HEX_KIND, KIND, is_public_id, is_wordy, names_a_secret
-from composer_replication.privacy.fragments import broken_words
+from composer_replication.privacy.fragments import RARE_PIECES, WHOLE_WORDS, broken_words
 from composer_replication.privacy.rules import Span, is_strong
 from composer_replication.privacy.views import View
 
 _Edit = tuple[int, int, str]
 Joint = tuple[int, int]  # from the last character before a line end to the first one behind it
-# Keys so short that both halves of one are no long runs: where they occur every line end is looked at.
-SHORT_KEYS = frozenset((b"akia", b"asia", b"glpat", b"ltai", b"bearer"))
-_CHAR = r"[A-Za-z0-9+/=_.~$!@#%^&*:?-]"
-_ANY_END = re.compile(rf"(?:\r?\n|\\{{1,3}}n)(?=[ \t+>|`]{{0,60}}{_CHAR}{{3}})")
+# Keys so short that the halves of one are no long runs. The words are looked for in small letters, as all triggers.
+SHORT_KEYS = frozenset((b"akia", b"asia", b"glpat", b"ltai"))
+_SHORT_KEY = re.compile(r"(?:AKIA|ASIA|LTAI|glpat-)[A-Za-z0-9_-]{0,30}")
 _LINE_ENDS = ("\n", "\r\n", "\\\n", "`\n", "\\n", "\\\\n", "\\\\\\n")
-_LINE_BEFORE = re.compile(r"(?:\r?\n|\\n)[ \t`]*(?:\d{1,6}[→:|\t][ \t]*)?[+>│|-]?[ \t]*\Z")
+_LINE_BEFORE = re.compile(r"(?:\n|\\n)[ \t`]*(?:\d{1,6}[→:|\t][ \t]*)?[+>│|-]?[ \t]*\Z")
+_FIRST_OF_END = frozenset("\n\r\\`")
 _INDENT = 60
 _AFTER_END = re.compile(r"(?:\r?\n|\\{1,2}n)[ \t`]*(?:\d{1,6}[→:|\t][ \t]*)?(?P<sign>[+>│|-][ \t]*)?")
 _LINE_START = re.compile(r"(?:\n|\\n)[ \t+>|\"']*\Z")
@@ -49,11 +49,12 @@ _APART = "\n\0\n"
 _MOST_JOINTS = 2000
 _WRAPPED_DATA = 57  # lines of base64 at least as long on both sides are those of a file
 _SECRET_LINE = 160
+_LONGEST_COMMAND = 4000  # of a text in which a program's name is looked for that falls into two words
 
 
 def touches_end(text: str, end: int) -> bool:
     """Whether a line ends where a run does: then the run alone does not tell what it is."""
-    return text.startswith(_LINE_ENDS, end)
+    return text[end : end + 1] in _FIRST_OF_END and text.startswith(_LINE_ENDS, end)
 
 
 def broken(
@@ -65,8 +66,14 @@ def broken(
     end where their value is. The second part says whether a name was broken: then a value counts that does not itself
     cross a line end.
     """
-    named = {*_open(text, open_names), *broken_words(lower, active), *_logins(text)}
-    ends = {*_beside_runs(text, runs), *(() if active.isdisjoint(SHORT_KEYS) else _every_end(text))}
+    named = set(_open(text, open_names)) if open_names else set()
+    if not active.isdisjoint(RARE_PIECES if len(text) > _LONGEST_COMMAND else WHOLE_WORDS):
+        named.update(broken_words(lower))
+    if "@" in text:
+        named.update(_logins(text))
+    ends = set(_beside_runs(text, runs)) if runs else set()
+    if not active.isdisjoint(SHORT_KEYS):
+        ends.update(_behind_short_keys(text))
     odd = set(_of_one_value(text, ends)) if ends else set()
     if not named and not odd:
         return None
@@ -95,18 +102,16 @@ def _beside_runs(text: str, runs: Sequence[tuple[int, str]]) -> Iterator[int]:
         end = begin + len(run)
         if touches_end(text, end):
             yield end
-        if text[begin - 1 : begin] in _BEFORE_RUN and (
-            before := _LINE_BEFORE.search(text, max(0, begin - _INDENT), begin)
-        ):
-            yield before.start()
+        lead = text[max(0, begin - _INDENT) : begin]
+        bare = lead.rstrip(" \t`+>│|-0123456789→:")
+        if bare.endswith(("\n", "\\n")) and _LINE_BEFORE.match(lead, len(bare) - 1 - (bare[-1] == "n")):
+            yield begin - len(lead) + len(bare) - 1 - (bare[-1] == "n")
 
 
-_BEFORE_RUN = frozenset("\n \t+>|-nrt│→")
-
-
-def _every_end(text: str) -> Iterator[int]:
-    for match in _ANY_END.finditer(text):
-        yield match.start()
+def _behind_short_keys(text: str) -> Iterator[int]:
+    for match in _SHORT_KEY.finditer(text):
+        if touches_end(text, match.end()):
+            yield match.end()
 
 
 def _of_one_value(text: str, ends: Set[int]) -> Iterator[Joint]:
