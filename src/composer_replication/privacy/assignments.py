@@ -117,6 +117,9 @@ _CUT_OFF = re.compile(
     r"[\"'`\])]{0,3}(?::[ \t]?[\w\[\]., |]{1,40}(?==|[ \t]=))?(?:[ \t]{0,3}(?:=>|:=|[:=]|[ \t]))?[ \t]{0,3}"
     r"(?:[A-Za-z]{2,9}[ \t])?\\*[\"'`]?[^\0\s\"'`,;(){}\[\]<>\\]{0,60}[ \t]{0,2}(?:\\{0,2}\r?\n|`\n|\\{1,2}n)"
 )
+_CUT_NAME = re.compile(
+    r"(?i:api|access|secret|private|signing|account|encryption|master)_?(?P<end>\r?\n|\\n)[ \t+>|]*_?\Z"
+)
 _ADDRESS_PART = re.compile(r"[?&;#]")
 _IS_VALUE = re.compile(r"=\\*[\"']?\Z")
 _RESOURCE = re.compile(r"\b[au]rn:[^\0\s\"'`<>()]{0,200}:\Z")
@@ -189,6 +192,8 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
     strength = _strength_at(text, position, name, keyword)
     if (strength >= Strength.TOKEN or keyword == b"auth") and _CUT_OFF.match(text, end):
         unfinished.append(end)
+    elif strength == Strength.WEAK and keyword == b"key" and (cut := _CUT_NAME.search(text, max(0, start - 60), start)):
+        unfinished.append(cut.start("end"))  # `api` on the line before
     if name.lower() in ("pass", "pwd") and not _is_named(text, start, end):  # a verb, a command
         return None
     if text[start - 1 : start] == ":" and _RESOURCE.search(text, max(0, start - 240), start):
@@ -308,6 +313,7 @@ def _spoken(text: str, end: int, strength: Strength) -> Span | None:
         return Span(match.end(), match.end() + len(value), _kind(strength))
     if (
         not is_said(value)
+        or is_public_id(value)
         or (strength == Strength.WEAK and not is_random_value(value))
         or (strength < Strength.PASSWORD and is_identifier(value))
         or not is_plausible(value, strength, True)
@@ -340,6 +346,8 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
             literal = said or in_properties(text, start, begin, end)
     begin = skip_scheme(text, begin, end)
     value = text[begin:end]
+    if value.startswith("?") and text[start - 2 : start] == "${":  # what a shell says when there is none
+        return None
     if not value or (spaced and not is_said(value.rstrip("!?*:;,._"))) or is_directory(name, value):
         return None
     if text[begin - 1] == "`" and _WORD_OF_CODE.fullmatch(value):  # code in a sentence

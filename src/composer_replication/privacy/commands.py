@@ -86,7 +86,7 @@ _KEPT = (
          strong=True),
     _row("ftp", "PASSWORD", r"(?m)^\s{0,8}user\s{1,3}[\w.@-]{1,60}\s{1,3}", _WORD, also="user ", strong=True),
     _row("securestring", "PASSWORD", "ConvertTo-SecureString", _S, rf"(?:-[A-Za-z]{{2,20}}{_S}){{0,3}}", _WORD),
-    _row("user", "USER_PASSWORD", r"ser(?:name)?:[Pp]ass(?:word)?[^\w\0]{1,6}[\w.@+-]{1,60}:", _WORD, also=":pass",
+    _row("user", "USER_PASSWORD", r"ser(?:name)?:[Pp]ass(?:word)?[^\w\0@]{1,6}[\w.@+-]{1,60}:", _WORD, also=":pass",
          strong=True),
 )  # fmt: skip
 _BY_TRIGGER: dict[bytes, list[_Command]] = {}

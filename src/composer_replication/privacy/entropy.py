@@ -56,11 +56,13 @@ _UUID = r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F
 # Public names that agents and servers give to messages, calls and files; SSH public keys; subresource integrity.
 _PUBLIC = re.compile(
     _UUID
-    + r"|(?<![A-Za-z0-9])(?:(?:srv)?toolu|call|msg|req|resp|chatcmpl|cmpl|rs|fc|run|thread|asst|item|evt|event|gen"
-    r"|agent|task|step|batch|prompt|file)[_-][A-Za-z0-9]{8,64}(?![A-Za-z0-9])"
+    + r"|(?<![A-Za-z0-9])(?:(?:srv)?toolu(?:_bdrk|_vrtx)?|call|msg|req|resp|chatcmpl|cmpl|rs|fc|run|thread|asst|item"
+    r"|evt|event|gen|agent|task|step|batch|prompt|file)[_-][A-Za-z0-9]{8,64}(?![A-Za-z0-9])"
     r"|[sS][hH][aA]-?(?:1|224|256|384|512)[-:=][A-Za-z0-9+/=_-]{20,}|AAAA[BC]3NzaC1[A-Za-z0-9+/=]+|AAAAE2VjZHNh[A-Za-z0-9+/=]+"
     # What IPFS and nix name their contents by.
     r"|(?<![A-Za-z0-9])(?:Qm[1-9A-HJ-NP-Za-km-z]{44}|bafy[a-z2-7]{55})(?![A-Za-z0-9])|(?<=/nix/store/)[0-9a-z]{32}(?=-)"
+    # A trace of AWS, and a name of code as a compiler writes it.
+    r"|(?<![0-9A-Za-z])1-[0-9a-f]{8}-[0-9a-f]{24}(?![0-9A-Za-z])|(?<![0-9A-Za-z])_Z[NLK][0-9A-Za-z_$.]+"
     # A version of Go made from a commit, and what `git describe` says.
     r"|(?<![0-9])[0-9]{14}-[0-9a-f]{12}(?![0-9A-Za-z])|(?<=-)[0-9]{1,5}-g[0-9a-f]{7,40}(?![0-9A-Za-z])"
 )
@@ -68,7 +70,7 @@ _HASH_WORDS = re.compile(
     r"commit|\bsha|sha\d|hash|md5|digest|checksum|integrity|etag|fingerprint|revision|\brev\b|\bref\b|\bpatch\b|\btree\b|parent|blob|object"
     r"|merge|\bhead\b|refs/|\bgit\b|\bindex\b|image|docker|layer|cache|build|version|trace|span|uuid|guid|resolved|locked"
     r"|\btx|block|address|\bpin(?:ned)?\b|snapshot|uses:|cherry|rebase|checkout|\breset\s|\bmain\b|\bmaster\b"
-    r"|origin|branch|\bid[^\w\0]*$|(?<!key)_id[^\w\0]*$"
+    r"|origin|branch|hexpm|\bid[^\w\0]*$|(?<!key)_id[^\w\0]*$"
 )
 _TREE = re.compile(r"[\u2500-\u257f] ?(?:\[[^\0\n\]]{1,12}\])?\s{0,4}\Z")  # a folder drawn with lines
 _SECRET_WORDS = re.compile(r"key|token|secret|passw|passphrase|api|auth|cred|private|bearer|login|license|wallet")
@@ -100,7 +102,20 @@ _HASHED_FILE = re.compile(
     r"\s+\*?[./\w-]+\.\w+|\s+refs/|\s+HEAD|\s+-$|\.(?:js|css|map|json|png|pack|idx|lock)\b"
     r"|\s+(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} "
 )
+# A file or a version directly before a digest, as lock files have them, and a package behind it.
+_FILE_BEFORE = re.compile(r"\.[a-z][a-z0-9]{0,5}(?:[\"']?\s?[:,=]\s?[\"']?|[ \t#]+)$|\d\.\d[\w.+-]*[\"'],?\s[\"']$")
+_PACKAGE_BEHIND = re.compile(r"/[\w.+-]+\.(?:whl|tar|zip|tgz|gz|bz2|json|jar|nupkg|crate|gem)\b")
+_HASH_HEADING = re.compile(r"(?im)^[^\n\0]{0,40}\b(?:checksums?|hashes|digests)\b[^\w\n\0]{0,6}$")
+_GENERATED = re.compile(r"rand|generat|hex\b|uuid")
+_LOG_LINE = re.compile(r" (?:\([^()\n\0]{1,80}\) )?[A-Za-z]")  # a commit's first line
+_LINE_END = frozenset(("", "\n", "\r", "\0"))
 _KEY_WORDS = re.compile(r"(?:key|token|secret|password|auth|bearer)[^\w\0]*$")
+# Two lines of one width at the least, and a last one.
+_FILE_LINES = re.compile(
+    r"[ \t]*+(?:(?:[A-Za-z0-9+/]{76}\r?\n[ \t]*+)++|(?:[A-Za-z0-9+/]{64}\r?\n[ \t]*+)++"
+    r"|(?:[A-Za-z0-9+/]{60}\r?\n[ \t]*+)++)"
+    r"[A-Za-z0-9+/]{1,76}={0,2}(?=\s|$)"
+)
 _PUBLIC_BLOCK = re.compile(r"-----BEGIN (?:CERTIFICATE|[A-Z ]*PUBLIC KEY|PGP SIGNATURE|SSH SIGNATURE|PGP MESSAGE)")
 
 
@@ -234,6 +249,7 @@ class Surroundings:
     def __init__(self, text: str, key: str) -> None:
         self._text, self._key = text, key
         self._lengths: dict[int, Counter[int]] = {}
+        self._file = (0, 0)
 
     def is_public(self, span: Span, run_start: int) -> bool:
         """Whether the string is a hash, a signature, a certificate or an image by its context."""
@@ -242,12 +258,26 @@ class Surroundings:
             return True
         if span.kind == KIND and _PUBLIC_PLACE.search(self._before(span.start, 90)):
             return True
-        if span.kind == KIND and _is_media(self._text, span.start, run_start):
+        if span.kind == KIND and (_is_media(self._text, span.start, run_start) or self._in_file(span.start)):
             return True
         if span.kind == KIND and _names_hash(lead):  # and as long as one is: other things stand behind the word, too
             whole = _BASE64.match(self._text, run_start)
             return whole is not None and len(whole[0]) in _DIGEST_LENGTHS_64
         return span.kind == HEX_KIND and (self._is_hash(span) or self._in_listing(span))
+
+    def _in_file(self, position: int) -> bool:
+        """Whether a line of base64 is one of several as long as each other: a file, when nothing names it as a key."""
+        text = self._text
+        if self._file[0] <= position < self._file[1]:
+            return True
+        line = text.rfind("\n", max(0, position - 90), position) + 1
+        block = _FILE_LINES.match(text, line)
+        if block is None:
+            return False
+        if names_a_secret(text[max(0, line - 80) : line].rstrip()):
+            return False
+        self._file = block.span()
+        return position < block.end()
 
     def _before(self, position: int, length: int) -> str:
         """What stands before a position in the same string: strings scanned together have a NUL between them."""
@@ -260,9 +290,13 @@ class Surroundings:
         line = before[before.rfind("\n", 0, len(before) - 1) + 1 :] if "\n" in before[:-1] else before
         hashed = max((match.end() for match in _HASH_WORDS.finditer(line)), default=-1)
         secret = max((match.end() for match in _SECRET_WORDS.finditer(line)), default=-1)
+        if span.end - span.start in _DIGEST_LENGTHS and (_FILE_BEFORE.search(line) or self._under_heading(span)):
+            return True
+        if line.endswith("\n") and not line.endswith(":\n") and _LOG_LINE.match(text, span.end):
+            return True
         if secret > hashed:
             return False
-        after = text[span.end : span.end + 24]
+        after = text[span.end : span.end + 80]
         if hashed >= 0 or _URL_HASH.search(line) or _HASHED_FILE.match(after):
             return True
         if (prefix := _KEY_PREFIX.search(line)) and prefix[1] not in _NAME_PREFIXES:
@@ -273,8 +307,18 @@ class Surroundings:
             return True
         if _TREE.search(line):
             return True
-        # The name of a commit, unless something before it says that it is a key.
-        return span.end - span.start == 40 and not _SECRET_WORDS.search(before)
+        if _PACKAGE_BEHIND.match(text, span.end):
+            return True
+        # A digest that is all of its line, and the name of a commit, unless something before it says that it is a key.
+        length = span.end - span.start
+        alone = length == 64 and text[span.end : span.end + 1] in _LINE_END and line[-1:] in ("", " ")
+        return (length == 40 or (alone and not _GENERATED.search(before))) and not _SECRET_WORDS.search(before)
+
+    def _under_heading(self, span: Span) -> bool:
+        """Under a line such as `CHECKSUMS:` or `hashes = [`, with no empty line between."""
+        before = self._before(span.start, 1200)
+        block = before[before.rfind("\n\n") + 1 :]
+        return _HASH_HEADING.search(block) is not None
 
     def _in_listing(self, span: Span) -> bool:
         """Lock files and checksum lists: the same length of hex many times over."""

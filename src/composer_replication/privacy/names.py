@@ -152,6 +152,19 @@ _STEM = re.compile(
 )
 
 
+# What a password is called elsewhere: a label of a form, where a value could stand.
+PASSWORD_WORDS = word_set(
+    "kennwort wachtwoord wachtwoorden toegangscode wagwoord heslo hesla heslom salasana salasanan sal"
+    "asanasi clave claves"
+    " parola parolasi parolan parolaniz parolniz parole paroli parool parooli geslo gesla lozinka lozinku lozinke sandi"
+    " sandinya laluan adgangskode adgangskoden kodeord kodeordet kodeordet nenosiri pasahitza contrasenya contrasenyes"
+    " contrasinal sifre sifresi jelszava jelszavam haslo hasla jelszo losenord losenordet zugangsdate"
+    "n zugangscode identifiants identifiant"
+    " codice chiave schluessel jeton klucz klucza chave clef slaptazodis fjalekalimi senha senhas credenciales"
+    " credenziali credenciais passord passordet passwort kodi matkhau palabra accesso aanmeldgegevens inloggegevens"
+)
+
+
 @lru_cache(maxsize=8192)
 def name_strength(name: str) -> Strength:
     """What a name says about its value. A key that holds a value or a placeholder itself is no name."""

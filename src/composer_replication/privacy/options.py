@@ -209,7 +209,9 @@ def _is_cut(text: str, end: int, program: _Program) -> bool:
     newline = text.find("\n", end, end + _LONGEST_CUT)
     if newline < 0:
         newline = text.find("\\n", end, end + _LONGEST_CUT)
-    return newline >= 0 and program.worth.search(text, end, newline + _LONGEST_CUT) is not None
+    if newline < 0:
+        return False
+    return text[end:newline].endswith(" -") or program.worth.search(text, end, newline + _LONGEST_CUT) is not None
 
 
 def _words(text: str, begin: int) -> Iterator[tuple[int, int]]:

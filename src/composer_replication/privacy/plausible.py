@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from composer_replication.privacy.entropy import looks_random
-from composer_replication.privacy.names import Strength, name_strength
+from composer_replication.privacy.names import PASSWORD_WORDS, Strength, name_strength
 from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, has_digit, is_strong
 
 _PLACEHOLDER_PART = re.compile(
@@ -56,6 +56,7 @@ _SCHEME = re.compile(r"(?i)(?:bearer|basic|token|digest|apikey|negotiate)[ \t]+"
 _IDENTIFIER = re.compile(
     r"[A-Za-z_$][\w$]*+(?:[?!]?\.[A-Za-z_$][\w$]*+)++|[A-Za-z][a-z]++\d{0,2}+(?:[A-Z][a-z]{2,20}+\d{0,2}+)++"
 )
+_MODULE = re.compile(r"(?:[A-Za-z_]++\.){2,}+[A-Za-z_]++")  # `package.module.Name`
 _FOLDERS = re.compile(r"(?:[\w.-]++/)+[\w.-]*+|[a-z]++\[:[a-z]++\]")
 _LICENCE = re.compile(r"(?=[A-Z-]*\d)(?:[A-Z0-9]{4,8}-){3,7}[A-Z0-9]{4,8}")
 _LOGIN_NAME = re.compile(r"(?i)(?:^|[_.-]|(?<=[a-z]))(auth|creds?|credentials?|login)$")
@@ -161,6 +162,8 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
         or PSEUDONYM.fullmatch(value)
         or _PLACEHOLDER_WHOLE.fullmatch(value, 0, _JUDGED)
         or _PLACEHOLDER_PART.search(value, 0, _JUDGED)
+        or value.lower() in PASSWORD_WORDS
+        or value.startswith(":?")
     ):
         return False
     length, value = len(value), value[:_LOOKED_AT]
@@ -177,6 +180,8 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
     if " " in value:
         return strength >= Strength.TOKEN and literal and length < 200 and _is_phrase(value)
     if literal:
+        if strength < Strength.PASSWORD and _MODULE.fullmatch(value):
+            return False
         return (
             strength == Strength.PASSWORD
             or has_digit(value)

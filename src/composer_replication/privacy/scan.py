@@ -23,7 +23,7 @@ from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digi
 from composer_replication.privacy.tables import table_spans
 from composer_replication.privacy.vendors import RUN_RULES, VENDOR_RULES
 from composer_replication.privacy.views import has_colours, uncoloured, unescaped
-from composer_replication.privacy.wraps import SHORT_KEYS, broken, crossing, touches_end
+from composer_replication.privacy.wraps import SCHEMES, SHORT_KEYS, broken, crossing, touches_end
 
 _Runs = list[tuple[int, str]]
 _Triggers = list[tuple[str, Rule]]
@@ -63,7 +63,7 @@ class Scanner:
             *identity.WORDS,
             *self._exact.triggers,
         )
-        whole = options.WHOLE_WORDS | speech.WHOLE_WORDS | encoded.WHOLE_WORDS | fragments.WHOLE_WORDS
+        whole = options.WHOLE_WORDS | speech.WHOLE_WORDS | encoded.WHOLE_WORDS | fragments.WHOLE_WORDS | SCHEMES
         self.words = WordFilter(triggers, whole)
 
     def knows(self, run: str) -> bool:
@@ -98,10 +98,11 @@ class Scanner:
         found += structure_spans(text, active)
         found += command_spans(text, active)
         lower = flat.lower() if active else flat
-        unfinished: list[int] = []  # names and options that a line end parts from their value
+        names: list[int] = []  # where names end that a line end parts from their value
+        calls: list[int] = []  # and programs, from their options
         if active:
-            found += keyword_spans(text, lower, active, unfinished)
-            found += options.option_spans(text, lower, active, unfinished)
+            found += keyword_spans(text, lower, active, names)
+            found += options.option_spans(text, lower, active, calls)
             found += table_spans(text, lower, active)
             found += manifest_spans(text, active)
             if has_colours(text):
@@ -115,7 +116,7 @@ class Scanner:
         if depth == 0:
             depends.update(run for start, run in suspects if touches_end(text, start + len(run)))
             self._remember(runs, found, triggers, depends)
-        if depth == 0 and (joined := broken(text, lower, active, suspects, unfinished)) is not None:
+        if depth == 0 and (joined := broken(text, lower, active, suspects, names, calls)) is not None:
             view, named = joined
             found += crossing(text, view.led_back(self.spans(view.text, key, depth + 1)), named)
         if depth < _MAX_DEPTH:

@@ -9,21 +9,12 @@ import re
 from collections.abc import Iterator, Set
 
 from composer_replication.privacy.keywords import any_of
+from composer_replication.privacy.names import PASSWORD_WORDS
 from composer_replication.privacy.plausible import is_said
 from composer_replication.privacy.rules import Span, has_digit, word_set
 
-# Words in plain letters, found among the words of a text. `pass`, `token` and `key` are looked for by another layer.
-_PLAIN = word_set(
-    "kennwort wachtwoord wachtwoorden toegangscode wagwoord heslo hesla heslom salasana salasanan sal"
-    "asanasi clave claves"
-    " parola parolasi parolan parolaniz parolniz parole paroli parool parooli geslo gesla lozinka lozinku lozinke sandi"
-    " sandinya laluan adgangskode adgangskoden kodeord kodeordet kodeordet nenosiri pasahitza contrasenya contrasenyes"
-    " contrasinal sifre sifresi jelszava jelszavam haslo hasla jelszo losenord losenordet zugangsdate"
-    "n zugangscode identifiants identifiant"
-    " codice chiave schluessel jeton klucz klucza chave clef slaptazodis fjalekalimi senha senhas credenciales"
-    " credenziali credenciais passord passordet passwort kodi matkhau palabra accesso aanmeldgegevens inloggegevens"
-    " code codes log sign logged login creds credentials wifi"
-)
+# Words in plain letters, beside those for a password. `pass`, `token` and `key` are looked for by another layer.
+_LOGIN_PLAIN = word_set("code codes log sign logged login creds credentials wifi")
 # Words with letters of their own; only looked for in a text that has one of the letters.
 _OWN = (
     "пароль пароля паролем паролю пароли парола паролата лозинка лозинку токен токена ключ ключа гасло құпиясөз",
@@ -64,6 +55,7 @@ _LINK = re.compile(
 )
 _LONGEST_LINK = 70
 _LOOK_BACK = 90
+_LONGEST_MESSAGE = 10_000  # of a text in which codes are looked for
 # Plain characters, the last bytes of all others, and the first ones of signs.
 _NO_LETTERS = bytes(range(0xC2)) + b"\xc2\xe2\xef\xf0\xf3"
 _TRAILING = ".,;:!?)*_\"'`»」”、。\uff0cです입니다"
@@ -107,7 +99,7 @@ _USER_AND_MORE = (
 )
 
 
-_WORDS = frozenset(word.encode() for word in _PLAIN)
+_WORDS = frozenset(word.encode() for word in PASSWORD_WORDS | _LOGIN_PLAIN)
 
 
 WHOLE_WORDS: frozenset[bytes] = _WORDS | _CODE_WORDS | _HALVES
@@ -119,7 +111,7 @@ def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
         if word in _BY_WORD:
             yield from _logins(text, word)
         elif word in (b"code", b"codes"):
-            if not active.isdisjoint(_CODE_WORDS):
+            if len(text) <= _LONGEST_MESSAGE and not active.isdisjoint(_CODE_WORDS):
                 yield from _codes(text, lower, word)
         else:
             for at, end in _places(text, lower, word):

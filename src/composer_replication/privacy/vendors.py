@@ -129,9 +129,18 @@ _FAMILY = (
 )
 
 
+def _is_real(value: str) -> bool:
+    """Not the one that documentation shows: one character over and over, or the word itself."""
+    return len(set(value[-12:])) > 1 and not value.endswith("EXAMPLE")
+
+
+def _has_digit_and_more(value: str) -> bool:
+    return has_digit(value) and _is_real(value)
+
+
 def _rule(row: str) -> tuple[bool, Rule]:
     kind, triggers, pattern = row.split(" ", 2)
-    accept = has_digit if kind.endswith("?") else None
+    accept = _has_digit_and_more if kind.endswith("?") else _is_real
     # Runs are searched one to a line, so the beginning of a run is a newline.
     searched = tuple(triggers.lstrip("*").replace("^", "\n").split("|"))
     rule = Rule(kind.rstrip("?"), re.compile(pattern), searched, 0, accept)

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 
 from composer_replication.privacy.entropy import HEX_KIND, KIND, is_public_id, is_wordy, names_a_secret
 from composer_replication.privacy.fragments import RARE_PIECES, WHOLE_WORDS, broken_words
-from composer_replication.privacy.rules import Span, is_strong
+from composer_replication.privacy.names import Strength, name_strength
+from composer_replication.privacy.rules import Span, is_strong, word_set
 from composer_replication.privacy.views import View
 
 _Edit = tuple[int, int, str]
@@ -23,10 +24,13 @@ _SHORT_KEY = re.compile(r"(?:AKIA|ASIA|LTAI|glpat-)[A-Za-z0-9_-]{0,30}")
 _LINE_ENDS = ("\n", "\r\n", "\\\n", "`\n", "\\n", "\\\\n", "\\\\\\n")
 _LINE_BEFORE = re.compile(r"(?:\n|\\n)[ \t`]*(?:\d{1,6}[→:|\t][ \t]*)?[+>│|-]?[ \t]*\Z")
 _FIRST_OF_END = frozenset("\n\r\\`")
+_NO_VALUE = frozenset(("", "\n", *"()[]{}<>,;|\"'"))
 _INDENT = 60
 _AFTER_END = re.compile(r"(?:\r?\n|\\{1,2}n)[ \t`]*(?:\d{1,6}[→:|\t][ \t]*)?(?P<sign>[+>│|-][ \t]*)?")
 _LINE_START = re.compile(r"(?:\n|\\n)[ \t+>|\"']*\Z")
 _PIECE = re.compile(r"[^\0\s\"'`,;(){}\[\]<>|]{1,200}")
+_SIGN = re.compile(r"[:=\"'`]")
+_DIGEST = re.compile(r"(?:[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64})")
 _ALNUM = re.compile(r"[A-Za-z0-9]")
 # A digit, or capitals where no word has them.
 _ODD = re.compile(r"[0-9]|[a-z][A-Z]{2}|[a-z][A-Z][a-z][A-Z]|[A-Z]{2}[a-z][A-Z]")
@@ -35,12 +39,18 @@ _WORDS = re.compile(
 )
 # `NAME=value` and `name: value` begin something new.
 _NEW_LINE = re.compile(r"[A-Za-z_][\w.-]{1,60}(?:=(?!=?\Z)|:)|\*\*|//|#|\.\.|\+\+|--|\d{1,6}(?:→|[.)]\Z)|/\w+/")
-_STATEMENT = re.compile(r"[A-Za-z_][\w.-]{1,60}\s?[=:]")
+_STATEMENT = re.compile(r"([A-Za-z_][\w.-]{1,60})\s?[=:]")
 _DATA = re.compile(r"(?:[A-Za-z0-9+/]{57,}+(?:\r?\n|\\n)[ \t]*+)++[A-Za-z0-9+/=]*+")  # the lines of a file in base64
 _LOGIN = re.compile(
     r"://[^\0\s/@\"'`<>\\]{0,100}(?P<end>\r?\n|\\n)[ \t+>|]{0,40}[^\0\s/\"'`<>\\]{0,100}"
     r"(?:\n[ \t+>|]{0,40}[^\0\s/\"'`<>\\]{1,100}){0,3}@"
 )
+# An address that is cut before its user: `postgres:` and `//ada:...`.
+SCHEMES = frozenset(
+    word.encode()
+    for word in word_set("postgres postgresql mysql mongodb redis rediss amqp amqps mariadb mssql ftp smtp")
+)
+_SCHEME = re.compile(r"[a-z]:/?(?P<end>\r?\n|\\n)[ \t+>|]{0,40}/{1,2}[^\0\s/]")
 _LEAD, _REACH = 300, 240  # around a joint
 _MOST_LINES = 8  # of one width, on each side of a joint
 _NARROWEST = 20  # no terminal is narrower
@@ -58,19 +68,26 @@ def touches_end(text: str, end: int) -> bool:
 
 
 def broken(
-    text: str, lower: bytes, active: Set[bytes], runs: Sequence[tuple[int, str]], open_names: Sequence[int]
+    text: str,
+    lower: bytes,
+    active: Set[bytes],
+    runs: Sequence[tuple[int, str]],
+    names: Sequence[int],
+    calls: Sequence[int],
 ) -> tuple[View, bool] | None:
     """What stands around broken words, without the breaks and without the rest of the text; None when there is none.
 
-    `runs`: long runs of key characters that are no words; `open_names`: where names and options end that have a line
-    end where their value is. The second part says whether a name was broken: then a value counts that does not itself
-    cross a line end.
+    `runs`: long runs of key characters that are no words; `names` and `calls`: where names and programs end that have
+    a line end where their value is. The second part says whether a name was broken: then a value counts that does not
+    itself cross a line end.
     """
-    named = set(_open(text, open_names)) if open_names else set()
+    named = {*_open(text, names), *_open(text, calls, words=True)} if names or calls else set()
     if not active.isdisjoint(RARE_PIECES if len(text) > _LONGEST_COMMAND else WHOLE_WORDS):
         named.update(broken_words(lower))
     if "@" in text:
         named.update(_logins(text))
+        if not active.isdisjoint(SCHEMES):
+            named.update(_schemes(text))
     ends = set(_beside_runs(text, runs)) if runs else set()
     if not active.isdisjoint(SHORT_KEYS):
         ends.update(_behind_short_keys(text))
@@ -97,15 +114,19 @@ def _edits(text: str, joints: Iterable[Joint]) -> list[_Edit]:
 
 
 def _beside_runs(text: str, runs: Sequence[tuple[int, str]]) -> Iterator[int]:
-    """The line ends before and behind runs."""
+    """The line ends before and behind runs, where what stands on their other side could belong to a value."""
     for begin, run in runs:
         end = begin + len(run)
         if touches_end(text, end):
-            yield end
+            behind = end + 1 + (text[end] != "\n")
+            if text[behind : behind + 1] not in _NO_VALUE:
+                yield end
         lead = text[max(0, begin - _INDENT) : begin]
         bare = lead.rstrip(" \t`+>│|-0123456789→:")
-        if bare.endswith(("\n", "\\n")) and _LINE_BEFORE.match(lead, len(bare) - 1 - (bare[-1] == "n")):
-            yield begin - len(lead) + len(bare) - 1 - (bare[-1] == "n")
+        if bare.endswith(("\n", "\\n")):
+            at = begin - len(lead) + len(bare) - 1 - (bare[-1] == "n")
+            if text[at - 1 : at] not in _NO_VALUE and _LINE_BEFORE.match(text, at, begin):
+                yield at
 
 
 def _behind_short_keys(text: str) -> Iterator[int]:
@@ -125,6 +146,9 @@ def _of_one_value(text: str, ends: Set[int]) -> Iterator[Joint]:
         line = _line_start(text, start)
         data = _DATA.match(text, line) if joined != line else None
         if data and data.end() > end + _WRAPPED_DATA and not names_a_secret(text[max(0, line - 80) : line].rstrip()):
+            skip = data.end()
+            continue
+        if (data := _DATA.match(text, end)) and not names_a_secret(text[line:start]):
             skip = data.end()
         elif _may_be_one(text, line, start, end):
             joined = end
@@ -154,6 +178,8 @@ def _may_be_one(text: str, line: int, start: int, end: int) -> bool:
         return False
     if _is_named(text[line : start - len(left)], left):
         return True
+    if _DIGEST.fullmatch(left) or _DIGEST.fullmatch(right):
+        return False
     both = len(left) + len(right)
     return both >= _SHORTEST and not (_WORDS.fullmatch(left) and _WORDS.fullmatch(right))
 
@@ -167,15 +193,24 @@ def _is_named(lead: str, left: str) -> bool:
     return lead.endswith((":", "=")) and names_a_secret(lead)
 
 
-def _open(text: str, names: Sequence[int]) -> Iterator[Joint]:
-    """The line ends behind names and options that have no value, or half of one, on their line."""
+def _open(text: str, names: Sequence[int], *, words: bool = False) -> Iterator[Joint]:
+    """The line ends behind names that have no value, or half of one, on their line. `words`: behind programs."""
     for name in names:
         newline, written = text.find("\n", name, name + _REACH), text.find("\\n", name, name + _REACH)
         at = min(newline, written) if newline >= 0 and written >= 0 else max(newline, written)
         if at < 0 or not (joint := _joint_at(text, at, blanks=True)):
             continue
-        cut_name = not text[name:at].strip("\"'`\\\r]) \t")
-        if cut_name or not _STATEMENT.match(text, joint[1]):
+        between = text[name:at]
+        cut_name = not between.strip("\"'`\\\r]) \t")
+        if (
+            not cut_name
+            and not words
+            and not _SIGN.search(between)
+            and text[text.rfind(" ", 0, name) + 1 : name][:1] != "-"
+        ):
+            continue  # words behind a name
+        following = _STATEMENT.match(text, joint[1])
+        if not following or (cut_name and name_strength(following[1]) < Strength.TOKEN):
             yield joint
 
 
@@ -205,6 +240,12 @@ def _has_sign(text: str, line: int, sign: str) -> bool:
 
 def _logins(text: str) -> Iterator[Joint]:
     for match in _LOGIN.finditer(text) if "@" in text else ():
+        if joint := _joint_at(text, match.start("end")):
+            yield joint
+
+
+def _schemes(text: str) -> Iterator[Joint]:
+    for match in _SCHEME.finditer(text):
         if joint := _joint_at(text, match.start("end")):
             yield joint
 
