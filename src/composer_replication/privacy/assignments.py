@@ -20,7 +20,7 @@ from composer_replication.privacy.extents import (
     skip_scheme,
 )
 from composer_replication.privacy.markup import named_in_document
-from composer_replication.privacy.names import Strength, name_strength
+from composer_replication.privacy.names import PASSWORD_WORDS, Strength, name_strength
 from composer_replication.privacy.plausible import (
     is_credential,
     is_directory,
@@ -31,8 +31,12 @@ from composer_replication.privacy.plausible import (
     is_path,
     is_plausible,
     is_random_value,
+    is_passphrase,
+    is_rare_word,
     is_said,
+    is_told,
     names_handle,
+    trimmed,
 )
 from composer_replication.privacy.rules import PLACEHOLDER, Span, has_digit, is_strong
 from composer_replication.privacy.speech import spoken_before
@@ -57,7 +61,10 @@ _SEARCHED: dict[bytes, tuple[bytes, ...]] = {
     b"login ": (b"_login=",),
     b"pin ": (b"pin",),
     b"pw ": (b"pw",),
+    b"mdp ": (b"mdp",),
+    b"assword": (b"assword",),
 }
+WHOLE_WORDS = frozenset((b"assword",))  # `expect "assword:"`; inside of other words it is found as `pass`
 KEYWORDS: tuple[bytes, ...] = tuple(_SEARCHED)
 _ALL_KEYWORDS = frozenset(KEYWORDS)
 # The same word over and over without a blank or a quote is machine-made; each hit would read the whole of it again.
@@ -71,18 +78,18 @@ _WIDE_SIGNS = "\uff1a\uff1d"  # a colon and an equals sign as wide as a Chinese 
 _BEHIND_NAMES = frozenset("*|=:\"'`\\])>,( \t\n+?!{[;<.&\u2019" + _WIDE_SIGNS)
 # Between name and value: a closing quote or bracket, then a sign; in code also a comma, a call or a tag.
 _SIGN = re.compile(
-    r"(?P<close>\\*[\"'`]?[\])]?\*{0,2})(?:\.{2,60})?\s{0,3}(?P<sign>=>|:=|\+=|\?=|==|!=|<-|[:=\uff1a"
+    r"(?P<close>\\*[\"'`]?[\])]?\*{0,2})(?:\.{2,60})?\s{0,3}(?P<sign>=>|:=|\+=|\?=|==|!=|<-|::|[:=\uff1a"
     r"\uff1d])(?!=)\*{0,2}[ \t]*"
     r"(?P<here><<[-~]?\\*[\"']?\w{1,20}\\*[\"']?[ \t]*(?:\\n|\n)[ \t]*)?"
     r"(?:(?:\\n|\n)[ \t]*(?=\\*[\"']))?"
     r"(?:!(?:!?[a-z]+)?[ \t]+)?(?:[|>][+-]?[ \t]*(?:\\n|\n)[ \t]*)?"
-    r"(?:(?:str|bytes|f|b|r|u|Some|String::from|new String)(?=\\*[\"'(])\(?)?"
+    r"(?:\[-|\{\+)?(?:(?:str|bytes|f|b|r|u|Some|String::from|new String)(?=\\*[\"'(])\(?)?"
 )
 _CALL = re.compile(
     r"(?P<close>\]?\\*[\"'`]?)(?:\)\.(?:type|fill|sendKeys|send_keys))?\s?"
     # In PHP's own notation, behind a prompt that is answered, and for whom a password is set.
     r"(?P<sign>[,(]|\s|;s:\d{1,5}:|(?::\s?\\*[\"'`])\)?;?\s{0,4}(?:send|sendline|write|type)\w{0,10}\("
-    r"?|\sFOR\s[^\0\n=;]{1,80}=|\s<<<)\s{0,2}(?=\\*[\"'`])"
+    r"?|\sFOR\s[^\0\n=;]{1,80}=|\s<<<)\s{0,12}(?=\\*[\"'`])"
 )
 # What is taken when the environment has nothing.
 _FALLBACK = re.compile(
@@ -90,23 +97,28 @@ _FALLBACK = re.compile(
 )
 _TAG = re.compile(r"(?P<close>)(?P<sign>>)(?=[^\0<>\s@:])")
 _VALUE_FIELD = re.compile(
-    r"(?P<close>\\*[\"'`]?)(?P<sign>[\s,;]{0,6}(?:\\n|\n)?[\s-]*\\*[\"']?(?:value|Value|default)\\*[\"']?\s?[:=]\s*)"
+    r"(?P<close>\\*[\"'`]?)(?P<sign>(?::\s?\{)?[\s,;]{0,6}(?:\\n|\n)?[\s-]*\\*[\"']?(?:value|Value|default)\\*[\"']?\s?[:=]\s*)"
 )
 _CELL = re.compile(r"(?P<close>\*{0,2}`?)[ \t]{0,40}(?P<sign>\|)[ \t]{0,40}(?=[^\0\s|])")
-_SPACE = re.compile(r"(?P<close>\\*[\"'`]?)(?P<sign>[ \t]+(?:\d{1,2}[ \t]+)?|\\t)(?=[^\0\s=:\-&|>(){}\[\],;])")
+_SPACE = re.compile(r"(?P<close>\\*[\"'`]?\]?)(?P<sign>[ \t]+(?:\d{1,2}[ \t]+)?|\\t)(?=[^\0\s=:\-&|>(){}\[\],;])")
+_FILLERS = r"(?:['\u2019]?s)?(?:\s?\([^\0\n()]{1,30}\))?(?:\s{1,4}(?:[^\W_][\w.'@-]{0,24}|\[\w{1,20}\]|[\"'][^\0\s\"']{1,120}[\"'])){0,6}?"
+_QUOTES = r"[\"'`(*«„“]{0,4} ?"
 _SPEECH = re.compile(
-    r"(?i:(?:['\u2019]?s)?(?:\s?\([^\0\n()]{1,30}\))?(?:\s{1,4}(?:[^\W_][\w.'@-]{0,24}|[\"'][^\0\s\"']"
-    r"{1,120}[\"'])){0,6}?"
-    r"(?:\s{1,2}(?:is|was|are|be|to|as|with|from|equals|lautet|ist|est|es|è|é|är|este|jest|adalah|là|="
-    r"|[?\u203a»]|->|→|—|-):?|\s?:|[?\u203a»])\s{1,4}(?:set to\s|now\s|just\s)?)"
-    r"[\"'`(*«„“]{0,4} ?"
+    rf"(?i:{_FILLERS}"
+    r"(?:\s{1,2}(?:is|was|are|be|to|as|with|from|equals|type|enter|lautet|ist|est|es|e|è|é|är|er|on|je|ay|ni|dir|este|jest"
+    r"|adalah|ialah|là|=|[?\u203a»]|->|→|—|-):?|,?\s(?:it|this)(?:['\u2019]s|\sis)|\s?:|[?\u203a»]|\s\((?=currently|now))"
+    r"\s{0,12}(?:set to\s|now\s|just\s|currently\s|it['\u2019]s\s)*)"
+    rf"(?<=[\s(]){_QUOTES}"
 )
+_SAID_AT_LAST = re.compile(rf"(?i:{_FILLERS}\s?:\s{{1,12}}){_QUOTES}")  # `a password is generated for ada: ...`
+_FOR = re.compile(r"\s(?:for|of|to|on|für|von|pour|de|para|per|voor|til|för)\s")
 _WORD_OF_CODE = re.compile(r"[A-Za-z_.]+")
 _TEST_NAME = re.compile(r"[Tt]est\w*+(?:[/.:]+[\w-]++)*+|\w++(?:(?:/|::)[\w.-]++)++")
 _DIGITS = re.compile(r"\d{3,8}")
 _NUMBER_NAMES = frozenset(("pin", "cvv", "cvc", "otp", "pincode", "cvv2"))
 _NEXT_IN_LIST = re.compile(r"(\\*[\"'])\s{0,3},\s{0,40}\1((?:(?!\1)[^\0\n]){4,200})(?=\1)")
-_LISTED = re.compile(r"(?:[,;/|]|\b(?:and|with|the|new|old|vpn|my|our|your))\s\Z")  # `user ada, pass ...`
+_IS = re.compile(r"\s(?:is|was)\s")
+_LISTED = re.compile(r"(?:[,;/|]|\b(?:and|with|new|old))\s\Z")  # `user ada, pass ...`
 _LOGIN_NAMES = frozenset((b"auth", b"cred", b"login"))
 _A_DIGIT = re.compile("[0-9]")
 _VALUE_REACH = 120
@@ -235,6 +247,7 @@ def _is_named(text: str, start: int, end: int) -> bool:
         before in ("-", "<")
         or keyed
         or _LISTED.search(text, max(0, start - 7), start) is not None
+        or _IS.match(text, end) is not None
         or (_SIGN.match(text, end) or _FALLBACK.match(text, end) or typed(text, end)) is not None
     )
 
@@ -251,13 +264,13 @@ def _strength_at(text: str, position: int, name: str, keyword: bytes) -> Strengt
 
 def _value_after(text: str, start: int, end: int, strength: Strength) -> Span | None:
     """The value behind a name, if it is one."""
-    if match := typed(text, end):
+    if text[start - 1 : start] not in ("<", ":") and (match := typed(text, end)):
         return _literal(text, start, match, strength)
     if match := _SIGN.match(text, end):
         return (
             _value_at(text, start, match, strength)
             or _in_code(text, start, end, strength)
-            or _spoken(text, end, strength)
+            or _spoken(text, start, end, strength)
         )
     if match := _VALUE_FIELD.match(text, end):
         return _value_at(text, start, match, strength)
@@ -274,7 +287,7 @@ def _value_after(text: str, start: int, end: int, strength: Strength) -> Span | 
         flag = text[max(0, start - 2) : start].endswith("-")
         if (span := _value_at(text, start, match, strength, spaced=not flag)) is not None:
             return span
-    return _spoken(text, end, strength)
+    return _spoken(text, start, end, strength)
 
 
 def _literal(text: str, start: int, match: re.Match[str], strength: Strength) -> Span | None:
@@ -303,23 +316,40 @@ def _is_argument(value: str, strength: Strength) -> bool:
     return " " not in value and (has_digit(value) or (strength == Strength.PASSWORD and not value.isalpha()))
 
 
-def _spoken(text: str, end: int, strength: Strength) -> Span | None:
+def _spoken(text: str, start: int, end: int, strength: Strength) -> Span | None:
     """`the password for the database is ...`: only a value that no word could be."""
-    match = _SPEECH.match(text, end) if text[end] in ":'\u2019" or text[end].isspace() else None
-    if match is None:
+    if text[end] not in ":,'\u2019" and not text[end].isspace():
         return None
-    value = bare_word(text, match.end()).rstrip(".,;:!?)*_»”")
-    if strength == Strength.PASSWORD and _DIGITS.fullmatch(value) and len(value) >= 4:  # one that is used once
-        return Span(match.end(), match.end() + len(value), _kind(strength))
-    if (
-        not is_said(value)
-        or is_public_id(value)
-        or (strength == Strength.WEAK and not is_random_value(value))
-        or (strength < Strength.PASSWORD and is_identifier(value))
-        or not is_plausible(value, strength, True)
-    ):
-        return None
-    return Span(match.end(), match.end() + len(value), _kind(strength))
+    for pattern in (_SPEECH, _SAID_AT_LAST):
+        match = pattern.match(text, end)
+        if match is not None and (value := _said_value(text, start, end, match, strength)):
+            return Span(match.end(), match.end() + len(value), _kind(strength))
+    return None
+
+
+def _said_value(text: str, start: int, end: int, match: re.Match[str], strength: Strength) -> str:
+    begin = match.end()
+    value = trimmed(bare_word(text, begin), ".,;:!?)*_»”")
+    counted = strength == Strength.PASSWORD or text[start:end].lower() in _NUMBER_NAMES
+    if counted and _DIGITS.fullmatch(value) and len(value) >= 4:  # one that is used once
+        return value
+    if strength == Strength.PASSWORD:
+        if text[begin - 1] in "\"'" and (bounds := quoted(text, begin - 1)) and is_passphrase(text[slice(*bounds)]):
+            return text[slice(*bounds)]
+        if is_passphrase(value) or (_is_plain_said(text, begin, value, match) and value.lower() not in PASSWORD_WORDS):
+            return value
+    if not is_told(value) or is_public_id(value) or (strength == Strength.WEAK and not is_random_value(value)):
+        return ""
+    if strength < Strength.PASSWORD and is_identifier(value):
+        return ""
+    return value if is_plausible(value, strength, True) else ""
+
+
+def _is_plain_said(text: str, begin: int, value: str, match: re.Match[str]) -> bool:
+    """`the password for this box: ...`, where a line ends with a long word that is no other word one says there."""
+    last = begin + len(value)
+    ends = text[last : last + 1] in ("", "\n", "\0")
+    return ends and _FOR.match(match[0]) is not None and match[0].rstrip().endswith(":") and is_rare_word(value)
 
 
 def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *, spaced: bool = False) -> Span | None:

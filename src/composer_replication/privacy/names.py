@@ -148,7 +148,7 @@ _NO_TOKENS = word_set(
 # Every name that says anything has one of these in it: most names have none, and are done with.
 _STEM = re.compile(
     "pass|pwd|pw|psk|secret|token|key|cred|auth|jwt|bearer|conn|otp|cvv|cvc|pin|code|sess|senha|contrase|wachtwoord|wort"
-    "|salasana|kodeord|phrase|" + "|".join(_WEAK_LAST)
+    "|salasana|kodeord|phrase|mdp|" + "|".join(_WEAK_LAST)
 )
 
 
@@ -185,7 +185,7 @@ def name_strength(name: str) -> Strength:
         return Strength.NONE
     if (
         joined.endswith(_PASSWORDS)
-        or last in ("pass", "passe", "pw", "psk", "passwords", "passord", "passordet", "passwortes")
+        or last in ("pass", "passe", "pw", "psk", "passwords", "passord", "passordet", "passwortes", "mdp", "assword")
         or (last == "key" and "pass" in words)
     ):
         return Strength.NONE if joined == "oldpwd" else Strength.PASSWORD

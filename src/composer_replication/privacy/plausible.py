@@ -6,7 +6,7 @@ import re
 
 from composer_replication.privacy.entropy import looks_random
 from composer_replication.privacy.names import PASSWORD_WORDS, Strength, name_strength
-from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, has_digit, is_strong
+from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, has_digit, is_strong, word_set
 
 _PLACEHOLDER_PART = re.compile(
     r"(?i)[$%]\(|[$%#]\{"
@@ -71,7 +71,7 @@ _NO_SECRET = re.compile(
     r"pem|key|crt|lock|cfg|pdf|zip|gz|png|jpg|svg|html|css|xml|csv|log|sql|exe|dll|so)"
     r"(?::\d++)?|[a-z]++://[^\0]*+|[%@^][\w.-]*+|\d{4}-\d\d-\d\d[^\0]*+|[\d.:,%/]++|v\d++(?:\.\d++)*+["
     r"\w.-]*+|\d++\.\d++[\w.-]*+"
-    r"|(?:[\w.-]++/)++[\w.-]*+|[^\0]*[*?+|\\]\$?|[A-Za-z_]++[:=!,;?*&]++|[a-z]++(?:[;:,][a-z]*+)++|[a-"
+    r"|(?:[\w.-]++/)++[\w.-]*+|[^\0\d]*[*?+|\\]\$?|[A-Za-z_]++[:=!,;?*&]++|[a-z]++(?:[;:,][a-z]*+)++|[a-"
     r"z0-9-]{1,40}:\d{2,5}|[A-Za-z_]++(?:\|[A-Za-z_]*+)++|[a-z]++\[:[a-z]++\]"
     r"|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]"
     r"{1,3}\d{1,4}|\d++(?:st|nd|rd|th|px|ms|kb|mb|gb)"
@@ -124,6 +124,47 @@ def is_said(value: str) -> bool:
     )
 
 
+_WORDS_AND_NUMBER = re.compile(
+    r"(?:[A-Z][a-z]{2,12}){1,3}\d{2,4}[!*#$%&@?]?|[A-Z][a-z]{2,12}(?:[._-][A-Za-z]{3,12}){1,3}[._-]\d{2,4}"
+)
+_LOWER_PHRASE = re.compile(r"[a-z]{3,12}(?:[-._][a-z]{3,12}){2,6}")
+_LOWER_WORDS = re.compile(r"[a-z]{3,12}(?: [a-z]{3,12}){2,7}")
+SENTENCE_END = "!*#$%&@?"  # a sign behind a digit belongs to a password, not to the sentence
+
+
+def is_told(value: str) -> bool:
+    """As `is_said`, where a sign or a word for `is` stands between name and value: words with a number, too."""
+    return is_said(value) or (
+        _WORDS_AND_NUMBER.fullmatch(value) is not None and is_plausible(value, Strength.PASSWORD, True)
+    )
+
+
+def is_passphrase(value: str) -> bool:
+    """Small words with the same signs or blanks between them: three at the least."""
+    return len(value) >= 14 and (_LOWER_PHRASE.fullmatch(value) or _LOWER_WORDS.fullmatch(value)) is not None
+
+
+# Long words that stand beside `password` and are none.
+_SAID_WORDS = word_set(
+    "something anything whatever everything username placeholder localhost postgres environment plaintext required optional"
+    " default example undefined development production incorrect encrypted protected successful successfully alphanumeric"
+    " authentication authorization credential credentials passphrase administrator configuration generated expired hashed"
+    " changeme unchanged unknown missing invalid disabled enabled following certificate biometric fingerprint anonymous"
+)
+
+
+def is_rare_word(value: str) -> bool:
+    """A long word in plain letters that is none of those one says about passwords."""
+    return len(value) >= 9 and value.isascii() and value.isalpha() and value.lower() not in _SAID_WORDS
+
+
+def trimmed(value: str, trailing: str) -> str:
+    """Without the end of the sentence; a sign directly behind a digit stays."""
+    bare = value.rstrip(trailing)
+    rest = value[len(bare) :]
+    return bare + rest[0] if rest[:1] and rest[0] in SENTENCE_END and any(map(str.isdigit, bare)) else bare
+
+
 def is_given(value: str) -> bool:
     """Whether a literal that code hands over beside a secret's name is the secret: no word, address or pattern."""
     if " " in value or not is_strong(value) or _NO_SECRET.fullmatch(value, 0, _JUDGED):
@@ -146,7 +187,7 @@ def is_login(name: str, value: str) -> bool:
     pair = _USER_AND_PASSWORD.fullmatch(value)
     if pair is not None:
         return is_said(pair[1])
-    return name.upper() == name and words[1].upper() != "LOGIN" and is_said(value)
+    return name.upper() == name and words[1].upper() != "LOGIN" and is_told(value)
 
 
 def is_directory(name: str, value: str) -> bool:

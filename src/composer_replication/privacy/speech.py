@@ -10,7 +10,7 @@ from collections.abc import Iterator, Set
 
 from composer_replication.privacy.keywords import any_of
 from composer_replication.privacy.names import PASSWORD_WORDS
-from composer_replication.privacy.plausible import is_said
+from composer_replication.privacy.plausible import is_rare_word, is_told, trimmed
 from composer_replication.privacy.rules import Span, has_digit, word_set
 
 # Words in plain letters, beside those for a password. `pass`, `token` and `key` are looked for by another layer.
@@ -18,12 +18,12 @@ _LOGIN_PLAIN = word_set("code codes log sign logged login creds credentials wifi
 # Words with letters of their own; only looked for in a text that has one of the letters.
 _OWN = (
     "пароль пароля паролем паролю пароли парола паролата лозинка лозинку токен токена ключ ключа гасло құпиясөз",
-    "密码 密碼 口令 密钥 密鑰 令牌 パスワード 暗証番号 合言葉 トークン 비밀번호 암호 패스워드 토큰",
-    "كلمة_المرور كلمة_السر كلمه_السر رمز_المرور رمز_عبور گذرواژه סיסמה סיסמא הסיסמה סיסמת",
+    "密码 密碼 口令 密钥 密鑰 令牌 パスワード 暗証番号 合言葉 トークン 비밀번호 비번 암호 패스워드 토큰",
+    "كلمة_المرور كلمة_مرور كلمة_السر كلمه_السر رمز_المرور رمز_عبور گذرواژه סיסמה סיסמא הסיסמה סיסמת",
     "पासवर्ड कूटशब्द পাসওয়ার্ড கடவுச்சொல் రహస్యపదం รหัสผ่าน ລະຫັດຜ່ານ ពាក្យសម្ងាត់ စကားဝှက် პაროლი գաղտնաբառ",
-    "κωδικός κωδικό κωδικού συνθηματικό κλειδί mật_khẩu hasło hasła hasłem hasłu jelszó şifre şifresi",
+    "κωδικός κωδικό κωδικού κωδικού συνθηματικό κλειδί mật_khẩu hasło hasła hasłem hasłu jelszó şifre şifresi",
     "şifreniz şifrem contraseña contraseñas lösenord lösenordet lykilorð slaptažodis slaptažodį fjalëkalimi fjalëkalim",
-    "schlüssel clé ključ",
+    "schlüssel clé ključ parolă parola lösenord lozinku",
 )
 _OWN_WORDS = tuple(
     dict.fromkeys(
@@ -35,13 +35,30 @@ _OWN_WORD = re.compile(any_of(_OWN_WORDS))
 _HALVES = frozenset(
     max(re.findall("[a-z]+", word), key=len).encode() for word in _OWN_WORDS if re.search("[a-z]{2}", word)
 )
-_WORD_END = re.compile(r"[a-z]{1,6}(?=[\s:=])|[^\0-\x7f]{0,12}")
+_WORD_END = re.compile(r"[^\W\d_]{0,8}(?=[\s:=\"'\uff1a\uff1d])|[^\0-\x7f]{0,12}")
 # What a value stands behind: a sign, a word for `is`, or nothing but a blank; and up to five words before it.
 _FILLER = r"(?:[^\0\s\d\"`«「“<>=\uff1a]{1,24}[ \t]{1,2})"
 _BEHIND = re.compile(
-    rf"(?:[ \t]{{1,2}}{_FILLER}{{0,5}}?)?[ \t]{{0,2}}(?:[:=\uff1a\uff1d→—\u2013-]{{1,2}}|[是为為はがを는은이가]|คือ)?"
+    rf"[\"']?(?:[ \t]{{1,2}}{_FILLER}{{0,5}}?)?[ \t]{{0,2}}(?P<sign>[:=\uff1a\uff1d→—\u2013-]{{1,2}}|[是为為はがを는은이가]|คือ)?"
     r"[ \t]{0,3}"
-    r"(?:[^\W\d_]{1,8}:?[ \t]{1,2})?[\"'`«「“„*(]{0,4}[ \t]?(?P<value>[!-;=?-~]{5,100})"
+    r"(?:[^\W\d_]{1,8}:?[ \t]{1,2})?[\"'`«「“„*(]{0,4}[ \t]?(?P<value>[!-;=?-~]{4,100})"
+)
+# `use ... as the password`: with the verb a plain word counts, too.
+_VERB = (
+    r"use|using|take|try|set|type|enter|pick|choose|put|nimm|nehmen|verwende|benutze|utilise|utilisez|prends|mets|usa|usar|use"
+    r"|utiliza|pon|usare|metti|gebruik|neem|użyj|weź|ustaw|použij|použi|zadaj|koristi|uporabi|folosește|foloseste|pune|använd"
+    r"|brug|bruk|käytä|kasuta|használd|kullan|pakai|gunakan|dùng|используй|используйте|возьми|поставь|візьми|використай"
+    r"|използвай|χρησιμοποίησε το|χρησιμοποίησε|استخدم|השתמש ב-|用|使用"
+)
+_AS = r"as|als|comme|como|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|kui|mint|làm|как|як|като|ως|作为|作為|ك|בתור|을\(를\)|를|을"
+_USED_AS = re.compile(
+    rf"(?:(?<![^\W\d_])(?:{_VERB})\s{{0,2}}[\"'`«「“]?(?P<value>[A-Za-z][!-&(-~]{{7,60}}?)[\"'`»」”]?\s{{0,2}}(?:{_AS})"
+    r"|(?<!\S)[\"'`]?(?P<first>[A-Za-z]{8,60})[\"'`]?\s(?:을\(를\)|를|을))\s{0,2}(?:[^\0\s\d]{1,12}\s{1,2}){0,2}\Z",
+    re.I,
+)
+# The other order: `parola olarak ... kullan`, `パスワードには ... を使って`.
+_AS_USED = re.compile(
+    r"(?:\s?olarak\s|(?:には|に|は)\s?)[\"'`「]?(?P<value>[A-Za-z][!-~]{7,60}?)[\"'`」]?\s?(?:kullan|を使)", re.I
 )
 _SAID_BEFORE = re.compile(
     r"(?:^|[\s\"'`«「“(*])(?P<value>[!-&(-;=?-_a-~]{6,100}?)[\"'`»」”)*]{0,4}\s{0,2}"
@@ -51,7 +68,7 @@ _SAID_BEFORE = re.compile(
 )
 _LINK = re.compile(
     r" (?:as|als|como|comme|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|mint|is|was|ist|es|est|will be|for|è|é|как|як"
-    r"|като|är|làm) |[(=作をは로为為是]"
+    r"|като|är|làm|ως|בתור|kui) |[(=作をは로를을为為是]|ك"
 )
 _LONGEST_LINK = 70
 _LOOK_BACK = 90
@@ -159,7 +176,7 @@ def _places(text: str, lower: bytes, word: bytes) -> Iterator[tuple[int, int]]:
         before, after = text[at - 1 : at], text[end : end + 1]
         if (
             not before.isalnum()
-            and before not in ("_", "-", "/", "$")
+            and (before not in ("_", "-", "/", "$") or (before == "_" and after in ("=", ":")))
             and not (after.isascii() and (after.isalnum() or after in ("_", "(")))
         ):
             yield at, end
@@ -174,35 +191,45 @@ def _codes(text: str, lower: bytes, word: bytes) -> Iterator[Span]:
 
 def _logins(text: str, word: bytes) -> Iterator[Span]:
     for match in _BY_WORD[word].finditer(text):
-        if is_said(value := match["value"].partition("\\")[0].rstrip(_TRAILING)):
+        if is_told(value := trimmed(match["value"].partition("\\")[0], _TRAILING)):
             yield Span(match.start("value"), match.start("value") + len(value), "USER_PASSWORD")
 
 
 def _around(text: str, start: int, end: int) -> Iterator[Span]:
     ending = _WORD_END.match(text, end)
-    span = _behind(text, ending.end() if ending else end)
+    end = ending.end() if ending else end
+    span = _behind(text, end)
     if span or (span := spoken_before(text, start)):
         yield span
+    elif (match := _AS_USED.match(text, end)) and is_rare_word(match["value"]):
+        yield Span(*match.span("value"), "PASSWORD")
 
 
 def _behind(text: str, end: int) -> Span | None:
     match = _BEHIND.match(text, end, end + 260)
     if match is None:
         return None
-    value = match["value"].rstrip(_TRAILING)
-    return Span(match.start("value"), match.start("value") + len(value), "PASSWORD") if is_said(value) else None
+    value = trimmed(match["value"], _TRAILING)
+    told = is_told(value) or (match["sign"] and value.isdigit() and 4 <= len(value) <= 8)
+    return Span(match.start("value"), match.start("value") + len(value), "PASSWORD") if told else None
 
 
 def spoken_before(text: str, start: int) -> Span | None:
     """`use ... as the password`, `... is the password`: the value before a word for it that begins at `start`."""
     begin = max(0, start - _LOOK_BACK)
-    if not has_digit(lead := text[begin:start]) and not any(sign in lead for sign in "!@#$%^&*?+~"):
-        return None
+    lead = text[begin:start]
     if not _LINK.search(lead, max(0, len(lead) - _LONGEST_LINK)):
+        return None
+    match = _USED_AS.search(text, begin, start)
+    if match is not None:
+        group = "value" if match["value"] else "first"
+        if is_rare_word(match[group]) or is_told(match[group]):
+            return Span(*match.span(group), "PASSWORD")
+    if not has_digit(lead) and not any(sign in lead for sign in "!@#$%^&*?+~"):
         return None
     match = _SAID_BEFORE.search(text, begin, start)
     if match is None:
         return None
-    value = match["value"].lstrip("*(\"'`").rstrip(_TRAILING)
+    value = trimmed(match["value"].lstrip("*(\"'`"), _TRAILING)
     at = text.find(value, match.start("value"))
-    return Span(at, at + len(value), "PASSWORD") if is_said(value) else None
+    return Span(at, at + len(value), "PASSWORD") if is_told(value) else None
