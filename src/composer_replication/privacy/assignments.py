@@ -118,10 +118,24 @@ _DIGITS = re.compile(r"\d{3,8}")
 _NUMBER_NAMES = frozenset(("pin", "cvv", "cvc", "otp", "pincode", "cvv2"))
 _NEXT_IN_LIST = re.compile(r"(\\*[\"'])\s{0,3},\s{0,40}\1((?:(?!\1)[^\0\n]){4,200})(?=\1)")
 _IS = re.compile(r"\s(?:is|was)\s")
-_LISTED = re.compile(r"(?:[,;/|]|\b(?:and|with|new|old))\s\Z")  # `user ada, pass ...`
+_LISTED = re.compile(
+    r"(?i:user|login|account|username|admin|as)\b[^\0\n]{0,30}[,;/|]\s\Z|\b(?:new|old) \Z"
+)  # `user ada, pass ...`
 _LOGIN_NAMES = frozenset((b"auth", b"cred", b"login"))
 _A_DIGIT = re.compile("[0-9]")
 _VALUE_REACH = 120
+# `"..." "..."`, `"..." + "..."`, each of them a part of a key.
+_NEXT_LITERAL = re.compile(
+    r"\\*[\"']\s{0,3}(?:[+.&_]\s{0,3})?(?:\\?\r?\n|\\+n)?\s{0,40}(?:[+.&]\s{0,3})?(\\*[\"'])([A-Za-z0-9+/=_.~$!@#%^&*-]{6,200})(?=\1)"
+)
+_ALONE = re.compile(r"\n([ \t]+)\Z")
+_NEXT_BLOCK_LINE = re.compile(r"\n([ \t]+)([A-Za-z0-9+/=_-]{8,200})(?=\r?\n|\Z)")
+_BYTES = re.compile(
+    r"[^\0\n=]{0,30}=\s{0,3}[\w .:\[\]]{0,40}[\[{(]\s{0,9}"
+    r"((?:(?:0x[0-9a-fA-F]{1,2}+|\d{1,3}+),\s{0,9}+){7,}(?:0x[0-9a-fA-F]{1,2}|\d{1,3}))"
+)
+_GROUPS = re.compile(r"\s?[:=]\s{0,3}((?:[a-zA-Z2-7]{4} ){3,15}[a-zA-Z2-7]{4})(?![A-Za-z])")
+_COUNTED = frozenset((b"key", b"secret", b"pass", b"seed", b"token"))
 _ENDS_SPEECH = frozenset(("", "\u2019", "\0"))
 _CALLED = frozenset((b"auth", b"cred", b"jwt", b"hmac", b"connection"))
 # A name, or a name and the beginning of a value, at the end of a line.
@@ -159,6 +173,7 @@ def _spans_of(text: str, lower: bytes, needle: bytes, unfinished: list[int]) -> 
         if span is not None:
             yield span
             yield from _listed(text, span)
+            yield from _continued(text, span)
         following = lower.find(needle, max(position + len(needle), span.end if span else 0))
         crowd = 0 if span or following < 0 or _BREAK.search(lower, position, following) else crowd + 1
         if crowd > _LARGEST_CROWD:
@@ -179,6 +194,18 @@ def _listed(text: str, span: Span) -> Iterator[Span]:
         end = match.end(2)
 
 
+def _continued(text: str, span: Span) -> Iterator[Span]:
+    """The rest of a value that code writes in several literals, or a document in several lines."""
+    end = span.end
+    while match := _NEXT_LITERAL.match(text, end, end + 400):
+        yield Span(*match.span(2), span.kind)
+        end = match.end(2)
+    indent = _ALONE.search(text, max(0, span.start - 60), span.start)
+    while indent and (line := _NEXT_BLOCK_LINE.match(text, end, end + 300)) and line[1] == indent[1]:
+        yield Span(*line.span(2), span.kind)
+        end = line.end(2)
+
+
 def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> Span | None:
     # The `=` of `sig=` belongs to the sign, not to the name.
     stem_end = position + len(keyword) - keyword.endswith(b"=")
@@ -196,6 +223,8 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
         return None
     if after and after in "( " and keyword in _CALLED and (span := _positional(text, end, keyword)):
         return span
+    if after == "(" and name_strength(name) == Strength.PASSWORD and (span := _positional(text, end, b"jwt")):
+        return Span(span.start, span.end, "PASSWORD")
     if after == "(" and "." in text[stem_end:end]:  # a method of it: what it is given is told by the name before it
         end = text.rfind(".", stem_end, end)
         name, after = text[start:end], "."
@@ -215,11 +244,21 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
     if strength <= Strength.WEAK and keyword not in _LOGIN_NAMES and not _A_DIGIT.search(text, end, end + _VALUE_REACH):
         return None  # only a random value counts behind such a name, and random values have digits
     span = _value_after(text, start, end, max(strength, Strength.WEAK))
+    if span is None and text[end] in " :=[" and keyword in _COUNTED:
+        span = _counted(text, end, strength)
     if span is None and strength >= Strength.TOKEN:
         span = named_in_document(text, start, end, strength)
     if span is None and strength >= Strength.TOKEN and text[start - 1 : start] in (" ", "`", "*"):
         return spoken_before(text, start)
     return span
+
+
+def _counted(text: str, end: int, strength: Strength) -> Span | None:
+    """A key as a list of bytes, or in groups of four as apps show it."""
+    match = _GROUPS.match(text, end)
+    if match is None and strength >= Strength.TOKEN and text.find(",", end, end + 80) >= 0:
+        match = _BYTES.match(text, end)
+    return Span(*match.span(1), "SECRET") if match and has_digit(match[1]) else None
 
 
 def _said_before(text: str, position: int, end: int) -> Span | None:
@@ -246,7 +285,7 @@ def _is_named(text: str, start: int, end: int) -> bool:
     return (
         before in ("-", "<")
         or keyed
-        or _LISTED.search(text, max(0, start - 7), start) is not None
+        or _LISTED.search(text, max(0, start - 44), start) is not None
         or _IS.match(text, end) is not None
         or (_SIGN.match(text, end) or _FALLBACK.match(text, end) or typed(text, end)) is not None
     )
@@ -320,7 +359,7 @@ def _spoken(text: str, start: int, end: int, strength: Strength) -> Span | None:
     """`the password for the database is ...`: only a value that no word could be."""
     if text[end] not in ":,'\u2019" and not text[end].isspace():
         return None
-    for pattern in (_SPEECH, _SAID_AT_LAST):
+    for pattern in (_SPEECH, _SAID_AT_LAST) if strength == Strength.PASSWORD else (_SPEECH,):
         match = pattern.match(text, end)
         if match is not None and (value := _said_value(text, start, end, match, strength)):
             return Span(match.end(), match.end() + len(value), _kind(strength))

@@ -13,17 +13,30 @@ _LEAD, _REACH = 240, 320
 _NEAR = 90
 # Behind a name inside a tag: `name="db.password">...`, `<Password Type="x">...`, `password</key><string>...`.
 _IN_TAG = re.compile(
-    r"(?:[^\0\n<>]{0,80}>|</\w{1,20}>\s{0,40}<\w{1,20}[^\0\n<>]{0,40}>)(?:<!\[CDATA\[)?\s{0,4}(?P<valu"
+    r"(?:[^\0\n<>]{0,80}>|</\w{1,20}>\s{0,40}<\w{1,20}[^\0\n<>]{0,40}>)(?:\s{0,40}<[Vv]alue>)?(?:<!\[CDATA\[)?\s{0,4}(?P<valu"
     r"e>[^\0\s<>\]]{4,200})(?=\s{0,4}(?:\]\]>)?</)"
 )
 _OPEN_TAG = re.compile(r"<[\w:.-]{0,40}(?:\s[^\0<>]{0,160})?\Z")
 _ESCAPED_TAG = re.compile(r"&gt;(?P<value>[^\0\s<>&]{4,200})&lt;/")
 # The field of a form or an object whose type or name was said before or is said behind it.
-_FIELD = r"(?:[vV]alue|VALUE|ParameterValue|parameter_value|plaintext|content|secretValue|SecretString|default)"
-_FIELD_PARTS = ("alue", "VALUE", "laintext", "ontent", "ecretString", "efault")  # the least that such a field has
+_FIELD = r"(?:[vV]alue|VALUE|ParameterValue|parameter_value|plaintext|content|text|input|keys|stdin|answer|chars|secretValue|SecretString|default)"
+_FIELD_PARTS = (
+    "alue",
+    "VALUE",
+    "laintext",
+    "ontent",
+    "ecretString",
+    "efault",
+    "text",
+    "input",
+    "keys",
+    "stdin",
+    "answer",
+    "chars",
+)  # the least that such a field has
 _SAID_AS = re.compile(
-    r"(?i)(?:type|name|key|id|kind|format|inputtype|parameter_?key|label|autocomplete)\\*[\"']?\s?[:=]"
-    r"\s?\\*[\"']?[\w ./-]{0,60}\Z|(?:variable|output|parameter)\s\\*[\"']\w{0,60}\Z"
+    r"(?i)(?:expect|prompt|selector|element|field|placeholder|type|name|key|id|kind|format|inputtype|parameter_?key|label|autocomplete)\\*[\"']?\s?[:=]"
+    r"\s?\\*[\"']?[\w #./\[=-]{0,60}\Z|(?:variable|output|parameter)\s\\*[\"']\w{0,60}\Z"
 )
 _FIELD_BEHIND = re.compile(
     rf"\\*[\"']?(?:\s?\{{)?"

@@ -58,7 +58,7 @@ svn                 --password
 xfreerdp wfreerdp   /p:
 cmdkey              /pass:
 net+user            #2!
-net+use             #3! #2!
+net+use             #3! #2! #4!
 htpasswd            -b:3
 mosquitto_passwd    -b:3
 vault+login bw+unlock snyk+auth ngrok+authtoken config+add-authtoken wandb+login rclone+obscure cargo+login #1!
@@ -70,7 +70,7 @@ rabbitmqctl+add_user rabbitmqctl+change_password rabbitmqctl+authenticate_user #
 consul+kv+put etcdctl+put #2!
 http-basic.*        #2!
 pulumi+config+set   #2!
-set-secret-key      #1!
+set-secret-key rootpw #1!
 mc+alias+set mc+config+host #3! #4!
 wpa_passphrase      #2
 kv+put vault+write secret+put secrets+set config:set config+set secrets+import env+set vars+set =!
@@ -183,7 +183,7 @@ def _calls(text: str, lower: bytes, program: _Program, unfinished: list[int] | N
         at, end = match.span()
         if at < done:  # a word of the command before it
             continue
-        if at and text[at - 1] not in _BEFORE:
+        if at and text[at - 1] not in _BEFORE and text[at - 2 : at] not in ("\\n", "\\t"):
             continue
         if unfinished is not None and _is_cut(text, end, program):
             unfinished.append(end)

@@ -174,6 +174,13 @@ STRUCTURE_RULES: tuple[Rule, ...] = (
     *(Rule("BEARER_TOKEN", re.compile(word + _BEARER), ("bearer",), 1, _is_bearer) for word in ("earer", "EARER")),
     *(Rule("BASIC_AUTH", re.compile(word + _BASIC), ("basic",), 1, _is_basic) for word in ("asic", "ASIC")),
     *(Rule("COOKIE", re.compile(word + _COOKIE), ("cookie",), 1, _is_cookie) for word in ("ookie", "OOKIE")),
+    Rule(
+        "SEED_PHRASE",
+        re.compile(r"1[.)] ?([a-z]{3,8}\s{1,4}(?:\d{1,2}[.)] ?[a-z]{3,8}\s{1,4}){10,22}\d{1,2}[.)] ?[a-z]{3,8})"),
+        ("recovery", "mnemonic", "seed", "wallet"),
+        1,
+    ),
+    Rule("PRIVATE_KEY", re.compile(r"\[(?:\d{1,3},\s?){63}\d{1,3}\]"), ("solana", "keypair")),
     *(Rule("SEED_PHRASE", re.compile(word + _PHRASE), (trigger,), 1) for trigger, word in _PHRASE_WORDS),
 )
 _ADDRESSES = ("://", ":\\/\\/", "%3A%2F%2F")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from composer_replication.privacy import commands, encoded, entropy, fragments, identity, options, rules, speech, tables
 from composer_replication.privacy.assignments import KEYWORDS, keyword_spans, searched_words
+from composer_replication.privacy.assignments import WHOLE_WORDS as KEYWORDS_ALONE
 from composer_replication.privacy.commands import command_spans
 from composer_replication.privacy.encoded import (
     Decoded,
@@ -54,16 +55,17 @@ class Scanner:
         self._extra = tuple(extra_rules)
         self._entropy = use_entropy
         self._clean_runs: set[str] = set()
-        triggers = (
-            *rules.TRIGGERS,
-            *commands.TRIGGERS,
-            *KEYWORDS,
-            tables.INSERT,
-            *SHORT_KEYS,
-            *identity.WORDS,
-            *self._exact.triggers,
+        keywords = [word for word in KEYWORDS if word not in KEYWORDS_ALONE]
+        layers = (*rules.TRIGGERS, *commands.TRIGGERS, *keywords, tables.INSERT)
+        triggers = (*layers, *SHORT_KEYS, *identity.WORDS, *self._exact.triggers)
+        whole = (
+            KEYWORDS_ALONE
+            | options.WHOLE_WORDS
+            | speech.WHOLE_WORDS
+            | encoded.WHOLE_WORDS
+            | fragments.WHOLE_WORDS
+            | SCHEMES
         )
-        whole = options.WHOLE_WORDS | speech.WHOLE_WORDS | encoded.WHOLE_WORDS | fragments.WHOLE_WORDS | SCHEMES
         self.words = WordFilter(triggers, whole)
 
     def knows(self, run: str) -> bool:

@@ -52,8 +52,8 @@ _VERB = (
 )
 _AS = r"as|als|comme|como|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|kui|mint|làm|как|як|като|ως|作为|作為|ك|בתור|을\(를\)|를|을"
 _USED_AS = re.compile(
-    rf"(?:(?<![^\W\d_])(?:{_VERB})\s{{0,2}}[\"'`«「“]?(?P<value>[A-Za-z][!-&(-~]{{7,60}}?)[\"'`»」”]?\s{{0,2}}(?:{_AS})"
-    r"|(?<!\S)[\"'`]?(?P<first>[A-Za-z]{8,60})[\"'`]?\s(?:을\(를\)|를|을))\s{0,2}(?:[^\0\s\d]{1,12}\s{1,2}){0,2}\Z",
+    rf"(?:\b(?:{_VERB})\s{{0,2}}[\"'`«「“]?(?P<value>[A-Za-z][!-&(-~]{{7,60}}?)[\"'`»」”]?\s{{0,2}}(?:{_AS})"
+    r"|(?<![^\0\s])[\"'`]?(?P<first>[A-Za-z]{8,60})[\"'`]?\s(?:을\(를\)|를|을))\s{0,2}(?:[^\0\s\d]{1,12}\s{1,2}){0,2}\Z",
     re.I,
 )
 # The other order: `parola olarak ... kullan`, `パスワードには ... を使って`.
@@ -70,6 +70,7 @@ _LINK = re.compile(
     r" (?:as|als|como|comme|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|mint|is|was|ist|es|est|will be|for|è|é|как|як"
     r"|като|är|làm|ως|בתור|kui) |[(=作をは로를을为為是]|ك"
 )
+_LINK_AS = re.compile(rf"[ 」](?:{_AS})|ك")
 _LONGEST_LINK = 70
 _LOOK_BACK = 90
 _LONGEST_MESSAGE = 10_000  # of a text in which codes are looked for
@@ -220,7 +221,7 @@ def spoken_before(text: str, start: int) -> Span | None:
     lead = text[begin:start]
     if not _LINK.search(lead, max(0, len(lead) - _LONGEST_LINK)):
         return None
-    match = _USED_AS.search(text, begin, start)
+    match = _USED_AS.search(text, begin, start) if _LINK_AS.search(lead) else None
     if match is not None:
         group = "value" if match["value"] else "first"
         if is_rare_word(match[group]) or is_told(match[group]):

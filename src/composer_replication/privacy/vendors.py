@@ -93,7 +93,7 @@ MAPBOX_TOKEN k.eyJ [stp]k\.eyJ[A-Za-z0-9_-]{20,}\.[A-Za-z0-9_-]{10,}
 HEROKU_KEY HRKU- HRKU-[A-Za-z0-9_-]{30,}
 OKTA_TOKEN? *00 (?<![\w+/-])00(?=[A-Za-z0-9_-]{0,40}[A-Z])(?=[A-Za-z0-9_-]{0,40}[g-z])[A-Za-z0-9_-]{40}(?![\w-])
 DYNATRACE_TOKEN dt0 dt0[a-z]\d\d\.[A-Z0-9]{20,}\.[A-Z0-9]{40,}
-FLYIO_TOKEN fo1_|fm1|fm2_ (?:fo1|fm1[rap]|fm2)_[A-Za-z0-9+/=_-]{30,}
+FLYIO_TOKEN fo1_|fm1|fm2_ (?<![A-Za-z0-9])(?:fo1|fm1[rap]|fm2)_[A-Za-z0-9+/=_-]{30,}
 EASYPOST_KEY EZAK|EZTK EZ[AT]K[A-Za-z0-9]{40,}
 TWITTER_TOKEN? AAAAAAAAAAAAAAAAAA (?<![A-Za-z0-9+/])A{18,24}[B-Zb-z0-9%][A-Za-z0-9%]{40,}
 VERCEL_TOKEN vercel_blob vercel_blob_rw_[A-Za-z0-9_]{20,}
@@ -102,6 +102,11 @@ PAYPAL_TOKEN access_token$ access_token\$[a-z]+\$[A-Za-z0-9]{10,}\$[0-9a-f]{32}
 RAZORPAY_KEY rzp_ rzp_(?:live|test)_[A-Za-z0-9]{10,}
 CIRCLECI_TOKEN CCIPAT_|CCIPRJ_ CCIP(?:AT|RJ)_[A-Za-z0-9_]{20,}
 HUBSPOT_TOKEN pat-na|pat-eu pat-(?:na|eu)\d-[0-9a-f-]{36}
+LAUNCHDARKLY_KEY sdk-|mob-|api- (?:sdk|mob|api)-[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}
+PLAID_TOKEN access-sandbox-|access-production-|access-development- access-[a-z]+-[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}
+SOURCEGRAPH_TOKEN sgp_ sgp_(?:[0-9a-f]{16}_|local_)?[0-9a-f]{40}
+CLOUDFLARE_KEY v1.0- v1\.0-[0-9a-f]{24}-[0-9a-f]{100,}
+RECOVERY_KEY *- (?<!\d)(?:\d{6}-){7}\d{6}(?!\d)
 TAVILY_KEY tvly- tvly-[A-Za-z0-9_-]{16,}
 PERPLEXITY_KEY pplx- pplx-[A-Za-z0-9]{24,}
 GROQ_KEY gsk_ gsk_[A-Za-z0-9]{24,}

@@ -29,7 +29,7 @@ _INDENT = 60
 _AFTER_END = re.compile(r"(?:\r?\n|\\{1,2}n)[ \t`]*(?:\d{1,6}[→:|\t][ \t]*)?(?P<sign>[+>│|-][ \t]*)?")
 _LINE_START = re.compile(r"(?:\n|\\n)[ \t+>|\"']*\Z")
 _PIECE = re.compile(r"[^\0\s\"'`,;(){}\[\]<>|]{1,200}")
-_SIGN = re.compile(r"[:=\"'`]")
+_SIGN = re.compile(r"[\])\"'`]{0,3}[ \t]{0,3}[:=\"'`]")
 _DIGEST = re.compile(r"(?:[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64})")
 _ALNUM = re.compile(r"[A-Za-z0-9]")
 # A digit, or capitals where no word has them.
@@ -101,12 +101,16 @@ def broken(
 def _edits(text: str, joints: Iterable[Joint]) -> list[_Edit]:
     edits: list[_Edit] = []
     done = 0
+    last = 0
     for start, end in joints:
+        if start < last:  # the same line end, read in two ways
+            continue
+        last = end
+        if edits:
+            edits.pop()  # the rest of the text, which does not end here
         if start > done or not edits:
             begin = max(done, text.rfind("\n", max(0, start - _LEAD), start) + 1, start - _LEAD)
             edits.append((done, begin, _APART))
-        else:
-            edits.pop()
         newline = text.find("\n", end, end + _REACH)
         done = newline if newline >= 0 else min(len(text), end + _REACH)
         edits += [(start, end, ""), (done, len(text), _APART)]
@@ -205,7 +209,7 @@ def _open(text: str, names: Sequence[int], *, words: bool = False) -> Iterator[J
         if (
             not cut_name
             and not words
-            and not _SIGN.search(between)
+            and not _SIGN.match(between)
             and text[text.rfind(" ", 0, name) + 1 : name][:1] != "-"
         ):
             continue  # words behind a name
