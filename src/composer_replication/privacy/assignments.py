@@ -12,7 +12,6 @@ from composer_replication.privacy.declarations import arguments, handed, own_quo
 from composer_replication.privacy.entropy import is_public_id
 from composer_replication.privacy.extents import (
     bare_end,
-    bare_word,
     in_connection_string,
     in_properties,
     is_env,
@@ -20,7 +19,7 @@ from composer_replication.privacy.extents import (
     skip_scheme,
 )
 from composer_replication.privacy.markup import named_in_document
-from composer_replication.privacy.names import PASSWORD_WORDS, Strength, name_strength
+from composer_replication.privacy.names import Strength, name_strength
 from composer_replication.privacy.plausible import (
     is_credential,
     is_directory,
@@ -31,14 +30,11 @@ from composer_replication.privacy.plausible import (
     is_path,
     is_plausible,
     is_random_value,
-    is_passphrase,
-    is_rare_word,
     is_said,
-    is_told,
     names_handle,
-    trimmed,
 )
 from composer_replication.privacy.rules import PLACEHOLDER, Span, has_digit, is_strong
+from composer_replication.privacy.said import DIGITS, NUMBER_NAMES, continued, counted, kind_of, spoken
 from composer_replication.privacy.speech import spoken_before
 
 # What to look for among the words of a text, and what to search the text for then. A blank ends a word: `sig ` is one
@@ -101,21 +97,8 @@ _VALUE_FIELD = re.compile(
 )
 _CELL = re.compile(r"(?P<close>\*{0,2}`?)[ \t]{0,40}(?P<sign>\|)[ \t]{0,40}(?=[^\0\s|])")
 _SPACE = re.compile(r"(?P<close>\\*[\"'`]?\]?)(?P<sign>[ \t]+(?:\d{1,2}[ \t]+)?|\\t)(?=[^\0\s=:\-&|>(){}\[\],;])")
-_FILLERS = r"(?:['\u2019]?s)?(?:\s?\([^\0\n()]{1,30}\))?(?:\s{1,4}(?:[^\W_][\w.'@-]{0,24}|\[\w{1,20}\]|[\"'][^\0\s\"']{1,120}[\"'])){0,6}?"
-_QUOTES = r"[\"'`(*«„“]{0,4} ?"
-_SPEECH = re.compile(
-    rf"(?i:{_FILLERS}"
-    r"(?:\s{1,2}(?:is|was|are|be|to|as|with|from|equals|type|enter|lautet|ist|est|es|e|è|é|är|er|on|je|ay|ni|dir|este|jest"
-    r"|adalah|ialah|là|=|[?\u203a»]|->|→|—|-):?|,?\s(?:it|this)(?:['\u2019]s|\sis)|\s?:|[?\u203a»]|\s\((?=currently|now))"
-    r"\s{0,12}(?:set to\s|now\s|just\s|currently\s|it['\u2019]s\s)*)"
-    rf"(?<=[\s(]){_QUOTES}"
-)
-_SAID_AT_LAST = re.compile(rf"(?i:{_FILLERS}\s?:\s{{1,12}}){_QUOTES}")  # `a password is generated for ada: ...`
-_FOR = re.compile(r"\s(?:for|of|to|on|für|von|pour|de|para|per|voor|til|för)\s")
 _WORD_OF_CODE = re.compile(r"[A-Za-z_.]+")
 _TEST_NAME = re.compile(r"[Tt]est\w*+(?:[/.:]+[\w-]++)*+|\w++(?:(?:/|::)[\w.-]++)++")
-_DIGITS = re.compile(r"\d{3,8}")
-_NUMBER_NAMES = frozenset(("pin", "cvv", "cvc", "otp", "pincode", "cvv2"))
 _NEXT_IN_LIST = re.compile(r"(\\*[\"'])\s{0,3},\s{0,40}\1((?:(?!\1)[^\0\n]){4,200})(?=\1)")
 _IS = re.compile(r"\s(?:is|was)\s")
 _LISTED = re.compile(
@@ -124,17 +107,6 @@ _LISTED = re.compile(
 _LOGIN_NAMES = frozenset((b"auth", b"cred", b"login"))
 _A_DIGIT = re.compile("[0-9]")
 _VALUE_REACH = 120
-# `"..." "..."`, `"..." + "..."`, each of them a part of a key.
-_NEXT_LITERAL = re.compile(
-    r"\\*[\"']\s{0,3}(?:[+.&_]\s{0,3})?(?:\\?\r?\n|\\+n)?\s{0,40}(?:[+.&]\s{0,3})?(\\*[\"'])([A-Za-z0-9+/=_.~$!@#%^&*-]{6,200})(?=\1)"
-)
-_ALONE = re.compile(r"\n([ \t]+)\Z")
-_NEXT_BLOCK_LINE = re.compile(r"\n([ \t]+)([A-Za-z0-9+/=_-]{8,200})(?=\r?\n|\Z)")
-_BYTES = re.compile(
-    r"[^\0\n=]{0,30}=\s{0,3}[\w .:\[\]]{0,40}[\[{(]\s{0,9}"
-    r"((?:(?:0x[0-9a-fA-F]{1,2}+|\d{1,3}+),\s{0,9}+){7,}(?:0x[0-9a-fA-F]{1,2}|\d{1,3}))"
-)
-_GROUPS = re.compile(r"\s?[:=]\s{0,3}((?:[a-zA-Z2-7]{4} ){3,15}[a-zA-Z2-7]{4})(?![A-Za-z])")
 _COUNTED = frozenset((b"key", b"secret", b"pass", b"seed", b"token"))
 _ENDS_SPEECH = frozenset(("", "\u2019", "\0"))
 _CALLED = frozenset((b"auth", b"cred", b"jwt", b"hmac", b"connection"))
@@ -173,7 +145,7 @@ def _spans_of(text: str, lower: bytes, needle: bytes, unfinished: list[int]) -> 
         if span is not None:
             yield span
             yield from _listed(text, span)
-            yield from _continued(text, span)
+            yield from continued(text, span)
         following = lower.find(needle, max(position + len(needle), span.end if span else 0))
         crowd = 0 if span or following < 0 or _BREAK.search(lower, position, following) else crowd + 1
         if crowd > _LARGEST_CROWD:
@@ -192,18 +164,6 @@ def _listed(text: str, span: Span) -> Iterator[Span]:
             return
         yield Span(*match.span(2), span.kind)
         end = match.end(2)
-
-
-def _continued(text: str, span: Span) -> Iterator[Span]:
-    """The rest of a value that code writes in several literals, or a document in several lines."""
-    end = span.end
-    while match := _NEXT_LITERAL.match(text, end, end + 400):
-        yield Span(*match.span(2), span.kind)
-        end = match.end(2)
-    indent = _ALONE.search(text, max(0, span.start - 60), span.start)
-    while indent and (line := _NEXT_BLOCK_LINE.match(text, end, end + 300)) and line[1] == indent[1]:
-        yield Span(*line.span(2), span.kind)
-        end = line.end(2)
 
 
 def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> Span | None:
@@ -245,20 +205,12 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
         return None  # only a random value counts behind such a name, and random values have digits
     span = _value_after(text, start, end, max(strength, Strength.WEAK))
     if span is None and text[end] in " :=[" and keyword in _COUNTED:
-        span = _counted(text, end, strength)
+        span = counted(text, end, strength)
     if span is None and strength >= Strength.TOKEN:
         span = named_in_document(text, start, end, strength)
-    if span is None and strength >= Strength.TOKEN and text[start - 1 : start] in (" ", "`", "*"):
+    if span is None and strength >= Strength.TOKEN and start and text[start - 1] in " `*":
         return spoken_before(text, start)
     return span
-
-
-def _counted(text: str, end: int, strength: Strength) -> Span | None:
-    """A key as a list of bytes, or in groups of four as apps show it."""
-    match = _GROUPS.match(text, end)
-    if match is None and strength >= Strength.TOKEN and text.find(",", end, end + 80) >= 0:
-        match = _BYTES.match(text, end)
-    return Span(*match.span(1), "SECRET") if match and has_digit(match[1]) else None
 
 
 def _said_before(text: str, position: int, end: int) -> Span | None:
@@ -309,7 +261,7 @@ def _value_after(text: str, start: int, end: int, strength: Strength) -> Span | 
         return (
             _value_at(text, start, match, strength)
             or _in_code(text, start, end, strength)
-            or _spoken(text, start, end, strength)
+            or spoken(text, start, end, strength)
         )
     if match := _VALUE_FIELD.match(text, end):
         return _value_at(text, start, match, strength)
@@ -326,7 +278,7 @@ def _value_after(text: str, start: int, end: int, strength: Strength) -> Span | 
         flag = text[max(0, start - 2) : start].endswith("-")
         if (span := _value_at(text, start, match, strength, spaced=not flag)) is not None:
             return span
-    return _spoken(text, start, end, strength)
+    return spoken(text, start, end, strength)
 
 
 def _literal(text: str, start: int, match: re.Match[str], strength: Strength) -> Span | None:
@@ -344,7 +296,7 @@ def _in_code(text: str, start: int, end: int, strength: Strength) -> Span | None
     if match := wrapped(text, end):
         return _literal(text, start, match, strength)
     if (bounds := own_quotes(text, end)) and is_plausible(text[slice(*bounds)], strength, True):
-        return Span(*bounds, _kind(strength))
+        return Span(*bounds, kind_of(strength))
     return None
 
 
@@ -353,42 +305,6 @@ def _is_argument(value: str, strength: Strength) -> bool:
     if is_path(value):
         return False
     return " " not in value and (has_digit(value) or (strength == Strength.PASSWORD and not value.isalpha()))
-
-
-def _spoken(text: str, start: int, end: int, strength: Strength) -> Span | None:
-    """`the password for the database is ...`: only a value that no word could be."""
-    if text[end] not in ":,'\u2019" and not text[end].isspace():
-        return None
-    for pattern in (_SPEECH, _SAID_AT_LAST) if strength == Strength.PASSWORD else (_SPEECH,):
-        match = pattern.match(text, end)
-        if match is not None and (value := _said_value(text, start, end, match, strength)):
-            return Span(match.end(), match.end() + len(value), _kind(strength))
-    return None
-
-
-def _said_value(text: str, start: int, end: int, match: re.Match[str], strength: Strength) -> str:
-    begin = match.end()
-    value = trimmed(bare_word(text, begin), ".,;:!?)*_»”")
-    counted = strength == Strength.PASSWORD or text[start:end].lower() in _NUMBER_NAMES
-    if counted and _DIGITS.fullmatch(value) and len(value) >= 4:  # one that is used once
-        return value
-    if strength == Strength.PASSWORD:
-        if text[begin - 1] in "\"'" and (bounds := quoted(text, begin - 1)) and is_passphrase(text[slice(*bounds)]):
-            return text[slice(*bounds)]
-        if is_passphrase(value) or (_is_plain_said(text, begin, value, match) and value.lower() not in PASSWORD_WORDS):
-            return value
-    if not is_told(value) or is_public_id(value) or (strength == Strength.WEAK and not is_random_value(value)):
-        return ""
-    if strength < Strength.PASSWORD and is_identifier(value):
-        return ""
-    return value if is_plausible(value, strength, True) else ""
-
-
-def _is_plain_said(text: str, begin: int, value: str, match: re.Match[str]) -> bool:
-    """`the password for this box: ...`, where a line ends with a long word that is no other word one says there."""
-    last = begin + len(value)
-    ends = text[last : last + 1] in ("", "\n", "\0")
-    return ends and _FOR.match(match[0]) is not None and match[0].rstrip().endswith(":") and is_rare_word(value)
 
 
 def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *, spaced: bool = False) -> Span | None:
@@ -423,7 +339,7 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
         return None
     if name.upper() == "PASS" and match["sign"] == ":" and _TEST_NAME.fullmatch(value):
         return None
-    if _DIGITS.fullmatch(value) and name.lower() in _NUMBER_NAMES:
+    if DIGITS.fullmatch(value) and name.lower() in NUMBER_NAMES:
         return Span(begin, end, "PASSWORD")
     if strength == Strength.WEAK and not (
         is_random_value(value) or is_handle(name, value) or is_credential(name, value) or is_login(name, value)
@@ -431,7 +347,7 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
         return None
     if names_handle(name) and is_public_id(value):  # the sessions of agents have uuids for names
         return None
-    return Span(begin, end, _kind(strength)) if is_plausible(value, strength, literal) else None
+    return Span(begin, end, kind_of(strength)) if is_plausible(value, strength, literal) else None
 
 
 def _is_setting(text: str, start: int, match: re.Match[str]) -> bool:
@@ -443,7 +359,3 @@ def _is_setting(text: str, start: int, match: re.Match[str]) -> bool:
         return True
     printed = match["sign"] == ":" and match.end() - match.start() == 1 and text[start - 1 : start] in (" ", "{")
     return printed or (match["sign"] in (":=", "?=") and name.upper() == name)
-
-
-def _kind(strength: Strength) -> str:
-    return {Strength.PASSWORD: "PASSWORD", Strength.TOKEN: "SECRET"}.get(strength, "KEY_VALUE")

@@ -91,22 +91,26 @@ _KEPT = (
          strong=True),
     _row("ftp", "PASSWORD", r"(?m)^\s{0,8}user\s{1,3}[\w.@-]{1,60}\s{1,3}", _WORD, also="user ", strong=True),
     _row("securestring", "PASSWORD", "ConvertTo-SecureString", _S, rf"(?:-[A-Za-z]{{2,20}}{_S}){{0,3}}", _WORD),
-    *(_row(trigger, "USER_PASSWORD", r"(?:onnect|PDO|onnection)\(\s{0,9}\\*[\"'][^\0\"'\n]{1,160}\\*[\"'],\s{0,9}\\*[\"']"
+    *(_row(trigger, "USER_PASSWORD", r"(?:onnect|PDO|onnection)\(\s{0,9}\\*[\"'][^\0\"'\n]{1,160}\\*[\"'],\s{0,"
+                    "9}\\*[\"']"
            r"[^\0\"'\n]{1,60}\\*[\"'],\s{0,9}", _WORD, strong=True) for trigger in ("dbi", "pdo", "jdbc")),
     *(_row(trigger, "PASSWORD", r"(?:crypt|CRYPT)\([^\0\n,()]{1,80},\s{0,4}(?=\\*[\"'])", _WORD)
       for trigger in ("decrypt", "encrypt")),
     *(_row(trigger, "PASSWORD", r"(?m)^\\*\"[\w.-]{1,40}\\*\" \\*\"(?P<value>[^\0\n\"\\]{4,100})", strong=True)
       for trigger in ("pgbouncer", "userlist")),
     _row("auth", "PASSWORD", r"auth-user-pass>\s{1,9}[^\0\n<]{1,60}\n\s{0,9}", _SAID, also="auth-user-pass>"),
-    _row("chpasswd", "PASSWORD", r"chpasswd[^\0\n]{0,40}\n(?:[ \t]{0,20}(?:expire|list|users)[^\0\n]{0,40}\n){0,2}\s{0,20}"
+    _row("chpasswd", "PASSWORD", r"chpasswd[^\0\n]{0,40}\n(?:[ \t]{0,20}(?:expire|list|users)[^\0\n]{0,40}\n)"
+         r"{0,2}\s{0,20}"
          r"[\w-]{1,40}:", _SAID, strong=True),
-    _row("bind", "PASSWORD", r"bind(?:_s)?\(\s{0,4}\\*[\"'][^\0\"'\n]{1,120}\\*[\"'],\s{0,4}", _WORD, also="bind", strong=True),
+    _row("bind", "PASSWORD", r"bind(?:_s)?\(\s{0,4}\\*[\"'][^\0\"'\n]{1,120}\\*[\"'],\s{0,4}", _WORD, strong=True),
     _row("login", "PASSWORD", r"LOGIN [^\0\s]{1,80} ", _WORD, also="LOGIN ", strong=True),
     _row("identify", "PASSWORD", r"IDENTIFY (?:[\w-]{1,30} )?", _SAID, strong=True),
-    _row("pass", "PASSWORD", r"(?m)(?:^|(?<=: )|(?<=> ))PASS (?P<value>[^\0\s\"'`\\<>/.]{6,100})$", also="PASS ", strong=True),
+    _row("pass", "PASSWORD", r"(?m)(?:^|(?<=: )|(?<=> ))PASS (?P<value>[^\0\s\"'`\\<>/.]{6,100})$", also="P"
+         "ASS ", strong=True),
     _row("superuser", "PASSWORD", r"superuser\((?:[^\0()\n]{0,120},\s{0,4})", _WORD, strong=True),
     _row("ugfzc", "PASSWORD", r"UGFzc3dvcmQ6\s{1,4}(?:C: )?(?P<value>[A-Za-z0-9+/=]{6,200})"),
-    *(_row(trigger, "PASSWORD", rf"(?:{command})[^\0\n]{{0,160}}\n(?P<value>[^\0\s\"'`<>{{}}]{{6,200}})(?=\n|$)", also=also,
+    *(_row(trigger, "PASSWORD", rf"(?:{command})[^\0\n]{{0,160}}\n(?P<value>[^\0\s\"'`<>{{}}]{{6,200}})(?="
+                    "\n|$)", also=also,
            strong=True)
       for trigger, command, also in (
           ("initial", "initial-password", "initial-password"), ("pass", "pass show", "pass show"),

@@ -59,6 +59,7 @@ _ARGUMENT = re.compile(
     r"|[^\0\n\"'`(),]{0,80}(?:\([^\0\n\"'`()]{0,60}\))?)\){0,2}\s{0,3}(?P<more>,)?"
 )
 _MOST_ARGUMENTS = 5
+_A_QUOTE = re.compile("[\"'`]")
 _BEFORE_TYPE = frozenset(": \t?!{[")
 
 
@@ -77,7 +78,11 @@ def arguments(text: str, begin: int) -> Iterator[tuple[int, tuple[int, int]]]:
 
 def typed(text: str, end: int) -> re.Match[str] | None:
     """A type and a sign behind a name that ends at `end`, up to the quote of its literal."""
-    if text[end] not in _BEFORE_TYPE or text.find("=", end, end + _LONGEST) < 0:
+    if text[end] not in _BEFORE_TYPE:
+        return None
+    newline = text.find("\n", end, end + _LONGEST)
+    sign = text.find("=", end, newline if newline >= 0 else end + _LONGEST)
+    if sign < 0 or not _A_QUOTE.search(text, sign, sign + _LONGEST):
         return None
     return TYPED.match(text, end, end + _LONGEST)
 

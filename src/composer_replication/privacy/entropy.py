@@ -61,11 +61,11 @@ _PUBLIC = re.compile(
     r"|[sS][hH][aA]-?(?:1|224|256|384|512)[-:=][A-Za-z0-9+/=_-]{20,}|AAAA[BC]3NzaC1[A-Za-z0-9+/=]+|AAAAE2VjZHNh[A-Za-z0-9+/=]+"
     # What IPFS and nix name their contents by.
     r"|(?<![A-Za-z0-9])(?:Qm[1-9A-HJ-NP-Za-km-z]{44}|bafy[a-z2-7]{55})(?![A-Za-z0-9])|(?<=/nix/store/)[0-9a-z]{32}(?=-)"
-    # A trace of AWS, and a name of code as a compiler writes it.
-    r"|(?<![0-9A-Za-z])1-[0-9a-f]{8}-[0-9a-f]{24}(?![0-9A-Za-z])|(?<![0-9A-Za-z])_Z[NLK][0-9A-Za-z_$.]+"
     # A version of Go made from a commit, and what `git describe` says.
     r"|(?<![0-9])[0-9]{14}-[0-9a-f]{12}(?![0-9A-Za-z])|(?<=-)[0-9]{1,5}-g[0-9a-f]{7,40}(?![0-9A-Za-z])"
 )
+# A trace of AWS, and a name of code as a compiler writes it.
+_PUBLIC_WHOLE = re.compile(r"(?:Root=)?1-[0-9a-f]{8}-[0-9a-f]{24}|_Z[NLK][0-9A-Za-z_$.]++")
 _HASH_WORDS = re.compile(
     r"commit|\bsha|sha\d|hash|md5|digest|checksum|integrity|etag|fingerprint|revision|\brev\b|\bref\b|\bpatch\b|\btree\b|parent|blob|object"
     r"|merge|\bhead\b|refs/|\bgit\b|\bindex\b|image|docker|layer|cache|build|version|trace|span|uuid|guid|resolved|locked"
@@ -161,7 +161,7 @@ def _is_long_enough(piece: str) -> bool:
 
 def is_public_id(run: str) -> bool:
     """Whether a whole run is a uuid or the id of a message or a call."""
-    return _PUBLIC.fullmatch(run) is not None
+    return _PUBLIC.fullmatch(run) is not None or _PUBLIC_WHOLE.fullmatch(run) is not None
 
 
 def _masked(run: str) -> str:
@@ -290,12 +290,13 @@ class Surroundings:
         line = before[before.rfind("\n", 0, len(before) - 1) + 1 :] if "\n" in before[:-1] else before
         hashed = max((match.end() for match in _HASH_WORDS.finditer(line)), default=-1)
         secret = max((match.end() for match in _SECRET_WORDS.finditer(line)), default=-1)
-        if span.end - span.start in _DIGEST_LENGTHS and (_FILE_BEFORE.search(line) or self._under_heading(span)):
+        digest = span.end - span.start in _DIGEST_LENGTHS
+        if digest and _FILE_BEFORE.search(line):
             return True
         if line.endswith("\n") and not line.endswith(":\n") and _LOG_LINE.match(text, span.end):
             return True
         if secret > hashed:
-            return False
+            return digest and self._under_heading(span)
         after = text[span.end : span.end + 80]
         if hashed >= 0 or _URL_HASH.search(line) or _HASHED_FILE.match(after):
             return True
@@ -312,11 +313,13 @@ class Surroundings:
         # A digest that is all of its line, and the name of a commit, unless something before it says that it is a key.
         length = span.end - span.start
         alone = length == 64 and text[span.end : span.end + 1] in _LINE_END and line[-1:] in ("", " ")
-        return (length == 40 or (alone and not _GENERATED.search(before))) and not _SECRET_WORDS.search(before)
+        if (length == 40 or (alone and not _GENERATED.search(before))) and not _SECRET_WORDS.search(before):
+            return True
+        return digest and self._under_heading(span)
 
     def _under_heading(self, span: Span) -> bool:
         """Under a line such as `CHECKSUMS:` or `hashes = [`, with no empty line between."""
-        before = self._before(span.start, 1200)
+        before = self._before(span.start, 800)
         block = before[before.rfind("\n\n") + 1 :]
         return _HASH_HEADING.search(block) is not None
 

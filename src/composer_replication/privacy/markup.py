@@ -19,7 +19,10 @@ _IN_TAG = re.compile(
 _OPEN_TAG = re.compile(r"<[\w:.-]{0,40}(?:\s[^\0<>]{0,160})?\Z")
 _ESCAPED_TAG = re.compile(r"&gt;(?P<value>[^\0\s<>&]{4,200})&lt;/")
 # The field of a form or an object whose type or name was said before or is said behind it.
-_FIELD = r"(?:[vV]alue|VALUE|ParameterValue|parameter_value|plaintext|content|text|input|keys|stdin|answer|chars|secretValue|SecretString|default)"
+_FIELD = (
+    r"(?:[vV]alue|VALUE|ParameterValue|parameter_value|plaintext|content|text|input|keys|stdin|answer|chars|secretValue"
+    r"|SecretString|default)"
+)
 _FIELD_PARTS = (
     "alue",
     "VALUE",

@@ -146,9 +146,12 @@ def is_passphrase(value: str) -> bool:
 
 # Long words that stand beside `password` and are none.
 _SAID_WORDS = word_set(
-    "something anything whatever everything username placeholder localhost postgres environment plaintext required optional"
-    " default example undefined development production incorrect encrypted protected successful successfully alphanumeric"
-    " authentication authorization credential credentials passphrase administrator configuration generated expired hashed"
+    "something anything whatever everything username placeholder localhost postgres environment plaintext requir"
+    "ed optional"
+    " default example undefined development production incorrect encrypted protected successful successfully alp"
+    "hanumeric"
+    " authentication authorization credential credentials passphrase administrator configuration generated expir"
+    "ed hashed"
     " changeme unchanged unknown missing invalid disabled enabled following certificate biometric fingerprint anonymous"
 )
 

@@ -39,7 +39,8 @@ _WORD_END = re.compile(r"[^\W\d_]{0,8}(?=[\s:=\"'\uff1a\uff1d])|[^\0-\x7f]{0,12}
 # What a value stands behind: a sign, a word for `is`, or nothing but a blank; and up to five words before it.
 _FILLER = r"(?:[^\0\s\d\"`«「“<>=\uff1a]{1,24}[ \t]{1,2})"
 _BEHIND = re.compile(
-    rf"[\"']?(?:[ \t]{{1,2}}{_FILLER}{{0,5}}?)?[ \t]{{0,2}}(?P<sign>[:=\uff1a\uff1d→—\u2013-]{{1,2}}|[是为為はがを는은이가]|คือ)?"
+    rf"[\"']?(?:[ \t]{{1,2}}{_FILLER}{{0,5}}?)?[ \t]{{0,2}}(?P<sign>[:=\uff1a\uff1d→—\u2013-]{{1,2}}"
+    r"|[是为為はがを는은이가]|คือ)?"
     r"[ \t]{0,3}"
     r"(?:[^\W\d_]{1,8}:?[ \t]{1,2})?[\"'`«「“„*(]{0,4}[ \t]?(?P<value>[!-;=?-~]{4,100})"
 )
@@ -50,7 +51,10 @@ _VERB = (
     r"|brug|bruk|käytä|kasuta|használd|kullan|pakai|gunakan|dùng|используй|используйте|возьми|поставь|візьми|використай"
     r"|използвай|χρησιμοποίησε το|χρησιμοποίησε|استخدم|השתמש ב-|用|使用"
 )
-_AS = r"as|als|comme|como|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|kui|mint|làm|как|як|като|ως|作为|作為|ك|בתור|을\(를\)|를|을"
+_AS = (
+    r"as|als|comme|como|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|kui|mint|làm|как|як|като|ως|作为|作為|ك|בתור|을\(를\)"
+    r"|를|을"
+)
 _USED_AS = re.compile(
     rf"(?:\b(?:{_VERB})\s{{0,2}}[\"'`«「“]?(?P<value>[A-Za-z][!-&(-~]{{7,60}}?)[\"'`»」”]?\s{{0,2}}(?:{_AS})"
     r"|(?<![^\0\s])[\"'`]?(?P<first>[A-Za-z]{8,60})[\"'`]?\s(?:을\(를\)|를|을))\s{0,2}(?:[^\0\s\d]{1,12}\s{1,2}){0,2}\Z",
@@ -72,6 +76,7 @@ _LINK = re.compile(
 )
 _LINK_AS = re.compile(rf"[ 」](?:{_AS})|ك")
 _LONGEST_LINK = 70
+_SHORTEST_LEAD = 10  # a value and a word
 _LOOK_BACK = 90
 _LONGEST_MESSAGE = 10_000  # of a text in which codes are looked for
 # Plain characters, the last bytes of all others, and the first ones of signs.
@@ -218,8 +223,9 @@ def _behind(text: str, end: int) -> Span | None:
 def spoken_before(text: str, start: int) -> Span | None:
     """`use ... as the password`, `... is the password`: the value before a word for it that begins at `start`."""
     begin = max(0, start - _LOOK_BACK)
-    lead = text[begin:start]
-    if not _LINK.search(lead, max(0, len(lead) - _LONGEST_LINK)):
+    lead = text[max(begin, text.rfind("\n", begin, start) + 1) : start]
+    begin = start - len(lead)
+    if len(lead) < _SHORTEST_LEAD or not _LINK.search(lead, max(0, len(lead) - _LONGEST_LINK)):
         return None
     match = _USED_AS.search(text, begin, start) if _LINK_AS.search(lead) else None
     if match is not None:

@@ -103,7 +103,7 @@ RAZORPAY_KEY rzp_ rzp_(?:live|test)_[A-Za-z0-9]{10,}
 CIRCLECI_TOKEN CCIPAT_|CCIPRJ_ CCIP(?:AT|RJ)_[A-Za-z0-9_]{20,}
 HUBSPOT_TOKEN pat-na|pat-eu pat-(?:na|eu)\d-[0-9a-f-]{36}
 LAUNCHDARKLY_KEY sdk-|mob-|api- (?:sdk|mob|api)-[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}
-PLAID_TOKEN access-sandbox-|access-production-|access-development- access-[a-z]+-[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}
+PLAID_TOKEN access-sandbox-|access-prod|access-dev access-[a-z]+-[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}
 SOURCEGRAPH_TOKEN sgp_ sgp_(?:[0-9a-f]{16}_|local_)?[0-9a-f]{40}
 CLOUDFLARE_KEY v1.0- v1\.0-[0-9a-f]{24}-[0-9a-f]{100,}
 RECOVERY_KEY *- (?<!\d)(?:\d{6}-){7}\d{6}(?!\d)

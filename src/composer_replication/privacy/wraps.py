@@ -25,6 +25,7 @@ _LINE_ENDS = ("\n", "\r\n", "\\\n", "`\n", "\\n", "\\\\n", "\\\\\\n")
 _LINE_BEFORE = re.compile(r"(?:\n|\\n)[ \t`]*(?:\d{1,6}[→:|\t][ \t]*)?[+>│|-]?[ \t]*\Z")
 _FIRST_OF_END = frozenset("\n\r\\`")
 _NO_VALUE = frozenset(("", "\n", *"()[]{}<>,;|\"'"))
+_NO_NAME = frozenset("#*/|<>({[")
 _INDENT = 60
 _AFTER_END = re.compile(r"(?:\r?\n|\\{1,2}n)[ \t`]*(?:\d{1,6}[→:|\t][ \t]*)?(?P<sign>[+>│|-][ \t]*)?")
 _LINE_START = re.compile(r"(?:\n|\\n)[ \t+>|\"']*\Z")
@@ -205,7 +206,7 @@ def _open(text: str, names: Sequence[int], *, words: bool = False) -> Iterator[J
         if at < 0 or not (joint := _joint_at(text, at, blanks=True)):
             continue
         between = text[name:at]
-        cut_name = not between.strip("\"'`\\\r]) \t")
+        cut_name = not between.strip("\"'`\\\r \t")
         if (
             not cut_name
             and not words
@@ -214,6 +215,8 @@ def _open(text: str, names: Sequence[int], *, words: bool = False) -> Iterator[J
         ):
             continue  # words behind a name
         following = _STATEMENT.match(text, joint[1])
+        if cut_name and text[joint[1] : joint[1] + 1] in _NO_NAME:
+            continue
         if not following or (cut_name and name_strength(following[1]) < Strength.TOKEN):
             yield joint
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from scrub_examples import make
 
@@ -60,3 +62,44 @@ def test_nothing_of_ten_characters_stays_at_any_column(kind, mark):
 )
 def test_lines_that_only_follow_each_other_stay(text):
     assert Scrubber().scope().text(text) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_line_end_that_json_writes_counts_too(kind):
+    template, secret = KINDS[kind]
+    scrubber = Scrubber(env_values={"X_TOKEN": secret} if kind == "known" else {})
+    left = {
+        column
+        for column in range(1, len(secret), 5)
+        for clean in [
+            scrubber.scope().text(json.dumps({"c": template.format(secret[:column] + "\n" + secret[column:])}))
+        ]
+        if any(secret[at : at + 10] in clean for at in range(len(secret) - 9))
+    }
+    assert left == set()
+
+
+@pytest.mark.parametrize("width", [20, 33, 47, 62])
+def test_what_a_terminal_broke_into_lines_of_one_width_is_one_value(width):
+    line = "curl -sH 'Authorization: Bearer " + make("jwt") + "' https://api.example.org/user"
+    shown = "\n".join(line[at : at + width] for at in range(0, len(line), width))
+    clean = "".join(Scrubber().scope().text(shown).split())
+    assert [at for at in range(len(make("jwt")) - 9) if make("jwt")[at : at + 10] in clean] == []
+
+
+@pytest.mark.parametrize(
+    "text", ["smtp_pas\nsword: s*gq-Kestrel.14Z", "ssh\npass -p 'meadow-drizzle-umbra' ssh ada@host"]
+)
+def test_a_name_that_a_line_end_cuts_in_two_still_names(text):
+    clean = Scrubber().scope().text(text)
+    assert "Kestrel" not in clean
+    assert "drizzle" not in clean
+
+
+def test_joined_lines_far_apart_keep_their_places():
+    text = "PASSWORD=Kestrel-14-\nmarble!\n" + "plain words only\n" * 60 + "API_TOKEN=aB3dE5fG7h\nI9kLmN0pQr\nend"
+    clean = Scrubber().scope().text(text)
+    assert clean.count("plain words only") == 60
+    assert clean.endswith("\nend")
+    assert "marble" not in clean
+    assert "N0pQr" not in clean
