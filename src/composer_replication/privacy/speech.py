@@ -67,7 +67,7 @@ _AS_USED = re.compile(
 _SAID_BEFORE = re.compile(
     r"(?:^|[\s\"'`«「“(*])(?P<value>[!-&(-;=?-_a-~]{6,100}?)[\"'`»」”)*]{0,4}\s{0,2}"
     r"(?:\b(?:as|als|como|comme|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|mint|is|was|ist|es|est|wi"
-    r"ll be|for)\b|\(|è|é|как|як|като|är|làm|作为|作為|を|로|으로|为|為|是|=)"
+    r"ll be|for)\b|(?<=\s)\(|è|é|как|як|като|är|làm|作为|作為|を|로|으로|为|為|是|=)"
     r"\s{0,2}(?:[^\0\s\d\"'`]{1,20}\s{1,2}){0,3}[\"'`*(]{0,3}\Z"
 )
 _LINK = re.compile(
