@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim check format bench clean
+.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim check format bench reference docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -38,16 +38,15 @@ audit: setup ## known holes in the pinned packages; ADVISORIES=FOLDER where ther
 demo: setup ## train a tiny model on all three channels and print every one of them
 	$(BIN)/python examples/qwen_05b_quickstart/run.py --tiny
 
-# Much of the time of both halves is spent waiting for processes they start, so they run side by side.
-TRAINING := tests/e2e tests/kill_and_resume tests/obedient_model tests/unit/trainer
-PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider $(PYTEST_ARGS)
+# Much of the time is spent waiting for processes that tests start, so three workers keep two cores busy. A file stays
+# with one worker, so that its fixtures are made once; folders come in order, those with the longest tests first.
+WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 test: setup ## all tests, long counts cut to a printed size
-	@$(PYTEST) -m 'not gpu and not full' $(TRAINING) > $(VENV)/training-tests.log 2>&1 & training=$$!; \
-	$(PYTEST) -m 'not gpu and not full' $(addprefix --ignore=,$(TRAINING)); rest=$$?; \
-	wait $$training; half=$$?; cat $(VENV)/training-tests.log; exit $$((rest + half))
+	$(PYTEST) -m 'not gpu and not full'
 
 test-full: setup ## all tests with the counts the issues name
-	CRF_TEST_PROFILE=full $(BIN)/python -m pytest -q -m 'not gpu'
+	CRF_TEST_PROFILE=full $(PYTEST) --timeout 1800 -m 'not gpu'
 
 test-gpu: setup ## the kernels on a CUDA device
 	$(BIN)/python -m pytest -q -m gpu tests/gpu
@@ -78,5 +77,22 @@ bench: setup ## the benchmark tables; on a machine without a GPU, at a small siz
 	$(BIN)/python benchmarks/jsd_kernel.py $(if $(wildcard /dev/nvidia0),,--rows 256 --hidden 64 --vocab 8000)
 	$(BIN)/python benchmarks/sdpo_step.py $(if $(wildcard /dev/nvidia0),,--tiny)
 
+reference: setup ## docs/reference anew, from the code
+	$(BIN)/python docs/reference/generate.py
+
+# mkdocs needs nothing of ours, and we nothing of it: an environment of its own. Nothing is fetched while it builds.
+# The variable silences the news that the theme is mended until May 2027 only; constraints/docs.txt says what then.
+DOCS_VENV ?= .venv-docs
+DOCS := $(DOCS_VENV)/bin/python
+$(DOCS_VENV)/.installed: constraints/docs.txt
+	test -x $(DOCS) || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS) -m pip install --quiet --no-deps -r constraints/docs.txt
+	$(DOCS) -m pip check
+	touch $@
+
+docs: $(DOCS_VENV)/.installed ## the pages as a static site in site/, which asks no other host for anything
+	NO_MKDOCS_2_WARNING=1 $(DOCS) -m mkdocs build --strict --quiet --clean
+	$(DOCS) .ci/site_requests.py site
+
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(REPLAYSIM_VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(REPLAYSIM_VENV) $(DOCS_VENV) site dist build .pytest_cache .ruff_cache .hypothesis

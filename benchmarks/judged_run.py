@@ -14,7 +14,8 @@ from composer_replication.runs.conversations import read_conversations
 from composer_replication.teacher_replay import run_pairs
 from composer_replication.trainer.offline_windows import StoredWindow
 from composer_replication.trainer.presets import load_with_preset
-from composer_replication.trainer.run_parts import read_inputs, tools_of
+from composer_replication.trainer.run_parts import read_inputs
+from composer_replication.trainer.run_renderer import tools_of
 from composer_replication.trainer.run_sessions import offline_data
 from composer_replication.types import Turn
 from target_check import Judged, SessionJudge, Tally

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from composer_replication.teacher_replay.replay import ReplayOptions, replay
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
-from composer_replication.teacher_replay.store import Refused, TeacherStore
+from composer_replication.teacher_replay.store import TeacherStore
 from composer_replication.teacher_replay.teachers import read_teachers
 from composer_replication.types import TeacherCallResult, TraceState
 from fault_server import FaultServer
@@ -67,7 +67,7 @@ def fill(path: Path, number: int, size: int, base_url: str, settings: Settings) 
         for state in states(number, size):
             key = builder.build(state["messages"], None).key
             intent = store.reserve(key, teacher.slug, 1000, 10**18)
-            assert not isinstance(intent, Refused)
+            assert isinstance(intent, int)
             store.settle(intent, 1000, reply=(key, teacher.slug, reply))
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -29,6 +30,17 @@ settings.load_profile(PROFILE)
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[NOTES] = []
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    handed_over: dict[str, object] | None = getattr(session.config, "workeroutput", None)
+    if handed_over is not None:  # a process of pytest-xdist, whose terminal is another process's
+        handed_over["notes"] = session.config.stash[NOTES]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[NOTES] += getattr(node, "workeroutput", {}).get("notes", [])
 
 
 def pytest_report_header() -> str:

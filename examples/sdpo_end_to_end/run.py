@@ -31,7 +31,7 @@ from composer_replication.runs.conversations import read_conversations
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.logged_sessions import LoggedSessions
 from composer_replication.trainer.offline_trainer import OfflineTrainer
-from composer_replication.trainer.run_parts import tools_of
+from composer_replication.trainer.run_renderer import tools_of
 from composer_replication.trainer.teachers import TeacherKeeper
 
 

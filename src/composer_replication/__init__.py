@@ -48,13 +48,16 @@ _SUBPACKAGES = frozenset(
         "batch",
         "config",
         "distillation",
+        "hint_generator",
         "ingestion",
         "loss",
         "objective",
         "opsd",
         "privacy",
         "recipes",
+        "replaysim",
         "runs",
+        "teacher_replay",
         "trainer",
     }
 )

@@ -104,7 +104,7 @@ PATHS = {
     "objective.compose": ("compose_loss",),
     "opsd": ("generalized_jsd_loss",),
     "recipes.prime_rl.composer_loss": ("loss_fn",),
-    "replaysim": ("DPOPair", "TeacherCallResult", "extract_dpo_pairs"),
+    "replaysim": ("DJNormalizer", "DPOPair", "TeacherCallResult", "extract_dpo_pairs", "replay_and_normalize_trace"),
     "replaysim.normalize": ("DJNormalizer", "replay_and_normalize_trace"),
     "trainer.data_collator": ("TraceExample",),
     "types": ("DPOPair", "TeacherCallResult", "TeacherSpec", "TraceState"),
@@ -181,7 +181,7 @@ NEW: dict[str, dict[str, str]] = {
         "TraceTurn": "record: role, content, tool_call, tool_error, error_meta",
     },
     "config": {
-        "CrfConfig": "(*, loss=<factory>, render=<factory>, train=<factory>)",
+        "CrfConfig": "(*, loss=<factory>, render=<factory>, split=<factory>, train=<factory>)",
         "RenderConfig": (
             "(*, chat_template=None, template_variables=<factory>, student_models=(), "
             'own_thinking="target"|"context"|"left_out", other_thinking="left_out"|"context"|"target")'

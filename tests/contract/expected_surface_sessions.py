@@ -34,6 +34,8 @@ _REPLAY_TRACE = (
     "1.25, 'output_per_mtok': 10.0}, {'slug': 'deepseek/deepseek-v4-pro'}], max_total_usd=5.0, api_key=None, "
     "*, base_url=None, cache=None, resume=True, max_concurrency=64, gate=None, options=None)"
 )
+# The page writes its fields out; here they are a signature.
+_NORMALIZED = "(state_id, state_messages, chosen_messages, rejected_messages, n_teachers_agreeing, metadata)"
 _EXTRACT = "(states, teacher_actions, agreement_threshold=2, *, teachers=None, cwd=None, tools=None)"
 
 NEW_SESSIONS: dict[str, dict[str, str]] = {
@@ -46,8 +48,8 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "SourceFile": "(path, name)",
         "action_text": "(turn)",
         "detect": "(path)",
-        "discover": "(path, report, *, exclude=(), ignored=None)",
-        "ingest": "(paths, report, *, scrubber, exclude=())",
+        "discover": "(path, report, *, exclude=(), ignored=None, follow_links=False)",
+        "ingest": "(paths, report, *, scrubber, exclude=(), follow_links=False)",
     },
     "ingestion.claude_code": {
         **_KNOWN,
@@ -125,7 +127,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "ReplayOptions": (
             "(*, base_url=None, cache=None, max_concurrency=64, gate=None, order='longest_first', "
             "agreement_threshold=2, timeout_s=120.0, settings=<factory>, patience=<factory>, prices=<factory>, "
-            "environment=None)"
+            "environment=None, last_gate=None)"
         ),
         "TeacherCallResult": (
             "record: state_id, teacher_slug, response_text, latency_s, prompt_tokens, completion_tokens, cost_usd, "
@@ -137,13 +139,10 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "replay_trace": _REPLAY_TRACE,
         "save_pairs": "(pairs, path)",
     },
-    "replaysim": {"replay_trace": REPLAY_TRACE},
+    "replaysim": {"NormalizedDPOPair": _NORMALIZED, "replay_trace": REPLAY_TRACE},
     "replaysim.normalize": {
         "DEFAULT_RECIPE": "value",
-        # The page writes its fields out; here they are a signature.
-        "NormalizedDPOPair": (
-            "(state_id, state_messages, chosen_messages, rejected_messages, n_teachers_agreeing, metadata)"
-        ),
+        "NormalizedDPOPair": _NORMALIZED,
         "replay_and_normalize_trace_sync": (
             "(*, states, teachers=None, agreement_threshold=2, max_total_usd=5.0, normalizer=None, **replay_kwargs)"
         ),

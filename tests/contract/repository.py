@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 PACKAGE = SRC / "composer_replication"
 CODE_FOLDERS = ("src", "tests", "benchmarks", "examples")
-_GENERATED = {ROOT / "dist", ROOT / "build", ROOT / "runs"}
+_GENERATED = {ROOT / "dist", ROOT / "build", ROOT / "runs", ROOT / "site"}
 
 
 def relative(path: Path) -> str:

@@ -8,8 +8,8 @@ import tomllib
 from repository import ROOT
 
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
-# They have environments of their own (constraints/replaysim.txt), or none here: kingfisher is an optional scanner.
-ELSEWHERE = {"replaysim", "privacy"}
+# They have environments of their own (constraints/NAME.txt), or none here: kingfisher is an optional scanner.
+ELSEWHERE = {"replaysim", "docs", "privacy"}
 
 
 def pins(*files: str) -> dict[str, str]:
@@ -29,6 +29,14 @@ def test_every_direct_dependency_is_pinned():
     wanted = [*project["dependencies"], *(each for name in extras if name not in ELSEWHERE for each in extras[name])]
     names = {normal(re.split(r"[\s<>=!~;\[]", each, maxsplit=1)[0]) for each in wanted} - {"composer-replication"}
     assert names - pins("main.txt").keys() == set()
+
+
+def test_the_site_is_built_with_pinned_packages():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {normal(re.split(r"[\s<>=]", each, maxsplit=1)[0]) for each in project["optional-dependencies"]["docs"]}
+    lines = (ROOT / "constraints" / "docs.txt").read_text().splitlines()
+    assert wanted <= pins("docs.txt").keys()
+    assert [line for line in lines if not line.startswith("#") and not PIN.match(line)] == []
 
 
 def test_every_pin_but_torchs_has_hashes():

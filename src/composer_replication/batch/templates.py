@@ -34,6 +34,12 @@ class ChatTemplate:
         """For messages: whose template it is."""
         return f"the chat template of {self._tokenizer.name_or_path or type(self._tokenizer).__name__}"
 
+    @property
+    def names(self) -> set[str]:
+        """Every name in the template's code: variables that it reads or sets, attributes, words of the language."""
+        lexed = _jinja().Environment().lex(self.source)
+        return {text for _, kind, text in lexed if kind == "name"}
+
     def with_options(self, options: Mapping[str, Any]) -> ChatTemplate:
         """The same with further variables, or other values of those it has."""
         return ChatTemplate(self._tokenizer, self.source, {**self.options, **options})
@@ -60,11 +66,16 @@ class ChatTemplate:
         return rendered[0]
 
 
-def _template_errors() -> tuple[type[Exception], ...]:
-    """What a template raises: a refusal of its own, or a slip over a message it was not written for."""
+def _jinja() -> Any:
+    """The library as transformers has it: that needs it for templates, and we only to ask about them."""
     from transformers.utils import chat_template_utils
 
-    jinja = getattr(chat_template_utils, "jinja2", None)  # transformers needs it for templates, and we only for this
+    return getattr(chat_template_utils, "jinja2", None)
+
+
+def _template_errors() -> tuple[type[Exception], ...]:
+    """What a template raises: a refusal of its own, or a slip over a message it was not written for."""
+    jinja = _jinja()
     refusals = (jinja.TemplateError,) if jinja else ()
     return (*refusals, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 

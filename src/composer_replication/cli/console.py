@@ -9,12 +9,29 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import argparse
+
     from rich.table import Table
+
+
+def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every verb takes that sends or hands out text: the last look at it, and how to get past it."""
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="let a text through that the last look before it goes out has named; may be repeated",
+    )
+    parser.add_argument(
+        "--no-scrub", action="store_true", help="let everything go out as it is, also of a run made with --no-scrub"
+    )
 
 
 def say(text: str) -> None:
     """Talk: to stderr."""
-    print(plain(text), file=sys.stderr)
+    with contextlib.suppress(OSError):  # a full disk behind stderr: nobody can be told, and the work is not lost for it
+        print(plain(text), file=sys.stderr)
 
 
 def plain(text: str) -> str:

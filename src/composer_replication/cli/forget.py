@@ -53,12 +53,10 @@ def run(args: argparse.Namespace) -> int:
 def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_stderr: bool = False) -> None:
     from dataclasses import asdict
 
-    from composer_replication.canonical_json import encode
-    from composer_replication.cli.console import plain
+    from composer_replication.cli.console import plain, print_json
 
-    out = sys.stderr if to_stderr else sys.stdout
     if as_json:
-        print(encode({"run": str(run_dir.root), "done": done, **asdict(plan)}, where="plan").decode(), file=out)
+        print_json({"run": str(run_dir.root), "done": done, **asdict(plan)})
         return
     verb = "Removed" if done else "Would remove"
     lines = [
@@ -73,4 +71,4 @@ def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_st
             f"{verb} {plan.answers.num_gone:,} paid answers of theirs{of_nobody} from teacher_cache.sqlite; "
             f"{plan.answers.num_kept:,} of other sessions stay, and what was spent stays counted"
         )
-    print("\n".join(lines), file=out)
+    print("\n".join(lines), file=sys.stderr if to_stderr else sys.stdout)

@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="leave out files whose path, name or folder matches, as a .crfignore in PATH does; may be repeated",
     )
+    parser.add_argument("--follow-links", action="store_true", help="also read what links lead to outside of PATH")
     parser.add_argument("--tools", metavar="FILE", help="JSON list of tool schemas; without it they are inferred")
     parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core, at most 8")
     parser.add_argument("--reread", action="store_true", help="read everything again, not only what is new")
@@ -72,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
             num_workers=_num_workers(args.workers),
             tools=tools,
             reread=args.reread,
+            follow_links=args.follow_links,
             progress=progress,
         )
     for remark in summary.remarks:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an option over the config's, as for `crf train`; may be repeated",
     )
     parser.add_argument("--chat-template", metavar="FILE", help="use this template instead of the tokenizer's")
-    parser.add_argument("--tools", metavar="FILE", help="schemas of the tools for the template, a JSON list")
+    parser.add_argument("--tools", metavar="FILE", help="a JSON list of schemas to show instead of the run's tools")
     parser.add_argument("--placement", choices=_PLACEMENTS, help="where the hint goes; default before_turn")
     parser.add_argument("--context", type=int, default=16, metavar="N", help="tokens to show around it; default 16")
     parser.add_argument("--tokens", action="store_true", help="list every index pair, not the first and last ones")
@@ -61,11 +61,13 @@ def run(args: argparse.Namespace) -> int:
         from composer_replication.batch.site_view import view_site
 
         view = view_site(renderer, conversation, site, hint, placement=placement)
+        left_out = _why_left_out(config, renderer, conversation, site, hint) if args.config or args.set else ""
     if args.json:
         from composer_replication.canonical_json import encode_as_written
         from composer_replication.cli.console import write_json
 
-        write_json(encode_as_written(view.as_json(), where=f"site {site.id}").decode())
+        found = {**view.as_json(), "left_out": left_out}
+        write_json(encode_as_written(found, where=f"site {site.id}").decode())
         return 0
     from composer_replication.cli.site_page import site_page
 
@@ -75,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
             renderer,
             tokenizer=tokenizer,
             asked=placement,
+            left_out=left_out,
             num_context=args.context,
             all_pairs=args.tokens,
             width=shutil.get_terminal_size((_WIDTH, 24)).columns,
@@ -131,8 +134,25 @@ def _config(args: argparse.Namespace) -> CrfConfig:
     return load_with_preset(args.config, args.set or ())
 
 
+def _why_left_out(
+    config: CrfConfig, renderer: Renderer, conversation: Conversation, site: ErrorSite, hint: Hint | None
+) -> str:
+    """Why a training with this config does not teach a site that has a hint; empty where it does."""
+    if hint is None or not site.is_kept:
+        return ""  # the page says so anyway
+    if config.loss.alpha_sdpo == 0:
+        return "loss.alpha_sdpo is 0"
+    from composer_replication.cli.count_words import MEANINGS
+    from composer_replication.trainer.logged_sessions import LoggedSession
+    from composer_replication.trainer.run_sessions import why_not_taught
+
+    reason = why_not_taught(config, renderer, LoggedSession(conversation=conversation, sites=[(site, hint)]))
+    budget = f"; it is {config.train.batch.budget:,}" if reason == "longer_than_window" else ""
+    return f"{reason}: {MEANINGS[reason]}{budget}" if reason in MEANINGS else reason
+
+
 def _renderer(args: argparse.Namespace, config: CrfConfig, run_dir: RunDir) -> tuple[str, Renderer]:
-    """The tokenizer's name, and the renderer that `crf train` would make; with a config, of the run's tools too."""
+    """The tokenizer's name with its tools, and the renderer that `crf train` would make: of the run's tools too."""
     from composer_replication.errors import InputError, explain
 
     name = args.tokenizer or config.train.model
@@ -140,15 +160,14 @@ def _renderer(args: argparse.Namespace, config: CrfConfig, run_dir: RunDir) -> t
         expected = "the folder or the name of the model that is to be trained, such as `--tokenizer qwen2.5/`"
         raise InputError(explain("--tokenizer", got="none", expected=expected))
     template = _text(args.chat_template, "--chat-template") if args.chat_template else None
-    tools = _schemas(args.tools) if args.tools else None
+    tools, whose = _schemas(args.tools) if args.tools else None, f"of {args.tools}"
     from composer_replication.batch.load_tokenizer import load_tokenizer
-    from composer_replication.trainer.run_renderer import make_renderer
+    from composer_replication.trainer.run_renderer import make_renderer, tools_of
 
-    if args.config and tools is None:
-        from composer_replication.trainer.run_parts import tools_of
-
-        tools = tools_of(run_dir)
-    return name, make_renderer(config.render, load_tokenizer(name), tools, template=template)
+    if tools is None:
+        tools, whose = tools_of(run_dir), "of the run"
+    shown = f"{name}, tools: {len(tools)} {whose}" if tools else f"{name}, tools: none"
+    return shown, make_renderer(config.render, load_tokenizer(name), tools, template=template)
 
 
 def _schemas(name: str) -> list[dict[str, Any]]:

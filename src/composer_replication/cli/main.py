@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from composer_replication.cli.failures import in_words
+
 # In the order of the pipeline. Each module has HELP, add_arguments(parser) and run(args) -> exit status.
 VERBS = ("ingest", "sites", "inspect", "teachers", "replay", "pairs", "train", "export", "forget")
 
@@ -21,29 +23,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     from composer_replication.cli.console import say
     from composer_replication.errors import ComposerError
 
-    args = build_parser().parse_args(argv)
+    try:
+        args = build_parser().parse_args(argv)
+    except SystemExit:  # help was asked for, or the command was not understood
+        _drop_output()
+        raise
     try:
         status = import_module(f"composer_replication.cli.{args.verb}").run(args)
-        sys.stdout.flush()  # here, where a reader that is gone can be noticed
+        _flush()  # here, where a reader that is gone or a disk that is full can be noticed
         return status
     except KeyboardInterrupt:
-        print("crf: interrupted; nothing was half written, and the same command goes on from here", file=sys.stderr)
+        say("crf: interrupted; nothing was half written, and the same command goes on from here")
         return 130
     except BrokenPipeError:  # the reader of our stdout has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
-    except (ComposerError, OSError) as error:
+    except ComposerError as error:
         say(f"crf {args.verb}: {error}")
-        return 1
     except Exception as error:
-        if os.environ.get("CRF_DEBUG"):
+        if os.environ.get("CRF_DEBUG") and not isinstance(error, OSError):
             raise
-        what = str(error).strip().splitlines()
-        say(
-            f"crf {args.verb}: {type(error).__name__}{': ' + what[0] if what else ''}. This was not foreseen: please"
-            " report it, with what CRF_DEBUG=1 in front of the same command prints. No artefact was left half written."
-        )
-        return 1
+        say(f"crf {args.verb}: {in_words(error)}")
+    _drop_output()
+    return 1
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison] (closed by whoever started us)
+        sys.stdout.flush()
+
+
+def _drop_output() -> None:
+    """What is left to write goes nowhere: Python would try once more when it ends, and complain on its own."""
+    try:
+        _flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from composer_replication.cli.console import add_gate_arguments
+
 if TYPE_CHECKING:
     from composer_replication.runs import RunDir
     from composer_replication.teacher_replay.run_pairs import PairsOfRun
@@ -24,15 +26,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-filter", action="store_true", help="keep every pair")
     parser.add_argument("--data-juicer", action="store_true", help="run data-juicer's operators (extra: replaysim)")
     parser.add_argument("--export", metavar="FILE", help="also write a preference data set for TRL's DPOTrainer")
+    add_gate_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    import os
+
+    from composer_replication.cli.console import say
+    from composer_replication.ingestion.last_gate import gate_of
     from composer_replication.pairs.normalise.normalizer import DJNormalizer
     from composer_replication.runs import RunDir
     from composer_replication.teacher_replay.run_pairs import PairChoices, write_pairs
 
     run_dir = RunDir.open(args.run)
+    gate = None
+    if args.export is not None:  # first: a run that may not go out is not worked on
+        gate = gate_of(run_dir, os.environ, no_scrub=args.no_scrub, allowed=args.allow)
+        if args.no_scrub:
+            say("crf pairs: --no-scrub: nothing is looked at, and the data set holds whatever the run holds")
     backend = "data_juicer" if args.data_juicer else "native"
     normalizer = DJNormalizer(args.recipe, skip_dj=args.no_filter, backend=backend)
     found = write_pairs(
@@ -41,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         normalizer=normalizer,
         export=None if args.export is None else Path(args.export),
         choices=PairChoices(where_it_worked=args.where_it_worked, thinking=args.thinking),
+        gate=gate,
     )
     _show(run_dir, found, args)
     return 0

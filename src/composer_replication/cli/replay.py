@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.console import add_gate_arguments
+
 if TYPE_CHECKING:
     from composer_replication.runs import RunDir
     from composer_replication.teacher_replay.replay import ReplayOptions, ReplayReport
@@ -46,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds to wait for an answer")
     parser.add_argument("--no-tools", action="store_true", help="do not send the tools' schemas")
     parser.add_argument("--go-on", action="store_true", help="send again after a teacher took more than its bound")
+    add_gate_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
@@ -125,9 +128,15 @@ def _which(args: argparse.Namespace) -> Which:
 
 
 def _options(args: argparse.Namespace, run_dir: RunDir) -> ReplayOptions:
+    import os
+
+    from composer_replication.cli.console import say
+    from composer_replication.ingestion.last_gate import gate_of
     from composer_replication.teacher_replay.replay import ReplayOptions
     from composer_replication.teacher_replay.requests import Settings
 
+    if args.no_scrub:
+        say("crf replay: --no-scrub: nothing is looked at, and teachers see whatever the run holds")
     return ReplayOptions(
         cache=run_dir.path("teacher_cache"),
         max_concurrency=args.concurrency,
@@ -136,25 +145,29 @@ def _options(args: argparse.Namespace, run_dir: RunDir) -> ReplayOptions:
         agreement_threshold=args.threshold,
         timeout_s=args.timeout,
         settings=Settings(max_tokens=args.max_tokens),
+        last_gate=gate_of(run_dir, os.environ, no_scrub=args.no_scrub, allowed=args.allow),
     )
 
 
 def _say_price(
     run_dir: RunDir, which: Which, teachers: list[Any], options: ReplayOptions, args: argparse.Namespace
 ) -> int:
-    """The price range, before a cent is spent."""
+    """The price range, and the last look at what would be sent: before a cent is spent."""
     from composer_replication.cli.console import say
+    from composer_replication.ingestion.last_gate import refusal
     from composer_replication.teacher_replay.run_replay import estimate, run_states
     from composer_replication.teacher_replay.store import TeacherStore
 
     with TeacherStore(options.cache) as store:
-        found = estimate(run_states(run_dir, which), teachers, options, store)
+        found = estimate(run_states(run_dir, which), teachers, options, store, options.last_gate)
         meter = store.meter()
     spent = (meter.spent + meter.unknown) / 1e9
     say(
         f"{found.num_calls:,} calls to send, {found.num_cached:,} answered before; asking everyone once costs about "
         f"${found.low_usd:.4f} and at most ${found.high_usd:.4f}; ${spent:.4f} of the cap of ${args.max_usd:g} is spent"
     )
+    if found.finds:
+        raise refusal("requests to teachers", found.finds)
     return found.num_calls + found.num_cached
 
 
@@ -165,8 +178,11 @@ def _show(run_dir: RunDir, report: ReplayReport, args: argparse.Namespace) -> No
     if args.json:
         print_json({"run": str(run_dir.root), "calls": counts, "report": report})
         return
-    rows = sorted({**counts, **report.counts}.items())
-    show(table("Teacher calls", ("what", "number"), rows))
+    num_calls = counts.get("calls", 0)
+    num_answers = num_calls - counts.get("calls with an error", 0)
+    why = report.stopped or report.given_up
+    rows = sorted({**counts, **report.counts, **({"answers": num_answers} if why else {})}.items())
+    show(table("Teacher calls, stopped early" if why else "Teacher calls", ("what", "number"), rows))
     unknown = f" and ${report.unknown_billed_usd:.4f} held for {report.num_unknown_billed} attempts that may be billed"
     say(f"spent ${report.spent_usd:.4f}{unknown if report.num_unknown_billed else ''}; cap ${args.max_usd:g}")
     if refused := report.counts.get("refused"):
@@ -174,6 +190,10 @@ def _show(run_dir: RunDir, report: ReplayReport, args: argparse.Namespace) -> No
     if report.stopped:
         say(f"stopped: {report.stopped}. Look at it, then go on with --go-on")
     if report.given_up:
-        kept = counts.get("calls", 0) - counts.get("calls with an error", 0)
-        say(f"stopped: {report.given_up}. {kept:,} answers are kept; the same command asks for the rest")
-    say(f"{run_dir.path('teacher_calls')}: `crf pairs RUN` makes pairs of it")
+        say(f"stopped: {report.given_up}. {num_answers:,} answers are kept; the same command asks for the rest")
+    pairs = "`crf pairs RUN` makes pairs of it"
+    if num_calls and not num_answers:
+        pairs = "no call has an answer, so there is nothing to make pairs of"
+    elif why:
+        pairs = f"{num_answers:,} of {num_calls:,} calls have an answer; pairs of those alone would be few"
+    say(f"{run_dir.path('teacher_calls')}: {pairs}")

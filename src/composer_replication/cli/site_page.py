@@ -41,12 +41,17 @@ def site_page(
     *,
     tokenizer: str,
     asked: str,
+    left_out: str = "",
     num_context: int,
     all_pairs: bool,
     width: int,
     is_colour: bool,
 ) -> str:
-    """The whole page as text; `asked` is the placement that was asked for, which a template may not allow."""
+    """The whole page as text.
+
+    `asked` is the placement that was asked for, which a template may not allow. `left_out` says why a training drops
+    the site.
+    """
     page = _Page(view, renderer, Canvas(width, is_colour=is_colour), num_context)
     page.head(tokenizer)
     page.student()
@@ -54,6 +59,8 @@ def site_page(
         page.teacher(view.teacher)
         page.alignment(all_pairs)
     page.summary(asked)
+    if left_out:
+        page.canvas.line(one_line(f"no window of this training holds it ({left_out})"), "bad")
     return page.canvas.text()
 
 

@@ -128,26 +128,39 @@ def _quiet_libraries() -> None:
 
 def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
     from composer_replication.cli.console import print_json, say, show
+    from composer_replication.cli.count_words import explained
 
     memory = plan.memory
     if as_json:
         fits = None if memory is None else {"peak": memory.peak, "available": memory.available, "fits": memory.fits}
         found = {"mode": plan.mode, "counts": dict(plan.counts), "drops": dict(plan.drops), "memory": fits}
-        print_json(found | {"newest_checkpoint": plan.newest_step, "changed": list(plan.changed)})
+        print_json(
+            found
+            | {
+                "newest_checkpoint": plan.newest_checkpoint,
+                "changed": list(plan.changed),
+                "remarks": list(plan.remarks),
+            }
+        )
         return
     show(*_count_tables(plan.counts, plan.drops))
+    for line in explained(plan.counts, plan.drops):
+        print(line)
     if memory is not None:
         say(f"memory of a step:\n{memory}")
-    if plan.newest_step is None:
+    if plan.newest_checkpoint is None:
         say(f"{plan.folder.config}: the config as it was understood. Nothing was trained")
     else:
-        say(f"{plan.folder.checkpoints} has checkpoint-{plan.newest_step}: training would go on from there")
+        say(f"{plan.folder.checkpoints} has {plan.newest_checkpoint}: training would go on from there")
+    for remark in plan.remarks:
+        say(remark)
     for change in plan.changed:
         say(f"set otherwise than when the run began: {change}")
 
 
 def _show_result(result: TrainingResult, *, as_json: bool) -> None:
     from composer_replication.cli.console import plain, print_json, say, show, table
+    from composer_replication.cli.count_words import explained
 
     if as_json:
         print_json(result.as_json())
@@ -159,6 +172,8 @@ def _show_result(result: TrainingResult, *, as_json: bool) -> None:
     if result.drops:
         print()
         show(table("Not trained on", ("what", "number"), _dropped_rows(result.drops)))
+        for line in explained((), result.drops):
+            print(line)
     for text in result.alarms:
         print(plain(f"alarm: {text}"))
     for text in result.diagnosis:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from composer_replication.config.loss import LossConfig
 from composer_replication.config.render import RenderConfig
 from composer_replication.config.schema import section
+from composer_replication.config.split import SplitConfig
 from composer_replication.config.train import TrainConfig
 
 
@@ -16,4 +17,5 @@ class CrfConfig:
 
     loss: LossConfig = section(LossConfig, "Weights and shapes of the three loss channels.")  # noqa: RUF009  (a dataclass field, made anew for each config)
     render: RenderConfig = section(RenderConfig, "How conversations become what a model reads.")  # noqa: RUF009  (the same)
+    split: SplitConfig = section(SplitConfig, "Which sessions are learnt from, and which are held out.")  # noqa: RUF009  (the same)
     train: TrainConfig = section(TrainConfig, "What `crf train` is told.")  # noqa: RUF009  (the same)

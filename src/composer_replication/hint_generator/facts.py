@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from composer_replication.actions.names import OLD_TEXT, first_text
 from composer_replication.hint_generator.context import HintContext
 from composer_replication.hint_generator.parameters import parameter_facts
 from composer_replication.hint_generator.seen import Seen, SeenAlong
@@ -131,9 +132,9 @@ def _git_facts(message: str) -> HintContext:
 
 
 def _old_text(arguments: Mapping[str, Any]) -> str:
-    for key in ("old_string", "old_str", "search", "oldString", "old"):
-        if isinstance(arguments.get(key), str):
-            return arguments[key]
+    text = first_text(arguments, OLD_TEXT)
+    if text is not None:
+        return text
     edits = arguments.get("edits")
     if isinstance(edits, list) and edits and isinstance(edits[0], dict):
         return _old_text(edits[0])

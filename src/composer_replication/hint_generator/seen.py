@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from composer_replication.actions.names import LINE_NUMBER
 from composer_replication.sites.commands import is_path
 from composer_replication.sites.tools import channel_of, command_text, is_edit, path_argument, plain_name
 from composer_replication.types import Conversation, ToolCall, ToolResult
@@ -18,7 +19,6 @@ _MAX_LINES = 5000
 _MAX_WORD = 300
 _MAX_CANDIDATES = 40
 _EDGES = "'\"`()[]{}<>,;:!?*=|"
-_NUMBERED = re.compile(r"^\s*\d+(?:→|\t|\|| ?: )")
 _FINDERS = ("glob", "ls", "list_directory", "find_file", "list_dir", "list_files", "grep")
 _LISTS = re.compile(r"^\s*(?:ls|find|fd|tree|rg --files|git ls-files)\b")
 
@@ -53,7 +53,7 @@ class Seen:
         if text is None or not target:
             return None
         words = set(re.findall(r"\w+", target))
-        lines = [_NUMBERED.sub("", line, count=1)[:200] for line in text.splitlines()[:_MAX_LINES]]
+        lines = [LINE_NUMBER.sub("", line, count=1)[:200] for line in text.splitlines()[:_MAX_LINES]]
         shared = Counter(
             {line[:200]: len(words & set(re.findall(r"\w+", line[:200]))) for line in lines if line.strip()}
         )

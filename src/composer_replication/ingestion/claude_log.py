@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from composer_replication.ingestion.claude_paths import Part, groups_apart, live_parts
 from composer_replication.ingestion.claude_queue import MessageQueue, Queued
-from composer_replication.ingestion.claude_tree import Node, RecordTree
+from composer_replication.ingestion.claude_record import Node
+from composer_replication.ingestion.claude_tree import RecordTree
 from composer_replication.ingestion.claude_turns import TurnBuilder
 from composer_replication.ingestion.documents import read_lines_or_document
 from composer_replication.ingestion.json_text import as_utf8
@@ -47,18 +48,15 @@ def read(source: SourceFile, report: IngestReport, *, with_branches: bool = Fals
 
 
 def _read(source: SourceFile, report: IngestReport, with_branches: bool) -> Iterator[Conversation]:
-    tree = RecordTree(source.name, report)
+    agent = _AGENT_FILE.search(source.name)
+    tree = RecordTree(source.name, report, is_agent=agent is not None)
     for line, record in _records(source, report):
         tree.add(line, record)
+    tree.settle()
     report.counts["records"] += tree.num_records
     report.counts["records without a message"] += tree.num_silent
     if not tree.nodes:
         return
-    agent = _AGENT_FILE.search(source.name)
-    if agent is not None:
-        # In a sub-agent's own file every record is marked as a sidechain; there it is the main thread.
-        for node in tree.nodes.values():
-            node.is_sidechain = False
     yield from _Reader(source, report, tree, agent["id"] if agent else None).conversations(with_branches)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from composer_replication.ingestion.claude_tree import Node, RecordTree
+from composer_replication.ingestion.claude_record import Node
+from composer_replication.ingestion.claude_tree import RecordTree
 
 
 @dataclass(slots=True)
@@ -87,12 +88,7 @@ def _attachments_without_successor(tree: RecordTree, nodes: list[Node]) -> dict[
 
 def _before_boundary(tree: RecordTree, boundary: Node, taken: set[str]) -> Node | None:
     """Where the context before a compaction ended."""
-    logical = boundary.record.get("logicalParentUuid")
-    named = tree.nodes.get(tree.ancestor(logical if isinstance(logical, str) else None) or "")
-    # Only what stands earlier, or a boundary that names itself or its own children would go round for ever.
-    if named is None or named.index >= boundary.index or named.is_sidechain or named.is_boundary:
-        earlier = [n for n in tree.nodes.values() if n.index < boundary.index and not n.is_sidechain]
-        named = next((n for n in reversed(earlier) if not n.is_boundary), None)
+    named = tree.nodes.get(tree.ended_at.get(boundary.uuid, ""))
     return None if named is None or named.uuid in taken else named
 
 

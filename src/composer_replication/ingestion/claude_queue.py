@@ -2,7 +2,8 @@
 
 `enqueue` brings the text. Then one of these happens (counted on real sessions, versions 2.0.76 to 2.1.39):
 
-* `dequeue`: the turn is over, and the message follows as a record of its own. Nothing is to be done.
+* `dequeue`: the turn is over, and the message follows as a record of its own: a text as it was typed, a slash command
+  as tags with its name and its arguments. Nothing is to be done.
 * `remove`: the message went into the running turn, beside the results of its calls. Up to these versions nothing else
   says so, and the model answers it next; later ones add an `attachment` record, and often a `reason`.
 * `popAll`: the user took it back into the editor.
@@ -17,10 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from composer_replication.ingestion.claude_attachments import plain_prompt
-from composer_replication.ingestion.claude_tree import Node
+from composer_replication.ingestion.claude_record import Node
 from composer_replication.ingestion.source import IngestReport, Record
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z$")
+# How Claude Code writes a slash command into the message that runs it; some versions leave out the slash.
+_COMMAND_NAME = re.compile(r"<command-name>\s*(\S+?)\s*</command-name>")
+_COMMAND_ARGUMENTS = re.compile(r"<command-args>(.*?)</command-args>", re.DOTALL)
 _ABSORBED = "absorbed_mid_turn"
 PLACED, TAKEN_BACK = "queued messages placed", "queued messages taken back"
 NOT_DELIVERED = "queued messages never delivered"
@@ -94,7 +98,17 @@ def _was_absorbed(removed: Queued, has_attachments: bool) -> bool:
 def _has_own_record(said: Queued, main: list[Node]) -> bool:
     text = said.text.strip()
     users = (node for node in main if node.kind == "user" and node.line > said.lines[0])
-    return any(text in _words(block.get("text")) for node in users for block in node.blocks)
+    return any(_says(_words(block.get("text")), text) for node in users for block in node.blocks)
+
+
+def _says(words: str, text: str) -> bool:
+    """Whether a message holds what was queued: as typed, or, of `/name arguments`, in the tags of a command."""
+    name = _COMMAND_NAME.search(words)
+    if name is None or not text.startswith("/"):
+        return text in words
+    given = _COMMAND_ARGUMENTS.search(words)
+    called = [name[1].removeprefix("/"), *(given[1].split() if given else ())]
+    return called == text.removeprefix("/").split()
 
 
 def _answer_to(said: Queued, main: list[Node]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from composer_replication.ingestion.claude_attachments import QUEUED, is_notification
 from composer_replication.ingestion.claude_queue import PLACED, Queued
-from composer_replication.ingestion.claude_tree import CALL_BLOCKS, Node
+from composer_replication.ingestion.claude_record import CALL_BLOCKS, Node
 from composer_replication.ingestion.source import MAX_COUNT, IngestReport, Record, as_text, check_depth, images_in
 from composer_replication.types import Origin, Provenance, Role, ToolCall, ToolResult, Turn, Usage
 
@@ -196,8 +196,7 @@ class TurnBuilder:
 
 def _writer(node: Node) -> Origin:
     """Who wrote an assistant's message: some are the harness's own words ("API Error", "No response requested.")."""
-    is_harness = node.message.get("model") == "<synthetic>" or node.record.get("isApiErrorMessage") is True
-    return "meta" if is_harness else "model"
+    return "meta" if node.is_harness else "model"
 
 
 def _origin(node: Node) -> Origin:

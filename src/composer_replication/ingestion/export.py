@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from composer_replication.atomic import atomic_write_json
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.atif_write import to_atif
+from composer_replication.ingestion.last_gate import Find, LastGate, gate_of, refusal
 from composer_replication.ingestion.session_sources import read_accounts
 from composer_replication.runs import RunDir
 from composer_replication.runs import conversations as rows
@@ -17,25 +20,54 @@ from composer_replication.types import Conversation
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_NAME = 120
+_LISTS = ("steps", "subagent_trajectories")
 
 
-def export_atif(run: RunDir, folder: Path) -> list[Path]:
-    """Write a document per session, sub-agents inside it, and one per part after a compaction; files that are there
-    already are an error, so that no export is mixed with another."""
+def export_atif(run: RunDir, folder: Path, *, gate: LastGate | None = None) -> list[Path]:
+    """Write a document per session, sub-agents inside it, and one per part after a compaction.
+
+    Files that are there already are an error, so that no export is mixed with another. So is a document in which the
+    gate finds something, before any is written; the default gate refuses a run that was made with `--no-scrub`.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(explain(str(folder), got="a file or a folder with files in it", expected="a new folder"))
+    _refuse_secrets(run, gate_of(run, os.environ, no_scrub=False) if gate is None else gate)
     folder.mkdir(parents=True, exist_ok=True)
     written: dict[str, Path] = {}
+    for identity, document in _documents(run):
+        path = folder / f"{_file_name(identity, written)}.json"
+        atomic_write_json(path, document)
+        written[path.stem.lower()] = path
+    return list(written.values())
+
+
+def _documents(run: RunDir) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every document of a run, with the id of its conversation."""
     for family in _families(run):
         ids = {each.id for each in family}
         embedded = [each for each in family if _is_embedded(each, ids)]
         for conversation in family:
-            if _is_embedded(conversation, ids):
-                continue
-            path = folder / f"{_file_name(conversation.id, written)}.json"
-            atomic_write_json(path, to_atif(conversation, subagents=embedded))
-            written[path.stem.lower()] = path
-    return list(written.values())
+            if not _is_embedded(conversation, ids):
+                yield conversation.id, to_atif(conversation, subagents=embedded)
+
+
+def _refuse_secrets(run: RunDir, gate: LastGate) -> None:
+    """Look at all documents as they will be written; a part that stands in several is named once."""
+    finds: dict[bytes, Find] = {}
+    for identity, document in [] if gate.is_open else _documents(run):
+        for place, part in _parts(document, f"document {identity}"):
+            if (find := gate.look(part, place)) is not None:
+                finds.setdefault(find.digest, find)
+    if finds:
+        raise refusal("ATIF documents", list(finds.values()))
+
+
+def _parts(document: dict[str, Any], place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield f"{place}, head", {key: each for key, each in document.items() if key not in _LISTS}
+    for step in document["steps"]:
+        yield f"{place}, step {step['step_id']}", step
+    for inner in document.get("subagent_trajectories", ()):
+        yield from _parts(inner, f"document {inner['trajectory_id']}")
 
 
 def _families(run: RunDir) -> Iterator[list[Conversation]]:

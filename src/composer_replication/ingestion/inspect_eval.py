@@ -138,7 +138,8 @@ def _conversation(
         id=unique(as_string(sample.get("uuid")) or name, taken),
         format=FORMAT,
         turns=tuple(reader.turns.turns),
-        session_id=as_string(header.get("eval_id")),
+        # Epochs of a sample are one task; samples of an evaluation are not.
+        session_id=f"{as_string(header.get('eval_id')) or name}/{sample.get('id', name)}",
         title=as_string(header.get("task")),
         agent_version=as_string(packages.get("inspect_ai")),
         extra=kept_fields({"sample_id": sample.get("id"), **kept, **task}, file, 0, report),

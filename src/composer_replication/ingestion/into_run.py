@@ -33,6 +33,7 @@ def ingest_into(
     num_workers: int = 1,
     tools: Mapping[str, Mapping[str, Any]] | None = None,
     reread: bool = False,
+    follow_links: bool = False,
     progress: Progress | None = None,
 ) -> IngestSummary:
     """Write `conversations.jsonl`, `session_sources.jsonl` and `tools.jsonl` of all sessions below `paths`.
@@ -44,7 +45,15 @@ def ingest_into(
         run.remove_leftovers("conversations", "session_sources", "tools")
         earlier = read_earlier(run, scrub)
         try:
-            planned = plan(run.root, _roots(paths), earlier, scrub=scrub, exclude=exclude, reread=reread)
+            planned = plan(
+                run.root,
+                _roots(paths),
+                earlier,
+                scrub=scrub,
+                exclude=exclude,
+                reread=reread,
+                follow_links=follow_links,
+            )
             _refuse_what_cannot_be_read_anew(run, planned, earlier)
             with gather(run.root, planned.families, earlier, scrub, num_workers, progress) as gathered:
                 _refuse_empty(planned, gathered)
@@ -112,14 +121,17 @@ def _roots(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _refuse_what_cannot_be_read_anew(run: RunDir, planned: Plan, earlier: Earlier) -> None:
-    """Rows of an older version are read anew from their logs; where a log is gone, nobody can."""
+    """Rows of an older version are read anew from their logs, all of which have to be among those named now."""
     if not earlier.is_old:
         return
-    gone = [each.source.path for each in planned.families if each.family is None or _has_lost_files(each)]
-    if gone:
-        got = f"a run made before arguments kept their order, with {len(gone)} sessions whose logs are gone"
-        expected = f"the logs of all its sessions; the first that is missing: {gone[0]}"
-        fix = "Ingest the logs that are there into a new run: `crf ingest PATH... -o NEW_RUN`"
+    missing = [each.source.path for each in planned.families if each.family is None or _has_lost_files(each)]
+    if missing:
+        got = (
+            f"a run made before arguments kept their order, with {len(missing)} sessions whose logs are not among"
+            " those that were named this time"
+        )
+        expected = f"the logs of all its sessions, to read them anew; the first that is missing: {missing[0]}"
+        fix = "Name them too. If they are gone, ingest the others into a new run: `crf ingest PATH... -o NEW_RUN`"
         raise RunError(explain(str(run.root), got=got, expected=expected, fix=fix))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,13 @@ from composer_replication.types import Conversation, Origin, Provenance, ToolRes
 FORMAT = "mini_sweagent"
 # What the agent's own templates leave in every trajectory.
 _MARKS = (b"mswea_bash_command", b"<returncode>", b"mini-swe-agent")
-_OBSERVATION_MARK = "<returncode>"
+_OUTPUT_MARKS = ("<returncode>", "<output", "<exception>")
+# How the harness begins when it speaks about its protocol. Whatever else it writes may hold what a program printed.
+_PROTOCOL = re.compile(
+    r"\s*(?:please\b|<format_error>|format error|(?:tool )?call error|error parsing|interrupted|the user\b"
+    r"|limits? ?exceeded|(?:your|the) (?:last )?(?:response|output|message|answer)\b)",
+    re.IGNORECASE,
+)
 _KEPT = ("exit_status", "submission")
 
 
@@ -103,10 +110,14 @@ def _add(turns: TurnList, message: Any, number: int, file: str, report: IngestRe
 
 
 def _origin(turns: TurnList, text: str) -> Origin:
-    """After the model has spoken the harness writes as the user: outputs of commands, and words about the protocol."""
+    """After the model has spoken the harness writes as the user: outputs of commands, and words about the protocol.
+
+    The templates of outputs are the user's to write, and the last output stands alone, so words are known, not outputs.
+    """
     if not any(turn.role == "assistant" for turn in turns.turns):
         return "human"
-    return "tool" if text.lstrip().startswith(_OBSERVATION_MARK) else "meta"
+    holds_output = any(mark in text for mark in _OUTPUT_MARKS)
+    return "meta" if not holds_output and _PROTOCOL.match(text) else "tool"
 
 
 def _model(message: Record) -> str | None:

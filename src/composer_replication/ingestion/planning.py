@@ -54,16 +54,25 @@ def plan(
     scrub: ScrubSettings | None,
     exclude: Sequence[str],
     reread: bool,
+    follow_links: bool = False,
 ) -> Plan:
     """Look at the files below `roots` and decide what to do with each family, and with those of earlier ingests."""
-    work = _Planning(run_root, earlier, None if scrub is None else scrub.scrubber(), exclude)
+    work = _Planning(run_root, earlier, None if scrub is None else scrub.scrubber(), exclude, follow_links)
     for root in roots:
         work.look_at(root)
     return work.settle(reread=reread or not earlier.same_settings)
 
 
 class _Planning:
-    def __init__(self, run_root: Path, earlier: Earlier, scrubber: Scrubber | None, exclude: Sequence[str]) -> None:
+    def __init__(
+        self,
+        run_root: Path,
+        earlier: Earlier,
+        scrubber: Scrubber | None,
+        exclude: Sequence[str],
+        follow_links: bool,
+    ) -> None:
+        self._follow_links = follow_links
         self._run_root, self._earlier, self._scrubber = run_root, earlier, scrubber
         self._exclude = list(exclude)
         self._patterns = list(exclude)
@@ -78,7 +87,8 @@ class _Planning:
         folder = root if root.is_dir() else root.parent
         place = portable_name(folder.resolve(), self._run_root)
         report, left_out, below = IngestReport(), list[str](), self._plan.of_root.setdefault(root, set())
-        for family in families(discover(root, report, exclude=self._exclude, ignored=left_out)):
+        found = discover(root, report, exclude=self._exclude, ignored=left_out, follow_links=self._follow_links)
+        for family in families(found):
             files = family.files()
             if files not in self._seen:
                 self._seen[files] = path = self._unique(self._shown(f"{place}/{family.name}"))

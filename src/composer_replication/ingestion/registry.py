@@ -11,6 +11,7 @@ from typing import Protocol, cast
 
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.families import count, families, read_family
+from composer_replication.ingestion.links import Links
 from composer_replication.ingestion.scrubbing import scrub_conversation
 from composer_replication.ingestion.source import IngestReport, SourceFile
 from composer_replication.privacy import Scrubber
@@ -59,27 +60,31 @@ def detect(path: Path) -> Ingester | None:
 
 
 def discover(
-    path: Path, report: IngestReport, *, exclude: Sequence[str] = (), ignored: list[str] | None = None
+    path: Path,
+    report: IngestReport,
+    *,
+    exclude: Sequence[str] = (),
+    ignored: list[str] | None = None,
+    follow_links: bool = False,
 ) -> Iterator[SourceFile]:
-    """The files below `path` that may be sessions, in a fixed order; links to folders are not followed.
+    """The files below `path` that may be sessions, in a fixed order.
 
-    `ignored` takes the names of those that a pattern left out.
+    Links that lead out of `path` are counted, and followed with `follow_links`; `path` itself may be one. A link to a
+    folder below it never is: what is there is read at its own place. `ignored` takes names that a pattern left out.
     """
     if not path.exists():
         raise InputError(explain(str(path), got="no such file or folder", expected="session logs"))
     if not path.is_dir():
         yield SourceFile(path, path.name)
         return
-    patterns = [*exclude, *ignore_patterns(path)]
+    patterns, links = [*exclude, *ignore_patterns(path)], Links(path, follow=follow_links)
 
     def unreadable(error: OSError) -> None:
         where = Path(error.filename).relative_to(path).as_posix() if error.filename else ""
         report.skip(f"unreadable folder: {error.strerror}", where)
 
-    for folder, folders, files in os.walk(path, onerror=unreadable):
-        for name in _not_entered(Path(folder), folders, report, path):
-            folders.remove(name)
-        folders.sort()
+    for folder, folders, files in os.walk(path, onerror=unreadable, followlinks=follow_links):
+        folders[:] = _entered(Path(folder), folders, links, report, path)
         for name in sorted(files):
             file = Path(folder) / name
             relative = file.relative_to(path).as_posix()
@@ -87,19 +92,24 @@ def discover(
                 continue
             if is_ignored(relative, patterns):
                 (ignored if ignored is not None else []).append(relative)
+            elif reason := links.why_not_read(file):
+                report.skip(reason, relative)
             elif file.is_file():
                 yield SourceFile(file, relative)
             else:  # a pipe would be waited for, a link may lead nowhere
                 report.skip("not a regular file", relative)
 
 
-def _not_entered(folder: Path, names: Sequence[str], report: IngestReport, root: Path) -> list[str]:
-    """Folders below that are not looked into: links, which may lead round in circles, and runs of our own."""
-    left = [name for name in names if (folder / name).is_symlink() or (folder / name / RUN_MARKER).is_file()]
-    for name in left:
-        reason = "link to a folder" if (folder / name).is_symlink() else "run directory"
-        report.skip(reason, (folder / name).relative_to(root).as_posix())
-    return left
+def _entered(folder: Path, names: Sequence[str], links: Links, report: IngestReport, root: Path) -> Iterator[str]:
+    """The folders below that are looked into: not all links, and no run of our own."""
+    for name in sorted(names):
+        reason = links.why_not_entered(folder / name) if (folder / name).is_symlink() else ""
+        if not reason and (folder / name / RUN_MARKER).is_file():
+            reason = "run directory"
+        if reason:
+            report.skip(reason, (folder / name).relative_to(root).as_posix())
+        else:
+            yield name
 
 
 def ingest(
@@ -108,6 +118,7 @@ def ingest(
     *,
     scrubber: Scrubber | None,
     exclude: Sequence[str] = (),
+    follow_links: bool = False,
 ) -> Iterator[Conversation]:
     """Conversations of all sessions below `paths`, scrubbed, sub-agents linked to the call that started them.
 
@@ -115,7 +126,7 @@ def ingest(
     """
     for path in map(Path, paths):
         found = False
-        for family in families(discover(path, report, exclude=exclude)):
+        for family in families(discover(path, report, exclude=exclude, follow_links=follow_links)):
             scope = None if scrubber is None else scrubber.scope()
             for conversation in read_family(family, report, read_any):
                 found = True

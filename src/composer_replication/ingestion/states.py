@@ -9,6 +9,8 @@ from composer_replication.actions.write import arguments_text
 from composer_replication.ingestion.history import History
 from composer_replication.types import Conversation, Message, TraceState, Turn
 
+# The key of a user's message that says "tool" where a program wrote it. It is for us: no request holds it.
+ORIGIN = "origin"
 SYSTEM_PROMPT = (
     "You are a senior software engineer working as a coding agent in a terminal. You read and change files and run "
     "commands through the tools you are given, one step at a time, and you check your work."
@@ -41,6 +43,8 @@ def _messages(turn: Turn, strip_thinking: bool) -> Iterator[Message]:
             yield {"role": "tool", "tool_call_id": result.call_id, "content": result.text}
         return
     message: Message = {"role": turn.role, "content": turn.text}
+    if turn.role == "user" and turn.origin == "tool":  # what a program printed, in a user's message
+        message[ORIGIN] = turn.origin
     if turn.thinking and not strip_thinking:
         message["reasoning_content"] = turn.thinking
     if turn.calls:

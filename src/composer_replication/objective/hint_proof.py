@@ -71,13 +71,17 @@ def prove_hints(
     """One proof a site, in order. A site without one of another kind beside it cannot be proved, and is not kept.
 
     `max_context` cuts what stands before the turn; the three variants of a site share the rest in one tree. `known` are
-    proofs of the first sites from an earlier call like this one; `on_proof` is told of each that is made.
+    proofs from an earlier call like this one, found by the site's id; `on_proof` is told of each that is made.
     """
     if margin < 0:
         raise InputError(explain("margin", got=margin, expected="0 or more nats"))
     others = _other_hints(sites, seed)
-    proofs = list(known)
-    for site, other in list(zip(sites, others, strict=True))[len(proofs) :]:
+    by_site = {proof.site_id: proof for proof in known}
+    proofs: list[HintProof] = []
+    for site, other in zip(sites, others, strict=True):
+        if site.site_id in by_site:
+            proofs.append(by_site[site.site_id])
+            continue
         variants = [_variant(renderer, site, hint, placement, max_context) for hint in ("", site.hint)]
         if other is not None:
             variants.append(_variant(renderer, site, other.hint, placement, max_context))

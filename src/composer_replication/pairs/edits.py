@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from composer_replication.actions.names import EVERYWHERE, NEW_TEXT, OLD_TEXT, PATH
 from composer_replication.pairs.known_tools import command_parameter, is_label
 from composer_replication.pairs.patches import FilePatch, read_patch
 from composer_replication.pairs.paths import normal_path
@@ -69,10 +70,6 @@ class Insert:
 
 Operation = Replace | Put | Insert | FilePatch
 
-_PATH = ("file_path", "path", "filePath", "target_file", "filepath")
-_OLD = ("old_string", "old_str", "oldString", "oldText", "old_text")
-_NEW = ("new_string", "new_str", "newString", "newText", "new_text")
-_ALL = ("replace_all", "replaceAll")
 _TEXT = ("content", "contents", "file_text", "text")
 _PATCH = ("input", "patch", "patchText", "diff")
 _EDITORS = word_set("edit replace str_replace replace_string_in_file search_replace edit_file string_replace")
@@ -123,7 +120,7 @@ def _operations(tool: str, call: ToolCall, given: dict[str, Any]) -> list[Operat
     if tool == "multiedit":
         return _list_edits(given)
     if tool in _WRITERS:
-        path, text = _one(given, _PATH), _one(given, _TEXT)
+        path, text = _one(given, PATH), _one(given, _TEXT)
         is_new = tool.startswith("create")
         return [Put(path, text, is_new)] if path and text is not None and len(given) == 2 else None
     if tool in _PATCHERS:
@@ -133,7 +130,7 @@ def _operations(tool: str, call: ToolCall, given: dict[str, Any]) -> list[Operat
 
 
 def _commanded(given: dict[str, Any]) -> list[Operation] | None:
-    command, path = given.get("command"), _one(given, _PATH)
+    command, path = given.get("command"), _one(given, PATH)
     if path is None:
         return None
     if command == "create" and isinstance(given.get("file_text"), str) and len(given) == 3:
@@ -148,17 +145,17 @@ def _commanded(given: dict[str, Any]) -> list[Operation] | None:
 
 
 def _replace_of(given: dict[str, Any]) -> list[Operation] | None:
-    path, old, new = _one(given, _PATH), _one(given, _OLD), _one(given, _NEW)
-    others = given.keys() - {*_PATH, *_OLD, *_NEW, *_ALL}
-    everywhere = next((given[name] for name in _ALL if name in given), False)
+    path, old, new = _one(given, PATH), _one(given, OLD_TEXT), _one(given, NEW_TEXT)
+    others = given.keys() - {*PATH, *OLD_TEXT, *NEW_TEXT, *EVERYWHERE}
+    everywhere = next((given[name] for name in EVERYWHERE if name in given), False)
     if path is None or old is None or new is None or others or not isinstance(everywhere, bool):
         return None
     return [Replace(path, old, new, everywhere)]
 
 
 def _list_edits(given: dict[str, Any]) -> list[Operation] | None:
-    path, edits = _one(given, _PATH), given.get("edits")
-    if path is None or not isinstance(edits, list) or given.keys() - {*_PATH, "edits"}:
+    path, edits = _one(given, PATH), given.get("edits")
+    if path is None or not isinstance(edits, list) or given.keys() - {*PATH, "edits"}:
         return None
     found: list[Operation] = []
     for edit in cast("list[object]", edits):

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from composer_replication.atomic import staged
-from composer_replication.canonical_json import encode_as_written
+from composer_replication.canonical_json import decode, decode_object, encode_as_written
 from composer_replication.errors import InputError, explain
+from composer_replication.ingestion.last_gate import Find, LastGate, refusal
 from composer_replication.pairs.export_messages import Arguments, answer_messages, prompt_messages
 from composer_replication.pairs.normalise.normalizer import NormalizedDPOPair
 from composer_replication.types import DPOPair
@@ -37,24 +38,43 @@ def export_preferences(
     *,
     tools: Tools | None = None,
     arguments: Arguments = "object",
+    gate: LastGate | None = None,
 ) -> int:
     """Write the pairs to a JSONL file, whole or not at all, and return how many there are.
 
     `tools` are the schemas of every row whose pair has none of its own under "tools". No pairs at all is an InputError:
-    there is no data set without a row.
+    there is no data set without a row. So is a row that looks as if it held a secret, the environment's ones included;
+    `gate=OpenGate()` lets it through.
     """
     if arguments not in ("object", "text"):
         raise InputError(explain("arguments", got=repr(arguments), expected='"object" or "text"'))
-    target, num_rows = Path(path), 0
+    target, num_rows, finds = Path(path), 0, dict[bytes, Find]()
+    gate = LastGate(os.environ) if gate is None else gate
     target.parent.mkdir(parents=True, exist_ok=True)
     with staged(target) as stage:
         for row in _rows(pairs, tools, arguments):
-            stage.file.write(encode_as_written(row, where=f"pair {row['state_id']!r}") + b"\n")
+            line = encode_as_written(row, where=f"pair {row['state_id']!r}")
+            for find in _finds(line, gate):
+                finds.setdefault(find.digest, find)
+            stage.file.write(line + b"\n")
             num_rows += 1
+        if finds:
+            raise refusal(f"preference pairs for {target}", list(finds.values()))
         if not num_rows:
             raise InputError(explain(f"pairs for {target}", got="none", expected="at least one"))
         stage.commit()
     return num_rows
+
+
+def _finds(line: bytes, gate: LastGate) -> Iterator[Find]:
+    """What the gate finds in the bytes of a row."""
+    row: Any = decode_object(line)
+    place = f"pair {row['state_id']}"
+    parts = [("tools", decode(row["tools"].encode()))]
+    for column in ("prompt", "chosen", "rejected"):
+        parts += [(f"{column} message {number}", each) for number, each in enumerate(row[column], start=1)]
+    found = (gate.look(part, f"{place}, {name}") for name, part in parts)
+    return (find for find in found if find is not None)
 
 
 def _rows(

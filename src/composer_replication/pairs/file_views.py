@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import orjson
 
+from composer_replication.actions.names import LINE_NUMBER
 from composer_replication.pairs.known_tools import is_label
 from composer_replication.pairs.shell_dollars import NotUnderstood
 from composer_replication.pairs.shell_parse import Simple, parse_script
@@ -22,7 +23,6 @@ _READERS = word_set("read read_file view view_file cat open_file str_replace_edi
 _PATH_KEYS = word_set("file_path path absolute_path filePath filepath file filename target_file command")
 _MAX_LINES = 2000  # where the readers of several agents stop
 _MAX_LINE = 2000
-_NUMBER = re.compile(r" *(\d+)(?:→|\t|\| ?)")
 _REMINDER, _REMINDER_END = "<system-reminder>", "</system-reminder>"
 _HEAD = re.compile(r"\AHere's the (?:result|content)[^\n]{0,400}:\n|\A<file>\n")
 _TAIL = re.compile(r"(?:\n+\(End of file[^\n]{0,80}\))?\n</file>\s*\Z")
@@ -87,7 +87,7 @@ def _whole_text(text: str) -> str | None:
     lines = text.split("\n")
     if _CUT.search(text) or len(lines) > _MAX_LINES or any(len(line) > _MAX_LINE for line in lines):
         return None
-    numbers = [_NUMBER.match(line) for line in lines]
+    numbers = [LINE_NUMBER.match(line) for line in lines]
     while len(lines) > 1 and not lines[-1] and numbers[-1] is None and numbers[0] is not None:
         lines, numbers = lines[:-1], numbers[:-1]
     if numbers[0] is not None and int(numbers[0][1]) == 1 and None not in numbers:

@@ -1,5 +1,10 @@
-"""Known import path of teacher replay; the code lives in `teacher_replay/` and `pairs/`."""
+"""Known import path of teacher replay and the pair filters; the code lives in `teacher_replay/` and `pairs/`."""
 
+from composer_replication.replaysim.normalize import DJNormalizer, NormalizedDPOPair, replay_and_normalize_trace
 from composer_replication.teacher_replay import DPOPair, TeacherCallResult, extract_dpo_pairs, replay_trace
 
-__all__ = ["DPOPair", "TeacherCallResult", "extract_dpo_pairs", "replay_trace"]
+# fmt: off
+__all__ = [
+    "DJNormalizer", "DPOPair", "NormalizedDPOPair", "TeacherCallResult",
+    "extract_dpo_pairs", "replay_and_normalize_trace", "replay_trace",
+]

@@ -24,6 +24,9 @@ _UNOWNED = (
 _KEPT = "SELECT COUNT(*) FROM replies WHERE key IN (SELECT key FROM reply_owners JOIN alive USING (session))"
 _DROP = "DELETE FROM replies WHERE key NOT IN (SELECT key FROM reply_owners JOIN alive USING (session))"
 
+# An entry of the books that names a reply promises that it is there.
+_RELEASE = "UPDATE bills SET key = NULL, digest = NULL WHERE key NOT IN (SELECT key FROM replies)"
+
 
 @dataclass(frozen=True, slots=True)
 class AnswersOfRun:
@@ -54,9 +57,13 @@ def count_answers(path: Path, alive: Set[str], forgotten: Set[str]) -> AnswersOf
 def keep_answers(path: Path, alive: Set[str]) -> None:
     """Take every answer out that no living session owns, for good. What was spent stays, or a cap would begin anew."""
     with _opened(path, alive) as connection:
+        connection.execute("BEGIN IMMEDIATE")
         connection.execute(TABLE)
         connection.execute(_DROP)
         connection.execute("DELETE FROM reply_owners WHERE session NOT IN (SELECT session FROM alive)")
+        if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'bills'").fetchone():
+            connection.execute(_RELEASE)
+        connection.execute("COMMIT")
         connection.execute("VACUUM")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from composer_replication.actions.names import LINE_NUMBER, OLD_TEXT
 from composer_replication.sites.classify import Verdict
 from composer_replication.sites.commands import Command, is_path, word_set
 from composer_replication.sites.tools import channel_of, command_text, is_edit, path_argument, plain_name
@@ -23,7 +24,6 @@ _BUILDERS = word_set(
 _REMOVERS = frozenset({("rm", ""), ("mv", ""), ("rmdir", ""), ("unlink", ""), ("git", "rm"), ("git", "mv")})
 _PRODUCT = re.compile(r"(?:^|/)(?:build|dist|target|out|bin|obj|\.next|node_modules|coverage|_build)/")
 _SHELL_SAYS = re.compile(r"\s*(?:/\S*/)?(?:bash|sh|zsh|dash)\b")
-_OLD_TEXT = ("old_string", "old_str", "search", "oldString")
 
 
 class History:
@@ -95,7 +95,7 @@ class History:
                 yield _NOT_BUILT
         if kind == "edit_not_read" and path in self._read and plain_name(tool) != "write":
             yield "the session had read this file"
-        if kind == "edit_no_match" and path and any(self._had(path, arguments.get(key)) for key in _OLD_TEXT):
+        if kind == "edit_no_match" and path and any(self._had(path, arguments.get(key)) for key in OLD_TEXT):
             yield "the text was copied from the file as it was last read"
 
     def _had(self, path: str, wanted: Any) -> bool:
@@ -120,8 +120,7 @@ def _stands_in(path: str, text: str) -> bool:
 
 
 _NOT_BUILT = "the step that makes this path had failed"
-_NUMBERED = re.compile(r"^\s*\d+(?:→|\t|\|)", re.MULTILINE)
 
 
 def _plain(text: str) -> str:
-    return _NUMBERED.sub("", text)
+    return LINE_NUMBER.sub("", text)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
+from composer_replication.actions.names import PATH, first_text
 from composer_replication.sites.commands import word_set
 
 Channel = Literal["shell", "file", "other"]
@@ -37,7 +38,6 @@ _EDIT_WORDS = re.compile(
     r"^(?:edit|replace|write|create|insert|str_replace|string_replace|apply|file_edit|multi_?edit)"
 )
 _COMMAND_KEYS = ("command", "cmd", "script", "code", "input", "commands", "action")
-_PATH_KEYS = ("file_path", "path", "notebook_path", "absolute_path", "filepath", "filename", "file", "target_file")
 _EDIT = word_set(
     "edit multiedit write notebookedit str_replace_editor str_replace_based_edit_tool write_file edit_file replace"
     " apply_patch applypatch create insert str_replace create_file write_to_file apply_diff edit_block"
@@ -84,4 +84,4 @@ def command_text(tool: str, arguments: Mapping[str, Any]) -> str:
 
 def path_argument(arguments: Mapping[str, Any]) -> str | None:
     """The file that a file tool was pointed at."""
-    return next((arguments[key] for key in _PATH_KEYS if isinstance(arguments.get(key), str)), None)
+    return first_text(arguments, PATH)

@@ -9,11 +9,18 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError, explain
+from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.teacher_replay.client import TeacherClient
 from composer_replication.teacher_replay.endpoints import Endpoints
 from composer_replication.teacher_replay.outcome import Failure, Reply
 from composer_replication.teacher_replay.requests import Request
-from composer_replication.teacher_replay.store import Refused, TeacherStore
+from composer_replication.teacher_replay.store import Elsewhere, Refused, TeacherStore
+
+# How often to look whether another process has the answer that it is asking for.
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.5
+
+HELD_BACK = "held back by the last gate"
+NOT_SENT = "not sent: it looks as if it held a secret"
 
 
 class Patience(NamedTuple):
@@ -35,7 +42,10 @@ class Patience(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a teacher said, or why it said nothing. `was_refused`: it was not asked, for lack of budget or of use."""
+    """What a teacher said, or why it said nothing.
+
+    `was_refused`: it was not asked, for lack of budget or of use, or because of what the request holds.
+    """
 
     reply: dict[str, Any] | None
     error: str | None
@@ -61,10 +71,11 @@ class Asker:
         store: TeacherStore,
         *,
         cap_nano: int,
+        gate: LastGate,
         patience: Patience | None = None,
         seed: int | None = None,
     ) -> None:
-        self._client, self._store, self._cap_nano = client, store, cap_nano
+        self._client, self._store, self._cap_nano, self._gate = client, store, cap_nano, gate
         self._patience = patience or Patience()
         self._patience.check()
         self._draw = random.Random(seed)  # noqa: S311 (jitter, not a secret)
@@ -78,15 +89,26 @@ class Asker:
         return self._endpoints.given_up
 
     async def ask(self, request: Request) -> Answer:
-        """The answer to a request. The same request, asked twice at once, is sent once."""
-        while (other := self._asking.get(request.key)) is not None:
-            await asyncio.wait([other])
-        known = self._store.reply(request.key)
-        if known is not None:
-            self.counts["cached"] += 1
-            self._store.ascribe(request.key, request.session)
-            await asyncio.sleep(0)  # requests in flight must not wait until all that is known is told
-            return answer_of(known, is_cached=True)
+        """The answer to a request. The same request, asked twice at once, is sent once, also by another process."""
+        waits = 0
+        while True:
+            while (other := self._asking.get(request.key)) is not None:
+                await asyncio.wait([other])
+            known = self._store.reply(request.key)
+            if known is not None:
+                self.counts["cached"] += 1
+                self._store.ascribe(request.key, request.session)
+                await asyncio.sleep(0)  # requests in flight must not wait until all that is known is told
+                return answer_of(known, is_cached=True)
+            outcome = await self._ask_alone(request)
+            if isinstance(outcome, Answer):
+                return outcome
+            if outcome.holder is not None:
+                self.counts["waited for another process"] += waits == 0
+                waits += 1
+                await self._endpoints.pause(min(_FIRST_LOOK_S * 2 ** min(waits, 8), _LONGEST_LOOK_S))
+
+    async def _ask_alone(self, request: Request) -> Answer | Elsewhere:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asking[request.key] = done
         try:
@@ -95,11 +117,17 @@ class Asker:
             del self._asking[request.key]
             done.set_result(None)
 
-    async def _ask(self, request: Request) -> Answer:
+    async def _ask(self, request: Request) -> Answer | Elsewhere:
+        if finds := self._gate.in_request(request.body, request.place):
+            self.counts[HELD_BACK] += 1
+            await asyncio.sleep(0)
+            return Answer(None, f"{NOT_SENT}: {finds[0]}", False, True, 0.0, 0)
         begin, most = time.monotonic(), self._patience.max_attempts
         for attempt in range(1, most + 1):
             outcome = await self._attempt(request, is_first=attempt == 1, is_last=attempt == most)
             latency_s = time.monotonic() - begin
+            if isinstance(outcome, Elsewhere):
+                return outcome
             if isinstance(outcome, Refused):
                 return Answer(None, outcome.reason, False, True, latency_s, attempt - 1)
             if isinstance(outcome, _Sent):
@@ -111,17 +139,22 @@ class Asker:
             await self._endpoints.pause(wait_s)
         raise AssertionError("max_attempts is at least 1")
 
-    async def _attempt(self, request: Request, *, is_first: bool, is_last: bool) -> _Sent | Failure | Refused:
+    async def _attempt(
+        self, request: Request, *, is_first: bool, is_last: bool
+    ) -> _Sent | Failure | Refused | Elsewhere:
         """One request, when it is its turn; a failure is settled here, a reply with what is kept of it."""
         async with self._endpoints.turn(request.teacher):
             if self._endpoints.given_up is not None:
                 self.counts["not sent after the stop"] += 1
                 await asyncio.sleep(0)
                 return Refused(f"stopped: {self._endpoints.given_up}")
-            self.counts["asked"] += is_first
             intent = self._store.reserve(request.key, request.teacher.slug, request.bound_nano, self._cap_nano)
+            if isinstance(intent, Elsewhere):
+                return intent
+            self.counts["asked"] += is_first
             if isinstance(intent, Refused):
-                self.counts["refused"] += 1
+                is_stop = intent.reason.startswith("stopped: ")  # a teacher took too much: the cap has room
+                self.counts["not sent after the stop" if is_stop else "refused"] += 1
                 await asyncio.sleep(0)
                 return intent
             self.counts["attempts"] += 1

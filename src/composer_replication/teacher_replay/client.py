@@ -12,11 +12,11 @@ from typing import Any
 
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
+from composer_replication.teacher_replay.bodies import ASKED_FOR, limited_body
 from composer_replication.teacher_replay.outcome import Failure, Reply, broken, read_response
 from composer_replication.teacher_replay.requests import Request
 
 _CONNECTIONS_A_POOL = 8
-_MAX_BODY = 16 * 2**20
 _CONNECT_S = 10.0  # an address that nobody answers at is known long before an answer would be due
 
 
@@ -63,14 +63,21 @@ class TeacherClient:
     async def get_json(self, url: str, api_key: str | None) -> tuple[int, bytes]:
         """A plain GET, for lists of models."""
         pool = await self._free.get()
+        what = f"GET {url.partition('?')[0]}"
         try:
-            response = await pool.get(url, headers=_headers(api_key))
+            async with asyncio.timeout(self._timeout_s):
+                async with pool.stream("GET", url, headers=_headers(api_key)) as response:
+                    body = await limited_body(response)
+        except TimeoutError:
+            got = f"none within {self._timeout_s:g} s"
+            raise InputError(explain(what, got=got, expected="a whole answer")) from None
         except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
-            what = f"GET {url.partition('?')[0]}"
             raise InputError(explain(what, got=type(error).__name__, expected="an answer")) from None
         finally:
             self._free.put_nowait(pool)
-        return response.status_code, response.content
+        if isinstance(body, Failure):
+            raise InputError(explain(what, got=body.error, expected="an answer"))
+        return response.status_code, body
 
     async def _post(self, pool: Any, request: Request) -> Reply | Failure:
         httpx = self._httpx
@@ -79,7 +86,7 @@ class TeacherClient:
         try:
             async with asyncio.timeout(self._timeout_s):
                 async with pool.stream("POST", url, content=request.body, headers=headers) as response:
-                    body = await _limited_body(response)
+                    body = await limited_body(response)
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             said = f"not sent: {type(error).__name__}"  # its text may hold the header
             return Failure(said, False, "none", concerns="connection")
@@ -91,26 +98,15 @@ class TeacherClient:
             return broken(f"no answer within {self._timeout_s:g} s", was_sent=True)
         except httpx.HTTPError as error:
             return broken(f"connection broke: {type(error).__name__}: {error}", was_sent=True)
-        if body is None:
-            return broken(f"an answer of more than {_MAX_BODY} bytes", was_sent=True)
+        if isinstance(body, Failure):
+            return body
         if request.teacher.api_key:  # before anything is cut: half a key is still most of it
             body = body.replace(request.teacher.api_key.encode(), b"<key>")
         return read_response(response.status_code, response.headers, body, request.teacher.price)
 
 
-async def _limited_body(response: Any) -> bytes | None:
-    """The whole body; None where it is longer than any answer, found out before it is all in memory."""
-    parts, size = list[bytes](), 0
-    async for part in response.aiter_bytes():
-        size += len(part)
-        if size > _MAX_BODY:
-            return None
-        parts.append(part)
-    return b"".join(parts)
-
-
 def _headers(api_key: str | None) -> dict[str, str]:
-    return {"authorization": f"Bearer {api_key}"} if api_key else {}
+    return ASKED_FOR | ({"authorization": f"Bearer {api_key}"} if api_key else {})
 
 
 def _without_key(outcome: Reply | Failure, key: str | None) -> Reply | Failure:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from composer_replication.ingestion.states import ORIGIN
 from composer_replication.types import Message
 
 _RULE = (
@@ -42,7 +43,7 @@ def fence(messages: Sequence[Message], session: str = "") -> list[Message]:
     mark = _hash(session) if session else _mark(messages)
     fenced: list[Message] = []
     for number, message in enumerate(messages):
-        if message.get("role") in _RESULTS:
+        if _is_output(message):
             message = {**message, "content": _between(_text(message.get("content")), mark)}
         elif _holds_results(message):
             blocks = cast("list[Any]", message["content"])
@@ -50,9 +51,18 @@ def fence(messages: Sequence[Message], session: str = "") -> list[Message]:
         elif number == 0 and message.get("role") == "system":
             message = {**message, "content": f"{_text(message.get('content'))}\n\n{_RULE.format(mark=mark)}"}
         fenced.append(message)
+    fenced = as_sent(fenced)
     if fenced[0].get("role") != "system":
         fenced.insert(0, {"role": "system", "content": _RULE.format(mark=mark)})
     return fenced
+
+
+def as_sent(messages: Sequence[Message]) -> list[Message]:
+    """The messages without what only we know about them."""
+    return [
+        {key: each for key, each in message.items() if key != ORIGIN} if ORIGIN in message else message
+        for message in messages
+    ]
 
 
 def as_data(text: str) -> tuple[str, str]:
@@ -64,7 +74,7 @@ def as_data(text: str) -> tuple[str, str]:
 def flags(messages: Iterable[Message]) -> list[str]:
     """What a person should know about a prompt: tool results that read like instructions."""
     for message in messages:
-        is_result = message.get("role") in _RESULTS or _holds_results(message)
+        is_result = _is_output(message) or _holds_results(message)
         if is_result and _talks(_text(message.get("content"))):
             return ["instruction_in_tool_result"]
     return []
@@ -94,6 +104,11 @@ def _between(text: str, mark: str) -> str:
     while mark in text:  # who could guess the mark still cannot close it, nor make it out of two halves
         text = text.replace(mark, "")
     return f"<data-{mark}>\n{text}\n</data-{mark}>"
+
+
+def _is_output(message: Message) -> bool:
+    """Whether a whole message is what a program gave back; some agents have it come as a user's."""
+    return message.get("role") in _RESULTS or (message.get("role") == "user" and message.get(ORIGIN) == "tool")
 
 
 def _holds_results(message: Message) -> bool:

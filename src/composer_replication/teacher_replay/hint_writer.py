@@ -10,14 +10,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from composer_replication.actions.write import arguments_text
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import HintContext
+from composer_replication.hint_generator.run_sites import read_sites
 from composer_replication.hint_generator.write import MAX_SENTENCES, HintWriter, count_sentences
+from composer_replication.ingestion.last_gate import LastGate, gate_of
 from composer_replication.privacy import Scrubber
-from composer_replication.teacher_replay.ask import Asker
+from composer_replication.runs import RunDir
+from composer_replication.runs.conversations import read_conversations
+from composer_replication.teacher_replay.ask import NOT_SENT, Answer, Asker
 from composer_replication.teacher_replay.client import TeacherClient
 from composer_replication.teacher_replay.fence import as_data
 from composer_replication.teacher_replay.lanes import work_off
@@ -43,10 +49,11 @@ _PART = re.compile(r"[^\W_]+")
 
 
 class WrittenHints(NamedTuple):
-    """Hints by site, and how many were refused, by reason."""
+    """Hints by site, how many were refused, by reason, and sites whose request was not sent, each with the find."""
 
     texts: Mapping[str, str]
     counts: Mapping[str, int]
+    held_back: Mapping[str, str] = MappingProxyType({})
 
     def writer(self) -> HintWriter:
         """For `write_hint(sources=("writer", "template", "raw_error"), writer=…)`."""
@@ -66,22 +73,27 @@ async def write_hints(
     options: ReplayOptions,
     environment: Mapping[str, str],
 ) -> WrittenHints:
-    """Ask one model for the hint of every site that may be taught; same client, cap and store as a replay."""
+    """Ask one model for the hint of every site that may be taught; same client, cap and store as a replay.
+
+    A request that looks as if it held a secret is not sent. `write_run_hints` knows whether a run was scrubbed.
+    """
     (known,) = read_teachers(
         [teacher], environment=environment, api_key=api_key, base_url=options.base_url, prices=options.prices
     )
-    texts: dict[str, str] = {}
-    counts: Counter[str] = Counter()
+    texts, held_back, counts = dict[str, str](), dict[str, str](), Counter[str]()
+    gate = options.last_gate or LastGate(environment)
     builder = RequestBuilder(known, options.settings._replace(fence=False))  # the prompt has its own marks
     client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
     with TeacherStore(options.cache) as store:
-        asker = Asker(client, store, cap_nano=check_cap(max_total_usd), patience=options.patience)
+        asker = Asker(client, store, cap_nano=check_cap(max_total_usd), gate=gate, patience=options.patience)
 
         async def one(item: tuple[ErrorSite, Conversation]) -> None:
             site, conversation = item
-            answer = await asker.ask(builder.build(prompt_of(site, conversation), None, site.conversation_id))
-            message = (answer.reply or {}).get("message") or {}
-            text = " ".join(str(message.get("content") or "").split())
+            prompt = prompt_of(site, conversation)
+            answer = await asker.ask(builder.build(prompt, None, site.conversation_id, place=f"site {site.id}"))
+            text = _text_of(answer)
+            if answer.error and answer.error.startswith(NOT_SENT):
+                held_back[site.id] = answer.error
             reason = (answer.error and "no answer") or why_refused(text, site, conversation)
             if reason:
                 counts[f"refused: {reason}"] += 1
@@ -90,9 +102,38 @@ async def write_hints(
                 counts["written"] += 1
 
         async with client:
-            asked = (item for item in sites if item[0].is_kept)
-            await work_off(asked, one, num_workers=options.max_concurrency)
-    return WrittenHints(texts, counts)
+            await work_off((item for item in sites if item[0].is_kept), one, num_workers=options.max_concurrency)
+    return WrittenHints(texts, counts, held_back)
+
+
+async def write_run_hints(
+    run: RunDir,
+    teacher: Mapping[str, Any],
+    *,
+    max_total_usd: float,
+    options: ReplayOptions,
+    environment: Mapping[str, str],
+    api_key: str | None = None,
+    no_scrub: bool = False,
+) -> WrittenHints:
+    """`write_hints` for the sites of a run; one that was made with `--no-scrub` is refused unless it is said again."""
+    gate = options.last_gate or gate_of(run, environment, no_scrub=no_scrub)
+    conversations = {each.id: each for each in read_conversations(run)}
+    sites = ((site, conversations[site.conversation_id]) for site, _ in read_sites(run))
+    return await write_hints(
+        sites,
+        teacher,
+        max_total_usd=max_total_usd,
+        api_key=api_key,
+        options=replace(options, last_gate=gate),
+        environment=environment,
+    )
+
+
+def _text_of(answer: Answer) -> str:
+    """What the model wrote, as one line."""
+    message = (answer.reply or {}).get("message") or {}
+    return " ".join(str(message.get("content") or "").split())
 
 
 def prompt_of(site: ErrorSite, conversation: Conversation) -> list[Message]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from composer_replication.actions.calls import tool_call
 from composer_replication.actions.write import text_of
 from composer_replication.errors import InputError, explain
+from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.teacher_replay.ask import Answer, Asker, Patience
 from composer_replication.teacher_replay.client import TeacherClient
 from composer_replication.teacher_replay.fence import flags
@@ -24,11 +26,12 @@ from composer_replication.teacher_replay.lanes import (
     work_off_lanes,
 )
 from composer_replication.teacher_replay.money import Price, check_cap, to_dollars
-from composer_replication.teacher_replay.requests import RequestBuilder, Settings
+from composer_replication.teacher_replay.requests import Request, RequestBuilder, Settings
 from composer_replication.teacher_replay.store import Meter, TeacherStore
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
 from composer_replication.types import Action, TeacherCallResult, TeacherSpec, TraceState
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 GateName = Literal["exact", "agree"]
 OrderName = Literal["longest_first", "in_order"]
@@ -60,6 +63,8 @@ class ReplayOptions:
     prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
     environment: Mapping[str, str] | None = field(default=None, repr=False)
     """Where keys are looked up; None is the process's own."""
+    last_gate: LastGate | None = None
+    """Looks at every request before it is sent; None is one that knows the environment's secrets."""
 
     def __post_init__(self) -> None:
         for name in ("max_concurrency", "agreement_threshold"):
@@ -101,6 +106,7 @@ async def replay_trace(
 ) -> list[TeacherCallResult]:
     """Every teacher's answer at every state, state by state; fewer where the cap or a gate cut calls.
 
+    After an endpoint was given up, or a teacher took more than its bound, a call has an `error` "stopped: …", unsent.
     The cap is hard: before a request is sent, the most it can cost is reserved, and none is sent that could pass it.
     With a `cache`, what was answered before is not asked again, and the cap is over everything that store ever spent.
     `resume=False` refuses a store that holds replies already. `options` has the rest.
@@ -118,11 +124,18 @@ async def replay_trace(
     found: dict[tuple[int, int], TeacherCallResult] = {}
 
     def keep(state: int, teacher: int, result: TeacherCallResult) -> None:
-        if not (result["error"] or "").startswith(("budget: ", "stopped: ")):
+        if not (result["error"] or "").startswith("budget: "):
             found[state, teacher] = result
 
-    await replay(states, teachers, max_total_usd, api_key, options=given, on_result=keep)
+    report = await replay(states, teachers, max_total_usd, api_key, options=given, on_result=keep)
+    if why := report.given_up or report.stopped:
+        _warn_of_stop(why, found.values())
     return [found[place] for place in sorted(found)]
+
+
+def _warn_of_stop(why: str, results: Collection[TeacherCallResult]) -> None:
+    num_kept_back = sum((each["error"] or "").startswith("stopped: ") for each in results)
+    _log.warning("stopped, %d of %d calls were kept back: %s", num_kept_back, len(results), why)
 
 
 async def replay(
@@ -144,7 +157,8 @@ async def replay(
     report = ReplayReport()
     client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
     with TeacherStore(options.cache) as store:
-        asker = Asker(client, store, cap_nano=cap_nano, patience=options.patience)
+        gate = options.last_gate or LastGate(environment)
+        asker = Asker(client, store, cap_nano=cap_nano, gate=gate, patience=options.patience)
         async with client:
             run = _Replay(asker, known, options, _with_meter(on_result, on_meter, store))
             await run.all_of(states, options.order, num_workers=options.max_concurrency)
@@ -218,7 +232,7 @@ class _Replay:
         number, state = numbered
         _check(state, number)
         try:
-            request = self._builders[teacher].build(state["messages"], state.get("tools"), session_of(state))
+            request = request_of(self._builders[teacher], state)
         except InputError as error:  # a state that no request can hold costs nothing, and stops nobody else
             answer = Answer(None, f"not sent: {error}"[:300], False, False, 0.0, 0)
         else:
@@ -226,6 +240,12 @@ class _Replay:
         result = call_result(state, self._slugs[teacher], answer)
         self._on_result(number, teacher, result)
         return result
+
+
+def request_of(builder: RequestBuilder, state: TraceState) -> Request:
+    """The request that asks about a state."""
+    place = f"state {state['state_id']}"
+    return builder.build(state["messages"], state.get("tools"), session_of(state), place=place)
 
 
 def _check_all(states: Sequence[TraceState]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from composer_replication.canonical_json import encode, encode_as_written
 from composer_replication.errors import InputError, explain
-from composer_replication.teacher_replay.fence import fence
+from composer_replication.teacher_replay.fence import as_sent, fence
 from composer_replication.teacher_replay.teachers import Teacher
 from composer_replication.types import Message
 
@@ -18,13 +18,14 @@ _MAX_KNOWN_PREFIXES = 4096
 
 
 class Request(NamedTuple):
-    """What is sent, where, the most it can cost in nano-dollars, and the session it is asked for."""
+    """What is sent, where, the most it can cost in nano-dollars, its session, and its name to people."""
 
     teacher: Teacher
     key: bytes
     body: bytes
     bound_nano: int
     session: str = ""
+    place: str = "a request"
 
 
 class Settings(NamedTuple):
@@ -49,15 +50,20 @@ class RequestBuilder:
         self._prefixes: dict[tuple[bytes, int], tuple[bytes, Message]] = {}
 
     def build(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, session: str = ""
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        session: str = "",
+        *,
+        place: str = "a request",
     ) -> Request:
         """The request for one state. `messages` are those of the state; fencing happens here, with a session's mark."""
-        shown = fence(messages, session) if self._settings.fence else list(messages)
+        shown = fence(messages, session) if self._settings.fence else as_sent(messages)
         parameters = self._parameters(tools)
         body = encode_as_written({**parameters, "messages": shown}, where=f"request to {self._teacher.slug}")
         # A token is at least a byte, and the JSON around a message is longer than what a template puts around it.
         bound = self._teacher.price.bound(len(body), self._settings.max_tokens)
-        return Request(self._teacher, self._key(parameters, messages), body, bound, session)
+        return Request(self._teacher, self._key(parameters, messages), body, bound, session, place)
 
     def _parameters(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
         settings, teacher = self._settings, self._teacher

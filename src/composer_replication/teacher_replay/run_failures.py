@@ -34,13 +34,18 @@ class Failures(NamedTuple):
 
 def read_failures(run: RunDir) -> Failures:
     """Every failure counts, kept as a site or not, whoever's doing it was."""
-    is_current = run.path("sites").exists() and not run.lineage("sites").stale
+    is_current = has_current_sites(run)
     found: dict[TurnName, tuple[str, ...]] = {}
     for site in (site for site, _ in read_sites(run)) if is_current else _found_anew(run):
         if site.kind != NO_FAILURE:
             name = (site.conversation_id, site.turn_id)
             found[name] = (*found.get(name, ()), site.kind)
     return Failures(found, is_current)
+
+
+def has_current_sites(run: RunDir) -> bool:
+    """Whether `sites.jsonl` says which turns failed; else they are found in the conversations."""
+    return run.path("sites").exists() and not run.lineage("sites").stale
 
 
 def _found_anew(run: RunDir) -> Iterator[ErrorSite]:

@@ -6,6 +6,7 @@ something else, there is no evidence against it: such pairs are made on request,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, cast
 from composer_replication.actions.parse import parse_action_text
 from composer_replication.actions.write import action_text_without_thinking, text_of
 from composer_replication.errors import InputError, explain
+from composer_replication.ingestion.last_gate import LastGate, gate_of
 from composer_replication.pairs.agreement import PairReport
 from composer_replication.pairs.export import export_preferences
 from composer_replication.pairs.extract import Extraction, PairRecord, extract_pairs
@@ -53,11 +55,16 @@ def write_pairs(
     normalizer: DJNormalizer,
     export: Path | None = None,
     choices: PairChoices | None = None,
+    gate: LastGate | None = None,
 ) -> PairsOfRun:
     """Extract, filter, and write. Rows name their state; an exported file holds the messages as well.
 
+    What is exported goes through the gate, by default one that refuses a run made with `--no-scrub`.
+
     States are those that were asked about; the threshold is the replay's unless everyone was asked.
     """
+    if export is not None and gate is None:
+        gate = gate_of(run, os.environ, no_scrub=False)
     said = {name: str(value) for name, value in run.meta("teacher_calls").settings.items()}
     threshold = _threshold(said, threshold)
     history = said["max_history_tokens"]
@@ -70,7 +77,9 @@ def write_pairs(
     records = {record.pair["state_id"]: record for record in found}
     kept = normalizer.normalize(_with_facts(record, asked, failures) for record in found)
     _write(run, kept, records, extraction.report, normalizer, failures, {"threshold": str(threshold)} | asdict(choices))
-    num_exported = None if export is None or not kept else export_preferences(kept_pairs(kept, records), export)
+    num_exported = None
+    if export is not None and kept:
+        num_exported = export_preferences(kept_pairs(kept, records), export, gate=gate)
     return PairsOfRun(report=extraction.report, filtered=normalizer.counts, num_exported=num_exported)
 
 

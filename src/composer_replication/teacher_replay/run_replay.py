@@ -9,15 +9,23 @@ from typing import Any, NamedTuple, cast
 
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.run_sites import read_sites
+from composer_replication.ingestion.last_gate import Find, LastGate
 from composer_replication.ingestion.states import states, trace_state
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import TOOL_SCHEMA, TOOL_VERSION, read_conversations
 from composer_replication.teacher_replay.ask import answer_of
 from composer_replication.teacher_replay.lanes import session_of
 from composer_replication.teacher_replay.money import to_dollars
-from composer_replication.teacher_replay.replay import OnMeter, ReplayOptions, ReplayReport, call_result, replay
-from composer_replication.teacher_replay.requests import Request, RequestBuilder
-from composer_replication.teacher_replay.run_failures import TurnName, read_failures
+from composer_replication.teacher_replay.replay import (
+    OnMeter,
+    ReplayOptions,
+    ReplayReport,
+    call_result,
+    replay,
+    request_of,
+)
+from composer_replication.teacher_replay.requests import RequestBuilder
+from composer_replication.teacher_replay.run_failures import TurnName, has_current_sites, read_failures
 from composer_replication.teacher_replay.store import TeacherStore
 from composer_replication.teacher_replay.teachers import Teacher
 from composer_replication.types import TeacherCallResult, TraceState, Turn
@@ -50,12 +58,16 @@ class Which:
 
 
 class Estimate(NamedTuple):
-    """Before a cent is spent: calls to send, calls in the store, and the price range of those to send."""
+    """Before a cent is spent: calls to send, calls in the store, the price range of those to send.
+
+    `finds` are texts in them that look as if they held a secret, each once, at the first state that shows it.
+    """
 
     num_calls: int
     num_cached: int
     low_usd: float
     high_usd: float
+    finds: tuple[Find, ...] = ()
 
 
 class StateOfTurn(NamedTuple):
@@ -104,25 +116,36 @@ def _wanted(run: RunDir, which: Which) -> set[TurnName] | None:
     return None
 
 
+def _reads_sites(run: RunDir, which: Which) -> bool:
+    return which.only_sites or (which.only_failed and has_current_sites(run))
+
+
 def estimate(
-    asked: Iterator[TraceState], teachers: Sequence[Teacher], options: ReplayOptions, store: TeacherStore
+    asked: Iterator[TraceState],
+    teachers: Sequence[Teacher],
+    options: ReplayOptions,
+    store: TeacherStore,
+    gate: LastGate | None = None,
 ) -> Estimate:
     """What asking everyone once would cost at least and at most, cached replies aside."""
     builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
     num_calls = num_cached = low = high = 0
+    finds: dict[bytes, Find] = {}
     for state in asked:
         for teacher, builder in zip(teachers, builders, strict=True):
             try:
-                request = _request(builder, state)
+                request = request_of(builder, state)
             except InputError:  # it will be a call with that error, and costs nothing
                 continue
             if store.reply(request.key) is not None:
                 num_cached += 1
                 continue
             num_calls += 1
+            for find in gate.in_request(request.body, request.place) if gate is not None else ():
+                finds.setdefault(find.digest, find)
             high += request.bound_nano
             low += teacher.price.bound(len(request.body) // _BYTES_PER_TOKEN, _USUAL_ANSWER)
-    return Estimate(num_calls, num_cached, to_dollars(low), to_dollars(high))
+    return Estimate(num_calls, num_cached, to_dollars(low), to_dollars(high), tuple(finds.values()))
 
 
 async def replay_run(
@@ -137,7 +160,10 @@ async def replay_run(
     on_call: Callable[[TeacherCallResult], None],
     on_meter: OnMeter | None = None,
 ) -> ReplayReport:
-    """Ask, then write `teacher_calls.jsonl`: every call in the order of states and teachers, answered or not."""
+    """Ask, then write `teacher_calls.jsonl`: every call in the order of states and teachers, answered or not.
+
+    The run is held meanwhile: a second replay of it says who holds it, and sends nothing.
+    """
     failures: dict[tuple[int, int], TeacherCallResult] = {}
 
     def keep(state: int, teacher: int, result: TeacherCallResult) -> None:
@@ -145,18 +171,19 @@ async def replay_run(
             failures[state, teacher] = result
         on_call(result)
 
-    report = await replay(
-        run_states(run, which), specs, max_total_usd, api_key, options=options, on_result=keep, on_meter=on_meter
-    )
     counts: Counter[str] = Counter()
     with TeacherStore(options.cache) as store:
+        store.hold("a replay of this run")
+        report = await replay(
+            run_states(run, which), specs, max_total_usd, api_key, options=options, on_result=keep, on_meter=on_meter
+        )
         rows = _rows(run_states(run, which), teachers, options, store, failures, counts)
         run.write_jsonl(
             "teacher_calls",
             rows,
             schema=SCHEMA,
             version=VERSION,
-            sources=["conversations", *(["sites"] if which.only_sites else [])],
+            sources=["conversations", *(["sites"] if _reads_sites(run, which) else [])],
             counts=counts,
             drops={},
             settings=_said_of(which, teachers, options),
@@ -195,7 +222,7 @@ def _rows(
         counts["states"] += 1
         for index, (teacher, builder) in enumerate(zip(teachers, builders, strict=True)):
             failed = failures.get((number, index))
-            key = b"" if failed else _request(builder, state).key
+            key = b"" if failed else request_of(builder, state).key
             known = None if failed else store.reply(key)
             if failed is None and known is None:
                 counts["not asked"] += 1  # a gate saw that it could not matter
@@ -208,10 +235,6 @@ def _rows(
             counts["flagged"] += bool(result.get("flags"))
             kept = {key: value for key, value in result.items() if key not in _RUN_DEPENDENT}
             yield {**kept, "conversation_id": session_of(state)}
-
-
-def _request(builder: RequestBuilder, state: TraceState) -> Request:
-    return builder.build(state["messages"], state.get("tools"), session_of(state))
 
 
 def _tools_by_format(run: RunDir) -> dict[str, list[dict[str, Any]]]:

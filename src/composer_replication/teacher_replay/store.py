@@ -3,11 +3,15 @@
 Before a request is sent, the most it can cost is reserved, in the same transaction that checks the cap; afterwards the
 reservation becomes what it did cost. A process that dies leaves reservations behind: they stay counted as spent
 (`unknown_billed`), because nobody can know. So the sum of what was ever billed never passes the cap, over all processes
-and restarts of a store.
+and restarts of a store. A reservation is a claim, too: as long as its process lives, no other one sends that request.
+
+A store is checked as a whole when it is opened (`store_tables`). What is damaged is an error by name; nothing in it is
+changed, and no answer that was paid for is forgotten in silence.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -19,23 +23,9 @@ import orjson
 
 from composer_replication.errors import ArtefactCorruptError, InputError, RunError, explain
 from composer_replication.runs import answer_owners
+from composer_replication.teacher_replay import store_tables
 from composer_replication.teacher_replay.money import to_dollars
-from composer_replication.teacher_replay.owners import Owner, dead_owners
-
-_VERSION = 2  # 1 did not say whose a reply is
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, teacher TEXT NOT NULL, reply BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS intents (
-    id INTEGER PRIMARY KEY, key BLOB NOT NULL, teacher TEXT NOT NULL, owner TEXT NOT NULL, started REAL NOT NULL,
-    reserved INTEGER NOT NULL
-);
-CREATE TABLE IF NOT EXISTS meter (
-    one INTEGER PRIMARY KEY CHECK (one = 1), spent INTEGER NOT NULL, reserved INTEGER NOT NULL,
-    unknown INTEGER NOT NULL, num_unknown INTEGER NOT NULL, halted TEXT
-);
-INSERT OR IGNORE INTO meter VALUES (1, 0, 0, 0, 0, NULL);
-"""
-_TABLES = _SCHEMA + answer_owners.TABLE
+from composer_replication.teacher_replay.owners import Holder, Owner, dead_owners, holder_of, is_alive, said_of_holder
 
 
 class Meter(NamedTuple):
@@ -59,6 +49,12 @@ class Refused(NamedTuple):
     reason: str
 
 
+class Elsewhere(NamedTuple):
+    """Not sent, because another process is asking this very thing (who), or just has (None: its reply is here)."""
+
+    holder: str | None
+
+
 class TeacherStore:
     """Opened with a path, or in memory for a single replay. Close it, or use it as a context manager."""
 
@@ -66,20 +62,17 @@ class TeacherStore:
         self._path = None if path is None else Path(path)
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            store_tables.make_if_new(self._path)
         self._connection = sqlite3.connect(":memory:" if path is None else str(path), isolation_level=None, timeout=60)
-        try:
-            self._prepare()
-        except sqlite3.OperationalError as error:  # busy, read-only, full: the file itself is well
-            self._connection.close()
-            raise RunError(explain(str(path), got=str(error), expected="a store that can be written")) from error
-        except sqlite3.DatabaseError as error:
-            self._connection.close()
-            fix = "Move the file away; replies in it are lost, and so is the record of what was spent."
-            expected = "a store of teachers' replies"
-            raise ArtefactCorruptError(explain(str(path), got=str(error), expected=expected, fix=fix)) from error
-        self._owner = None if self._path is None else Owner(self._path)
-        self._owner_name = self._owner.name if self._owner else "memory"
-        self._take_over_the_dead()
+        self._owner: Owner | None = None
+        with contextlib.ExitStack() as unless_all_is_well:
+            unless_all_is_well.callback(self.close)
+            with self._named_errors():
+                self._prepare()
+            self._owner = self._new_owner()
+            self._owner_name = self._owner.name if self._owner else "memory"
+            self._take_over_the_dead()
+            unless_all_is_well.pop_all()
 
     def __enter__(self) -> TeacherStore:
         return self
@@ -88,45 +81,80 @@ class TeacherStore:
         self.close()
 
     def close(self) -> None:
+        if self._owner is not None:
+            with contextlib.suppress(sqlite3.Error):  # what is left of a hold ends with its owner anyway
+                self._connection.execute("DELETE FROM holds WHERE owner = ?", (self._owner_name,))
         self._connection.close()
         if self._owner is not None:
             self._owner.close()
+            self._owner = None
+
+    def hold(self, what: str) -> None:
+        """Be the only one who does `what` with this store until it is closed; RunError says who else does it."""
+        if self._path is None or self._owner is None:
+            return
+        with self._transaction():
+            row = self._execute("SELECT owner, pid, host, since FROM holds WHERE what = ?", (what,)).fetchone()
+            if row is not None and row[0] != self._owner_name and is_alive(self._path, row[0]):
+                raise RunError(said_of_holder(self._path, what, row[0], Holder(*row[1:])))
+            mine = (what, self._owner_name, *self._owner.holder)
+            self._execute("INSERT OR REPLACE INTO holds VALUES (?, ?, ?, ?, ?)", mine)
 
     def reply(self, key: bytes) -> dict[str, Any] | None:
         """A reply that was paid for before."""
-        row = self._connection.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
-        return None if row is None else orjson.loads(row[0])
+        row = self._execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+        try:
+            return None if row is None else orjson.loads(row[0])
+        except orjson.JSONDecodeError as error:
+            raise self._corrupt(f"a reply that cannot be read ({error})") from error
 
     def ascribe(self, key: bytes, session: str) -> None:
         """Write down that a reply is this session's, too: it is kept as long as one of its sessions is."""
         if session:
-            answer_owners.ascribe(self._connection, key, session)
+            with self._named_errors():
+                answer_owners.ascribe(self._connection, key, session)
 
     def num_replies(self) -> int:
-        return self._connection.execute("SELECT COUNT(*) FROM replies").fetchone()[0]
+        return self._execute("SELECT COUNT(*) FROM replies").fetchone()[0]
 
     def meter(self) -> Meter:
-        row = self._connection.execute("SELECT spent, reserved, unknown, num_unknown, halted FROM meter").fetchone()
+        row = self._execute("SELECT spent, reserved, unknown, num_unknown, halted FROM meter").fetchone()
         return Meter(*row)
 
-    def reserve(self, key: bytes, teacher: str, bound_nano: int, cap_nano: int) -> int | Refused:
+    def reserve(self, key: bytes, teacher: str, bound_nano: int, cap_nano: int) -> int | Refused | Elsewhere:
         """The number of an intent to send, or why not. What is reserved, spent and unknown never passes the cap."""
-        if bound_nano < 0:
-            raise InputError(explain("bound of a request", got=bound_nano, expected="0 or more"))
+        _check_amount("bound of a request", bound_nano)
+        _check_amount("cap", cap_nano)
         with self._transaction():
+            elsewhere = self._elsewhere(key)
+            if elsewhere is not None:
+                return elsewhere
             meter = self.meter()
             if meter.halted is not None:
                 return Refused(f"stopped: {meter.halted}")
             if meter.committed + bound_nano > cap_nano:
                 left = to_dollars(max(0, cap_nano - meter.committed))
                 return Refused(f"budget: up to ${to_dollars(bound_nano):.6f} needed, ${left:.6f} left of the cap")
-            self._connection.execute("UPDATE meter SET reserved = reserved + ?", (bound_nano,))
-            made = self._connection.execute(
+            self._execute("UPDATE meter SET reserved = reserved + ?", (bound_nano,))
+            made = self._execute(
                 "INSERT INTO intents (key, teacher, owner, started, reserved) VALUES (?, ?, ?, ?, ?)",
                 (key, teacher, self._owner_name, time.time(), bound_nano),
             )
             assert made.lastrowid is not None
             return made.lastrowid
+
+    def _elsewhere(self, key: bytes) -> Elsewhere | None:
+        """Whether another process has this reply or is asking for it. What a dead one asked is taken over."""
+        if self._execute("SELECT 1 FROM replies WHERE key = ?", (key,)).fetchone():
+            return Elsewhere(None)
+        claims = self._execute(
+            "SELECT DISTINCT owner FROM intents WHERE key = ? AND owner <> ?", (key, self._owner_name)
+        ).fetchall()
+        for (owner,) in claims:
+            if self._path is not None and is_alive(self._path, owner):
+                return Elsewhere(str(holder_of(self._path, owner) or owner))
+            self._take_over(owner)
+        return None
 
     def settle(
         self,
@@ -137,61 +165,119 @@ class TeacherStore:
         session: str = "",
     ) -> None:
         """What a request did cost (None: nobody can know), its reply and whose that is, in one transaction."""
+        _check_amount("cost of a request", cost_nano or 0)
         with self._transaction():
             held, teacher = self._drop(intent)
+            kept = None if reply is None else self._keep(reply, session)
             if cost_nano is None:
-                self._add_unknown(held or 0)
-            else:
-                self._connection.execute("UPDATE meter SET spent = spent + ?", (cost_nano,))
-                if held is not None and cost_nano > held:
-                    said = f"{teacher} took ${to_dollars(cost_nano):.6f} where at most ${to_dollars(held):.6f} was due"
-                    self._connection.execute("UPDATE meter SET halted = COALESCE(halted, ?)", (said,))
-            if reply is not None:
-                key, slug, data = reply
-                row = (key, slug, orjson.dumps(data))
-                self._connection.execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?)", row)
-                self.ascribe(key, session)
+                self._add_bill(teacher, held or 0, is_known=False, kept=kept)
+                return
+            if cost_nano or kept:
+                self._add_bill(teacher, cost_nano, is_known=True, kept=kept)
+            if held is not None and cost_nano > held:
+                said = f"{teacher} took ${to_dollars(cost_nano):.6f} where at most ${to_dollars(held):.6f} was due"
+                self._execute("UPDATE meter SET halted = COALESCE(halted, ?)", (said,))
 
     def resume_after_overrun(self) -> None:
         """Let requests go out again after a teacher took more than its bound: a person has looked at it."""
-        self._connection.execute("UPDATE meter SET halted = NULL")
+        self._execute("UPDATE meter SET halted = NULL")
+
+    def _keep(self, reply: tuple[bytes, str, dict[str, Any]], session: str) -> tuple[bytes, bytes] | None:
+        """Key and digest of a reply that is kept; None where there is one already."""
+        key, slug, data = reply
+        text = orjson.dumps(data)
+        made = self._execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?)", (key, slug, text))
+        self.ascribe(key, session)
+        return (key, store_tables.digest_of(key, slug, text)) if made.rowcount else None
 
     def _drop(self, intent: int) -> tuple[int | None, str]:
-        row = self._connection.execute("SELECT reserved, teacher FROM intents WHERE id = ?", (intent,)).fetchone()
+        row = self._execute("SELECT reserved, teacher FROM intents WHERE id = ?", (intent,)).fetchone()
         if row is None:  # another process took us for dead and counted it; adding it again would only be careful
             return None, "a teacher"
-        self._connection.execute("DELETE FROM intents WHERE id = ?", (intent,))
-        self._connection.execute("UPDATE meter SET reserved = reserved - ?", (row[0],))
+        self._execute("DELETE FROM intents WHERE id = ?", (intent,))
+        self._execute("UPDATE meter SET reserved = reserved - ?", (row[0],))
         return row[0], row[1]
 
-    def _add_unknown(self, nano: int) -> None:
-        self._connection.execute("UPDATE meter SET unknown = unknown + ?, num_unknown = num_unknown + 1", (nano,))
+    def _add_bill(self, teacher: str, nano: int, *, is_known: bool, kept: tuple[bytes, bytes] | None) -> None:
+        """An entry, and the totals with it."""
+        row = (time.time(), teacher, nano, is_known, *(kept or (None, None)))
+        self._execute("INSERT INTO bills (at, teacher, amount, is_known, key, digest) VALUES (?, ?, ?, ?, ?, ?)", row)
+        if is_known:
+            self._execute("UPDATE meter SET spent = spent + ?", (nano,))
+        else:
+            self._execute("UPDATE meter SET unknown = unknown + ?, num_unknown = num_unknown + 1", (nano,))
+
+    def _new_owner(self) -> Owner | None:
+        try:
+            return None if self._path is None else Owner(self._path)
+        except OSError as error:
+            raise RunError(explain(str(self._path), got=str(error), expected="a folder that can be written")) from error
 
     def _take_over_the_dead(self) -> None:
         """Reservations of processes that are gone stay spent."""
-        rows = self._connection.execute("SELECT DISTINCT owner FROM intents").fetchall()
+        rows = self._execute("SELECT DISTINCT owner FROM intents").fetchall()
         for owner in dead_owners(self._path, [row[0] for row in rows], self._owner_name):
             with self._transaction():
-                left = self._connection.execute("SELECT id FROM intents WHERE owner = ?", (owner,)).fetchall()
-                for (intent,) in left:
-                    self._add_unknown(self._drop(intent)[0] or 0)
+                self._take_over(owner)
+
+    def _take_over(self, owner: str) -> None:
+        for (intent,) in self._execute("SELECT id FROM intents WHERE owner = ?", (owner,)).fetchall():
+            held, teacher = self._drop(intent)
+            self._add_bill(teacher, held or 0, is_known=False, kept=None)
 
     def _prepare(self) -> None:
-        if self._path is not None:
+        if self._path is None:
+            self._connection.executescript(store_tables.NEW)
+            return
+        fault = store_tables.fault_of_shape(self._connection)
+        if fault is None:
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")  # survives a killed process, which is what we need
-        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in range(_VERSION + 1):
-            raise sqlite3.DatabaseError(f"version {version} of the store, this program knows {_VERSION}")
-        self._connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
+            with self._transaction():
+                store_tables.upgrade(self._connection)
+            self._connection.execute("BEGIN")  # one view of all tables, whoever writes meanwhile
+            fault = store_tables.fault_of_content(self._connection)
+            self._connection.execute("ROLLBACK")
+        if fault is not None:
+            raise self._corrupt(fault)
+
+    def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        with self._named_errors():
+            return self._connection.execute(statement, values)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:  # busy, read-only, full: the file itself is well
+            fix = "Nothing that was paid for is lost; the same command goes on when that is mended."
+            said = explain(str(self._path), got=str(error), expected="a store that can be written", fix=fix)
+            raise RunError(said) from error
+        except sqlite3.DatabaseError as error:
+            raise self._corrupt(str(error)) from error
+
+    def _corrupt(self, fault: str) -> ArtefactCorruptError:
+        if store_tables.is_of_later_version(fault):
+            fix = "Use the version of this program that wrote it."
+            return ArtefactCorruptError(explain(str(self._path), got=fault, expected="one it knows", fix=fix))
+        fix = (
+            "Nothing was changed. Put an earlier copy of the file back; or move it away, and then what it holds is "
+            "asked and paid for again, and the cap begins anew."
+        )
+        return ArtefactCorruptError(explain(str(self._path), got=fault, expected=store_tables.EXPECTED, fix=fix))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")  # writers wait for each other here, before they read
+        self._execute("BEGIN IMMEDIATE")  # writers wait for each other here, before they read
         end = "ROLLBACK"
         try:
             yield
             end = "COMMIT"
         finally:
             if self._connection.in_transaction:  # a full disk has ended it already
-                self._connection.execute(end)
+                self._execute(end)
+
+
+def _check_amount(what: str, nano: int) -> None:
+    if type(nano) is not int or nano < 0:
+        raise InputError(explain(what, got=repr(nano), expected="whole nano-dollars, 0 or more"))

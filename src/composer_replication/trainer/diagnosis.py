@@ -21,6 +21,11 @@ SDPO_WEIGHT, REPLAY_WEIGHT = "loss/alpha_sdpo", "loss/beta_replay"
 SDPO_LOSSES, REPLAY_LOSSES = ("loss/sdpo_kl", "loss/sdpo_kl_logged"), ("loss/trace_replay_dpo",)
 _UNJUDGED = re.compile(r"rewards/(.+)/unjudged")
 
+# Rules about a channel that never ran -> what it is counted in, in words, and its number.
+_ITEMS = {
+    "no_taught_sites": ("sites", "error sites with a hint", 2),
+    "no_pairs": ("pairs", "preference pairs", 3),
+}
 _MOST = 0.8
 _ALL_BUT_FEW = 0.95
 
@@ -32,14 +37,23 @@ class Finding(NamedTuple):
     text: str
 
 
-def diagnose(history: History, *, max_completion_length: int | None = None) -> list[str]:
-    """What keeps this run from learning, worst first; nothing where no rule applies."""
-    return [finding.text for finding in findings(history, max_completion_length=max_completion_length)]
+def diagnose(
+    history: History, *, max_completion_length: int | None = None, items: Mapping[str, int] | None = None
+) -> list[str]:
+    """What keeps this run from learning, worst first; nothing where no rule applies.
+
+    `items` says how many `sites` and `pairs` the logged sessions have: steps may have been too few to meet them.
+    """
+    found = findings(history, max_completion_length=max_completion_length, items=items)
+    return [finding.text for finding in found]
 
 
-def findings(history: History, *, max_completion_length: int | None = None) -> list[Finding]:
+def findings(
+    history: History, *, max_completion_length: int | None = None, items: Mapping[str, int] | None = None
+) -> list[Finding]:
     """`diagnose` with the name of each rule."""
     told = [Finding(name, text) for name, rule in _RULES.items() if (text := rule(history))]
+    told = [each._replace(text=_not_met(each.rule, history, items or {}) or each.text) for each in told]
     if max_completion_length is not None:
         limit = f"the length limit of {max_completion_length:,} tokens"
         told = [each._replace(text=each.text.replace("the length limit", limit)) for each in told]
@@ -164,6 +178,21 @@ def _no_taught_sites(history: History) -> str:
 def _no_pairs(history: History) -> str:
     is_silent = _never_ran(history, REPLAY_WEIGHT, REPLAY_LOSSES)
     return "No preference pairs were used: channel 3 never ran." if is_silent else ""
+
+
+def _not_met(rule: str, history: History, items: Mapping[str, int]) -> str:
+    """What to say of a channel that never ran although there is something for it."""
+    is_of_rollouts = rule == "no_taught_sites" and bool(_values(history, ERROR_RATE))
+    if rule not in _ITEMS or is_of_rollouts:
+        return ""
+    name, words, channel = _ITEMS[rule]
+    number = items.get(name, 0)
+    if not number:
+        return ""
+    return (
+        f"No step held any of the {number:,} {words} while their weight was above 0: channel {channel} never ran. "
+        "More steps (train.optimiser.steps) reach them."
+    )
 
 
 def _no_calls(history: History) -> str:

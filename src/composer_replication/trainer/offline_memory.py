@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from composer_replication.batch.model_folder import reading
 from composer_replication.errors import InputError, explain
 
 # A layer keeps, for each token, four tensors of the MLP's width, and about a dozen of the residual stream's: norms
@@ -71,11 +72,15 @@ class StepSettings:
 
 def shape_of(model: Any) -> Shape:
     """Of a model, or of a config, which is built without weights."""
-    if not isinstance(model, nn.Module):
-        from transformers import AutoModelForCausalLM
+    if isinstance(model, nn.Module):
+        return _shape(model)
+    from transformers import AutoModelForCausalLM
 
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(model, trust_remote_code=False)
+    with reading(str(getattr(model, "_name_or_path", "")), "config of the model"), torch.device("meta"):
+        return _shape(AutoModelForCausalLM.from_config(model, trust_remote_code=False))
+
+
+def _shape(model: Any) -> Shape:
     whole: Any = model.config
     config = whole.get_text_config()
     linear = [each for name, each in model.named_modules() if isinstance(each, nn.Linear) and "lm_head" not in name]

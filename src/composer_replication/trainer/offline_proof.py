@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -93,7 +94,7 @@ class _PartialProofs:
         path = run.path(_NAME).with_name(_PARTIAL)
         made_of = {name: run.meta(name).sha256 for name in _SOURCES}
         header = {"settings": said, "sites": _digest(sites), "made_of": made_of}
-        known = _read_partial(path, header)
+        known = _first_known(sites, _read_partial(path, header))
         # As many on every process that holds a part of the weights: they have to make their passes together.
         least = -agreed_most([model], [-len(known)])[0]
         if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
@@ -130,6 +131,12 @@ def _read_partial(path: Path, header: Mapping[str, object]) -> list[HintProof]:
     if not rows or rows[0] != header:
         return []
     return [HintProof(**cast("Any", row)) for row in rows[1:]]
+
+
+def _first_known(sites: Sequence[ProvableSite], proofs: Sequence[HintProof]) -> list[HintProof]:
+    """Proofs of the first sites, up to one that has none. Runs that write at the same time mix their lines."""
+    by_site = {proof.site_id: proof for proof in proofs}
+    return [by_site[site.site_id] for site in takewhile(lambda site: site.site_id in by_site, sites)]
 
 
 def _digest(sites: Sequence[ProvableSite]) -> str:

@@ -16,7 +16,12 @@ from composer_replication.config import CrfConfig
 from composer_replication.config.writer import RESOLVED_NAME, to_toml, value_text, write_resolved
 from composer_replication.errors import ArtefactNotFoundError, ConfigError, RunError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
-from composer_replication.trainer.checkpoints.manifest import MANIFEST, check_manifest, checkpoints_in
+from composer_replication.trainer.checkpoints.manifest import (
+    MANIFEST,
+    check_manifest,
+    checkpoints_in,
+    newest_complete,
+)
 
 MODEL_FOLDER = "model"
 _LOCK = ".train.lock"
@@ -76,6 +81,10 @@ class TrainingFolder:
         """The step of the newest checkpoint whose manifest holds; what its files hold is checked when it is loaded."""
         steps = [step for (step, _), folder in checkpoints_in(self.checkpoints) if _has_manifest(folder)]
         return max(steps, default=None)
+
+    def newest_checkpoint(self) -> Path | None:
+        """The folder that a run goes on from: the newest whose files are all as they were saved, which are read."""
+        return newest_complete(self.checkpoints)
 
     def resumes(self, *, asked: bool, wanted: bool) -> bool:
         """Whether to go on from a checkpoint: `asked` insists on one, `wanted` takes one that is there."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator
-from hashlib import sha256
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from composer_replication.batch.load_tokenizer import load_tokenizer
 from composer_replication.batch.model_folder import load_config
@@ -19,14 +17,14 @@ from composer_replication.errors import ConfigError, explain
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import require
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import TOOL_SCHEMA, TOOL_VERSION
-from composer_replication.trainer.run_renderer import make_renderer
+from composer_replication.runs.conversations import read_conversations
+from composer_replication.trainer.run_renderer import make_renderer, tools_of, unmatched_models
 from composer_replication.trainer.teachers import TeacherKeeper
 
 Say = Callable[[str], None]
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _EVALUATED_OF = 10
-"""One conversation, or prompt, of so many is held out where there are evaluations."""
+"""One prompt of so many is held out where there are evaluations."""
 
 
 class Inputs(NamedTuple):
@@ -48,22 +46,19 @@ def read_inputs(config: CrfConfig) -> Inputs:
     return Inputs(config, run, tokenizer, make_renderer(config.render, tokenizer, tools_of(run)))
 
 
+def remarks_on(inputs: Inputs) -> list[str]:
+    """What the config says that fits nothing in the run, and is no error: it may be meant for other runs too."""
+    render = inputs.config.render
+    if inputs.run is None or not render.student_models:
+        return []
+    return unmatched_models(render, read_conversations(inputs.run))
+
+
 def hide_progress_bars() -> None:
     """Those that transformers shows while it loads and saves."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-
-
-def tools_of(run: RunDir | None) -> list[dict[str, Any]] | None:
-    """The tools that the run's sessions were seen to have, in the form that chat templates take."""
-    if run is None or not run.path("tools").exists():
-        return None
-    rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("tools", schema=TOOL_SCHEMA, version=TOOL_VERSION))
-    return [
-        {"type": "function", "function": {"name": row["name"], "description": "", "parameters": row["parameters"]}}
-        for row in rows
-    ]
 
 
 def model_config(name: str) -> Any:
@@ -95,12 +90,6 @@ def weighting_of(config: CrfConfig) -> RowWeighting | None:
     """The switches of channel 2, or None where all of them are off."""
     weighting = RowWeighting(**vars(config.train.switches))
     return weighting if weighting.changes_weights or weighting.contrast is not None else None
-
-
-def held_out_ids(identities: Iterable[str]) -> frozenset[str]:
-    """A tenth of the conversations, one at least; chosen by their ids, so that a few more change the choice little."""
-    ranked = sorted(set(identities), key=lambda identity: sha256(identity.encode()).digest())
-    return frozenset(ranked[: math.ceil(len(ranked) / _EVALUATED_OF)])
 
 
 def held_out_rows(number: int) -> tuple[list[int], list[int]]:

@@ -8,29 +8,33 @@ from dataclasses import dataclass, field
 from composer_replication.config import CrfConfig
 from composer_replication.trainer.planner import MemoryPlan
 from composer_replication.trainer.run_folder import TrainingFolder
-from composer_replication.trainer.run_parts import Inputs, prompts_of, read_inputs
+from composer_replication.trainer.run_parts import Inputs, prompts_of, read_inputs, remarks_on
 from composer_replication.trainer.run_results import metric_names
 from composer_replication.trainer.run_sessions import offline_data, offline_memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What a run would be: where, with how much of what, and whether it fits. `memory` is known offline alone."""
+    """What a run would be: where, with how much of what, and whether it fits. `memory` is known offline alone.
+
+    `newest_checkpoint` is the folder that it would go on from, past those that are damaged.
+    """
 
     folder: TrainingFolder
     mode: str
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     drops: Mapping[str, int] = field(default_factory=dict[str, int])
     memory: MemoryPlan | None = None
-    newest_step: int | None = None
+    newest_checkpoint: str | None = None
     changed: Sequence[str] = ()
+    remarks: Sequence[str] = ()
 
 
 def plan_training(config: CrfConfig) -> TrainingPlan:
     """What `run_training` would do, without weights; the resolved config is written unless a run's own is there."""
     inputs, folder = read_inputs(config), TrainingFolder.of(config)
     counts, drops, memory = _offline_plan(inputs) if config.train.mode == "offline" else _grpo_plan(inputs)
-    newest, changed = folder.newest_step(), folder.changed_options(config)
+    newest, changed = folder.newest_checkpoint(), folder.changed_options(config)
     if newest is None:
         folder.write_config(config)
     return TrainingPlan(
@@ -39,8 +43,9 @@ def plan_training(config: CrfConfig) -> TrainingPlan:
         counts=metric_names(counts),
         drops=metric_names(drops),
         memory=memory,
-        newest_step=newest,
+        newest_checkpoint=None if newest is None else newest.name,
         changed=changed if newest is not None else (),
+        remarks=remarks_on(inputs),
     )
 
 

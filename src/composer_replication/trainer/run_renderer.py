@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from composer_replication.batch.render import Renderer
 from composer_replication.batch.thinking import ThinkingRules
 from composer_replication.config.render import RenderConfig
 from composer_replication.errors import ConfigError, explain
+from composer_replication.runs import RunDir
+from composer_replication.runs.conversations import TOOL_SCHEMA, TOOL_VERSION
+from composer_replication.types import Conversation
 
 OUTCOMES = {
     "thinking_target": "learned",
@@ -28,13 +33,55 @@ def make_renderer(
     template = chat_template(render) if template is None else template
     if template is not None:
         tokenizer.chat_template = template
-    return Renderer(
+    renderer = Renderer(
         tokenizer,
         tools=tools,
         chat_template=template,
         template_options=render.template_variables,
         thinking=thinking_rules(render),
     )
+    _refuse_unread_variables(render, renderer)
+    return renderer
+
+
+def _refuse_unread_variables(render: RenderConfig, renderer: Renderer) -> None:
+    """A variable that the template has no use for must not look as if it had been followed."""
+    known = renderer.template.names if render.template_variables else set[str]()
+    for name in render.template_variables:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            got = f"{name!r}, which {renderer.template.name} does not read"
+            fix = f"Did you mean {near[0]!r}?" if near else "Take it out, or name the template: render.chat_template."
+            expected = "names of variables that the template reads"
+            raise ConfigError(explain("render.template_variables", got=got, expected=expected, fix=fix))
+
+
+def unmatched_models(render: RenderConfig, conversations: Iterable[Conversation]) -> list[str]:
+    """A sentence for each of `student_models` that is the name of no model in these conversations."""
+    if not render.student_models:
+        return []
+    models = {turn.model or "" for each in conversations for turn in each.turns if turn.role == "assistant"}
+    named = ", ".join(sorted(filter(None, models))) or "none: no turn says which model wrote it"
+    return [
+        explain(
+            "render.student_models",
+            got=f"{pattern!r}, which matches no turn's model",
+            expected=f"a name or a pattern of those in the run ({named})",
+        )
+        for pattern in render.student_models
+        if not any(fnmatchcase(model, pattern) for model in models)
+    ]
+
+
+def tools_of(run: RunDir | None) -> list[dict[str, Any]] | None:
+    """The tools that the run's sessions were seen to have, in the form that chat templates take."""
+    if run is None or not run.path("tools").exists():
+        return None
+    rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("tools", schema=TOOL_SCHEMA, version=TOOL_VERSION))
+    return [
+        {"type": "function", "function": {"name": row["name"], "description": "", "parameters": row["parameters"]}}
+        for row in rows
+    ]
 
 
 def thinking_rules(render: RenderConfig) -> ThinkingRules:

@@ -6,12 +6,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from composer_replication.batch.render import Renderer
+from composer_replication.config import CrfConfig
 from composer_replication.errors import ConfigError, InputError, explain
 from composer_replication.runs.conversations import read_conversations
-from composer_replication.trainer.logged_sessions import LoggedSessions
+from composer_replication.runs.split import split_conversations
+from composer_replication.trainer.logged_sessions import LoggedSession, LoggedSessions
 from composer_replication.trainer.offline_model import weight_dtype
+from composer_replication.trainer.offline_sessions import WindowMaker, WindowSettings
 from composer_replication.trainer.planner import MemoryPlan, plan_memory
-from composer_replication.trainer.run_parts import Inputs, held_out_ids, model_config
+from composer_replication.trainer.run_parts import Inputs, model_config
 
 SOURCES = ("conversations", "tools", "sites", "pairs")
 
@@ -28,12 +32,8 @@ def offline_data(inputs: Inputs) -> OfflineData:
     config = inputs.config
     if inputs.run is None:
         raise ConfigError(explain("train.run", got="none", expected="a run directory (`crf ingest`, `crf sites`)"))
-    batch = config.train.batch
     options: dict[str, Any] = {
-        "budget": batch.budget,
-        "overlap": batch.overlap,
-        "placement": batch.placement,
-        "part": batch.part,
+        **_cutting(config),
         "responses": "good" if config.train.channels.good_turns else "none",
         "work_failures": config.train.channels.work_failures,
         "use_sites": config.loss.alpha_sdpo > 0,
@@ -41,18 +41,38 @@ def offline_data(inputs: Inputs) -> OfflineData:
     }
     if config.loss.beta_replay == 0:
         options["use_pairs"] = False
-    if not config.train.eval_every:
+    validation = config.split.validation if config.train.eval_every else 0.0
+    if not validation and not config.split.test:
         return OfflineData(LoggedSessions.from_run(inputs.run, inputs.renderer, **options), None)
-    held_out_of = held_out_ids(each.id for each in read_conversations(inputs.run))
-    train, held_out = (
-        LoggedSessions.from_run(inputs.run, inputs.renderer, only=only, **options)
-        for only in (lambda each: each.id not in held_out_of, lambda each: each.id in held_out_of)
+    sides = split_conversations(
+        read_conversations(inputs.run), validation=validation, test=config.split.test, by=config.split.by
     )
-    if not len(held_out):
-        fix = "Set train.eval_every = 0, or ingest more sessions."
-        got = "no target in the held-out tenth of the conversations"
-        raise InputError(explain("train.eval_every", got=got, expected="some", fix=fix))
-    return OfflineData(train, held_out)
+    train, held_out = (
+        LoggedSessions.from_run(inputs.run, inputs.renderer, only=lambda each, side=side: each.id in side, **options)
+        for side in (sides.train, sides.validation)
+    )
+    if validation and not len(held_out):
+        fix = "Set train.eval_every = 0, a larger split.validation, or ingest more sessions."
+        got = f"no target in {config.split.validation:.0%} of the sessions"
+        raise InputError(explain("train.eval_every", got=got, expected="some to evaluate on", fix=fix))
+    return OfflineData(train, held_out if validation else None)
+
+
+def why_not_taught(config: CrfConfig, renderer: Renderer, session: LoggedSession) -> str:
+    """The reason that a training counts for a session's only site, where no window holds it; empty where one does.
+
+    Whether a window holds a target depends on nothing else in the session. A hint may still fail its proof.
+    """
+    settings = WindowSettings(**_cutting(config), responses="none", use_pairs=False)
+    maker = WindowMaker(renderer, settings)
+    if any(window.site_ids for window in maker.windows(session)):
+        return ""
+    return ", ".join(name.partition(": ")[2] for name in maker.drops)
+
+
+def _cutting(config: CrfConfig) -> dict[str, Any]:
+    batch = config.train.batch
+    return {"budget": batch.budget, "overlap": batch.overlap, "placement": batch.placement, "part": batch.part}
 
 
 def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:

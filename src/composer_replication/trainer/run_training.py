@@ -10,12 +10,13 @@ import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback
 
 from composer_replication.config import CrfConfig
-from composer_replication.errors import InputError, explain
+from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.trainer.alarm import CollapseAlarm
 from composer_replication.trainer.alarm_diagnosis import RunDiagnosis
 from composer_replication.trainer.checkpoints.identity import weights_digest
@@ -24,7 +25,7 @@ from composer_replication.trainer.logged_sessions import LoggedSessions
 from composer_replication.trainer.phases import OnPhase
 from composer_replication.trainer.planner import MemoryPlan
 from composer_replication.trainer.run_folder import TrainingFolder
-from composer_replication.trainer.run_parts import Inputs, Say, read_inputs
+from composer_replication.trainer.run_parts import Inputs, Say, read_inputs, remarks_on
 from composer_replication.trainer.run_phases import telling_phases
 from composer_replication.trainer.run_renderer import thinking_in_words
 from composer_replication.trainer.run_requirements import check_extra
@@ -71,19 +72,22 @@ def run_training(
     goes_on = folder.resumes(asked=resume, wanted=config.train.resume)
     make = _make_offline if config.train.mode == "offline" else _make_grpo
     alarm = CollapseAlarm.from_config(config.train.alarm, say=told.say) if config.train.alarm.on else None
+    for remark in remarks_on(inputs):
+        told.say(remark)
     made = make(inputs, folder, alarm, told, must_fit)
     with folder.held(is_main=made.args.process_index == 0):
-        if goes_on:
-            _tell_changes(folder, config, told.say)
+        changes = folder.changed_options(config) if goes_on else []
+        for change in changes:  # before anything is compared
+            told.say(f"set otherwise than when the run began: {change}")
         sources = sources_of(inputs.run, made.sources)
         with telling_phases(told.on_phase, told.say):
             trainer, sessions = made.build()
         start_digest = weights_digest(trainer.model)
         trainer.remove_callback(PrinterCallback)  # it prints dictionaries
-        trainer.add_callback(_Reports(told, folder, config))
+        trainer.add_callback(_Reports(told, folder, config, lambda: trainer.resumed_from))
         trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
         made.before(trainer)
-        trainer.train(resume_from_checkpoint=goes_on)
+        _train(trainer, goes_on, changes)
         if trainer.was_finished:
             done = trainer.state.global_step
             told.say(f"all {done} steps are made; for more raise train.optimiser.steps, for a new run set train.output")
@@ -106,15 +110,17 @@ class _Made:
 class _Reports(TrainerCallback):
     """Passes steps and lines of metrics on. The config is written once a checkpoint to go on from was found to fit."""
 
-    def __init__(self, told: Progress, folder: TrainingFolder, config: CrfConfig) -> None:
-        self._told, self._folder, self._config = told, folder, config
+    def __init__(
+        self, told: Progress, folder: TrainingFolder, config: CrfConfig, resumed_from: Callable[[], Path | None]
+    ) -> None:
+        self._told, self._folder, self._config, self._resumed_from = told, folder, config, resumed_from
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del args, control, kwargs
         if not state.is_world_process_zero:
             return
-        if state.global_step:
-            self._told.say(f"going on from checkpoint-{state.global_step} in {self._folder.checkpoints}")
+        if (folder := self._resumed_from()) is not None:
+            self._told.say(f"going on from {folder.name} in {folder.parent}")
         self._folder.write_config(self._config)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -194,10 +200,14 @@ def _check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
         raise InputError(explain("memory of a step", got=verdict, expected=expected, fix=" ".join(plan.advice)))
 
 
-def _tell_changes(folder: TrainingFolder, config: CrfConfig, say: Say) -> None:
-    """Before anything is compared: where a checkpoint is refused, one of these may be why."""
-    for change in folder.changed_options(config):
-        say(f"set otherwise than when the run began: {change}")
+def _train(trainer: Any, goes_on: bool, changes: Sequence[str]) -> None:
+    """Where the checkpoint is refused, the error names the options that changed: a weight of 0 makes other sessions."""
+    try:
+        trainer.train(resume_from_checkpoint=goes_on)
+    except StaleArtefactError as error:
+        if not changes:
+            raise
+        raise StaleArtefactError(f"{error} Set otherwise than when the run began: {'; '.join(changes)}.") from error
 
 
 def _while_it_runs(say: Say) -> Say:
@@ -227,7 +237,7 @@ def _result(
         checkpoints=folder.checkpoints,
         metrics=folder.metrics,
         channels=channel_results(names, state.log_history, weights),
-        diagnosis=tuple(diagnose(state.log_history, max_completion_length=length)),
+        diagnosis=tuple(diagnose(state.log_history, max_completion_length=length, items=counts)),
         alarms=tuple(f"step {each.step}: {each.in_words()}" for each in (alarm.alarms if alarm else ())),
         counts=metric_names(counts),
         drops=metric_names(drops),

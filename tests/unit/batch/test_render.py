@@ -23,6 +23,8 @@ from composer_replication.batch.render import Renderer
 from composer_replication.errors import InputError
 from tokenizer_assets import FAMILIES, load
 
+# Templates that rewrite earlier turns cost a rendering a turn, so the longest sessions wait for the full profile.
+MAX_TURNS = 1_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 100
 MAX_TURNS_STOCK = 1_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 40
 
 
@@ -32,12 +34,13 @@ def test_every_assistant_turn_of_every_fixture_session_is_rendered_exactly(famil
     if not sessions.is_dir():
         pytest.skip("no fixture sessions in shared/")
     renderer, num_turns, num_sequences = renderer_of(family), 0, 0
-    for conversation in fixture_conversations(sessions):
+    chosen = [each for each in fixture_conversations(sessions) if len(each.turns) <= MAX_TURNS]
+    for conversation in chosen:
         sequences = check_exact(renderer, conversation)
         num_sequences += len(sequences)
         num_turns += sum(len(sequence.spans) for sequence in sequences)
-    assert num_turns > 500
-    note(f"render {family}: {num_turns} turns of the fixture sessions exact, in {num_sequences} sequences")
+    assert num_turns > (500 if MAX_TURNS == 1_000 else 170)
+    note(f"render {family}: {num_turns} turns of {len(chosen)} fixture sessions exact, in {num_sequences} sequences")
 
 
 def test_stock_qwen3_rewrites_history_and_each_sequence_is_still_exact(shared_dir, note):

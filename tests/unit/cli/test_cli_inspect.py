@@ -17,6 +17,7 @@ from composer_replication.cli.main import main
 from composer_replication.hint_generator.run_sites import find_site, read_sites
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
+from composer_replication.trainer.run_renderer import tools_of
 from tokenizer_assets import load
 
 NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"
@@ -70,7 +71,8 @@ def sites(folder):
 def record(folder, identity, **options) -> SiteView:
     run = RunDir.open(folder / "run")
     (conversation,) = read_conversations(run)
-    return view_site(Renderer(load("llama3")), conversation, *find_site(run, identity), **options)
+    renderer = Renderer(load("llama3"), tools=tools_of(run))
+    return view_site(renderer, conversation, *find_site(run, identity), **options)
 
 
 def between(page, opening, closing):
@@ -86,6 +88,20 @@ def _unspelled(match):
     if match[1]:
         return chr(int(match[2], 16))
     return bytes.fromhex(match[2]).decode("utf-8", "surrogateescape")
+
+
+def test_a_site_that_no_window_holds_is_said_to_be_left_out(folder, inspect):
+    identity = sites(folder)[0].id
+    small = ("--set", "train.batch.budget=64", "--set", "train.batch.overlap=8")
+    _, page, _ = inspect(identity, *small)
+    last = page.splitlines()[-1]
+    assert last.startswith("no window of this training holds it (longer_than_window: with the hint or the")
+    assert last.endswith("train.batch.budget; it is 64)")
+    assert json.loads(inspect(identity, "--json", *small)[1])["left_out"].startswith("longer_than_window")
+    assert "(loss.alpha_sdpo is 0)" in inspect(identity, "--set", "loss.alpha_sdpo=0")[1]
+    for enough in ((), ("--set", "train.batch.budget=30000")):
+        assert json.loads(inspect(identity, "--json", *enough)[1])["left_out"] == ""
+        assert "no window" not in inspect(identity, *enough)[1]
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -144,7 +160,8 @@ def test_json_is_the_record(folder, inspect):
     for site in sites(folder):
         status, printed, _ = inspect(site.id, "--json", "--placement", "head")
         assert status == 0
-        assert json.loads(printed) == json.loads(json.dumps(record(folder, site.id, placement="head").as_json()))
+        shown = {**record(folder, site.id, placement="head").as_json(), "left_out": ""}
+        assert json.loads(printed) == json.loads(json.dumps(shown))
 
 
 def test_the_hint_is_shown_where_it_was_put(folder, inspect):

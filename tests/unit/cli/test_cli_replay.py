@@ -107,6 +107,10 @@ def test_an_overcharge_ends_with_status_1_and_goes_on_when_told_to(ready, server
     done = replay(ready, "--concurrency", "1")
     assert done.returncode == 1
     assert "Look at it, then go on with --go-on" in done.stderr
+    assert "--max-usd raises it" not in done.stderr  # it is not the cap that keeps calls back
+    assert done.stdout.startswith("Teacher calls, stopped early")
+    assert ["not", "sent", "after", "the", "stop", "23"] in [line.split() for line in done.stdout.splitlines()]
+    assert "1 of 24 calls have an answer" in done.stderr
     assert replay(ready, "--concurrency", "1").returncode == 1
     assert replay(ready, "--go-on").returncode == 0
 
@@ -118,6 +122,20 @@ def test_only_the_states_that_erred(ready):
     assert {row["state_id"].rpartition("::")[2] for row in rows(ready)} == {"0000"}
     assert replay(ready, "--limit", "1").returncode == 0
     assert len(rows(ready)) == 3
+
+
+def sources(folder):
+    return [each["name"] for each in json.loads((folder / "run" / "teacher_calls.meta.json").read_text())["sources"]]
+
+
+def test_the_states_that_failed_are_those_of_the_sites_which_the_sidecar_names(ready):
+    assert replay(ready, "--failed").returncode == 0
+    assert sources(ready) == ["conversations"]  # found in the conversations themselves
+    must("sites", "run", cwd=ready)
+    assert replay(ready, "--failed").returncode == 0
+    assert sources(ready) == ["conversations", "sites"]
+    assert replay(ready).returncode == 0
+    assert sources(ready) == ["conversations"]
 
 
 def test_bad_input_is_said_in_a_line(ready, tmp_path):
@@ -162,6 +180,12 @@ def test_a_wrong_key_stops_after_three_calls_and_says_which_key(ready):
     assert "api_key_env" in said[0]
     assert "0 answers are kept" in said[0]
     assert "Traceback" not in done.stderr
+    assert done.stdout.startswith("Teacher calls, stopped early")
+    shown = [line.split() for line in done.stdout.splitlines()]
+    assert ["answers", "0"] in shown
+    assert ["not", "sent", "after", "the", "stop", "21"] in shown
+    assert "makes pairs of it" not in done.stderr
+    assert "no call has an answer" in done.stderr
 
 
 def test_the_bar_shows_what_is_spent_and_held():

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 
 from composer_replication.cli import main as command
 from composer_replication.cli import sites
 
 UNFORESEEN = [
-    sqlite3.DatabaseError("file is not a database\nmore"),
     RuntimeError(),
     KeyError("x"),
     RecursionError("deep"),
@@ -40,6 +41,30 @@ def test_what_nobody_foresaw_is_a_sentence(
         command.main(["sites", "run"])
 
 
+KNOWN = [
+    (sqlite3.DatabaseError("database disk image is malformed\nmore"), "move the file away"),
+    (sqlite3.OperationalError("database or disk is full"), "make room"),
+    (MemoryError(), "not enough memory"),
+    (safetensors.SafetensorError("header too large"), "a safetensors file that cannot be read: header too large"),
+]
+
+
+@pytest.mark.parametrize(("error", "said"), KNOWN, ids=lambda each: type(each).__name__)
+def test_what_lies_outside_of_the_program_is_named(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_args: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(sites, "run", fails)
+    monkeypatch.delenv("CRF_DEBUG", raising=False)
+    assert command.main(["sites", "run"]) == 1
+    told = capsys.readouterr().err
+    assert said in told
+    assert "not foreseen" not in told
+    assert told.count("\n") == 1
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(30, "Read-only file system")])
 def test_a_disk_that_takes_nothing_is_named(
     error: OSError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -49,4 +74,7 @@ def test_a_disk_that_takes_nothing_is_named(
 
     monkeypatch.setattr(sites, "run", fails)
     assert command.main(["sites", str(tmp_path)]) == 1
-    assert str(error.strerror) in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert str(error.strerror) in told
+    assert re.search("Make room|read-only: name another", told)
+    assert "No artefact was left half written, and the same command can be run again." in told

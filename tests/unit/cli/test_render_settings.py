@@ -10,6 +10,8 @@ from crf import must
 from transformers import Qwen2Config
 
 from composer_replication.cli.main import main
+from composer_replication.hint_generator.run_sites import read_sites
+from composer_replication.runs import RunDir
 from tokenizer_assets import load
 
 NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"
@@ -103,7 +105,59 @@ def test_a_template_that_is_not_there_is_named_by_its_key(folder, capsys, monkey
     assert "render.chat_template none.jinja: got" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", [("train", "--dry-run"), ("inspect", "run", "SITE")])
+def test_a_variable_that_the_template_does_not_read_is_refused(folder, capsys, monkeypatch, verb):
+    monkeypatch.chdir(folder)
+    given = [(folder / "id").read_text() if each == "SITE" else each for each in verb]
+    for name, fix in (("enable_thinkng", "Did you mean 'enable_thinking'?"), ("xyz", "Take it out")):
+        status = main([*given, "--config", "run.toml", "--set", f"render.template_variables.{name}=false"])
+        assert status == 1
+        said = capsys.readouterr().err
+        assert f"render.template_variables: got '{name}', which the chat template of model does not read" in said
+        assert fix in said
+
+
+def test_a_pattern_that_matches_no_model_is_named_with_those_there_are(folder, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(folder)
+    given = ["train", "--dry-run", "--config", "run.toml", "--set", f"train.output='{tmp_path}'"]
+    assert main([*given, "--set", "render.student_models=['claude-*', 'qwen*']"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "render.student_models" in line]
+    assert len(said) == 1
+    assert said[0].startswith("render.student_models: got 'qwen*', which matches no turn's model, expected a name or")
+    assert "claude-" in said[0]
+
+
 def test_the_plan_says_which_turns_are_good_and_why_others_are_not(crf):
     plan = json.loads(crf("train"))
     assert (plan["counts"]["model_turns"], plan["counts"]["good_turns"]) == (2, 1)
     assert plan["drops"] == {"lm_ce: failed_call": 1}
+
+
+def test_the_tools_of_the_run_are_shown_as_in_training_and_said(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    log = Log(session="aaaaaaaa-1111")
+    log.user("go")
+    log.assistant("m1", call("t1", "Read", file_path="/repo/b.py"))
+    log.result("t1", "x = 1")
+    log.assistant("m2", call("t2", "Edit", file_path="/repo/a.py", old_string="x", new_string="y"))
+    log.result("t2", NOT_READ, is_error=True)
+    (tmp_path / "log.jsonl").write_bytes(log.lines())
+    assert main(["ingest", "log.jsonl", "-o", "run"]) == main(["sites", "run"]) == 0
+    load("mistral_tools").save_pretrained(tmp_path / "model")
+    (tmp_path / "run.toml").write_text('[train]\nmodel = "model"\nrun = "run"\n')
+    (tmp_path / "none.json").write_text("[]")
+    [identity] = [site.id for site, _ in read_sites(RunDir.open("run"))]
+
+    def inspect(*options):
+        capsys.readouterr()
+        assert main(["inspect", "run", identity, *options]) == 0
+        return capsys.readouterr().out
+
+    shown, trained = (
+        json.loads(inspect("--json", *each)) for each in (("--tokenizer", "model"), ("--config", "run.toml"))
+    )
+    assert shown == trained
+    before = load("mistral_tools").decode(shown["student"]["ids"][: shown["student"]["header"][0]])
+    assert '"properties": {"file_path": {"type": "string"}}' in before
+    assert ", tokenizer model, tools: 1 of the run\n" in inspect("--tokenizer", "model")
+    assert ", tokenizer model, tools: none\n" in inspect("--tokenizer", "model", "--tools", "none.json")

@@ -156,6 +156,29 @@ def _steal_identity(rng, lines):
         lines[at] = (json.dumps({**record, "uuid": victim.get("uuid")}).encode(), None)
 
 
+def _linked(lines):
+    """Places of records that others can name."""
+    return [at for at, (line, _) in enumerate(lines) if b'"uuid"' in line and b'"parentUuid"' in line]
+
+
+def _name_another_parent(rng, lines):
+    places = _linked(lines)
+    at, named = rng.choice(places), json.loads(lines[rng.choice(places)][0])["uuid"]
+    lines[at] = (json.dumps({**json.loads(lines[at][0]), "parentUuid": named}).encode(), None)
+
+
+def _copy_earlier(rng, lines):
+    at = rng.choice(_linked(lines))
+    lines.insert(rng.randrange(at + 1), lines[at])  # either may be the one that is kept
+
+
+def _swap_neighbours(rng, lines):
+    at = rng.randrange(len(lines) - 1)
+    lines[at : at + 2] = lines[at + 1], lines[at]
+
+
+# What may be wrong with a link, or with the place of a record that others name.
+LINKS = {"wrong parent": _name_another_parent, "copy earlier": _copy_earlier, "swap neighbours": _swap_neighbours}
 MANY_LINES = {
     "swap lines": _swap,
     "duplicate a line": _duplicate,
@@ -163,6 +186,7 @@ MANY_LINES = {
     "steal a uuid": _steal_identity,
 }
 KINDS = (*ONE_LINE, *MANY_LINES)
+MANY_LINES |= LINKS
 
 
 def damaged(rng, kind, log):
@@ -181,3 +205,32 @@ def with_line(log, at, line, what):
     lines = [(each, number) for number, each in enumerate(log, start=1)]
     lines[at] = (line, None)
     return Damaged(what, lines)
+
+
+def looks_like_a_rewind(log, damage):
+    """Whether a wrong parent makes a user's message follow, or stand in the place of, another one: a rewind's link."""
+    if damage.what != "wrong parent":
+        return False
+    changed = next(json.loads(line) for line, was in damage.lines if was is None)
+    if not _is_prompt(changed):
+        return False
+    records = {record["uuid"]: record for record in map(json.loads, log) if record.get("uuid")}
+    above = {name: _message_above(records, record.get("parentUuid")) for name, record in records.items()}
+    named = _message_above(records, changed["parentUuid"])
+    children = [records[name] for name, each in above.items() if each == named and name != changed["uuid"]]
+    return _is_prompt(records.get(named)) or any(map(_is_prompt, children))
+
+
+def _message_above(records, name):
+    while name in records and records[name].get("type") not in ("user", "assistant"):
+        name = records[name].get("parentUuid")
+    return name
+
+
+def _is_prompt(record):
+    message = (record or {}).get("message")
+    if not isinstance(message, dict) or record.get("type") != "user":
+        return False
+    content = message.get("content")
+    blocks = content if isinstance(content, list) else []
+    return not any(isinstance(each, dict) and each.get("type") == "tool_result" for each in blocks)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from claude_mutations import DEEP, HUGE, KINDS, WRONG, damaged, field_paths, with_field, with_line
 from claude_pieces import lost, pieces
-from claude_records import Log, call, text, thinking
+from claude_records import Log, call, text
+from claude_sessions import session, sub_agent
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,45 +25,6 @@ NUM_MUTATIONS = 20_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 2_00
 FIXTURES = Path(__file__).parents[4] / "shared" / "fixtures" / "sessions" / "claude_code"
 WINDOW = 24
 MAX_SHOWN = 8
-
-
-def session():
-    """Split messages, parallel calls, a rewind, a compaction, an inline sidechain, meta text, records without one."""
-    log = Log()
-    log.add("summary", summary="A title")
-    log.user("a caveat", isMeta=True)
-    start = log.user("the first task")
-    log.assistant("msg-a", thinking("pondering"), usage={"input_tokens": 10, "output_tokens": 3})
-    log.assistant("msg-a", text("reading both"), usage={"input_tokens": 10, "output_tokens": 3})
-    first = log.assistant("msg-a", call("call-1", path="one.py"), usage={"input_tokens": 10, "output_tokens": 9})
-    log.result("call-1", "content of one", toolUseResult={"file": {"content": "content of one"}})
-    log.assistant("msg-a", call("call-2", path="two.py"), parent=first, usage={"output_tokens": 9})
-    log.add("progress", data={"type": "hook_progress"})
-    log.result("call-2", [text("no such file"), text("two.py")], is_error=True)
-    log.assistant("msg-b", text("the wrong way"), call("call-3", "Bash", command="rm x", timeout=5))
-    log.result("call-3", "gone")
-    log.user("rather another way", parent=start)
-    before = log.assistant("msg-c", call("call-4", "Task", prompt="look for it"), text("asked"))
-    log.user("look for it", parent=None, isSidechain=True)
-    log.assistant("msg-s", text("looking"), call("call-s", "Grep", pattern="it"), isSidechain=True)
-    log.result("call-s", "three hits", isSidechain=True)
-    log.assistant("msg-t", text("found it"), isSidechain=True)
-    log.result("call-4", "it is there", parent=before, toolUseResult={"agentId": "abc"})
-    end = log.assistant("msg-d", text("long work"))
-    log.add("system", parent=None, subtype="compact_boundary", logicalParentUuid=end, compactMetadata={"preTokens": 9})
-    log.user("what happened so far", isCompactSummary=True)
-    log.user([text("and now"), {"type": "image", "source": {"data": "aGk="}}, "a bare string"])
-    log.assistant("msg-e", text("going on"), usage={"input_tokens": 7, "cache_read_input_tokens": 5})
-    return log.lines().splitlines()
-
-
-def sub_agent():
-    log = Log()
-    log.user("search", isSidechain=True, agentId="abc")
-    log.assistant("msg-u", text("searching"), call("call-u", "Grep"), isSidechain=True, agentId="abc")
-    log.result("call-u", "a hit", isSidechain=True, agentId="abc")
-    log.assistant("msg-v", text("here"), isSidechain=True, agentId="abc")
-    return log.lines().splitlines()
 
 
 def fixture_windows():

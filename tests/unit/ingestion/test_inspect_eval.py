@@ -64,7 +64,7 @@ def _read(tmp_path, data):
 def test_messages_with_references_resolved(tmp_path):
     (conversation,), report = _read(tmp_path, _zip(SAMPLE))
     system, user, asked, answered, done = conversation.turns
-    assert (conversation.id, conversation.session_id, conversation.agent_version) == ("u-1", "e-1", "0.3")
+    assert (conversation.id, conversation.session_id, conversation.agent_version) == ("u-1", "e-1/1", "0.3")
     assert (system.role, user.text, user.origin) == ("system", LONG, "human")
     assert (asked.text, asked.thinking, [call.id for call in asked.calls]) == ("Look.", "hm", ["c1", "c2"])
     assert asked.calls[0].arguments == {"cmd": LONG}

@@ -187,6 +187,15 @@ def test_an_old_run_whose_logs_are_gone_is_left_as_it_is(run, tmp_path):
     before = run.path("conversations").read_bytes()
     (tmp_path / "logs" / "edits.jsonl").unlink()
     chat = write_chat(tmp_path / "logs" / "chat.jsonl")
-    with pytest.raises(RunError, match=r"1 sessions whose logs are gone.*crf ingest PATH\.\.\. -o NEW_RUN"):
+    with pytest.raises(RunError, match=r"1 sessions whose logs are not among those.*crf ingest PATH\.\.\. -o NEW_RUN"):
         ingested(run.root, chat)
     assert run.path("conversations").read_bytes() == before
+
+
+def test_logs_of_an_old_run_that_were_not_named_are_not_said_to_be_gone(run, tmp_path):
+    make_old(run)
+    chat = write_chat(tmp_path / "other" / "chat.jsonl")
+    with pytest.raises(RunError, match=r"not among those that were named this time.*logs/edits\.jsonl\. Name them too"):
+        ingested(run.root, chat)
+    _, summary = ingested(run.root, chat, tmp_path / "logs")
+    assert summary.num_read == 2

@@ -66,18 +66,18 @@ def peak_bytes(case: str, rows: int) -> int:
     "case", ["jsd", "kl_st, two terms", "student top-k", "entropy gate", "cross-entropy", "log-probs"]
 )
 def test_the_peak_does_not_grow_with_rows_times_vocabulary(case):
-    few, many = 128, 384
+    few, many = 64, 256
     growth = peak_bytes(case, many) - peak_bytes(case, few)
-    unbuilt = (many - few) * LOGITS_BYTES_PER_ROW  # 154 MB: one side's logits of the added rows
+    unbuilt = (many - few) * LOGITS_BYTES_PER_ROW  # 115 MB: one side's logits of the added rows
     assert growth < 0.1 * unbuilt, f"{growth / 2**20:.0f} MiB more for {many - few} more rows"
 
 
 def test_the_peak_stays_below_the_logits_it_must_not_build():
-    rows = 768
-    assert peak_bytes("jsd", rows) < 0.5 * rows * LOGITS_BYTES_PER_ROW
+    rows = 1024
+    assert peak_bytes("jsd", rows) < 0.6 * rows * LOGITS_BYTES_PER_ROW
 
 
 def test_the_measurement_sees_dense_logits():
-    """A sanity check of the two above: the dense formula fails both, at a third of the rows."""
+    """A sanity check of the two above: the dense formula fails both, at a quarter of the rows."""
     rows = 256
     assert peak_bytes("dense", rows) > 3 * rows * LOGITS_BYTES_PER_ROW

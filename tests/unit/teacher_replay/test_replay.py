@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from decimal import Decimal
 
@@ -17,6 +18,7 @@ from composer_replication.teacher_replay.teachers import Teacher, read_teachers
 from fault_server import FAULTS, FaultServer, Reply, evenly, group
 
 EVERY_FAULT = evenly(0.2, [fault.name for fault in FAULTS if fault.name != "overcharge"])
+NUM_CAPS = 100 if os.environ.get("CRF_TEST_PROFILE") == "full" else 25
 QUICK = {"retry_after_s": 0.05, "slow_s": 4.0}
 
 
@@ -93,9 +95,8 @@ def test_faults_of_every_kind_leave_a_result_or_a_named_error_and_the_books_belo
 def test_no_cap_is_ever_passed(note):
     draw = random.Random(5)
     refused = 0
-    num_caps = 100
     with FaultServer(faults=EVERY_FAULT, bytes_per_token=1.0, seed=9, billed_share=1.0, **QUICK) as server:
-        for _ in range(num_caps):
+        for _ in range(NUM_CAPS):
             cap = draw.choice([0.0, draw.uniform(0, 0.02), draw.uniform(0, 0.3), draw.uniform(0, 2.0)])
             server.reset()
             options = options_for(server, max_concurrency=64, timeout_s=0.5)
@@ -103,8 +104,8 @@ def test_no_cap_is_ever_passed(note):
             assert server.total_usd() <= Decimal(str(cap))
             assert len(found) == 180
             refused += sum((result["error"] or "").startswith("budget: ") for result in found.values())
-    note(f"{num_caps} random caps x 60 states x 3 teachers: none passed, {refused} calls refused for lack of budget")
-    assert refused > 1000
+    note(f"{NUM_CAPS} random caps x 60 states x 3 teachers: none passed, {refused} calls refused for lack of budget")
+    assert refused > 10 * NUM_CAPS
 
 
 def test_an_overcharge_stops_all_sending_and_is_named(tmp_path):

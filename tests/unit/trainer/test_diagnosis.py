@@ -145,6 +145,21 @@ def test_a_run_without_rollouts_is_told_that_its_sessions_held_nothing_to_teach(
     assert diagnose(lines) == ["No batch held an error site with a hint: channel 2 never ran."]
 
 
+def test_steps_that_were_too_few_are_not_said_to_lack_what_there_is() -> None:
+    lines = [{"loss": 1.0, "loss/alpha_sdpo": 0.1, "loss/beta_replay": 0.05}] * 2
+    sites, pairs = diagnose(lines, items={"sites": 1_200, "pairs": 7})
+    assert sites.startswith(
+        "No step held any of the 1,200 error sites with a hint while their weight was above 0: channel 2"
+    )
+    assert pairs == (
+        "No step held any of the 7 preference pairs while their weight was above 0: channel 3 never ran. More steps "
+        "(train.optimiser.steps) reach them."
+    )
+    assert diagnose(lines, items={"sites": 0, "pairs": 0}) == diagnose(lines)
+    # Sites of rollouts are not those of the sessions beside them.
+    assert diagnose(changed(loss__sdpo_kl=ABSENT), items={"sites": 3}) == diagnose(changed(loss__sdpo_kl=ABSENT))
+
+
 def test_one_of_several_reward_functions_may_leave_rollouts_to_the_others() -> None:
     assert diagnose(changed(rewards__judge__unjudged=0.5, rewards__tests__unjudged=0.5)) == []
     [text] = diagnose(changed(rewards__tests__unjudged=1.0))

@@ -219,6 +219,35 @@ def test_a_proof_is_kept_in_the_run_directory_and_not_made_twice(tmp_path, monke
     assert [each["margin"] for each in asked] == [3.0]
 
 
+@pytest.mark.parametrize("left", [[0, 2, 1], [0, 1, 1, 2, 2], [0, 2]])
+def test_what_is_left_of_a_proof_goes_to_the_sites_it_is_of(tmp_path, monkeypatch, left):
+    """Two runs at once mix their lines, and the next one gave each site the proof with its number."""
+    made, model = [logged(number) for number in range(4)], tiny().double()
+    run = write_run(tmp_path / "run", made)
+    found = LoggedSessions.from_run(run, renderer(), budget=512)
+    original, calls = hint_proof.response_logprobs, []
+
+    def third_time_interrupted(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    monkeypatch.setattr(hint_proof, "response_logprobs", third_time_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        found.prove(model)
+    partial = run.path("hint_proof").with_name("hint_proof.partial.jsonl")
+    lines = partial.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 3
+    partial.write_bytes(b"".join(lines[number] for number in left))
+    monkeypatch.setattr(hint_proof, "response_logprobs", original)
+    again = found.prove(model)
+    assert [proof.site_id for proof in again.proofs] == [session.sites[0][0].id for session in made]
+    partial.unlink(missing_ok=True)
+    run.path("hint_proof").unlink()
+    assert again.proofs == found.prove(model).proofs
+
+
 def test_a_run_without_sites_names_the_command_that_finds_them(tmp_path):
     run = RunDir.create(tmp_path / "run")
     made = [logged(0)]

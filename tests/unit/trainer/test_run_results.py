@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer_replication.trainer.run_parts import held_out_ids, held_out_rows
+from composer_replication.trainer.run_parts import held_out_rows
 from composer_replication.trainer.run_results import channel_results, metric_names
 
 
@@ -27,11 +27,6 @@ def test_counts_and_drops_call_channels_as_metrics_do():
     }
 
 
-def test_a_tenth_is_held_out_and_at_least_one():
-    names = [f"session-{number}" for number in range(30)]
-    held_out = held_out_ids(names)
-    assert len(held_out) == 3
-    assert held_out - {"session-29"} <= held_out_ids(names[:29])
-    assert len(held_out_ids(["one"])) == 1
+def test_a_tenth_of_the_prompts_is_held_out_and_at_least_one():
     assert held_out_rows(20) == ([each for each in range(20) if each not in (9, 19)], [9, 19])
     assert held_out_rows(3) == ([0, 1], [2])

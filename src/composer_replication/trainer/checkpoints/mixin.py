@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -46,11 +47,14 @@ class SafeCheckpoints(_Trainer):
     """The name of the signal that ended the last `train`, or nothing."""
     was_finished: bool = False
     """Whether the last `train` found all steps made, and took the weights of their checkpoint."""
+    resumed_from: Path | None = None
+    """The checkpoint that the last `train` went on from."""
 
     _attempt: SaveAttempt | None = None
     _identity: dict[str, Any] | None = None
     _cursor: DataCursor | None = None
     _resumed_cursor: dict[str, Any] | None = None
+    _is_loss_whole: bool = True
 
     def extra_state(self) -> dict[str, Any]:
         """What else this process needs to go on as if nothing had happened, as a tree; add to what `super` gives."""
@@ -73,7 +77,7 @@ class SafeCheckpoints(_Trainer):
         self._identity = model_identity(self.model)
         self._cursor, self._resumed_cursor, self.stopped_by = DataCursor(), None, ""
         self.was_finished = False
-        folder = checkpoint_to_resume(self, resume_from_checkpoint)
+        folder = self.resumed_from = checkpoint_to_resume(self, resume_from_checkpoint)
         if folder is not None:
             check_fits(self, folder, self._identity, data_geometry(self))
             if self._is_finished(folder):
@@ -110,7 +114,8 @@ class SafeCheckpoints(_Trainer):
         load_weights(self.model, folder)
         self.state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
         _log.warning("%s has all %d steps; nothing is left to train", folder, self.args.max_steps)
-        return TrainOutput(self.state.global_step, 0.0, {})
+        loss = _mean_loss(load_tree(folder, f"cursor-{self.args.process_index}")["loss"], self.state.global_step)
+        return TrainOutput(self.state.global_step, loss, {"train_loss": loss})
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         loader, resumed = kwargs["train_dataloader"], self._resumed_cursor
@@ -126,6 +131,7 @@ class SafeCheckpoints(_Trainer):
         super()._run_epoch(*args, **kwargs)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        self._speak_for_all_steps()
         with self._keeping_all_checkpoints():  # the newest stays, also beside a better one
             return super()._finalize_training(*args, **kwargs)
 
@@ -192,7 +198,8 @@ class SafeCheckpoints(_Trainer):
         folder, number = Path(output_dir), self.args.process_index
         with self._noting_failure():
             folder.mkdir(parents=True, exist_ok=True)  # process 0 may still be on its way here
-            loss = {"sum": self._tr_loss, "last_logged_step": self._globalstep_last_logged}
+            logged = {"total": self._total_loss_scalar, "last_logged_step": self._globalstep_last_logged}
+            loss = {"sum": self._tr_loss, **logged}
             save_tree(folder, f"cursor-{number}", self._cursor.tree() | {"loss": loss})
             save_tree(folder, f"extra-{number}", self.extra_state())
             save_tree(folder, f"rng-{number}", rng_tree())
@@ -245,10 +252,21 @@ class SafeCheckpoints(_Trainer):
         }
 
     def _take_up_loss_sum(self, saved: dict[str, Any]) -> None:
-        """The loss since the last log line, so that the next line is the one of a run that was never interrupted."""
+        """The loss since the last log line and before it: the next line and the mean at the end are then those of a
+        run that was never interrupted."""
         self._tr_loss = saved["sum"].to(self._tr_loss)
-        self._total_loss_scalar = -float(saved["sum"])  # counted when logged, but not as a loss of this call
+        # A checkpoint of an earlier version has no total: the mean is then one over the steps of this call.
+        self._total_loss_scalar = saved.get("total", -float(saved["sum"]))
+        self._is_loss_whole = "total" in saved
         self._globalstep_last_logged = saved["last_logged_step"]
+
+    def _speak_for_all_steps(self) -> None:
+        """Have `train_loss` be the mean over the whole run: it is divided by the steps of this call alone."""
+        first, last = getattr(self, "_initial_global_step", 0), self.state.global_step
+        if first and last and self._is_loss_whole:
+            rest = self._tr_loss.item()
+            mean = (self._total_loss_scalar + rest) / last
+            self._total_loss_scalar = mean * max(last - first, 0.001) - rest
 
     @contextlib.contextmanager
     def _keeping_all_checkpoints(self) -> Generator[None]:
@@ -261,3 +279,8 @@ class SafeCheckpoints(_Trainer):
 
     def _noting_failure(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self._attempt is None else self._attempt.writing()
+
+
+def _mean_loss(saved: dict[str, Any], steps: int) -> float:
+    """Over all steps of a run, from what a checkpoint keeps of its loss; NaN where an earlier version kept none."""
+    return (saved.get("total", math.nan) + float(saved["sum"])) / max(steps, 1)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from composer_replication.atomic import staged
-from composer_replication.errors import ArtefactNotFoundError, StaleArtefactError, explain
+from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, StaleArtefactError, explain
 from composer_replication.objective.wrapped import is_sharded, unwrapped
 from composer_replication.trainer.checkpoints.contents import WEIGHTS, adapter_file, plain_file, weight_files
 from composer_replication.trainer.checkpoints.manifest import read_manifest
@@ -59,6 +59,9 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     for part in parts:
         if unknown := sorted(part.keys() - wanted.keys()):
             raise _other_weights(folder, f"weights {unknown[:3]} that the model does not have")
+        for name, tensor in part.items():
+            if tensor.shape != wanted[name].shape:
+                raise _other_weights(folder, f"weights {name!r} of shape {list(tensor.shape)}")
         seen |= part.keys()
         if sharded:
             _load_sharded(model, part)
@@ -77,10 +80,18 @@ def _load_sharded(model: nn.Module, part: dict[str, Any]) -> None:
 
 
 def _parts(folder: Path, listed: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:
+    for name in weight_files(folder, listed):
+        yield _tensors(plain_file(folder, name))
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    for name in weight_files(folder, listed):
-        yield load_file(plain_file(folder, name))
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ArtefactCorruptError(explain(str(path), got=str(error), expected="a safetensors file")) from error
 
 
 def _adapters(model: Any) -> list[str]:
@@ -91,15 +102,13 @@ def _adapter_parts(
     model: Any, adapters: list[str], folder: Path, listed: Mapping[str, Any]
 ) -> Iterator[dict[str, Tensor]]:
     """The weights of each adapter by their names in the model; files leave the adapter's own name out."""
-    from safetensors.torch import load_file
-
     for adapter in adapters:
         if (file := adapter_file(adapter)) not in listed:
             got = f"no such file in the manifest of {folder}"
             raise ArtefactNotFoundError(explain(f"adapter {adapter!r}", got=got, expected=file))
         path = plain_file(folder, file)
         names = _saved_names(model, adapter)
-        yield {names.get(name, name): tensor for name, tensor in load_file(path).items()}
+        yield {names.get(name, name): tensor for name, tensor in _tensors(path).items()}
 
 
 def _saved_names(model: Any, adapter: str) -> dict[str, str]:

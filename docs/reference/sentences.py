@@ -1,0 +1,257 @@
+"""What the reference says that the code has no place for: one sentence a name, and which records an artefact holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from composer_replication import types
+from composer_replication.hint_generator import run_sites
+from composer_replication.ingestion import earlier, session_sources
+from composer_replication.objective.fingerprint import Fingerprint
+from composer_replication.objective.hint_proof import HintProof
+from composer_replication.pairs import export
+from composer_replication.pairs.extract import PairRecord
+from composer_replication.runs import conversations
+from composer_replication.teacher_replay import run_pairs, run_replay
+from composer_replication.trainer import offline_proof, reference, run_results
+from composer_replication.trainer.checkpoints import manifest, tree_file
+
+CONFIG = """\
+A config is a TOML file (`crf train --config FILE`); `--set a.b=c` wins over the file. A key that is not here is an
+error, and the message names the nearest one. `--set a.b=none` unsets a key that may be unset.
+
+`train.preset` names a preset, `composer` unless you say otherwise. A preset stands between the defaults and your file:
+where the column *presets* names a value, that value holds under that preset until the file or `--set` gives another.
+
+`crf train --options` prints the same list. Bounds are intervals: `[0, 1)` holds 0 and not 1."""
+
+COMPOSE_LOSS = """\
+`from composer_replication import compose_loss`: the loss of one batch, for a training loop of your own.
+
+```text
+total = lm_ce + alpha_sdpo * sdpo_jsd + beta_replay * trace_replay_dpo
+```
+
+What the three channels teach: [channels](../concepts/channels.md). Most parameters are also keys of
+[`[loss]`](config.md#loss), and the trainers pass those on."""
+
+PARAMETERS: Mapping[str, str] = {
+    "model": "A Hugging Face causal language model; one that DDP or FSDP2 wraps works too.",
+    "inputs": "The batch: a mapping with the keys below, or a TreeBatch, which gives the same numbers from one pass.",
+    "denominators": "By channel, what its sum is divided by in place of its own count: parts then add up to the whole.",
+    "sdpo_teachers": "Who teaches channel 2, as shares of logits that add up to 1; None is the model itself.",
+    "sdpo_weighting": "Switches that say how much each row of channel 2 counts; None counts all alike.",
+}
+
+BATCH = """\
+`B` sequences of `T` tokens, `P` pairs, `N` target tokens. A *mask* holds 1 on the tokens that count. An *index* names
+the row that predicts a token, as (sequence, position): the row at a position predicts the token after it. Channel 2
+takes both index keys; where plain and hinted context have one shape, `sdpo_loss_mask` may stand in their place.
+
+A channel is off if its weight is 0, or if all of its keys are absent or empty. With a weight, half of its keys is an
+error."""
+
+BATCH_KEYS: Mapping[str, tuple[str, str]] = {
+    "input_ids": ("(B, T)", "The student's tokens; never with a hint in them."),
+    "response_mask": ("(B, T)", "Tokens that channel 1 learns, such as those of good turns."),
+    "attention_mask": ("(B, T)", "Optional: 0 on padding."),
+    "ctx_teacher_input_ids": ("(B', T')", "The teacher's contexts, each with one hint; as many as there are sites."),
+    "ctx_teacher_attention_mask": ("(B', T')", "Optional: 0 on padding."),
+    "sdpo_loss_mask": ("(B, T)", "The erring turns' tokens, in place of the two indices."),
+    "sdpo_student_index": ("(N, 2)", "The student's row that predicts each token of an erring turn."),
+    "sdpo_teacher_index": (
+        "(N, 2)",
+        "The teacher's row that predicts the same token; another token is an AlignmentError.",
+    ),
+    "ctx_contrast_input_ids": ("(B'', T'')", "The same sites with a wrong hint; read where the contrast is on."),
+    "ctx_contrast_attention_mask": ("(B'', T'')", "Optional: 0 on padding."),
+    "sdpo_contrast_index": (
+        "(N, 2)",
+        "The row with the wrong hint for each row of channel 2; -1, -1 where there is none.",
+    ),
+    "dpo_chosen_input_ids": ("(P, T)", "Context and chosen answer."),
+    "dpo_chosen_response_mask": ("(P, T)", "The chosen answer's tokens."),
+    "dpo_rejected_input_ids": ("(P, T)", "Context and rejected answer."),
+    "dpo_rejected_response_mask": ("(P, T)", "The rejected answer's tokens."),
+    "dpo_chosen_ref_logprobs": (
+        "(P,)",
+        "Log-probability of the chosen answer under the start weights; SimPO needs none.",
+    ),
+    "dpo_rejected_ref_logprobs": ("(P,)", "The same of the rejected answer."),
+    "dpo_chosen_attention_mask": ("(P, T)", "Optional: 0 on padding."),
+    "dpo_rejected_attention_mask": ("(P, T)", "Optional: 0 on padding."),
+}
+
+COMPONENTS: Mapping[str, str] = {
+    "lm_ce": "Channel 1: mean cross-entropy of the response tokens.",
+    "sdpo_jsd": "Channel 2: mean divergence of student and teacher over the target tokens.",
+    "trace_replay_dpo": "Channel 3: mean preference loss of the pairs.",
+    "total": "The weighted sum, to call backward() on.",
+    "active": "Channels that ran. One that is not named here holds an exact 0.",
+    "counts": "How many items each channel is the mean of: response tokens, target tokens, pairs.",
+    "ran_as": "Flat sequences, a tree and by which attention, or why a tree was not run as one.",
+}
+
+RUN_DIRECTORY = """\
+A run directory is a folder with `run.json` in it. Each step reads what an earlier one left there and adds its own.
+
+- `records`: JSONL, every line with the same fields, written whole or not at all; a sidecar `<name>.meta.json` beside it
+  holds schema, version and checksum.
+- `journal`: JSONL that grows while a run goes on. Every line begins with its own checksum, `crc32`.
+- `file`, `folder`: in a format of their own."""
+
+ARTEFACTS: Mapping[str, str] = {
+    "config": "The config as it was understood; it loads to the same run. `crf train` writes it too.",
+    "conversations": "One conversation a row, with all its turns.",
+    "session_sources": "One log with its companion files a row: sizes, times, and what came of it.",
+    "forgotten": "Marks of what `crf forget` removed, so that no ingest brings it back.",
+    "tools": "One tool a row, with the schema of its arguments.",
+    "sites": "One failing call a row, with its hint or the reason why it has none.",
+    "teacher_calls": "One answer of one adviser at one state a row, failed calls too.",
+    "teacher_cache": "Every answer that was paid for, and what was spent: an SQLite file.",
+    "pairs": "One preference pair a row: what advisers agreed on against what the model did.",
+    "ref_logprobs": "Log-probabilities of the pairs' answers under the start weights, with a fingerprint.",
+    "hint_proof": "One site a row: what its hint does to the erring call, and whether it may teach.",
+    "metrics": "Every line of figures that training logs, with its step.",
+    "checkpoints": "All that a run needs to go on: a folder `checkpoint-N` is complete when it holds `manifest.json`.",
+    "adapter": "The trained adapter, with a record of what it was made from.",
+    "model": "The trained weights where there is no adapter, with the same record.",
+    "evaluation": "What the trained model does on held-out sessions.",
+    "token_gaps": "By token, how far the trained model is from the one it began as.",
+    "report_html": "The report of a run, to look at.",
+    "report_md": "The same as Markdown.",
+}
+
+SIDECAR = "`<name>.meta.json` beside every file of records: what it is, what it was made from, and its checksum."
+
+
+class Record(NamedTuple):
+    """What a row of an artefact is: the fields of a type, less some, with some more; and the types inside it."""
+
+    schema: str
+    version: int
+    sentence: str
+    kind: Any = None
+    without: tuple[str, ...] = ()
+    more: tuple[tuple[str, str], ...] = ()
+    inside: tuple[Any, ...] = ()
+
+
+_CONVERSATION_PARTS = (types.Turn, types.ToolCall, types.ToolResult, types.Usage, types.Provenance, types.Link)
+_SAID_OF_PAIRS = tuple((name, kind) for name, kind in PairRecord.__annotations__.items() if name != "pair")
+RECORDS: Mapping[str, Record] = {
+    "conversations": Record(
+        conversations.SCHEMA,
+        conversations.VERSION,
+        "One context as a model saw it: a session, the part after a compaction, a sub-agent, or a branch.",
+        types.Conversation,
+        inside=_CONVERSATION_PARTS,
+    ),
+    "session_sources": Record(
+        session_sources.SCHEMA,
+        session_sources.VERSION,
+        "A second ingest reads these rows to know what is new.",
+        session_sources.SessionSource,
+    ),
+    "forgotten": Record(
+        earlier.FORGOTTEN_SCHEMA,
+        earlier.FORGOTTEN_VERSION,
+        "A mark is a hash; the text it was made from cannot be read from it.",
+        more=(("mark", "str"),),
+    ),
+    "tools": Record(
+        conversations.TOOL_SCHEMA,
+        conversations.TOOL_VERSION,
+        "`source` is `file` where `--tools` gave the schema, else `inferred` from calls that worked.",
+        more=(("name", "str"), ("parameters", "Mapping[str, Any]"), ("source", "str"), ("num_calls", "int")),
+    ),
+    "sites": Record(
+        run_sites.SCHEMA,
+        run_sites.VERSION,
+        "What looked like a failure and is none has the kind `no_failure`.",
+        types.ErrorSite,
+        more=(("hint", "Hint | None"),),
+        inside=(types.Hint,),
+    ),
+    "teacher_calls": Record(
+        run_replay.SCHEMA,
+        run_replay.VERSION,
+        "An adviser that was not asked, because its vote could not matter, has no row.",
+        types.TeacherCallResult,
+        without=("is_cached",),
+        more=(("conversation_id", "str"),),
+    ),
+    "pairs": Record(
+        run_pairs.SCHEMA,
+        run_pairs.VERSION,
+        "The messages before the turn are those of its conversation, and are not copied.",
+        types.DPOPair,
+        without=("state_messages",),
+        more=(
+            ("conversation_id", "str"),
+            ("turn_number", "int"),
+            *_SAID_OF_PAIRS,
+            ("metadata", "Mapping[str, Any]"),
+        ),
+    ),
+    "hint_proof": Record(
+        offline_proof.SCHEMA,
+        offline_proof.VERSION,
+        "`advantage` is how many nats more its own hint lowers the erring call than a hint of another kind does.",
+        HintProof,
+        more=(("advantage", "float | None"), ("conversation_id", "str"), ("turn_id", "str"), ("kind", "str")),
+    ),
+}
+
+
+class Written(NamedTuple):
+    """A file with a schema of its own: the function that writes it has its fields, as the keys of a dict."""
+
+    file: str
+    schema: str
+    version: object
+    writer: Any
+    more: tuple[str, ...] = ()
+    sentence: str = ""
+
+
+WRITTEN: tuple[Written, ...] = (
+    Written(
+        "ref_logprobs.safetensors",
+        reference._SCHEMA,
+        reference._VERSION,
+        reference.ReferenceLogprobs.save,
+        Fingerprint._fields,
+        "These are its metadata; the tensors are `keys`, a hash of each answer's tokens, and `logprobs`.",
+    ),
+    Written(
+        "checkpoints/checkpoint-N/manifest.json",
+        manifest._SCHEMA,
+        manifest._VERSION,
+        manifest.write_manifest,
+        ("about",),
+        "`files` has the size and SHA-256 of every other file; `about` says which model, data and process.",
+    ),
+    Written(
+        "checkpoints/checkpoint-N/NAME.json",
+        tree_file._SCHEMA,
+        tree_file._VERSION,
+        tree_file.save_tree,
+        (),
+        "Optimiser, scheduler, random numbers and the like; tensors are in `NAME.safetensors` beside it.",
+    ),
+    Written(
+        f"adapter/{run_results.RECORD}",
+        run_results._SCHEMA,
+        run_results._VERSION,
+        run_results.write_record,
+        (),
+        "What the weights in this folder were made from, and what each channel did.",
+    ),
+)
+EXPORT = (
+    f"`crf pairs --export FILE` writes JSONL of schema `{export.SCHEMA}`, self-contained, for TRL's `DPOTrainer`: "
+    "`prompt`, `chosen` and `rejected` as messages, `tools` as JSON text, and `state_id`. "
+    "`crf export` writes ATIF documents."
+)

@@ -1,0 +1,189 @@
+"""The last look before text leaves the machine: at requests to teachers and at exports, as they are about to go out.
+
+`crf ingest` takes secrets out. What is sent may still hold one: the run was made by older rules, or elsewhere, a
+variable was set since, a state was made by hand, a teacher wrote it. So what goes out is read back from its own bytes
+and looked at again, with the rules of `privacy`. A find names the place, the kind and an id of the text, never the
+value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, cast
+
+import orjson
+
+from composer_replication.errors import InputError, RunError, explain
+from composer_replication.privacy import Scrubber, secret_looking_environment
+from composer_replication.runs import RunDir
+
+# Ids are random and most of them mean nothing: only rules that know a kind of key look at them, as at ingest.
+_IDS = {"id", "parent_id", "state_id", "tool_call_id", "source_call_id", "call_id", "turn_id", "session_id"}
+_IDS |= {"trajectory_id", "conversation_id", "timestamp"}
+_NUMBERS = frozenset(("completion_token_ids", "prompt_token_ids", "logprobs"))  # of an export: no text in them
+_AS_GIVEN = frozenset(("arguments", "parameters"))  # a tool's own fields, whatever they are called
+_MAX_KNOWN = 1 << 17
+_MAX_TOLD = 10
+_ID_BYTES = 6
+
+
+@dataclass(frozen=True)
+class Find:
+    """A text that looks as if it held a secret: where, and how many of which kind."""
+
+    place: str
+    kinds: Mapping[str, int]
+    digest: bytes = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        """What `--allow` takes: of the whole text, and slow to make, for a text may be little more than a password."""
+        return _slow_hash(self.digest)
+
+    def __str__(self) -> str:
+        return f"{self.place}: {_listed(self.kinds)} (id {self.id})"
+
+
+class LastGate:
+    """Looks at what goes out. Texts are known by their digest: one that stands in every state is looked at once.
+
+    `environment` is where known values come from, as at ingest; `allowed` are ids of texts that somebody has looked at.
+    """
+
+    is_open = False
+
+    def __init__(self, environment: Mapping[str, str], *, allowed: Iterable[str] = ()) -> None:
+        values = secret_looking_environment(environment)
+        self._texts, self._ids = Scrubber(env_values=values), Scrubber(env_values=values, entropy=False)
+        self._allowed = frozenset(allowed)
+        self._known: dict[bytes, Mapping[str, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def in_request(self, body: bytes, place: str) -> list[Find]:
+        """What is found in the bytes of a request to a chat-completions endpoint."""
+        if self.is_open:
+            return []
+        data: Any = orjson.loads(body)
+        parts = [("parameters", {key: each for key, each in data.items() if key not in ("messages", "tools")}, False)]
+        parts += [("tools", data.get("tools"), True)]
+        for number, each in enumerate(data["messages"], start=1):
+            parts.append((f"message {number} ({each.get('role')})", each, True))
+        return [
+            find
+            for name, part, is_text in parts
+            if part and (find := self.look(part, f"{place}, {name}", is_text=is_text)) is not None
+        ]
+
+    def look(self, part: Any, place: str, *, is_text: bool = True) -> Find | None:
+        """What is found in one part of something that goes out: plain JSON data.
+
+        `is_text=False` is for what a person typed into a setting, where a random word is a name.
+        """
+        if self.is_open:
+            return None
+        digest = hashlib.sha256(orjson.dumps(part)).digest()
+        kinds = self._known.get(digest)
+        if kinds is None:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            kinds = self._known[digest] = self._kinds(part, is_text)
+        if not kinds:
+            return None
+        find = Find(place, kinds, digest)
+        return None if self._allowed and find.id in self._allowed else find
+
+    def _kinds(self, part: Any, is_text: bool) -> Mapping[str, int]:
+        ids: list[str] = []
+        texts, names = self._texts.scope(), self._ids.scope()
+        (texts if is_text else names).value(_without_ids(part, ids))
+        for each in ids:
+            names.text(each)
+        return Counter(texts.report.counts) + Counter(names.report.counts)
+
+
+class OpenGate(LastGate):
+    """Lets everything through: somebody has said `--no-scrub` here."""
+
+    is_open = True
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+
+def gate_of(run: RunDir, environment: Mapping[str, str], *, no_scrub: bool, allowed: Iterable[str] = ()) -> LastGate:
+    """The gate for what is made from a run; one that was ingested with `--no-scrub` needs the flag once more."""
+    if no_scrub:
+        return OpenGate()
+    if run.meta("conversations").settings.get("scrubbed") is not True:
+        fix = (
+            "`crf ingest PATH... -o NEW_RUN` without --no-scrub takes the secrets out; or "
+            "type --no-scrub here as well: "
+            "everything goes out as the logs hold it"
+        )
+        raise RunError(explain(str(run.root), got="a run made with --no-scrub", expected="a scrubbed one", fix=fix))
+    return LastGate(environment, allowed=allowed)
+
+
+def refusal(what: str, finds: Sequence[Find]) -> InputError:
+    """The error for something that does not go out: every kind, the first places, and what to do about them."""
+    kinds: Counter[str] = Counter()
+    for find in finds:
+        kinds.update(find.kinds)
+    more = len(finds) - _MAX_TOLD
+    places = [f"  {find}" for find in finds[:_MAX_TOLD]] + ([f"  and {more:,} more"] if more > 0 else [])
+    steps = (
+        "`crf ingest PATH... -o RUN --reread` takes out what the rules and this environment know by now",
+        "`crf forget SESSION --run RUN` leaves a session out",
+        "`--allow ID` lets a text through that holds no secret (may be repeated)",
+        "`--no-scrub`, typed here, lets everything through",
+    )
+    number = (
+        f"{len(finds):,} text{'s that look as if they' if len(finds) > 1 else ' that looks as if it'} held a secret"
+    )
+    got = f"{number} ({_listed(kinds)})"
+    told = explain(what, got=got, expected="none; nothing of it went out", fix="The places:")
+    return InputError("\n".join([told, *places, "What to do:", *(f"  {step}" for step in steps)]))
+
+
+@lru_cache(maxsize=4096)
+def _slow_hash(digest: bytes) -> str:
+    return hashlib.scrypt(digest, salt=b"composer_replication find", n=2**14, r=8, p=1, dklen=_ID_BYTES).hex()
+
+
+def _listed(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} x{number}" for kind, number in sorted(kinds.items()))
+
+
+def _without_ids(value: Any, ids: list[str]) -> Any:
+    """The value without the ids in its structure, which are put into the list."""
+    if isinstance(value, list):
+        return [_without_ids(each, ids) for each in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    return dict(_kept(cast("dict[str, Any]", value), ids))
+
+
+def _kept(record: dict[str, Any], ids: list[str]) -> Iterator[tuple[str, Any]]:
+    for key, each in record.items():
+        if key in _IDS and isinstance(each, str):
+            ids.append(each)
+        elif key in _AS_GIVEN:
+            yield key, _arguments(each)
+        elif key not in _NUMBERS:
+            yield key, _without_ids(each, ids)
+
+
+def _arguments(given: Any) -> Any:
+    """Arguments that are written as text are looked at as what they mean, as at ingest: names say what fields hold."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return orjson.loads(given)
+    except orjson.JSONDecodeError:
+        return given

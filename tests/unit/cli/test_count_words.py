@@ -1,0 +1,48 @@
+"""What the tables of `crf train` count is explained below them: every note and every reason has its line."""
+
+from __future__ import annotations
+
+import json
+
+from composer_replication.batch import render, windows
+from composer_replication.cli.count_words import MEANINGS, explained
+from composer_replication.objective import hint_proof, session_records
+from composer_replication.trainer import good_turns, offline_sessions
+
+REASONS = {
+    windows: ("LONGER_THAN_WINDOW", "SHORT_CONTEXT", "CUT_IN_MESSAGE"),
+    session_records: (
+        *("HINT_HAS_NO_PLACE", "HINT_MAKES_NO_TOKENS", "NOTHING_BEFORE_IT", "REFERENCE_SAW_MORE", "NO_WRONG_HINT"),
+    ),
+    hint_proof: ("HINT_DOES_NOTHING", "NO_OTHER_KIND"),
+    render: ("TEXT_FOLLOWS_CALL", "THINKING_COMES_LATE", "WITHOUT_ANSWER"),
+    offline_sessions: (
+        *("NOT_RENDERED", "NOT_IN_RENDERING", "WITHOUT_ANSWER", "EQUAL_ANSWERS", "CONTEXTS_DIFFER", "NO_SUCH_TURN"),
+    ),
+    good_turns: (*("REFUSED", "BLOCKED", "INTERRUPTED", "FAILED", "FAILED_AS_WORK", "REJECTED", "IMAGE", "UNSEEN"),),
+}
+
+
+def test_every_reason_that_the_code_names_has_a_line():
+    named = {getattr(module, name) for module, names in REASONS.items() for name in names}
+    assert named <= MEANINGS.keys()
+    assert MEANINGS.keys() - named == {"wrong_hint", "placement", "without_hint", "whole_turn_without_call"}
+
+
+def test_a_line_is_called_as_its_table_calls_it_and_comes_once():
+    drops = ("sdpo_kl: longer_than_window", "lm_ce: longer_than_window", "lm_ce: failed_call")
+    lines = explained(("windows", "cut_in_message", "placement:head->before_turn"), drops)
+    assert [line.partition(": ")[0] for line in lines] == [
+        *("cut in message", "placement", "failed_call", "longer_than_window"),
+    ]
+
+
+def test_a_dry_run_explains_what_it_counts(train):
+    small = ("--set", "train.batch.budget=48", "--set", "train.batch.overlap=32")
+    counted = json.loads(train("--dry-run", "--json", *small)[1])
+    status, out, err = train("--dry-run", *small)
+    assert status == 0, err
+    assert counted["counts"].keys() >= {"cut_in_message", "short_context"}
+    assert "lm_ce: failed_call" in counted["drops"]
+    for name in ("cut in message", "short context", "failed_call", "longer_than_window"):
+        assert [line for line in out.splitlines() if line.startswith(f"{name}: ")]

@@ -1,0 +1,123 @@
+"""Answers of endpoints are bounded by what they unpack to and by the time they take, whatever the endpoint does."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+import tracemalloc
+import zlib
+
+import pytest
+from replay_pieces import TEACHERS, collect, options_for, states
+
+from composer_replication.errors import InputError
+from composer_replication.teacher_replay.ask import Patience
+from composer_replication.teacher_replay.bodies import MAX_BODY
+from composer_replication.teacher_replay.prices import list_models
+
+ONCE = Patience(max_attempts=1)
+GOOD = {"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], "usage": {"cost": 0.0}}
+MODELS = {"data": [{"id": "a/b", "pricing": {"prompt": "0.1", "completion": "0.1"}}]}
+
+
+def bomb(num_bytes):
+    """A gzip body of zeros, made a megabyte at a time."""
+    packing = zlib.compressobj(9, wbits=zlib.MAX_WBITS | 16)
+    zeros = b"0" * 2**20
+    return b"".join([*(packing.compress(zeros) for _ in range(num_bytes // 2**20)), packing.flush()])
+
+
+def answering(body, *, encoding=None, pause_s=0.0):
+    """A server that gives every request this body, a byte at a time where it pauses."""
+
+    async def answer(reader, writer):
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            for line in head.lower().split(b"\r\n"):
+                if line.startswith(b"content-length:"):
+                    await reader.readexactly(int(line.partition(b":")[2]))
+            said = f"content-encoding: {encoding}\r\n" if encoding else ""
+            writer.write(f"HTTP/1.1 200 OK\r\nconnection: close\r\n{said}content-length: {len(body)}\r\n\r\n".encode())
+            if not pause_s:
+                writer.write(body)
+            for at in range(len(body) if pause_s else 0):
+                writer.write(body[at : at + 1])
+                await writer.drain()
+                await asyncio.sleep(pause_s)
+            await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    return answer
+
+
+async def with_server(answer, work):
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        return await work(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+
+
+def asked(answer, **changes):
+    async def ask(base_url):
+        options = options_for(None, base_url=base_url, patience=ONCE, **changes)
+        found, _ = await collect(states(1, 1), options, teachers=TEACHERS[1:2])
+        return found[0, 0]
+
+    return asyncio.run(with_server(answer, ask))
+
+
+def listed(answer, timeout_s=5.0):
+    return asyncio.run(with_server(answer, lambda base_url: list_models(base_url, None, timeout_s=timeout_s)))
+
+
+def peak_of(work):
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_unpacks_to_too_much_is_not_unpacked(note):
+    body = bomb(128 * 2**20)
+    answer = answering(body, encoding="gzip")
+    errors = []
+
+    def both():
+        errors.append(asked(answer)["error"])
+        with pytest.raises(InputError, match=f"an answer of more than {MAX_BODY} bytes"):
+            listed(answer)
+
+    peak = peak_of(both)
+    note(f"{len(body):,} bytes of gzip for 134,217,728: at most {peak:,} bytes were held")
+    assert errors == [f"an answer of more than {MAX_BODY} bytes"]
+    assert peak < 4 * MAX_BODY
+
+
+@pytest.mark.parametrize("encoding", ["gzip, gzip", "br", "zstd", "deflate"])
+def test_an_encoding_that_was_not_asked_for_is_not_unpacked(encoding):
+    answer = answering(gzip.compress(json.dumps(GOOD).encode()), encoding=encoding)
+    assert "an encoding that was not asked for" in asked(answer)["error"]
+
+
+def test_gzip_is_read_and_what_breaks_off_is_no_answer():
+    body = gzip.compress(json.dumps(GOOD).encode())
+    assert asked(answering(body, encoding="gzip"))["response_text"] == "hi"
+    assert [each.slug for each in listed(answering(gzip.compress(json.dumps(MODELS).encode()), encoding="gzip"))] == [
+        "a/b"
+    ]
+    assert asked(answering(body[:-9], encoding="gzip"))["error"] == "an answer that breaks off"
+    assert asked(answering(b"\x1f\x8b no gzip at all", encoding="gzip"))["error"] == "an answer that cannot be unpacked"
+
+
+def test_an_answer_that_drips_ends_with_the_time_for_all_of_it():
+    drip = answering(b" " * 400, pause_s=0.02)  # 8 s; each byte comes in time
+    begin = time.monotonic()
+    assert "no answer within 0.5 s" in asked(drip, timeout_s=0.5)["error"]
+    with pytest.raises(InputError, match=r"got none within 0\.5 s"):
+        listed(drip, timeout_s=0.5)
+    assert time.monotonic() - begin < 5
