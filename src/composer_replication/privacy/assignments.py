@@ -27,6 +27,7 @@ from composer_replication.privacy.plausible import (
     is_handle,
     is_identifier,
     is_login,
+    is_passphrase,
     is_path,
     is_plausible,
     is_random_value,
@@ -91,12 +92,13 @@ _CALL = re.compile(
 _FALLBACK = re.compile(
     r"(?P<close>(?:[:?] ?)?\\*[\"'`]?[\])]{0,2})\s{0,3}(?P<sign>\|\||\?\?|\?:|or\b)\s{0,3}(?=\\*[\"'`])"
 )
-_TAG = re.compile(r"(?P<close>)(?P<sign>>)(?=[^\0<>\s@:])")
+_TAG = re.compile(r"(?P<close>)(?P<sign>>)(?=[^\0<>\s@:\"'`])")
 _VALUE_FIELD = re.compile(
     r"(?P<close>\\*[\"'`]?)(?P<sign>(?::\s?\{)?[\s,;]{0,6}(?:\\n|\n)?[\s-]*\\*[\"']?(?:value|Value|default)\\*[\"']?\s?[:=]\s*)"
 )
 _CELL = re.compile(r"(?P<close>\*{0,2}`?)[ \t]{0,40}(?P<sign>\|)[ \t]{0,40}(?=[^\0\s|])")
 _SPACE = re.compile(r"(?P<close>\\*[\"'`]?\]?)(?P<sign>[ \t]+(?:\d{1,2}[ \t]+)?|\\t)(?=[^\0\s=:\-&|>(){}\[\],;])")
+_NAME = re.compile(r"(?:[A-Za-z]{1,16}+[_-])++[A-Za-z]{1,16}+")
 _WORD_OF_CODE = re.compile(r"[A-Za-z_.]+")
 _TEST_NAME = re.compile(r"[Tt]est\w*+(?:[/.:]+[\w-]++)*+|\w++(?:(?:/|::)[\w.-]++)++")
 _NEXT_IN_LIST = re.compile(r"(\\*[\"'])\s{0,3},\s{0,40}\1((?:(?!\1)[^\0\n]){4,200})(?=\1)")
@@ -115,11 +117,18 @@ _CUT_OFF = re.compile(
     r"[\"'`\])]{0,3}(?::[ \t]?[\w\[\]., |]{1,40}(?==|[ \t]=))?(?:[ \t]{0,3}(?:=>|:=|[:=]|[ \t]))?[ \t]{0,3}"
     r"(?:[A-Za-z]{2,9}[ \t])?\\*[\"'`]?[^\0\s\"'`,;(){}\[\]<>\\]{0,60}[ \t]{0,2}(?:\\{0,2}\r?\n|`\n|\\{1,2}n)"
 )
+_CUT_SPEECH = re.compile(
+    r"(?:[ \t]{1,2}[^\0\s:=]{1,24}){0,6}[ \t]{1,2}(?:is|was|ist|lautet|est|es|è|é|är|er|on|je|este|jest|adalah|là)"
+    r"[ \t]{1,2}(?P<value>[!-~]{1,60})\r?\n[ \t]{0,8}(?:\d{1,6}[→:|\t][ \t]*)?[!-~]"
+)
 _CUT_NAME = re.compile(
     r"(?i:api|access|secret|private|signing|account|encryption|master)_?(?P<end>\r?\n|\\n)[ \t+>|]*_?\Z"
 )
 _ADDRESS_PART = re.compile(r"[?&;#]")
 _IS_VALUE = re.compile(r"=\\*[\"']?\Z")
+# `--password-stdin`, `--vault-password-file`: what follows is no password; and the keys that everybody may know.
+_NO_VALUE = re.compile(r"(?i)[_-](?:stdin|fd|prompt)$")
+_PUBLIC = re.compile(r"(?i)public[ _-]?\Z")
 _RESOURCE = re.compile(r"\b[au]rn:[^\0\s\"'`<>()]{0,200}:\Z")
 
 
@@ -190,9 +199,13 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
         name, after = text[start:end], "."
     if after == ">" and text[start - 1 : start] == "<" and PLACEHOLDER.match(text, start - 1):
         return None
+    if _NO_VALUE.search(name) or (keyword == b"key" and _PUBLIC.search(text, max(0, position - 8), position)):
+        return None
     strength = _strength_at(text, position, name, keyword)
     if (strength >= Strength.TOKEN or keyword == b"auth") and _CUT_OFF.match(text, end):
         unfinished.append(end)
+    elif strength == Strength.PASSWORD and (said := _CUT_SPEECH.match(text, end)):
+        unfinished.append(said.start("value"))
     elif strength == Strength.WEAK and keyword == b"key" and (cut := _CUT_NAME.search(text, max(0, start - 60), start)):
         unfinished.append(cut.start("end"))  # `api` on the line before
     if name.lower() in ("pass", "pwd") and not _is_named(text, start, end):  # a verb, a command
@@ -267,7 +280,7 @@ def _value_after(text: str, start: int, end: int, strength: Strength) -> Span | 
         return _value_at(text, start, match, strength)
     if match := _FALLBACK.match(text, end) or _CALL.match(text, end):
         span = _value_at(text, start, match, strength)
-        return span if span and _is_argument(text[span.start : span.end], strength) else None
+        return span if span and _is_argument(text[span.start : span.end], strength, text[start - 1 : start]) else None
     if (match := handed(text, end)) and (span := _value_at(text, start, match, strength)):
         return span if is_given(text[span.start : span.end]) else None
     if text[end] == ">" and (match := _TAG.match(text, end)):
@@ -300,9 +313,11 @@ def _in_code(text: str, start: int, end: int, strength: Strength) -> Span | None
     return None
 
 
-def _is_argument(value: str, strength: Strength) -> bool:
-    """In a call only a value without spaces: messages and labels stand there too."""
-    if is_path(value):
+def _is_argument(value: str, strength: Strength, before: str) -> bool:
+    """In a call only a value without spaces: messages and labels stand there too. Behind an option: small words."""
+    if before == "-" and strength == Strength.PASSWORD and is_passphrase(value):
+        return True
+    if is_path(value) or (is_identifier(value) and not has_digit(value)):
         return False
     return " " not in value and (has_digit(value) or (strength == Strength.PASSWORD and not value.isalpha()))
 
@@ -314,6 +329,8 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
         literal = True
     else:
         if match["sign"] in ("==", "!="):  # compared with a variable, not with a text
+            return None
+        if match.re is _VALUE_FIELD and text.startswith("{", match.end()):  # an expression
             return None
         begin, env = match.end(), is_env(text, start, match)
         end = bare_end(text, start, begin, env)
@@ -345,6 +362,13 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
         is_random_value(value) or is_handle(name, value) or is_credential(name, value) or is_login(name, value)
     ):
         return None
+    if (
+        strength == Strength.TOKEN
+        and not has_digit(value)
+        and name_strength(value) >= Strength.TOKEN
+        and _NAME.fullmatch(value)
+    ):
+        return None  # the name of a field or a header
     if names_handle(name) and is_public_id(value):  # the sessions of agents have uuids for names
         return None
     return Span(begin, end, kind_of(strength)) if is_plausible(value, strength, literal) else None

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 
 from composer_replication.privacy.rules import PSEUDONYM, Span, has_digit, word_set
 from composer_replication.privacy.vendors import FAMILY_RULE
@@ -70,7 +71,7 @@ _HASH_WORDS = re.compile(
     r"commit|\bsha|sha\d|hash|md5|digest|checksum|integrity|etag|fingerprint|revision|\brev\b|\bref\b|\bpatch\b|\btree\b|parent|blob|object"
     r"|merge|\bhead\b|refs/|\bgit\b|\bindex\b|image|docker|layer|cache|build|version|trace|span|uuid|guid|resolved|locked"
     r"|\btx|block|address|\bpin(?:ned)?\b|snapshot|uses:|cherry|rebase|checkout|\breset\s|\bmain\b|\bmaster\b"
-    r"|origin|branch|hexpm|\bid[^\w\0]*$|(?<!key)_id[^\w\0]*$"
+    r"|origin|branch|hexpm|plaintext|ciphertext|\bid[^\w\0]*$|(?<!key)_id[^\w\0]*$"
 )
 _TREE = re.compile(r"[\u2500-\u257f] ?(?:\[[^\0\n\]]{1,12}\])?\s{0,4}\Z")  # a folder drawn with lines
 _SECRET_WORDS = re.compile(r"key|token|secret|passw|passphrase|api|auth|cred|private|bearer|login|license|wallet")
@@ -98,6 +99,12 @@ _MEDIA = re.compile(r"iVBORw0KGgo|/9j/[24]|R0lGOD[dl]h|UklGR|JVBERi0|PHN2Zy|AAAB
 # The provider's signature of a thinking block, in a log that was itself printed; and the CSRF token of a page, which is
 # worth nothing without the session that goes with it (and the session is redacted).
 _SIGNATURE = re.compile(r"csrf-token\\*\"\s?content=\\*\"$|[sS]ignature\\*\"\s?:\s?\\*\"$")
+# A public key by its name, a host of known_hosts, and the signature of a mail.
+_PUBLIC_NAME = re.compile(
+    r"(?i)public[ _-]?key\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?\Z|\|1\|(?:[A-Za-z0-9+/]{27}=\|)?/?\Z"
+)
+_MAIL_SIGNATURE = re.compile(r"DKIM-Signature:[^\0\"'{}]{0,600}[;\s]\Z")
+_LONGEST_MAIL_SIGNATURE = 660
 _HASHED_FILE = re.compile(
     r"\s+\*?[./\w-]+\.\w+|\s+refs/|\s+HEAD|\s+-$|\.(?:js|css|map|json|png|pack|idx|lock)\b"
     r"|\s+(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} "
@@ -114,7 +121,7 @@ _KEY_WORDS = re.compile(r"(?:key|token|secret|password|auth|bearer)[^\w\0]*$")
 _FILE_LINES = re.compile(
     r"[ \t]*+(?:(?:[A-Za-z0-9+/]{76}\r?\n[ \t]*+)++|(?:[A-Za-z0-9+/]{64}\r?\n[ \t]*+)++"
     r"|(?:[A-Za-z0-9+/]{60}\r?\n[ \t]*+)++)"
-    r"[A-Za-z0-9+/]{1,76}={0,2}(?=\s|$)"
+    r"[A-Za-z0-9+/]{1,76}={0,2}(?=[\s\"'<)]|$)"
 )
 _PUBLIC_BLOCK = re.compile(r"-----BEGIN (?:CERTIFICATE|[A-Z ]*PUBLIC KEY|PGP SIGNATURE|SSH SIGNATURE|PGP MESSAGE)")
 
@@ -243,6 +250,12 @@ def _names_hash(lead: str) -> bool:
     return _HASH_NAME.search(lead) is not None and _PASSWORD_HASH.search(lead.replace("USER_", "")) is None
 
 
+def _is_sequence(digits: str) -> bool:
+    """Whether bytes only count up or down, as the keys of test vectors do."""
+    pairs = [int(digits[at : at + 2], 16) for at in range(digits[:2].lower() == "0x" and 2, len(digits) - 1, 2)]
+    return len({(second - first) % 256 for first, second in pairwise(pairs)}) == 1
+
+
 class Surroundings:
     """What stands around a random string in its text: it may say that the string is public."""
 
@@ -250,11 +263,14 @@ class Surroundings:
         self._text, self._key = text, key
         self._lengths: dict[int, Counter[int]] = {}
         self._file = (0, 0)
+        self._signed = "DKIM-Signature:" in text
 
     def is_public(self, span: Span, run_start: int) -> bool:
         """Whether the string is a hash, a signature, a certificate or an image by its context."""
         lead = self._before(run_start, 24)
         if lead.endswith(";base64,") or _SIGNATURE.search(lead) or self._in_public_block(span.start):
+            return True
+        if _PUBLIC_NAME.search(self._before(span.start, 40)):
             return True
         if span.kind == KIND and _PUBLIC_PLACE.search(self._before(span.start, 90)):
             return True
@@ -263,7 +279,16 @@ class Surroundings:
         if span.kind == KIND and _names_hash(lead):  # and as long as one is: other things stand behind the word, too
             whole = _BASE64.match(self._text, run_start)
             return whole is not None and len(whole[0]) in _DIGEST_LENGTHS_64
+        if span.kind == HEX_KIND and _is_sequence(self._text[span.start : span.end]):
+            return True
         return span.kind == HEX_KIND and (self._is_hash(span) or self._in_listing(span))
+
+    def in_mail_signature(self, run_start: int) -> bool:
+        """Whether a run is the hash or the signature in the head of a mail."""
+        begin = max(0, run_start - _LONGEST_MAIL_SIGNATURE)
+        if not self._signed or not self._text.startswith(("bh=", "b="), run_start):
+            return False
+        return _MAIL_SIGNATURE.search(self._text, begin, run_start) is not None
 
     def _in_file(self, position: int) -> bool:
         """Whether a line of base64 is one of several as long as each other: a file, when nothing names it as a key."""

@@ -44,7 +44,7 @@ _SAID_AS = re.compile(
 _FIELD_BEHIND = re.compile(
     rf"\\*[\"']?(?:\s?\{{)?"
     rf"[^\0{{}}<>]{{0,200}}?[\s,\"']{_FIELD}\\*[\"']?\s?[:=]\s{{0,4}}(?P<quote>\\*[\"'])?(?P<value>(?(q"
-    rf"uote)(?:(?!(?P=quote))[^\0\n]){{4,200}}|[^\0\s\"'<>,}}]{{4,200}}))"
+    rf"uote)(?:(?!(?P=quote))[^\0\n]){{4,200}}|(?![{{$])[^\0\s\"'<>,}}]{{4,200}}))"
 )
 _FIELD_BEFORE = re.compile(
     rf"[\s,{{\"'<]{_FIELD}"

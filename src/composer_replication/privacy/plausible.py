@@ -10,11 +10,12 @@ from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, has_digit
 
 _PLACEHOLDER_PART = re.compile(
     r"(?i)[$%]\(|[$%#]\{"
-    r"|\{\{|\*{3,}|x{4,}|\.{3}|…|your[_ -]|<[^\0>]*>|example|redacted|changeme|placeholder|process\.env"
+    r"|\{\{|\*{3,}|x{4,}|\.{3}|…|your[_ -]|<[^\0>]*>|example|redacted|change[-_ ]?(?:me|this)"
+    r"|replace[-_ ]?(?:me|this|with)|fill[-_ ]?me|insert[-_ ](?:your|here)|placeholder|process\.env"
     r"|os\.environ|getenv|env\.|secrets\."
 )
 _PLACEHOLDER_WHOLE = re.compile(
-    r"(?i)#[0-9a-f]{3,8}|\{[^\0{}]*\}|\$\w+|%[sd]|%[A-Z_]+%|options?|flags?|arguments?|parameters?|pro"
+    r"(?i)#[0-9a-f]{3,8}|[0-9a-f]{7,64}\.{2,3}[0-9a-f]{7,64}|\{[^\0{}]*\}|\$(?!(?-i:[a-z]{2,12}[A-Z][a-z]{1,12}_?\d{2,4}$))\w+|%[sd]|%[A-Z_]+%|options?|flags?|arguments?|parameters?|pro"
     r"mpt|stdin|instead|via"
     r"|and|my[_-]?(?:token|secret|key|password)|none|null|nil|undefined|true|false|string|str|text|bea"
     r"rer|basic|password"
@@ -23,7 +24,8 @@ _PLACEHOLDER_WHOLE = re.compile(
     r"|(?:wrong|bad|invalid|incorrect|fake)[_-]?(?:password|passwd|pass|token|secret|key)|bytes|never|"
     r"void|dummy|mock|foo|bar|todo|n/?a|yes|no|on|off|auto|inherit|self|this|key|value|type|name|field"
     r"|label"
-    r"|env|varchar[^\n\0]*|char[^\n\0]*|todo[^\n\0]*|missing|invalid|valid|expired|access|refresh|session|header|cookie"
+    r"|env|(?:n?var)?char(?:[(\[ ][^\n\0]*)?|todo[^\n\0]*"
+    r"|missing|invalid|valid|expired|access|refresh|session|header|cookie"
 )
 _LOOKED_AT = 400  # the rest of a long value cannot make code or prose of it
 _JUDGED = 200  # characters of a value that are compared with placeholders
@@ -64,16 +66,16 @@ _USER_AND_PASSWORD = re.compile(r"[\w.@+-]{1,60}[:/]([^\0\s:/@]{6,100})")
 _HEX_HANDLE = re.compile(r"[0-9a-fA-F]{20,}")
 # What stands beside a secret's name and is none: an algorithm, an address, a date, a version, a path, a pattern.
 _NO_SECRET = re.compile(
-    r"(?i)(?:rsa|hmac|ecdsa|scram|pbkdf2|hkdf|aes|hs|rs|es|ps|sha|md|oauth|utf|base|x|v|ed|curve|p|tls"
-    r"|http|ipv|s|bcrypt"
-    r"|argon|gpt|claude|qwen|llama)[_-]?v?\d{1,4}(?:[_./-]?[a-z0-9]{1,10}+){0,5}+|[\w.+-]{1,80}@[\w.-]{1,80}\.[a-z]{2,}"
+    r"(?i)(?:rsa|hmac|ecdsa|scram|pbkdf2|hkdf|aes|sha|oauth|utf|base|curve|tls|http|ipv|bcrypt|argon|gpt|claude|qwen"
+    r"|llama)[_-]?v?\d{1,4}(?:[_./-]?[a-z0-9]{1,10}+){0,5}+"
+    r"|(?:[hrep]?s|md|[xvp]|ed)[_-]?v?\d{1,5}(?:[_./-][a-z0-9]{1,10}+){0,5}+|[\w.+-]{1,80}@[\w.-]{1,80}\.[a-z]{2,}"
     r"|(?:[a-z][\w-]*+\.)++(?:com|org|net|io|dev|local|py|js|ts|json|yml|yaml|toml|txt|md|rb|go|rs|sh|"
     r"pem|key|crt|lock|cfg|pdf|zip|gz|png|jpg|svg|html|css|xml|csv|log|sql|exe|dll|so)"
     r"(?::\d++)?|[a-z]++://[^\0]*+|[%@^][\w.-]*+|\d{4}-\d\d-\d\d[^\0]*+|[\d.:,%/]++|v\d++(?:\.\d++)*+["
     r"\w.-]*+|\d++\.\d++[\w.-]*+"
     r"|(?:[\w.-]++/)++[\w.-]*+|[^\0\d]*[*?+|\\]\$?|[A-Za-z_]++[:=!,;?*&]++|[a-z]++(?:[;:,][a-z]*+)++|[a-"
     r"z0-9-]{1,40}:\d{2,5}|[A-Za-z_]++(?:\|[A-Za-z_]*+)++|[a-z]++\[:[a-z]++\]"
-    r"|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]"
+    r"|(?:sha-?\d{1,3}|md5):[^\0]*+|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]"
     r"{1,3}\d{1,4}|\d++(?:st|nd|rd|th|px|ms|kb|mb|gb)"
 )
 # Names of code and words with a number, which a call gets too.
@@ -112,11 +114,16 @@ def is_identifier(value: str) -> bool:
     return _IDENTIFIER.fullmatch(value, 0, _JUDGED) is not None
 
 
+def is_no_secret(value: str) -> bool:
+    """Whether a word is an algorithm, an address, a date, a version, a path or a pattern."""
+    return _NO_SECRET.fullmatch(value, 0, _JUDGED) is not None
+
+
 def is_said(value: str) -> bool:
     """Whether a word that stands beside a secret's name in speech is the secret: no word, address or date."""
     return (
         is_strong(value)
-        and not value.startswith(("-", ".", ":"))
+        and not value.startswith(("-", ".", ":", "_"))
         and not _NO_SECRET.fullmatch(value, 0, _JUDGED)
         and not is_identifier(value)
         and is_plausible(value, Strength.PASSWORD, True)
@@ -136,6 +143,13 @@ def is_told(value: str) -> bool:
     """As `is_said`, where a sign or a word for `is` stands between name and value: words with a number, too."""
     return is_said(value) or (
         _WORDS_AND_NUMBER.fullmatch(value) is not None and is_plausible(value, Strength.PASSWORD, True)
+    )
+
+
+def speaks(value: str) -> bool:
+    """Whether several words are said about a secret, not one themselves: a label or a message has such words."""
+    return _PROSE.search(value) is not None or any(
+        name_strength(word) > Strength.NONE or word.lower() in PASSWORD_WORDS for word in value.split()
     )
 
 

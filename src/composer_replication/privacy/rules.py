@@ -154,7 +154,7 @@ _PHRASE_WORDS = (
     ("bip", "BIP-?39(?: (?:seed|words?|phrase))?"),
 )
 # A phrase may be wrapped, inside a word too.
-_PHRASE_BREAK = r"[a-z]{0,8} ?\\?\r?\n[ \t+>]{0,40}+(?:[a-z]{1,2} )?"
+_PHRASE_BREAK = r"[a-z]{0,8} ?\\?(?:\r?\n|\\n)[ \t+>]{0,40}+(?:\d{1,6}+[→:|\t][ \t]*+)?(?:[a-z]{1,2} )?"
 _PHRASE = (
     r"[^\0a-z\n]{1,12}(?:is|are)?[^\0a-z\n]{0,6}"
     rf"((?:[a-z]{{3,8}} {{1,4}}+|{_PHRASE_BREAK}){{11,24}}[a-z]{{1,8}})"

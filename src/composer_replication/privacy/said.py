@@ -32,6 +32,7 @@ _SPEECH = re.compile(
     rf"(?<=[\s(]){_QUOTES}"
 )
 _SAID_AT_LAST = re.compile(rf"(?i:{_FILLERS}\s?:\s{{1,12}}){_QUOTES}")  # `a password is generated for ada: ...`
+_NEW_FIELD = re.compile(r"\n[ \t]*[\w.-]+\s?[:=]")  # the next line has a name of its own
 _FOR = re.compile(r"\s(?:for|of|to|on|für|von|pour|de|para|per|voor|til|för)\s")
 DIGITS = re.compile(r"\d{3,8}")
 NUMBER_NAMES = frozenset(("pin", "cvv", "cvc", "otp", "pincode", "cvv2"))
@@ -54,6 +55,8 @@ def spoken(text: str, start: int, end: int, strength: Strength) -> Span | None:
         return None
     for pattern in (_SPEECH, _SAID_AT_LAST) if strength == Strength.PASSWORD else (_SPEECH,):
         match = pattern.match(text, end)
+        if match is not None and (_NEW_FIELD.search(match[0]) or "ingerprint" in match[0]):
+            return None
         if match is not None and (value := _said_value(text, start, end, match, strength)):
             return Span(match.end(), match.end() + len(value), kind_of(strength))
     return None

@@ -19,11 +19,15 @@ from composer_replication.privacy.encoded import (
 )
 from composer_replication.privacy.exact import ExactValues
 from composer_replication.privacy.keywords import WordFilter, any_of
+from composer_replication.privacy.lists import WHOLE_WORDS as LIST_WORDS
+from composer_replication.privacy.lists import list_spans
 from composer_replication.privacy.markup import manifest_spans
+from composer_replication.privacy.nearby import WHOLE_WORDS as NEARBY_WORDS
+from composer_replication.privacy.nearby import nearby_spans, slashed_spans
 from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digit, is_strong, structure_spans
 from composer_replication.privacy.tables import table_spans
 from composer_replication.privacy.vendors import RUN_RULES, VENDOR_RULES
-from composer_replication.privacy.views import has_colours, uncoloured, unescaped
+from composer_replication.privacy.views import has_colours, unbroken, uncoloured, unescaped, unquoted
 from composer_replication.privacy.wraps import SCHEMES, SHORT_KEYS, broken, crossing, touches_end
 
 _Runs = list[tuple[int, str]]
@@ -65,6 +69,8 @@ class Scanner:
             | encoded.WHOLE_WORDS
             | fragments.WHOLE_WORDS
             | SCHEMES
+            | NEARBY_WORDS
+            | LIST_WORDS
         )
         self.words = WordFilter(triggers, whole)
 
@@ -109,8 +115,11 @@ class Scanner:
             found += manifest_spans(text, active)
             if has_colours(text):
                 found += _between_colours(text, lower, active)
+            found += nearby_spans(text, lower, active)
+            found += list_spans(text, lower, active)
         if active or not text.isascii():
             found += speech.speech_spans(text, lower, active)
+        found += slashed_spans(text)
         for rule in self._extra:
             if rule.triggered(text):
                 found += rule.spans(text)
@@ -121,9 +130,18 @@ class Scanner:
         if depth == 0 and (joined := broken(text, lower, active, suspects, names, calls)) is not None:
             view, named = joined
             found += crossing(text, view.led_back(self.spans(view.text, key, depth + 1)), named)
+        if depth == 0:
+            found += self._in_mail(text, key)
         if depth < _MAX_DEPTH:
             found += self._encoded(text, key, depth, suspects, found, active)
         return _spread(text, _merge(text, found)) if found else []
+
+    def _in_mail(self, text: str, key: str) -> Iterator[Span]:
+        """Lines that a mail quotes, without their signs, and lines that its encoding has broken."""
+        if "\n>" in text and (view := unquoted(text)) is not None:
+            yield from view.led_back(self.spans(view.text, key))
+        if "=\n" in text and (view := unbroken(text)) is not None:
+            yield from view.led_back(self.spans(view.text, key, 1))
 
     def _suspects(self, text: str, suspects: _Runs, key: str, depth: int, found: list[Span]) -> set[str]:
         """Look into every run that is no word; returns those that are clean only because of what stands around them."""
@@ -185,6 +203,8 @@ class Scanner:
     def _in_run(self, around: entropy.Surroundings, start: int, run: str, depth: int) -> list[Span] | None:
         """Secrets inside one run; None when it is clean only because of what stands around it."""
         found, readable, depends = [], [], False
+        if around.in_mail_signature(start):
+            return None
         if has_digit(run):
             rules_here = dict.fromkeys([rule for trigger, rule in _RUN_TRIGGERS if trigger in run])
             found = [_moved(span, start) for rule in rules_here for span in rule.spans(run)]

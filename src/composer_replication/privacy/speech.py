@@ -10,6 +10,7 @@ from collections.abc import Iterator, Set
 
 from composer_replication.privacy.keywords import any_of
 from composer_replication.privacy.names import PASSWORD_WORDS
+from composer_replication.privacy.nearby import near
 from composer_replication.privacy.plausible import is_rare_word, is_told, trimmed
 from composer_replication.privacy.rules import Span, has_digit, word_set
 
@@ -102,26 +103,6 @@ _LOGIN = (
     r"? )?[\"'`*]{0,2}(?P<value>[!-;=?-~]{6,100})"
 )
 
-_WORDS = frozenset(
-    b"recovery backup verification confirmation unlock fa mfa otp sms pairing activation door gate alarm pin".split()
-)
-_CODE_VALUES = (
-    r"(?i:(?:\s\w{1,12}+){0,3}?(?:\s(?:is|are|was)|\s?[:=])\s{0,9}[\"'`*]{0,3})"
-    r"(?P<value>(?:[A-Za-z0-9]{3,10}+-)*+(?=[A-Za-z-]*\d)[A-Za-z0-9]{4,12}+(?:[ ,;\n-]{1,3}+(?=[a-z-]*"
-    r"+\d)[A-Za-z0-9]{4,12}+(?![\w.])){0,20}+)"
-)
-_LOGIN = (
-    r"(?i:(?: to [^\0\s]{1,60}+)?(?: are| is| with| as| using|:)?[ :]{1,2}(?:user(?:name)? )?)"
-    r"[\"'`*]{0,2}(?P<user>[\w.@+-]{1,60})[\"'`*]{0,2}\s?(?:[:/,|]|and\b|with\b)\s{0,2}(?:pass(?:word)"
-    r"? )?[\"'`*]{0,2}(?P<value>[!-;=?-~]{6,100})"
-)
-
-_USER_AND_MORE = (
-    r"(?::? ?=? ?)[\"'`]?[\w.@+-]{1,60}[\"'`]?[ ,;/|]{1,3}(?:and |with )?pass(?:word|wd)?:? ?=? ?[\"'`"
-    r"]?(?P<value>[!-;=?-~]{6,100})"
-)
-
-
 _WORDS = frozenset(word.encode() for word in PASSWORD_WORDS | _LOGIN_PLAIN)
 
 
@@ -139,9 +120,11 @@ def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
         else:
             for at, end in _places(text, lower, word):
                 yield from _around(text, at, end)
+                yield from near(text, at, end)
     if not text.isascii() and _may_have_words(lower, active) and _has_letters(text):
         for match in _OWN_WORD.finditer(text):
             yield from _around(text, match.start(), match.end())
+            yield from near(text, match.start(), match.end())
 
 
 # Common words: each is searched for with all that must follow it, which starts with a literal and is fast.

@@ -181,6 +181,8 @@ def _may_be_one(text: str, line: int, start: int, end: int) -> bool:
         return False
     if is_public_id(left) or is_public_id(right):
         return False
+    if _DIGEST.fullmatch(left) and right.isalpha():  # the next word of a list
+        return False
     if _is_named(text[line : start - len(left)], left):
         return True
     if _DIGEST.fullmatch(left) or _DIGEST.fullmatch(right):
@@ -210,6 +212,7 @@ def _open(text: str, names: Sequence[int], *, words: bool = False) -> Iterator[J
         if (
             not cut_name
             and not words
+            and not text[name - 1].isspace()  # a value behind a word for `is`
             and not _SIGN.match(between)
             and text[text.rfind(" ", 0, name) + 1 : name][:1] != "-"
         ):
