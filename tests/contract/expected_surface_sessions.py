@@ -111,7 +111,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "Rule": "(kind, pattern, triggers=(), group=0, accept=None)",
         "Scope": "(scanner, unblurred, identity, seen)",
         "ScrubReport": "(counts=<factory>)",
-        "Scrubber": "(*, env_values=None, home_dirs=(), user_names=(), extra_rules=(), entropy=True)",
+        "Scrubber": "(*, env_values=None, home_dirs=(), user_names=(), extra_rules=(), entropy=True, people=False)",
         "kingfisher_rule": '(*, confidence="medium")',
         "secret_looking_environment": "(environ)",
     },

@@ -46,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--kingfisher", action="store_true", help="add kingfisher's rules (extra: privacy)")
     parser.add_argument(
+        "--people",
+        action="store_true",
+        help="e-mail addresses, phone numbers and names beside them become USER_n, too",
+    )
+    parser.add_argument(
         "--no-scrub", action="store_true", help="leave secrets and names in; the artefact's sidecar says so"
     )
 
@@ -56,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.ingestion.schemas import load_tool_schemas
 
     tools = None if args.tools is None else load_tool_schemas(Path(args.tools))
-    scrub = None if args.no_scrub else settings_from_environment(kingfisher=args.kingfisher)
+    scrub = None if args.no_scrub else settings_from_environment(kingfisher=args.kingfisher, people=args.people)
     if scrub is None:
         say("crf ingest: --no-scrub: secrets and names stay in the artefact, and its sidecar says so")
     with _run_directory(Path(args.output)) as run_dir, byte_progress("reading sessions", quiet=args.json) as progress:
@@ -77,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def settings_from_environment(*, kingfisher: bool = False) -> ScrubSettings:
+def settings_from_environment(*, kingfisher: bool = False, people: bool = False) -> ScrubSettings:
     """What this process knows and logs must not tell: secret-looking variables, the home directory, the user's name."""
     from composer_replication.ingestion.scrub_settings import ScrubSettings
     from composer_replication.privacy import secret_looking_environment
@@ -89,6 +94,7 @@ def settings_from_environment(*, kingfisher: bool = False) -> ScrubSettings:
         home_dirs=tuple(sorted(home for home in homes if len(home) > 1)),
         user_names=tuple(sorted(name for name in names if name and name != "root")),
         kingfisher=kingfisher,
+        people=people,
     )
 
 

@@ -24,6 +24,7 @@ class ScrubSettings:
     home_dirs: tuple[str, ...] = field(default=(), repr=False)
     user_names: tuple[str, ...] = field(default=(), repr=False)
     kingfisher: bool = False
+    people: bool = False  # e-mail addresses, phone numbers and names of others, too
 
     def scrubber(self, *, entropy: bool = True) -> Scrubber:
         extra = (kingfisher_rule(),) if self.kingfisher else ()
@@ -33,6 +34,7 @@ class ScrubSettings:
             user_names=self.user_names,
             extra_rules=extra,
             entropy=entropy,
+            people=self.people,
         )
 
     def family_scrubber(self) -> FamilyScrubber:
@@ -68,7 +70,8 @@ class Fingerprint:
         salt = secrets.token_hex(16) if salt is None else salt
         known = None if settings is None else [dict(settings.env_values), *map(list, _people(settings))]
         kingfisher = settings is not None and settings.kingfisher
-        data = encode([_code_hash(), kingfisher, known], where="scrub settings")
+        people = settings is not None and settings.people
+        data = encode([_code_hash(), kingfisher, people, known], where="scrub settings")
         digest = hashlib.scrypt(data, salt=salt.encode(), n=2**14, r=8, p=1, dklen=16)
         return Fingerprint(salt, digest.hex())
 

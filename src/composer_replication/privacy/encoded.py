@@ -1,4 +1,4 @@
-"""Secrets behind an encoding: base64 (both alphabets, wrapped lines, UTF-16), hex, and percent-encoding.
+"""Secrets behind an encoding: base64 (both alphabets, wrapped lines, UTF-16, gzip), base32, base85, hex, percent signs.
 
 A run is decoded and the plain text goes through the same scan; when something is found there, the whole run goes.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterator
+import struct
+import zlib
+from collections.abc import Iterator, Set
 from typing import NamedTuple
 from urllib.parse import unquote, unquote_plus
 
@@ -27,6 +29,17 @@ _PERCENT = re.compile(r"%[0-9A-Fa-f]{2}")
 _LONGEST_LEAD = 2000  # this far before a percent sign the address it stands in is looked for
 _COMPONENT = re.compile(r"[A-Za-z0-9_.~+*!%-]+")
 _MAX_ENCODED = 200_000
+_GZIP = "H4sI"  # the first bytes of gzip, in base64
+_MOST_UNPACKED = 1 << 16
+_SHORTEST_BASE32 = 24
+_BASE32 = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z2-7]{24,}|[a-z2-7]{24,})={0,6}(?![A-Za-z0-9])")
+# Signs that other words do not have so many of: only looked at where a text speaks of base85.
+_BASE85 = re.compile(r"<~[!-uz\s]{15,4000}~>|[!#-&(-\[\]-~]{15,2000}")
+_NAMES_85 = ("ase85", "ase-85", "ASE85", "b85enc", "b85dec", "a85enc", "a85dec", "z85", "Z85", "scii85", "SCII85")
+WHOLE_WORDS = frozenset((b"base", b"ascii", b"encode", b"decode", b"z"))  # what is left of the names without digits
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_RFC1924 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_FROM_Z85 = str.maketrans(_Z85, _RFC1924)
 
 
 class Decoded(NamedTuple):
@@ -45,7 +58,9 @@ def _readable(data: bytes) -> str | None:
     """The text in decoded bytes, or None for binary data."""
     odd = data.translate(None, _PRINTABLE)
     if data[1:16:2].count(0) >= 6:
-        return data.decode("utf-16-le", "replace")
+        return data.decode("utf-16-le", "replace").lstrip("\ufeff")
+    if data[0:16:2].count(0) >= 6:
+        return data.decode("utf-16-be", "replace").lstrip("\ufeff")
     if len(odd) > len(data) * 0.25:
         return None
     return data.decode("utf-8", "replace")
@@ -57,11 +72,54 @@ def decode_base64(run: str) -> str | None:
     if len(body) % 4 == 1:
         body = body[:-1]
     try:
+        if body.startswith(_GZIP):
+            return _readable(zlib.decompressobj(wbits=31).decompress(_b64(body), _MOST_UNPACKED))
         if len(body) > 32 and _readable(_b64(body[:32])) is None:  # most runs are words: find out on the first bytes
             return None
         return _readable(_b64(body))
+    except (binascii.Error, ValueError, zlib.error):
+        return None
+
+
+def decode_base32(run: str) -> str | None:
+    """The text behind a base32 run, or None when it is not base32 of text."""
+    body = run.rstrip("=").upper()
+    try:
+        return _readable(base64.b32decode(body + "=" * (-len(body) % 8)))
     except (binascii.Error, ValueError):
         return None
+
+
+def speaks_of_base85(text: str, words: Set[bytes]) -> bool:
+    """Whether a text names base85 or has its frame: without that every word with signs in it would be one."""
+    if "~" in text and "<~" in text:
+        return True
+    return not words.isdisjoint(WHOLE_WORDS) and "85" in text and any(name in text for name in _NAMES_85)
+
+
+def base85(text: str) -> Iterator[Decoded]:
+    """Words in one of the three alphabets of base85 that decode to text."""
+    for match in _BASE85.finditer(text):
+        word = match[0].removeprefix("<~").removesuffix("~>")
+        for decode in (_rfc1924, _ascii85, _z85):
+            try:
+                plain = _readable(decode(word))
+            except (ValueError, struct.error):
+                continue
+            if plain is not None and plain.isprintable():
+                yield Decoded(match.start(), match.end(), plain)
+
+
+def _rfc1924(word: str) -> bytes:
+    return base64.b85decode(word)
+
+
+def _ascii85(word: str) -> bytes:
+    return base64.a85decode(word)
+
+
+def _z85(word: str) -> bytes:
+    return base64.b85decode(word.translate(_FROM_Z85))
 
 
 def _b64(body: str) -> bytes:
@@ -85,6 +143,9 @@ def decoded_in_run(run: str) -> Iterator[Decoded]:
                     if len(part) >= 16 and (text := decode_base64(part)) is not None:
                         yield Decoded(cursor, cursor + len(part), text)
                     cursor += len(part) + 1
+    for match in _BASE32.finditer(run) if len(run) >= _SHORTEST_BASE32 else ():
+        if len(match[0]) <= _MAX_ENCODED and (text := decode_base32(match[0])) is not None:
+            yield Decoded(match.start(), match.end(), text)
     for match in _HEX.finditer(run):
         if len(match[0]) <= _MAX_ENCODED and (text := _readable(bytes.fromhex(match[0]))) is not None:
             yield Decoded(match.start(), match.end(), text)

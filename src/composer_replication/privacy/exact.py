@@ -14,6 +14,8 @@ KIND = "ENV_SECRET"
 _LETTERS = re.compile(r"[A-Za-z]{2,}")
 _LEVELS = 3  # of JSON in JSON
 _SHORTEST_LINE = 16
+# What may stand between two characters of a value that goes over several lines.
+_LINE_END = r"(?:[\\`]{0,2}(?:\r?\n|\\n)[ \t]{0,60}(?:[+>|-][ \t]{0,60})?)?"
 _RUN = re.compile(r"[A-Za-z0-9+/_=-]+")
 
 
@@ -25,14 +27,17 @@ class ExactValues:
     """
 
     def __init__(self, values: Iterable[str]) -> None:
+        plain = list(values)
         self._forms: dict[bytes, tuple[str, ...]] = {}
-        for value in dict.fromkeys(part for whole in values for part in _parts(whole.strip())):
+        for value in dict.fromkeys(part for whole in plain for part in _parts(whole.strip())):
             trigger = max(_LETTERS.findall(value), key=len, default="").lower().encode()
             self._forms[trigger] = (*self._forms.get(trigger, ()), *_spellings(value))
         longest_first = sorted({form for forms in self._forms.values() for form in forms}, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._broken = tuple((_halves(value), _in_pieces(value)) for value in dict.fromkeys(map(str.strip, plain)))
         self._runs = tuple(form for form in longest_first if _RUN.fullmatch(form))
-        self.triggers = tuple(filter(None, self._forms))
+        halves = [half for triggers, _ in self._broken for half in triggers]
+        self.triggers = tuple(filter(None, [*self._forms, *halves]))
 
     def spans(self, text: str, active: Set[bytes]) -> Iterator[Span]:
         """Where known values stand. `active`: the triggers that occur; a value without letters is always looked for."""
@@ -42,6 +47,13 @@ class ExactValues:
         if any(form in text for forms in likely for form in forms):
             for match in self._pattern.finditer(text):
                 yield Span(match.start(), match.end(), KIND)
+
+    def broken_spans(self, text: str, active: Set[bytes]) -> Iterator[Span]:
+        """Where known values stand with line ends in them: one half of a value is whole then."""
+        for halves, pattern in self._broken:
+            if not active.isdisjoint(halves):
+                for match in pattern.finditer(text):
+                    yield Span(match.start(), match.end(), KIND)
 
     def in_run(self, run: str) -> bool:
         """Whether a known value stands in a run of base64."""
@@ -54,6 +66,17 @@ def _parts(value: str) -> Iterator[str]:
         yield value
     lines = [line.strip() for line in value.splitlines()] if "\n" in value else []
     yield from (line for line in lines if len(line) >= _SHORTEST_LINE and " " not in line and is_strong(line))
+
+
+def _halves(value: str) -> tuple[bytes, ...]:
+    """The longest piece of letters in each half of a value."""
+    middle = len(value) // 2
+    pieces = [max(_LETTERS.findall(half), key=len, default="") for half in (value[:middle], value[middle:])]
+    return tuple(piece.lower().encode() for piece in pieces if piece)
+
+
+def _in_pieces(value: str) -> re.Pattern[str]:
+    return re.compile(_LINE_END.join(map(re.escape, value)))
 
 
 def _spellings(value: str) -> tuple[str, ...]:

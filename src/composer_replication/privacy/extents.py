@@ -7,10 +7,12 @@ import re
 _QUOTE = re.compile(r"\\*[\"'`]")
 _BARE = re.compile(r"(?:[^\0\s\"'`\\<>]++|\\(?![nrtu\"'\\/`])|(?<=[A-Za-z0-9!@#$%^&*])['](?=[A-Za-z0-9!@#$%^&*]))+")
 _SCHEMES = re.compile(
-    r"(?i:(?:bearer|basic|token|apikey|api-key|digest|key|negotiate|aws4-hmac-sha256)(?:[ \t]+|\s*=\s*))"
+    r"(?i:(?:bearer|basic|token|apikey|api-key|digest|key|negotiate|splunk|geniekey|sso-key|aws4-hmac-sha256)(?:"
+    r"[ \t]+|\s*=\s*))"
 )
 _NEXT_PAIR = re.compile(r"[^\0&\s]+&[\w.-]+=")
 _NEXT_NAME = re.compile(r";(?=\s*[A-Za-z][\w .-]{0,40}=)|,(?=[A-Za-z_][\w.-]{0,40}[=:])|&&|\|\|")
+_CLOSED = re.compile(r"([\w.\"']+)\)[.;,)]")
 _ENV_LINE = re.compile(r"(?:export |declare -x |set )?[A-Za-z_]\w*=")
 # `Server=...;User ID=...;Password=...`: the parts of a connection string are text, not code.
 _CONNECTION_PART = re.compile(
@@ -38,6 +40,8 @@ def quoted(text: str, begin: int) -> tuple[int, int] | None:
     if quote is None:
         return None
     mark, begin = quote[0], quote.end()
+    if text.startswith(mark * 2, begin) and len(mark) == 1:  # three of them
+        mark, begin = mark * 3, begin + 2
     nul = text.find("\0", begin, begin + _LONGEST)  # the border between two strings scanned together
     limit = nul if nul >= 0 else min(len(text), begin + _LONGEST)
     end = text.find(mark, begin, limit)
@@ -66,6 +70,8 @@ def bare_end(text: str, start: int, begin: int, env: bool) -> int:
     if before in ("?", "&") or _NEXT_PAIR.match(value):
         value = value.split("&", 1)[0]
     value = _NEXT_NAME.split(value, maxsplit=1)[0]
+    if closed := _CLOSED.match(value):  # the bracket around it was opened before
+        value = closed[1]
     return begin + len(value.rstrip(",;)}]:." if not env else ";"))
 
 

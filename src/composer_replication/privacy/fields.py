@@ -7,18 +7,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_replication.privacy.names import Strength, name_strength
-from composer_replication.privacy.plausible import is_credential, is_directory, is_random_value, is_reference
+from composer_replication.privacy.plausible import (
+    is_credential,
+    is_directory,
+    is_login,
+    is_random_value,
+    is_reference,
+)
 from composer_replication.privacy.rules import PLACEHOLDER, is_strong, word_set
 from composer_replication.privacy.vendors import starts_like_a_key
 
 SCALARS = frozenset((int, float, bool, type(None)))  # they hold no text
-PAIR_VALUES = frozenset(("value", "Value", "default", "plaintext", "data", "stringData", "secretValue"))
+PAIR_VALUES = frozenset(
+    ("value", "Value", "default", "plaintext", "data", "stringData", "secretValue", "ParameterValue")
+)
 # Fields whose meaning hangs on their neighbours: each is looked at in its object.
+_PAIR_NAMES = ("name", "key", "Name", "Key", "ParameterKey")
 OPAQUE = frozenset(("data", "signature", "encrypted_content", "thoughtSignature"))
 # What a browser or a form is told to write into: it names what stands in the field beside it.
-TARGETS = ("element", "selector", "locator")
+TARGETS = ("element", "selector", "locator", "prompt", "label", "question", "placeholder", "field")
 _LONGEST_TARGET = 200
-_WRITTEN = ("text", "value", "input", "keys")
+_WRITTEN = ("text", "value", "input", "keys", "stdin", "answer", "response", "chars")
 _SECRET_TARGET = re.compile(
     r"(?i)pass(?:word|wort|phrase|code|wd)|(?<![a-z])(?:pwd|secret|token|otp|pin|api[ _-]?key)(?![a-z])"
 )
@@ -42,8 +51,10 @@ def pair_strength(value: Mapping[Any, Any]) -> Strength:
     """`{"name": "DB_PASSWORD", "value": ...}` and a Kubernetes Secret name their values in a sibling."""
     if value.get("kind") == "Secret":
         return Strength.TOKEN
-    if "value" in value or "Value" in value:
-        name = value.get("name") or value.get("key") or value.get("Name") or value.get("Key")
+    if value.get("type") == "password" or value.get("inputType") == "password":
+        return Strength.PASSWORD
+    if "value" in value or "Value" in value or "ParameterValue" in value:
+        name = next((named for key in _PAIR_NAMES if (named := value.get(key))), None)
         if isinstance(name, str):
             return name_strength(name)
     return Strength.NONE
@@ -89,8 +100,10 @@ def _is_typed(text: str) -> bool:
 
 def is_command_line(items: Sequence[Any]) -> bool:
     """Whether a list is an argument vector that may hold a password: by a flag that names one, or by the command."""
-    texts = [item for item in items if isinstance(item, str)] if len(items) <= _MOST_ARGUMENTS else []
-    if len(texts) < 2 or len(texts) != len(items):
+    if not 2 <= len(items) <= _MOST_ARGUMENTS or not isinstance(items[0], str):
+        return False
+    texts = [item for item in items if isinstance(item, str)]
+    if len(texts) != len(items):
         return False
     named = any(text.startswith("-") and name_strength(text) >= Strength.TOKEN for text in texts[:-1])
     return named or texts[0].rpartition("/")[2] in _LOGIN_COMMANDS
@@ -114,7 +127,9 @@ def field_strength(name: str, inherited: Strength, pair: Strength) -> Strength:
 def is_whole_secret(text: str, strength: Strength, name: str) -> bool:
     """Whether a string under a name of this strength goes as a whole."""
     if strength == Strength.WEAK:
-        return not PLACEHOLDER.search(text) and (is_random_value(text) or is_credential(name, text.strip()))
+        return not PLACEHOLDER.search(text) and (
+            is_random_value(text) or is_credential(name, text.strip()) or is_login(name, text.strip())
+        )
     if strength == Strength.NONE:
         return False
     stripped = text.strip()

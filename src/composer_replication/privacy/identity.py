@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
+from composer_replication.privacy.people import without_people
 from composer_replication.privacy.rules import PSEUDONYM, word_set
 
 # Names that belong to images, runners and documentation say nothing about a person.
@@ -38,11 +39,15 @@ _PATHS = (
     ),
 )
 
+WORDS = tuple(word.lower().encode() for word, *_ in _PATHS)
+
 
 class Identity:
     """Finds people in text. Holds no state: the numbering comes from the caller, one per conversation."""
 
-    def __init__(self, home_dirs: Sequence[str], user_names: Sequence[str]) -> None:
+    def __init__(self, home_dirs: Sequence[str], user_names: Sequence[str], *, others: bool = False) -> None:
+        """`others`: e-mail addresses, phone numbers and names beside them become pseudonyms, too."""
+        self._others = others
         homes = {home.rstrip("/\\") for home in home_dirs if len(home.rstrip("/\\")) > 1}
         names = {name for name in user_names if len(name) >= 2 and name.upper() != "USER"}
         self._known = frozenset(names | {re.split(r"[/\\]", home)[-1] for home in homes})
@@ -54,8 +59,8 @@ class Identity:
         self._names = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(spelled)})(?![A-Za-z0-9])") if spelled else None
         self._needles = tuple(names)
 
-    def replace(self, text: str, pseudonym: Callable[[str], str]) -> str:
-        """The text with every known or visible user as a pseudonym."""
+    def replace(self, text: str, pseudonym: Callable[[str], str], words: Set[bytes] | None = None) -> str:
+        """The text with every known or visible user as a pseudonym. `words`: which of `WORDS` occur, where known."""
         for home in self._homes:
             if home in text:
                 text = re.sub(re.escape(home) + r"(?![A-Za-z0-9_])", lambda _, h=home: self._home(h, pseudonym), text)
@@ -64,17 +69,17 @@ class Identity:
                 name = re.split(r"-", folder)[-1]
                 text = re.sub(re.escape(folder) + r"(?![A-Za-z0-9])", lambda _, n=name: f"-home-{pseudonym(n)}", text)
         for word, path, folder in _PATHS:
-            if word in text:
+            if word in text if words is None else word.lower().encode() in words:
                 text = path.sub(lambda match: match[1] + self._name(match[2], pseudonym), text)
                 if f"-{word}-" in text:
                     text = folder.sub(lambda match: match[1] + self._name(match[2], pseudonym), text)
         if self._names is not None and any(needle in text for needle in self._needles):
             text = self._names.sub(lambda match: pseudonym(match[0]), text)
-        return text
+        return without_people(text, pseudonym) if self._others else text
 
-    def touches(self, text: str) -> bool:
+    def touches(self, text: str, words: Set[bytes] | None = None) -> bool:
         """Whether `replace` would change the text."""
-        return self.replace(text, lambda _: "") != text
+        return self.replace(text, lambda _: "", words) != text
 
     def _home(self, home: str, pseudonym: Callable[[str], str]) -> str:
         parent, separator, name = home.rpartition("\\" if "\\" in home else "/")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import chain
 
 _CACHE_SIZE = 1 << 17
 # Lower-case letters stay, everything else parts words; triggers are letters only, or letters and the end of a word.
@@ -29,22 +30,21 @@ def any_of(words: Iterable[str]) -> str:
 class WordFilter:
     """Finds triggers by way of words. Remembers words, which are letters only: never a whole secret with digits."""
 
-    def __init__(self, triggers: Iterable[bytes]) -> None:
+    def __init__(self, triggers: Iterable[bytes], whole: Iterable[bytes] = ()) -> None:
+        """`triggers` may stand anywhere in a word; `whole` are words of their own, of which there may be many."""
         self._triggers = tuple(dict.fromkeys(triggers))
+        self._whole = frozenset(whole)
         self._plain: set[bytes] = set()
         self._loaded: dict[bytes, tuple[bytes, ...]] = {}
 
     def active(self, flat: bytes) -> set[bytes]:
         """The triggers that occur in a text given as one byte a character."""
-        words = set(flat.translate(_TABLE).split()) - self._plain
-        found: set[bytes] = set()
-        unknown: list[bytes] = []
-        for word in words:
-            if word in self._loaded:
-                found.update(self._loaded[word])
-            else:
-                unknown.append(word)
-        return found | self._learn(unknown) if unknown else found
+        words = set(flat.translate(_TABLE).split())
+        words -= self._plain
+        known = words & self._loaded.keys()
+        found = set(chain.from_iterable(map(self._loaded.__getitem__, known)))
+        words -= known
+        return found | self._learn(list(words)) if words else found
 
     def _learn(self, words: list[bytes]) -> set[bytes]:
         """Search new words all at once, and one by one only for the triggers that are there."""
@@ -59,6 +59,9 @@ class WordFilter:
                 loaded[word] = (*loaded.get(word, ()), trigger)
                 found.add(trigger)
                 at = joined.find(trigger, end)
+        for word in self._whole.intersection(words):
+            loaded[word] = (*loaded.get(word, ()), word)
+            found.add(word)
         if len(self._plain) + len(self._loaded) >= _CACHE_SIZE:
             self._plain.clear()
             self._loaded.clear()

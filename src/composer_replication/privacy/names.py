@@ -21,7 +21,9 @@ class Strength(IntEnum):
 
 _SPLIT = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 _PASSWORDS = ("password", "passwd", "passphrase", "passcode", "pwd", "passwort", "contrasena", "senha", "motdepasse",
-              "keypass", "storepass", "dbpass", "userpass", "rootpass", "adminpass", "smtppass")  # fmt: skip
+              "keypass", "storepass", "dbpass", "userpass", "rootpass", "adminpass", "smtppass", "remotepass",
+              "bindpass", "sudopass", "sshpass", "requirepass", "masterauth", "wachtwoord",
+              "kennwort", "salasana", "keyphrase", "userpasswd", "bindpw", "rootpw", "storepw", "kodeord")  # fmt: skip
 _TOKENS = (
     "secret",
     "token",
@@ -73,6 +75,20 @@ _TOKENS = (
     "rootkey",
     "writekey",
     "instrumentationkey",
+    "jwtkey",
+    "cookiekey",
+    "aeskey",
+    "fernetkey",
+    "presharedkey",
+    "sealkey",
+    "unsealkey",
+    "clientsecret",
+    "setupkey",
+    "securitykey",
+    "unlockkey",
+    "walletkey",
+    "publishkey",
+    "signkey",
 )
 _WEAK_LAST = (
     "key",
@@ -129,10 +145,30 @@ _NO_TOKENS = word_set(
 )
 
 
+# Every name that says anything has one of these in it: most names have none, and are done with.
+_STEM = re.compile(
+    "pass|pwd|pw|psk|secret|token|key|cred|auth|jwt|bearer|conn|otp|cvv|cvc|pin|code|sess|senha|contrase|wachtwoord|wort"
+    "|salasana|kodeord|phrase|mdp|" + "|".join(_WEAK_LAST)
+)
+
+
+# What a password is called elsewhere: a label of a form, where a value could stand.
+PASSWORD_WORDS = word_set(
+    "kennwort wachtwoord wachtwoorden toegangscode wagwoord heslo hesla heslom salasana salasanan sal"
+    "asanasi clave claves"
+    " parola parolasi parolan parolaniz parolniz parole paroli parool parooli geslo gesla lozinka lozinku lozinke sandi"
+    " sandinya laluan adgangskode adgangskoden kodeord kodeordet kodeordet nenosiri pasahitza contrasenya contrasenyes"
+    " contrasinal sifre sifresi jelszava jelszavam haslo hasla jelszo losenord losenordet zugangsdate"
+    "n zugangscode identifiants identifiant"
+    " codice chiave schluessel jeton klucz klucza chave clef slaptazodis fjalekalimi senha senhas credenciales"
+    " credenziali credenciais passord passordet passwort kodi matkhau palabra accesso aanmeldgegevens inloggegevens"
+)
+
+
 @lru_cache(maxsize=8192)
 def name_strength(name: str) -> Strength:
     """What a name says about its value. A key that holds a value or a placeholder itself is no name."""
-    if "<" in name or "=" in name or ": " in name:
+    if not _STEM.search(name.lower()) or "<" in name or "=" in name or ": " in name:
         return Strength.NONE
     words = [word.lower() for word in _SPLIT.findall(name)]
     words = [word for word in words if not word.isdigit()] or [""]
@@ -147,7 +183,11 @@ def name_strength(name: str) -> Strength:
         return Strength.NONE
     if last == "pass" and words[-2:-1] in (["to"], ["by"], ["must"], ["com"], ["first"], ["second"], ["tests"]):
         return Strength.NONE
-    if joined.endswith(_PASSWORDS) or last in ("pass", "pw", "psk", "passwords") or (last == "key" and "pass" in words):
+    if (
+        joined.endswith(_PASSWORDS)
+        or last in ("pass", "passe", "pw", "psk", "passwords", "passord", "passordet", "passwortes", "mdp", "assword")
+        or (last == "key" and "pass" in words)
+    ):
         return Strength.NONE if joined == "oldpwd" else Strength.PASSWORD
     if joined.endswith(_TOKENS):
         return Strength.TOKEN if not (set(words) & _NO_TOKENS) else Strength.WEAK

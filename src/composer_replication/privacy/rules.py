@@ -151,8 +151,14 @@ _PHRASE_WORDS = (
     ("phrase", "HRASE"),
     ("seed", "eed(?: words?)?"),
     ("seed", "EED(?:_WORDS)?"),
+    ("bip", "BIP-?39(?: (?:seed|words?|phrase))?"),
 )
-_PHRASE = r"[^\0a-z\n]{1,12}(?:is|are)?[^\0a-z\n]{0,6}((?:[a-z]{3,8} +){11,23}[a-z]{3,8})"
+# A phrase may be wrapped, inside a word too.
+_PHRASE_BREAK = r"[a-z]{0,8} ?\\?(?:\r?\n|\\n)[ \t+>]{0,40}+(?:\d{1,6}+[→:|\t][ \t]*+)?(?:[a-z]{1,2} )?"
+_PHRASE = (
+    r"[^\0a-z\n]{1,12}(?:is|are)?[^\0a-z\n]{0,6}"
+    rf"((?:[a-z]{{3,8}} {{1,4}}+|{_PHRASE_BREAK}){{11,24}}[a-z]{{1,8}})"
+)
 
 # Their triggers are looked for among the lower-cased words of a text, so they are letters only.
 STRUCTURE_RULES: tuple[Rule, ...] = (
@@ -168,6 +174,13 @@ STRUCTURE_RULES: tuple[Rule, ...] = (
     *(Rule("BEARER_TOKEN", re.compile(word + _BEARER), ("bearer",), 1, _is_bearer) for word in ("earer", "EARER")),
     *(Rule("BASIC_AUTH", re.compile(word + _BASIC), ("basic",), 1, _is_basic) for word in ("asic", "ASIC")),
     *(Rule("COOKIE", re.compile(word + _COOKIE), ("cookie",), 1, _is_cookie) for word in ("ookie", "OOKIE")),
+    Rule(
+        "SEED_PHRASE",
+        re.compile(r"1[.)] ?([a-z]{3,8}\s{1,4}(?:\d{1,2}[.)] ?[a-z]{3,8}\s{1,4}){10,22}\d{1,2}[.)] ?[a-z]{3,8})"),
+        ("recovery", "mnemonic", "seed", "wallet"),
+        1,
+    ),
+    Rule("PRIVATE_KEY", re.compile(r"\[(?:\d{1,3},\s?){63}\d{1,3}\]"), ("solana", "keypair")),
     *(Rule("SEED_PHRASE", re.compile(word + _PHRASE), (trigger,), 1) for trigger, word in _PHRASE_WORDS),
 )
 _ADDRESSES = ("://", ":\\/\\/", "%3A%2F%2F")
@@ -176,19 +189,6 @@ URL_RULES: tuple[Rule, ...] = tuple(
     Rule(kind, re.compile(re.escape(sign) + pattern), (sign,), 1, accept)
     for sign in _ADDRESSES[:2]
     for kind, pattern, accept in (("URL_PASSWORD", _LOGIN, _is_url_password), ("URL_TOKEN", _LONE_USER, _is_url_token))
-)
-# The word for password in other scripts and spellings. It starts with rare letters, so that text which has none of them
-# is passed over quickly.
-_FOREIGN_LETTERS = "Пп密口パ비암كपłñŞş"
-_FOREIGN = Rule(
-    "PASSWORD",
-    re.compile(
-        rf"[{_FOREIGN_LETTERS}](?:арол[ьяею]|码|碼|令|钥|鑰|スワード|밀번호|호|لمة المرور|ासवर्ड"
-        r"|(?<=hasł)o|(?<=contraseñ)a|ifre)"
-        r"[\s:\uff1a=是为為は이가은는—-]{1,6}[\"'`«「]?([^\0\s\"'`»」<>\uff0c。]{4,100})"
-    ),
-    group=1,
-    accept=is_strong,
 )
 _BY_TRIGGER = tuple((trigger.encode(), rule) for rule in STRUCTURE_RULES for trigger in rule.triggers)
 TRIGGERS: tuple[bytes, ...] = tuple(dict.fromkeys(trigger for trigger, _ in _BY_TRIGGER))
@@ -200,8 +200,6 @@ def structure_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
     if here := active & _ALL_TRIGGERS:
         for rule in dict.fromkeys([rule for trigger, rule in _BY_TRIGGER if trigger in here]):
             yield from rule.spans(text)
-    if not text.isascii() and any(letter in text for letter in _FOREIGN_LETTERS):
-        yield from _FOREIGN.spans(text)
     if "@" in text:
         for rule in URL_RULES:
             if rule.triggers[0] in text:

@@ -5,16 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
-from composer_replication.privacy import commands, entropy, rules, tables
+from composer_replication.privacy import commands, encoded, entropy, fragments, identity, options, rules, speech, tables
 from composer_replication.privacy.assignments import KEYWORDS, keyword_spans, searched_words
+from composer_replication.privacy.assignments import WHOLE_WORDS as KEYWORDS_ALONE
 from composer_replication.privacy.commands import command_spans
-from composer_replication.privacy.encoded import Decoded, decoded_in_run, percent_encoded, wrapped_base64
+from composer_replication.privacy.encoded import (
+    Decoded,
+    base85,
+    decoded_in_run,
+    percent_encoded,
+    speaks_of_base85,
+    wrapped_base64,
+)
 from composer_replication.privacy.exact import ExactValues
 from composer_replication.privacy.keywords import WordFilter, any_of
+from composer_replication.privacy.lists import WHOLE_WORDS as LIST_WORDS
+from composer_replication.privacy.lists import list_spans
+from composer_replication.privacy.markup import manifest_spans
+from composer_replication.privacy.nearby import WHOLE_WORDS as NEARBY_WORDS
+from composer_replication.privacy.nearby import nearby_spans, slashed_spans
 from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digit, is_strong, structure_spans
 from composer_replication.privacy.tables import table_spans
 from composer_replication.privacy.vendors import RUN_RULES, VENDOR_RULES
-from composer_replication.privacy.views import has_colours, uncoloured, unescaped
+from composer_replication.privacy.views import has_colours, unbroken, uncoloured, unescaped, unquoted
+from composer_replication.privacy.wraps import SCHEMES, SHORT_KEYS, broken, crossing, touches_end
 
 _Runs = list[tuple[int, str]]
 _Triggers = list[tuple[str, Rule]]
@@ -45,8 +59,20 @@ class Scanner:
         self._extra = tuple(extra_rules)
         self._entropy = use_entropy
         self._clean_runs: set[str] = set()
-        triggers = (*rules.TRIGGERS, *commands.TRIGGERS, *KEYWORDS, tables.INSERT, *self._exact.triggers)
-        self.words = WordFilter(triggers)
+        keywords = [word for word in KEYWORDS if word not in KEYWORDS_ALONE]
+        layers = (*rules.TRIGGERS, *commands.TRIGGERS, *keywords, tables.INSERT)
+        triggers = (*layers, *SHORT_KEYS, *identity.WORDS, *self._exact.triggers)
+        whole = (
+            KEYWORDS_ALONE
+            | options.WHOLE_WORDS
+            | speech.WHOLE_WORDS
+            | encoded.WHOLE_WORDS
+            | fragments.WHOLE_WORDS
+            | SCHEMES
+            | NEARBY_WORDS
+            | LIST_WORDS
+        )
+        self.words = WordFilter(triggers, whole)
 
     def knows(self, run: str) -> bool:
         """Whether a value from the environment stands in a run of key characters."""
@@ -57,8 +83,11 @@ class Scanner:
         """Whether rules of the caller take part: nobody knows whether they keep to one string of many."""
         return bool(self._extra)
 
-    def spans(self, text: str, key: str = "", depth: int = 0) -> list[Span]:
-        """Non-overlapping spans in order. `key` is the field the text stands in: it may say that hex is a hash."""
+    def spans(self, text: str, key: str = "", depth: int = 0, words: set[bytes] | None = None) -> list[Span]:
+        """Non-overlapping spans in order. `key` is the field the text stands in: it may say that hex is a hash.
+
+        The trigger words that occur go to `words`, for those who look for something else in the same text.
+        """
         flat = text.encode("latin-1", "replace")
         runs = self.new_runs(text, flat)
         odd = [(start, run) for start, run in runs if not _WORDY.fullmatch(run)]
@@ -68,29 +97,56 @@ class Scanner:
             if len(set(run)) >= _FEWEST and not entropy.is_wordy(run) and not entropy.is_public_id(run)
         ]
         active = self.words.active(flat)
-        found: list[Span] = list(self._exact.spans(text, active))
+        if words is not None:
+            words |= active
+        found: list[Span] = [*self._exact.spans(text, active), *self._exact.broken_spans(text, active)]
         triggers = _vendor_triggers(odd)
         for rule in dict.fromkeys(rule for _, rule in triggers):
             found += rule.spans(text)
         found += structure_spans(text, active)
         found += command_spans(text, active)
+        lower = flat.lower() if active else flat
+        names: list[int] = []  # where names end that a line end parts from their value
+        calls: list[int] = []  # and programs, from their options
         if active:
-            found += keyword_spans(text, lower := flat.lower(), active)
+            found += keyword_spans(text, lower, active, names)
+            found += options.option_spans(text, lower, active, calls)
             found += table_spans(text, lower, active)
+            found += manifest_spans(text, active)
             if has_colours(text):
                 found += _between_colours(text, lower, active)
+            found += nearby_spans(text, lower, active)
+            found += list_spans(text, lower, active)
+        if active or not text.isascii():
+            found += speech.speech_spans(text, lower, active)
+        found += slashed_spans(text)
         for rule in self._extra:
             if rule.triggered(text):
                 found += rule.spans(text)
         depends = self._suspects(text, suspects, key, depth, found)
         if depth == 0:
+            depends.update(run for start, run in suspects if touches_end(text, start + len(run)))
             self._remember(runs, found, triggers, depends)
+        if depth == 0 and (joined := broken(text, lower, active, suspects, names, calls)) is not None:
+            view, named = joined
+            found += crossing(text, view.led_back(self.spans(view.text, key, depth + 1)), named)
+        if depth == 0:
+            found += self._in_mail(text, key)
         if depth < _MAX_DEPTH:
-            found += self._encoded(text, key, depth, suspects, found)
+            found += self._encoded(text, key, depth, suspects, found, active)
         return _spread(text, _merge(text, found)) if found else []
+
+    def _in_mail(self, text: str, key: str) -> Iterator[Span]:
+        """Lines that a mail quotes, without their signs, and lines that its encoding has broken."""
+        if "\n>" in text and (view := unquoted(text)) is not None:
+            yield from view.led_back(self.spans(view.text, key))
+        if "=\n" in text and (view := unbroken(text)) is not None:
+            yield from view.led_back(self.spans(view.text, key, 1))
 
     def _suspects(self, text: str, suspects: _Runs, key: str, depth: int, found: list[Span]) -> set[str]:
         """Look into every run that is no word; returns those that are clean only because of what stands around them."""
+        if not suspects:
+            return set()
         around, depends = entropy.Surroundings(text, key), set()
         known = found[:64]
         for start, run in suspects:
@@ -104,13 +160,17 @@ class Scanner:
                 found += inside
         return depends
 
-    def _encoded(self, text: str, key: str, depth: int, suspects: _Runs, found: list[Span]) -> list[Span]:
+    def _encoded(
+        self, text: str, key: str, depth: int, suspects: _Runs, found: list[Span], active: Set[bytes]
+    ) -> list[Span]:
         behind: list[Span] = []
         if "%" in text:
             behind += self._percent(_without(text, found), key, depth)
         starts = [start for start, run in suspects if 60 <= len(run) <= 82]
         if len(starts) > 1 or (starts and "\n" in text):
             behind += self._wrapped(text, starts, depth)
+        if speaks_of_base85(text, active):
+            behind += [Span(*piece[:2], "ENCODED_SECRET") for piece in base85(text) if self._says_secret(piece, depth)]
         if "\\" in text and (view := unescaped(text)) is not None:
             behind += view.led_back(self.spans(view.text, key, depth + 1))
         return behind
@@ -143,6 +203,8 @@ class Scanner:
     def _in_run(self, around: entropy.Surroundings, start: int, run: str, depth: int) -> list[Span] | None:
         """Secrets inside one run; None when it is clean only because of what stands around it."""
         found, readable, depends = [], [], False
+        if around.in_mail_signature(start):
+            return None
         if has_digit(run):
             rules_here = dict.fromkeys([rule for trigger, rule in _RUN_TRIGGERS if trigger in run])
             found = [_moved(span, start) for rule in rules_here for span in rule.spans(run)]

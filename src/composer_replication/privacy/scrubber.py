@@ -50,12 +50,13 @@ class Scrubber:
         user_names: Sequence[str] = (),
         extra_rules: Sequence[Rule] = (),
         entropy: bool = True,
+        people: bool = False,
     ) -> None:
         # Callers may hand over a whole environment: what stands in every text is not looked for.
         values = {name: value for name, value in (env_values or {}).items() if is_searchable(name, value)}
         self._scanner = Scanner(values, extra_rules, use_entropy=entropy)
         self._unblurred = Scanner(values, extra_rules, use_entropy=False) if entropy else self._scanner
-        self._identity = Identity(home_dirs, user_names)
+        self._identity = Identity(home_dirs, user_names, others=people)
         known = [*values.values(), *home_dirs, *user_names]
         self._seen = Seen(min([_SHORTEST, *(len(word) for word in known if len(word) > 1)]))
 
@@ -114,8 +115,9 @@ class Scope:
         if self._scanner.reads_alone:
             return False
         joined = _APART.join(unseen)
-        spans = self._scanner.spans(joined)
-        people, numbered = self._identity.touches(joined), holds_number(joined)
+        words: set[bytes] = set()
+        spans = self._scanner.spans(joined, words=words)
+        people, numbered = self._identity.touches(joined, words), holds_number(joined)
         offset, index = 0, 0
         for text in unseen:
             end = offset + len(text)

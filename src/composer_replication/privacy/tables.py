@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence, Set
 
 from composer_replication.privacy.names import Strength, name_strength
-from composer_replication.privacy.plausible import is_plausible, is_random_value
+from composer_replication.privacy.plausible import is_passphrase, is_plausible, is_random_value
 from composer_replication.privacy.rules import Span, is_strong
 
 INSERT = b"insert"
@@ -78,9 +78,10 @@ def _rows(text: str, begin: int, sign: str, columns: _Columns, signs: int) -> tu
         newline = text.find("\n", begin, begin + _LONGEST_ROW)
         end = newline if newline >= 0 else min(len(text), begin + _LONGEST_ROW)
         row = text[begin:end]
-        if row.count(sign) != signs or "\0" in row:
+        rule = sign == "|" and _RULE.fullmatch(row) is not None  # with `+` where the columns meet
+        if (row.count(sign) != signs and not rule) or not row or "\0" in row:
             break
-        if not (sign == "|" and _RULE.fullmatch(row)):
+        if not rule:
             spans += _cells(row, begin, sign, columns)
         begin = end + 1
     return spans, begin - 1
@@ -96,6 +97,8 @@ def _cells(row: str, begin: int, sign: str, columns: _Columns) -> Iterator[Span]
 
 
 def _is_secret(value: str, strength: Strength) -> bool:
+    if strength == Strength.PASSWORD and is_passphrase(value):
+        return True
     if " " in value or not is_plausible(value, strength, True):
         return False
     return is_strong(value) if strength == Strength.PASSWORD else is_random_value(value)

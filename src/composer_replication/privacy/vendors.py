@@ -18,7 +18,7 @@ ANTHROPIC_KEY sk-ant- sk-ant-[A-Za-z0-9_-]{16,}
 OPENROUTER_KEY sk-or- sk-or-[A-Za-z0-9_-]{16,}
 OPENAI_KEY sk-proj-|sk-svcacct-|sk-admin-|sk-None- sk-(?:proj|svcacct|admin|None)-[A-Za-z0-9_-]{16,}
 OPENAI_KEY T3BlbkFJ (?:(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{1,120})?T3BlbkFJ[A-Za-z0-9_-]{10,}
-AWS_ACCESS_KEY AKIA|ASIA|ABIA|ACCA (?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}
+AWS_ACCESS_KEY AKIA|ASIA|ABIA|ACCA (?:AKIA|ASIA|(?<![A-Za-z0-9])(?:ABIA|ACCA))[A-Z0-9]{16}
 AWS_ACCESS_KEY A3T|AROA|AIDA|AGPA (?<![A-Za-z0-9])(?:A3T[A-Z0-9]|AROA|AIDA|AGPA)[A-Z0-9]{16}(?![A-Za-z0-9])
 AWS_BEDROCK_KEY ABSK ABSK[A-Za-z0-9+/]{40,}={0,2}
 AWS_SESSION_TOKEN GZXIvYXdz|IQoJb3JpZ2lu (?:F[wQ]oGZXIvYXdz|IQoJb3JpZ2lu)[A-Za-z0-9+/=]{20,}
@@ -37,6 +37,7 @@ SLACK_TOKEN xox xox[a-z](?:\.xox[a-z])?-[A-Za-z0-9-]{10,}
 SLACK_TOKEN xapp-|xwfp- x(?:app|wfp)-[A-Za-z0-9-]{10,}
 SLACK_WEBHOOK hooks.slack.com hooks\.slack\.com/(?:services|workflows|triggers)/[A-Za-z0-9/_+-]{20,}
 WEBHOOK /api/webhooks/ discord(?:app)?\.com/api/webhooks/\d+/[A-Za-z0-9_-]{20,}
+WEBHOOK? ebhook/|ebhooks/ https?://[^\0\s/"'<>]{3,100}/(?:[\w.-]{1,40}+/){0,4}[Ww]ebhooks?/(?=[^\0\s"'<>]{0,200}[0-9])[A-Za-z0-9@/_-]{24,}
 WEBHOOK webhook.office.com [a-z0-9.-]{1,80}\.webhook\.office\.com/[A-Za-z0-9@/_-]{30,}
 WEBHOOK hooks.zapier.com|hook.eu|hook.us (?:hooks\.zapier\.com/hooks/catch|hook\.[a-z0-9]+\.make\.com)/[A-Za-z0-9/]{8,}
 DISCORD_TOKEN? *. (?:mfa\.[A-Za-z0-9_-]{60,}|[A-Z][A-Za-z0-9_-]{22,28}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,40})
@@ -82,8 +83,8 @@ AZURE_KEY *== (?<![A-Za-z0-9+/])[A-Za-z0-9+/]{86}==
 PHOENIX_TOKEN SFMyNTY. SFMyNTY\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}
 AZURE_KEY ACDb|AzFu|AzCa (?<![A-Za-z0-9+/])[A-Za-z0-9+/]{33,80}A[Cz][DFC][bua][A-Za-z0-9+/]{5,10}={0,2}
 AZURE_KEY +ABa|+AMC|+ASt|AIoT (?<![A-Za-z0-9+/])[A-Za-z0-9+/]{33,80}(?:\+A[BMS][aCt]|AIoT)[A-Za-z0-9+/]{5,10}={0,2}
-ALIBABA_KEY LTAI LTAI[A-Za-z0-9]{12,24}
-TENCENT_KEY AKID AKID[A-Za-z0-9]{32,}
+ALIBABA_KEY LTAI (?<![A-Za-z0-9+/])LTAI[A-Za-z0-9]{12,24}
+TENCENT_KEY AKID (?<![A-Za-z0-9+/])AKID[A-Za-z0-9]{32,}
 JFROG_TOKEN AKCp|cmVmdGtuO (?:AKCp[A-Za-z0-9]{60,}|cmVmdGtuO[A-Za-z0-9+/=]{40,})
 SSH_PRIVATE_KEY b3BlbnNzaC1rZXktdjE b3BlbnNzaC1rZXktdjE(?:[A-Za-z0-9+/=]|\s|\\n){40,}
 PASSWORD_HASH $2a$|$2b$|$2x$|$2y$ \$2[abxy]\$\d\d\$[./A-Za-z0-9]{53}
@@ -92,12 +93,20 @@ MAPBOX_TOKEN k.eyJ [stp]k\.eyJ[A-Za-z0-9_-]{20,}\.[A-Za-z0-9_-]{10,}
 HEROKU_KEY HRKU- HRKU-[A-Za-z0-9_-]{30,}
 OKTA_TOKEN? *00 (?<![\w+/-])00(?=[A-Za-z0-9_-]{0,40}[A-Z])(?=[A-Za-z0-9_-]{0,40}[g-z])[A-Za-z0-9_-]{40}(?![\w-])
 DYNATRACE_TOKEN dt0 dt0[a-z]\d\d\.[A-Z0-9]{20,}\.[A-Z0-9]{40,}
-FLYIO_TOKEN fo1_|fm1|fm2_ (?:fo1|fm1[rap]|fm2)_[A-Za-z0-9+/=_-]{30,}
+FLYIO_TOKEN fo1_|fm1|fm2_ (?<![A-Za-z0-9])(?:fo1|fm1[rap]|fm2)_[A-Za-z0-9+/=_-]{30,}
 EASYPOST_KEY EZAK|EZTK EZ[AT]K[A-Za-z0-9]{40,}
 TWITTER_TOKEN? AAAAAAAAAAAAAAAAAA (?<![A-Za-z0-9+/])A{18,24}[B-Zb-z0-9%][A-Za-z0-9%]{40,}
 VERCEL_TOKEN vercel_blob vercel_blob_rw_[A-Za-z0-9_]{20,}
 NUGET_KEY oy2 (?<![A-Za-z0-9])oy2[a-z0-9]{43}(?![A-Za-z0-9])
 PAYPAL_TOKEN access_token$ access_token\$[a-z]+\$[A-Za-z0-9]{10,}\$[0-9a-f]{32}
+RAZORPAY_KEY rzp_ rzp_(?:live|test)_[A-Za-z0-9]{10,}
+CIRCLECI_TOKEN CCIPAT_|CCIPRJ_ CCIP(?:AT|RJ)_[A-Za-z0-9_]{20,}
+HUBSPOT_TOKEN pat-na|pat-eu pat-(?:na|eu)\d-[0-9a-f-]{36}
+LAUNCHDARKLY_KEY sdk-|mob-|api- (?:sdk|mob|api)-[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}
+PLAID_TOKEN access-sandbox-|access-prod|access-dev access-[a-z]+-[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}
+SOURCEGRAPH_TOKEN sgp_ sgp_(?:[0-9a-f]{16}_|local_)?[0-9a-f]{40}
+CLOUDFLARE_KEY v1.0- v1\.0-[0-9a-f]{24}-[0-9a-f]{100,}
+RECOVERY_KEY *- (?<!\d)(?:\d{6}-){7}\d{6}(?!\d)
 TAVILY_KEY tvly- tvly-[A-Za-z0-9_-]{16,}
 PERPLEXITY_KEY pplx- pplx-[A-Za-z0-9]{24,}
 GROQ_KEY gsk_ gsk_[A-Za-z0-9]{24,}
@@ -125,9 +134,18 @@ _FAMILY = (
 )
 
 
+def _is_real(value: str) -> bool:
+    """Not the one that documentation shows: one character over and over, or the word itself."""
+    return len(set(value[-12:])) > 1 and not value.endswith("EXAMPLE")
+
+
+def _has_digit_and_more(value: str) -> bool:
+    return has_digit(value) and _is_real(value)
+
+
 def _rule(row: str) -> tuple[bool, Rule]:
     kind, triggers, pattern = row.split(" ", 2)
-    accept = has_digit if kind.endswith("?") else None
+    accept = _has_digit_and_more if kind.endswith("?") else _is_real
     # Runs are searched one to a line, so the beginning of a run is a newline.
     searched = tuple(triggers.lstrip("*").replace("^", "\n").split("|"))
     rule = Rule(kind.rstrip("?"), re.compile(pattern), searched, 0, accept)

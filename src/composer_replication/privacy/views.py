@@ -23,6 +23,18 @@ _WORD_REST = re.compile(r"[^\0\s]*")
 _LEAD, _REACH, _NEAR = 100, 400, 60  # around the name with colours near it
 
 
+_APART = "\n\0\n"
+_QUOTED = re.compile(r"(?:(?<=\n)|\A)>[ >][^\0\n]*+(?:\n>[^\0\n]*+)++")
+_QUOTE_SIGN = re.compile(r"(?:(?<=\n)|\A)>(?:[ ]?>)*[ ]?")
+# At the end of a line and directly before the rest of a word, not before a name with a value of its own.
+_SOFT_BREAK = re.compile(r"(?<=[!-<>-~])=\r?\n(?=[!-~])(?![\w.-]{1,60}\s?[:=](?!3D|\r?\n))")
+_SOFT = re.compile(f"{_SOFT_BREAK.pattern}|=3D")
+
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/]+")
+_SHORTEST_PADDED = 19
+
+
 class View:
     """A rewritten text that remembers where its parts came from."""
 
@@ -62,6 +74,32 @@ def unescaped(text: str) -> View | None:
     matches = _ESCAPE.finditer(text)
     edits = [(*match.span(), chr(int(match[1], 16)) if match[1] else match[2] or "") for match in matches]
     return View(text, edits) if edits else None
+
+
+def unquoted(text: str) -> View | None:
+    """The lines that a mail quotes, without `> ` and without the rest of the text; None when there are none."""
+    edits: list[_Edit] = []
+    done = 0
+    for block in _QUOTED.finditer(text):
+        edits.append((done, block.start(), _APART))
+        edits += [(*sign.span(), "") for sign in _QUOTE_SIGN.finditer(text, *block.span())]
+        done = block.end()
+    return View(text, [*edits, (done, len(text), _APART)]) if edits else None
+
+
+def unbroken(text: str) -> View | None:
+    """A text in quoted-printable, which ends broken lines with `=` and writes that sign as `=3D`."""
+    if "=3D" in text:
+        edits = [(*match.span(), "=" if match[0] == "=3D" else "") for match in _SOFT.finditer(text)]
+        return View(text, edits) if any(not written for _, _, written in edits) else None
+    edits = [(*match.span(), "") for match in _SOFT_BREAK.finditer(text) if not _pads(text, match.start())]
+    return View(text, edits) if edits else None
+
+
+def _pads(text: str, at: int) -> bool:
+    """Whether the sign at the end of a line is the end of base64."""
+    run = _BASE64.match(text[max(0, at - _LEAD) : at][::-1])
+    return run is not None and run.end() >= _SHORTEST_PADDED and run.end() % 4 == 3
 
 
 def has_colours(text: str) -> bool:

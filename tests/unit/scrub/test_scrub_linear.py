@@ -61,6 +61,18 @@ UNITS = {
     "placeholders": "<PASSWORD_",
     "pgpass": "a:5432:b:",
     "homes without a slash": "home/a/\n",
+    "wraps": "abc1234567\n",
+    "wrapped names": "token=abc1234567\n+",
+    "types": "password: a[b, ",
+    "calls": "password = f(",
+    "own words": "密码是",
+    "said words": "a1b2c3! as the password ",
+    "manifests": "kind: Secret\ndata:\n  a: ",
+    "tags": '<a password="',
+    "typed fields": '{"type": "password", ',
+    "command words": "login -p ",
+    "base85": "b85decode <~",
+    "lists": 'passwords = ["a1b2c3d4", ',
 }
 # What a pattern wants at the end, or what makes it give up there.
 TAILS = ["-Q9x", "!", "\0", "\\", "'", "\n<", " | chpasswd", "@h", "=="]
