@@ -91,6 +91,11 @@ class Entry:
     """The sub-agent that a record of a sidechain says it is of."""
 
     @property
+    def named_parent(self) -> str | None:
+        """The parent, where what the record says can be one."""
+        return self.parent if isinstance(self.parent, str) else None
+
+    @property
     def follows(self) -> str | None:
         """The record it must stand behind: its parent, or where the context ended that a compaction closed."""
         node = self.node

@@ -117,7 +117,7 @@ class Sidechains:
         """By its message's other records, or by others that name the same missing parent."""
         node = entry.node
         key = node.message_key if node is not None and node.kind == "assistant" else None
-        found = (self._by_message.get(key), self._by_missing.get(entry.parent))
+        found = (self._by_message.get(key), self._by_missing.get(entry.named_parent or ""))
         return (chain for chain in found if chain is not None)
 
     def _caller(self, node: Node, linked: Chain | None, fits: bool) -> Chain | None:
@@ -132,7 +132,7 @@ class Sidechains:
 
     def _fits(self, entry: Entry, node: Node, linked: Chain) -> bool:
         is_same_message = node.kind == "assistant" and node.message_key == linked.latest_key
-        return is_same_message or entry.parent in linked.latest or node.attachment is not None
+        return is_same_message or entry.named_parent in linked.latest or node.attachment is not None
 
     def _is_open(self, chain: Chain) -> bool:
         return chain.named_until <= self._at

@@ -70,13 +70,18 @@ def test_a_forgotten_session_takes_its_tools_along_and_the_given_ones_stay(tmp_p
     ]
 
 
+def files_of(run):
+    """All but the locks, which stay where a command was."""
+    return {path.name: path.read_bytes() for path in run.root.iterdir() if path.is_file() and path.suffix != ".lock"}
+
+
 def test_tools_that_do_not_say_whose_they_are_are_refused_with_the_command_that_makes_them_anew(tmp_path):
     run = two_agents_run(tmp_path)
     made_anew = run.path("tools").read_bytes()
     write_sites(run)
     rows = [{key: row[key] for key in row if key != "format"} for row in map(json.loads, made_anew.splitlines())]
     run.write_jsonl("tools", rows, schema=SCHEMA, version=2, sources=["conversations"])
-    everything = {path.name: path.read_bytes() for path in run.root.iterdir() if path.is_file()}
+    everything = files_of(run)
     refused = rf"tools.jsonl.*got 2 .*do not say whose tool.*`crf ingest PATH\.\.\. -o {run.root}`"
     for reader in (
         lambda: tools_of(run),
@@ -86,6 +91,6 @@ def test_tools_that_do_not_say_whose_they_are_are_refused_with_the_command_that_
     ):
         with pytest.raises(RunError, match=refused):
             reader()
-    assert everything == {path.name: path.read_bytes() for path in run.root.iterdir() if path.is_file()}
+    assert everything == files_of(run)
     _, summary = ingested(run.root, tmp_path / "logs")
     assert (summary.num_read, run.path("tools").read_bytes()) == (0, made_anew)
