@@ -2,7 +2,7 @@
 
 A page says nothing that the code does not: verbs and options come from argparse, keys from the config's declarations,
 parameters from a signature, fields from the records. Only sentences that the code has no place for stand in
-`sentences.py`, and a name without one ends the script. `tests/contract/test_reference.py` compares pages and code.
+`sentences.py`, and a name without one ends the script. `tests/contract/test_reference_pages.py` compares both.
 """
 
 from __future__ import annotations
