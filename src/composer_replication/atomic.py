@@ -190,15 +190,7 @@ def is_lock_free(descriptor: int) -> bool:
 
     It takes the shared one, for which a file need not be writable, and which any number may take at once.
     """
-    if sys.platform == "win32":
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True
+    return try_lock(descriptor, exclusive=False)
 
 
 def unlock(descriptor: int) -> None:

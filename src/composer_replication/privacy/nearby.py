@@ -1,4 +1,4 @@
-"""Passwords that stand near a word for one, whatever stands between them: on its line, or on the two lines below it.
+"""Passwords that stand near a word for one, whatever stands between them: on its line, or on the three lines below it.
 
 What is between a name and its value differs with every program and language. So here only the value's own shape counts:
 words with a number and signs among them, words with digits for letters, or random characters; never a name of code, a
@@ -21,9 +21,7 @@ _BESIDE = (b"login", b"assword", b"mysqli", b"wifi", b"wlan", b"eap", b"tacacs",
            b"createuser", b"sendline", b"luks", b"vpn", b"pwgen", b"keystore", b"chap", b"ldap", b"kinit")  # fmt: skip
 _WORDS = (*_STEMS, *_BESIDE)
 WHOLE_WORDS = frozenset((*_BESIDE, b"pw"))
-_OTHER_WORD = re.compile(
-    rb"pass[abd-oq-vxz]|secretar|credit|credib|author(?!iz)|pw[a-ce-z]|key(?:s\\b|board|word|frame)|token(?:s\\b|iz)"
-)
+_OTHER_WORD = re.compile(rb"pass[abd-oq-vxz]|secretar|credit|credib|author(?!iz)|pw[a-ce-z]")
 # Where a digit meets a letter or a sign: plain numbers and plain words have no such place.
 _SEAM = re.compile(r"[A-Za-z_.!#$%^&*?~+-]\d|\d[A-Za-z_~!#$%^&*?+]")
 _CHARACTERS = re.compile(r"[\w.!@#$%^&*?~+-]*+")

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from composer_replication.canonical_json import decode, encode_as_written
 from composer_replication.runs.directory import RunDir
+from composer_replication.runs.journal import Journal
 from composer_replication.types import Conversation
 
 _NAME = "asked_tools"
@@ -57,11 +58,17 @@ def forget_asked(run: RunDir, gone: Iterable[str]) -> None:
     gone, rows = set(gone), _rows(run)
     texts = {row["digest"]: row["tools"] for row in rows if row["tools"] is not None}
     last = {row["conversation_id"]: row["digest"] for row in rows if row["conversation_id"] not in gone}
-    run.path(_NAME).unlink(missing_ok=True)
-    if last:
-        with run.append_jsonl(_NAME) as journal:
-            for name, digest in last.items():
-                journal.append({"conversation_id": name, "digest": digest, "tools": texts.pop(digest, None)})
+    path = run.path(_NAME)
+    if not last:
+        path.unlink(missing_ok=True)
+        return
+    # Beside it and then over it: a crash between the two must not cost the answers of those who stay.
+    beside = path.with_name(f".{path.name}.tmp")
+    beside.unlink(missing_ok=True)
+    with Journal(beside) as journal:
+        for name, digest in last.items():
+            journal.append({"conversation_id": name, "digest": digest, "tools": texts.pop(digest, None)})
+    beside.replace(path)
 
 
 def _rows(run: RunDir) -> list[dict[str, object]]:
