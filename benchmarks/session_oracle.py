@@ -137,9 +137,8 @@ class SessionOracle:
     def _split(self, before: bytes, after: bytes, bare: bytes | None) -> Expected | None:
         bare_before, bare_after = self.student.without_own_blocks(before), self.student.without_own_blocks(after)
         if not after.startswith(before) and bare_after.startswith(bare_before):  # an earlier turn has lost its block
-            written = bare_after[len(bare_before) :]
+            written, has_own_block = self._behind_header(after, bare_before.count(self.student.header))
             target = written[: written.rfind(MARK) + 1]
-            has_own_block = bool(self.student.own_block) and after.endswith(self.student.own_block + written)
             return Expected(bare_before, target, has_own_block) if target else None
         shared = before
         if not after.startswith(before):  # formats.md 5.3, point 2: only the prompt itself may be rewritten
@@ -154,6 +153,16 @@ class SessionOracle:
             shared, written = shared + own, written[len(own) :]
         target = written[: written.rfind(MARK) + 1]
         return Expected(self.student.without_own_blocks(shared), target, has_own_block) if target else None
+
+    def _behind_header(self, after: bytes, count: int) -> tuple[bytes, bool]:
+        """What stands behind so many headers, and whether an empty block came first, which is no part of it.
+
+        From the rendering as it is: a line end behind the block is the turn's own, and only contexts are compared
+        without such line ends.
+        """
+        written = after.split(self.student.header, count)[-1]
+        own = self.student.own_block
+        return (written[len(own) :], True) if own and written.startswith(own) else (written, False)
 
     def _render(self, messages: Sequence[Message], size: int | None, *, prompt: bool) -> bytes | None:
         if size is not None and (size, prompt) in self._renders:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -232,3 +233,20 @@ def test_an_empty_result_inside_the_turn_after_it_is_refused_too(students):
     renderer = Renderer(load_tokenizer(students[REFUSED]))
     with pytest.raises(AlignmentError, match="text of another message"):
         renderer.render(Conversation(id="s", format="claude_code", turns=turns))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_turn_that_says_only_a_line_end_before_its_call_is_what_its_template_writes(family, students):
+    """Found among 300 random sessions: Qwen3's template keeps that line end behind its empty block.
+
+    Behind an earlier turn, which has lost its own block by then, the judge took it for a part of the header.
+    """
+    call = ToolCall(id="c2", name="bash", arguments={})
+    who = {"role": "assistant", "origin": "model", "model": STUDENT, "provenance": HERE}
+    before = Session(identity="s").user("Go on.").says("I look.", model=STUDENT).conversation()
+    last = Turn(id="t2", text="\n", calls=(call,), **who)
+    answer = Turn(id="a", text="I look first.", **who)
+    session = RandomSession(replace(before, turns=(*before.turns, last)), [], [Pair("s", 1, answer)])
+    tally = judged(session, students[family])
+    assert not tally.violations, blamed(tally)
+    assert family == REFUSED or tally.runs["rejected"] == 1
