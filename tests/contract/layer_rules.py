@@ -75,6 +75,8 @@ LAYERS = {
     "replaysim": Layer(ours={"teacher_replay", "pairs"}),
     "": Layer(ours={"optional", "version"}),  # the package itself
 }
+# All run-directory glue: it brings stages together, and nothing below knows it.
+LAYERS["steps"] = Layer(ours=set(LAYERS) - {"", "opsd", "distillation", "replaysim"})
 LAYERS["cli"] = Layer(ours=set(LAYERS), on_use={"rich"}, ours_only_in_functions=True)
 LAYERS["__main__"] = Layer(ours={"cli"})
 

@@ -23,7 +23,6 @@ from typing import Any
 import orjson
 
 from composer_replication.errors import ArtefactCorruptError, InputError, RunError, explain
-from composer_replication.runs import answer_owners
 from composer_replication.teacher_replay import store_tables
 from composer_replication.teacher_replay.money import to_dollars
 from composer_replication.teacher_replay.owners import (
@@ -96,7 +95,7 @@ class TeacherStore:
         """Write down that a reply is this session's, too: it is kept as long as one of its sessions is."""
         if session:
             with self._named_errors():
-                answer_owners.ascribe(self._connection, key, session)
+                store_tables.ascribe(self._connection, key, session)
 
     def num_replies(self) -> int:
         return self._execute("SELECT COUNT(*) FROM replies").fetchone()[0]

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from composer_replication.atomic import staged
 from composer_replication.errors import ArtefactCorruptError, RunError, explain
-from composer_replication.runs import answer_owners
 from composer_replication.teacher_replay.money import to_dollars
 
 EXPECTED = "a store of teachers' replies"
@@ -43,7 +42,11 @@ CREATE TABLE holds (
 ) WITHOUT ROWID;
 """
 _TOTALS = "INSERT INTO meter VALUES (1, 0, 0, 0, 0, NULL);"
-NEW = "\n".join((_REPLIES, _MONEY, _BOOKS, answer_owners.TABLE, _TOTALS))
+OWNERS = (
+    "CREATE TABLE IF NOT EXISTS reply_owners (key BLOB NOT NULL, session TEXT NOT NULL, PRIMARY KEY (key, session)) "
+    "WITHOUT ROWID;"
+)
+NEW = "\n".join((_REPLIES, _MONEY, _BOOKS, OWNERS, _TOTALS))
 _COLUMNS = {
     "replies": "key teacher reply",
     "intents": "id key teacher owner started reserved",
@@ -175,7 +178,7 @@ def upgrade(connection: sqlite3.Connection) -> None:
     version = version_of(connection)
     if version == VERSION:
         return
-    connection.execute(answer_owners.TABLE)
+    connection.execute(OWNERS)
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'bills'").fetchone():
         _open_books(connection)
     connection.execute(f"PRAGMA user_version = {VERSION}")
@@ -205,3 +208,11 @@ def _open_books(connection: sqlite3.Connection) -> None:
 
 def _statements(script: str) -> list[str]:
     return [statement for part in script.split(";") if (statement := part.strip())]
+
+
+def ascribe(connection: sqlite3.Connection, key: bytes, session: str) -> None:
+    """Write down that an answer is this session's too; within whatever transaction is open."""
+    row = (key, session)
+    known = connection.execute("SELECT 1 FROM reply_owners WHERE key = ? AND session = ?", row).fetchone()
+    if known is None:  # looked up first: reading takes no lock
+        connection.execute("INSERT OR IGNORE INTO reply_owners VALUES (?, ?)", row)

@@ -12,9 +12,9 @@ from claude_records import Log, text
 from run_pieces import bytes_of, ingested, stored, write_chat, write_session, write_subagent
 
 from composer_replication.errors import InputError, RunError
-from composer_replication.ingestion.forget import forget
 from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.runs import RunDir
+from composer_replication.steps.forget import forget
 
 LONG = (
     "a sentence that is long enough to be known again wherever it turns up, in a copy or in what went on from it. " * 5
