@@ -17,10 +17,11 @@ from composer_replication.cli import train_progress
 from composer_replication.cli.main import main
 from composer_replication.config import CrfConfig, describe, load
 from composer_replication.runs import RunDir
-from composer_replication.trainer import planner, run_arguments
 from composer_replication.trainer.checkpoints import weights_digest
-from composer_replication.trainer.offline_checks import NO_PAIR
-from composer_replication.trainer.run_folder import TrainingFolder
+from composer_replication.trainer.from_config import arguments as run_arguments
+from composer_replication.trainer.from_config.folder import TrainingFolder
+from composer_replication.trainer.offline.checks import NO_PAIR
+from composer_replication.trainer.watch import planner
 
 
 def test_a_run_leaves_config_metrics_checkpoint_adapter_and_a_record_of_where_they_are_from(train, folder):

@@ -15,8 +15,9 @@ from composer_replication.cli import train_progress
 from composer_replication.cli.train_progress import PhaseLines, as_shown, duration
 from composer_replication.objective import hint_proof
 from composer_replication.runs import RunDir
-from composer_replication.trainer import reference, run_requirements
-from composer_replication.trainer.phases import Phase
+from composer_replication.sessions import reference
+from composer_replication.sessions.phases import Phase
+from composer_replication.trainer.from_config import requirements as run_requirements
 
 PROOF = ("--set", "train.proof.on=true", "--set", "train.optimiser.steps=1")
 
