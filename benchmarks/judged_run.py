@@ -13,9 +13,9 @@ from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.sessions.stored import StoredWindow
 from composer_replication.teacher_replay import run_pairs
+from composer_replication.trainer.from_config.offline import offline_data
 from composer_replication.trainer.from_config.parts import read_inputs
 from composer_replication.trainer.from_config.renderer import tools_of
-from composer_replication.trainer.from_config.sessions import offline_data
 from composer_replication.trainer.presets import load_with_preset
 from composer_replication.types import Turn
 from target_check import Judged, SessionJudge, Tally

@@ -146,7 +146,7 @@ def _why_left_out(
         return "loss.alpha_sdpo is 0"
     from composer_replication.cli.count_words import MEANINGS
     from composer_replication.sessions.dataset import LoggedSession
-    from composer_replication.trainer.from_config.sessions import why_not_taught
+    from composer_replication.trainer.from_config.offline import why_not_taught
 
     reason = why_not_taught(config, renderer, LoggedSession(conversation=conversation, sites=[(site, hint)]))
     budget = f"; it is {config.train.batch.budget:,}" if reason == "longer_than_window" else ""

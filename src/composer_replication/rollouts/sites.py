@@ -24,9 +24,10 @@ from composer_replication.rollouts.conversation import (
     conversation_of,
     is_parsed,
     sampled_runs,
+    signal_of,
+    signalled_sites,
 )
 from composer_replication.rollouts.rules import MALFORMED, ROLLOUT_RULES, judged_by_schema
-from composer_replication.rollouts.signals import signal_of, signalled_sites
 from composer_replication.sites.find import MIN_CONFIDENCE, find_error_sites
 from composer_replication.sites.rule import FailureRule
 from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult, Turn

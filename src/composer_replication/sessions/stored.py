@@ -6,7 +6,8 @@ many times its own tokens. A sequence's rows are a few runs, and the rest fits i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds
 from composer_replication.batch.tree import TokenTree
 from composer_replication.errors import InputError, explain
+from composer_replication.objective.components import CHANNELS
 from composer_replication.objective.packed_batch import pack_batches
 from composer_replication.objective.tree_batch import TargetRows, TreeBatch
 
@@ -160,3 +162,27 @@ def _path_ids(tree: TokenTree, rows: Tensor, targets: Tensor) -> ResponseIds:
     path = next(each for each in tree.rows if each.numel() > depth and int(each[depth]) == last)
     start = int(tree.position_ids[int(rows[0])]) + 1
     return ResponseIds([*tree.input_ids[path[: depth + 1]].tolist(), int(targets[-1])], start)
+
+
+KEY = "session_batch"
+
+
+@dataclass(frozen=True, eq=False)
+class SessionBatch:
+    """One micro-batch: its trees side by side. Not a mapping of tensors, so that no library moves or cuts it."""
+
+    batch: TreeBatch
+    items: Mapping[str, int]
+
+
+def collate(batches: Sequence[TreeBatch]) -> dict[str, SessionBatch]:
+    batch = side_by_side(batches)
+    return {KEY: SessionBatch(batch, batch.counts())}
+
+
+def items_of(batches: Sequence[Mapping[str, SessionBatch]]) -> dict[str, int]:
+    """Items of each channel in all of these."""
+    total: Counter[str] = Counter()
+    for each in batches:
+        total.update(each[KEY].items)
+    return {name: total[name] for name in CHANNELS}

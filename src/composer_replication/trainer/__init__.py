@@ -1,6 +1,20 @@
-"""Objective to a better model: trainers, teachers, presets, and the collator of all three channels.
+"""Objective to a better model. Names are resolved when they are first used: importing this loads no trainer.
 
-Names are resolved when they are first used: importing the package loads neither transformers' trainer nor TRL.
+channel_settings   the knobs of channels 2 and 3, and how a weight changes over a run
+presets            what a preset says, as arguments
+teachers           who teaches channel 2 over a run
+start_model        the start weights, as a trainer takes them
+callbacks          `metrics.jsonl`, and how a trainer hears of its own steps
+checkpoints/       complete or passed over, resumed bit for bit
+watch/             will it fit, has it collapsed, why does it not learn
+offline/           parts of the offline trainer
+offline_trainer    training on logged sessions
+composer/          parts of the composer trainer
+composer_trainer   GRPO with two more channels, inside TRL
+traces/            one trace as rows of token ids
+data_collator      traces to a batch for all three channels
+reference          a known path: `sessions.reference`
+from_config/       what `crf train` does, as a library
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ from composer_replication.rollouts.resample import Drawn, group_advantages, resa
 from composer_replication.rollouts.sites import FoundSites, HintGenerator, RolloutSites
 from composer_replication.sites.find import MIN_CONFIDENCE
 from composer_replication.sites.rule import FailureRule
-from composer_replication.trainer.composer.channels import ITEMS, SITES
-from composer_replication.trainer.composer.figures import ComposerFigures
+from composer_replication.trainer.composer.channels import ITEMS, SITES, ComposerFigures
 
 # The class that uses this names TRL's trainer after it in its bases, so every `super()` below means that one.
 _Trainer: Any = object

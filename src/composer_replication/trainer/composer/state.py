@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.trainer.checkpoints import weights_digest
-from composer_replication.trainer.composer.channels import ComposerChannels
-from composer_replication.trainer.composer.figures import ComposerFigures
+from composer_replication.trainer.composer.channels import ComposerChannels, ComposerFigures
 from composer_replication.trainer.composer.logged import digest_of
 from composer_replication.trainer.watch.alarm import CollapseAlarm
 

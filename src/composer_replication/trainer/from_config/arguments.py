@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from composer_replication.config import TrainConfig
-from composer_replication.errors import ComposerError, ConfigError, explain
+from composer_replication.errors import ComposerError, ConfigError, MissingExtraError, explain
 from composer_replication.optional import available
 
 
@@ -59,3 +59,15 @@ def _check_installed(train: TrainConfig) -> None:
         fix = 'Type: pip install bitsandbytes. Or set train.adapter.kind = "lora", which keeps the weights whole.'
         got = "qlora, and bitsandbytes is not installed"
         raise ConfigError(explain("train.adapter.kind", got=got, expected="lora, none, or bitsandbytes", fix=fix))
+
+
+def check_extra(train: TrainConfig) -> None:
+    """Raise MissingExtraError that names what this config needs of the extra `train`, and the command to type."""
+    needed = ["accelerate"]
+    needed += ["peft"] if train.adapter.kind != "none" else []
+    needed += ["trl", "datasets"] if train.mode == "grpo" else []
+    missing = [each for each in needed if not available(each)]
+    if missing:
+        fix = 'Type: pip install "composer-replication[train]"'
+        got = f"no {', no '.join(missing)}"
+        raise MissingExtraError(explain("training", got=got, expected="the extra `train`", fix=fix), name=missing[0])

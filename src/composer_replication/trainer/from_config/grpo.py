@@ -13,6 +13,7 @@ from composer_replication.errors import ComposerError, ConfigError, explain
 from composer_replication.objective.components import CHANNELS
 from composer_replication.optional import require
 from composer_replication.sessions.dataset import LoggedSessions
+from composer_replication.sessions.phases import Say
 from composer_replication.sessions.source import has_artefact
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer.generation import RolloutOptions
@@ -21,7 +22,6 @@ from composer_replication.trainer.from_config.arguments import make_arguments, r
 from composer_replication.trainer.from_config.folder import TrainingFolder
 from composer_replication.trainer.from_config.parts import (
     Inputs,
-    Say,
     lora_config,
     named_object,
     prompts_of,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,6 @@ from composer_replication.runs.conversations import read_conversations
 from composer_replication.trainer.from_config.renderer import make_renderer, tools_of, unmatched_models
 from composer_replication.trainer.teachers import TeacherKeeper
 
-Say = Callable[[str], None]
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _EVALUATED_OF = 10
 """One prompt of so many is held out where there are evaluations."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from composer_replication.config import CrfConfig
 from composer_replication.trainer.from_config.folder import TrainingFolder
+from composer_replication.trainer.from_config.offline import offline_data, offline_memory
 from composer_replication.trainer.from_config.parts import Inputs, prompts_of, read_inputs, remarks_on
 from composer_replication.trainer.from_config.results import metric_names
-from composer_replication.trainer.from_config.sessions import offline_data, offline_memory
 from composer_replication.trainer.watch.planner import MemoryPlan
 
 

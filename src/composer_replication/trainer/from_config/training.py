@@ -19,13 +19,13 @@ from transformers import PrinterCallback, TrainerCallback
 from composer_replication.config import CrfConfig
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.sessions.dataset import LoggedSessions
-from composer_replication.sessions.phases import OnPhase
+from composer_replication.sessions.phases import OnPhase, Say, telling_phases
 from composer_replication.trainer.checkpoints.identity import weights_digest
+from composer_replication.trainer.from_config.arguments import check_extra
 from composer_replication.trainer.from_config.folder import TrainingFolder
-from composer_replication.trainer.from_config.parts import Inputs, Say, read_inputs, remarks_on
-from composer_replication.trainer.from_config.phases import telling_phases
+from composer_replication.trainer.from_config.offline import SOURCES, offline_data, offline_memory
+from composer_replication.trainer.from_config.parts import Inputs, read_inputs, remarks_on
 from composer_replication.trainer.from_config.renderer import thinking_in_words
-from composer_replication.trainer.from_config.requirements import check_extra
 from composer_replication.trainer.from_config.results import (
     GRPO_CHANNELS,
     OFFLINE_CHANNELS,
@@ -36,7 +36,6 @@ from composer_replication.trainer.from_config.results import (
     sources_of,
     write_record,
 )
-from composer_replication.trainer.from_config.sessions import SOURCES, offline_data, offline_memory
 from composer_replication.trainer.watch.alarm import CollapseAlarm
 from composer_replication.trainer.watch.diagnosis import diagnose
 from composer_replication.trainer.watch.planner import MemoryPlan

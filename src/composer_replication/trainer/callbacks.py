@@ -1,10 +1,10 @@
-"""`metrics.jsonl`: every set of figures that a trainer logs, as one line, whatever else it reports to."""
+"""How a trainer's callbacks serve it: every set of figures as a line of `metrics.jsonl`, and word of its own steps."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import TrainerCallback
 
@@ -54,3 +54,21 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, bool | int | float | str) or value is None else str(value)
+
+
+class Steps(Protocol):
+    def before_steps(self) -> None: ...
+    def after_step(self) -> None: ...
+
+
+class TellSteps(TrainerCallback):
+    """Tells that a run begins, and that the optimiser has made a step, before anything is logged or saved."""
+
+    def __init__(self, trainer: Steps) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._trainer.before_steps()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._trainer.after_step()
