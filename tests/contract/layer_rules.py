@@ -52,7 +52,7 @@ LAYERS = {
     ),
     "loss": Layer(ours={"types", "errors"}, at_import={"torch"}, on_use={"triton"}),
     "batch": Layer(ours={"types", "errors", "actions", "hint_generator"}, at_import={"torch"}, on_use={"transformers"}),
-    "objective": Layer(ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}),
+    "objective": Layer(ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}, on_use={"transformers"}),
     # transformers is a dependency of the core; its Trainer and callbacks are classes to derive from.
     "trainer": Layer(
         ours=TRAINING,

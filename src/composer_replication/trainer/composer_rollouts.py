@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from composer_replication.batch.hint_placement import Placement
 from composer_replication.batch.render import Renderer
+from composer_replication.batch.session_batch import Part
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.write import HintWriter
 from composer_replication.objective.adapters import below_adapter
-from composer_replication.objective.session_batch import Part
 from composer_replication.sites.find import MIN_CONFIDENCE
 from composer_replication.sites.rule import FailureRule
 from composer_replication.trainer.composer_channels import ITEMS, SITES

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from composer_replication.batch.packed_batch import pack_batches
+from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.errors import InputError, explain
-from composer_replication.objective.packed_batch import pack_batches
-from composer_replication.objective.tree_batch import TreeBatch
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.logged_sampler import CyclingSampler
 from composer_replication.trainer.logged_sessions import LoggedSessions

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.objective.components import CHANNELS
-from composer_replication.objective.tree_batch import TreeBatch
 from composer_replication.trainer.offline_windows import side_by_side
 
 KEY = "session_batch"

@@ -18,11 +18,11 @@ from composer_replication.batch.render import (
     TurnSpan,
     thinking_counts,
 )
+from composer_replication.batch.session_batch import Part, session_batches
+from composer_replication.batch.session_records import SiteHint, TokenPair
+from composer_replication.batch.wrong_hints import wrong_hints
 from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.objective.components import CHANNELS
-from composer_replication.objective.session_batch import Part, session_batches
-from composer_replication.objective.session_records import SiteHint, TokenPair
-from composer_replication.objective.wrong_hints import wrong_hints
 from composer_replication.trainer.good_turns import good_turns, taught_otherwise
 from composer_replication.trainer.offline_source import LoggedPair, LoggedSession
 from composer_replication.trainer.offline_windows import StoredWindow, store_window

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from composer_replication.batch.hint_placement import Placement, teacher_context
 from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.session_batch import Part
 from composer_replication.errors import InputError
 from composer_replication.hint_generator.write import HintWriter, write_hint
-from composer_replication.objective.session_batch import Part
 from composer_replication.sites.find import MIN_CONFIDENCE, find_error_sites
 from composer_replication.sites.rule import FailureRule
 from composer_replication.trainer.rollout_conversation import (

@@ -8,7 +8,7 @@ import pytest
 from render_checks import decode
 
 from composer_replication.batch.render import Renderer
-from composer_replication.batch.thinking import ThinkingRules
+from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.trainer.logged_sessions import LoggedPair, LoggedSession, LoggedSessions
 from session_pieces import Session
 from tokenizer_assets import load
