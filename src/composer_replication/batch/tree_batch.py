@@ -11,7 +11,8 @@ from torch import Tensor
 
 from composer_replication.batch.tree import TokenTree, build_tree
 from composer_replication.errors import AlignmentError, BatchKeyError, InputError, explain
-from composer_replication.objective.components import CHANNELS
+
+CHANNELS = ("lm_ce", "sdpo_jsd", "trace_replay_dpo")
 
 
 class TargetRows(NamedTuple):

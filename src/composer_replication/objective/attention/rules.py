@@ -1,7 +1,7 @@
 """What a model's config says about trees, before anything runs: kinds of layers, windows, frequencies by length.
 
 A config can only forbid. What it does not say (a convolution inside a layer, a selection by blocks) is found out by
-the experiment in `objective.tree_trial`.
+the experiment in `objective.attention.trial`.
 """
 
 from __future__ import annotations

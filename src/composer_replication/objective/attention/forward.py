@@ -1,9 +1,9 @@
 """Hidden rows of a whole token tree: in one masked pass where the model allows it, sequence by sequence where not.
 
 A tree may run in one pass where every layer attends to the whole path, or to a window of it that no path exceeds, and
-nothing in the model depends on where a token lies in the layout. The config is asked first (`objective.tree_rules`),
-then an experiment on the tree itself (`objective.tree_trial`): once for a model and setting, and again whenever a tree
-is longer, or has a longer path, than any before. Every other tree runs flat, gives the same numbers, and says why.
+nothing in the model depends on where a token lies in the layout. The config is asked first (`attention.rules`), then an
+experiment on the tree itself (`attention.trial`): once for a model and setting, and again whenever a tree is longer, or
+has a longer path, than any before. Every other tree runs flat, gives the same numbers, and says why.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from composer_replication.batch.tree import TokenTree
-from composer_replication.batch.tree_attention import Kind, usual_attention
+from composer_replication.objective.attention.attend import Kind, usual_attention
+from composer_replication.objective.attention.passes import compute_dtype, masked, run_sequences, run_tree
+from composer_replication.objective.attention.rules import check_positions, shortest_window, why_never
+from composer_replication.objective.attention.trial import ENOUGH_ROWS, Verdict, rows_that_tell, try_tree
 from composer_replication.objective.model_head import causal_lm_of
-from composer_replication.objective.tree_passes import compute_dtype, masked, run_sequences, run_tree
-from composer_replication.objective.tree_rules import check_positions, shortest_window, why_never
-from composer_replication.objective.tree_trial import ENOUGH_ROWS, Verdict, rows_that_tell, try_tree
 from composer_replication.objective.wrapped import agreed_most, inside_forward
 
 _REPLACEABLE = ("sdpa", "flash", "flex")

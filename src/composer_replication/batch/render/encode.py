@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from composer_replication.batch.escape import ProtectedTokens
+from composer_replication.batch.render.escape import ProtectedTokens
 from composer_replication.errors import InputError, explain
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer_replication.batch.dialect import Dialect, system, user
-from composer_replication.batch.escape import ProtectedTokens, raw_marker
-from composer_replication.batch.thinking import Outcome, ThinkingRules
+from composer_replication.batch.render.dialect import Dialect, system, user
+from composer_replication.batch.render.escape import ProtectedTokens, raw_marker
+from composer_replication.batch.render.thinking import Outcome, ThinkingRules
 from composer_replication.types import Conversation, Message, ToolCall, ToolResult, Turn
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"

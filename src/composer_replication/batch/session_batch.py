@@ -11,18 +11,7 @@ import torch
 
 from composer_replication.batch.hint_placement import PLACEMENTS, Placement, TeacherContext, teacher_context
 from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
-from composer_replication.batch.windows import (
-    CUT_IN_MESSAGE,
-    SHORT_CONTEXT,
-    Branch,
-    Plan,
-    Target,
-    Window,
-    plan_windows,
-)
-from composer_replication.errors import InputError, explain
-from composer_replication.objective.components import CHANNELS
-from composer_replication.objective.session_records import (
+from composer_replication.batch.session_records import (
     HINT_HAS_NO_PLACE,
     HINT_MAKES_NO_TOKENS,
     NO_WRONG_HINT,
@@ -35,7 +24,17 @@ from composer_replication.objective.session_records import (
     SiteHint,
     TokenPair,
 )
-from composer_replication.objective.tree_batch import SessionTargets
+from composer_replication.batch.tree_batch import CHANNELS, SessionTargets
+from composer_replication.batch.windows import (
+    CUT_IN_MESSAGE,
+    SHORT_CONTEXT,
+    Branch,
+    Plan,
+    Target,
+    Window,
+    plan_windows,
+)
+from composer_replication.errors import InputError, explain
 
 _RESPONSES, _SITES, _PAIRS = CHANNELS
 Part = Literal["turn", "call"]

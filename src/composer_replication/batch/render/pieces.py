@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.batch.dialect import Dialect, system, user
-from composer_replication.batch.escape import ProtectedTokens, insert_raw
-from composer_replication.batch.messages import Chat, ChatItem
-from composer_replication.batch.templates import ChatTemplate
-from composer_replication.batch.thinking import Outcome
-from composer_replication.batch.turn_edges import EdgeFinder, Renderings, TurnEdge, marked_message
+from composer_replication.batch.render.dialect import Dialect, system, user
+from composer_replication.batch.render.escape import ProtectedTokens, insert_raw
+from composer_replication.batch.render.messages import Chat, ChatItem
+from composer_replication.batch.render.templates import ChatTemplate
+from composer_replication.batch.render.thinking import Outcome
+from composer_replication.batch.render.turn_edges import EdgeFinder, Renderings, TurnEdge, marked_message
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Message, Turn
 

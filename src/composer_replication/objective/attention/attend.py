@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from composer_replication.batch.tree import TokenTree
-from composer_replication.batch.tree_flash import BranchPlan, flash_tree_attention, plan_branches
-from composer_replication.batch.tree_paths import path_tree_attention
 from composer_replication.errors import InputError, explain
+from composer_replication.objective.attention.flash import BranchPlan, flash_tree_attention, plan_branches
+from composer_replication.objective.attention.paths import path_tree_attention
 
 Kind = Literal["flash", "flex", "paths", "dense"]
 _PREFIX = "composer_tree_"

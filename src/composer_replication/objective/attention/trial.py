@@ -10,7 +10,7 @@ depend on. Four things are looked at, and the first that fails decides:
                 positions (the trunk, and the end of the trunk run as a branch): what is left is the rounding of kernels
 
 Bit for bit is fair in any precision: the shapes, the mask and every other row are the same, so each product adds up
-the same numbers in the same order. (Mixtures of experts are the exception: `objective.expert_blocks`.)
+the same numbers in the same order. (Mixtures of experts are the exception: `objective.attention.expert_blocks`.)
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from composer_replication.batch.eval_mode import evaluating
 from composer_replication.batch.tree import Stretch, TokenTree
-from composer_replication.batch.tree_attention import Kind
-from composer_replication.batch.tree_watch import Seen, watched_attention
-from composer_replication.objective.expert_blocks import other_tokens, same_bits, same_rows_for_experts
+from composer_replication.objective.attention.attend import Kind
+from composer_replication.objective.attention.expert_blocks import other_tokens, same_bits, same_rows_for_experts
+from composer_replication.objective.attention.passes import MaskedTree, compute_dtype, masked, run_tree
+from composer_replication.objective.attention.rules import text_config
+from composer_replication.objective.attention.watch import Seen, watched_attention
 from composer_replication.objective.model_head import causal_lm_of, hidden_states
-from composer_replication.objective.tree_passes import MaskedTree, compute_dtype, masked, run_tree
-from composer_replication.objective.tree_rules import text_config
 from composer_replication.objective.wrapped import agreed_most
 
 # What models raise that were not written for such a mask; that it is not implemented is one of them.

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
-from composer_replication.batch.dialect import Dialect, assistant
-from composer_replication.batch.messages import ChatItem
+from composer_replication.batch.render.dialect import Dialect, assistant
+from composer_replication.batch.render.messages import ChatItem
 from composer_replication.errors import AlignmentError, explain
 from composer_replication.types import Message
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
-from composer_replication.batch.templates import ChatTemplate
+from composer_replication.batch.render.templates import ChatTemplate
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Message, Turn
 

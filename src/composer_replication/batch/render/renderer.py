@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from composer_replication.actions.write import text_follows_call, thinking_comes_late
-from composer_replication.batch.dialect import read_dialect
-from composer_replication.batch.encode import PieceEncoder
-from composer_replication.batch.escape import ProtectedTokens
-from composer_replication.batch.messages import WRAPPERS, Chat, to_chat
-from composer_replication.batch.pieces import Cutter, TurnPiece
-from composer_replication.batch.templates import ChatTemplate, prefix_preserving, template_source
-from composer_replication.batch.thinking import Outcome, ThinkingRules
+from composer_replication.batch.render.dialect import read_dialect
+from composer_replication.batch.render.encode import PieceEncoder
+from composer_replication.batch.render.escape import ProtectedTokens
+from composer_replication.batch.render.messages import WRAPPERS, Chat, to_chat
+from composer_replication.batch.render.pieces import Cutter, TurnPiece
+from composer_replication.batch.render.templates import ChatTemplate, prefix_preserving, template_source
+from composer_replication.batch.render.thinking import Outcome, ThinkingRules
 from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.types import Conversation, Turn
 

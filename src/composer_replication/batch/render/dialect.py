@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from composer_replication.batch.escape import ProtectedTokens
-from composer_replication.batch.templates import ChatTemplate
-from composer_replication.batch.thinking import ThoughtForm, read_thought_form
+from composer_replication.batch.render.escape import ProtectedTokens
+from composer_replication.batch.render.templates import ChatTemplate
+from composer_replication.batch.render.thinking import ThoughtForm, read_thought_form
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Message
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from composer_replication.batch.render import TurnSpan
-from composer_replication.objective.tree_batch import TreeBatch
+from composer_replication.batch.tree_batch import TreeBatch
 
 HINT_HAS_NO_PLACE = "hint_has_no_place"
 HINT_MAKES_NO_TOKENS = "hint_makes_no_tokens"
@@ -21,7 +21,7 @@ WRONG_HINT = "wrong_hint:"
 class SiteHint(NamedTuple):
     """An erring turn and what to say before it; a turn may have several.
 
-    `wrong_hint` is one of a site of another kind (`objective.wrong_hints`), for `RowWeighting.contrast`.
+    `wrong_hint` is one of a site of another kind (`batch.wrong_hints`), for `RowWeighting.contrast`.
     """
 
     span: TurnSpan

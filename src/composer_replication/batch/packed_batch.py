@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from composer_replication.batch.tree import pack_trees
+from composer_replication.batch.tree_batch import CHANNELS, TargetRows, TreeBatch, TreeContrast, TreePairs
 from composer_replication.errors import InputError, explain
-from composer_replication.objective.components import CHANNELS
-from composer_replication.objective.tree_batch import TargetRows, TreeBatch, TreeContrast, TreePairs
 
 
 def denominators_of(batches: Sequence[TreeBatch]) -> dict[str, int]:

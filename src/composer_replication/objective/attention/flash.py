@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from composer_replication.batch.tree import Run, Stretch, TokenTree
-from composer_replication.batch.tree_paths import padding_attention
+from composer_replication.objective.attention.paths import padding_attention
 
 # Branches are read together while they turn off within this part of the trunk; the rest of it is read for each alone.
 _SPREAD = 1 / 8
