@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.cli.options import add_config_arguments, add_short, config_of
 
 if TYPE_CHECKING:
-    from composer_replication.ingestion.summary import IngestSummary
+    from composer_replication.ingestion.cache.summary import IngestSummary
     from composer_replication.runs import RunDir
 
 HELP = "read session logs (Claude Code, Codex, ATIF, ...) into a run directory, secrets out"
