@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         said = {**view.as_json(), "left_out": left_out}
         write_json(encode_as_written(said, where=f"site {view.site.id}").decode())
         return 0
-    from composer_replication.cli.site_page import site_page
+    from composer_replication.cli.pages.site_page import site_page
 
     tools = f"{shown.num_tools} of {args.tools or shown.format}" if shown.num_tools else "none"
     sys.stdout.write(
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _in_words(reason: str, config: CrfConfig) -> str:
-    from composer_replication.cli.count_words import MEANINGS
+    from composer_replication.cli.pages.count_words import MEANINGS
 
     budget = f"; it is {config.train.batch.budget:,}" if reason == "longer_than_window" else ""
     return f"{reason}: {MEANINGS[reason]}{budget}" if reason in MEANINGS else reason

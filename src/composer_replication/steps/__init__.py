@@ -9,5 +9,7 @@ A step reads artefacts of the run, hands them to the stages below, and writes it
     states    the states of a run, for the two steps that compare actions
     replay    states -> teacher_calls.jsonl, within a cap
     pairs     calls -> pairs.jsonl
+    train     conversations, sites and pairs -> checkpoints and weights
+    export    conversations -> ATIF documents for other tools
     forget    a session out of all of it
 """

@@ -14,8 +14,8 @@ from composer_replication.runs import conversations as rows
 from composer_replication.runs.elsewhere import MadeElsewhere, made_elsewhere
 from composer_replication.runs.forget import delete_artefact, filtered_of, forget_rows
 from composer_replication.runs.tools import read_tools
-from composer_replication.teacher_replay import forget as replayed
-from composer_replication.teacher_replay.forget import AnswersOfRun
+from composer_replication.teacher_replay.store import forget as replayed
+from composer_replication.teacher_replay.store.forget import AnswersOfRun
 
 MIN_PREFIX = 6
 # Made by the ingest itself, before it, or only a list of places.

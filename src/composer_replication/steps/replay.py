@@ -28,7 +28,7 @@ from composer_replication.teacher_replay.money import check_cap
 from composer_replication.teacher_replay.replay import OnMeter, ReplayOptions, ReplayReport, call_result
 from composer_replication.teacher_replay.replay import replay as ask_teachers
 from composer_replication.teacher_replay.requests import Settings
-from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.survey import PlannedState, PriceRange, Survey
 from composer_replication.teacher_replay.teachers import Teacher, read_teachers
 from composer_replication.types import TeacherCallResult, TraceState

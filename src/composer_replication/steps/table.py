@@ -45,4 +45,11 @@ STEPS = (
         reads_if_there=("sites", "asked_tools"),
         writes=("pairs",),
     ),
+    Step(
+        name="train",
+        function_name="train",
+        reads=("conversations", "tools"),
+        reads_if_there=("sites", "pairs"),
+        writes=("config", "hint_proof", "ref_logprobs", "metrics", "checkpoints", "adapter", "model"),
+    ),
 )

@@ -15,7 +15,7 @@ from composer_replication.actions.write import text_of
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.teacher_replay.ask import Answer, Asker, Patience
-from composer_replication.teacher_replay.client import TeacherClient
+from composer_replication.teacher_replay.endpoint.client import TeacherClient
 from composer_replication.teacher_replay.fence import flags
 from composer_replication.teacher_replay.gating import Gate, gate_of
 from composer_replication.teacher_replay.lanes import (
@@ -28,8 +28,8 @@ from composer_replication.teacher_replay.lanes import (
 )
 from composer_replication.teacher_replay.money import Price, check_cap, to_dollars
 from composer_replication.teacher_replay.requests import Request, RequestBuilder, Settings
-from composer_replication.teacher_replay.store import TeacherStore
-from composer_replication.teacher_replay.store_words import Meter
+from composer_replication.teacher_replay.store.ledger import TeacherStore
+from composer_replication.teacher_replay.store.tables import Meter
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
 from composer_replication.types import Action, TeacherCallResult, TeacherSpec, TraceState
 

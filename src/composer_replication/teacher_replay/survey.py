@@ -13,7 +13,7 @@ from composer_replication.teacher_replay.lanes import session_of
 from composer_replication.teacher_replay.money import to_dollars
 from composer_replication.teacher_replay.replay import ReplayOptions, request_of
 from composer_replication.teacher_replay.requests import RequestBuilder
-from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.teachers import Teacher
 from composer_replication.types import TraceState
 

@@ -131,7 +131,7 @@ def test_of_a_session_and_an_older_copy_of_it_only_the_longer_one_stays(tmp_path
 
 
 def test_an_export_beside_the_logs_is_a_copy(tmp_path):
-    from composer_replication.ingestion.export import export_atif
+    from composer_replication.steps.export import export_atif
 
     logs = tmp_path / "logs"
     write_session(logs, "11111111-aaaa", said=LONG)

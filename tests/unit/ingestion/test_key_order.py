@@ -14,13 +14,13 @@ from composer_replication.batch.render import Renderer
 from composer_replication.errors import RunError
 from composer_replication.ingestion import IngestReport, SourceFile
 from composer_replication.ingestion.cache.content_marks import mark_of
-from composer_replication.ingestion.export import export_atif
 from composer_replication.ingestion.formats.atif import read as read_atif
 from composer_replication.ingestion.states import states, trace_state
 from composer_replication.pairs.equality import action_key
 from composer_replication.pairs.export import export_preferences
 from composer_replication.pairs.extract import save_pairs
 from composer_replication.runs.conversations import SCHEMA, VERSION, read_conversations
+from composer_replication.steps.export import export_atif
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 from composer_replication.teacher_replay.teachers import read_teachers
 from composer_replication.types import Action, ToolCall

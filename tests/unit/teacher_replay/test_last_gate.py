@@ -15,7 +15,6 @@ from test_hint_writer import RULE, message
 from composer_replication.config import SitesConfig
 from composer_replication.errors import InputError, RunError
 from composer_replication.ingestion import last_gate
-from composer_replication.ingestion.export import export_atif
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.ingestion.last_gate import LastGate, OpenGate, gate_of
 from composer_replication.ingestion.scrub_settings import ScrubSettings
@@ -23,6 +22,7 @@ from composer_replication.pairs.export import export_preferences
 from composer_replication.privacy import Scrubber
 from composer_replication.runs import RunDir
 from composer_replication.sites import find_error_sites
+from composer_replication.steps.export import export_atif
 from composer_replication.steps.sites import write_sites
 from composer_replication.teacher_replay.ask import HELD_BACK
 from composer_replication.teacher_replay.hint_writer import prompt_of, write_hints, write_run_hints

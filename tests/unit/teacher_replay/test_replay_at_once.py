@@ -22,7 +22,7 @@ from test_replay_kill import calls_of, environment, write_chats
 
 from composer_replication.runs import RunDir
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
-from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.teachers import read_teachers
 from fault_server import FaultServer, fingerprint
 

@@ -16,7 +16,7 @@ from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.runs import RunDir
 from composer_replication.steps import replay as step
 from composer_replication.teacher_replay.ask import HELD_BACK
-from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store.ledger import TeacherStore
 from fault_server import FaultServer
 
 

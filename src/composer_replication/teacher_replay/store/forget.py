@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from composer_replication.runs import RunDir
-from composer_replication.teacher_replay import store_tables
 from composer_replication.teacher_replay.asked_tools import forget_asked
+from composer_replication.teacher_replay.store import tables
 
 STORE = "teacher_cache"
 OWN = frozenset({STORE, "asked_tools"})
@@ -66,7 +66,7 @@ def forget(run: RunDir, gone: Set[str], alive: Set[str]) -> None:
 def _keep_answers(path: Path, alive: Set[str]) -> None:
     with _opened(path, alive) as connection:
         connection.execute("BEGIN IMMEDIATE")
-        connection.execute(store_tables.OWNERS)
+        connection.execute(tables.OWNERS)
         connection.execute(_DROP)
         connection.execute("DELETE FROM reply_owners WHERE session NOT IN (SELECT session FROM alive)")
         if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'bills'").fetchone():

@@ -1,4 +1,6 @@
-"""The tables of a store, what became of them over versions, and the check of a whole store when it is opened.
+"""The tables of a store and what it says, what became of them over versions, and the check of a whole store.
+
+It is made when a store is opened.
 
 Every amount is there twice: in an entry of `bills`, and in the totals of `meter`. Every reply that was paid for has an
 entry with its digest. So a total that was changed, a reply that is gone and a reply that is another one show up. It
@@ -12,6 +14,7 @@ import hashlib
 import sqlite3
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from composer_replication.atomic import staged
 from composer_replication.errors import ArtefactCorruptError, RunError, explain
@@ -59,6 +62,37 @@ _COLUMNS = {
 _TABLES_OF = {1: list(_COLUMNS)[:3], 2: list(_COLUMNS)[:4], 3: list(_COLUMNS)}
 _LATER = f" of the store, this program knows {VERSION}"
 _CARRIED_OVER = "carried over from a store of an earlier version"
+
+
+class Meter(NamedTuple):
+    """Nano-dollars: settled, held by requests in flight, and of requests that may or may not have been billed."""
+
+    spent: int
+    reserved: int
+    unknown: int
+    num_unknown: int
+    halted: str | None
+
+    @property
+    def committed(self) -> int:
+        """What counts against a cap."""
+        return self.spent + self.reserved + self.unknown
+
+
+class Refused(NamedTuple):
+    """Why a request may not be sent."""
+
+    reason: str
+
+
+class Elsewhere(NamedTuple):
+    """Not sent, because another process is asking this very thing (who), or just has (None: its reply is here).
+
+    `lock_file` is what keeps its claim alive, beside the store.
+    """
+
+    holder: str | None
+    lock_file: str = ""
 
 
 def make_if_new(path: Path) -> None:
