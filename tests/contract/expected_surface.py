@@ -198,6 +198,7 @@ NEW: dict[str, dict[str, str]] = {
             "timeout_s=120.0, send_tools=True)"
         ),
         "SitesConfig": "(*, min_confidence=0.5)",
+        "SplitConfig": '(*, by="time"|"project", validation=0.1, test=0.0)',
         "RenderConfig": (
             "(*, chat_template=None, template_variables=<factory>, student_models=(), "
             'own_thinking="target"|"context"|"left_out", other_thinking="left_out"|"context"|"target")'
@@ -210,7 +211,6 @@ NEW: dict[str, dict[str, str]] = {
         ),
         "TrainConfig": TRAIN_CONFIG,
         "OptionDoc": "(path, type_text, default, sentence)",
-        "check_options": "(config, *, section)",
         "config_hash": "(config)",
         "describe": '(config_class, prefix="")',
         "load": "(config_class, path=None, overrides=())",
@@ -218,6 +218,7 @@ NEW: dict[str, dict[str, str]] = {
         "option": "(default, doc, *, at_least=None, above=None, at_most=None, below=None)",
         "required": "(doc)",
         "section": "(config_class, doc)",
+        "table": "(path)",
         "to_toml": "(config)",
         "write_resolved": "(config, run_dir_path)",
     },

@@ -177,19 +177,13 @@ def _to_dict(value: object, arguments: tuple[object, ...], bounds: Bounds) -> di
 
 def _to_any(value: object, bounds: Bounds) -> object:
     """Whatever TOML can write, dates aside: for tables whose keys somebody else reads."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return _to_int(value, bounds)
-    if isinstance(value, float):
-        return _to_float(value, bounds)
-    if isinstance(value, str):
-        return _to_str(value, bounds)
     if isinstance(value, list | tuple):
         return [_to_any(each, bounds) for each in cast("list[object]", value)]
     if isinstance(value, dict):
-        items = cast("Mapping[object, object]", value).items()
-        return {_to_str(key, bounds): _to_any(each, bounds) for key, each in items}
+        return _to_dict(value, (str, object), bounds)
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return _SCALARS[kind](value, bounds)
     raise _MismatchError
 
 

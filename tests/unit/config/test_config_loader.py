@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from config_classes import Inner, Outer, Root
 
-from composer_replication.config import check_options, describe, load, loads, option, required, section
+from composer_replication.config import describe, load, loads, option, required, section, table
 from composer_replication.errors import ConfigError
 
 FILE = """
@@ -138,21 +138,20 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load(Root, tmp_path / "latin.toml")
 
 
-@dataclass(frozen=True, kw_only=True)
+@table("pair")
 class Pair:
     low: int = option(0, "Low.")
     high: int = option(1, "High.")
     model: str = required("The model.")
 
-    def __post_init__(self) -> None:
-        check_options(self, section="pair")
+    def _check(self) -> None:
         if self.low > self.high:
             raise ConfigError(f"pair.low: got {self.low}, expected at most pair.high, {self.high}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@table("")
 class WithPair:
-    pair: Pair = section(Pair, "A pair.")  # noqa: RUF009
+    pair: Pair = section(Pair, "A pair.")
 
 
 def test_options_that_are_wrong_together_name_every_place_they_came_from() -> None:
@@ -188,7 +187,7 @@ def test_a_config_built_by_hand_is_checked_and_converted_like_a_loaded_one() -> 
 
 def test_each_config_has_its_own_table() -> None:
     @dataclass(frozen=True, kw_only=True)
-    class Unchecked:  # without check_options, which would copy the table too
+    class Unchecked:  # without `table`, which would copy the table too
         weights: dict[str, float] = option({"a": 1.0}, "Weights.")  # noqa: RUF009
 
     for config_class in (Outer, Unchecked):
