@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from composer_replication import types
 from composer_replication.hint_generator import run_sites
-from composer_replication.ingestion import earlier, session_sources
+from composer_replication.ingestion.cache import earlier, session_sources
 from composer_replication.objective.fingerprint import Fingerprint
 from composer_replication.objective.hint_proof import HintProof
 from composer_replication.pairs import export

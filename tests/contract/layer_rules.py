@@ -55,7 +55,7 @@ LAYERS = {
     ),
     "loss": Layer(ours={"types", "errors"}, at_import={"torch"}, on_use={"triton"}),
     "batch": Layer(ours={"types", "errors", "actions", "hint_generator"}, at_import={"torch"}, on_use={"transformers"}),
-    "objective": Layer(ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}),
+    "objective": Layer(ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}, on_use={"transformers"}),
     # A run's conversations as batches.
     "sessions": Layer(ours=LEARNING | {"runs"}, at_import={"torch"}, on_use={"safetensors"}),
     "rollouts": Layer(ours=LEARNING, at_import={"torch"}, on_use={"transformers", "trl"}),

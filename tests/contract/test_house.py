@@ -22,7 +22,7 @@ LONELY = {
     "config.root",
     "config.split",
     "ingestion.links",
-    "objective.wrong_hints",
+    "batch.wrong_hints",
     "pairs.normalise.text_length",
     "privacy.kingfisher",
     "sites.known_commands",

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from composer_replication.batch.tree import TokenTree, build_tree
 from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.loss.linear import LinearHead, linear_token_logprobs
+from composer_replication.objective.attention.forward import tree_hidden_states
 from composer_replication.objective.channels import Channel, Options, hint_channel, in_head_dtype
-from composer_replication.objective.forward import tree_hidden_states
 from composer_replication.objective.model_head import causal_lm_of, decoder_of, head_of
 from composer_replication.objective.row_weighting import Contrast, HintTargets
 from composer_replication.objective.teachers import Teacher, models_of, teacher_rows

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from composer_replication.batch.hint_placement import Placement, teacher_context
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.session_batch import Part
 from composer_replication.errors import InputError
 from composer_replication.hint_generator.write import HintWriter, write_hint
-from composer_replication.objective.session_batch import Part
 from composer_replication.rollouts.conversation import (
     Rollout,
     Run,

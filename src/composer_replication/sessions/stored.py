@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from composer_replication.batch.packed_batch import pack_batches
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds
 from composer_replication.batch.tree import TokenTree
+from composer_replication.batch.tree_batch import TargetRows, TreeBatch
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.components import CHANNELS
-from composer_replication.objective.packed_batch import pack_batches
-from composer_replication.objective.tree_batch import TargetRows, TreeBatch
 
 T = TypeVar("T")
 

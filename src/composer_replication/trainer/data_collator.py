@@ -15,7 +15,7 @@ from composer_replication.batch.hint_placement import PLACEMENTS, Placement
 from composer_replication.batch.left_cut import LeftCut
 from composer_replication.batch.pair_tokens import PairIds
 from composer_replication.batch.render import Renderer
-from composer_replication.batch.thinking import ThinkingRules
+from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError, explain
 from composer_replication.objective import contract
@@ -83,7 +83,7 @@ class CollatorConfig:
     `ignore_index` (-100 or 0) stands in `sdpo_loss_mask` where a token is no target; all other masks are 0 and 1.
     `placement` is where a hint goes, `tools` are schemas for the template, `chat_template` replaces the tokenizer's.
     `thinking` says what becomes of the messages' `reasoning_content`: by default that of the student itself, known by
-    the messages' `model`, is learned (`ThinkingRules.student_models`; `batch.thinking.ALL_OWN` where all of it is).
+    the messages' `model`, is learned (`ThinkingRules.student_models`; `render.thinking.ALL_OWN` where all of it is).
     """
 
     max_seq_len: int = 4096

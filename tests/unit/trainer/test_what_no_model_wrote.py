@@ -11,7 +11,7 @@ from offline_pieces import logged
 
 from composer_replication.actions.write import thinking_comes_late
 from composer_replication.batch.render import THINKING_COMES_LATE, WITHOUT_ANSWER, Renderer
-from composer_replication.batch.thinking import ThinkingRules
+from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from composer_replication.batch.hint_placement import Placement
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.batch.session_batch import Part
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.write import HintWriter
 from composer_replication.objective.adapters import below_adapter
-from composer_replication.objective.session_batch import Part
 from composer_replication.rollouts.gathering import ToolRecord, gather_rollouts
 from composer_replication.rollouts.resample import Drawn, group_advantages, resample, rows_of_groups
 from composer_replication.rollouts.sites import FoundSites, HintGenerator, RolloutSites

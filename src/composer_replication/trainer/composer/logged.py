@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from composer_replication.batch.packed_batch import pack_batches
+from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.errors import InputError, StaleArtefactError, explain
-from composer_replication.objective.packed_batch import pack_batches
-from composer_replication.objective.tree_batch import TreeBatch
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.reference import precompute_ref_logprobs
 from composer_replication.trainer.channel_settings import ChannelSettings

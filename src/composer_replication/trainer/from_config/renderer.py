@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.batch.render import Renderer, Tools
-from composer_replication.batch.thinking import ThinkingRules
+from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.config.render import RenderConfig
 from composer_replication.errors import ConfigError, explain
 from composer_replication.runs import RunDir
