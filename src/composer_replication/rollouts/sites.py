@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from composer_replication.actions.calls import json_value
 from composer_replication.batch.hint_placement import Placement, teacher_context
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.session_batch import Part
@@ -267,7 +267,7 @@ def _why_not_json(raw: str) -> str:
     """The parser's words about a call's text; one that is JSON lacks what a call needs."""
     text = raw.partition("</")[0].strip()
     try:
-        json.loads(text)
+        json_value(text)
     except ValueError as error:
         return f"{MALFORMED}: {error}"
     return f"{MALFORMED} object with a name and arguments"
