@@ -14,7 +14,6 @@ CROWDED = {
     "cli",
     "ingestion",
     "objective",
-    "pairs",
     "privacy",
     "teacher_replay",
     "trainer",

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_replication.actions.names import OLD_TEXT, first_text
+from composer_replication.actions.tools import channel_of, command_text, path_argument
 from composer_replication.hint_generator.context import HintContext
 from composer_replication.hint_generator.parameters import parameter_facts
 from composer_replication.hint_generator.seen import Seen, SeenAlong
-from composer_replication.sites.tools import channel_of, command_text, path_argument
 from composer_replication.types import Conversation, ErrorSite, ToolCall
 
 _THING = re.compile(

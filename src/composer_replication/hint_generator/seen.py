@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from composer_replication.actions.names import LINE_NUMBER
-from composer_replication.sites.commands import is_path
-from composer_replication.sites.tools import channel_of, command_text, is_edit, path_argument, plain_name
+from composer_replication.actions.shell.command import is_path
+from composer_replication.actions.tools import channel_of, command_text, is_edit, path_argument, plain_name
 from composer_replication.types import Conversation, ToolCall, ToolResult
 
 # Enough for any session; a listing of a whole disk is not searched.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from composer_replication.pairs.equality import same_action
+from composer_replication.actions.equality import same_action
+from composer_replication.actions.reply import parse_reply
 from composer_replication.pairs.extract import extract_dpo_pairs, save_pairs
-from composer_replication.pairs.parse_reply import parse_reply
 
 __all__ = ["extract_dpo_pairs", "parse_reply", "same_action", "save_pairs"]

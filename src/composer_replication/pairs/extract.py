@@ -7,15 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from composer_replication.actions.arguments import Tools
+from composer_replication.actions.equality import action_key, action_kind
+from composer_replication.actions.reply import parse_reply
 from composer_replication.atomic import staged, written_through
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, explain
 from composer_replication.pairs.agreement import PairReport
-from composer_replication.pairs.answers import reply_text, voter_of
-from composer_replication.pairs.consensus import Vote, count_votes
-from composer_replication.pairs.context import ContextAlong, Tools
-from composer_replication.pairs.equality import action_key, action_kind
-from composer_replication.pairs.parse_reply import parse_reply
+from composer_replication.teacher_replay.votes.answers import reply_text, voter_of
+from composer_replication.teacher_replay.votes.consensus import Vote, count_votes
+from composer_replication.teacher_replay.votes.context import ContextAlong
 from composer_replication.types import Action, DPOPair, TeacherCallResult, TraceState
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from composer_replication.sites.commands import Command, is_path
+from composer_replication.actions.shell.command import Command, is_path
+from composer_replication.actions.tools import Channel, channel_of, command_text, is_edit, is_shell, plain_name
 from composer_replication.sites.file_rules import EDITS, ELSEWHERE, FAULTS, PATCHES, READS
 from composer_replication.sites.harness_calls import FILE_ARGUMENTS, OWN_WORDS, SERVER_ARGUMENTS, TOOL_NAME
 from composer_replication.sites.harness_rules import REFUSALS
 from composer_replication.sites.rule import FailureRule, rule
 from composer_replication.sites.shell_rules import MACHINE, SLIPS, WITHHELD
-from composer_replication.sites.tools import Channel, channel_of, command_text, is_edit, is_shell, plain_name
 from composer_replication.sites.view import View
 from composer_replication.sites.work_rules import BUILDS, CHECKS, MISSING, PROGRAMS, TESTS
 from composer_replication.types import Blame

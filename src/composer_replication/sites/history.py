@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from composer_replication.actions.names import LINE_NUMBER, OLD_TEXT
+from composer_replication.actions.shell.command import Command, is_path
+from composer_replication.actions.tools import channel_of, command_text, is_edit, path_argument, plain_name, word_set
 from composer_replication.sites.classify import Verdict
-from composer_replication.sites.commands import Command, is_path, word_set
-from composer_replication.sites.tools import channel_of, command_text, is_edit, path_argument, plain_name
 
 _MAX_TEXT = 200_000
 _BUILDERS = word_set(

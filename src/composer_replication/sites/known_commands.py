@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer_replication.sites.commands import word_set
+from composer_replication.actions.tools import word_set
 
 # Part of a project's set-up rather than of the shell: where one is missing, the machine was not prepared.
 SET_UP = word_set(

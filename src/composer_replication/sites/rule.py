@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from composer_replication.actions.shell.command import Command
+from composer_replication.actions.tools import Channel
 from composer_replication.errors import InputError, explain
-from composer_replication.sites.commands import Command
 from composer_replication.sites.taxonomy import BLAMES, USUAL_BLAME
-from composer_replication.sites.tools import Channel
 from composer_replication.sites.view import View
 from composer_replication.types import Blame
 

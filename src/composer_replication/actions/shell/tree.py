@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from composer_replication.pairs.shell_dollars import NotUnderstood
-from composer_replication.pairs.shell_words import Operator, Piece, Redirect, Token, Word, literal_word, tokens_of
+from composer_replication.actions.shell.dollars import NotUnderstood
+from composer_replication.actions.shell.words import Operator, Piece, Redirect, Token, Word, literal_word, tokens_of
 
 _MAX_DEPTH = 30
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from composer_replication.pairs.argv import Key, Place, line_key, path_key, plain_key, words_key
-from composer_replication.pairs.options import Program
-from composer_replication.pairs.shell_words import Word, literal_word
-from composer_replication.sites.commands import word_set
+from composer_replication.actions.shell.argv import Key, Place, line_key, path_key, plain_key, words_key
+from composer_replication.actions.shell.options import Program
+from composer_replication.actions.shell.words import Word, literal_word
+from composer_replication.actions.tools import word_set
 
 ShellKey = Callable[[str, Place], Key]
 """The key of a whole script, for a shell that is told one with -c."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer_replication.pairs.options import Program
+from composer_replication.actions.shell.options import Program
 
 _GREP_LONG = (
     "recursive=r ignore-case=i line-number=n files-with-matches=l files-without-match=L invert-match=v count=c"

@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 import orjson
 
+from composer_replication.actions.known_tools import is_label
 from composer_replication.actions.names import LINE_NUMBER
-from composer_replication.pairs.known_tools import is_label
-from composer_replication.pairs.shell_dollars import NotUnderstood
-from composer_replication.pairs.shell_parse import Simple, parse_script
-from composer_replication.sites.commands import word_set
-from composer_replication.sites.tools import path_argument, plain_name
+from composer_replication.actions.shell.dollars import NotUnderstood
+from composer_replication.actions.shell.tree import Simple, parse_script
+from composer_replication.actions.tools import path_argument, plain_name, word_set
 from composer_replication.types import ToolCall
 
 FILE_CHANGED_NOTE = re.compile(r"Note: (\S+) was modified")

@@ -6,40 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from composer_replication.actions.arguments import Tools, tool_schemas
+from composer_replication.actions.edits import changes_of, edit_operations, take_changes
+from composer_replication.actions.equality import ActionContext
+from composer_replication.actions.file_views import FILE_CHANGED_NOTE, file_in_output, file_in_view
+from composer_replication.actions.known_tools import command_parameter, only_looks
 from composer_replication.actions.messages import content_text, message_calls
+from composer_replication.actions.paths import normal_path
+from composer_replication.actions.shell.dollars import NotUnderstood
+from composer_replication.actions.shell.effects import keeps_sources
+from composer_replication.actions.shell.keys import folder_after
+from composer_replication.actions.shell.tree import parse_script
+from composer_replication.actions.tools import channel_of, plain_name
 from composer_replication.errors import InputError
-from composer_replication.pairs.arguments import Schema
-from composer_replication.pairs.commands import folder_after
-from composer_replication.pairs.edits import changes_of, edit_operations, take_changes
-from composer_replication.pairs.file_views import FILE_CHANGED_NOTE, file_in_output, file_in_view
-from composer_replication.pairs.known_tools import command_parameter, only_looks
-from composer_replication.pairs.paths import normal_path
-from composer_replication.pairs.read_only import keeps_sources
-from composer_replication.pairs.shell_dollars import NotUnderstood
-from composer_replication.pairs.shell_parse import parse_script
 from composer_replication.sites.classify import classify
-from composer_replication.sites.tools import channel_of, plain_name
 from composer_replication.types import ToolCall
-
-Tools = Mapping[str, Schema] | Sequence[Mapping[str, Any]]
-"""Tool name -> JSON schema of its arguments, or a list of tools as the OpenAI, Anthropic and MCP interfaces have it."""
-
-_SCHEMA_KEYS = ("parameters", "input_schema", "inputSchema")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionContext:
-    """`files` holds whole files by normal path; `shell_moved` says that an earlier `cd` may have led elsewhere."""
-
-    cwd: str | None = None
-    tools: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
-    files: Mapping[str, str] = field(default_factory=dict[str, str])
-    shell_moved: bool = False
-
-    @property
-    def shell_folder(self) -> str | None:
-        """Where a command starts, if that is sure."""
-        return None if self.shell_moved else self.cwd
 
 
 def context_of_messages(
@@ -69,22 +50,6 @@ class ContextAlong:
         return ActionContext(
             cwd=seen.cwd, tools=self._tools, files=dict(seen.files), shell_moved=seen.folder != seen.cwd
         )
-
-
-def tool_schemas(tools: Tools | None) -> dict[str, Schema]:
-    """Tool name -> schema; entries of no known shape are left out, since a schema only helps."""
-    if tools is None:
-        return {}
-    if isinstance(tools, Mapping):
-        return {name: schema for name, schema in tools.items() if isinstance(schema, Mapping)}
-    found: dict[str, Schema] = {}
-    for tool in tools:
-        inner = tool.get("function", tool) if isinstance(tool, Mapping) else {}
-        body = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else {}
-        schema = next((body[key] for key in _SCHEMA_KEYS if isinstance(body.get(key), Mapping)), None)
-        if isinstance(body.get("name"), str) and schema is not None:
-            found[body["name"]] = schema
-    return found
 
 
 @dataclass

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from composer_replication.pairs.shell_words import Word, literal_word
+from composer_replication.actions.shell.words import Word, literal_word
 
 Operands = Literal["words", "paths", "word then paths", "pattern then paths", "path then words", "tests"]
 

@@ -7,11 +7,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from composer_replication.pairs.options import CommandLine, Option, Program, read_line
-from composer_replication.pairs.paths import normal_path
-from composer_replication.pairs.programs import PROGRAMS
-from composer_replication.pairs.shell_words import Piece, Word, literal_word
-from composer_replication.pairs.subcommands import SAME_SUBCOMMAND, SUBCOMMANDS
+from composer_replication.actions.paths import normal_path
+from composer_replication.actions.shell.options import CommandLine, Option, Program, read_line
+from composer_replication.actions.shell.programs import PROGRAMS
+from composer_replication.actions.shell.subcommands import SAME_SUBCOMMAND, SUBCOMMANDS
+from composer_replication.actions.shell.words import Piece, Word, literal_word
 
 Key = list[object]
 _LONGEST_PATH = 512

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from composer_replication.sites.commands import word_set
-from composer_replication.sites.tools import is_shell, plain_name
+from composer_replication.actions.tools import is_shell, plain_name, word_set
 
 # Words for the reader of the log: the call does the same without them.
 _LABELS: dict[str, frozenset[str]] = {

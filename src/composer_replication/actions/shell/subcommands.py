@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from composer_replication.pairs.options import Program
+from composer_replication.actions.shell.options import Program
 
 _DIFF_LONG = (
     "cached staged=cached stat? name-only name-status no-color color? word-diff? unified:=U ignore-all-space=w"

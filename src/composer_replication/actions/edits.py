@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from composer_replication.actions.known_tools import command_parameter, is_label
 from composer_replication.actions.names import EVERYWHERE, NEW_TEXT, OLD_TEXT, PATH
-from composer_replication.pairs.known_tools import command_parameter, is_label
-from composer_replication.pairs.patches import FilePatch, read_patch
-from composer_replication.pairs.paths import normal_path
-from composer_replication.pairs.shell_dollars import NotUnderstood
-from composer_replication.pairs.shell_parse import Simple, parse_script
-from composer_replication.sites.commands import word_set
-from composer_replication.sites.tools import plain_name
+from composer_replication.actions.patches import FilePatch, read_patch
+from composer_replication.actions.paths import normal_path
+from composer_replication.actions.shell.dollars import NotUnderstood
+from composer_replication.actions.shell.tree import Simple, parse_script
+from composer_replication.actions.tools import plain_name, word_set
 from composer_replication.types import ToolCall
 
 Changes = dict[str, str | None]

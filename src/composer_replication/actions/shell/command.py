@@ -6,11 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-
-def word_set(words: str) -> frozenset[str]:
-    """The words of a long line, for tables that are easier to read without quotes."""
-    return frozenset(words.split())
-
+from composer_replication.actions.tools import word_set
 
 _MAX_LENGTH = 20_000
 _SPLIT = re.compile(r"&&|\|\||[;|&\n(){}]|\$\(|`")
