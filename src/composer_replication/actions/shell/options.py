@@ -32,7 +32,6 @@ class Program:
     decides: str = ""
     number: str = ""  # the option that `-5` stands for
     operands: Operands = "words"
-    path_values: str = ""
     any_order: bool = False  # of operands
     ordered_with: str = ""  # options with which the order of operands matters after all
     permutes: bool = True  # options may follow operands
