@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from composer_replication.actions.known_tools import is_label, known_defaults, null_is_absent
 from composer_replication.actions.paths import is_path_parameter, normal_path
+from composer_replication.actions.tools import is_label, known_defaults, null_is_absent
 
 Schema = Mapping[str, Any]
 Tools = Mapping[str, Schema] | Sequence[Mapping[str, Any]]

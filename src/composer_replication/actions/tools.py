@@ -1,19 +1,38 @@
-"""Which kind of tool answered: what a text means depends on who may have written it."""
+"""Tools that coding agents share: which kind each is, what they call the same thing, what their parameters mean.
+
+Every stage that reads a call reads it by these tables, so that what one stage knows is known to all.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Literal
-
-from composer_replication.actions.names import PATH, first_text
 
 
 def word_set(words: str) -> frozenset[str]:
     """The words of a long line, for tables that are easier to read without quotes."""
     return frozenset(words.split())
 
+
+PATH = (
+    "file_path",
+    "path",
+    "filePath",
+    "notebook_path",
+    "absolute_path",
+    "filepath",
+    "filename",
+    "file",
+    "target_file",
+)
+OLD_TEXT = ("old_string", "old_str", "oldString", "oldText", "old_text", "search", "old")
+NEW_TEXT = ("new_string", "new_str", "newString", "newText", "new_text", "replace", "new")
+EVERYWHERE = ("replace_all", "replaceAll")
+
+LINE_NUMBER = re.compile(r"^[^\S\n]*(\d+)(?:→|\t|\| ?| ?: )", re.MULTILINE)
+"""As `cat -n`, Claude Code and others number the lines of a file."""
 
 Channel = Literal["shell", "file", "other"]
 
@@ -47,6 +66,46 @@ _EDIT = word_set(
     "edit multiedit write notebookedit str_replace_editor str_replace_based_edit_tool write_file edit_file replace"
     " apply_patch applypatch create insert str_replace create_file write_to_file apply_diff edit_block"
 )
+# Words for the reader of the log: the call does the same without them.
+_LABELS: dict[str, frozenset[str]] = {
+    **dict.fromkeys(("bash", "task", "agent", "run_shell_command"), word_set("description")),
+    **dict.fromkeys(word_set("shell exec_command local_shell shell_command container.exec"), word_set("justification")),
+    **dict.fromkeys(
+        word_set(
+            "run_terminal_cmd run_in_terminal read_file list_dir grep_search file_search codebase_search delete_file"
+            " search_replace replace_string_in_file insert_edit_into_file"
+        ),
+        word_set("explanation"),
+    ),
+    "replace": word_set("instruction"),
+    "execute_bash": word_set("security_risk"),
+}
+_CLAUDE_CODE = word_set(
+    "Bash Read Edit MultiEdit Write Glob Grep LS NotebookEdit NotebookRead WebFetch WebSearch Task TodoWrite BashOutput"
+    " KillShell"
+)
+# As the tools' own descriptions state them.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "Bash": {"timeout": 120_000, "run_in_background": False},
+    "Read": {"offset": 1, "limit": 2000},
+    "Edit": {"replace_all": False},
+    "Grep": {"output_mode": "files_with_matches", "-i": False, "multiline": False},
+}
+_HERE, _HERE_TOO = {"path": "."}, {"workdir": "."}
+_HERE_BY_NAME: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("glob", "grep", "ls", "list", "search_file_content", "find_file", "grep_search"), _HERE),
+    **dict.fromkeys(("shell", "exec_command", "shell_command", "local_shell"), _HERE_TOO),
+    "run_shell_command": {"directory": ".", "dir_path": "."},
+}
+_LOOK = word_set(
+    "read read_file view view_file cat open_file glob grep ls list list_directory list_dir list_files notebookread"
+    " search_file_content search_files file_search grep_search codebase_search read_many_files find_file search_dir"
+    " search_file directory_tree read_multiple_files get_file_info webfetch websearch web_fetch web_search"
+    " google_web_search"
+)
+_NOT_POSIX = word_set("powershell pwsh cmd")
+_NOT_A_COMMAND = word_set("bashoutput killshell write_stdin process")
+_SCRIPT_KEYS = ("command", "cmd", "script", "commands")
 
 
 @lru_cache(maxsize=1024)
@@ -90,3 +149,35 @@ def command_text(tool: str, arguments: Mapping[str, Any]) -> str:
 def path_argument(arguments: Mapping[str, Any]) -> str | None:
     """The file that a file tool was pointed at."""
     return first_text(arguments, PATH)
+
+
+def first_text(arguments: Mapping[str, Any], keys: Iterable[str]) -> str | None:
+    """The value of the first of the keys that holds text."""
+    return next((arguments[key] for key in keys if isinstance(arguments.get(key), str)), None)
+
+
+def is_label(tool: str, parameter: str) -> bool:
+    return parameter in _LABELS.get(plain_name(tool), ())
+
+
+def null_is_absent(tool: str) -> bool:
+    """Whether a parameter that is null means what a missing one means."""
+    return tool in _CLAUDE_CODE
+
+
+def known_defaults(tool: str) -> Mapping[str, Any]:
+    """What a parameter is where the call does not say; paths are against the session's folder."""
+    return {**_HERE_BY_NAME.get(plain_name(tool), {}), **_DEFAULTS.get(tool, {})}
+
+
+def only_looks(tool: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether a call of a tool that is no shell changes nothing."""
+    return plain_name(tool) in _LOOK or arguments.get("command") == "view"
+
+
+def command_parameter(tool: str, arguments: Mapping[str, Any]) -> str | None:
+    """The parameter that holds what a POSIX shell is told to run."""
+    name = plain_name(tool)
+    if not is_shell(tool) or name in _NOT_POSIX or name in _NOT_A_COMMAND:
+        return None
+    return next((key for key in _SCRIPT_KEYS if isinstance(arguments.get(key), str | list)), None)

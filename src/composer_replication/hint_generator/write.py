@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import HintContext, quoted
-from composer_replication.hint_generator.facts import collect_facts
+from composer_replication.hint_generator.facts import StateAlong, collect_facts
 from composer_replication.hint_generator.parameters import is_json_error
-from composer_replication.hint_generator.seen import SeenAlong
 from composer_replication.hint_generator.templates import HINT_TEMPLATES, VERSION, dispatch
 from composer_replication.privacy import Scrubber
 from composer_replication.types import Conversation, ErrorSite, Hint
@@ -31,7 +30,7 @@ def write_hint(
     writer: HintWriter | None = None,
     tool_schemas: Mapping[str, Mapping[str, Any]] | None = None,
     scrubber: Scrubber | None = None,
-    along: SeenAlong | None = None,
+    along: StateAlong | None = None,
 ) -> Hint | None:
     """The hint of the first source that has one, with the facts it was made of; None for a site nobody may teach.
 

@@ -1,10 +1,10 @@
 """Which turn erred, how, and whose doing it was. Only what the model did wrong may be taught."""
 
-from composer_replication.sites.classify import Verdict, classify
+from composer_replication.sites.classify import classify
 from composer_replication.sites.find import MIN_CONFIDENCE, find_error_sites
 from composer_replication.sites.registry import register_rule, unregister_rule
 from composer_replication.sites.rule import FailureRule, rule
-from composer_replication.sites.taxonomy import BLAMES, KINDS, USUAL_BLAME
+from composer_replication.sites.taxonomy import BLAMES, KINDS, USUAL_BLAME, Verdict
 
 __all__ = [
     "BLAMES",

@@ -69,6 +69,17 @@ def parse_script(text: str) -> Script:
     return script
 
 
+def lone_command(text: str) -> Simple | None:
+    """The one program that a command runs, with no assignment before it; None where there is more to it."""
+    try:
+        script = parse_script(text)
+    except NotUnderstood:
+        return None
+    commands = [each for chain in script for pipeline in chain.pipelines for each in pipeline.commands]
+    only = commands[0] if len(commands) == 1 else None
+    return only if isinstance(only, Simple) and only.words and not only.sets else None
+
+
 @dataclass
 class _Parser:
     tokens: list[Token]

@@ -1,23 +1,16 @@
-"""What a state knows besides the action: the folder, the tools' schemas, and the files the session has shown."""
+"""What the messages before a state had shown: the folder, the tools' schemas, and the files."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 from composer_replication.actions.arguments import Tools, tool_schemas
-from composer_replication.actions.edits import changes_of, edit_operations, take_changes
 from composer_replication.actions.equality import ActionContext
-from composer_replication.actions.file_views import FILE_CHANGED_NOTE, file_in_output, file_in_view
-from composer_replication.actions.known_tools import command_parameter, only_looks
 from composer_replication.actions.messages import content_text, message_calls
 from composer_replication.actions.paths import normal_path
-from composer_replication.actions.shell.dollars import NotUnderstood
-from composer_replication.actions.shell.effects import keeps_sources
-from composer_replication.actions.shell.keys import folder_after
-from composer_replication.actions.shell.tree import parse_script
-from composer_replication.actions.tools import channel_of, plain_name
+from composer_replication.actions.session_state import SessionState
 from composer_replication.errors import InputError
 from composer_replication.sites.classify import classify
 from composer_replication.types import ToolCall
@@ -37,37 +30,31 @@ class ContextAlong:
         self._cwd = normal_path(cwd, None) if cwd else None
         self._tools = tool_schemas(tools)
         self._read: list[Mapping[str, Any]] = []
-        self._seen = _Seen(self._cwd)
+        self._reader = _Reader(self._cwd)
 
     def at(self, messages: Sequence[Mapping[str, Any]]) -> ActionContext:
         num_read = len(self._read)
         if num_read > len(messages) or list(messages[:num_read]) != self._read:
-            self._read, self._seen, num_read = [], _Seen(self._cwd), 0
+            self._read, self._reader, num_read = [], _Reader(self._cwd), 0
         for message in messages[num_read:]:
-            self._seen.take(message)
+            self._reader.take(message)
         self._read += messages[num_read:]
-        seen = self._seen
-        return ActionContext(
-            cwd=seen.cwd, tools=self._tools, files=dict(seen.files), shell_moved=seen.folder != seen.cwd
-        )
+        state = self._reader.state
+        return ActionContext(cwd=self._cwd, tools=self._tools, files=dict(state.files), shell_moved=state.shell_moved)
 
 
-@dataclass
-class _Seen:
-    """Collected message by message. `folder` is where the shell stands, None where that cannot be said."""
+class _Reader:
+    """Tells a session's state what its messages say."""
 
-    cwd: str | None
-    files: dict[str, str] = field(default_factory=dict[str, str])
-    folder: str | None = None
-    _calls: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
-
-    def __post_init__(self) -> None:
-        self.folder = self.cwd
+    def __init__(self, cwd: str | None) -> None:
+        self.state = SessionState(cwd)
+        self._calls: dict[str, ToolCall] = {}
 
     def take(self, message: Mapping[str, Any]) -> None:
         role, content = message.get("role"), message.get("content")
         if role == "assistant":
-            self._remember(message)
+            with contextlib.suppress(InputError):  # a turn that cannot be read shows nothing
+                self._calls |= {call.id: call for call in message_calls(message, "a turn")}
         elif role in ("tool", "function"):
             self._result(message.get("tool_call_id"), content, is_error=None)
         elif isinstance(content, list):
@@ -75,62 +62,12 @@ class _Seen:
                 if isinstance(block, Mapping) and block.get("type") == "tool_result":
                     flag = block.get("is_error")
                     self._result(block.get("tool_use_id"), block.get("content"), is_error=True if flag else None)
-        for path in FILE_CHANGED_NOTE.findall(content_text(content)) if role == "user" else ():
-            self.files.pop(normal_path(path, self.cwd), None)
-
-    def _remember(self, message: Mapping[str, Any]) -> None:
-        try:
-            calls = message_calls(message, "a turn")
-        except InputError:
-            return  # a turn that cannot be read shows nothing
-        self._calls |= {call.id: call for call in calls}
+        if role == "user":
+            self.state.heard(content_text(content))
 
     def _result(self, call_id: object, content: object, *, is_error: bool | None) -> None:
         call = self._calls.get(call_id) if isinstance(call_id, str) else None
-        if call is None or call.raw_arguments is not None:
-            return
-        text = content_text(content)
-        if not classify(call.name, call.arguments, text, is_error).is_failure:
-            self._learn(call, text)
-
-    def _learn(self, call: ToolCall, text: str) -> None:
-        operations = edit_operations(call, self.cwd)
-        key = command_parameter(call.name, call.arguments)
-        if operations is not None:
-            changes = changes_of(operations, self.files)
-            if changes is None:
-                for operation in operations:
-                    self.files.pop(operation.path, None)  # what it holds now was not shown
-            else:
-                take_changes(self.files, changes)
-        elif key is not None:
-            self._ran(call.arguments[key], text)
-        elif only_looks(call.name, call.arguments):
-            shown = file_in_view(call, text)
-            if shown is not None:
-                self.files[normal_path(shown.path, self.cwd)] = shown.text
-        elif channel_of(call.name) == "file" or plain_name(call.name) in ("task", "agent"):
-            self.files.clear()  # it may have changed any of them
-
-    def _ran(self, command: object, output: str) -> None:
-        words = cast("list[object]", command) if isinstance(command, list) else None
-        if words is not None:
-            is_shell = len(words) == 3 and words[1] in ("-c", "-lc")
-            command = words[2] if is_shell else " ".join(str(word) for word in words)
-        text = str(command)
-        shown = file_in_output(text, output)
-        if shown is not None:
-            if self.folder is not None or shown.path.startswith("/"):
-                self.files[normal_path(shown.path, self.folder)] = shown.text
-            return
-        if not keeps_sources(text):
-            self.files.clear()
-        if words is None:
-            self._follow(text)
-
-    def _follow(self, command: str) -> None:
-        """Where the shell stands now: some tools keep it between calls, so only a way back makes it sure again."""
-        try:
-            self.folder = folder_after(parse_script(command), self.folder)
-        except NotUnderstood:
-            self.folder = self.folder if " cd " not in f" {command}" else None
+        if call is not None:
+            text = content_text(content)
+            failed = classify(call.name, call.arguments, text, is_error).is_failure
+            self.state.add(call, text, failed=failed)
