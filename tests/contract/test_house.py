@@ -22,32 +22,25 @@ LONELY = {
     "config.split",
     "ingestion.links",
     "batch.wrong_hints",
-    "pairs.normalise.text_length",
     "privacy.kingfisher",
-    "sites.known_commands",
 }
 ALIASES = {"distillation.entropy_aware_opd", "distillation.simpo", "distillation.taid", "replaysim.normalize"}
 """Known import paths: they hold nothing but another module's names."""
 UNMAPPED = {
     "composer_replication",
-    "actions",
     "batch",
     "cli",
     "config",
     "distillation",
-    "hint_generator",
     "ingestion",
     "loss",
     "loss.linear",
     "objective",
-    "pairs",
-    "pairs.normalise",
     "privacy",
     "recipes",
     "recipes.prime_rl",
     "replaysim",
     "runs",
-    "sites",
     "teacher_replay",
 }
 LONGEST_CHAIN = 28

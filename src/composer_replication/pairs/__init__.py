@@ -1,4 +1,12 @@
-"""Teachers' answers to preference pairs: actions compared by meaning, voted on, and set against the student's own."""
+"""Teachers' answers to preference pairs: what most of them did is set against what the student did.
+
+agreement        what became of the states, and how far teachers agree
+extract          states and answers to pairs
+normalise/       which pairs are worth training on
+replayed         from states to such pairs in one call
+export_messages  actions and states as messages that chat templates take
+export           pairs as rows for other trainers
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ from composer_replication.actions.tools import channel_of, command_text
 from composer_replication.canonical_json import encode
 from composer_replication.errors import InputError
 from composer_replication.sites.classify import classify
-from composer_replication.sites.registry import registered_rules
-from composer_replication.sites.rule import FailureRule
+from composer_replication.sites.rule import FailureRule, registered_rules
 from composer_replication.sites.taxonomy import Verdict
 from composer_replication.sites.view import View
 from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult, Turn

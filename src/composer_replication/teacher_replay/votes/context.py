@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -13,7 +14,9 @@ from composer_replication.actions.paths import normal_path
 from composer_replication.actions.session_state import SessionState
 from composer_replication.errors import InputError
 from composer_replication.sites.classify import classify
-from composer_replication.types import ToolCall
+from composer_replication.types import ToolCall, TraceState
+
+_MAX_SESSIONS = 64  # as many as are asked about at one time
 
 
 def context_of_messages(
@@ -41,6 +44,26 @@ class ContextAlong:
         self._read += messages[num_read:]
         state = self._reader.state
         return ActionContext(cwd=self._cwd, tools=self._tools, files=dict(state.files), shell_moved=state.shell_moved)
+
+
+class StateContexts:
+    """Contexts of states of any session: what an earlier state of one has shown is not read again for a later one."""
+
+    def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
+        self._cwd, self._tools = cwd, tools
+        self._sessions: OrderedDict[str, tuple[object, object, ContextAlong]] = OrderedDict()
+
+    def at(self, state: TraceState) -> ActionContext:
+        own = cast("Mapping[str, Any]", state)
+        cwd, tools = own.get("cwd", self._cwd), own.get("tools", self._tools)
+        session = state["state_id"].rpartition("::")[0]
+        held = self._sessions.pop(session, None)
+        if held is None or held[0] != cwd or held[1] != tools:
+            held = (cwd, tools, ContextAlong(cwd=cwd, tools=tools))
+        self._sessions[session] = held
+        if len(self._sessions) > _MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+        return held[2].at(state["messages"])
 
 
 class _Reader:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
 
 from composer_replication.actions.arguments import Tools
 from composer_replication.actions.equality import ActionContext, action_key
@@ -12,10 +12,8 @@ from composer_replication.actions.reply import parse_reply
 from composer_replication.errors import InputError
 from composer_replication.teacher_replay.votes.answers import voter_of
 from composer_replication.teacher_replay.votes.consensus import can_still_change
-from composer_replication.teacher_replay.votes.context import ContextAlong
+from composer_replication.teacher_replay.votes.context import StateContexts
 from composer_replication.types import TeacherCallResult, TraceState
-
-_MAX_SESSIONS = 64  # as many as are asked about at one time
 
 
 class StateVotes:
@@ -26,8 +24,7 @@ class StateVotes:
     """
 
     def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
-        self._cwd, self._tools = cwd, tools
-        self._sessions: OrderedDict[str, tuple[object, object, ContextAlong]] = OrderedDict()
+        self._contexts = StateContexts(cwd=cwd, tools=tools)
         self._ahead: dict[str, ActionContext] = {}
 
     def read_ahead(self, states: Sequence[TraceState]) -> None:
@@ -68,18 +65,7 @@ class StateVotes:
 
     def _context(self, state: TraceState) -> ActionContext:
         ahead = self._ahead.get(state["state_id"])
-        if ahead is not None:
-            return ahead
-        own = cast("Mapping[str, Any]", state)
-        cwd, tools = own.get("cwd", self._cwd), own.get("tools", self._tools)
-        session = state["state_id"].rpartition("::")[0]
-        held = self._sessions.pop(session, None)
-        if held is None or held[0] != cwd or held[1] != tools:
-            held = (cwd, tools, ContextAlong(cwd=cwd, tools=tools))
-        self._sessions[session] = held
-        if len(self._sessions) > _MAX_SESSIONS:
-            self._sessions.popitem(last=False)
-        return held[2].at(state["messages"])
+        return self._contexts.at(state) if ahead is None else ahead
 
 
 class Gate:
