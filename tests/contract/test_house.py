@@ -14,7 +14,6 @@ CROWDED = {
     "cli",
     "ingestion",
     "objective",
-    "pairs",
     "privacy",
     "teacher_replay",
 }
@@ -23,31 +22,26 @@ LONELY = {
     "config.split",
     "ingestion.links",
     "pairs.normalise.text_length",
+    "batch.wrong_hints",
     "privacy.kingfisher",
-    "sites.known_commands",
 }
 ALIASES = {"distillation.entropy_aware_opd", "distillation.simpo", "distillation.taid", "replaysim.normalize"}
 """Known import paths: they hold nothing but another module's names."""
 UNMAPPED = {
     "composer_replication",
-    "actions",
     "batch",
     "cli",
     "config",
     "distillation",
-    "hint_generator",
     "ingestion",
     "loss",
     "loss.linear",
     "objective",
-    "pairs",
-    "pairs.normalise",
     "privacy",
     "recipes",
     "recipes.prime_rl",
     "replaysim",
     "runs",
-    "sites",
     "teacher_replay",
 }
 LONGEST_CHAIN = 28

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from composer_replication.errors import ArtefactCorruptError, InputError, explain
-from composer_replication.hint_generator.seen import SeenAlong
+from composer_replication.hint_generator.facts import StateAlong
 from composer_replication.hint_generator.write import write_hint
 from composer_replication.privacy import Scrubber
 from composer_replication.runs import RunDir
@@ -46,7 +46,7 @@ def write_sites(run: RunDir, *, min_confidence: float = MIN_CONFIDENCE) -> None:
 
     def all_rows() -> Iterator[dict[str, object]]:
         for conversation in read_conversations(run):
-            passed_over, along = list[ErrorSite](), SeenAlong(conversation)
+            passed_over, along = list[ErrorSite](), StateAlong(conversation)
             found = find_error_sites(conversation, min_confidence=min_confidence, passed_over=passed_over)
             for site in found:
                 options = {"tool_schemas": tools, "scrubber": scrubber, "along": along}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from composer_replication.actions.parse import parse_action_text
+from composer_replication.actions.reply import without_thought
 from composer_replication.actions.write import action_text_without_thinking, text_of
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.last_gate import LastGate, gate_of
@@ -20,7 +21,6 @@ from composer_replication.pairs.agreement import PairReport
 from composer_replication.pairs.export import export_preferences
 from composer_replication.pairs.extract import Extraction, PairRecord, extract_pairs
 from composer_replication.pairs.normalise.normalizer import DJNormalizer, NormalizedDPOPair
-from composer_replication.pairs.parse_reply import without_thought
 from composer_replication.runs import RunDir
 from composer_replication.teacher_replay.run_failures import Failures, read_failures
 from composer_replication.teacher_replay.run_replay import StateOfTurn, Which, read_calls, run_turns

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from composer_replication.pairs.shell_dollars import NotUnderstood
-from composer_replication.pairs.shell_words import Operator, Piece, Redirect, Token, Word, literal_word, tokens_of
+from composer_replication.actions.shell.dollars import NotUnderstood
+from composer_replication.actions.shell.words import Operator, Piece, Redirect, Token, Word, literal_word, tokens_of
 
 _MAX_DEPTH = 30
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
@@ -67,6 +67,17 @@ def parse_script(text: str) -> Script:
     if parser.at < len(parser.tokens):
         raise NotUnderstood("something that closes nothing")
     return script
+
+
+def lone_command(text: str) -> Simple | None:
+    """The one program that a command runs, with no assignment before it; None where there is more to it."""
+    try:
+        script = parse_script(text)
+    except NotUnderstood:
+        return None
+    commands = [each for chain in script for pipeline in chain.pipelines for each in pipeline.commands]
+    only = commands[0] if len(commands) == 1 else None
+    return only if isinstance(only, Simple) and only.words and not only.sets else None
 
 
 @dataclass

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from composer_replication.pairs.shell_words import Word, literal_word
+from composer_replication.actions.shell.words import Word, literal_word
 
 Operands = Literal["words", "paths", "word then paths", "pattern then paths", "path then words", "tests"]
 
@@ -32,7 +32,6 @@ class Program:
     decides: str = ""
     number: str = ""  # the option that `-5` stands for
     operands: Operands = "words"
-    path_values: str = ""
     any_order: bool = False  # of operands
     ordered_with: str = ""  # options with which the order of operands matters after all
     permutes: bool = True  # options may follow operands

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from composer_replication.pairs.known_tools import is_label, known_defaults, null_is_absent
-from composer_replication.pairs.paths import is_path_parameter, normal_path
+from composer_replication.actions.paths import is_path_parameter, normal_path
+from composer_replication.actions.tools import is_label, known_defaults, null_is_absent
 
 Schema = Mapping[str, Any]
+Tools = Mapping[str, Schema] | Sequence[Mapping[str, Any]]
+"""Tool name -> JSON schema of its arguments, or a list of tools as the OpenAI, Anthropic and MCP interfaces have it."""
+
+_SCHEMA_KEYS = ("parameters", "input_schema", "inputSchema")
 _WIDE = 2**64
 _EXACT = 2**53  # beyond it a JSON number is no longer one integer
 
@@ -41,6 +45,22 @@ def properties_of(schema: Schema | None) -> dict[str, Schema]:
         return {}
     entries = cast("Mapping[str, Any]", properties).items()
     return {name: cast("Schema", each) for name, each in entries if isinstance(each, Mapping)}
+
+
+def tool_schemas(tools: Tools | None) -> dict[str, Schema]:
+    """Tool name -> schema; entries of no known shape are left out, since a schema only helps."""
+    if tools is None:
+        return {}
+    if isinstance(tools, Mapping):
+        return {name: schema for name, schema in tools.items() if isinstance(schema, Mapping)}
+    found: dict[str, Schema] = {}
+    for tool in tools:
+        inner = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+        body = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else {}
+        schema = next((body[key] for key in _SCHEMA_KEYS if isinstance(body.get(key), Mapping)), None)
+        if isinstance(body.get("name"), str) and schema is not None:
+            found[body["name"]] = schema
+    return found
 
 
 def canonical_value(value: object, schema: Schema | None = None) -> object:

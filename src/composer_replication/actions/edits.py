@@ -7,14 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from composer_replication.actions.names import EVERYWHERE, NEW_TEXT, OLD_TEXT, PATH
-from composer_replication.pairs.known_tools import command_parameter, is_label
-from composer_replication.pairs.patches import FilePatch, read_patch
-from composer_replication.pairs.paths import normal_path
-from composer_replication.pairs.shell_dollars import NotUnderstood
-from composer_replication.pairs.shell_parse import Simple, parse_script
-from composer_replication.sites.commands import word_set
-from composer_replication.sites.tools import plain_name
+from composer_replication.actions.patches import FilePatch, read_patch
+from composer_replication.actions.paths import normal_path
+from composer_replication.actions.shell.tree import lone_command
+from composer_replication.actions.tools import (
+    EVERYWHERE,
+    NEW_TEXT,
+    OLD_TEXT,
+    PATH,
+    command_parameter,
+    is_label,
+    plain_name,
+    word_set,
+)
 from composer_replication.types import ToolCall
 
 Changes = dict[str, str | None]
@@ -92,8 +97,9 @@ def edit_operations(call: ToolCall, cwd: str | None) -> list[Operation] | None:
 
 def changes_of(operations: list[Operation], files: Mapping[str, str]) -> Changes | None:
     """The files after all of them; None where one meets a file that is not known, or does not fit it."""
-    known = dict(files)
-    changes: Changes = {}
+    if len(operations) == 1:
+        return operations[0].applied(files)
+    known, changes = dict(files), Changes()
     for operation in operations:
         made = operation.applied(known)
         if made is None:
@@ -176,12 +182,8 @@ def _shell_patch(call: ToolCall, given: dict[str, Any]) -> list[Operation] | Non
         return _patches(cast("str", words[1])) if is_patch else None
     if not isinstance(command, str) or not re.match(r"\s*apply_?patch\b", command):
         return None
-    try:
-        script = parse_script(command)
-    except NotUnderstood:
-        return None
-    simple = script[0].pipelines[0].commands[0] if len(script) == 1 and len(script[0].pipelines) == 1 else None
-    if not isinstance(simple, Simple) or simple.sets or len(script[0].pipelines[0].commands) > 1:
+    simple = lone_command(command)
+    if simple is None:
         return None
     texts = [word.literal for word in simple.words[1:]]
     texts += [redirect.target.literal if redirect.op == "<<" else None for redirect in simple.redirects]

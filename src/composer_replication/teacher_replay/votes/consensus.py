@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from composer_replication.actions.equality import ActionContext, action_key
 from composer_replication.errors import InputError, explain
-from composer_replication.pairs.context import ActionContext
-from composer_replication.pairs.equality import action_key
 from composer_replication.types import Action
 
 Reason = Literal["consensus", "tie", "below_threshold", "no_votes"]

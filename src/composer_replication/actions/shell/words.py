@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from composer_replication.pairs.shell_dollars import NotUnderstood, ansi_text, dollar_at, here_body
+from composer_replication.actions.shell.dollars import NotUnderstood, ansi_text, dollar_at, here_body
 
 Kind = Literal["text", "split", "kept", "glob", "home", "raw"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from composer_replication.pairs.argv import Key, Place, line_key, path_key, plain_key, words_key
-from composer_replication.pairs.options import Program
-from composer_replication.pairs.shell_words import Word, literal_word
-from composer_replication.sites.commands import word_set
+from composer_replication.actions.shell.argv import Key, Place, line_key, path_key, plain_key, words_key
+from composer_replication.actions.shell.options import Program
+from composer_replication.actions.shell.words import Word, literal_word
+from composer_replication.actions.tools import word_set
 
 ShellKey = Callable[[str, Place], Key]
 """The key of a whole script, for a shell that is told one with -c."""
@@ -58,12 +58,17 @@ def env_prefix(words: Sequence[Word]) -> int:
     return number - 1 if is_plain and words[0].literal == "env" else 0
 
 
+def shell_script(words: Sequence[str | None]) -> str | None:
+    """What a shell is told to run in `bash -c script`; None for other words."""
+    return words[2] if len(words) == 3 and words[0] in _SHELLS and words[1] in ("-c", "-lc", "-ic") else None
+
+
 def _special_key(name: str, words: Sequence[Word], place: Place, shell: ShellKey, depth: int) -> Key | None:
     if name in _RUNNERS or name == "timeout":
         return _runner_key(name, words, place, shell, depth)
-    if name in _SHELLS and len(words) == 3 and words[1].literal in ("-c", "-lc", "-ic"):
-        script = words[2].literal
-        return ["shell", name, words[1].literal, shell(script, place)] if script is not None else None
+    script = shell_script([word.literal for word in words])
+    if script is not None:
+        return ["shell", name, words[1].literal, shell(script, place)]
     if name == "echo":
         return _echo_key(words)
     if name == "find":

@@ -10,22 +10,36 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import astuple, dataclass, field
 from typing import Any, cast
 
-from composer_replication.pairs.arguments import canonical_arguments, canonical_value
-from composer_replication.pairs.commands import argv_key, command_key
-from composer_replication.pairs.context import ActionContext
-from composer_replication.pairs.edits import Changes, changes_of, edit_operations, take_changes
-from composer_replication.pairs.known_tools import command_parameter, only_looks
-from composer_replication.pairs.paths import normal_path
-from composer_replication.pairs.read_only import only_reads
-from composer_replication.pairs.shell_words import literal_word
-from composer_replication.pairs.text import text_key
+from composer_replication.actions.arguments import Schema, canonical_arguments, canonical_value
+from composer_replication.actions.edits import Changes, changes_of, edit_operations, take_changes
+from composer_replication.actions.paths import normal_path
+from composer_replication.actions.prose import text_key
+from composer_replication.actions.shell.effects import only_reads
+from composer_replication.actions.shell.keys import argv_key, command_key
+from composer_replication.actions.shell.special import shell_script
+from composer_replication.actions.shell.words import literal_word
+from composer_replication.actions.tools import command_parameter, only_looks
 from composer_replication.types import Action, ToolCall
 
 _WORKDIR = ("workdir", "cwd", "working_directory", "working_dir", "directory", "dir_path")
-_SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/bin/zsh", "/usr/bin/bash")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionContext:
+    """`files` holds whole files by normal path; `shell_moved` says that an earlier `cd` may have led elsewhere."""
+
+    cwd: str | None = None
+    tools: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+    shell_moved: bool = False
+
+    @property
+    def shell_folder(self) -> str | None:
+        """Where a command starts, if that is sure."""
+        return None if self.shell_moved else self.cwd
 
 
 def same_action(a: Action, b: Action, context: ActionContext | None = None) -> bool:
@@ -110,8 +124,9 @@ def _shell_key(command: object, folder: str | None) -> object:
     words = cast("list[Any]", command)
     if not words or not all(isinstance(word, str) for word in words):
         return canonical_value(words)
-    if len(words) == 3 and words[0] in _SHELLS and words[1] in ("-c", "-lc"):
-        return command_key(words[2], folder)
+    script = shell_script(words)
+    if script is not None:
+        return command_key(script, folder)
     return argv_key([literal_word(word) for word in words], folder)
 
 

@@ -7,11 +7,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from composer_replication.pairs.options import CommandLine, Option, Program, read_line
-from composer_replication.pairs.paths import normal_path
-from composer_replication.pairs.programs import PROGRAMS
-from composer_replication.pairs.shell_words import Piece, Word, literal_word
-from composer_replication.pairs.subcommands import SAME_SUBCOMMAND, SUBCOMMANDS
+from composer_replication.actions.paths import normal_path
+from composer_replication.actions.shell.options import CommandLine, Option, Program, read_line
+from composer_replication.actions.shell.programs import PROGRAMS, SAME_SUBCOMMAND, SUBCOMMANDS
+from composer_replication.actions.shell.words import Piece, Word, literal_word
 
 Key = list[object]
 _LONGEST_PATH = 512
@@ -64,9 +63,8 @@ def line_key(words: Sequence[Word], program: Program, place: Place) -> Key | Non
         operands = [literal_word(program.default)]
     if program.assumed and not line.rest and not names & {"n", "c"}:
         line.options.append(Option(program.assumed[0], literal_word(program.assumed[2:])))
-    path_values = program.path_values.split(",")
     options: Key = [
-        [name, None if value is None else path_key(value, place) if name in path_values else value.key]
+        [name, None if value is None else value.key]
         for name, value in sorted(line.options, key=lambda option: option.name)
     ]
     keyed = _operand_keys(operands, program, place, line.dashes_at)

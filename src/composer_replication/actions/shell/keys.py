@@ -9,10 +9,11 @@ import json
 import re
 from dataclasses import dataclass
 
-from composer_replication.pairs.argv import Key, Place, path_key
-from composer_replication.pairs.paths import normal_path
-from composer_replication.pairs.shell_dollars import NotUnderstood
-from composer_replication.pairs.shell_parse import (
+from composer_replication.actions.paths import normal_path
+from composer_replication.actions.shell.argv import Key, Place, path_key
+from composer_replication.actions.shell.dollars import NotUnderstood
+from composer_replication.actions.shell.special import env_prefix, program_key
+from composer_replication.actions.shell.tree import (
     Block,
     Chain,
     Command,
@@ -22,8 +23,7 @@ from composer_replication.pairs.shell_parse import (
     assignment_in,
     parse_script,
 )
-from composer_replication.pairs.shell_words import Redirect, Word
-from composer_replication.pairs.special_programs import env_prefix, program_key
+from composer_replication.actions.shell.words import Redirect, Word
 
 _LONGEST_FOLDER = 4096
 _MAX_SHELLS = 4  # a shell in a shell in a shell

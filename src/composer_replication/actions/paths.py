@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from composer_replication.sites.commands import word_set
-from composer_replication.sites.tools import channel_of
+from composer_replication.actions.tools import channel_of, word_set
 
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")

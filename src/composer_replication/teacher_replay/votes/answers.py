@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
+from composer_replication.actions.reply import parse_reply
 from composer_replication.actions.write import text_of
 from composer_replication.errors import InputError
-from composer_replication.pairs.parse_reply import parse_reply
 from composer_replication.types import Action, TeacherCallResult
 
 

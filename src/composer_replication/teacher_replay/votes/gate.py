@@ -1,32 +1,30 @@
-"""What the answers to a state so far decide, for whoever asks whether another teacher is worth the money."""
+"""Whether another teacher is worth asking: exactly (its vote can still change the pair), or by a rule of thumb."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
 
+from composer_replication.actions.arguments import Tools
+from composer_replication.actions.equality import ActionContext, action_key
+from composer_replication.actions.reply import parse_reply
 from composer_replication.errors import InputError
-from composer_replication.pairs.answers import voter_of
-from composer_replication.pairs.consensus import can_still_change
-from composer_replication.pairs.context import ActionContext, ContextAlong, Tools
-from composer_replication.pairs.equality import action_key
-from composer_replication.pairs.parse_reply import parse_reply
+from composer_replication.teacher_replay.votes.answers import voter_of
+from composer_replication.teacher_replay.votes.consensus import can_still_change
+from composer_replication.teacher_replay.votes.context import StateContexts
 from composer_replication.types import TeacherCallResult, TraceState
-
-_MAX_SESSIONS = 64  # as many as are asked about at one time
 
 
 class StateVotes:
-    """Reads states and answers as `extract_pairs` does, so that what it decides is what the pairs will be.
+    """What the answers to a state so far decide, read as `extract_pairs` reads them: what it says the pairs will be.
 
     What an earlier state of a session has shown is not read again for a later one: states come in order, or are read
     ahead in order and then come in any.
     """
 
     def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
-        self._cwd, self._tools = cwd, tools
-        self._sessions: OrderedDict[str, tuple[object, object, ContextAlong]] = OrderedDict()
+        self._contexts = StateContexts(cwd=cwd, tools=tools)
         self._ahead: dict[str, ActionContext] = {}
 
     def read_ahead(self, states: Sequence[TraceState]) -> None:
@@ -67,15 +65,33 @@ class StateVotes:
 
     def _context(self, state: TraceState) -> ActionContext:
         ahead = self._ahead.get(state["state_id"])
-        if ahead is not None:
-            return ahead
-        own = cast("Mapping[str, Any]", state)
-        cwd, tools = own.get("cwd", self._cwd), own.get("tools", self._tools)
-        session = state["state_id"].rpartition("::")[0]
-        held = self._sessions.pop(session, None)
-        if held is None or held[0] != cwd or held[1] != tools:
-            held = (cwd, tools, ContextAlong(cwd=cwd, tools=tools))
-        self._sessions[session] = held
-        if len(self._sessions) > _MAX_SESSIONS:
-            self._sessions.popitem(last=False)
-        return held[2].at(state["messages"])
+        return self._contexts.at(state) if ahead is None else ahead
+
+
+class Gate:
+    """Counts what it saved, and for a rule of thumb the pairs it may have lost."""
+
+    def __init__(self, kind: Literal["exact", "agree"], threshold: int, num_teachers: int, votes: StateVotes) -> None:
+        self._kind, self._threshold, self._num_teachers, self._votes = kind, threshold, num_teachers, votes
+        self.counts: Counter[str] = Counter()
+
+    def read_ahead(self, states: Sequence[TraceState]) -> None:
+        """The states of a session in order, before they are asked about in any."""
+        self._votes.read_ahead(states)
+
+    def is_done_with(self, state: TraceState) -> None:
+        self._votes.is_done_with(state)
+
+    def is_worth_asking(self, state: TraceState, answers: Sequence[TeacherCallResult]) -> bool:
+        can_change = self._votes.can_change(state, answers, threshold=self._threshold, num_teachers=self._num_teachers)
+        worth = can_change
+        if worth and self._kind == "agree" and len(answers) == 1:
+            worth = not self._votes.agrees_with_student(state, answers[0])
+            self.counts["pairs that may be lost"] += not worth
+        if not worth:
+            self.counts["calls saved"] += self._num_teachers - len(answers)
+        return worth
+
+
+def gate_of(kind: Literal["exact", "agree"] | None, threshold: int, num_teachers: int) -> Gate | None:
+    return None if kind is None else Gate(kind, threshold, num_teachers, StateVotes())

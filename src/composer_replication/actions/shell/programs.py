@@ -1,8 +1,11 @@
-"""Programs whose options are certain, as tables for `options`; what is not listed keeps its words in order."""
+"""Programs whose options are certain, as tables for `options`; what is not listed keeps its words in order.
+
+Listed is what decides a labelled pair of actions, or two commands of real sessions.
+"""
 
 from __future__ import annotations
 
-from composer_replication.pairs.options import Program
+from composer_replication.actions.shell.options import Program
 
 _GREP_LONG = (
     "recursive=r ignore-case=i line-number=n files-with-matches=l files-without-match=L invert-match=v count=c"
@@ -53,18 +56,7 @@ _PYTEST = Program(
     " strict-markers strict-config no-cov junitxml: log-cli-level: import-mode: cache-clear reruns: benchmark-only"
     " benchmark-skip setup-show markers fixtures runslow",
     operands="tests",
-    path_values="c,rootdir,ignore,junitxml",
 )
-_CHECKER = Program(
-    flags="qvsh",
-    long="strict ext: ignore-missing-imports check diff fix no-fix verbose=v quiet=q version help config-file: config:"
-    " select: ignore: extend-select: line-length: target-version: statistics no-cache show-error-codes pretty"
-    " unsafe-fixes write list-different",
-    decides="fix,no-fix select,ignore,extend-select",
-    operands="paths",
-    path_values="config,config-file",
-)
-_TABLE = Program(flags="cdui", valued="fsw", operands="paths")
 _READ_END = Program(
     flags="qvz",
     valued="nc",
@@ -106,13 +98,11 @@ PROGRAMS: dict[str, Program] = {
         any_order=True,
     ),
     "mkdir": Program(flags="pv", valued="m", long="parents=p verbose=v mode:=m", operands="paths", any_order=True),
-    "rmdir": Program(flags="pv", long="parents=p verbose=v", operands="paths", any_order=True),
     "touch": Program(
         flags="acmhf",
         valued="dtr",
         long="no-create=c date:=d reference:=r",
         operands="paths",
-        path_values="r",
         any_order=True,
     ),
     "cp": Program(
@@ -122,24 +112,9 @@ PROGRAMS: dict[str, Program] = {
         long="recursive=r archive=a force=f interactive=i verbose=v no-clobber=n update=u target-directory:=t",
         decides="i,n f,i f,n a,L,P,H,d",
         operands="paths",
-        path_values="t",
         keeps_slash=True,
     ),
-    "mv": Program(
-        flags="fivnuTb",
-        valued="tS",
-        long="force=f interactive=i verbose=v no-clobber=n update=u target-directory:=t",
-        decides="f,i,n",
-        operands="paths",
-        path_values="t",
-        keeps_slash=True,
-    ),
-    # The text of a symbolic link's target is what is stored.
-    "ln": Program(flags="sfinvrTLP", long="symbolic=s force=f verbose=v relative=r", decides="f,i L,P"),
     "chmod": Program(flags="Rvfc", long="recursive=R verbose=v", operands="word then paths", any_order=True),
-    "chown": Program(flags="Rvfch", long="recursive=R verbose=v", operands="word then paths"),
-    "stat": Program(flags="Lft", valued="c", long="format:=c dereference=L", operands="paths"),
-    "file": Program(flags="biLkz", long="brief=b mime=i", operands="paths"),
     "du": Program(
         flags="ahscbkmxLH",
         valued="d",
@@ -147,65 +122,21 @@ PROGRAMS: dict[str, Program] = {
         decides="h,b,k,m",
         operands="paths",
     ),
-    "df": Program(flags="hTaikH", decides="h,k,H", operands="paths"),
-    "tree": Program(flags="adfilnsupgDFACxhvQ", valued="LIPo", operands="paths", path_values="o"),
-    "diff": Program(
-        flags="urNqbBwiyas",
-        valued="UCx",
-        long="unified?=U recursive=r brief=q new-file=N ignore-all-space=w ignore-case=i color?",
-        decides="u,U,C,y,q",
-        operands="paths",
-    ),
     "sort": Program(
         flags="nrufhbdiMVgRzmcsC", valued="kto", long="numeric-sort=n reverse=r unique=u key:=k", operands="paths"
     ),
-    "uniq": _TABLE,
     "cut": Program(flags="s", valued="dfcb", long="delimiter:=d fields:=f", operands="paths"),
-    "tee": Program(flags="ai", long="append=a", operands="paths"),
-    "which": Program(flags="a"),
     "grep": _GREP,
-    "egrep": _GREP,
-    "fgrep": _GREP,
     "rg": _RG,
     "sed": _SED,
-    "awk": Program(valued="Fvf", permutes=False, operands="word then paths"),
-    "jq": Program(
-        flags="rcesnSajM", long="raw-output=r compact-output=c slurp=s null-input=n", operands="word then paths"
-    ),
     "pytest": _PYTEST,
-    "py.test": _PYTEST,
-    "mypy": _CHECKER,
-    "black": _CHECKER,
-    "isort": _CHECKER,
-    "flake8": _CHECKER,
-    "eslint": _CHECKER,
-    "prettier": _CHECKER,
-    "bash": Program(flags="exuv", permutes=False, operands="path then words"),
-    "sh": Program(flags="exuv", permutes=False, operands="path then words"),
-    "node": Program(permutes=False, operands="path then words"),
     "make": Program(
         flags="kBnsiqe",
         valued="CfI",
         attached="j",
         long="keep-going=k always-make=B dry-run=n silent=s directory:=C",
-        path_values="C,f",
-    ),
-    "cmake": Program(
-        valued="BSGD",
-        long="build: target: config: parallel? install: preset: fresh",
-        path_values="B,S,build",
-    ),
-    "tsc": Program(valued="p", long="noEmit watch project:=p strict pretty? skipLibCheck build"),
-    "jest": Program(
-        flags="iuw",
-        valued="t",
-        long="runInBand=i updateSnapshot=u watch=w coverage silent verbose ci testNamePattern:=t passWithNoTests",
     ),
     "apt-get": Program(flags="yqfd", long="yes=y assume-yes=y quiet=q no-install-recommends"),
-    "apt": Program(flags="yqfd", long="yes=y assume-yes=y quiet=q no-install-recommends"),
-    "ps": Program(flags="efAldjF", valued="opU"),
-    "ss": Program(flags="tulpnaemois46"),
-    "netstat": Program(flags="tulpnaeor46"),
     # Here a final slash says what is copied, and the words stand for either side.
     "rsync": Program(
         flags="avzrlptunhPqHAXcogDxWiI",
@@ -220,13 +151,144 @@ PROGRAMS: dict[str, Program] = {
         " header:=H data:=d output:=o user:=u user-agent:=A max-time:=m connect-timeout: write-out:=w form:=F"
         " cookie:=b cookie-jar:=c data-raw: data-binary: data-urlencode: json: compressed retry:",
         decides="d,data-raw,data-binary,data-urlencode,json",
-        path_values="o",
     ),
     "tar": Program(
         flags="xctzjJvpkhaOm",
         valued="fCTX",
         long="extract=x create=c list=t gzip=z verbose=v file:=f directory:=C strip-components:",
         permutes=False,  # what is named before an --exclude is not excluded
-        path_values="f,C",
     ),
 }
+
+_DIFF_LONG = (
+    "cached staged=cached stat? name-only name-status no-color color? word-diff? unified:=U ignore-all-space=w"
+    " ignore-space-change=b summary numstat shortstat exit-code quiet patch=p no-patch=s no-ext-diff"
+)
+_LOG_LONG = (
+    f"{_DIFF_LONG} oneline graph all decorate? reverse no-merges merges follow author: since: until: after:=since"
+    " before:=until grep: format: pretty? abbrev-commit max-count:=n first-parent date: skip: branches? tags?"
+    " no-decorate"
+)
+_LOG = Program(
+    flags="pugiswbm",
+    valued="nSGLU",
+    alias="up",
+    long=_LOG_LONG,
+    number="n",
+    decides="oneline,format,pretty p,s color,no-color decorate,no-decorate",
+    keeps_dashes=True,
+    paths_after_dashes=True,
+)
+GIT: dict[str, Program] = {
+    "status": Program(
+        flags="sbvz",
+        attached="u",
+        long="short=s branch=b verbose=v porcelain? long ignored? untracked-files?=u",
+        decides="s,porcelain,long",
+        operands="paths",
+    ),
+    "add": Program(
+        flags="AufnvpN",
+        long="all=A update=u force=f dry-run=n verbose=v patch=p intent-to-add=N",
+        decides="A,u",
+        operands="paths",
+        any_order=True,
+    ),
+    "commit": Program(
+        flags="asvqnepo",
+        valued="mFCct",
+        long="message:=m all=a amend no-edit edit=e no-verify=n allow-empty allow-empty-message signoff=s quiet=q"
+        " verbose=v file:=F author: date: reuse-message:=C fixup: squash: no-gpg-sign dry-run",
+        decides="e,no-edit q,v",
+        operands="paths",
+    ),
+    "diff": Program(
+        flags="pswbRzau",
+        valued="USG",
+        alias="up",
+        long=_DIFF_LONG,
+        decides="p,s color,no-color",
+        keeps_dashes=True,
+        paths_after_dashes=True,
+    ),
+    "log": _LOG,
+    "restore": Program(
+        flags="SWqp",
+        valued="s",
+        long="staged=S worktree=W source:=s quiet=q patch=p ours theirs",
+        operands="paths",
+        any_order=True,
+    ),
+    "push": Program(
+        flags="ufnqvd",
+        long="set-upstream=u force=f force-with-lease? tags dry-run=n delete=d no-verify all quiet=q verbose=v",
+    ),
+    "clean": Program(flags="dfnqxX", long="force=f dry-run=n quiet=q", operands="paths", any_order=True),
+}
+# What follows the image or the container is for the program inside.
+_DOCKER_RUN = Program(
+    flags="itdPq",
+    valued="evpwuhlm",
+    long="rm init privileged read-only detach=d interactive=i tty=t publish-all=P quiet=q env:=e volume:=v publish:=p"
+    " workdir:=w user:=u hostname:=h label:=l memory:=m name: network: entrypoint: platform: cpus: env-file: mount:"
+    " restart: gpus: pull: add-host: shm-size: tmpfs: cap-add: cap-drop: device:",
+    permutes=False,
+)
+_DOCKER_EXEC = Program(
+    flags="itd",
+    valued="ewu",
+    long="interactive=i tty=t detach=d privileged env:=e workdir:=w user:=u env-file:",
+    permutes=False,
+)
+_KUBECTL = Program(
+    flags="Aw",
+    valued="nlo",
+    long="namespace:=n selector:=l output:=o all-namespaces=A watch=w context: kubeconfig: show-labels no-headers"
+    " field-selector: sort-by:",
+)
+_CARGO = Program(
+    flags="rvq",
+    valued="pFj",
+    long="release=r verbose=v quiet=q all workspace all-targets all-features no-default-features locked offline lib"
+    " bins tests examples benches no-run no-fail-fast package:=p features:=F bin: test: example: bench: target: jobs:=j"
+    " manifest-path: exclude: profile: message-format: fix allow-dirty",
+    keeps_dashes=True,
+)
+_NPM_INSTALL = Program(
+    flags="DgEPSOf",
+    long="save-dev=D global=g save-exact=E save-prod=P save=S save-optional=O force=f legacy-peer-deps no-save"
+    " ignore-scripts no-audit no-fund silent",
+    decides="D,P,S,O",
+    any_order=True,
+)
+_PIP = Program(
+    flags="Uqvy",
+    valued="rec",
+    long="upgrade=U quiet=q verbose=v yes=y requirement:=r editable:=e constraint:=c user no-deps pre no-cache-dir"
+    " force-reinstall index-url: extra-index-url: no-build-isolation break-system-packages",
+    any_order=True,
+)
+# What to do comes first and stays there; the title, the text and the rest come in any order.
+_GH = Program(
+    flags="dfwc",
+    valued="tbBHlarRFLs",
+    long="title:=t body:=b base:=B head:=H draft=d fill=f web=w label:=l assignee:=a reviewer:=r repo:=R body-file:=F"
+    " limit:=L state:=s json: comments=c squash delete-branch",
+)
+_DOCKER_BUILD = Program(
+    flags="q",
+    valued="tf",
+    long="tag:=t file:=f no-cache pull quiet=q rm build-arg: target: platform: progress: label:",
+)
+SUBCOMMANDS: dict[str, dict[str, Program]] = {
+    "git": GIT,
+    "cargo": dict.fromkeys(("test", "build", "check", "clippy"), _CARGO),
+    "npm": {"install": _NPM_INSTALL},
+    "pip": {"install": _PIP},
+    "pip3": {"install": _PIP},
+    "gh": {"pr": _GH},
+    "kubectl": {"get": _KUBECTL},
+    "docker": {"run": _DOCKER_RUN, "exec": _DOCKER_EXEC, "build": _DOCKER_BUILD},
+}
+# Other names of the same command, as the program's own help gives them.
+SAME_SUBCOMMAND: dict[str, dict[str, tuple[str, ...]]] = {"npm": {"i": ("install",), "test": ("run", "test")}}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from composer_replication.pairs.shell_dollars import NotUnderstood
-from composer_replication.pairs.shell_parse import Block, Script, Simple, parse_script
-from composer_replication.sites.commands import word_set
+from composer_replication.actions.shell.dollars import NotUnderstood
+from composer_replication.actions.shell.tree import Block, Script, Simple, parse_script
+from composer_replication.actions.tools import word_set
 
 _LOOKS = word_set(
     "ls cat head tail wc grep egrep fgrep rg stat file du df tree pwd which whoami date echo printf diff cmp uniq cut"
