@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from composer_replication.ingestion.reading.documents import around_damage, parsed
+from composer_replication.ingestion.reading.documents import before_damage, parsed
 from composer_replication.ingestion.reading.source import (
     MAX_LINE_BYTES,
     TOO_DEEP,
@@ -114,7 +114,7 @@ def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo | None, left: int, fil
     try:
         return parsed(data, report)
     except ValueError:
-        value, position = around_damage(data)
+        value, position = before_damage(data)
         report.skip("invalid JSON document", file, position)
         return value or None
 

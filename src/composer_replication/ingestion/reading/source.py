@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +15,7 @@ from composer_replication.ingestion.reading import json_text
 # Longer lines than this are counted and skipped: no agent writes them, and one would hold the memory of all the others.
 MAX_LINE_BYTES = 256 * 2**20
 # Lines are long: with the usual 8 kB, cutting them out of the file costs as much as a third of parsing them.
-_BUFFER_BYTES = 2**20
+BUFFER_BYTES = 2**20
 # Every skip is counted; only so many are kept with their place.
 _MAX_NAMED_SKIPS = 1000
 TOO_DEEP = "nested too deeply"
@@ -76,18 +76,25 @@ _TEXT_KEYS = ("text", "content", "refusal", "resource", "json")
 def read_records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Record]]:
     """(line number, JSON object) of every good line; a broken line never costs its neighbours."""
     try:
-        with source.path.open("rb", buffering=_BUFFER_BYTES) as file:
-            for number, line in enumerate(json_text.utf8_lines(file, MAX_LINE_BYTES), start=1):
-                try:
-                    record = orjson.loads(line) if len(line) <= MAX_LINE_BYTES else None
-                except orjson.JSONDecodeError:
-                    record = None
-                if not isinstance(record, dict):
-                    record = _repaired_object(line, number, source.name, report)
-                if record is not None:
-                    yield number, record
+        with source.path.open("rb", buffering=BUFFER_BYTES) as file:
+            yield from records_in(enumerate(json_text.utf8_lines(file, MAX_LINE_BYTES), start=1), source, report)
     except OSError as error:
         report.skip(f"unreadable file: {error.strerror}", source.name)
+
+
+def records_in(
+    lines: Iterable[tuple[int, bytes]], source: SourceFile, report: IngestReport
+) -> Iterator[tuple[int, Record]]:
+    """The same of numbered lines."""
+    for number, line in lines:
+        try:
+            record = orjson.loads(line) if len(line) <= MAX_LINE_BYTES else None
+        except orjson.JSONDecodeError:
+            record = None
+        if not isinstance(record, dict):
+            record = _repaired_object(line, number, source.name, report)
+        if record is not None:
+            yield number, record
 
 
 def _repaired_object(line: bytes, number: int, file: str, report: IngestReport) -> Record | None:
