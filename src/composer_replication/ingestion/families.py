@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from composer_replication.ingestion.cache.unplaced import unplaced_in
 from composer_replication.ingestion.reading.source import IngestReport, SourceFile
 from composer_replication.types import Conversation
 
@@ -82,20 +81,6 @@ def read_with_files(family: Family, report: IngestReport, read: Reader) -> Itera
             link = replace(link, conversation_id=where, turn_id=turn_id, call_id=call_id)
             conversation = replace(conversation, parent=link)
         yield conversation, file
-
-
-def count(conversation: Conversation, report: IngestReport) -> None:
-    """Add what a conversation holds to the counts of a report."""
-    counts = report.counts
-    counts["conversations"] += 1
-    counts["sessions"] += conversation.parent is None
-    counts["turns"] += len(conversation.turns)
-    for turn in conversation.turns:
-        counts["assistant turns"] += turn.role == "assistant"
-        counts["calls"] += len(turn.calls)
-        counts["results"] += len(turn.results)
-        counts["errors"] += sum(result.is_error is True for result in turn.results)
-    counts.update(unplaced_in(conversation))
 
 
 def _stamp_of(path: Path) -> FileStamp:

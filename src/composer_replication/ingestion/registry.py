@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from composer_replication.errors import InputError, explain
-from composer_replication.ingestion.families import count, families, read_family
+from composer_replication.ingestion.families import families, read_family
 from composer_replication.ingestion.links import Links
+from composer_replication.ingestion.reading.counts import counts_of
 from composer_replication.ingestion.reading.source import IngestReport, SourceFile
 from composer_replication.ingestion.scrubbing import scrub_conversation
 from composer_replication.privacy import Scrubber
@@ -131,7 +132,7 @@ def ingest(
             scope = None if scrubber is None else scrubber.scope()
             for conversation in read_family(family, report, read_any):
                 found = True
-                count(conversation, report)
+                report.counts.update(counts_of(conversation))
                 yield conversation if scope is None else scrub_conversation(conversation, scope)
         if not found:
             raise no_session(path, report.skipped)
