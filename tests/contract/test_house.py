@@ -17,21 +17,15 @@ CROWDED = {
     "pairs",
     "privacy",
     "teacher_replay",
-    "trainer",
-    "trainer.checkpoints",
 }
 LONELY = {
     "config.root",
     "config.split",
     "ingestion.links",
-    "objective.wrong_hints",
+    "batch.wrong_hints",
     "pairs.normalise.text_length",
     "privacy.kingfisher",
     "sites.known_commands",
-    "trainer.checkpoints.optimiser_state",
-    "trainer.offline_batch",
-    "trainer.offline_steps",
-    "trainer.run_requirements",
 }
 ALIASES = {"distillation.entropy_aware_opd", "distillation.simpo", "distillation.taid", "replaysim.normalize"}
 """Known import paths: they hold nothing but another module's names."""
@@ -56,8 +50,6 @@ UNMAPPED = {
     "runs",
     "sites",
     "teacher_replay",
-    "trainer",
-    "trainer.checkpoints",
 }
 LONGEST_CHAIN = 28
 """To come: 18."""

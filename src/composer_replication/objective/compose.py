@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.entropy_opd import EntropyGate
 from composer_replication.loss.jsd import JSD
@@ -29,7 +30,6 @@ from composer_replication.objective.flat_channels import flat_channels
 from composer_replication.objective.model_head import causal_lm_of, embedding_count
 from composer_replication.objective.row_weighting import HintTargets, RowWeighting
 from composer_replication.objective.teachers import WeightedTeacher, check_teachers
-from composer_replication.objective.tree_batch import TreeBatch
 from composer_replication.objective.tree_channels import tree_channels
 from composer_replication.objective.wrapped import inside_forward
 
@@ -60,7 +60,7 @@ def compose_loss(
 ) -> LossComponents:
     """Cross-entropy on response tokens, SDPO on the erring turn's tokens, DPO or SimPO on the pairs.
 
-    `inputs`: a `TreeBatch` (`objective.tree_batch`), or a mapping, which gives the same numbers from several forwards.
+    `inputs`: a `TreeBatch` (`batch.tree_batch`), or a mapping, which gives the same numbers from several forwards.
     Its keys (masks hold 1 on *tokens* that count; `*_index` (N, 2) names the *row* that predicts one):
 
         always     input_ids (B, T), response_mask (B, T); attention_mask optional

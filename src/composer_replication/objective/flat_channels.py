@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from composer_replication.loss.linear import LinearHead
 from composer_replication.objective import contract
 from composer_replication.objective.alignment import RowIndex, Sequences
-from composer_replication.objective.causality import check_causal
+from composer_replication.objective.attention.causality import check_causal
 from composer_replication.objective.channels import (
     Channel,
     Options,

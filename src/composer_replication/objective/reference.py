@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from composer_replication.batch.eval_mode import evaluating
 from composer_replication.batch.tree import build_tree
+from composer_replication.batch.tree_batch import TreeBatch, check_ids
 from composer_replication.errors import InputError, explain
 from composer_replication.objective import contract
+from composer_replication.objective.attention.forward import tree_hidden_states
 from composer_replication.objective.channels import in_head_dtype, summed_logprobs
 from composer_replication.objective.flat_channels import sequence_logprobs
-from composer_replication.objective.forward import tree_hidden_states
 from composer_replication.objective.model_head import causal_lm_of, embedding_count, head_of
-from composer_replication.objective.tree_batch import TreeBatch, check_ids
 from composer_replication.objective.wrapped import agreed_most, inside_forward
 
 Response = tuple[Sequence[int], int]

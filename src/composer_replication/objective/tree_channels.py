@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from composer_replication.batch.tree_batch import TreeBatch
+from composer_replication.objective.attention.forward import tree_hidden_states
 from composer_replication.objective.channels import (
     Channel,
     Options,
@@ -14,12 +16,10 @@ from composer_replication.objective.channels import (
     response_channel,
     summed_logprobs,
 )
-from composer_replication.objective.forward import tree_hidden_states
 from composer_replication.objective.model_head import head_of
 from composer_replication.objective.noise import is_noisy
 from composer_replication.objective.row_weighting import Contrast, HintTargets, split_rows
 from composer_replication.objective.teachers import LIVE, Teacher, is_live, models_of, teacher_rows
-from composer_replication.objective.tree_batch import TreeBatch
 from composer_replication.objective.wrapped import agreed_most
 
 

@@ -10,12 +10,12 @@ from switch_cases import channel_2, flat_of, sites, tree_of
 from window_checks import asked, check_sites, model_for, of_channel, path, renderer_of
 
 from composer_replication.batch.hint_placement import PLACEMENTS, teacher_context
+from composer_replication.batch.packed_batch import denominators_of, pack_batches
+from composer_replication.batch.tree_batch import SessionTargets
+from composer_replication.batch.wrong_hints import wrong_hints
 from composer_replication.errors import AlignmentError, BatchKeyError, InputError, ShapeError
 from composer_replication.objective import hint_proof
-from composer_replication.objective.packed_batch import denominators_of, pack_batches
 from composer_replication.objective.row_weighting import RowWeighting
-from composer_replication.objective.tree_batch import SessionTargets
-from composer_replication.objective.wrong_hints import wrong_hints
 from tiny_models import build
 
 CONTRAST = RowWeighting(contrast=1.0)

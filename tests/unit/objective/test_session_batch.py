@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from window_checks import HINT, Asked, asked, check_sites, conversation, of_channel, renderer_of
 
 from chat_templates import SMALL_FAMILIES
+from composer_replication.batch import session_batch
 from composer_replication.batch.hint_placement import PLACEMENTS, teacher_context
+from composer_replication.batch.packed_batch import pack_batches
 from composer_replication.batch.render import Renderer, TurnSpan
+from composer_replication.batch.session_batch import Item, SiteHint, TokenPair, session_batches
+from composer_replication.batch.tree_batch import SessionTargets
 from composer_replication.errors import AlignmentError, InputError
-from composer_replication.objective import session_batch
-from composer_replication.objective.packed_batch import pack_batches
-from composer_replication.objective.session_batch import Item, SiteHint, TokenPair, session_batches
-from composer_replication.objective.tree_batch import SessionTargets
 from cpu_time import cpu_seconds
 from session_pieces import Session
 from tokenizer_assets import FAMILIES, load

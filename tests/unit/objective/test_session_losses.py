@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from window_checks import HINT, asked, flat_of, losses, model_for
 
+from composer_replication.batch.packed_batch import denominators_of, pack_batches
 from composer_replication.batch.windows import plan_packs
-from composer_replication.objective.packed_batch import denominators_of, pack_batches
 
 PARTS = ("lm_ce", "sdpo_jsd", "trace_replay_dpo", "total")
 TOLERANCE = {torch.float64: (1e-10, 1e-10), torch.float32: (1e-5, 2e-5)}  # values, gradients (relative L2)

@@ -1,0 +1,239 @@
+"""A whole session's three channels as one token tree: flat sequences with targets in, rows of the tree out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from composer_replication.batch.tree import TokenTree, build_tree
+from composer_replication.errors import AlignmentError, BatchKeyError, InputError, explain
+
+CHANNELS = ("lm_ce", "sdpo_jsd", "trace_replay_dpo")
+
+
+class TargetRows(NamedTuple):
+    """Rows of the tree, and the token that each of them predicts."""
+
+    rows: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TreePairs:
+    """Channel 3: rows that predict the responses, the token of each, and whose it is (chosen first, then rejected)."""
+
+    rows: Tensor
+    targets: Tensor
+    response: Tensor
+    num_pairs: int
+    chosen_reference: Tensor | None
+    rejected_reference: Tensor | None
+
+    def references(self) -> tuple[Tensor, Tensor]:
+        if self.chosen_reference is None or self.rejected_reference is None:
+            raise BatchKeyError(explain("reference log-probs of the pairs", got=None, expected="two numbers a pair"))
+        return self.chosen_reference, self.rejected_reference
+
+
+class TreeContrast(NamedTuple):
+    """Rows below a wrong hint; `numbers` says which of channel 2's rows predict the same tokens."""
+
+    numbers: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TreeBatch:
+    """What `compose_loss` takes instead of a mapping. Row n of student and teacher predict the same token.
+
+    That token and its number in its site are known to batches that `SessionTargets` built; some switches need them.
+    """
+
+    tree: TokenTree
+    response: TargetRows
+    student_rows: Tensor
+    teacher_rows: Tensor
+    pairs: TreePairs | None
+    target_tokens: Tensor | None = None
+    site_position: Tensor | None = None
+    contrast: TreeContrast | None = None
+    sites_without_contrast: int = 0
+
+    def check(self, num_embeddings: int) -> None:
+        """Raise where an id has no embedding."""
+        check_ids(self.tree.input_ids, num_embeddings)
+
+    def counts(self, *, hints: bool = True, pairs: bool = True) -> dict[str, int]:
+        """Items of each channel that is asked for."""
+        num_pairs = self.pairs.num_pairs if pairs and self.pairs is not None else 0
+        found = (self.response.rows.numel(), self.student_rows.numel() if hints else 0, num_pairs)
+        return dict(zip(CHANNELS, found, strict=True))
+
+
+class _Site(NamedTuple):
+    """Target tokens [start, end) of a sequence, and where they begin in the hinted and the wrongly hinted one."""
+
+    sequence: int
+    start: int
+    end: int
+    teacher: int
+    teacher_start: int
+    contrast: int | None
+    contrast_start: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+@dataclass
+class SessionTargets:
+    """Collects the sequences of a session with what counts in each; `build` merges them into a tree.
+
+    A target is a range of *tokens* [start, end) of its sequence; the rows that predict them lie one earlier.
+    """
+
+    _sequences: list[Sequence[int]] = field(default_factory=list[Sequence[int]])
+    _responses: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    _sites: list[_Site] = field(default_factory=list[_Site])
+    _chosen: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    _rejected: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    _references: list[tuple[float, float] | None] = field(default_factory=list[tuple[float, float] | None])
+    _number_of: dict[int, int] = field(default_factory=dict[int, int])
+
+    def add_response(self, ids: Sequence[int], start: int, end: int) -> None:
+        """Channel 1: tokens [start, end) of a sequence."""
+        self._responses.append((self._add(ids, start, end), start, end))
+
+    def add_site(
+        self,
+        ids: Sequence[int],
+        start: int,
+        end: int,
+        teacher_ids: Sequence[int],
+        teacher_start: int,
+        *,
+        contrast_ids: Sequence[int] | None = None,
+        contrast_start: int | None = None,
+    ) -> None:
+        """Channel 2: the erring turn's tokens, and where they stand in the context with its hint and with a wrong one.
+
+        The wrong hint is for `RowWeighting.contrast`; a site may be without.
+        """
+        if (contrast_ids is None) != (contrast_start is None):
+            got = "contrast_ids or contrast_start alone"
+            raise InputError(explain("contrast of a site", got=got, expected="both, or neither"))
+        _check_same_tokens(ids[start:end], teacher_ids, teacher_start)
+        if contrast_ids is not None and contrast_start is not None:
+            _check_same_tokens(ids[start:end], contrast_ids, contrast_start)
+        student = self._add(ids, start, end)
+        teacher = self._add(teacher_ids, teacher_start, teacher_start + end - start)
+        contrast, there = None, contrast_start or 0
+        if contrast_ids is not None:
+            contrast = self._add(contrast_ids, there, there + end - start)
+        self._sites.append(_Site(student, start, end, teacher, teacher_start, contrast, there))
+
+    def add_pair(
+        self,
+        chosen_ids: Sequence[int],
+        chosen_start: int,
+        rejected_ids: Sequence[int],
+        rejected_start: int,
+        *,
+        references: tuple[float, float] | None = None,
+    ) -> None:
+        """Channel 3: a response is its sequence from its start on; `references` are the start weights' log-probs."""
+        self._chosen.append((self._add(chosen_ids, chosen_start, len(chosen_ids)), chosen_start, len(chosen_ids)))
+        rejected = self._add(rejected_ids, rejected_start, len(rejected_ids))
+        self._rejected.append((rejected, rejected_start, len(rejected_ids)))
+        self._references.append(references)
+
+    def build(self, device: str | torch.device = "cpu") -> TreeBatch:
+        """The tree of everything that was added."""
+        if not self._sequences:
+            raise InputError(explain("session", got="no sequence", expected="at least one"))
+        tree = build_tree(self._sequences).to(device)
+        response = _rows(tree, self._responses)
+        student = _rows(tree, [(each.sequence, each.start, each.end) for each in self._sites])
+        there = [(each.teacher, each.teacher_start, each.teacher_start + each.size) for each in self._sites]
+        numbers = [torch.arange(each.size) for each in self._sites]
+        contrast = self._contrast(tree)
+        return TreeBatch(
+            tree,
+            response,
+            student.rows,
+            _rows(tree, there).rows,
+            self._pairs(tree),
+            target_tokens=student.targets,
+            site_position=torch.cat(numbers).to(device) if numbers else torch.zeros_like(student.rows),
+            contrast=contrast,
+            sites_without_contrast=sum(each.contrast is None for each in self._sites),
+        )
+
+    def _contrast(self, tree: TokenTree) -> TreeContrast | None:
+        ranges: list[tuple[int, int, int]] = []
+        numbers: list[Tensor] = []
+        before = 0
+        for each in self._sites:
+            if each.contrast is not None:
+                ranges.append((each.contrast, each.contrast_start, each.contrast_start + each.size))
+                numbers.append(torch.arange(before, before + each.size))
+            before += each.size
+        if not ranges:
+            return None
+        return TreeContrast(torch.cat(numbers).to(tree.input_ids.device), _rows(tree, ranges).rows)
+
+    def _pairs(self, tree: TokenTree) -> TreePairs | None:
+        if not self._chosen:
+            return None
+        sides = [*self._chosen, *self._rejected]
+        found = _rows(tree, sides)
+        lengths = torch.tensor([end - start for _, start, end in sides], device=found.rows.device)
+        response = torch.arange(len(sides), device=found.rows.device).repeat_interleave(lengths)
+        known = [each for each in self._references if each is not None]
+        if len(known) not in (0, len(self._chosen)):
+            got = f"{len(known)} of {len(self._chosen)} pairs"
+            raise InputError(explain("reference log-probs", got=got, expected="all of the pairs, or none"))
+        both = torch.tensor(known, dtype=torch.float64, device=found.rows.device) if known else None
+        chosen, rejected = (None, None) if both is None else both.unbind(1)
+        return TreePairs(found.rows, found.targets, response, len(self._chosen), chosen, rejected)
+
+    def _add(self, ids: Sequence[int], start: int, end: int) -> int:
+        if not 0 < start < end <= len(ids):
+            expected = f"0 < start < end <= {len(ids)}: nothing predicts a first token"
+            raise InputError(explain("target range", got=(start, end), expected=expected))
+        number = self._number_of.get(id(ids))
+        if number is None or self._sequences[number] != ids:  # a list that was reused holds another sequence
+            number = self._number_of[id(ids)] = len(self._sequences)
+            self._sequences.append(list(ids))
+        return number
+
+
+def _check_same_tokens(targets: Sequence[int], other_ids: Sequence[int], other_start: int) -> None:
+    there = list(other_ids[other_start : other_start + len(targets)])
+    if list(targets) != there:
+        fix = "Both ranges name the target tokens themselves; the hinted context has them further on"
+        got = f"{list(targets)[:5]}… and {there[:5]}…"
+        raise AlignmentError(explain("target tokens of the two sides", got=got, expected="the same", fix=fix))
+
+
+def check_ids(ids: Tensor, num_embeddings: int) -> None:
+    """Every id has an embedding: a GPU's own complaint would end the process."""
+    least, most = int(ids.min()), int(ids.max())
+    if most >= num_embeddings or least < 0:
+        expected = f"ids from 0 to {num_embeddings - 1}"
+        raise InputError(explain("token ids of the tree", got=f"{least} to {most}", expected=expected))
+
+
+def _rows(tree: TokenTree, ranges: list[tuple[int, int, int]]) -> TargetRows:
+    """The rows that predict tokens [start, end) of each sequence, one after the other."""
+    if not ranges:
+        nothing = torch.empty(0, dtype=torch.int64, device=tree.input_ids.device)
+        return TargetRows(nothing, nothing)
+    rows = torch.cat([tree.rows[sequence][start - 1 : end - 1] for sequence, start, end in ranges])
+    tokens = torch.cat([tree.rows[sequence][start:end] for sequence, start, end in ranges])
+    return TargetRows(rows, tree.input_ids[tokens])
