@@ -12,12 +12,7 @@ from composer_replication.ingestion import schemas
 from composer_replication.ingestion.cache.earlier import Earlier, read_earlier
 from composer_replication.ingestion.cache.gather import GatheredFamily, gather
 from composer_replication.ingestion.cache.planning import Plan, Planned, plan
-from composer_replication.ingestion.cache.session_sources import (
-    FORGOTTEN,
-    SessionSource,
-    add_totals,
-    write_accounts,
-)
+from composer_replication.ingestion.cache.session_sources import FORGOTTEN, SessionSource, add_totals, write_accounts
 from composer_replication.ingestion.cache.settle import settle
 from composer_replication.ingestion.cache.summary import IngestSummary
 from composer_replication.ingestion.registry import no_session

@@ -90,8 +90,8 @@ def parsed(data: bytes, report: IngestReport) -> Any:
     """The value of a document, also with the NaN that Python writes; raises ValueError where it is damaged."""
     try:
         return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        value = json_text.loads(data)
+    except orjson.JSONDecodeError as error:
+        value = json_text.loads(json_text.shallow(data) if str(error).startswith("depth limit") else data)
     report.counts["repaired documents"] += 1
     return value
 
