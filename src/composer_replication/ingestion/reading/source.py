@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import orjson
 
+from composer_replication.actions.messages import content_text
 from composer_replication.ingestion.reading import json_text
 
 # Longer lines than this are counted and skipped: no agent writes them, and one would hold the memory of all the others.
@@ -174,7 +175,7 @@ def image_count(*contents: Any) -> Record:
 
 
 def as_text(content: Any, depth: int = 0) -> str:
-    """The text of a content field in any of its shapes: a string, or a list of strings and blocks with text.
+    """The text of a content field in any of its shapes, with a mark for what has none.
 
     Raises RecursionError early for content nested beyond reason, for the caller to count.
     """
@@ -182,12 +183,17 @@ def as_text(content: Any, depth: int = 0) -> str:
         return content
     if depth > _MAX_DEPTH:
         raise RecursionError("content nested too deeply")
-    if isinstance(content, dict):
-        block = cast("Record", content)
-        if is_image(block):
-            return IMAGE
-        inner = next((block[key] for key in _TEXT_KEYS if block.get(key) is not None), None)
-        return as_text(inner, depth + 1) if inner is not None else f"[{block.get('type', 'block')}]"
-    if isinstance(content, list):
-        return "\n".join(as_text(each, depth + 1) for each in cast("list[Any]", content))
-    return "" if content is None else str(content)
+    return content_text(content, other=lambda part: _without_text(part, depth + 1))
+
+
+def _without_text(part: Any, depth: int) -> str:
+    """What is shown for a part that has no text of its own: that of what is in it, or its type."""
+    if isinstance(part, list):
+        return as_text(part, depth)
+    if not isinstance(part, dict):
+        return "" if part is None else str(part)
+    block = cast("Record", part)
+    if is_image(block):
+        return IMAGE
+    inner = next((block[key] for key in _TEXT_KEYS if block.get(key) is not None), None)
+    return as_text(inner, depth) if inner is not None else f"[{block.get('type', 'block')}]"
