@@ -12,7 +12,6 @@ from repository import SRC, python_files
 CROWDED = {
     "batch",
     "cli",
-    "ingestion",
     "objective",
     "pairs",
     "privacy",
@@ -21,7 +20,6 @@ CROWDED = {
 LONELY = {
     "config.root",
     "config.split",
-    "ingestion.links",
     "batch.wrong_hints",
     "pairs.normalise.text_length",
     "privacy.kingfisher",
@@ -37,7 +35,6 @@ UNMAPPED = {
     "config",
     "distillation",
     "hint_generator",
-    "ingestion",
     "loss",
     "loss.linear",
     "objective",

@@ -163,7 +163,7 @@ def _rewrite_conversations(run: RunDir, gone: frozenset[str], given: Mapping[str
                 account = replace(with_rows(account, bare), skipped={}, skips=())
             settled.append(account)
             for row in kept:
-                tools.add(schemas.ToolSchemas.of_row(row))
+                tools.add_row(row)
                 yield row
         add_totals(settled, counts, drops)
 

@@ -55,6 +55,9 @@ class ToolSchemas:
             for name, kinds in theirs.kinds.items():
                 calls.kinds.setdefault(name, set()).update(kinds)
 
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        self.add(ToolSchemas.of_row(row))
+
     def num_calls(self) -> dict[_Tool, int]:
         return {tool: calls.number for tool, calls in sorted(self._calls.items())}
 

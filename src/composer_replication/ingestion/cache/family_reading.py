@@ -18,10 +18,10 @@ from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, RunError
 from composer_replication.ingestion.cache.content_marks import RowFacts, facts_of
 from composer_replication.ingestion.cache.session_sources import SessionSource
-from composer_replication.ingestion.families import Family, read_with_files
+from composer_replication.ingestion.discovery import Family
 from composer_replication.ingestion.reading.counts import counts_of
 from composer_replication.ingestion.reading.source import IngestReport
-from composer_replication.ingestion.registry import read_any
+from composer_replication.ingestion.registry import read_with_files
 from composer_replication.ingestion.scrub_settings import FamilyScrubber, ScrubSettings
 from composer_replication.privacy import Scope
 from composer_replication.runs.conversations import to_row
@@ -79,7 +79,7 @@ def read_lines(
     names = dict(zip((source.name for source in family.sources), draft.files, strict=True))
     lines, facts, file_of = list[bytes](), list[RowFacts](), list[str]()
     file_format: str | None = None
-    for conversation, file in read_with_files(family, report, read_any):
+    for conversation, file in read_with_files(family, report):
         scrubbed = conversation if scrubber is None or scope is None else scrubber.scrub(conversation, scope)
         row = to_row(scrubbed)
         try:

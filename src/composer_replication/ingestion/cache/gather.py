@@ -19,7 +19,7 @@ from composer_replication.ingestion.cache.earlier import Earlier
 from composer_replication.ingestion.cache.family_reading import FamilyLines, read_families, shown
 from composer_replication.ingestion.cache.planning import Planned
 from composer_replication.ingestion.cache.session_sources import Row, SessionSource, with_rows, with_suffix
-from composer_replication.ingestion.families import file_order
+from composer_replication.ingestion.discovery import file_order
 from composer_replication.ingestion.scrub_settings import FamilyScrubber, ScrubSettings
 from composer_replication.runs.conversations import from_row, to_row
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from composer_replication.ingestion.cache.earlier import Earlier
 from composer_replication.ingestion.cache.family_reading import shown
 from composer_replication.ingestion.cache.session_sources import SessionSource
-from composer_replication.ingestion.families import Family, families
+from composer_replication.ingestion.discovery import Family, discover, families, ignore_patterns, is_ignored
 from composer_replication.ingestion.reading.source import IngestReport, Skip
-from composer_replication.ingestion.registry import discover, ignore_patterns, is_ignored
 from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.privacy import Scrubber
 from composer_replication.runs.source_paths import portable_name
