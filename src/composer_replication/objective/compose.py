@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from composer_replication.batch.tree_batch import TreeBatch
+from composer_replication.batch.tree_batch import CHANNELS, TreeBatch
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.entropy_opd import EntropyGate
 from composer_replication.loss.jsd import JSD
@@ -24,7 +24,7 @@ from composer_replication.loss.rows import (
 from composer_replication.loss.taid import CrossEntropyToTeacher
 from composer_replication.objective import contract
 from composer_replication.objective.channels import Channel, Denominators, Options, Preference
-from composer_replication.objective.components import CHANNELS, LossComponents
+from composer_replication.objective.components import LossComponents
 from composer_replication.objective.contrast_batch import with_contrast
 from composer_replication.objective.flat_channels import flat_channels
 from composer_replication.objective.model_head import causal_lm_of, embedding_count

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import BatchKeyError, InputError, ShapeError, explain
 from composer_replication.objective.alignment import (
     RowIndex,
@@ -20,7 +21,6 @@ from composer_replication.objective.alignment import (
     rows_predicting,
     token_mask,
 )
-from composer_replication.objective.components import CHANNELS
 from composer_replication.objective.row_weighting import positions_in_sites
 
 STUDENT_KEYS = ("input_ids", "response_mask", "attention_mask")

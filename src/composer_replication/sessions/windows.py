@@ -20,9 +20,9 @@ from composer_replication.batch.render.renderer.renderer import (
 )
 from composer_replication.batch.session_batch import Part, session_batches
 from composer_replication.batch.session_records import SiteHint, TokenPair
+from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.batch.wrong_hints import wrong_hints
 from composer_replication.errors import AlignmentError, InputError, explain
-from composer_replication.objective.components import CHANNELS
 from composer_replication.sessions.good_turns import good_turns, taught_otherwise
 from composer_replication.sessions.source import LoggedPair, LoggedSession
 from composer_replication.sessions.stored import StoredWindow, store_window

@@ -6,7 +6,7 @@ import json
 
 from composer_replication.batch import render, session_records, windows
 from composer_replication.cli.count_words import MEANINGS, explained
-from composer_replication.objective import hint_proof, session_records
+from composer_replication.objective import hint_proof
 from composer_replication.sessions import good_turns
 from composer_replication.sessions import windows as offline_sessions
 
