@@ -12,7 +12,6 @@ from repository import SRC, python_files
 CROWDED = {
     "batch",
     "cli",
-    "ingestion",
     "objective",
     "privacy",
     "teacher_replay",
@@ -21,6 +20,7 @@ LONELY = {
     "config.root",
     "config.split",
     "ingestion.links",
+    "batch.wrong_hints",
     "pairs.normalise.text_length",
     "batch.wrong_hints",
     "privacy.kingfisher",
@@ -34,6 +34,7 @@ UNMAPPED = {
     "config",
     "distillation",
     "ingestion",
+    "hint_generator",
     "loss",
     "loss.linear",
     "objective",
