@@ -22,7 +22,6 @@ LONELY = {
     "ingestion.links",
     "batch.wrong_hints",
     "pairs.normalise.text_length",
-    "batch.wrong_hints",
     "privacy.kingfisher",
 }
 ALIASES = {"distillation.entropy_aware_opd", "distillation.simpo", "distillation.taid", "replaysim.normalize"}

@@ -1,7 +1,7 @@
-"""Whose the paid answers of a run are: `teacher_cache.sqlite` says for which sessions each was asked.
+"""Sessions out of what a replay keeps beside its calls: the store of paid answers, and the tools they were asked with.
 
-An answer stays as long as one of its sessions does. Stores of earlier versions do not say whose an answer is; the next
-replay that finds one there writes it down.
+`teacher_cache.sqlite` says for which sessions each answer was asked, and an answer stays as long as one of them does.
+Stores of earlier versions do not say whose an answer is; the next replay that finds one there writes it down.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-TABLE = (
-    "CREATE TABLE IF NOT EXISTS reply_owners (key BLOB NOT NULL, session TEXT NOT NULL, PRIMARY KEY (key, session)) "
-    "WITHOUT ROWID;"
-)
+from composer_replication.runs import RunDir
+from composer_replication.teacher_replay.asked_tools import forget_asked
+from composer_replication.teacher_replay.store import tables
+
+STORE = "teacher_cache"
+OWN = frozenset({STORE, "asked_tools"})
+"""Artefacts that are cleaned here."""
+
 # A session that was compacted or went on under another name has other ids than when it was asked for: nobody's, too.
 _UNOWNED = (
     "SELECT COUNT(*) FROM replies WHERE key NOT IN (SELECT key FROM reply_owners JOIN alive USING (session)) "
@@ -37,28 +41,32 @@ class AnswersOfRun:
     num_unowned: int
 
 
-def ascribe(connection: sqlite3.Connection, key: bytes, session: str) -> None:
-    """Write down that an answer is this session's too; within whatever transaction is open."""
-    row = (key, session)
-    known = connection.execute("SELECT 1 FROM reply_owners WHERE key = ? AND session = ?", row).fetchone()
-    if known is None:  # looked up first: reading takes no lock
-        connection.execute("INSERT OR IGNORE INTO reply_owners VALUES (?, ?)", row)
-
-
-def count_answers(path: Path, alive: Set[str], forgotten: Set[str]) -> AnswersOfRun | None:
-    """What would stay without the forgotten sessions; None where the file is no store. Nothing is changed."""
+def count_answers(run: RunDir, alive: Set[str], gone: Set[str]) -> AnswersOfRun | None:
+    """What would stay without the sessions that go; None where there is no store. Nothing is changed."""
+    path = run.path(STORE)
+    if not path.exists():
+        return None
     try:
-        with _opened(path, alive, forgotten) as connection:
+        with _opened(path, alive, gone) as connection:
             return _count(connection)
     except sqlite3.DatabaseError:
         return None
 
 
-def keep_answers(path: Path, alive: Set[str]) -> None:
-    """Take every answer out that no living session owns, for good. What was spent stays, or a cap would begin anew."""
+def forget(run: RunDir, gone: Set[str], alive: Set[str]) -> None:
+    """Take every answer out that no living session owns, for good, and what the others were not asked with.
+
+    What was spent stays, or a cap would begin anew.
+    """
+    if count_answers(run, alive, gone) is not None:
+        _keep_answers(run.path(STORE), alive)
+    forget_asked(run, gone)
+
+
+def _keep_answers(path: Path, alive: Set[str]) -> None:
     with _opened(path, alive) as connection:
         connection.execute("BEGIN IMMEDIATE")
-        connection.execute(TABLE)
+        connection.execute(tables.OWNERS)
         connection.execute(_DROP)
         connection.execute("DELETE FROM reply_owners WHERE session NOT IN (SELECT session FROM alive)")
         if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'bills'").fetchone():

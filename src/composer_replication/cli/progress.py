@@ -1,4 +1,4 @@
-"""Progress of a training on stderr: a bar where that is a terminal, a line per log call where it is none."""
+"""Progress on stderr: of bytes read, of calls and their dollars, of training steps. Lines where it is no terminal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.console import is_terminal
+
 if TYPE_CHECKING:
     from composer_replication.sessions.phases import Phase
+    from composer_replication.teacher_replay.store.tables import Meter
     from composer_replication.trainer.from_config.training import Progress
+    from composer_replication.types import TeacherCallResult
 
 _SECONDS_BETWEEN_LINES = 10.0
 # In this order, those that a line has; the rest is in metrics.jsonl.
@@ -30,9 +34,64 @@ _SHOWN = (
 
 
 @contextlib.contextmanager
+def byte_progress(what: str, *, quiet: bool) -> Generator[Callable[[int, int], None], None, None]:
+    """A progress bar by bytes on stderr; nothing where stderr is no terminal."""
+    if quiet or not is_terminal(sys.stderr):
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+class CallBar:
+    """What the bar says beside itself. Money is the store's: replies, failures and earlier replays are all in it."""
+
+    def __init__(self, cap_usd: float, progress: Any = None, task: Any = None) -> None:
+        self._cap_usd, self._progress, self._task = cap_usd, progress, task
+        self._meter: Meter | None = None
+        self._num_cached = self._num_errors = 0
+
+    def on_meter(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def on_call(self, result: TeacherCallResult) -> None:
+        self._num_cached += bool(result.get("is_cached"))
+        self._num_errors += result["error"] is not None
+        if self._progress is not None:
+            self._progress.update(self._task, advance=1, about=self.about)
+
+    @property
+    def about(self) -> str:
+        """Spent is settled; held is reserved for requests under way, or may have been billed."""
+        spent = self._meter.spent / 1e9 if self._meter else 0.0
+        held = (self._meter.reserved + self._meter.unknown) / 1e9 if self._meter else 0.0
+        money = f"${spent:.4f} spent and ${held:.4f} held of ${self._cap_usd:g}"
+        return f"{money}, {self._num_cached:,} from the store, {self._num_errors:,} errors"
+
+
+@contextlib.contextmanager
+def call_progress(num_calls: int, cap_usd: float, *, quiet: bool) -> Generator[CallBar, None, None]:
+    """A bar where stderr is a terminal; nothing otherwise."""
+    if quiet or not is_terminal(sys.stderr):
+        yield CallBar(cap_usd)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[about]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+        yield CallBar(cap_usd, progress, progress.add_task("calls", total=num_calls, about=""))
+
+
+@contextlib.contextmanager
 def training_progress(total_steps: int) -> Generator[Progress, None, None]:
     """What `run_training` tells its progress to; warnings of this package come the same way, as plain text."""
-    from composer_replication.cli.console import is_terminal, say
+    from composer_replication.cli.console import say
     from composer_replication.trainer.from_config.training import Progress
 
     if not is_terminal(sys.stderr):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from composer_replication.cli.token_canvas import (
+from composer_replication.cli.pages.token_canvas import (
     BOUNDARY,
     CALL,
     LEFT_OUT,

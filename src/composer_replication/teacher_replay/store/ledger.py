@@ -5,7 +5,7 @@ reservation becomes what it did cost. A process that dies leaves reservations be
 (`unknown_billed`), because nobody can know. So the sum of what was ever billed never passes the cap, over all processes
 and restarts of a store. A reservation is a claim, too: as long as its process lives, no other one sends that request.
 
-A store is checked as a whole when it is opened (`store_tables`). What is damaged is an error by name; nothing in it is
+A store is checked as a whole when it is opened (`tables`). What is damaged is an error by name; nothing in it is
 changed, and no answer that was paid for is forgotten in silence.
 """
 
@@ -23,10 +23,9 @@ from typing import Any
 import orjson
 
 from composer_replication.errors import ArtefactCorruptError, InputError, RunError, explain
-from composer_replication.runs import answer_owners
-from composer_replication.teacher_replay import store_tables
 from composer_replication.teacher_replay.money import to_dollars
-from composer_replication.teacher_replay.owners import (
+from composer_replication.teacher_replay.store import tables
+from composer_replication.teacher_replay.store.holders import (
     Holder,
     Owner,
     dead_owners,
@@ -35,7 +34,7 @@ from composer_replication.teacher_replay.owners import (
     lock_path,
     said_of_holder,
 )
-from composer_replication.teacher_replay.store_words import Elsewhere, Meter, Refused
+from composer_replication.teacher_replay.store.tables import Elsewhere, Meter, Refused
 
 
 class TeacherStore:
@@ -46,7 +45,7 @@ class TeacherStore:
         self._path = None if path is None else Path(os.path.realpath(path))
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            store_tables.make_if_new(self._path)
+            tables.make_if_new(self._path)
         self._connection = sqlite3.connect(str(self._path or ":memory:"), isolation_level=None, timeout=60)
         self._owner: Owner | None = None
         with contextlib.ExitStack() as unless_all_is_well:
@@ -96,7 +95,7 @@ class TeacherStore:
         """Write down that a reply is this session's, too: it is kept as long as one of its sessions is."""
         if session:
             with self._named_errors():
-                answer_owners.ascribe(self._connection, key, session)
+                tables.ascribe(self._connection, key, session)
 
     def num_replies(self) -> int:
         return self._execute("SELECT COUNT(*) FROM replies").fetchone()[0]
@@ -172,7 +171,7 @@ class TeacherStore:
         text = orjson.dumps(data)
         made = self._execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?)", (key, slug, text))
         self.ascribe(key, session)
-        return (key, store_tables.digest_of(key, slug, text)) if made.rowcount else None
+        return (key, tables.digest_of(key, slug, text)) if made.rowcount else None
 
     def _drop(self, intent: int) -> tuple[int | None, str]:
         row = self._execute("SELECT reserved, teacher FROM intents WHERE id = ?", (intent,)).fetchone()
@@ -211,20 +210,20 @@ class TeacherStore:
 
     def _prepare(self) -> None:
         if self._path is None:
-            self._connection.executescript(store_tables.NEW)
+            self._connection.executescript(tables.NEW)
             return
         with self._view():
-            self._refuse(store_tables.fault_of_shape(self._connection))
-            is_current = store_tables.version_of(self._connection) == store_tables.VERSION
+            self._refuse(tables.fault_of_shape(self._connection))
+            is_current = tables.version_of(self._connection) == tables.VERSION
         if not is_current:
             with self._transaction():  # another process may have done it meanwhile; what is wrong is not upgraded
-                self._refuse(store_tables.fault_of_shape(self._connection))
-                store_tables.upgrade(self._connection)
-                self._refuse(store_tables.fault_of_content(self._connection))
+                self._refuse(tables.fault_of_shape(self._connection))
+                tables.upgrade(self._connection)
+                self._refuse(tables.fault_of_content(self._connection))
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")  # survives a killed process, which is what we need
         with self._view():
-            self._refuse(store_tables.fault_of_content(self._connection))
+            self._refuse(tables.fault_of_content(self._connection))
 
     def _refuse(self, fault: str | None) -> None:
         if fault is not None:
@@ -256,7 +255,7 @@ class TeacherStore:
             raise self._corrupt(str(error)) from error
 
     def _corrupt(self, fault: str) -> ArtefactCorruptError:
-        if store_tables.is_of_later_version(fault):
+        if tables.is_of_later_version(fault):
             fix = "Use the version of this program that wrote it."
             return ArtefactCorruptError(explain(str(self._path), got=fault, expected="one it knows", fix=fix))
         fix = (
@@ -264,7 +263,7 @@ class TeacherStore:
             "together with its -wal and -shm, if they lie beside it. Without it what it holds is asked and paid for "
             "again, and the cap begins anew."
         )
-        return ArtefactCorruptError(explain(str(self._path), got=fault, expected=store_tables.EXPECTED, fix=fix))
+        return ArtefactCorruptError(explain(str(self._path), got=fault, expected=tables.EXPECTED, fix=fix))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -1,10 +1,10 @@
-"""The conversations of a run as ATIF documents, one file per session."""
+"""`crf export`: the conversations of a run as ATIF documents, one file per session."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from composer_replication.ingestion.formats.atif_write import to_atif
 from composer_replication.ingestion.last_gate import Find, LastGate, gate_of, refusal
 from composer_replication.runs import RunDir
 from composer_replication.runs import conversations as rows
+from composer_replication.runs.elsewhere import note_elsewhere
 from composer_replication.types import Conversation
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -23,7 +24,9 @@ _MAX_NAME = 120
 _LISTS = ("steps", "subagent_trajectories")
 
 
-def export_atif(run: RunDir, folder: Path, *, gate: LastGate | None = None) -> list[Path]:
+def export_atif(
+    run: RunDir, folder: Path, *, gate: LastGate | None = None, no_scrub: bool = False, allowed: Iterable[str] = ()
+) -> list[Path]:
     """Write a document per session, sub-agents inside it, and one per part after a compaction.
 
     Files that are there already are an error, so that no export is mixed with another. So is a document in which the
@@ -31,7 +34,10 @@ def export_atif(run: RunDir, folder: Path, *, gate: LastGate | None = None) -> l
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(explain(str(folder), got="a file or a folder with files in it", expected="a new folder"))
-    _refuse_secrets(run, gate_of(run, os.environ, no_scrub=False) if gate is None else gate)
+    if gate is None:
+        gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
+    _refuse_secrets(run, gate)
+    note_elsewhere(run, "ATIF documents", folder)
     folder.mkdir(parents=True, exist_ok=True)
     written: dict[str, Path] = {}
     for identity, document in _documents(run):

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from composer_replication.teacher_replay.outcome import Failure, Reply
+from composer_replication.teacher_replay.endpoint.outcome import Failure, Reply
 from composer_replication.teacher_replay.teachers import Teacher
 
 _FIRST_FEW = 3
@@ -92,7 +92,7 @@ class Endpoints:
         elif isinstance(outcome, Failure) and outcome.concerns == "connection":
             endpoint.missed(is_last_attempt=is_last_attempt)
             if endpoint.is_away:
-                self._give_up(_away(teacher, outcome))
+                self._give_up(_away(teacher, outcome, endpoint.num_missed))
         else:
             endpoint.answered()
         endpoint.moved.set()
@@ -123,5 +123,6 @@ def _refused(teacher: Teacher, failure: Failure, times: int) -> str:
     return f"{what}: look at the key in {teacher.key_name}, which was sent for {teacher.slug}"
 
 
-def _away(teacher: Teacher, failure: Failure) -> str:
-    return f"{teacher.base_url} cannot be reached ({failure.error}): look at the address and the network"
+def _away(teacher: Teacher, failure: Failure, times: int) -> str:
+    what = f"{teacher.base_url} cannot be reached ({failure.error}; {times} attempts)"
+    return f"{what}: look at the address and the network"

@@ -1,4 +1,6 @@
-"""The tables of a store, what became of them over versions, and the check of a whole store when it is opened.
+"""The tables of a store and what it says, what became of them over versions, and the check of a whole store.
+
+It is made when a store is opened.
 
 Every amount is there twice: in an entry of `bills`, and in the totals of `meter`. Every reply that was paid for has an
 entry with its digest. So a total that was changed, a reply that is gone and a reply that is another one show up. It
@@ -12,10 +14,10 @@ import hashlib
 import sqlite3
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from composer_replication.atomic import staged
 from composer_replication.errors import ArtefactCorruptError, RunError, explain
-from composer_replication.runs import answer_owners
 from composer_replication.teacher_replay.money import to_dollars
 
 EXPECTED = "a store of teachers' replies"
@@ -43,7 +45,11 @@ CREATE TABLE holds (
 ) WITHOUT ROWID;
 """
 _TOTALS = "INSERT INTO meter VALUES (1, 0, 0, 0, 0, NULL);"
-NEW = "\n".join((_REPLIES, _MONEY, _BOOKS, answer_owners.TABLE, _TOTALS))
+OWNERS = (
+    "CREATE TABLE IF NOT EXISTS reply_owners (key BLOB NOT NULL, session TEXT NOT NULL, PRIMARY KEY (key, session)) "
+    "WITHOUT ROWID;"
+)
+NEW = "\n".join((_REPLIES, _MONEY, _BOOKS, OWNERS, _TOTALS))
 _COLUMNS = {
     "replies": "key teacher reply",
     "intents": "id key teacher owner started reserved",
@@ -56,6 +62,37 @@ _COLUMNS = {
 _TABLES_OF = {1: list(_COLUMNS)[:3], 2: list(_COLUMNS)[:4], 3: list(_COLUMNS)}
 _LATER = f" of the store, this program knows {VERSION}"
 _CARRIED_OVER = "carried over from a store of an earlier version"
+
+
+class Meter(NamedTuple):
+    """Nano-dollars: settled, held by requests in flight, and of requests that may or may not have been billed."""
+
+    spent: int
+    reserved: int
+    unknown: int
+    num_unknown: int
+    halted: str | None
+
+    @property
+    def committed(self) -> int:
+        """What counts against a cap."""
+        return self.spent + self.reserved + self.unknown
+
+
+class Refused(NamedTuple):
+    """Why a request may not be sent."""
+
+    reason: str
+
+
+class Elsewhere(NamedTuple):
+    """Not sent, because another process is asking this very thing (who), or just has (None: its reply is here).
+
+    `lock_file` is what keeps its claim alive, beside the store.
+    """
+
+    holder: str | None
+    lock_file: str = ""
 
 
 def make_if_new(path: Path) -> None:
@@ -175,7 +212,7 @@ def upgrade(connection: sqlite3.Connection) -> None:
     version = version_of(connection)
     if version == VERSION:
         return
-    connection.execute(answer_owners.TABLE)
+    connection.execute(OWNERS)
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'bills'").fetchone():
         _open_books(connection)
     connection.execute(f"PRAGMA user_version = {VERSION}")
@@ -205,3 +242,11 @@ def _open_books(connection: sqlite3.Connection) -> None:
 
 def _statements(script: str) -> list[str]:
     return [statement for part in script.split(";") if (statement := part.strip())]
+
+
+def ascribe(connection: sqlite3.Connection, key: bytes, session: str) -> None:
+    """Write down that an answer is this session's too; within whatever transaction is open."""
+    row = (key, session)
+    known = connection.execute("SELECT 1 FROM reply_owners WHERE key = ? AND session = ?", row).fetchone()
+    if known is None:  # looked up first: reading takes no lock
+        connection.execute("INSERT OR IGNORE INTO reply_owners VALUES (?, ?)", row)

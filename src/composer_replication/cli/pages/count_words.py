@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 MEANINGS = {
     "cut_in_message": "windows that begin inside a message, as none began where they could",
@@ -50,3 +50,12 @@ def explained(counts: Iterable[str], drops: Iterable[str]) -> list[str]:
     noted = {reason: reason.replace("_", " ") for reason in map(reason_of, sorted(counts))}
     left_out = {reason: reason for reason in map(reason_of, sorted(drops))}
     return [f"{shown}: {MEANINGS[reason]}" for reason, shown in (noted | left_out).items() if reason in MEANINGS]
+
+
+def of_good_turns(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[str]:
+    """That good turns and those left out do not add up, where they do not: a good turn may find no window."""
+    if "good_turns" not in counts:
+        return []
+    num_left_out = sum(number for name, number in drops.items() if name.startswith("lm_ce: "))
+    both = num_left_out - (counts["model_turns"] - counts["good_turns"])
+    return [f"{both:,} of the good turns are left out as well: no window holds them"] if both > 0 else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from composer_replication.teacher_replay.outcome import Failure, broken
+from composer_replication.teacher_replay.endpoint.outcome import Failure, broken
 
 MAX_BODY = 16 * 2**20
 ASKED_FOR = {"accept-encoding": "gzip"}
