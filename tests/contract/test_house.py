@@ -13,7 +13,6 @@ CROWDED = {
     "batch",
     "cli",
     "ingestion",
-    "objective",
     "pairs",
     "privacy",
     "teacher_replay",

@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from composer_replication.batch.flat_batch import Wanted, read_flat_batch
 from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.entropy_opd import EntropyGate
@@ -22,15 +23,12 @@ from composer_replication.loss.rows import (
     check_unit_interval,
 )
 from composer_replication.loss.taid import CrossEntropyToTeacher
-from composer_replication.objective import contract
+from composer_replication.objective.batch_channels import batch_channels
 from composer_replication.objective.channels import Channel, Denominators, Options, Preference
 from composer_replication.objective.components import CHANNELS, LossComponents
-from composer_replication.objective.contrast_batch import with_contrast
-from composer_replication.objective.flat_channels import flat_channels
 from composer_replication.objective.model_head import causal_lm_of, embedding_count
 from composer_replication.objective.row_weighting import HintTargets, RowWeighting
 from composer_replication.objective.teachers import WeightedTeacher, check_teachers
-from composer_replication.objective.tree_channels import tree_channels
 from composer_replication.objective.wrapped import inside_forward
 
 DPO_VARIANTS = ("dpo", "simpo")
@@ -72,7 +70,7 @@ def compose_loss(
     A channel is off when its weight is 0 or its keys are all absent or empty, and is then not in `components.active`;
     with a positive weight, half of its keys is an error. The teacher of channel 2 is the model itself, without gradient
     and without dropout, on the hinted context; or `sdpo_teachers`, whose logits are added up. `sdpo_weighting` has its
-    switches (`objective.row_weighting`; a contrast's keys: `objective.contrast_batch`). DDP and FSDP2 models work.
+    switches (`objective.row_weighting`; a contrast's keys: `batch.flat_batch`). DDP and FSDP2 models work.
     `denominators` replaces a channel's item count (`components.counts`): micro-batches then add up to the whole. With
     `sdpo_wrapper="taid"` the `sdpo_jsd` component is TAID's cross-entropy, which ends at the teacher's entropy, not 0.
     """
@@ -96,7 +94,7 @@ def compose_loss(
         sdpo_weighting=sdpo_weighting,
     )
     told: list[str] = []
-    return _weighed(_channels(model, inputs, options, told), options, told[0] if told else "flat sequences")
+    return _weighed(_channels(model, inputs, options, told), options, told[0])
 
 
 def channel_options(
@@ -149,24 +147,20 @@ def _channels(
     model: nn.Module, inputs: Mapping[str, Tensor] | TreeBatch, options: Options, told: list[str]
 ) -> tuple[Channel, Channel, Channel]:
     """Everything is checked before the first pass: a process that fails inside one leaves the others waiting."""
-    causal_lm = causal_lm_of(model)
+    causal_lm, needs_reference = causal_lm_of(model), options.preference.needs_reference
     if isinstance(inputs, TreeBatch):
-        tree_batch = inputs
-        tree_batch.check(embedding_count(model))
-        if options.beta > 0 and options.preference.needs_reference and tree_batch.pairs is not None:
-            tree_batch.pairs.references()
-        counts = tree_batch.counts(hints=options.alpha > 0, pairs=options.beta > 0)
-        options.divide.check(counts)
-        if options.weighting is not None and counts["sdpo_jsd"]:
-            known = HintTargets(tree_batch.target_tokens, tree_batch.site_position)
-            known.check(options.weighting, counts["sdpo_jsd"])
-        return inside_forward(model, causal_lm, lambda: tree_channels(model, tree_batch, options, told))
-    wanted = contract.Channels(options.alpha > 0, options.beta > 0, options.preference.needs_reference)
-    batch = contract.read_batch(inputs, embedding_count(model), wanted)
-    if wanted.hints and options.contrasts:
-        batch = with_contrast(batch, inputs)
-    options.divide.check(batch.counts())
-    return inside_forward(model, causal_lm, lambda: flat_channels(model, batch, options))
+        batch = inputs
+        batch.check(embedding_count(model))
+    else:
+        wanted = Wanted(options.alpha > 0, options.beta > 0, needs_reference, options.contrasts)
+        batch = read_flat_batch(inputs, embedding_count(model), wanted)
+    if options.beta > 0 and needs_reference and batch.pairs is not None:
+        batch.pairs.references()
+    counts = batch.counts(hints=options.alpha > 0, pairs=options.beta > 0)
+    options.divide.check(counts)
+    if options.weighting is not None and counts["sdpo_jsd"]:
+        HintTargets(batch.target_tokens, batch.site_position).check(options.weighting, counts["sdpo_jsd"])
+    return inside_forward(model, causal_lm, lambda: batch_channels(model, batch, options, told))
 
 
 def _channel_2_divergence(
