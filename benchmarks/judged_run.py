@@ -11,12 +11,12 @@ from composer_replication.actions.write import text_of
 from composer_replication.hint_generator.run_sites import read_sites
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
+from composer_replication.sessions.stored import StoredWindow
 from composer_replication.teacher_replay import run_pairs
-from composer_replication.trainer.offline_windows import StoredWindow
+from composer_replication.trainer.from_config.offline import offline_data
+from composer_replication.trainer.from_config.parts import read_inputs
+from composer_replication.trainer.from_config.renderer import tools_of
 from composer_replication.trainer.presets import load_with_preset
-from composer_replication.trainer.run_parts import read_inputs
-from composer_replication.trainer.run_renderer import tools_of
-from composer_replication.trainer.run_sessions import offline_data
 from composer_replication.types import Turn
 from target_check import Judged, SessionJudge, Tally
 from template_oracle import Student, is_own

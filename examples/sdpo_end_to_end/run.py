@@ -28,10 +28,10 @@ from composer_replication.errors import ComposerError
 from composer_replication.objective.hint_proof import HintProof
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
+from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.logged_sessions import LoggedSessions
+from composer_replication.trainer.from_config.renderer import tools_of
 from composer_replication.trainer.offline_trainer import OfflineTrainer
-from composer_replication.trainer.run_renderer import tools_of
 from composer_replication.trainer.teachers import TeacherKeeper
 
 

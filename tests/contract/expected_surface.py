@@ -156,7 +156,7 @@ NEW: dict[str, dict[str, str]] = {
         "response_logprobs": "(model, responses)",
         "with_reference": "(model, batch)",
     },
-    "trainer.reference": {
+    "sessions.reference": {
         "ReferenceLogprobs": "(fingerprint, values=None)",
         "ReferenceLogprobs.add": "(response, value)",
         "ReferenceLogprobs.load": "(path, expected)",
@@ -221,6 +221,7 @@ NEW: dict[str, dict[str, str]] = {
     },
 }
 
+NEW["trainer.reference"] = NEW["sessions.reference"]  # a known path
 _TRAINER = NEW_TRAINING["trainer.composer_trainer"]
 NEW[""] = NEW[""] | {name: text for name, text in _TRAINER.items() if name.startswith("ComposerReplicationTrainer")}
 

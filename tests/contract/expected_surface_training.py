@@ -112,7 +112,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
             "k1_coefficient=0.0)"
         ),
     },
-    "trainer.logged_sessions": {
+    "sessions.dataset": {
         "LoggedPair": "(state_id, turn_number, chosen)",
         "LoggedSession": "(*, conversation, sites=(), pairs=())",
         "LoggedSessions": "(source, renderer, settings, *, only=None, pack=False, proofs=None)",
@@ -133,7 +133,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "SessionItem.num_tokens": "property",
         "SessionItem.batch": '(device="cpu")',
     },
-    "trainer.run_training": {
+    "trainer.from_config.training": {
         "Progress": "(say=<factory>, on_step=<factory>, on_log=<factory>, on_phase=<factory>)",
         "run_training": "(config, *, resume=False, must_fit=True, progress=None)",
     },

@@ -26,7 +26,10 @@ class Layer:
 # Atomic files and canonical JSON are the ground that runs and config stand on.
 GROUND = {"types", "errors", "optional", "version", "atomic", "canonical_json", "actions"}
 SOURCES = GROUND | {"runs", "privacy"}
-TRAINING = {"objective", "batch", "loss", "sites", "hint_generator", "pairs", "runs", "config"} | GROUND
+LEARNING = {"objective", "batch", "loss", "sites", "hint_generator"} | GROUND
+TRAINING = LEARNING | {"sessions", "rollouts", "runs", "config"}
+# Recipes are adapters of other engines: they stand on rollouts and the objective, never on a trainer of ours.
+RECIPES = LEARNING | {"rollouts", "runs", "config"}
 
 LAYERS = {
     "errors": Layer(),
@@ -53,6 +56,9 @@ LAYERS = {
     "loss": Layer(ours={"types", "errors"}, at_import={"torch"}, on_use={"triton"}),
     "batch": Layer(ours={"types", "errors", "actions", "hint_generator"}, at_import={"torch"}, on_use={"transformers"}),
     "objective": Layer(ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}, on_use={"transformers"}),
+    # A run's conversations as batches.
+    "sessions": Layer(ours=LEARNING | {"runs"}, at_import={"torch"}, on_use={"safetensors"}),
+    "rollouts": Layer(ours=LEARNING, at_import={"torch"}, on_use={"transformers", "trl"}),
     # transformers is a dependency of the core; its Trainer and callbacks are classes to derive from.
     "trainer": Layer(
         ours=TRAINING,
@@ -66,9 +72,9 @@ LAYERS = {
         on_use={"torchft", "obstore", "modal", "huggingface_hub", "ray"},
     ),
     "recipes": Layer(),
-    "recipes.prime_rl": Layer(ours=TRAINING, at_import={"torch"}, on_use={"prime_rl"}),
-    "recipes.verl": Layer(ours=TRAINING, at_import={"torch"}, on_use={"verl"}),
-    "recipes.monarch": Layer(ours=TRAINING, at_import={"torch"}, on_use={"monarch"}),
+    "recipes.prime_rl": Layer(ours=RECIPES, at_import={"torch"}, on_use={"prime_rl"}),
+    "recipes.verl": Layer(ours=RECIPES, at_import={"torch"}, on_use={"verl"}),
+    "recipes.monarch": Layer(ours=RECIPES, at_import={"torch"}, on_use={"monarch"}),
     "report": Layer(ours={"types", "errors", "runs", "config"}, on_use={"matplotlib"}),
     "opsd": Layer(ours={"loss"}),
     "distillation": Layer(ours={"loss"}),

@@ -56,7 +56,11 @@ def test_every_function_that_a_page_names_exists(page):
     ("title", "first", "last"),
     [
         ("The walk of a Claude Code session", "cli/ingest.py:run", "trainer/checkpoints/manifest.py:write_manifest"),
-        ("The walk of a TRL rollout", "trainer/run_grpo.py:grpo_trainer", "loss/linear/weighted.py:linear_divergence"),
+        (
+            "The walk of a TRL rollout",
+            "trainer/from_config/grpo.py:grpo_trainer",
+            "loss/linear/weighted.py:linear_divergence",
+        ),
     ],
 )
 def test_a_walk_is_a_list_of_hops_from_its_first_to_its_last(title, first, last):

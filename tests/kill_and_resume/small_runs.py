@@ -22,8 +22,13 @@ from composer_replication.trainer.checkpoints import (
     write_manifest,
 )
 from composer_replication.trainer.checkpoints.identity import model_identity
-from composer_replication.trainer.checkpoints.optimiser_state import load_optimiser_tree, optimiser_tree
-from composer_replication.trainer.checkpoints.weights import load_weights, save_weights, whole_state
+from composer_replication.trainer.checkpoints.weights import (
+    load_optimiser_tree,
+    load_weights,
+    optimiser_tree,
+    save_weights,
+    whole_state,
+)
 
 VOCAB, LENGTH = 31, 8
 

@@ -23,9 +23,9 @@ from composer_replication.hint_generator import run_sites
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.runs import RunDir
 from composer_replication.runs import conversations as rows
+from composer_replication.trainer.from_config.offline import offline_data
+from composer_replication.trainer.from_config.parts import read_inputs
 from composer_replication.trainer.presets import load_with_preset
-from composer_replication.trainer.run_parts import read_inputs
-from composer_replication.trainer.run_sessions import offline_data
 from composer_replication.types import Conversation, ToolCall, ToolResult, Turn
 from judged_run import Pair, judge_run, write_pairs
 from random_conversations import STUDENT, RandomSession, sessions, site_of

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from composer_replication.ingestion.cache.summary import IngestSummary
     from composer_replication.ingestion.scrub_settings import ScrubSettings
-    from composer_replication.ingestion.summary import IngestSummary
     from composer_replication.runs import RunDir
 
 HELP = "read session logs (Claude Code, Codex, ATIF, ...) into a run directory, secrets out"

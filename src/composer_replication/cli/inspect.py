@@ -145,8 +145,8 @@ def _why_left_out(
     if config.loss.alpha_sdpo == 0:
         return "loss.alpha_sdpo is 0"
     from composer_replication.cli.count_words import MEANINGS
-    from composer_replication.trainer.logged_sessions import LoggedSession
-    from composer_replication.trainer.run_sessions import why_not_taught
+    from composer_replication.sessions.dataset import LoggedSession
+    from composer_replication.trainer.from_config.offline import why_not_taught
 
     reason = why_not_taught(config, renderer, LoggedSession(conversation=conversation, sites=[(site, hint)]))
     budget = f"; it is {config.train.batch.budget:,}" if reason == "longer_than_window" else ""
@@ -165,7 +165,7 @@ def _renderer(
         raise InputError(explain("--tokenizer", got="none", expected=expected))
     template = _text(args.chat_template, "--chat-template") if args.chat_template else None
     from composer_replication.batch.load_tokenizer import load_tokenizer
-    from composer_replication.trainer.run_renderer import make_renderer, tools_of
+    from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
 
     tools = _schemas(args.tools) if args.tools else tools_of(run_dir)
     renderer = make_renderer(config.render, load_tokenizer(name), tools, template=template)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from composer_replication.config import CrfConfig
-    from composer_replication.trainer.run_plan import TrainingPlan
-    from composer_replication.trainer.run_results import ChannelResult, TrainingResult
+    from composer_replication.trainer.from_config.plan import TrainingPlan
+    from composer_replication.trainer.from_config.results import ChannelResult, TrainingResult
 
 HELP = "train on a run's sessions, or on rollouts, and write an adapter"
 INTERRUPTED = 130
@@ -94,7 +94,7 @@ def _plan(config: CrfConfig) -> TrainingPlan:
 
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say is not our output
         _quiet_libraries()
-        from composer_replication.trainer.run_plan import plan_training
+        from composer_replication.trainer.from_config.plan import plan_training
 
         return plan_training(config)
 
@@ -107,7 +107,7 @@ def _train(config: CrfConfig, args: argparse.Namespace) -> TrainingResult:
 
     with contextlib.redirect_stdout(sys.stderr):
         _quiet_libraries()
-        from composer_replication.trainer.run_training import run_training
+        from composer_replication.trainer.from_config.training import run_training
 
         with training_progress(config.train.optimiser.steps) as progress:
             return run_training(config, resume=args.resume, must_fit=not args.force, progress=progress)
@@ -119,7 +119,7 @@ def _quiet_libraries() -> None:
     import sys
 
     from composer_replication.cli.console import is_terminal
-    from composer_replication.trainer.run_parts import hide_progress_bars
+    from composer_replication.trainer.from_config.parts import hide_progress_bars
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     if not is_terminal(sys.stderr):

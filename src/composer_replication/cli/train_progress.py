@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.phases import Phase
-    from composer_replication.trainer.run_training import Progress
+    from composer_replication.sessions.phases import Phase
+    from composer_replication.trainer.from_config.training import Progress
 
 _SECONDS_BETWEEN_LINES = 10.0
 # In this order, those that a line has; the rest is in metrics.jsonl.
@@ -33,7 +33,7 @@ _SHOWN = (
 def training_progress(total_steps: int) -> Generator[Progress, None, None]:
     """What `run_training` tells its progress to; warnings of this package come the same way, as plain text."""
     from composer_replication.cli.console import is_terminal, say
-    from composer_replication.trainer.run_training import Progress
+    from composer_replication.trainer.from_config.training import Progress
 
     if not is_terminal(sys.stderr):
         with _warnings_to(say):

@@ -1,4 +1,4 @@
-"""Claude Code: the format's reader, and `ClaudeCodeIngester`, the interface users already know."""
+"""`ClaudeCodeIngester`: Claude Code's logs as states, through the interface users already know."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from composer_replication.errors import InputError, explain
-from composer_replication.ingestion.claude_log import FORMAT, read, sniff
+from composer_replication.ingestion.formats.claude_code import read
+from composer_replication.ingestion.reading.source import IngestReport, SourceFile
 from composer_replication.ingestion.scrubbing import scrub_conversation
-from composer_replication.ingestion.source import IngestReport, SourceFile
 from composer_replication.ingestion.states import SYSTEM_PROMPT, states, trace_state
 from composer_replication.privacy import Scrubber
 from composer_replication.types import Conversation, TraceState
 
-__all__ = ["FORMAT", "SYSTEM_PROMPT", "ClaudeCodeIngester", "IngestionStats", "read", "sniff"]
+__all__ = ["SYSTEM_PROMPT", "ClaudeCodeIngester", "IngestionStats"]
 
 _TESTED_VERSIONS = re.compile(r"^(1\.|2\.[01]\.)")
 

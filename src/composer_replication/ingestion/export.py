@@ -11,9 +11,9 @@ from typing import Any
 
 from composer_replication.atomic import atomic_write_json
 from composer_replication.errors import InputError, explain
-from composer_replication.ingestion.atif_write import to_atif
+from composer_replication.ingestion.cache.session_sources import read_accounts
+from composer_replication.ingestion.formats.atif_write import to_atif
 from composer_replication.ingestion.last_gate import Find, LastGate, gate_of, refusal
-from composer_replication.ingestion.session_sources import read_accounts
 from composer_replication.runs import RunDir
 from composer_replication.runs import conversations as rows
 from composer_replication.types import Conversation

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from composer_replication.ingestion.source import IngestReport, SourceFile
-from composer_replication.ingestion.unplaced import unplaced_in
+from composer_replication.ingestion.cache.unplaced import unplaced_in
+from composer_replication.ingestion.reading.source import IngestReport, SourceFile
 from composer_replication.types import Conversation
 
 _SUBAGENTS = "subagents"

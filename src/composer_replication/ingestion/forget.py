@@ -12,10 +12,9 @@ from typing import Any
 
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion import schemas
-from composer_replication.ingestion.content_marks import forgotten_marks
-from composer_replication.ingestion.earlier import write_forgotten
-from composer_replication.ingestion.into_run import write_tools
-from composer_replication.ingestion.session_sources import (
+from composer_replication.ingestion.cache.content_marks import forgotten_marks
+from composer_replication.ingestion.cache.earlier import write_forgotten
+from composer_replication.ingestion.cache.session_sources import (
     Row,
     SessionSource,
     add_totals,
@@ -24,6 +23,7 @@ from composer_replication.ingestion.session_sources import (
     with_suffix,
     write_accounts,
 )
+from composer_replication.ingestion.into_run import write_tools
 from composer_replication.runs import ARTEFACTS, ArtefactMeta, RunDir
 from composer_replication.runs import conversations as rows
 from composer_replication.runs.answer_owners import AnswersOfRun, count_answers, keep_answers

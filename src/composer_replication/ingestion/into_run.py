@@ -9,14 +9,20 @@ from typing import Any
 
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.ingestion import schemas
-from composer_replication.ingestion.earlier import Earlier, read_earlier
-from composer_replication.ingestion.gather import Gathered, gather
-from composer_replication.ingestion.planning import Plan, Planned, plan
+from composer_replication.ingestion.cache.earlier import Earlier, read_earlier
+from composer_replication.ingestion.cache.gather import Gathered, gather
+from composer_replication.ingestion.cache.planning import Plan, Planned, plan
+from composer_replication.ingestion.cache.session_sources import (
+    FORGOTTEN,
+    Row,
+    SessionSource,
+    add_totals,
+    write_accounts,
+)
+from composer_replication.ingestion.cache.settle import settle
+from composer_replication.ingestion.cache.summary import IngestSummary
 from composer_replication.ingestion.registry import no_session
 from composer_replication.ingestion.scrub_settings import ScrubSettings
-from composer_replication.ingestion.session_sources import FORGOTTEN, Row, SessionSource, add_totals, write_accounts
-from composer_replication.ingestion.settle import settle
-from composer_replication.ingestion.summary import IngestSummary
 from composer_replication.runs import RunDir
 from composer_replication.runs import conversations as rows
 from composer_replication.runs import tools as run_tools

@@ -12,8 +12,8 @@ from typing import Protocol, cast
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.families import count, families, read_family
 from composer_replication.ingestion.links import Links
+from composer_replication.ingestion.reading.source import IngestReport, SourceFile
 from composer_replication.ingestion.scrubbing import scrub_conversation
-from composer_replication.ingestion.source import IngestReport, SourceFile
 from composer_replication.privacy import Scrubber
 from composer_replication.runs.directory import MARKER as RUN_MARKER
 from composer_replication.types import Conversation
@@ -49,7 +49,7 @@ class Ingester(Protocol):
 def ingester(name: str) -> Ingester:
     if name not in FORMATS:
         raise InputError(explain("format", got=repr(name), expected=f"one of {', '.join(FORMATS)}"))
-    return cast("Ingester", import_module(f"composer_replication.ingestion.{name}"))
+    return cast("Ingester", import_module(f"composer_replication.ingestion.formats.{name}"))
 
 
 def detect(path: Path) -> Ingester | None:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from composer_replication.actions.messages import content_text, message_calls
 from composer_replication.errors import InputError
 from composer_replication.pairs.arguments import Schema
 from composer_replication.pairs.commands import folder_after
 from composer_replication.pairs.edits import changes_of, edit_operations, take_changes
 from composer_replication.pairs.file_views import FILE_CHANGED_NOTE, file_in_output, file_in_view
 from composer_replication.pairs.known_tools import command_parameter, only_looks
-from composer_replication.pairs.parse_reply import content_text, parse_reply
 from composer_replication.pairs.paths import normal_path
 from composer_replication.pairs.read_only import keeps_sources
 from composer_replication.pairs.shell_dollars import NotUnderstood
@@ -114,10 +114,8 @@ class _Seen:
             self.files.pop(normal_path(path, self.cwd), None)
 
     def _remember(self, message: Mapping[str, Any]) -> None:
-        if not message.get("tool_calls") and not isinstance(message.get("content"), list):
-            return
         try:
-            calls = parse_reply(message).calls
+            calls = message_calls(message, "a turn")
         except InputError:
             return  # a turn that cannot be read shows nothing
         self._calls |= {call.id: call for call in calls}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from composer_replication.actions.calls import tool_call
+from composer_replication.actions.messages import call_entry, message_calls, required_text, thinking_text
 from composer_replication.actions.parse import parse_action_text
 from composer_replication.errors import InputError, explain
 from composer_replication.pairs.parse_reply import without_thought
@@ -15,7 +15,6 @@ from composer_replication.types import Message, ToolCall
 
 Arguments = Literal["object", "text"]
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_THINKING = ("reasoning_content", "reasoning", "thinking")
 # Readers of a JSON column keep 10 decimals and 64 bits; a number that means something else after that goes as text.
 _DECIMALS, _MAX_ERROR = 10, 1e-9
 _INTEGERS = range(-(1 << 63), 1 << 64)
@@ -47,12 +46,11 @@ def prompt_messages(messages: Sequence[Mapping[str, Any]], arguments: Arguments,
         if role is None:
             got = repr(message.get("role")) if isinstance(message, Mapping) else type(message).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(explain(f"role of {place}", got=got, expected=f"one of {', '.join(_ROLES)}"))
-        text = _text_of(message.get("content"), place)
+        text = required_text(message.get("content"), place)
         if role == "assistant":
-            calls = _calls(message.get("tool_calls"), place)
+            calls = message_calls(message, place)
             names |= {call.id: call.name for call in calls}
-            thinking = next((_text_of(message[key], place) for key in _THINKING if message.get(key)), "")
-            made.append(_assistant(text, thinking, calls, arguments))
+            made.append(_assistant(text, thinking_text(message, place), calls, arguments))
         elif role == "tool":
             identity = str(message.get("tool_call_id") or "")
             name = str(message.get("name") or names.get(identity, ""))
@@ -66,10 +64,7 @@ def _assistant(text: str, thinking: str, calls: Iterable[ToolCall], arguments: A
     message: Message = {"role": "assistant", "content": text}
     if thinking:
         message["reasoning_content"] = thinking
-    written = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call, arguments)}}
-        for call in calls
-    ]
+    written = [call_entry(call.id, call.name, _arguments(call, arguments)) for call in calls]
     # Templates ask whether the key is there as often as whether the list is empty.
     return message | {"tool_calls": written} if written else message
 
@@ -100,34 +95,3 @@ def _is_kept(number: float) -> bool:
     if isinstance(number, int):
         return number in _INTEGERS
     return math.isclose(round(number, _DECIMALS), number, rel_tol=_MAX_ERROR)
-
-
-def _calls(given: object, where: str) -> list[ToolCall]:
-    if given is None:
-        return []
-    if not isinstance(given, list | tuple):
-        raise InputError(explain(f"tool_calls of {where}", got=type(given).__name__, expected="a list of calls"))
-    return [_call(call, number, where) for number, call in enumerate(cast("list[object]", given))]
-
-
-def _call(given: object, number: int, where: str) -> ToolCall:
-    call = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
-    function = call.get("function")
-    said = cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else call
-    if not isinstance(said.get("name"), str):
-        expected = "{id, type, function: {name, arguments}}"
-        raise InputError(
-            explain(f"tool call {number} of {where}", got=f"keys {sorted(map(str, said))}", expected=expected)
-        )
-    return tool_call(str(call.get("id") or f"call_{number}"), said["name"], said.get("arguments"))
-
-
-def _text_of(content: object, where: str) -> str:
-    """Text, or text parts joined; an image is an error and not silence."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = cast("list[object]", content) if isinstance(content, list | tuple) else [content]
-    texts = [cast("Mapping[str, object]", part).get("text") if isinstance(part, Mapping) else part for part in parts]
-    if not all(isinstance(text, str) for text in texts):
-        raise InputError(explain(f"content of {where}", got=type(content).__name__, expected="text or text parts"))
-    return "\n".join(cast("list[str]", texts))

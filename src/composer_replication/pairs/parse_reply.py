@@ -6,10 +6,11 @@ nothing else to the text but remarks: beside other code it may be an example.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from composer_replication.actions.calls import json_value, tool_call
+from composer_replication.actions.messages import content_text, message_calls
 from composer_replication.actions.parse import parse_action_text
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Action, ToolCall
@@ -20,7 +21,6 @@ _JSON_MARKS = ("", "json", "tool_call", "tool_use", "tool")
 _NAME_KEYS = ("name", "tool", "tool_name", "function_name")
 _ARGUMENT_KEYS = ("arguments", "input", "args", "parameters", "tool_input")
 _AROUND = frozenset({*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "type", "call_id", "recipient"})
-_TEXT_BLOCKS = ("text", "output_text", "input_text", "refusal")
 
 
 def parse_reply(reply: str | Mapping[str, Any] | Sequence[Any]) -> Action:
@@ -30,16 +30,8 @@ def parse_reply(reply: str | Mapping[str, Any] | Sequence[Any]) -> Action:
     if isinstance(reply, Mapping):
         return _of_message(reply)
     if isinstance(reply, list | tuple):
-        return _of_blocks(cast("Sequence[object]", reply), ())
+        return _of_message({"content": reply})
     raise InputError(explain("reply", got=type(reply).__name__, expected="a text, a message or a list of blocks"))
-
-
-def content_text(content: object) -> str:
-    """The text of a message's content: a string, or the text blocks of a list, joined by newlines."""
-    if isinstance(content, str):
-        return content
-    blocks = cast("Sequence[object]", content) if isinstance(content, list | tuple) else ()
-    return "\n".join(text for block in blocks if (text := _block_text(block)) is not None)
 
 
 def _of_text(text: str) -> Action:
@@ -132,58 +124,13 @@ def _call_of_object(value: object, number: int) -> ToolCall | None:
 
 def _of_message(message: Mapping[str, Any]) -> Action:
     content = message.get("content")
-    native = tuple(_native_calls(message))
-    if isinstance(content, list | tuple):
-        return _of_blocks(cast("Sequence[object]", content), native)
-    if content is not None and not isinstance(content, str):
+    if content is not None and not isinstance(content, str | list | tuple):
         raise InputError(explain("content of a reply", got=type(content).__name__, expected="a text, a list or null"))
-    text = content or ""
-    if not native:
-        refusal = message.get("refusal")
-        return _of_text(text or (refusal if isinstance(refusal, str) else ""))
-    return Action(text=without_thought(text), calls=native)
-
-
-def _native_calls(message: Mapping[str, Any]) -> Iterable[ToolCall]:
-    calls = message.get("tool_calls")
-    if calls is not None and not isinstance(calls, list | tuple):
-        raise InputError(explain("tool_calls of a reply", got=type(calls).__name__, expected="a list"))
-    for number, call in enumerate(cast("Sequence[object]", calls or ())):
-        where = f"tool call {number} of a reply"
-        body = cast("Mapping[str, Any]", call) if isinstance(call, Mapping) else {}
-        custom = body.get("custom")
-        if isinstance(custom, Mapping):
-            yield _named_call(body.get("id"), number, custom.get("name"), {"input": custom.get("input")}, where)
-            continue
-        function = body.get("function", body)
-        inner = cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else {}
-        yield _named_call(body.get("id"), number, inner.get("name"), inner.get("arguments"), where)
-    legacy = message.get("function_call")
-    if isinstance(legacy, Mapping):
-        yield _named_call(None, 0, legacy.get("name"), legacy.get("arguments"), "function_call of a reply")
-
-
-def _named_call(identity: object, number: int, name: object, arguments: object, where: str) -> ToolCall:
-    if not isinstance(name, str) or not name:
-        raise InputError(explain(where, got=f"the name {name!r:.80}", expected="the name of a tool"))
-    return tool_call(identity if isinstance(identity, str) and identity else f"call_{number}", name, arguments)
-
-
-def _of_blocks(blocks: Sequence[object], native: tuple[ToolCall, ...]) -> Action:
-    calls = list(native)
-    for number, block in enumerate(blocks):
-        if isinstance(block, Mapping) and block.get("type") == "tool_use":
-            where = f"block {number} of a reply"
-            calls.append(_named_call(block.get("id"), len(calls), block.get("name"), block.get("input"), where))
-    text = content_text(blocks)
-    return Action(text=text, calls=tuple(calls)) if calls else _of_text(text)
-
-
-def _block_text(block: object) -> str | None:
-    """The text of a block; None for thinking, calls, pictures and whatever else there may be."""
-    if isinstance(block, str):
-        return block
-    if not isinstance(block, Mapping) or block.get("type", "text") not in _TEXT_BLOCKS:
-        return None
-    text = block.get("text", block.get("refusal"))
-    return text if isinstance(text, str) else None
+    calls, text = message_calls(message, "a reply"), content_text(cast("object", content))
+    nameless = next((number for number, call in enumerate(calls) if not call.name), None)
+    if nameless is not None:
+        raise InputError(explain(f"tool call {nameless} of a reply", got="no name", expected="the name of a tool"))
+    if calls:
+        return Action(text=without_thought(text) if isinstance(content, str) else text, calls=calls)
+    refusal = message.get("refusal")
+    return _of_text(text or (refusal if isinstance(refusal, str) else ""))

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import orjson
 
+from composer_replication.actions.messages import call_entry, content_text, written_calls
 from composer_replication.teacher_replay.money import Price, to_nano
 
 Billing = Literal["none", "unknown"]
@@ -103,31 +104,19 @@ def _reply(choice: dict[str, Any], data: dict[str, Any], cost: int | None) -> Re
 
 def _clean_message(message: dict[str, Any]) -> dict[str, Any]:
     """What an answer is made of; providers add much else."""
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = cast("list[Any]", content)
-        content = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
-    found: dict[str, Any] = {"role": "assistant", "content": content if isinstance(content, str) else ""}
-    given: Any = message.get("tool_calls")
-    calls = [each for each in map(_clean_call, given if isinstance(given, list) else ()) if each is not None]
-    if calls:
-        found["tool_calls"] = calls
-    return found
+    found: dict[str, Any] = {"role": "assistant", "content": content_text(message.get("content"), separator="")}
+    calls = [
+        call_entry(call.id if isinstance(call.id, str) else "", call.name, _as_text(call.arguments))
+        for call in written_calls(message)
+        if isinstance(call.name, str)
+    ]
+    return found | {"tool_calls": calls} if calls else found
 
 
-def _clean_call(call: Any) -> dict[str, Any] | None:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        return None
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        arguments = orjson.dumps(arguments if arguments is not None else {}).decode()
-    identity = call.get("id")
-    return {
-        "id": identity if isinstance(identity, str) else "",
-        "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
-    }
+def _as_text(arguments: object) -> str:
+    return (
+        arguments if isinstance(arguments, str) else orjson.dumps(arguments if arguments is not None else {}).decode()
+    )
 
 
 def _error_inside(error: Any, cost: int | None) -> Failure:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from composer_replication.actions.calls import tool_call
+from composer_replication.actions.messages import content_text, message_calls
 from composer_replication.actions.write import text_of
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.last_gate import LastGate
@@ -292,8 +292,4 @@ def call_result(state: TraceState, slug: str, answer: Answer) -> TeacherCallResu
 
 def reply_text(message: Mapping[str, Any]) -> str:
     """A teacher's message in the form of a student's action: text, then a line for each call."""
-    calls = [
-        tool_call(call["id"], call["function"]["name"], call["function"]["arguments"])
-        for call in message.get("tool_calls") or ()
-    ]
-    return text_of(Action(text=str(message.get("content") or ""), calls=tuple(calls)))
+    return text_of(Action(text=content_text(message.get("content")), calls=message_calls(message, "a reply")))

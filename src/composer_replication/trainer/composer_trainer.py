@@ -25,23 +25,30 @@ from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.objective.wrapped import is_sharded
 from composer_replication.optional import available, require
-from composer_replication.trainer.alarm import CollapseAlarm
-from composer_replication.trainer.alarm_diagnosis import RunDiagnosis
+from composer_replication.trainer.callbacks import MetricsFile
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.checkpoints import SafeCheckpoints
-from composer_replication.trainer.composer_channels import Clock, ComposerChannels, Term
-from composer_replication.trainer.composer_figures import (
+from composer_replication.trainer.composer.channels import (
     LOGGED_PAIRS,
     LOGGED_SITES,
     ROLLOUT_SITES,
+    Clock,
+    ComposerChannels,
     ComposerFigures,
+    Term,
 )
-from composer_replication.trainer.composer_rollouts import RolloutOptions, TeachableRollouts, answering
-from composer_replication.trainer.composer_state import RememberedRollouts
-from composer_replication.trainer.logged_channel import LoggedStore, with_what_is_needed
-from composer_replication.trainer.metrics_file import MetricsFile
-from composer_replication.trainer.teacher_sharding import attach_teacher, shard_teacher
-from composer_replication.trainer.teachers import TeacherKeeper, TeacherKind, live_teacher_warning
+from composer_replication.trainer.composer.generation import RolloutOptions, TeachableRollouts, answering
+from composer_replication.trainer.composer.logged import LoggedStore, with_what_is_needed
+from composer_replication.trainer.composer.state import RememberedRollouts
+from composer_replication.trainer.teachers import (
+    TeacherKeeper,
+    TeacherKind,
+    attach_teacher,
+    live_teacher_warning,
+    shard_teacher,
+)
+from composer_replication.trainer.watch.alarm import CollapseAlarm
+from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
 
 
 class _WithoutTrl:

@@ -20,16 +20,16 @@ from composer_replication.batch.render import Renderer
 from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError, explain
-from composer_replication.trainer.pair_rows import PairMaker
-from composer_replication.trainer.row_tensors import (
+from composer_replication.trainer.traces.pairs import PairMaker
+from composer_replication.trainer.traces.rows import Hinted, RowMaker, SiteRow, StudentRow, TraceRows
+from composer_replication.trainer.traces.sites import marked_errors
+from composer_replication.trainer.traces.tensors import (
     ReferenceLookup,
     pair_tensors,
     reference_tensors,
     site_tensors,
     student_tensors,
 )
-from composer_replication.trainer.trace_rows import Hinted, RowMaker, SiteRow, StudentRow, TraceRows
-from composer_replication.trainer.trace_sites import marked_errors
 from composer_replication.types import Conversation, DPOPair
 
 __all__ = [

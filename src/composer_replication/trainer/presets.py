@@ -17,9 +17,9 @@ from composer_replication.config import CrfConfig, TrainConfig, load
 from composer_replication.config.writer import value_text
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
+from composer_replication.rollouts.effort import EffortWeights, TextTokenizer, effort_penalty_reward
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.composer_rollouts import RolloutOptions
-from composer_replication.trainer.effort import EffortWeights, TextTokenizer, effort_penalty_reward
+from composer_replication.trainer.composer.generation import RolloutOptions
 from composer_replication.trainer.teachers import TeacherKeeper
 
 PresetName = Literal["composer", "dapo", "none"]

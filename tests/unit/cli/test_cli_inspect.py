@@ -17,7 +17,7 @@ from composer_replication.cli.main import main
 from composer_replication.hint_generator.run_sites import find_site, read_sites
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
-from composer_replication.trainer.run_renderer import tools_of
+from composer_replication.trainer.from_config.renderer import tools_of
 from tokenizer_assets import load
 
 NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"

@@ -7,7 +7,8 @@ import json
 from composer_replication.batch import render, session_records, windows
 from composer_replication.cli.count_words import MEANINGS, explained
 from composer_replication.objective import hint_proof
-from composer_replication.trainer import good_turns, offline_sessions
+from composer_replication.sessions import good_turns
+from composer_replication.sessions import windows as offline_sessions
 
 REASONS = {
     windows: ("LONGER_THAN_WINDOW", "SHORT_CONTEXT", "CUT_IN_MESSAGE"),

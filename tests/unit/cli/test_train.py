@@ -17,10 +17,11 @@ from composer_replication.cli import train_progress
 from composer_replication.cli.main import main
 from composer_replication.config import CrfConfig, describe, load
 from composer_replication.runs import RunDir
-from composer_replication.trainer import planner, run_arguments
 from composer_replication.trainer.checkpoints import weights_digest
-from composer_replication.trainer.offline_checks import NO_PAIR
-from composer_replication.trainer.run_folder import TrainingFolder
+from composer_replication.trainer.from_config import arguments as run_arguments
+from composer_replication.trainer.from_config.folder import TrainingFolder
+from composer_replication.trainer.offline.checks import NO_PAIR
+from composer_replication.trainer.watch import planner
 
 
 def test_a_run_leaves_config_metrics_checkpoint_adapter_and_a_record_of_where_they_are_from(train, folder):
@@ -239,7 +240,8 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_trained_is_one_sentence_and_nothing_is_written(train, case, monkeypatch):
     arguments, expected = BAD[case]
-    monkeypatch.setattr(run_arguments, "available", lambda _package: False)
+    needed = {"accelerate", "peft", "trl", "datasets"}  # what the extra has; all else is not there
+    monkeypatch.setattr(run_arguments, "available", lambda package: package in needed)
     monkeypatch.setattr(training_args, "is_torch_bf16_gpu_available", lambda: False)
     status, out, err = train(*arguments)
     assert status == 1

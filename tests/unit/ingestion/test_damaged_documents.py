@@ -9,9 +9,9 @@ import pytest
 from format_sessions import SAID, SESSIONS
 from session_bytes import ingest
 
-from composer_replication.ingestion import claude_code, opencode
-from composer_replication.ingestion.after_damage import values_behind
-from composer_replication.ingestion.documents import around_damage
+from composer_replication.ingestion.formats import claude_code, opencode
+from composer_replication.ingestion.reading.after_damage import values_behind
+from composer_replication.ingestion.reading.documents import around_damage
 
 DOCUMENTS = {name: session for name, session in SESSIONS.items() if not session.is_lines and name != "inspect_eval"}
 BROKEN = (b"\xff", b"\x00", b'"', b"{", b"}", b"[", b"]", b",", b"\\", b"x")

@@ -277,7 +277,7 @@ def test_people_whose_folders_look_alike_scrubbed_keep_their_sessions(tmp_path):
 
 
 def test_a_very_long_line_is_named_and_not_held_in_memory(tmp_path, monkeypatch):
-    from composer_replication.ingestion import source
+    from composer_replication.ingestion.reading import source
 
     monkeypatch.setattr(source, "MAX_LINE_BYTES", 10_000)
     path = write_session(tmp_path / "logs", "11111111-aaaa")

@@ -13,9 +13,9 @@ from composer_replication.batch.pair_tokens import pair_ids
 from composer_replication.batch.render import Renderer
 from composer_replication.errors import RunError
 from composer_replication.ingestion import IngestReport, SourceFile
-from composer_replication.ingestion.atif import read as read_atif
-from composer_replication.ingestion.content_marks import mark_of
+from composer_replication.ingestion.cache.content_marks import mark_of
 from composer_replication.ingestion.export import export_atif
+from composer_replication.ingestion.formats.atif import read as read_atif
 from composer_replication.ingestion.states import states, trace_state
 from composer_replication.pairs.equality import action_key
 from composer_replication.pairs.export import export_preferences

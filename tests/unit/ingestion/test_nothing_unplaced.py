@@ -11,10 +11,10 @@ from small_formats import JUNK, read_json
 from test_claude_beside import Session
 from test_claude_code import read
 
-from composer_replication.ingestion import sweagent
+from composer_replication.ingestion.cache.unplaced import unplaced_in, unplaced_in_row
 from composer_replication.ingestion.families import count
-from composer_replication.ingestion.source import IngestReport
-from composer_replication.ingestion.unplaced import unplaced_in, unplaced_in_row
+from composer_replication.ingestion.formats import sweagent
+from composer_replication.ingestion.reading.source import IngestReport
 from composer_replication.runs.conversations import to_row
 from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 

@@ -13,7 +13,7 @@ from composer_replication.hint_generator.run_sites import write_sites
 from composer_replication.ingestion.forget import forget
 from composer_replication.runs.tools import SCHEMA, VERSION, read_tools
 from composer_replication.teacher_replay.run_replay import Which, run_states
-from composer_replication.trainer.run_renderer import tools_of
+from composer_replication.trainer.from_config.renderer import tools_of
 
 GIVEN = {"shell": {"type": "object", "properties": {}}, "Ask": {"type": "object"}}
 

@@ -11,7 +11,7 @@ from composer_replication.batch.render import Renderer
 from composer_replication.hint_generator import run_sites
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import to_row
-from composer_replication.trainer.logged_sessions import LoggedPair, LoggedSession, LoggedSessions
+from composer_replication.sessions.dataset import LoggedPair, LoggedSession, LoggedSessions
 from composer_replication.trainer.offline_trainer import OfflineTrainer
 from composer_replication.types import ErrorSite, Hint
 from session_pieces import Session

@@ -14,11 +14,11 @@ from trl import GRPOTrainer
 from composer_replication import compose_loss
 from composer_replication.errors import AlignmentError, InputError
 from composer_replication.objective.row_weighting import RowWeighting
-from composer_replication.trainer.composer_rollouts import RolloutOptions
+from composer_replication.rollouts.channel import place_sites
+from composer_replication.rollouts.sites import TaughtTurn
+from composer_replication.trainer.composer.generation import RolloutOptions
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.data_collator import CollatorConfig, ComposerDataCollator
-from composer_replication.trainer.rollout_channel import place_sites
-from composer_replication.trainer.rollout_sites import TaughtTurn
 from rollouts.tiny_policy import ScriptedGeneration, load_tokenizer, save_policy
 from rollouts.trainers import light_process, make, questions, quick_config, spy, weights
 

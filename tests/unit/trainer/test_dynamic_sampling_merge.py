@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.dynamic_sampling_merge import merge_groups
+from composer_replication.rollouts.merge import merge_groups
 
 PAD = 99
 PER_TOKEN = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")

@@ -19,8 +19,8 @@ from composer_replication.batch.tree import build_tree
 from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, UnsupportedModelError
 from composer_replication.objective.fingerprint import fingerprint_of, precision_of, weights_digest
 from composer_replication.objective.reference import response_logprobs
-from composer_replication.trainer import reference
-from composer_replication.trainer.reference import ReferenceLogprobs, precompute_ref_logprobs
+from composer_replication.sessions import reference
+from composer_replication.sessions.reference import ReferenceLogprobs, precompute_ref_logprobs
 from composer_replication.types import Turn
 from tokenizer_assets import load
 

@@ -15,9 +15,9 @@ from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
+from composer_replication.sessions.dataset import LoggedSession
+from composer_replication.sessions.good_turns import good_turns
 from composer_replication.teacher_replay.run_replay import Which, run_states
-from composer_replication.trainer.good_turns import good_turns
-from composer_replication.trainer.logged_sessions import LoggedSession
 from composer_replication.types import Conversation, ToolCall, ToolResult, Turn
 from session_pieces import HERE, Session
 from tokenizer_assets import load

@@ -14,7 +14,6 @@ from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.trainer.checkpoints.data_cursor import DataCursor, restore_samplers
 from composer_replication.trainer.checkpoints.identity import model_identity
 from composer_replication.trainer.checkpoints.manifest import check_manifest, read_manifest, write_manifest
-from composer_replication.trainer.checkpoints.optimiser_state import load_optimiser_tree, optimiser_tree
 from composer_replication.trainer.checkpoints.resume import (
     check_fits,
     checkpoint_to_resume,
@@ -25,7 +24,13 @@ from composer_replication.trainer.checkpoints.rng import rng_tree, set_rng_tree
 from composer_replication.trainer.checkpoints.rotation import drop_replaced, make_room, rotate
 from composer_replication.trainer.checkpoints.save_attempt import SaveAttempt
 from composer_replication.trainer.checkpoints.tree_file import has_tree, load_tree, save_tree
-from composer_replication.trainer.checkpoints.weights import load_weights, save_weights, whole_state
+from composer_replication.trainer.checkpoints.weights import (
+    load_optimiser_tree,
+    load_weights,
+    optimiser_tree,
+    save_weights,
+    whole_state,
+)
 
 # The class that uses this names a Trainer after it in its bases, so every `super()` below means that one.
 _Trainer: Any = object

@@ -14,7 +14,6 @@ from composer_replication.errors import (
     StaleArtefactError,
     explain,
 )
-from composer_replication.trainer.checkpoints.agreement import most_anywhere
 from composer_replication.trainer.checkpoints.identity import check_identity
 from composer_replication.trainer.checkpoints.manifest import (
     check_manifest,
@@ -22,6 +21,7 @@ from composer_replication.trainer.checkpoints.manifest import (
     newest_complete,
     read_manifest,
 )
+from composer_replication.trainer.checkpoints.save_attempt import most_anywhere
 
 # Buffers and generators belong to a process; what is skipped in the data, to the size of a batch.
 _SIZES_OF_WHAT_IS_SKIPPED = {"per_device_train_batch_size", "gradient_accumulation_steps", "num_examples"}

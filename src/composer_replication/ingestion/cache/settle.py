@@ -1,0 +1,158 @@
+"""Which of the gathered rows stay: no copies, no older copies, nothing forgotten, and no two equal ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import replace
+from typing import NamedTuple
+
+from composer_replication.ingestion.cache.content_marks import id_mark, is_forgotten, marks_along
+from composer_replication.ingestion.cache.gather import Gathered, GatheredFamily
+from composer_replication.ingestion.cache.session_sources import (
+    COPY,
+    FORGOTTEN,
+    OLDER,
+    Row,
+    SessionSource,
+    with_rows,
+    with_suffix,
+)
+
+
+def settle(gathered: Gathered, forgotten: Set[str]) -> Iterator[tuple[SessionSource, list[Row]]]:
+    """Each family's account and the rows that stay, in order."""
+    reasons = _copies(gathered)
+    taken: set[str] = set()
+    for number, family in enumerate(gathered.families):
+        reason = reasons.get(number)
+        if reason is not None:
+            yield _as_copy(family.source, reason), []
+            continue
+        found = gathered.rows_of(family)
+        kept = [row for row in found if not is_forgotten(row, list(marks_along(row)), frozenset(forgotten))]
+        num_lost = len(found) - len(kept)
+        source = with_rows(family.source, kept, left_out={FORGOTTEN: num_lost} if num_lost else None)
+        ids = {row["id"] for row in kept}
+        suffix = "@" + id_mark("path", source.path).partition(":")[2][:8] if ids & taken else ""
+        taken |= {f"{each}{suffix}" for each in ids}
+        yield replace(source, id_suffix=suffix), with_suffix(kept, suffix=suffix)
+
+
+# Shorter ids of turns are numbers that many logs have.
+_SHORTEST_NAME = 16
+_Place = tuple[int, int]
+"""The number of a family, and of a conversation in it."""
+
+
+class _Along(NamedTuple):
+    """A conversation that may be a copy: its marks turn by turn, and the turns themselves."""
+
+    marks: list[str]
+    turns: list[Row]
+
+    def goes_on_from(self, other: _Along) -> bool:
+        """Whether the other is its beginning; of a live log's last message only a part may have been there yet."""
+        if not other.marks or len(self.marks) < len(other.marks) or self.marks[-1] == other.marks[-1]:
+            return False
+        if other.marks[-1] in self.marks:
+            return True
+        at = len(other.marks) - 1
+        return at > 0 and self.marks[at - 1] == other.marks[at - 1] and _is_part(other.turns[at], self.turns[at])
+
+
+def _is_part(turn: Row, whole: Row) -> bool:
+    """Whether a message was not finished yet; another answer to the same question is another session."""
+    return (
+        turn["id"] == whole["id"]
+        and whole["text"].startswith(turn["text"])
+        and whole["thinking"].startswith(turn["thinking"])
+        and whole["calls"][: len(turn["calls"])] == turn["calls"]
+        and whole["results"][: len(turn["results"])] == turn["results"]
+    )
+
+
+def _copies(gathered: Gathered) -> dict[int, str]:
+    """Families, by number, all of whose conversations are in other families too, whole or gone on."""
+    by_mark: dict[str, list[int]] = {}
+    by_key: dict[str, list[_Place]] = {}
+    for number, family in enumerate(gathered.families):
+        for mark in set(family.marks):
+            by_mark.setdefault(mark, []).append(number)
+        for index in range(family.num_rows):
+            for key in _keys(family, index):
+                by_key.setdefault(key, []).append((number, index))
+    shared = {key: places for key, places in by_key.items() if len({number for number, _ in places}) > 1}
+    along = _along_shared(gathered, shared)
+    reasons: dict[int, str] = {}
+    for number, family in enumerate(gathered.families):
+        reason = _why_copy(number, family, by_mark, shared, along, reasons)
+        if reason is not None:
+            reasons[number] = reason
+    return reasons
+
+
+def _keys(family: GatheredFamily, index: int) -> Iterator[str]:
+    """What a conversation has in common with its copies: its id, or the record it begins with under another name."""
+    yield f"id {family.source.conversations[index]}"
+    if len(family.beginnings[index]) >= _SHORTEST_NAME:
+        yield f"first {family.beginnings[index]}"
+
+
+def _along_shared(gathered: Gathered, shared: dict[str, list[_Place]]) -> dict[_Place, _Along]:
+    """Every conversation that has a key in common with one of another family."""
+    wanted: dict[int, set[int]] = {}
+    for number, index in (place for places in shared.values() for place in places):
+        wanted.setdefault(number, set()).add(index)
+    return {
+        (number, index): _Along(list(marks_along(row)), row["turns"])
+        for number in sorted(wanted)
+        for index, row in enumerate(gathered.rows_of(gathered.families[number]))
+        if index in wanted[number]
+    }
+
+
+def _why_copy(
+    number: int,
+    family: GatheredFamily,
+    by_mark: dict[str, list[int]],
+    shared: dict[str, list[_Place]],
+    along: dict[_Place, _Along],
+    gone: dict[int, str],
+) -> str | None:
+    if not family.num_rows:
+        return None
+    # Of two that are equal the later one is the copy, unless the later family went on where this one ended.
+    went_on, waiting, verdicts = set[int](), list[set[int]](), set[str]()
+    for index, mark in enumerate(family.marks):
+        places = {place for key in _keys(family, index) for place in shared.get(key, ())}
+        others = [place for place in places if place[0] != number and place[0] not in gone]
+        longer = {place[0] for place in others if along[place].goes_on_from(along[number, index])}
+        same = {place[0] for place in others if along[place].marks[-1:] == [mark]}
+        # A greeting may well be said twice; a long conversation, word for word, is not.
+        elsewhere = mark.startswith("begins:") and any(each < number and each not in gone for each in by_mark[mark])
+        went_on |= longer
+        if elsewhere or any(each < number for each in same):
+            verdicts.add(COPY)
+        elif longer:
+            verdicts.add(OLDER)
+        elif same:
+            waiting.append(same)
+        else:
+            return None
+    if not all(same & went_on for same in waiting):
+        return None
+    return OLDER if OLDER in verdicts else COPY
+
+
+def _as_copy(source: SessionSource, reason: str) -> SessionSource:
+    counts = {key: number for key, number in source.counts.items() if key.startswith("files")}
+    return replace(
+        source,
+        status="duplicate",
+        conversations=(),
+        file_of=(),
+        counts=counts,
+        redactions={},
+        skipped={reason: 1},
+        skips=[(reason, source.name, 0)],
+    )

@@ -1,0 +1,132 @@
+"""mini-swe-agent trajectories: a list of messages, or a document that holds one; commands stand inside the text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from composer_replication.ingestion.reading.documents import read_lines_or_document
+from composer_replication.ingestion.reading.json_text import as_utf8
+from composer_replication.ingestion.reading.source import (
+    TOO_DEEP,
+    IngestReport,
+    Record,
+    SourceFile,
+    as_text,
+    image_count,
+)
+from composer_replication.ingestion.reading.turn_list import (
+    TurnList,
+    as_record,
+    as_string,
+    kept_fields,
+    openai_calls,
+    outline,
+    stem,
+    unique,
+)
+from composer_replication.types import Conversation, Origin, Provenance, ToolResult, Turn
+
+FORMAT = "mini_sweagent"
+# What the agent's own templates leave in every trajectory.
+_MARKS = (b"mswea_bash_command", b"<returncode>", b"mini-swe-agent")
+_OUTPUT_MARKS = ("<returncode>", "<output", "<exception>")
+# How the harness begins when it speaks about its protocol. Whatever else it writes may hold what a program printed.
+_PROTOCOL = re.compile(
+    r"\s*(?:please\b|<format_error>|format error|(?:tool )?call error|error parsing|interrupted|the user\b"
+    r"|limits? ?exceeded|(?:your|the) (?:last )?(?:response|output|message|answer)\b)",
+    re.IGNORECASE,
+)
+_KEPT = ("exit_status", "submission")
+
+
+def sniff(head: bytes, path: Path) -> bool:
+    keys, head = outline(head), as_utf8(head)
+    ours = path.name.endswith(".traj.json") or any(mark in head for mark in _MARKS)
+    if head.lstrip()[:1] == b"[":
+        return ours and {"[].role", "[].content"} <= keys
+    if "info.mini_version" in keys:
+        return True
+    return ours and path.suffix == ".json" and "messages[].role" in keys and "info" in keys
+
+
+def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    taken: set[str] = set()
+    for _, document in read_lines_or_document(source, report):
+        yield from _conversation(document, source, report, taken)
+
+
+def _conversation(document: Any, source: SourceFile, report: IngestReport, taken: set[str]) -> Iterator[Conversation]:
+    record = as_record(document)
+    messages = document if isinstance(document, list) else record.get("messages")
+    if not isinstance(messages, list):
+        report.skip("no list of messages", source.name)
+        return
+    turns = TurnList(source.name, report)
+    for number, message in enumerate(messages, start=1):
+        try:
+            _add(turns, message, number, source.name, report)
+        except RecursionError:
+            report.skip(TOO_DEEP, source.name, number)
+    if not turns.turns:
+        return
+    info = as_record(record.get("info"))
+    yield Conversation(
+        id=unique(as_string(record.get("instance_id")) or stem(source.name), taken),
+        format=FORMAT,
+        turns=tuple(turns.turns),
+        agent_version=as_string(info.get("mini_version")),
+        extra=kept_fields({key: info[key] for key in _KEPT if key in info}, source.name, 0, report),
+    )
+
+
+def _add(turns: TurnList, message: Any, number: int, file: str, report: IngestReport) -> None:
+    if not isinstance(message, dict):
+        report.skip("message is not an object", file, number)
+        return
+    role, text, where = message.get("role"), as_text(message.get("content")), Provenance(file=file, lines=(number,))
+    if role == "system":
+        turns.add(Turn(id=str(number), role="system", origin="meta", text=text, provenance=where))
+    elif role == "user":
+        images = image_count(message.get("content"))
+        origin = _origin(turns, text)
+        turns.add(Turn(id=str(number), role="user", origin=origin, text=text, provenance=where, extra=images))
+    elif role == "assistant":
+        # Later versions call tools; a command inside the text is the model's text and stays there.
+        calls = openai_calls(message, file, number, report)
+        thinking = as_text(message.get("reasoning_content"))
+        turns.add(
+            Turn(
+                id=str(number),
+                role="assistant",
+                origin="model",
+                text=text,
+                thinking=thinking,
+                calls=calls,
+                model=_model(message),
+                provenance=where,
+            )
+        )
+    elif role == "tool":
+        result = ToolResult(call_id=as_text(message.get("tool_call_id")), text=text, is_error=None)
+        turns.add_result(result, id=str(number), line=number, extra=image_count(message.get("content")))
+    else:
+        report.skip(f"unknown record type {role!r}", file, number)
+
+
+def _origin(turns: TurnList, text: str) -> Origin:
+    """After the model has spoken the harness writes as the user: outputs of commands, and words about the protocol.
+
+    The templates of outputs are the user's to write, and the last output stands alone, so words are known, not outputs.
+    """
+    if not any(turn.role == "assistant" for turn in turns.turns):
+        return "human"
+    holds_output = any(mark in text for mark in _OUTPUT_MARKS)
+    return "meta" if not holds_output and _PROTOCOL.match(text) else "tool"
+
+
+def _model(message: Record) -> str | None:
+    response = as_record(as_record(message.get("extra")).get("response"))
+    return as_string(response.get("model"))
