@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
-from composer_replication.privacy import commands, encoded, entropy, fragments, identity, options, rules, speech, tables
-from composer_replication.privacy.assignments import KEYWORDS, keyword_spans, searched_words
-from composer_replication.privacy.assignments import WHOLE_WORDS as KEYWORDS_ALONE
-from composer_replication.privacy.commands import command_spans
-from composer_replication.privacy.encoded import (
+from composer_replication.privacy import identity, rules
+from composer_replication.privacy.encodings import encoded, fragments
+from composer_replication.privacy.encodings.encoded import (
     Decoded,
     base85,
     decoded_in_run,
@@ -17,18 +15,24 @@ from composer_replication.privacy.encoded import (
     speaks_of_base85,
     wrapped_base64,
 )
-from composer_replication.privacy.exact import ExactValues
+from composer_replication.privacy.encodings.views import has_colours, unbroken, uncoloured, unescaped, unquoted
+from composer_replication.privacy.encodings.wraps import SCHEMES, SHORT_KEYS, broken, crossing, touches_end
 from composer_replication.privacy.keywords import WordFilter, any_of
-from composer_replication.privacy.lists import WHOLE_WORDS as LIST_WORDS
-from composer_replication.privacy.lists import list_spans
-from composer_replication.privacy.markup import manifest_spans
-from composer_replication.privacy.nearby import WHOLE_WORDS as NEARBY_WORDS
-from composer_replication.privacy.nearby import nearby_spans, slashed_spans
+from composer_replication.privacy.named import commands, options, tables
+from composer_replication.privacy.named.assignments import KEYWORDS, keyword_spans, searched_words
+from composer_replication.privacy.named.assignments import WHOLE_WORDS as KEYWORDS_ALONE
+from composer_replication.privacy.named.commands import command_spans
+from composer_replication.privacy.named.markup import manifest_spans
+from composer_replication.privacy.named.tables import table_spans
 from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digit, is_strong, structure_spans
-from composer_replication.privacy.tables import table_spans
-from composer_replication.privacy.vendors import RUN_RULES, VENDOR_RULES
-from composer_replication.privacy.views import has_colours, unbroken, uncoloured, unescaped, unquoted
-from composer_replication.privacy.wraps import SCHEMES, SHORT_KEYS, broken, crossing, touches_end
+from composer_replication.privacy.shapes import entropy
+from composer_replication.privacy.shapes.exact import ExactValues
+from composer_replication.privacy.shapes.vendors import RUN_RULES, VENDOR_RULES
+from composer_replication.privacy.spoken import speech
+from composer_replication.privacy.spoken.lists import WHOLE_WORDS as LIST_WORDS
+from composer_replication.privacy.spoken.lists import list_spans
+from composer_replication.privacy.spoken.nearby import WHOLE_WORDS as NEARBY_WORDS
+from composer_replication.privacy.spoken.nearby import nearby_spans, slashed_spans
 
 _Runs = list[tuple[int, str]]
 _Triggers = list[tuple[str, Rule]]

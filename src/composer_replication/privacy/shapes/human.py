@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from composer_replication.privacy.entropy import is_public_id, looks_random
-from composer_replication.privacy.names import Strength
-from composer_replication.privacy.plausible import is_identifier, is_no_secret, is_plausible
+from composer_replication.privacy.named.names import Strength
+from composer_replication.privacy.named.plausible import is_identifier, is_no_secret, is_plausible
+from composer_replication.privacy.shapes.entropy import is_public_id, looks_random
 
 _SIGNS = re.compile(r"[!#$%^&*?~+]")
 _UPPER = re.compile(r"[^\W\d_a-z]")

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Set
 
-from composer_replication.privacy.plausible import trimmed
+from composer_replication.privacy.named.plausible import trimmed
 from composer_replication.privacy.rules import Span
-from composer_replication.privacy.shapes import is_shaped
+from composer_replication.privacy.shapes.human import is_shaped
 
 # What a word for a password has in it.
 _STEMS = (b"pass", b"pwd", b"pw", b"secret", b"cred", b"auth", b"psk")

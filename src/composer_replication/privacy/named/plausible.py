@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from composer_replication.privacy.entropy import looks_random
-from composer_replication.privacy.names import PASSWORD_WORDS, Strength, name_strength
+from composer_replication.privacy.named.names import PASSWORD_WORDS, Strength, name_strength
 from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, has_digit, is_strong, word_set
+from composer_replication.privacy.shapes.entropy import looks_random
 
 _PLACEHOLDER_PART = re.compile(
     r"(?i)[$%]\(|[$%#]\{"

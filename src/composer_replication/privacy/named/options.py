@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
-from composer_replication.privacy.names import Strength
-from composer_replication.privacy.plausible import is_given, is_plausible
+from composer_replication.privacy.named.names import Strength
+from composer_replication.privacy.named.plausible import is_given, is_plausible
 from composer_replication.privacy.rules import Span, is_strong
 
 _TABLE = r"""

@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Set
 
-from composer_replication.privacy.declarations import arguments, handed, own_quotes, typed, wrapped
-from composer_replication.privacy.entropy import is_public_id
-from composer_replication.privacy.extents import (
+from composer_replication.privacy.named.declarations import arguments, handed, own_quotes, typed, wrapped
+from composer_replication.privacy.named.extents import (
     bare_end,
     in_connection_string,
     in_properties,
@@ -18,9 +17,9 @@ from composer_replication.privacy.extents import (
     quoted,
     skip_scheme,
 )
-from composer_replication.privacy.markup import named_in_document
-from composer_replication.privacy.names import Strength, name_strength
-from composer_replication.privacy.plausible import (
+from composer_replication.privacy.named.markup import named_in_document
+from composer_replication.privacy.named.names import Strength, name_strength
+from composer_replication.privacy.named.plausible import (
     is_credential,
     is_directory,
     is_given,
@@ -35,8 +34,9 @@ from composer_replication.privacy.plausible import (
     names_handle,
 )
 from composer_replication.privacy.rules import PLACEHOLDER, Span, has_digit, is_strong
-from composer_replication.privacy.said import DIGITS, NUMBER_NAMES, continued, counted, kind_of, spoken
-from composer_replication.privacy.speech import spoken_before
+from composer_replication.privacy.shapes.entropy import is_public_id
+from composer_replication.privacy.spoken.said import DIGITS, NUMBER_NAMES, continued, counted, kind_of, spoken
+from composer_replication.privacy.spoken.speech import spoken_before
 
 # What to look for among the words of a text, and what to search the text for then. A blank ends a word: `sig ` is one
 # that ends so. Short or common words count only with a sign directly behind them.

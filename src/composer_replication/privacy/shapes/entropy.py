@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from composer_replication.privacy.rules import PSEUDONYM, Span, has_digit, word_set
-from composer_replication.privacy.vendors import FAMILY_RULE
+from composer_replication.privacy.shapes.vendors import FAMILY_RULE
 
 KIND = "HIGH_ENTROPY"
 HEX_KIND = "HEX_SECRET"

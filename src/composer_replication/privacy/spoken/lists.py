@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Set
 
-from composer_replication.privacy.plausible import speaks
+from composer_replication.privacy.named.plausible import speaks
 from composer_replication.privacy.rules import Span, has_digit
 
 WHOLE_WORDS = frozenset(

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Set
 from typing import NamedTuple
 
-from composer_replication.privacy.names import Strength
-from composer_replication.privacy.plausible import is_plausible
+from composer_replication.privacy.named.names import Strength
+from composer_replication.privacy.named.plausible import is_plausible
 from composer_replication.privacy.rules import Span, is_strong
 
 _WORD = r"(?P<q>\\*[\"'])?(?P<value>(?(q)(?:(?!(?P=q))[^\0\n]){3,200}|[^\0\s\"'`\\;|&<>]{3,200}))"

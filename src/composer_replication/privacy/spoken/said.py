@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from composer_replication.privacy.entropy import is_public_id
-from composer_replication.privacy.extents import bare_word, quoted
-from composer_replication.privacy.names import PASSWORD_WORDS, Strength
-from composer_replication.privacy.plausible import (
+from composer_replication.privacy.named.extents import bare_word, quoted
+from composer_replication.privacy.named.names import PASSWORD_WORDS, Strength
+from composer_replication.privacy.named.plausible import (
     is_identifier,
     is_passphrase,
     is_plausible,
@@ -18,6 +17,7 @@ from composer_replication.privacy.plausible import (
     trimmed,
 )
 from composer_replication.privacy.rules import Span, has_digit
+from composer_replication.privacy.shapes.entropy import is_public_id
 
 _FILLERS = (
     r"(?:['\u2019]?s)?(?:\s?\([^\0\n()]{1,30}\))?"

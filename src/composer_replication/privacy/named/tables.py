@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence, Set
 
-from composer_replication.privacy.names import Strength, name_strength
-from composer_replication.privacy.plausible import is_passphrase, is_plausible, is_random_value
+from composer_replication.privacy.named.names import Strength, name_strength
+from composer_replication.privacy.named.plausible import is_passphrase, is_plausible, is_random_value
 from composer_replication.privacy.rules import Span, is_strong
 
 INSERT = b"insert"

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from composer_replication.privacy.entropy import HEX_KIND, KIND, is_public_id, is_wordy, names_a_secret
-from composer_replication.privacy.fragments import RARE_PIECES, WHOLE_WORDS, broken_words
-from composer_replication.privacy.names import Strength, name_strength
+from composer_replication.privacy.encodings.fragments import RARE_PIECES, WHOLE_WORDS, broken_words
+from composer_replication.privacy.encodings.views import View
+from composer_replication.privacy.named.names import Strength, name_strength
 from composer_replication.privacy.rules import Span, is_strong, word_set
-from composer_replication.privacy.views import View
+from composer_replication.privacy.shapes.entropy import HEX_KIND, KIND, is_public_id, is_wordy, names_a_secret
 
 _Edit = tuple[int, int, str]
 Joint = tuple[int, int]  # from the last character before a line end to the first one behind it

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Set
 
-from composer_replication.privacy.names import Strength
-from composer_replication.privacy.plausible import is_plausible
+from composer_replication.privacy.named.names import Strength
+from composer_replication.privacy.named.plausible import is_plausible
 from composer_replication.privacy.rules import Span
 
 _LEAD, _REACH = 240, 320

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator, Set
 
 from composer_replication.privacy.keywords import any_of
-from composer_replication.privacy.names import PASSWORD_WORDS
-from composer_replication.privacy.nearby import near
-from composer_replication.privacy.plausible import is_rare_word, is_told, trimmed
+from composer_replication.privacy.named.names import PASSWORD_WORDS
+from composer_replication.privacy.named.plausible import is_rare_word, is_told, trimmed
 from composer_replication.privacy.rules import Span, has_digit, word_set
+from composer_replication.privacy.spoken.nearby import near
 
 # Words in plain letters, beside those for a password. `pass`, `token` and `key` are looked for by another layer.
 _LOGIN_PLAIN = word_set("code codes log sign logged login creds credentials wifi")
