@@ -11,6 +11,7 @@ from composer_replication.runs.directory import RunDir
 from composer_replication.types import Conversation, Link, Provenance, ToolCall, ToolResult, Turn, Usage
 
 SCHEMA, VERSION = "conversation", 2
+KEYS = frozenset(each.name for each in fields(Conversation))
 _CONVERSATION, _TURN, _LINK, _CALL, _RESULT, _USAGE = (
     tuple(each.name for each in fields(kind)) for kind in (Conversation, Turn, Link, ToolCall, ToolResult, Usage)
 )

@@ -14,7 +14,15 @@ from composer_replication.errors import InputError, RunError, explain
 from composer_replication.runs.artefacts import find_artefact
 from composer_replication.runs.journal import Journal, JournalContents, read_journal
 from composer_replication.runs.lineage import Lineage, hash_source, trace_lineage
-from composer_replication.runs.records import Row, not_found, open_records, read_records, refuse_old, write_records
+from composer_replication.runs.records import (
+    Line,
+    Row,
+    not_found,
+    open_records,
+    read_records,
+    refuse_old,
+    write_records,
+)
 from composer_replication.runs.sidecar import ArtefactMeta, Setting, Source, check_schema, now
 
 MARKER = "run.json"
@@ -119,7 +127,7 @@ class RunDir:
     def write_jsonl(
         self,
         name: str,
-        rows: Iterable[Row],
+        rows: Iterable[Row | Line],
         *,
         schema: str,
         version: int,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from composer_replication.atomic import commit_together, directory_lock, staged
 from composer_replication.canonical_json import decode_object, encode_as_written
@@ -21,7 +21,14 @@ PASSES: Counter[str] = Counter()
 """How often this process went through the rows of an artefact (`decoded conversations`), or its bytes (`hashed …`)."""
 
 
-def write_records(directory: Path, artefact: Artefact, rows: Iterable[Row], draft: ArtefactMeta) -> ArtefactMeta:
+class Line(NamedTuple):
+    """A row that `encode_as_written` has made text of already, and its keys."""
+
+    text: bytes
+    keys: frozenset[str]
+
+
+def write_records(directory: Path, artefact: Artefact, rows: Iterable[Row | Line], draft: ArtefactMeta) -> ArtefactMeta:
     """Stream `rows` to the artefact's file, complete `draft` with what was written and make it the sidecar.
 
     Both files are complete on disk before either is renamed, so nothing but an error or a crash between the two
@@ -111,13 +118,16 @@ def not_found(artefact: Artefact, directory: Path) -> ArtefactNotFoundError:
     )
 
 
-def _stream(rows: Iterable[Row], file: BinaryIO, draft: ArtefactMeta, file_name: str) -> ArtefactMeta:
+def _stream(rows: Iterable[Row | Line], file: BinaryIO, draft: ArtefactMeta, file_name: str) -> ArtefactMeta:
     digest, num_bytes, num_rows = hashlib.sha256(), 0, 0
     keys: frozenset[str] | None = None
     for num_rows, row in enumerate(rows, start=1):
         where = f"{file_name} line {num_rows}"
         keys = _same_keys(row, keys, where)
-        line = encode_as_written(row if isinstance(row, dict) else dict(row), where=where) + b"\n"
+        if isinstance(row, Line):
+            line = row.text + b"\n"
+        else:
+            line = encode_as_written(row if isinstance(row, dict) else dict(row), where=where) + b"\n"
         file.write(line)
         digest.update(line)
         num_bytes += len(line)
@@ -134,9 +144,9 @@ def _stream(rows: Iterable[Row], file: BinaryIO, draft: ArtefactMeta, file_name:
 
 
 def _same_keys(row: object, keys: frozenset[str] | None, where: str) -> frozenset[str]:
-    if not isinstance(row, Mapping):
+    if not isinstance(row, Mapping | Line):
         raise InputError(explain(where, got=f"a row of type {type(row).__name__}", expected="a mapping"))
-    found = frozenset(cast("Mapping[str, object]", row))
+    found = row.keys if isinstance(row, Line) else frozenset(cast("Mapping[str, object]", row))
     if keys is None:
         return found
     if found != keys:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from composer_replication.actions.parse import parse_action_text
+from composer_replication.actions.reply import without_thought
 from composer_replication.actions.write import action_text_without_thinking, text_of
 from composer_replication.config import PairsConfig, ReplayConfig
 from composer_replication.errors import InputError, explain
@@ -21,7 +22,6 @@ from composer_replication.pairs.agreement import PairReport
 from composer_replication.pairs.export import export_preferences
 from composer_replication.pairs.extract import Extraction, PairRecord, extract_pairs
 from composer_replication.pairs.normalise.normalizer import DJNormalizer
-from composer_replication.pairs.parse_reply import without_thought
 from composer_replication.runs import RunDir
 from composer_replication.runs.elsewhere import note_elsewhere
 from composer_replication.steps.replay import read_calls

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from composer_replication.config import SitesConfig
-from composer_replication.hint_generator.seen import SeenAlong
+from composer_replication.hint_generator.facts import StateAlong
 from composer_replication.hint_generator.write import write_hint
 from composer_replication.privacy import Scrubber
 from composer_replication.runs import RunDir
@@ -46,7 +46,7 @@ def write_sites(section: SitesConfig, run: RunDir) -> list[ErrorSite]:
 
     def all_rows() -> Iterator[dict[str, object]]:
         for conversation in read_conversations(run):
-            passed_over, along = list[ErrorSite](), SeenAlong(conversation)
+            passed_over, along = list[ErrorSite](), StateAlong(conversation)
             for site in find_error_sites(conversation, min_confidence=section.min_confidence, passed_over=passed_over):
                 options = {"tool_schemas": tools, "scrubber": scrubber, "along": along}
                 hint = write_hint(site, conversation, **options) if site.is_kept else None

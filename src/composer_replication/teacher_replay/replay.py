@@ -17,7 +17,6 @@ from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.teacher_replay.ask import Answer, Asker, Patience
 from composer_replication.teacher_replay.endpoint.client import TeacherClient
 from composer_replication.teacher_replay.fence import flags
-from composer_replication.teacher_replay.gating import Gate, gate_of
 from composer_replication.teacher_replay.lanes import (
     Numbered,
     by_teacher,
@@ -31,6 +30,7 @@ from composer_replication.teacher_replay.requests import Request, RequestBuilder
 from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.store.tables import Meter
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
+from composer_replication.teacher_replay.votes.gate import Gate, gate_of
 from composer_replication.types import Action, TeacherCallResult, TeacherSpec, TraceState
 
 _log = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ import json
 from composer_replication.batch import render, session_records, windows
 from composer_replication.cli.pages.count_words import MEANINGS, explained, of_good_turns
 from composer_replication.objective import hint_proof
-from composer_replication.sessions import good_turns
-from composer_replication.sessions import windows as offline_sessions
+from composer_replication.sessions import good_turns, rendering
 
 REASONS = {
     windows: ("LONGER_THAN_WINDOW", "SHORT_CONTEXT", "CUT_IN_MESSAGE"),
@@ -17,7 +16,7 @@ REASONS = {
     ),
     hint_proof: ("HINT_DOES_NOTHING", "NO_OTHER_KIND"),
     render: ("TEXT_FOLLOWS_CALL", "THINKING_COMES_LATE", "WITHOUT_ANSWER"),
-    offline_sessions: (
+    rendering: (
         *("NOT_RENDERED", "NOT_IN_RENDERING", "WITHOUT_ANSWER", "EQUAL_ANSWERS", "CONTEXTS_DIFFER", "NO_SUCH_TURN"),
     ),
     good_turns: (*("REFUSED", "BLOCKED", "INTERRUPTED", "FAILED", "FAILED_AS_WORK", "REJECTED", "IMAGE", "UNSEEN"),),

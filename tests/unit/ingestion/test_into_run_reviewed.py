@@ -62,10 +62,10 @@ def test_what_is_gone_of_a_family_stays_however_often_the_rest_is_read_again(tmp
 
 
 def test_a_new_file_with_the_inode_of_a_deleted_one_does_not_take_its_place(tmp_path, monkeypatch):
-    from composer_replication.ingestion import families
+    from composer_replication.ingestion import discovery
 
-    real = families._stamp_of
-    monkeypatch.setattr(families, "_stamp_of", lambda path: real(path)._replace(inode=7))
+    real = discovery._stamp_of
+    monkeypatch.setattr(discovery, "_stamp_of", lambda path: real(path)._replace(inode=7))
     write_session(tmp_path / "logs", "11111111-aaaa").unlink()
     gone = write_session(tmp_path / "logs", "11111111-aaaa", said="first")
     run, _ = ingested(tmp_path / "run", tmp_path / "logs")

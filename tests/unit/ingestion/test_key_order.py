@@ -8,6 +8,7 @@ import pytest
 from claude_records import Log, call, text
 from run_pieces import ingested, run_states, write_chat
 
+from composer_replication.actions.equality import action_key
 from composer_replication.actions.parse import answer_turn
 from composer_replication.batch.pair_tokens import pair_ids
 from composer_replication.batch.render import Renderer
@@ -16,7 +17,6 @@ from composer_replication.ingestion import IngestReport, SourceFile
 from composer_replication.ingestion.cache.content_marks import mark_of
 from composer_replication.ingestion.formats.atif import read as read_atif
 from composer_replication.ingestion.states import states, trace_state
-from composer_replication.pairs.equality import action_key
 from composer_replication.pairs.export import export_preferences
 from composer_replication.pairs.extract import save_pairs
 from composer_replication.runs.conversations import SCHEMA, VERSION, read_conversations
