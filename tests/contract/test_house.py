@@ -11,16 +11,12 @@ from repository import SRC, python_files
 
 CROWDED = {
     "batch",
-    "cli",
     "objective",
     "ingestion",
     "pairs",
     "privacy",
-    "teacher_replay",
 }
 LONELY = {
-    "config.root",
-    "config.split",
     "ingestion.links",
     "batch.wrong_hints",
     "pairs.normalise.text_length",
@@ -31,8 +27,6 @@ ALIASES = {"distillation.entropy_aware_opd", "distillation.simpo", "distillation
 UNMAPPED = {
     "composer_replication",
     "batch",
-    "cli",
-    "config",
     "distillation",
     "ingestion",
     "hint_generator",
@@ -43,8 +37,6 @@ UNMAPPED = {
     "recipes",
     "recipes.prime_rl",
     "replaysim",
-    "runs",
-    "teacher_replay",
 }
 LONGEST_CHAIN = 27
 """To come: 18."""

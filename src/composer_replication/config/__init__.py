@@ -7,11 +7,10 @@ schema          how a table declares its options
 loader          files and overrides to a config; every mistake with its path and its origin
 steps           [ingest], [sites], [replay], [pairs]
 loss            [loss]
-render          [render]
+render          [render], [split]
 train_sections  tables below [train]: what is trained, by whom it is taught, on what
 train_grpo      tables below [train]: rollouts, effort, alarms
 train           [train]
-root            the whole, and [split]
 """
 
 from composer_replication.config.loader import load, loads
