@@ -216,7 +216,6 @@ NEW: dict[str, dict[str, str]] = {
         "load": "(config_class, path=None, overrides=())",
         "loads": "(config_class, text, overrides=())",
         "option": "(default, doc, *, at_least=None, above=None, at_most=None, below=None)",
-        "required": "(doc)",
         "section": "(config_class, doc)",
         "table": "(path)",
         "to_toml": "(config)",

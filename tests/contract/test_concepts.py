@@ -55,7 +55,11 @@ def test_every_function_that_a_page_names_exists(page):
 @pytest.mark.parametrize(
     ("title", "first", "last"),
     [
-        ("The walk of a Claude Code session", "steps/ingest.py:ingest", "trainer/checkpoints/manifest.py:write_manifest"),
+        (
+            "The walk of a Claude Code session",
+            "steps/ingest.py:ingest",
+            "trainer/checkpoints/manifest.py:write_manifest",
+        ),
         (
             "The walk of a TRL rollout",
             "trainer/from_config/grpo.py:grpo_trainer",

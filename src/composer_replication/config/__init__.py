@@ -16,7 +16,7 @@ train           [train]
 from composer_replication.config.loader import load, loads
 from composer_replication.config.loss import LossConfig
 from composer_replication.config.render import RenderConfig, SplitConfig
-from composer_replication.config.schema import OptionDoc, describe, option, required, section, table
+from composer_replication.config.schema import OptionDoc, describe, option, section, table
 from composer_replication.config.steps import IngestConfig, PairsConfig, ReplayConfig, SitesConfig
 from composer_replication.config.train import TrainConfig
 from composer_replication.config.writer import config_hash, to_toml, write_resolved
@@ -37,7 +37,6 @@ __all__ = [
     "load",
     "loads",
     "option",
-    "required",
     "section",
     "table",
     "to_toml",

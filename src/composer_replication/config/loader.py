@@ -176,8 +176,6 @@ class _Builder:
                 raise ConfigError(f"{self._given.origin(path)}: {told}")
             return self.build(spec.section_class, {} if value is _USE_DEFAULT else value, path)
         if value is _USE_DEFAULT:
-            if spec.is_required:
-                raise ConfigError(f"{path} is required: {spec.doc}")
             return value
         try:
             return coerce(value, spec.annotation, path=path, bounds=spec.bounds)

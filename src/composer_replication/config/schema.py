@@ -64,11 +64,6 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def required(doc: str) -> Any:
-    """An option without a default: the file or an override must give it."""
-    return dataclasses.field(metadata={_DOC: doc, _BOUNDS: Bounds()})
-
-
 def section(config_class: type[_T], doc: str) -> _T:
     """A table in this table."""
     return dataclasses.field(default_factory=config_class, metadata={_DOC: doc, _BOUNDS: Bounds()})
@@ -91,8 +86,14 @@ class OptionSpec:
         return cast("type[object]", self.annotation) if is_section else None
 
     @property
-    def is_required(self) -> bool:
-        return self.default is MISSING and self.section_class is None
+    def is_list(self) -> bool:
+        return typing.get_origin(self.annotation) is tuple
+
+    @property
+    def scalar(self) -> type[object]:
+        """What one typed word is read as."""
+        kind = optional_inner(self.annotation) or self.annotation
+        return kind if kind in (int, float) else str  # pyright: ignore[reportReturnType]
 
 
 class OptionDoc(NamedTuple):
@@ -119,9 +120,15 @@ def describe(config_class: type, prefix: str = "") -> list[OptionDoc]:
         if spec.section_class is not None:
             rows += describe(spec.section_class, path)
         else:
-            default = "required" if spec.is_required else value_text(spec.default)
-            rows.append(OptionDoc(path, type_text(spec.annotation, spec.bounds), default, spec.doc))
+            rows.append(OptionDoc(path, type_text(spec.annotation, spec.bounds), value_text(spec.default), spec.doc))
     return rows
+
+
+def option_at(config_class: type, path: str) -> OptionSpec:
+    """The option at a dotted path, which has to be one."""
+    first, _, rest = path.partition(".")
+    (spec,) = (each for each in options_of(config_class) if each.name == first)
+    return option_at(spec.section_class, rest) if spec.section_class is not None else spec
 
 
 def dotted(*path: str) -> str:
@@ -131,11 +138,8 @@ def dotted(*path: str) -> str:
 
 def _spec(field: dataclasses.Field[object], annotation: object, class_name: str) -> OptionSpec:
     if _DOC not in field.metadata:
-        raise TypeError(f"{class_name}.{field.name}: declare it with option(), required() or section()")
-    default = field.default
-    # The default of a section is its options' defaults, of which some may be required.
-    if field.default_factory is not MISSING and not dataclasses.is_dataclass(annotation):
-        default = field.default_factory()
+        raise TypeError(f"{class_name}.{field.name}: declare it with option() or section()")
+    default = field.default if field.default_factory is MISSING else field.default_factory()
     if optional_inner(annotation) is not None and default is not None:
         raise TypeError(f"{class_name}.{field.name}: an optional option defaults to None, which TOML cannot write")
     doc, bounds = (field.metadata[name] for name in (_DOC, _BOUNDS))

@@ -22,7 +22,6 @@ class Outer:
     limit: float | None = option(None, "A limit.", above=0)
     label: str | None = option(None, "A label.")
     names: tuple[str, ...] = option(("a", "b"), "Names.")
-    span: tuple[int, float] = option((1, 2.0), "A span.")
     weights: dict[str, float] = option({"a": 1.0}, "Weights.", at_least=-10)
     inner: Inner = section(Inner, "More.")
 
