@@ -174,7 +174,7 @@ class _Builder:
             if value is not _USE_DEFAULT and not isinstance(value, dict):
                 told = explain(path, got=shown(value, path), expected="a table")
                 raise ConfigError(f"{self._given.origin(path)}: {told}")
-            return self.build(spec.section_class, {} if value is _USE_DEFAULT else value, path)
+            return self.build(spec.section_class, values.get(spec.name, {}), path)
         if value is _USE_DEFAULT:
             return value
         try:

@@ -175,7 +175,7 @@ def _to_any(value: object, bounds: Bounds) -> object:
     if isinstance(value, list | tuple):
         return [_to_any(each, bounds) for each in cast("list[object]", value)]
     if isinstance(value, dict):
-        return _to_dict(value, (str, object), bounds)
+        return _to_dict(cast("dict[object, object]", value), (str, object), bounds)
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return _SCALARS[kind](value, bounds)
