@@ -19,7 +19,10 @@ from typing import Any
 
 import orjson
 
-from composer_replication.privacy import Scrubber, assignments, commands, encoded, entropy, rules, scan, tables, vendors
+from composer_replication.privacy import Scrubber, rules, scan
+from composer_replication.privacy.encodings import encoded
+from composer_replication.privacy.named import assignments, commands, tables
+from composer_replication.privacy.shapes import entropy, vendors
 
 SESSIONS = Path(__file__).resolve().parents[2] / "shared" / "fixtures" / "sessions"
 # Rule kinds that are counted apart: pseudonyms are wanted on every path, they are not findings.

@@ -5,10 +5,8 @@ from __future__ import annotations
 NEW_TRAINING: dict[str, dict[str, str]] = {
     "objective.compose": {
         "channel_options": (
-            "(model, *, alpha_sdpo, beta_replay, sdpo_jsd_beta=0.5, sdpo_temperature=1.0, "
-            'sdpo_token_clip=None, replay_dpo_beta=0.1, lm_ce_label_smoothing=0.0, dpo_variant="dpo", '
-            'sdpo_wrapper="none", taid_t=None, simpo_beta=2.0, simpo_gamma=1.0, entropy_opd_h_max=None, '
-            "denominators=None, sdpo_teachers=None, sdpo_weighting=None)"
+            "(model, knobs, *, taid_t=None, label_smoothing=0.0, denominators=None, sdpo_teachers=None, "
+            "sdpo_weighting=None)"
         ),
     },
     "trainer": {

@@ -86,6 +86,6 @@ def _code_hash() -> str:
     digest = hashlib.sha256()
     here, there = Path(__file__).parent, Path(privacy.__file__).parent
     shared = (here.parent / "types.py", here.parent / "runs" / "conversations.py")
-    for file in (*shared, *sorted(here.rglob("*.py")), *sorted(there.rglob("*.py"))):
+    for file in (*shared, *sorted(here.rglob("*.py")), *sorted(there.rglob("*.py")), *sorted(there.rglob("*.txt"))):
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -20,7 +20,7 @@ from composer_replication.privacy.fields import (
     pair_strength,
     written_secret,
 )
-from composer_replication.privacy.names import Strength, name_strength
+from composer_replication.privacy.named.names import Strength, name_strength
 from composer_replication.privacy.seen import Seen, is_trivial, mark_of
 
 

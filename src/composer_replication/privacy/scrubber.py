@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_replication.privacy.entropy import names_a_hash
 from composer_replication.privacy.fields import (
     OPAQUE,
     SCALARS,
@@ -25,12 +24,13 @@ from composer_replication.privacy.fields import (
 )
 from composer_replication.privacy.gather import Gatherer
 from composer_replication.privacy.identity import Identity
-from composer_replication.privacy.names import Strength, is_searchable
+from composer_replication.privacy.named.names import Strength, is_searchable
 from composer_replication.privacy.numbering import Numbering, holds_number, one_name_each
 from composer_replication.privacy.report import ScrubReport
 from composer_replication.privacy.rules import Rule, Span
 from composer_replication.privacy.scan import Scanner
 from composer_replication.privacy.seen import CACHED_LENGTH, Mark, Seen, is_trivial, mark_of
+from composer_replication.privacy.shapes.entropy import names_a_hash
 
 _SHORTEST = 6
 # A replacement can bring two pieces together that match as one; more than a few rounds would be a bug.

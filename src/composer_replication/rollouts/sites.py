@@ -12,7 +12,7 @@ from torch import Tensor
 
 from composer_replication.actions.calls import json_value
 from composer_replication.batch.hint_placement import Placement, teacher_context
-from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.session_batch import Part
 from composer_replication.batch.wrong_hints import wrong_hints
 from composer_replication.errors import InputError, explain

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from composer_replication.batch.render.renderer import Renderer
-from composer_replication.batch.tree_batch import TreeBatch
+from composer_replication.batch.render import Renderer
+from composer_replication.batch.tree_batch import CHANNELS, TreeBatch
 from composer_replication.batch.windows import plan_packs
 from composer_replication.errors import InputError, StaleArtefactError, explain
-from composer_replication.objective.components import CHANNELS
 from composer_replication.objective.fingerprint import precision_of
 from composer_replication.objective.hint_proof import HintProof
 from composer_replication.runs import RunDir

@@ -13,7 +13,7 @@ from composer_replication.actions.parse import answer_turn
 from composer_replication.actions.write import text_follows_call
 from composer_replication.batch.hint_placement import Placement
 from composer_replication.batch.pair_tokens import pair_ids, response_ids
-from composer_replication.batch.render.renderer import (
+from composer_replication.batch.render import (
     TEXT_FOLLOWS_CALL,
     RenderedSequence,
     Renderer,
@@ -22,8 +22,8 @@ from composer_replication.batch.render.renderer import (
 )
 from composer_replication.batch.session_batch import Part
 from composer_replication.batch.session_records import TokenPair
+from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import AlignmentError, InputError, explain
-from composer_replication.objective.components import CHANNELS
 from composer_replication.sessions.good_turns import good_turns, taught_otherwise
 from composer_replication.sessions.source import LoggedPair, LoggedSession
 from composer_replication.types import Conversation, ErrorSite

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from composer_replication.errors import StaleArtefactError, explain
-from composer_replication.hint_generator.run_sites import read_sites
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.conversations import read_conversations
+from composer_replication.runs.sites import read_sites
 from composer_replication.types import Conversation, ErrorSite, Hint
 
 _PAIR_SCHEMA, _PAIR_VERSION = "dpo_pair", 2

@@ -41,8 +41,8 @@ def held(value: Any) -> Iterator[re.Pattern[str]]:
 
 def patterns() -> dict[str, re.Pattern[str]]:
     found: dict[str, re.Pattern[str]] = {}
-    for info in pkgutil.iter_modules(privacy.__path__):
-        module = importlib.import_module(f"{privacy.__name__}.{info.name}")
+    for info in pkgutil.walk_packages(privacy.__path__, f"{privacy.__name__}."):
+        module = importlib.import_module(info.name)
         for value in vars(module).values():
             found.update((pattern.pattern, pattern) for pattern in held(value))
     return found

@@ -138,6 +138,7 @@ def _make_offline(
 ) -> _Made:
     from composer_replication.trainer.from_config import offline as run_offline
 
+    args = run_offline.offline_arguments(inputs, folder)  # first: what is refused here takes no reading
     told.say(f"reading the sessions of {inputs.config.train.run}")
     data = offline_data(inputs)
     for remark in unmatched_models(inputs.config.render, data.models):
@@ -145,7 +146,6 @@ def _make_offline(
     data.train.require_items()
     _tell_data(data.train, told.say)
     _check_memory(offline_memory(inputs, data.train), told.say, must_fit)
-    args = run_offline.offline_arguments(inputs, folder)
     diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_while_it_runs(told.say))
     callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
     return _Made(

@@ -1,0 +1,135 @@
+"""A text as the program that reads it sees it: lines joined behind a backslash, `\\u0026` and `\\/` as characters.
+
+The colours of a terminal, which stand between a name and its value, are left out around names. What is found in such a
+view is led back to where it stands in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+from composer_replication.privacy.rules import Span
+
+_Edit = tuple[int, int, str]  # from, to, and what is written instead
+# It starts with the backslash that all of them have: that is what makes the search fast.
+_ESCAPE = re.compile(
+    r"\\(?:(?<=[^\0\s\\]\\)(?:\r?\n|\\\\n)[ \t]*(?=[^\0\s\\])|\\{0,2}u00([2-7][0-9a-fA-F])|\\{0,2}(/))"
+)
+_COLOUR = re.compile(r"(?:\x1b|\\{1,4}(?:u001[bB]|x1[bB]|033|e))\[[0-9;:?]{0,20}[A-Za-z]")
+_WRITTEN_COLOUR = re.compile(r"\\(?:u001[bB]|x1[bB]|033|e)\[")  # in a text that was printed as JSON, or in a script
+_WORD_REST = re.compile(r"[^\0\s]*")
+_LEAD, _REACH, _NEAR = 100, 400, 60  # around the name with colours near it
+
+
+_APART = "\n\0\n"
+_QUOTED = re.compile(r">[ >][^\0\n]*+(?:\n>[^\0\n]*+)++")
+_QUOTE_SIGN = re.compile(r"(?:(?<=\n)|\A)>(?:[ ]?>)*[ ]?")
+# At the end of a line and directly before the rest of a word, not before a name with a value of its own.
+_SOFT_END = r"(?<=[!-<>-~]=)\r?\n(?=[!-~])(?![\w.-]{1,60}\s?[:=](?!3D|\r?\n))"
+_SOFT_BREAK = re.compile(f"={_SOFT_END}")
+_SOFT = re.compile(f"=(?:{_SOFT_END}|3D)")
+_BASE64 = re.compile(r"[A-Za-z0-9+/]+")
+_SHORTEST_PADDED = 19
+
+
+class View:
+    """A rewritten text that remembers where its parts came from."""
+
+    def __init__(self, text: str, edits: Iterable[_Edit]) -> None:
+        pieces: list[str] = []
+        self._places, self._origins = [0], [0]
+        self._ends: dict[int, int] = {}  # of a character that stands for an escape: where the escape ends
+        cursor = length = 0
+        for start, end, written in edits:
+            pieces += [text[cursor:start], written]
+            length += start - cursor
+            if written:  # the sign itself comes from the whole of its escape
+                self._mark(length, start)
+                self._ends[length] = end
+                length += len(written)
+            self._mark(length, end)
+            cursor = end
+        self.text = "".join([*pieces, text[cursor:]])
+
+    def _mark(self, place: int, origin: int) -> None:
+        self._places.append(place)
+        self._origins.append(origin)
+
+    def led_back(self, spans: Iterable[Span]) -> Iterator[Span]:
+        """The same spans in the text that the view was made from."""
+        for start, end, kind in spans:
+            # The last character may be an escape: then all of it belongs to the secret.
+            yield Span(self._origin(start), self._ends.get(end - 1) or self._origin(end - 1) + 1, kind)
+
+    def _origin(self, place: int) -> int:
+        index = bisect_right(self._places, place) - 1
+        return self._origins[index] + place - self._places[index]
+
+
+def unescaped(text: str) -> View | None:
+    """The text without line continuations and JSON escapes, or None when it has none."""
+    matches = _ESCAPE.finditer(text)
+    edits = [(*match.span(), chr(int(match[1], 16)) if match[1] else match[2] or "") for match in matches]
+    return View(text, edits) if edits else None
+
+
+def unquoted(text: str) -> View | None:
+    """The lines that a mail quotes, without `> ` and without the rest of the text; None when there are none."""
+    edits: list[_Edit] = []
+    done = 0
+    at = 0 if text.startswith(">") else text.find("\n>") + 1 or -1
+    while at >= 0:
+        block = _QUOTED.match(text, at)
+        if block is not None:
+            edits.append((done, block.start(), _APART))
+            edits += [(*sign.span(), "") for sign in _QUOTE_SIGN.finditer(text, *block.span())]
+            done = block.end()
+        at = text.find("\n>", max(at, done)) + 1 or -1
+    return View(text, [*edits, (done, len(text), _APART)]) if edits else None
+
+
+def unbroken(text: str) -> View | None:
+    """A text in quoted-printable, which ends broken lines with `=` and writes that sign as `=3D`."""
+    if "=3D" in text:
+        edits = [(*match.span(), "=" if match[0] == "=3D" else "") for match in _SOFT.finditer(text)]
+        return View(text, edits) if any(not written for _, _, written in edits) else None
+    edits = [(*match.span(), "") for match in _SOFT_BREAK.finditer(text) if not _pads(text, match.start())]
+    return View(text, edits) if edits else None
+
+
+def _pads(text: str, at: int) -> bool:
+    """Whether the sign at the end of a line is the end of base64."""
+    run = _BASE64.match(text[max(0, at - _LEAD) : at][::-1])
+    return run is not None and run.end() >= _SHORTEST_PADDED and run.end() % 4 == 3
+
+
+def has_colours(text: str) -> bool:
+    """Whether a text came from a terminal in colour, or was printed from one."""
+    return "\x1b" in text or ("\\" in text and _WRITTEN_COLOUR.search(text) is not None)
+
+
+def uncoloured(text: str, lower: bytes, words: Iterable[bytes]) -> View | None:
+    """What stands around the words that have a colour near them, without colours and without the rest of the text."""
+    places = sorted({at for word in words for at in _hits(text, lower, word)})
+    edits: list[_Edit] = []
+    done = 0
+    for at in places:
+        if at < done:
+            continue
+        begin, reach = max(done, at - _LEAD), min(len(text), at + _REACH)
+        rest = _WORD_REST.match(text, reach)
+        end = rest.end() if rest else reach
+        edits.append((done, begin, "\n"))
+        edits += [(*match.span(), "") for match in _COLOUR.finditer(text, begin, end)]
+        done = end
+    return View(text, [*edits, (done, len(text), "\n")]) if edits else None
+
+
+def _hits(text: str, lower: bytes, word: bytes) -> Iterator[int]:
+    at = lower.find(word)
+    while at >= 0:
+        if _COLOUR.search(text, at, at + _NEAR):
+            yield at
+        at = lower.find(word, at + len(word))

@@ -1,0 +1,357 @@
+"""Secrets on command lines, by program: which of its options and words hold a secret, and how options are written.
+
+One row a program. `-p` is a short option with a secret, written `-pX`, `-p X`, `-p=X` or last in a cluster (`-ksp
+X`); `-p=` only takes what is written directly behind it; `--name` and `-name` are long options. A sign behind an
+option means that a user stands before the secret, with that sign between them (`-u:`, `-U%`, `-u,`). `a+b` is a
+program with its verb. `#2` is the second word that is no option, `/` a word of the form user/secret, `@` one with
+user:secret@host, `=` every `name=secret`. A `!` wants a value that no word could be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence, Set
+from typing import NamedTuple
+
+from composer_replication.privacy.named.names import Strength
+from composer_replication.privacy.named.plausible import is_given, is_plausible
+from composer_replication.privacy.rules import Span, is_strong
+
+_TABLE = r"""
+curl                -u: -U: --user: --proxy-user: --pass --oauth2-bearer --proxy-pass --tlspassword
+http https xh       -a: --auth:
+wget aria2c         --password --http-passwd --http-password --ftp-password --proxy-password
+sshpass             -p
+mysql mysqldump mysqladmin mysqlimport mysqlshow mysqlsh mysqlcheck mysqlpump mysqlslap mysqlbinlog -p=
+mariadb mariadb-dump mariadb-admin mariadb-import mariadb-check -p=
+mycli pgcli litecli -p
+redis-cli valkey-cli keydb-cli -a --pass
+redis-server valkey-server --requirepass --masterauth
+login               -p
+az                  -p --admin-password
+mongo mongosh mongodump mongorestore mongoexport mongoimport mongostat mongotop -p --password
+cqlsh cypher-shell psexec psexec.py evil-winrm crackmapexec netexec nxc hydra rdesktop -p
+yt-dlp youtube-dl ncftpput ncftpget twine rabbitmqadmin supabase dsmadmc winexe borgbackup -p
+influx              -t! -p
+doctl glab hcloud   -t!
+sqlcmd bcp isql osql tsql fisql mosquitto_pub mosquitto_sub ipmitool unzip zip zipcloak arangosh -P
+ssh-keygen          -N -P
+7z 7za 7zr 7zz rar unrar -p= -hp=
+ldapsearch ldapmodify ldapadd ldapdelete ldapwhoami ldapcompare -w
+ldappasswd slappasswd -s -a -w
+smbclient rpcclient smbmap smbget winexe net -U%
+lftp                -u,
+openssl             -k -passin -passout -pass -password
+openssl+passwd      #1! #2!
+qpdf                --encrypt #1!
+useradd usermod adduser -p
+security            -w -p
+snmpwalk snmpget snmpset snmpbulkwalk snmptable -c! -A -X
+plink pscp psftp putty kitty -pw
+x11vnc vncviewer    -passwd
+swaks               -ap
+sendemail           -xp
+pdftotext pdfimages pdfinfo pdftoppm qpdf -upw -opw
+hatch+publish poetry+publish uv+publish flit+publish -a -p -t!
+nuget+push nuget+setapikey -k #1!
+svn                 --password
+xfreerdp wfreerdp   /p:
+cmdkey              /pass:
+net+user            #2!
+net+use             #3! #2! #4!
+htpasswd            -b:3
+mosquitto_passwd    -b:3
+vault+login bw+unlock snyk+auth ngrok+authtoken config+add-authtoken wandb+login rclone+obscure cargo+login #1!
+railway+login glab+login doppler+login netlify+login logfire+auth modal+token expo+login stripe+login #1!
+bw+login lpass+login #2!
+reset-admin-password reset-password #1! #2!
+user:password       #2!
+rabbitmqctl+add_user rabbitmqctl+change_password rabbitmqctl+authenticate_user #2!
+consul+kv+put etcdctl+put #2!
+http-basic.*        #2!
+pulumi+config+set   #2!
+set-secret-key rootpw #1!
+mc+alias+set mc+config+host #3! #4!
+wpa_passphrase      #2
+kv+put vault+write secret+put secrets+set config:set config+set secrets+import env+set vars+set =!
+keyvault+secret secretsmanager ssm+put-parameter secret+set secrets+create secret+create secret+add --value --body -b!
+secretsmanager keyvault+secret --secret-string --secret
+keychain            -p
+sqlplus sqlldr exp expdp imp impdp rman /
+impacket-psexec impacket-secretsdump secretsdump.py wmiexec.py psexec.py smbexec.py GetUserSPNs.py @
+kafka-configs       --add-config
+cryptsetup          --key
+bundle+config       #2:
+jenkins-cli java-cli -auth:
+etcdctl elasticdump --user: --auth:
+community           #1!
+smbclient           #2!
+"""
+_LONGEST = 2000
+_MOST_WORDS = 80
+_LONGEST_CUT = 120
+_GAP = re.compile(r"(?:[ \t]|\\{1,4}+\r?\n|\\\\n)*+")
+# A piece of a word: quoted, quoted in JSON, or bare. No group is captured in it: it is repeated without a way back.
+_PIECE = (
+    r"(?:\"[^\0\n\"]{0,300}+\"|'[^\0\n']{0,300}+'|\\++\"[^\0\n\"\\]{0,300}+\\++\"|\\++'[^\0\n'\\]{0,300}+\\++'"
+    r"|[^\0\s\"'\\;|&<>()`]|\\(?![nrt\"'\s\\])|\\{2,4}+(?=\w)|\$\([^\0\n()]{0,80}+\)|&(?=[^\0\s&])"
+    r"|[;<>|](?<=[A-Za-z0-9!#$%^*][;<>|])(?=[^\0\s\"';|&<>]{1,60}+(?:[\"']|\s|$)))"
+)
+_WORD = re.compile(rf"{_PIECE}{{1,300}}+")
+_BEFORE = frozenset("+-\0 \t\n\r\"'`(){}[]=|;&$!@/\\:>→»│")
+_QUOTED = re.compile(r"(?P<q>\\*[\"'])(?P<value>[^\0]*)(?P=q)\Z")
+_CLUSTER = re.compile(r"-[A-Za-z]{1,8}\Z")
+_REFERENCE = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-|\.{3}|@|env:|file:")
+_ORACLE = re.compile(r"[\w$#.]{1,60}/(?P<value>[^\0\s@\"'\\/]{3,100})(?:@|\Z)")
+_AT_HOST = re.compile(r"(?:[\w.-]{1,60}/)?[\w.$-]{1,60}:(?P<value>[^\0\s\"'\\]{3,100})@[\w.-]+\Z")
+_SIGNS = ":%,"
+
+
+class _Program(NamedTuple):
+    words: tuple[str, ...]  # `vault login` is known by both
+    short: dict[str, str]  # letter: the sign between user and secret, and marks
+    long: dict[str, str]
+    places: dict[str, str]
+    shapes: frozenset[str]
+    called: re.Pattern[bytes]  # its name and a blank, in small letters
+    worth: re.Pattern[str]  # one of its options, as a line has them
+
+
+def _program(name: str, entries: Sequence[str]) -> _Program:
+    short: dict[str, str] = {}
+    long: dict[str, str] = {}
+    places: dict[str, str] = {}
+    shapes: set[str] = set()
+    for entry in entries:
+        body = entry.rstrip("!=:%,0123456789") if not entry.startswith("#") else entry[:2]
+        marks = entry[len(body) :]
+        if entry in ("/", "=!", "@"):
+            shapes.add(entry[0])
+        elif entry.startswith("#"):
+            places[body[1:]] = marks
+        elif entry.startswith("/"):
+            long[entry] = "="
+        elif re.fullmatch(r"-[A-Za-z]", body):
+            short[body[1]] = marks
+        else:
+            long[body] = marks
+    letters = "".join(map(re.escape, short))
+    options = [rf"[\s\"']-[A-Za-z]{{0,8}}[{letters}]"] if letters else []
+    worth = re.compile("|".join([*options, *map(re.escape, long)]) or "(?!)")
+    first = re.escape(name.split("+")[0].rstrip("*").lower()).encode()
+    called = re.compile(first + (rb"[^\0\s]{0,100}" if name.endswith("*") else rb"(?=[ \t\r\n]|\\+[\nn])"))
+    return _Program(tuple(name.split("+")), short, long, places, frozenset(shapes), called, worth)
+
+
+def _programs() -> dict[bytes, list[_Program]]:
+    found: dict[bytes, list[_Program]] = {}
+    for row in _TABLE.strip().splitlines():
+        parts = row.split()
+        first = next(i for i, part in enumerate(parts) if not re.match(r"[A-Za-z0-9]", part))
+        for name in parts[:first]:
+            program = _program(name, parts[first:])
+            letters = max(re.findall("[a-z]+", program.words[0].lower()), key=len)
+            found.setdefault(letters.encode(), []).append(program)
+    return found
+
+
+_PROGRAMS = _programs()
+WHOLE_WORDS: frozenset[bytes] = frozenset(_PROGRAMS)  # a text is looked at when one of them is a word of it
+
+
+# Letters that stand everywhere: in addresses, and at the end of a time. Such a command is looked for in short texts.
+_EVERYWHERE = {b"http": " -a", b"https": " -a", b"z": "7z "}
+_LONGEST_TEXT = 1500
+
+
+def option_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[int] | None = None) -> Iterator[Span]:
+    """Every secret that an option or a word of a known program holds. `active`: the whole words that occur.
+
+    Where programs end whose line ends before or within such an option goes to `unfinished`.
+    """
+    for letters in sorted(active & WHOLE_WORDS):
+        if letters in _EVERYWHERE and (len(text) > _LONGEST_TEXT or _EVERYWHERE[letters] not in text):
+            continue
+        for program in _PROGRAMS[letters]:
+            if not program.words[1:] or program.words[1] in text:
+                yield from _calls(text, lower, program, unfinished)
+
+
+def _calls(text: str, lower: bytes, program: _Program, unfinished: list[int] | None) -> Iterator[Span]:
+    done = 0
+    for match in program.called.finditer(lower):
+        at, end = match.span()
+        if at < done:  # a word of the command before it
+            continue
+        if at and text[at - 1] not in _BEFORE and text[at - 2 : at] not in ("\\n", "\\t"):
+            continue
+        if unfinished is not None and _is_cut(text, end, program):
+            unfinished.append(end)
+        if _is_worth(text, end, program):
+            words = list(_words(text, end))
+            done = words[-1][1] if words else end
+            yield from _call(text, words, program)
+
+
+def _is_worth(text: str, end: int, program: _Program) -> bool:
+    """Whether the line has what the program needs: most places that have its name are no command."""
+    newline = text.find("\n", end, end + _LONGEST)
+    line = text[end : newline if newline >= 0 else end + _LONGEST]
+    if program.words[1:] and program.words[1] not in line:
+        return False
+    if program.places or program.shapes:
+        return True
+    return line.endswith("\\") or program.worth.search(line) is not None
+
+
+def _is_cut(text: str, end: int, program: _Program) -> bool:
+    """Whether the line ends soon and it or the next one has an option with a secret."""
+    newline = text.find("\n", end, end + _LONGEST_CUT)
+    if newline < 0:
+        newline = text.find("\\n", end, end + _LONGEST_CUT)
+    if newline < 0:
+        return False
+    return text[end:newline].endswith(" -") or program.worth.search(text, end, newline + _LONGEST_CUT) is not None
+
+
+def _words(text: str, begin: int) -> Iterator[tuple[int, int]]:
+    limit = min(len(text), begin + _LONGEST)
+    for _ in range(_MOST_WORDS):
+        gap = _GAP.match(text, begin, limit)
+        begin = gap.end() if gap else begin
+        word = _WORD.match(text, begin, limit)
+        if word is None:
+            return
+        yield word.span()
+        begin = word.end()
+
+
+def _call(text: str, words: Sequence[tuple[int, int]], program: _Program) -> Iterator[Span]:
+    following = list(program.words[1:])
+    place = 0
+    index = 0
+    while index < len(words):
+        start, stop = words[index]
+        word = text[start:stop]
+        index += 1
+        if following:
+            if word == following[0]:
+                del following[0]
+                continue
+            if not word.startswith("-"):
+                return
+            continue
+        after = words[index] if index < len(words) else None
+        if word[0] in "-/" and len(word) > 1 and (taken := _option(text, start, stop, after, program)) is not None:
+            span, separate = taken
+            index += separate
+            if span is not None:
+                yield span
+            continue
+        if (
+            word[0] == "-"
+            and "b" in program.short
+            and "3" in program.short["b"]
+            and _CLUSTER.match(word)
+            and "b" in word
+        ):
+            place = 100 + ("n" in word)  # with `n` no file is named
+            continue
+        if word[0] == "-":
+            if (
+                after
+                and "=" not in word
+                and not text.startswith("-", after[0])
+                and program.places
+                and _takes_value(word)
+            ):
+                index += 1
+            continue
+        place += 1
+        yield from _positional(text, start, stop, place, program)
+
+
+def _takes_value(word: str) -> bool:
+    """Whether the word behind an option is likely its value: then it is no word of the command."""
+    return word.startswith("--") and word not in (
+        "--secret",
+        "--plaintext",
+        "--permanent",
+        "--force",
+        "--yes",
+        "--batch",
+    )
+
+
+def _positional(text: str, start: int, stop: int, place: int, program: _Program) -> Iterator[Span]:
+    marks = program.places.get(str(place))
+    if place == 103 or marks is not None:
+        yield from _secret(text, start, stop, marks or "")
+    if "/" in program.shapes and (match := _ORACLE.match(text, *_inner(text, start, stop))):
+        yield from _secret(text, *match.span("value"), "")
+    if "@" in program.shapes and (match := _AT_HOST.match(text, *_inner(text, start, stop))):
+        yield from _secret(text, *match.span("value"), "")
+    sign = text.find("=", start, stop)
+    if "=" in program.shapes and sign > start:
+        yield from _secret(text, sign + 1, stop, "!")
+
+
+def _option(
+    text: str, start: int, stop: int, after: tuple[int, int] | None, program: _Program
+) -> tuple[Span | None, int] | None:
+    """The secret of an option, and whether it took the next word; None when the option holds none."""
+    word = text[start:stop]
+    name, sign, _ = word.partition("=")
+    for long, marks in program.long.items():
+        if long[0] == "/" and word.lower().startswith(long):
+            return next(_secret(text, start + len(long), stop, ""), None), 0
+        if name == long:
+            if sign:
+                return next(_secret(text, start + len(name) + 1, stop, marks), None), 0
+            return (next(_secret(text, *after, marks), None), 1) if after else (None, 0)
+    if word.startswith("--"):
+        return None
+    for letter, marks in program.short.items():
+        if "3" in marks:
+            continue
+        if (
+            word[1] == letter
+            and len(word) > 2
+            and not (after and _CLUSTER.match(word) and word[-1] == letter and "=" not in marks)
+        ):
+            begin = start + 2 + (word[2] == "=")
+            plain = text[begin] in "\"'\\" or "=" in marks or (marks and marks[0] in _SIGNS)
+            return next(_secret(text, begin, stop, marks if plain else marks + "!"), None), 0
+        if "=" not in marks and _CLUSTER.match(word) and word[-1] == letter and after and text[after[0]] != "-":
+            return next(_secret(text, *after, marks), None), 1
+    if "h" in word[1:2] and "-hp" in program.long and word.startswith("-hp"):
+        return next(_secret(text, start + 3, stop, ""), None), 0
+    return None
+
+
+def _inner(text: str, start: int, stop: int) -> tuple[int, int]:
+    """Without the quotes around it."""
+    match = _QUOTED.match(text, start, stop)
+    return match.span("value") if match else (start, stop)
+
+
+def _secret(text: str, start: int, stop: int, marks: str) -> Iterator[Span]:
+    start, stop = _inner(text, start, stop)
+    kind = "PASSWORD"
+    if (sign := next((mark for mark in marks if mark in _SIGNS), "")) and not marks.endswith("3"):
+        at = text.find(sign, start, stop)
+        if at < 0:
+            return
+        start, stop = _inner(text, at + 1, stop)
+        kind = "USER_PASSWORD"
+    if text.startswith("pass:", start, stop):
+        start += 5
+        start, stop = _inner(text, start, stop)
+    value = text[start:stop]
+    if len(value) < 3 or not is_plausible(value, Strength.PASSWORD, True) or _REFERENCE.match(value):
+        return
+    if "!" in marks and not (
+        is_given(value) or (is_strong(value) and "://" not in value and len(value) >= 10 and not value.isdigit())
+    ):
+        return
+    yield Span(start, stop, kind)

@@ -1,0 +1,272 @@
+"""Whether the value behind a secret name could be a secret: not a placeholder, a variable, code, a path or prose."""
+
+from __future__ import annotations
+
+import re
+
+from composer_replication.privacy.named.names import PASSWORD_WORDS, Strength, name_strength
+from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, has_digit, is_strong, word_set
+from composer_replication.privacy.shapes.entropy import looks_random
+
+_PLACEHOLDER_PART = re.compile(
+    r"(?i)[$%]\(|[$%#]\{"
+    r"|\{\{|\*{3,}|x{4,}|\.{3}|…|your[_ -]|<[^\0>]*>|example|redacted|change[-_ ]?(?:me|this)"
+    r"|replace[-_ ]?(?:me|this|with)|fill[-_ ]?me|insert[-_ ](?:your|here)|placeholder|process\.env"
+    r"|os\.environ|getenv|env\.|secrets\."
+)
+_PLACEHOLDER_WHOLE = re.compile(
+    r"(?i)#[0-9a-f]{3,8}|[0-9a-f]{7,64}\.{2,3}[0-9a-f]{7,64}|\{[^\0{}]*\}|\$(?!(?-i:[a-z]{2,12}[A-Z][a-z]{1,12}_?\d{2,4}$))\w+|%[sd]|%[A-Z_]+%|options?|flags?|arguments?|parameters?|pro"
+    r"mpt|stdin|instead|via"
+    r"|and|my[_-]?(?:token|secret|key|password)|none|null|nil|undefined|true|false|string|str|text|bea"
+    r"rer|basic|password"
+    r"|passwd|secret|token|required|optional|number|int|integer|boolean|bool|object|any|unknown|hidden"
+    r"|input|default|empty"
+    r"|(?:wrong|bad|invalid|incorrect|fake)[_-]?(?:password|passwd|pass|token|secret|key)|bytes|never|"
+    r"void|dummy|mock|foo|bar|todo|n/?a|yes|no|on|off|auto|inherit|self|this|key|value|type|name|field"
+    r"|label"
+    r"|env|(?:n?var)?char(?:[(\[ ][^\n\0]*)?|todo[^\n\0]*"
+    r"|missing|invalid|valid|expired|access|refresh|session|header|cookie"
+)
+_LOOKED_AT = 400  # the rest of a long value cannot make code or prose of it
+_JUDGED = 200  # characters of a value that are compared with placeholders
+_REFERENCE = re.compile(
+    r"\$\{|\{\{|\$\(|^\$[A-Za-z_]\w*$|^%[A-Z_]+%$|\*{3,}|^<[^\0>]*>$|process\.env|os\.environ|getenv\("
+)
+_PROSE = re.compile(
+    r"(?i)\b(?:is|are|the|a|an|must|should|required|your|for|to|of|and|or|not|with|please|enter|cannot|can|be|in)\b"
+)
+# A name, perhaps with members (`a.b`, `a?.b`, `a!.b`, `A::b`), a number with a unit, or anything with a bracket.
+_CODE = re.compile(
+    r"[@:$]{0,2}+[A-Za-z_$][\w$]*+(?:(?:[?!]?\.|:{1,2}|\?)[A-Za-z_$][\w$]*+)*+[!?]?|[A-Za-z]++-[a-z]++"
+    r"|\d++(?:\.\d++)?[a-zA-Z%]{0,2}"
+    r"|[^\n\0(\[{]*+[(\[{][^\n\0]*+"
+)
+# What a lock file has behind a name: `npm:^2.14.0`, `workspace:*`, `>=1.2`.
+_VERSION = re.compile(
+    r"(?:[a-z]{2,12}:)?[\^~<>=v ]*\d++(?:\.\d++)++[\w.+-]*+|(?:workspace|file|link|portal|patch):[^\0\s]*+"
+)
+_SPELLED = re.compile(r"[A-Za-z]+'[a-z]{1,10}")
+_LATIN = re.compile(r"[A-Za-z]")
+_BRACKET = re.compile(r"[(\[]")
+_DIRECTORY = re.compile(r"(?:~|\.{1,2})?(?:/[^\0/\s]*+)++|[A-Za-z]:[\\/][^\n\0]*|\.{1,2}|~")
+# What signs a request or holds a login is as good as a password, and often plain hex.
+_HANDLE = re.compile(r"(?i)(?:sess(?:ion)?[_-]?id|signature|\bsig|_sig|sid)$")
+# Whatever stands in this header is what logs in, also without a scheme and without looking random.
+_CREDENTIAL_HEADER = re.compile(r"(?i)(?:^|[_-])authorization$")
+_SCHEME = re.compile(r"(?i)(?:bearer|basic|token|digest|apikey|negotiate)[ \t]+")
+# Names of code: members, and words in camel case of which one may be numbered (`config.apiKey2`, `Type1Handler`).
+_IDENTIFIER = re.compile(
+    r"[A-Za-z_$][\w$]*+(?:[?!]?\.[A-Za-z_$][\w$]*+)++|[A-Za-z][a-z]++\d{0,2}+(?:[A-Z][a-z]{2,20}+\d{0,2}+)++"
+)
+_MODULE = re.compile(r"(?:[A-Za-z_]++\.){2,}+[A-Za-z_]++")  # `package.module.Name`
+_FOLDERS = re.compile(r"(?:[\w.-]++/)+[\w.-]*+|[a-z]++\[:[a-z]++\]")
+_LICENCE = re.compile(r"(?=[A-Z-]*\d)(?:[A-Z0-9]{4,8}-){3,7}[A-Z0-9]{4,8}")
+_LOGIN_NAME = re.compile(r"(?i)(?:^|[_.-]|(?<=[a-z]))(auth|creds?|credentials?|login)$")
+_USER_AND_PASSWORD = re.compile(r"[\w.@+-]{1,60}[:/]([^\0\s:/@]{6,100})")
+_HEX_HANDLE = re.compile(r"[0-9a-fA-F]{20,}")
+# What stands beside a secret's name and is none: an algorithm, an address, a date, a version, a path, a pattern.
+_NO_SECRET = re.compile(
+    r"(?i)(?:rsa|hmac|ecdsa|scram|pbkdf2|hkdf|aes|sha|oauth|utf|base|curve|tls|http|ipv|bcrypt|argon|gpt|claude|qwen"
+    r"|llama)[_-]?v?\d{1,4}(?:[_./-]?[a-z0-9]{1,10}+){0,5}+"
+    r"|(?:[hrep]?s|md|[xvp]|ed)[_-]?v?\d{1,5}(?:[_./-][a-z0-9]{1,10}+){0,5}+|[\w.+-]{1,80}@[\w.-]{1,80}\.[a-z]{2,}"
+    r"|(?:[a-z][\w-]*+\.)++(?:com|org|net|io|dev|local|py|js|ts|json|yml|yaml|toml|txt|md|rb|go|rs|sh|"
+    r"pem|key|crt|lock|cfg|pdf|zip|gz|png|jpg|svg|html|css|xml|csv|log|sql|exe|dll|so)"
+    r"(?::\d++)?|[a-z]++://[^\0]*+|[%@^][\w.-]*+|\d{4}-\d\d-\d\d[^\0]*+|[\d.:,%/]++|v\d++(?:\.\d++)*+["
+    r"\w.-]*+|\d++\.\d++[\w.-]*+"
+    r"|(?:[\w.-]++/)++[\w.-]*+|[^\0\d]*[*?+|\\]\$?|[A-Za-z_]++[:=!,;?*&]++|[a-z]++(?:[;:,][a-z]*+)++|[a-"
+    r"z0-9-]{1,40}:\d{2,5}|[A-Za-z_]++(?:\|[A-Za-z_]*+)++|[a-z]++\[:[a-z]++\]"
+    r"|(?:sha-?\d{1,3}|md5):[^\0]*+|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]"
+    r"{1,3}\d{1,4}|\d++(?:st|nd|rd|th|px|ms|kb|mb|gb)"
+)
+# Names of code and words with a number, which a call gets too.
+_CODE_WORD = re.compile(
+    r"(?:[a-z]++[_.-])*+[a-z]++\d{0,2}|(?:[A-Z]++_)*+[A-Z]++\d?|(?:[a-z]++[_-])++\d{1,2}|[a-z]++(?:[A-Z][a-z]++)*+\d?"
+    r"|(?:[a-z][\w-]*+\.)++[a-z]{2,6}|#[^\0]*+"
+)
+
+
+def is_random_value(value: str) -> bool:
+    """Whether a value under a name that says little (`key`, `auth`) is a key by its looks."""
+    core = value.strip("\"'")
+    if _LICENCE.fullmatch(core):
+        return True
+    return 16 <= len(core) <= 2000 and " " not in core and has_digit(core) and "://" not in core and looks_random(core)
+
+
+def names_handle(name: str) -> bool:
+    """Whether a name is that of a session or of a signature."""
+    return _HANDLE.search(name) is not None
+
+
+def is_handle(name: str, value: str) -> bool:
+    """Plain hex under the name of a session or a signature, which looks less random than it is."""
+    return names_handle(name) and _HEX_HANDLE.fullmatch(value) is not None and len(set(value)) >= 8
+
+
+def is_credential(name: str, value: str) -> bool:
+    """What an `Authorization` header holds."""
+    bare = value[scheme.end() :] if (scheme := _SCHEME.match(value)) else value
+    return _CREDENTIAL_HEADER.search(name) is not None and len(bare) >= 8 and " " not in bare and is_strong(bare)
+
+
+def is_identifier(value: str) -> bool:
+    """Whether a bare word is a name of code, which a number does not make a secret."""
+    return _IDENTIFIER.fullmatch(value, 0, _JUDGED) is not None
+
+
+def is_no_secret(value: str) -> bool:
+    """Whether a word is an algorithm, an address, a date, a version, a path or a pattern."""
+    return _NO_SECRET.fullmatch(value, 0, _JUDGED) is not None
+
+
+def is_said(value: str) -> bool:
+    """Whether a word that stands beside a secret's name in speech is the secret: no word, address or date."""
+    return (
+        is_strong(value)
+        and not value.startswith(("-", ".", ":", "_"))
+        and not _NO_SECRET.fullmatch(value, 0, _JUDGED)
+        and not is_identifier(value)
+        and is_plausible(value, Strength.PASSWORD, True)
+        and name_strength(value) == Strength.NONE
+    )
+
+
+_WORDS_AND_NUMBER = re.compile(
+    r"(?:[A-Z][a-z]{2,12}){1,3}\d{2,4}[!*#$%&@?]?|[A-Z][a-z]{2,12}(?:[._-][A-Za-z]{3,12}){1,3}[._-]\d{2,4}"
+)
+_LOWER_PHRASE = re.compile(r"[a-z]{3,12}(?:[-._][a-z]{3,12}){2,6}")
+_LOWER_WORDS = re.compile(r"[a-z]{3,12}(?: [a-z]{3,12}){2,7}")
+SENTENCE_END = "!*#$%&@?"  # a sign behind a digit belongs to a password, not to the sentence
+
+
+def is_told(value: str) -> bool:
+    """As `is_said`, where a sign or a word for `is` stands between name and value: words with a number, too."""
+    return is_said(value) or (
+        _WORDS_AND_NUMBER.fullmatch(value) is not None and is_plausible(value, Strength.PASSWORD, True)
+    )
+
+
+def speaks(value: str) -> bool:
+    """Whether several words are said about a secret, not one themselves: a label or a message has such words."""
+    return _PROSE.search(value) is not None or any(
+        name_strength(word) > Strength.NONE or word.lower() in PASSWORD_WORDS for word in value.split()
+    )
+
+
+def is_passphrase(value: str) -> bool:
+    """Small words with the same signs or blanks between them: three at the least."""
+    return len(value) >= 14 and (_LOWER_PHRASE.fullmatch(value) or _LOWER_WORDS.fullmatch(value)) is not None
+
+
+# Long words that stand beside `password` and are none.
+_SAID_WORDS = word_set(
+    "something anything whatever everything username placeholder localhost postgres environment plaintext requir"
+    "ed optional"
+    " default example undefined development production incorrect encrypted protected successful successfully alp"
+    "hanumeric"
+    " authentication authorization credential credentials passphrase administrator configuration generated expir"
+    "ed hashed"
+    " changeme unchanged unknown missing invalid disabled enabled following certificate biometric fingerprint anonymous"
+)
+
+
+def is_rare_word(value: str) -> bool:
+    """A long word in plain letters that is none of those one says about passwords."""
+    return len(value) >= 9 and value.isascii() and value.isalpha() and value.lower() not in _SAID_WORDS
+
+
+def trimmed(value: str, trailing: str) -> str:
+    """Without the end of the sentence; a sign directly behind a digit stays."""
+    bare = value.rstrip(trailing)
+    rest = value[len(bare) :]
+    return bare + rest[0] if rest[:1] and rest[0] in SENTENCE_END and any(map(str.isdigit, bare)) else bare
+
+
+def is_given(value: str) -> bool:
+    """Whether a literal that code hands over beside a secret's name is the secret: no word, address or pattern."""
+    if " " in value or not is_strong(value) or _NO_SECRET.fullmatch(value, 0, _JUDGED):
+        return False
+    if _CODE_WORD.fullmatch(value, 0, _JUDGED) and not looks_random(value):
+        return False
+    return name_strength(value) == Strength.NONE or looks_random(value)
+
+
+def is_path(value: str) -> bool:
+    """Whether a value is made of folders: a module, an address without its scheme, a pattern in brackets."""
+    return _FOLDERS.fullmatch(value, 0, _JUDGED) is not None
+
+
+def is_login(name: str, value: str) -> bool:
+    """A password under a variable for logins (`REDISCLI_AUTH`, `LDAP_BIND_CRED`), or a user with one (`ada:...`)."""
+    words = _LOGIN_NAME.search(name)
+    if words is None:
+        return False
+    pair = _USER_AND_PASSWORD.fullmatch(value)
+    if pair is not None:
+        return is_said(pair[1])
+    return name.upper() == name and words[1].upper() != "LOGIN" and is_told(value)
+
+
+def is_directory(name: str, value: str) -> bool:
+    """`pwd` is a password in a form and a working directory in a shell: the value tells."""
+    return name.lower() == "pwd" and _DIRECTORY.fullmatch(value.strip()) is not None
+
+
+def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
+    """Whether a value could be a secret; `literal` when it is known to be text, not code."""
+    if (
+        len(value) < (4 if strength == Strength.PASSWORD else 6)
+        or PLACEHOLDER.search(value)
+        or PSEUDONYM.fullmatch(value)
+        or _PLACEHOLDER_WHOLE.fullmatch(value, 0, _JUDGED)
+        or _PLACEHOLDER_PART.search(value, 0, _JUDGED)
+        or value.lower() in PASSWORD_WORDS
+        or value.startswith(":?")
+    ):
+        return False
+    length, value = len(value), value[:_LOOKED_AT]
+    if len(set(value)) < 3 or not any(map(str.isalnum, value)) or value.startswith(("//", "/*", "./", "../", "~/")):
+        return False
+    if not has_digit(value) and (
+        _VERSION.fullmatch(value) or not value.isascii() or _SPELLED.fullmatch(value)
+    ):  # a word of another language
+        return False
+    if not value.isascii() and not _LATIN.search(value):
+        return False
+    if strength < Strength.PASSWORD and _VERSION.fullmatch(value):
+        return False
+    if " " in value:
+        return strength >= Strength.TOKEN and literal and length < 200 and _is_phrase(value)
+    if literal:
+        if strength < Strength.PASSWORD and _MODULE.fullmatch(value):
+            return False
+        return (
+            strength == Strength.PASSWORD
+            or has_digit(value)
+            or len(value) >= 20
+            or (value.upper() != value and not value.isalpha())
+        )
+    if _CODE.fullmatch(value):
+        named = strength < Strength.PASSWORD and is_identifier(value)
+        return has_digit(value) and not named and not _BRACKET.search(value) and len(value) >= 8 and _mixed(value)
+    return True
+
+
+def _is_phrase(value: str) -> bool:
+    """Whether several words are a secret, not a label or a message: digits or signs in them, or small words alone."""
+    if _PROSE.search(value) or value[-1] in ".:?":
+        return False
+    return (
+        has_digit(value) or any(sign in value for sign in "!@#$%^&*+=~") or (value.islower() and value.count(" ") > 1)
+    )
+
+
+def _mixed(value: str) -> bool:
+    """A bare identifier with digits is a password when it is no name: Xk39fQ2z, not step2 or sha256."""
+    plain = "." not in value and "_" not in value
+    return (plain and looks_random(value)) or bool(re.search(r"\d[A-Za-z]+\d|[a-z]\d+[A-Z]", value))
+
+
+def is_reference(value: str) -> bool:
+    """Whether a value only points to a secret: a variable, a template, a mask."""
+    return _REFERENCE.search(value) is not None

@@ -1,0 +1,45 @@
+"""The shapes of passwords that people and generators make, told from names of code, versions, dates and files."""
+
+from __future__ import annotations
+
+import re
+
+from composer_replication.privacy.named.names import Strength
+from composer_replication.privacy.named.plausible import is_identifier, is_no_secret, is_plausible
+from composer_replication.privacy.shapes.entropy import is_public_id, looks_random
+
+_SIGNS = re.compile(r"[!#$%^&*?~+]")
+_UPPER = re.compile(r"[^\W\d_a-z]")
+_LOWER = re.compile(r"[a-z]|[^\W\d_A-Z]")
+_DIGIT = re.compile(r"\d")
+# `D41sy_Nebel426`: digits inside of words, of which one begins with a capital.
+_INSIDE = re.compile(r"(?<=[A-Za-z])\d{1,2}(?=[a-z])")
+# `Luna_9962_winter`, `Zamek.Sasha.232`, `Lumi1154Tiger`, `HarborPapaya303`: words, at least one with a capital.
+_NUMBERED = re.compile(
+    r"(?=[^\0A-Z]{0,24}[A-Z])[A-Za-z]?[a-z]{2,11}(?:[_.-]?(?:[A-Z][a-z]{2,11}|(?<=[_.-])[a-z]{3,11}))?[_.-]?\d{3,5}(?:[_.-]?[A-Za-z][a-z]{1,11})?"
+)
+_NUMBER_FIRST = re.compile(r"\d{3,4}[_.~-]?[A-Z][a-z]{2,11}[_.~-][A-Z]?[a-z]{2,11}")
+_WORDS = re.compile(r"(?:[A-Z]?[a-z0-9]{2,14}[_.-]?){1,3}")
+_HARMLESS = re.compile(
+    r"(?i)%[0-9a-f]{2}|^\d+\*|^[$%]\w*\d{0,2}$|^[*&][A-Za-z_]+\d{0,2}$|\.(?:py|js|ts|tsx|jsx|json|ya?ml|toml|txt|md|log|sh|go|rs|rb|java|sql|html|css|png|zip|gz|cs|php)$"
+    r"|test|spec|user|login|passw|secret|token|auth|admin|error|line|page|http|sha\d|version|release|step|issue|port|node|windows"
+)
+_SHORTEST_RANDOM = 12
+
+
+def is_shaped(value: str) -> bool:
+    """Whether a word is a password by its looks alone, where a word for one is near."""
+    if not _LOWER.search(value) or not _DIGIT.search(value) or is_public_id(value) or is_identifier(value.rstrip("$")):
+        return False
+    if _HARMLESS.search(value) or is_no_secret(value) or not is_plausible(value, Strength.PASSWORD, True):
+        return False
+    digits = len(_DIGIT.findall(value))
+    upper = _UPPER.search(value) is not None
+    if _SIGNS.search(value) and digits >= 2 and (upper or _SIGNS.search(value, len(value) - 1)):
+        return True
+    if _NUMBERED.fullmatch(value) or _NUMBER_FIRST.fullmatch(value):
+        return True
+    inside = len(_INSIDE.findall(value))
+    if _WORDS.fullmatch(value) and upper and ((inside and digits >= 4) or (inside > 1 and digits >= 3)):
+        return True
+    return upper and len(value) >= _SHORTEST_RANDOM and value.isalnum() and looks_random(value)

@@ -1,0 +1,112 @@
+"""Values that a sentence, a list of bytes or several literals hold behind a name: without a plain sign between them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from composer_replication.privacy.named.extents import bare_word, quoted
+from composer_replication.privacy.named.names import PASSWORD_WORDS, Strength
+from composer_replication.privacy.named.plausible import (
+    is_identifier,
+    is_passphrase,
+    is_plausible,
+    is_random_value,
+    is_rare_word,
+    is_told,
+    trimmed,
+)
+from composer_replication.privacy.rules import Span, has_digit
+from composer_replication.privacy.shapes.entropy import is_public_id
+
+_FILLERS = (
+    r"(?:['\u2019]?s)?(?:\s?\([^\0\n()]{1,30}\))?"
+    r"(?:\s{1,4}(?:[^\W_][\w.'@-]{0,24}|\[\w{1,20}\]|[\"'][^\0\s\"']{1,120}[\"'])){0,6}?"
+)
+_QUOTES = r"[\"'`(*«„“]{0,4} ?"
+_SPEECH = re.compile(
+    rf"(?i:{_FILLERS}"
+    r"(?:\s{1,2}(?:is|was|are|be|to|as|with|from|equals|type|enter|lautet|ist|est|es|e|è|é|är|er|on|je|ay|ni|dir|este"
+    r"|jest|adalah|ialah|là|=|[?\u203a»]|->|→|—|-):?|,?\s(?:it|this)(?:['\u2019]s|\sis)|\s?:|[?\u203a»]"
+    r"|\s\((?=currently|now))\s{0,12}(?:set to\s|now\s|just\s|currently\s|it['\u2019]s\s)*)"
+    rf"(?<=[\s(]){_QUOTES}"
+)
+_SAID_AT_LAST = re.compile(rf"(?i:{_FILLERS}\s?:\s{{1,12}}){_QUOTES}")  # `a password is generated for ada: ...`
+_NEW_FIELD = re.compile(r"\n[ \t]*[\w.-]+\s?[:=]")  # the next line has a name of its own
+_FOR = re.compile(r"\s(?:for|of|to|on|für|von|pour|de|para|per|voor|til|för)\s")
+DIGITS = re.compile(r"\d{3,8}")
+NUMBER_NAMES = frozenset(("pin", "cvv", "cvc", "otp", "pincode", "cvv2"))
+# `"..." "..."`, `"..." + "..."`, each of them a part of a key.
+_NEXT_LITERAL = re.compile(
+    r"\\*[\"']\s{0,3}(?:[+.&_]\s{0,3})?(?:\\?\r?\n|\\+n)?\s{0,40}(?:[+.&]\s{0,3})?(\\*[\"'])([A-Za-z0-9+/=_.~$!@#%^&*-]{6,200})(?=\1)"
+)
+_ALONE = re.compile(r"\n([ \t]+)\Z")
+_NEXT_BLOCK_LINE = re.compile(r"\n([ \t]+)([A-Za-z0-9+/=_-]{8,200})(?=\r?\n|\Z)")
+_BYTES = re.compile(
+    r"[^\0\n=]{0,30}=\s{0,3}[\w .:\[\]]{0,40}[\[{(]\s{0,9}"
+    r"((?:(?:0x[0-9a-fA-F]{1,2}+|\d{1,3}+),\s{0,9}+){7,}(?:0x[0-9a-fA-F]{1,2}|\d{1,3}))"
+)
+_GROUPS = re.compile(r"\s?[:=]\s{0,3}((?:[a-zA-Z2-7]{4} ){3,15}[a-zA-Z2-7]{4})(?![A-Za-z])")
+
+
+def spoken(text: str, start: int, end: int, strength: Strength) -> Span | None:
+    """`the password for the database is ...`: only a value that no word could be."""
+    if text[end] not in ":,'\u2019" and not text[end].isspace():
+        return None
+    for pattern in (_SPEECH, _SAID_AT_LAST) if strength == Strength.PASSWORD else (_SPEECH,):
+        match = pattern.match(text, end)
+        if match is not None and (_NEW_FIELD.search(match[0]) or "ingerprint" in match[0]):
+            return None
+        if match is not None and (value := _said_value(text, start, end, match, strength)):
+            return Span(match.end(), match.end() + len(value), kind_of(strength))
+    return None
+
+
+def _said_value(text: str, start: int, end: int, match: re.Match[str], strength: Strength) -> str:
+    begin = match.end()
+    value = trimmed(bare_word(text, begin), ".,;:!?)*_»”")
+    counted = strength == Strength.PASSWORD or text[start:end].lower() in NUMBER_NAMES
+    if counted and DIGITS.fullmatch(value) and len(value) >= 4:  # one that is used once
+        return value
+    if strength == Strength.PASSWORD:
+        if text[begin - 1] in "\"'" and (bounds := quoted(text, begin - 1)) and is_passphrase(text[slice(*bounds)]):
+            return text[slice(*bounds)]
+        if is_passphrase(value) or (_is_plain_said(text, begin, value, match) and value.lower() not in PASSWORD_WORDS):
+            return value
+    if not is_told(value) or is_public_id(value) or (strength == Strength.WEAK and not is_random_value(value)):
+        return ""
+    if strength < Strength.PASSWORD and is_identifier(value):
+        return ""
+    return value if is_plausible(value, strength, True) else ""
+
+
+def _is_plain_said(text: str, begin: int, value: str, match: re.Match[str]) -> bool:
+    """`the password for this box: ...`, where a line ends with a long word that is no other word one says there."""
+    last = begin + len(value)
+    ends = text[last : last + 1] in ("", "\n", "\0")
+    return ends and _FOR.match(match[0]) is not None and match[0].rstrip().endswith(":") and is_rare_word(value)
+
+
+def continued(text: str, span: Span) -> Iterator[Span]:
+    """The rest of a value that code writes in several literals, or a document in several lines."""
+    end = span.end
+    while match := _NEXT_LITERAL.match(text, end, end + 400):
+        yield Span(*match.span(2), span.kind)
+        end = match.end(2)
+    indent = _ALONE.search(text, max(0, span.start - 60), span.start)
+    while indent and (line := _NEXT_BLOCK_LINE.match(text, end, end + 300)) and line[1] == indent[1]:
+        yield Span(*line.span(2), span.kind)
+        end = line.end(2)
+
+
+def counted(text: str, end: int, strength: Strength) -> Span | None:
+    """A key as a list of bytes, or in groups of four as apps show it."""
+    match = _GROUPS.match(text, end) if text[end] in " :=" else None
+    if match is None and strength >= Strength.TOKEN and text.find(",", end, end + 80) >= 0:
+        match = _BYTES.match(text, end)
+    return Span(*match.span(1), "SECRET") if match and has_digit(match[1]) else None
+
+
+def kind_of(strength: Strength) -> str:
+    """What a value behind a name of this strength is called."""
+    return {Strength.PASSWORD: "PASSWORD", Strength.TOKEN: "SECRET"}.get(strength, "KEY_VALUE")

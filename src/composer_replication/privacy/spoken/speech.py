@@ -1,0 +1,225 @@
+"""Secrets that people say: the words for password, code, token and key in the languages that session logs hold.
+
+`Das Passwort lautet ...`, `密码是...`, `use ... as the password`: both orders, and only a value that no word could be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Set
+
+from composer_replication.privacy.keywords import any_of
+from composer_replication.privacy.named.names import PASSWORD_WORDS
+from composer_replication.privacy.named.plausible import is_rare_word, is_told, trimmed
+from composer_replication.privacy.rules import Span, has_digit, word_set
+from composer_replication.privacy.spoken.nearby import near
+
+# Words in plain letters, beside those for a password. `pass`, `token` and `key` are looked for by another layer.
+_LOGIN_PLAIN = word_set("code codes log sign logged login creds credentials wifi")
+# Words with letters of their own; only looked for in a text that has one of the letters.
+_OWN = (
+    "пароль пароля паролем паролю пароли парола паролата лозинка лозинку токен токена ключ ключа гасло құпиясөз",
+    "密码 密碼 口令 密钥 密鑰 令牌 パスワード 暗証番号 合言葉 トークン 비밀번호 비번 암호 패스워드 토큰",
+    "كلمة_المرور كلمة_مرور كلمة_السر كلمه_السر رمز_المرور رمز_عبور گذرواژه סיסמה סיסמא הסיסמה סיסמת",
+    "पासवर्ड कूटशब्द পাসওয়ার্ড கடவுச்சொல் రహస్యపదం รหัสผ่าน ລະຫັດຜ່ານ ពាក្យសម្ងាត់ စကားဝှက် პაროლი գաղտնաբառ",
+    "κωδικός κωδικό κωδικού κωδικού συνθηματικό κλειδί mật_khẩu hasło hasła hasłem hasłu jelszó şifre şifresi",
+    "şifreniz şifrem contraseña contraseñas lösenord lösenordet lykilorð slaptažodis slaptažodį fjalëkalimi fjalëkalim",
+    "schlüssel clé ključ parolă parola lösenord lozinku",
+)
+_OWN_WORDS = tuple(
+    dict.fromkeys(
+        form.replace("_", " ") for line in _OWN for word in line.split() for form in (word, word[:1].upper() + word[1:])
+    )
+)
+_OWN_WORD = re.compile(any_of(_OWN_WORDS))
+# Of words with a single letter of their own: the longest piece in plain letters.
+_HALVES = frozenset(
+    max(re.findall("[a-z]+", word), key=len).encode() for word in _OWN_WORDS if re.search("[a-z]{2}", word)
+)
+_WORD_END = re.compile(r"[^\W\d_]{0,8}(?=[\s:=\"'\uff1a\uff1d])|[^\0-\x7f]{0,12}")
+# What a value stands behind: a sign, a word for `is`, or nothing but a blank; and up to five words before it.
+_FILLER = r"(?:[^\0\s\d\"`«「“<>=\uff1a]{1,24}[ \t]{1,2})"
+_BEHIND = re.compile(
+    rf"[\"']?(?:[ \t]{{1,2}}{_FILLER}{{0,5}}?)?[ \t]{{0,2}}(?P<sign>[:=\uff1a\uff1d→—\u2013-]{{1,2}}"
+    r"|[是为為はがを는은이가]|คือ)?"
+    r"[ \t]{0,3}"
+    r"(?:[^\W\d_]{1,8}:?[ \t]{1,2})?[\"'`«「“„*(]{0,4}[ \t]?(?P<value>[!-;=?-~]{4,100})"
+)
+# `use ... as the password`: with the verb a plain word counts, too.
+_VERB = (
+    r"use|using|take|try|set|type|enter|pick|choose|put|nimm|nehmen|verwende|benutze|utilise|utilisez|prends|mets|usa|usar|use"
+    r"|utiliza|pon|usare|metti|gebruik|neem|użyj|weź|ustaw|použij|použi|zadaj|koristi|uporabi|folosește|foloseste|pune|använd"
+    r"|brug|bruk|käytä|kasuta|használd|kullan|pakai|gunakan|dùng|используй|используйте|возьми|поставь|візьми|використай"
+    r"|използвай|χρησιμοποίησε το|χρησιμοποίησε|استخدم|השתמש ב-|用|使用"
+)
+_AS = (
+    r"as|als|comme|como|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|kui|mint|làm|как|як|като|ως|作为|作為|ك|בתור|을\(를\)"
+    r"|를|을"
+)
+_USED_AS = re.compile(
+    rf"(?:\b(?:{_VERB})\s{{0,2}}[\"'`«「“]?(?P<value>[A-Za-z][!-&(-~]{{7,60}}?)[\"'`»」”]?\s{{0,2}}(?:{_AS})"
+    r"|(?<![^\0\s])[\"'`]?(?P<first>[A-Za-z]{8,60})[\"'`]?\s(?:을\(를\)|를|을))\s{0,2}(?:[^\0\s\d]{1,12}\s{1,2}){0,2}\Z",
+    re.I,
+)
+# The other order: `parola olarak ... kullan`, `パスワードには ... を使って`.
+_AS_USED = re.compile(
+    r"(?:\s?olarak\s|(?:には|に|は)\s?)[\"'`「]?(?P<value>[A-Za-z][!-~]{7,60}?)[\"'`」]?\s?(?:kullan|を使)", re.I
+)
+_SAID_BEFORE = re.compile(
+    r"(?:^|[\s\"'`«「“(*])(?P<value>[!-&(-;=?-_a-~]{6,100}?)[\"'`»」”)*]{0,4}\s{0,2}"
+    r"(?:\b(?:as|als|como|comme|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|mint|is|was|ist|es|est|wi"
+    r"ll be|for)\b|(?<=\s)\(|è|é|как|як|като|är|làm|作为|作為|を|로|으로|为|為|是|=)"
+    r"\s{0,2}(?:[^\0\s\d\"'`]{1,20}\s{1,2}){0,3}[\"'`*(]{0,3}\Z"
+)
+_LINK = re.compile(
+    r" (?:as|als|como|comme|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|mint|is|was|ist|es|est|will be|for|è|é|как|як"
+    r"|като|är|làm|ως|בתור|kui) |[(=作をは로를을为為是]|ك"
+)
+_LINK_AS = re.compile(rf"[ 」](?:{_AS})|ك")
+_LONGEST_LINK = 70
+_SHORTEST_LEAD = 10  # a value and a word
+_LOOK_BACK = 90
+_LONGEST_MESSAGE = 10_000  # of a text in which codes are looked for
+# Plain characters, the last bytes of all others, and the first ones of signs.
+_NO_LETTERS = bytes(range(0xC2)) + b"\xc2\xe2\xef\xf0\xf3"
+_TRAILING = ".,;:!?)*_\"'`»」”、。\uff0cです입니다"
+# A code is digits, or groups of letters and digits, and other words have codes too: the word before it tells.
+_CODE = re.compile(
+    r"(?i:(?:recovery|backup|verification|confirmation|security|unlock|access|login|auth\w{0,12}|2fa|m"
+    r"fa|otp|one-time|pairing"
+    r"|reset|activation|sms|door|gate|alarm|entry|pin|pass)[ -])\Z"
+)
+_CODE_WORDS = frozenset(
+    b"recovery backup verification confirmation unlock fa mfa otp sms pairing activation door gate alarm pin".split()
+)
+_CODE_VALUES = (
+    r"(?i:(?:\s\w{1,12}+){0,3}?(?:\s(?:is|are|was)|\s?[:=])\s{0,9}[\"'`*]{0,3})"
+    r"(?P<value>(?:[A-Za-z0-9]{3,10}+-)*+(?=[A-Za-z-]*\d)[A-Za-z0-9]{4,12}+(?:[ ,;\n-]{1,3}+(?=[a-z-]*"
+    r"+\d)[A-Za-z0-9]{4,12}+(?![\w.])){0,20}+)"
+)
+_LOGIN = (
+    r"(?i:(?: to [^\0\s]{1,60}+)?(?: are| is| with| as| using|:)?[ :]{1,2}(?:user(?:name)? )?)"
+    r"[\"'`*]{0,2}(?P<user>[\w.@+-]{1,60})[\"'`*]{0,2}\s?(?:[:/,|]|and\b|with\b)\s{0,2}(?:pass(?:word)"
+    r"? )?[\"'`*]{0,2}(?P<value>[!-;=?-~]{6,100})"
+)
+
+_WORDS = frozenset(word.encode() for word in PASSWORD_WORDS | _LOGIN_PLAIN)
+
+
+WHOLE_WORDS: frozenset[bytes] = _WORDS | _CODE_WORDS | _HALVES
+
+
+def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
+    """What is said behind or before a word for a secret, in any language."""
+    for word in sorted(active & _WORDS):
+        if word in _BY_WORD:
+            yield from _logins(text, word)
+        elif word in (b"code", b"codes"):
+            if len(text) <= _LONGEST_MESSAGE and not active.isdisjoint(_CODE_WORDS):
+                yield from _codes(text, lower, word)
+        else:
+            for at, end in _places(text, lower, word):
+                yield from _around(text, at, end)
+                yield from near(text, at, end)
+    if not text.isascii() and _may_have_words(lower, active) and _has_letters(text):
+        for match in _OWN_WORD.finditer(text):
+            yield from _around(text, match.start(), match.end())
+            yield from near(text, match.start(), match.end())
+
+
+# Common words: each is searched for with all that must follow it, which starts with a literal and is fast.
+_LOGIN_WORDS = {"log": "og in", "sign": "ign in", "logged": "ogged in"} | {
+    word: word[1:]
+    for word in [
+        "login",
+        "creds",
+        "credentials",
+        "wifi",
+        "zugangsdaten",
+        "identifiants",
+        "credenciales",
+        "credenziali",
+        "credenciais",
+        "inloggegevens",
+    ]
+}
+_BY_WORD = {word.encode(): re.compile(stem + _LOGIN) for word, stem in _LOGIN_WORDS.items()}
+_CODE_BEHIND = re.compile(_CODE_VALUES)
+
+
+def _may_have_words(lower: bytes, active: Set[bytes]) -> bool:
+    """A quick look at the text as one byte a character: letters with accents stay, others are question marks there."""
+    return not lower.isascii() or b"??" in lower or not active.isdisjoint(_HALVES)
+
+
+def _has_letters(text: str) -> bool:
+    """Whether a text has letters of its own kind: not only arrows, dashes, frames and smileys, as most have."""
+    return bool(text.encode("utf-8", "replace").translate(None, _NO_LETTERS))
+
+
+def _places(text: str, lower: bytes, word: bytes) -> Iterator[tuple[int, int]]:
+    """Where a word stands by itself: no part of a name or of a longer word."""
+    at = lower.find(word)
+    while at >= 0:
+        end = at + len(word)
+        before, after = text[at - 1 : at], text[end : end + 1]
+        if (
+            not before.isalnum()
+            and (before not in ("_", "-", "/", "$") or (before == "_" and after in ("=", ":")))
+            and not (after.isascii() and (after.isalnum() or after in ("_", "(")))
+        ):
+            yield at, end
+        at = lower.find(word, end)
+
+
+def _codes(text: str, lower: bytes, word: bytes) -> Iterator[Span]:
+    for at, end in _places(text, lower, word):
+        if _CODE.search(text, max(0, at - 20), at) and (match := _CODE_BEHIND.match(text, end)):
+            yield Span(*match.span("value"), "PASSWORD")
+
+
+def _logins(text: str, word: bytes) -> Iterator[Span]:
+    for match in _BY_WORD[word].finditer(text):
+        if is_told(value := trimmed(match["value"].partition("\\")[0], _TRAILING)):
+            yield Span(match.start("value"), match.start("value") + len(value), "USER_PASSWORD")
+
+
+def _around(text: str, start: int, end: int) -> Iterator[Span]:
+    ending = _WORD_END.match(text, end)
+    end = ending.end() if ending else end
+    span = _behind(text, end)
+    if span or (span := spoken_before(text, start)):
+        yield span
+    elif (match := _AS_USED.match(text, end)) and is_rare_word(match["value"]):
+        yield Span(*match.span("value"), "PASSWORD")
+
+
+def _behind(text: str, end: int) -> Span | None:
+    match = _BEHIND.match(text, end, end + 260)
+    if match is None:
+        return None
+    value = trimmed(match["value"], _TRAILING)
+    told = is_told(value) or (match["sign"] and value.isdigit() and 4 <= len(value) <= 8)
+    return Span(match.start("value"), match.start("value") + len(value), "PASSWORD") if told else None
+
+
+def spoken_before(text: str, start: int) -> Span | None:
+    """`use ... as the password`, `... is the password`: the value before a word for it that begins at `start`."""
+    begin = max(0, start - _LOOK_BACK)
+    lead = text[max(begin, text.rfind("\n", begin, start) + 1) : start]
+    begin = start - len(lead)
+    if len(lead) < _SHORTEST_LEAD or not _LINK.search(lead, max(0, len(lead) - _LONGEST_LINK)):
+        return None
+    match = _USED_AS.search(text, begin, start) if _LINK_AS.search(lead) else None
+    if match is not None:
+        group = "value" if match["value"] else "first"
+        if is_rare_word(match[group]) or is_told(match[group]):
+            return Span(*match.span(group), "PASSWORD")
+    if not has_digit(lead) and not any(sign in lead for sign in "!@#$%^&*?+~"):
+        return None
+    match = _SAID_BEFORE.search(text, begin, start)
+    if match is None:
+        return None
+    value = trimmed(match["value"].lstrip("*(\"'`"), _TRAILING)
+    at = text.find(value, match.start("value"))
+    return Span(at, at + len(value), "PASSWORD") if is_told(value) else None
