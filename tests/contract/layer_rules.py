@@ -84,6 +84,8 @@ LAYERS = {
     "replaysim": Layer(ours={"teacher_replay", "pairs"}),
     "": Layer(ours={"optional", "version"}),  # the package itself
 }
+# All run-directory glue: it brings stages together, and nothing below knows it.
+LAYERS["steps"] = Layer(ours=set(LAYERS) - {"", "opsd", "distillation", "replaysim"})
 LAYERS["cli"] = Layer(ours=set(LAYERS), on_use={"rich"}, ours_only_in_functions=True)
 LAYERS["__main__"] = Layer(ours={"cli"})
 
@@ -96,8 +98,6 @@ ONLY_IN_FUNCTIONS = {f"{PACKAGE}.{module}" for module in MODULE_LAYERS}
 # A subclass of TRL's trainer, and a class that says what to install where there is no TRL.
 MODULE_LAYERS["trainer.composer_trainer"] = Layer(ours=TRAINING, at_import={"torch", "transformers", "trl"})
 
-# Makes pairs of a run's answers: a step of the pipeline, not a part of replay.
-MODULE_LAYERS["teacher_replay.run_pairs"] = Layer(ours=LAYERS["teacher_replay"].ours | {"pairs"})
 
 # Known paths: names that are resolved on first use by a module that does not load their home.
 LAZY_ALIASES = {

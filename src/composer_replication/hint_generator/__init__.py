@@ -5,7 +5,6 @@ parameters  what is wrong with a call's arguments
 facts       what the session had shown by the time of the erring turn
 templates   the hints' words, one template a kind
 write       the hint of a site, from the first source that has one
-run_sites   the sites of a run with their hints: `sites.jsonl`
 """
 
 from composer_replication.hint_generator.context import HintContext
