@@ -14,7 +14,6 @@ CROWDED = {
     "cli",
     "objective",
     "ingestion",
-    "pairs",
     "privacy",
     "teacher_replay",
 }
@@ -23,7 +22,6 @@ LONELY = {
     "config.split",
     "ingestion.links",
     "batch.wrong_hints",
-    "pairs.normalise.text_length",
     "privacy.kingfisher",
 }
 ALIASES = {"distillation.entropy_aware_opd", "distillation.simpo", "distillation.taid", "replaysim.normalize"}
@@ -35,7 +33,6 @@ UNMAPPED = {
     "config",
     "distillation",
     "ingestion",
-    "hint_generator",
     "loss",
     "loss.linear",
     "objective",
