@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from composer_replication.batch.render.renderer.thinking import ThinkingRules
+from composer_replication.batch.render.thinking import ThinkingRules
 from render_checks import decode
 
 from composer_replication.batch.render import Renderer
