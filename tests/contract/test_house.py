@@ -9,27 +9,13 @@ import pytest
 from house_rules import crowded_folders, lonely_modules, longest_chain, packages_without_a_map
 from repository import SRC, python_files
 
-CROWDED = {
-    "batch",
-    "cli",
-    "objective",
-    "ingestion",
-    "privacy",
-    "teacher_replay",
-}
-LONELY = {
-    "config.root",
-    "config.split",
-    "ingestion.links",
-    "batch.wrong_hints",
-    "privacy.kingfisher",
-}
+CROWDED = {"batch"}
+LONELY = {"config.root", "config.split", "privacy.kingfisher"}
 ALIASES = {"distillation.entropy_aware_opd", "distillation.simpo", "distillation.taid", "replaysim.normalize"}
 """Known import paths: they hold nothing but another module's names."""
 UNMAPPED = {
-    "composer_replication",
     "batch",
-    "cli",
+    "composer_replication",
     "config",
     "distillation",
     "ingestion",
@@ -37,13 +23,16 @@ UNMAPPED = {
     "loss.linear",
     "objective",
     "privacy",
+    "privacy.encodings",
+    "privacy.named",
+    "privacy.shapes",
+    "privacy.spoken",
     "recipes",
     "recipes.prime_rl",
     "replaysim",
-    "runs",
     "teacher_replay",
 }
-LONGEST_CHAIN = 27
+LONGEST_CHAIN = 28
 """To come: 18."""
 
 
