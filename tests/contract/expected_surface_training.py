@@ -121,7 +121,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         ),
     },
     "sessions.dataset": {
-        "LoggedPair": "(state_id, turn_number, chosen)",
+        "LoggedPair": "(state_id, turn_number, chosen, action=None)",
         "LoggedSession": "(*, conversation, sites=(), pairs=())",
         "LoggedSessions": "(rendered, renderer, settings, *, run=None, pack=False, proofs=None)",
         "LoggedSessions.from_run": "(run, renderer, *, budget, only=None, pack=False, **settings)",
