@@ -22,12 +22,12 @@ import sentences  # the file beside this one
 
 import composer_replication
 from composer_replication import types
+from composer_replication.batch import flat_batch
 from composer_replication.cli import main as cli
 from composer_replication.config import CrfConfig, load
 from composer_replication.config.schema import OptionSpec, dotted, options_of
 from composer_replication.config.values import optional_inner, type_text
 from composer_replication.config.writer import value_text
-from composer_replication.objective import contract
 from composer_replication.objective.components import LossComponents
 from composer_replication.objective.compose import compose_loss
 from composer_replication.runs import ARTEFACTS, ArtefactMeta, Source
@@ -187,10 +187,10 @@ def compose_loss_page() -> str:
 
 def _batch_keys() -> Iterable[tuple[str, ...]]:
     groups = (
-        ("all", contract.STUDENT_KEYS),
-        ("2", contract.HINT_KEYS),
-        ("2, contrast", contract.CONTRAST_KEYS),
-        ("3", (*contract.PAIR_REQUIRED, *contract.PAIR_REFERENCE, *contract.PAIR_OPTIONAL)),
+        ("all", flat_batch.STUDENT_KEYS),
+        ("2", flat_batch.HINT_KEYS),
+        ("2, contrast", flat_batch.CONTRAST_KEYS),
+        ("3", (*flat_batch.PAIR_REQUIRED, *flat_batch.PAIR_REFERENCE, *flat_batch.PAIR_OPTIONAL)),
     )
     for channel, keys in groups:
         for key in keys:

@@ -5,10 +5,8 @@ from __future__ import annotations
 NEW_TRAINING: dict[str, dict[str, str]] = {
     "objective.compose": {
         "channel_options": (
-            "(model, *, alpha_sdpo, beta_replay, sdpo_jsd_beta=0.5, sdpo_temperature=1.0, "
-            'sdpo_token_clip=None, replay_dpo_beta=0.1, lm_ce_label_smoothing=0.0, dpo_variant="dpo", '
-            'sdpo_wrapper="none", taid_t=None, simpo_beta=2.0, simpo_gamma=1.0, entropy_opd_h_max=None, '
-            "denominators=None, sdpo_teachers=None, sdpo_weighting=None)"
+            "(model, knobs, *, taid_t=None, label_smoothing=0.0, denominators=None, sdpo_teachers=None, "
+            "sdpo_weighting=None)"
         ),
     },
     "trainer": {
@@ -30,13 +28,14 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         ),
         "ComposerReplicationTrainer.channels_on": "()",
         "ComposerReplicationTrainer.log": "(logs, start_time=None)",
-        "LoggedSessions": "(source, renderer, settings, *, only=None, pack=False, proofs=None)",
+        "LoggedSessions": "(rendered, renderer, settings, *, run=None, pack=False, proofs=None)",
         "LoggedSessions.from_run": "(run, renderer, *, budget, only=None, pack=False, **settings)",
         "LoggedSessions.from_sessions": "(sessions, renderer, *, budget, only=None, pack=False, **settings)",
         "LoggedSessions.items": "property",
         "LoggedSessions.batches": '(device="cpu")',
         "LoggedSessions.channels": "property",
         "LoggedSessions.digest": "property",
+        "LoggedSessions.models": "property",
         "LoggedSessions.longest_tree": "property",
         "LoggedSessions.has_references": "property",
         "LoggedSessions.prove": "(model, margin=0.0, *, max_context=None, seed=0)",
@@ -115,13 +114,14 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
     "sessions.dataset": {
         "LoggedPair": "(state_id, turn_number, chosen)",
         "LoggedSession": "(*, conversation, sites=(), pairs=())",
-        "LoggedSessions": "(source, renderer, settings, *, only=None, pack=False, proofs=None)",
+        "LoggedSessions": "(rendered, renderer, settings, *, run=None, pack=False, proofs=None)",
         "LoggedSessions.from_run": "(run, renderer, *, budget, only=None, pack=False, **settings)",
         "LoggedSessions.from_sessions": "(sessions, renderer, *, budget, only=None, pack=False, **settings)",
         "LoggedSessions.items": "property",
         "LoggedSessions.batches": '(device="cpu")',
         "LoggedSessions.channels": "property",
         "LoggedSessions.digest": "property",
+        "LoggedSessions.models": "property",
         "LoggedSessions.longest_tree": "property",
         "LoggedSessions.has_references": "property",
         "LoggedSessions.prove": "(model, margin=0.0, *, max_context=None, seed=0)",
@@ -132,6 +132,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "SessionItem": "(windows)",
         "SessionItem.num_tokens": "property",
         "SessionItem.batch": '(device="cpu")',
+        "sessions_of_run": "(run, *, budget, **settings)",
     },
     "trainer.from_config.training": {
         "Progress": "(say=<factory>, on_step=<factory>, on_log=<factory>, on_phase=<factory>)",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.batch.tree import pack_trees
-from composer_replication.batch.tree_batch import CHANNELS, TargetRows, TreeBatch, TreeContrast, TreePairs
+from composer_replication.batch.tree_batch import CHANNELS, ContrastRows, PairRows, TargetRows, TreeBatch
 from composer_replication.errors import InputError, explain
 
 
@@ -34,11 +34,11 @@ def pack_batches(batches: Sequence[TreeBatch]) -> TreeBatch:
     student, teacher = joined([each.student_rows for each in batches]), joined([each.teacher_rows for each in batches])
     pairs = [(batch.pairs, offset) for batch, offset in zip(batches, offsets, strict=True) if batch.pairs is not None]
     return TreeBatch(
-        tree,
         response,
         student,
         teacher,
         _joined_pairs(pairs) if pairs else None,
+        tree=tree,
         target_tokens=_joined_if_all([each.target_tokens for each in batches]),
         site_position=_joined_if_all([each.site_position for each in batches]),
         contrast=_joined_contrast(batches, offsets),
@@ -51,7 +51,7 @@ def _joined_if_all(parts: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(known) if len(known) == len(parts) else None
 
 
-def _joined_contrast(batches: Sequence[TreeBatch], offsets: Sequence[int]) -> TreeContrast | None:
+def _joined_contrast(batches: Sequence[TreeBatch], offsets: Sequence[int]) -> ContrastRows | None:
     numbers: list[Tensor] = []
     rows: list[Tensor] = []
     before = 0
@@ -60,10 +60,10 @@ def _joined_contrast(batches: Sequence[TreeBatch], offsets: Sequence[int]) -> Tr
             numbers.append(batch.contrast.numbers + before)
             rows.append(batch.contrast.rows + offset)
         before += batch.student_rows.numel()
-    return TreeContrast(torch.cat(numbers), torch.cat(rows)) if numbers else None
+    return ContrastRows(torch.cat(numbers), torch.cat(rows)) if numbers else None
 
 
-def _joined_pairs(pairs: Sequence[tuple[TreePairs, int]]) -> TreePairs:
+def _joined_pairs(pairs: Sequence[tuple[PairRows, int]]) -> PairRows:
     """All chosen responses, then all rejected ones, each batch's in their order."""
     total = sum(each.num_pairs for each, _ in pairs)
     numbers: list[Tensor] = []
@@ -78,6 +78,6 @@ def _joined_pairs(pairs: Sequence[tuple[TreePairs, int]]) -> TreePairs:
     if len({each.chosen_reference is None for each, _ in pairs}) > 1:
         raise InputError(explain("references", got="some pairs' only", expected="all of the pairs', or none"))
     if pairs[0][0].chosen_reference is None:
-        return TreePairs(rows, targets, response, total, None, None)
+        return PairRows(rows, targets, response, total, None, None)
     chosen, rejected = zip(*(each.references() for each, _ in pairs), strict=True)
-    return TreePairs(rows, targets, response, total, torch.cat(chosen), torch.cat(rejected))
+    return PairRows(rows, targets, response, total, torch.cat(chosen), torch.cat(rejected))

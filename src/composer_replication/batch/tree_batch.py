@@ -1,4 +1,7 @@
-"""A whole session's three channels as one token tree: flat sequences with targets in, rows of the tree out."""
+"""What `compose_loss` reads: which rows predict what, of one token tree or of padded sequences.
+
+`SessionTargets` makes a tree of a session: flat sequences with targets in, rows of the tree out.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from composer_replication.batch.alignment import Sequences
 from composer_replication.batch.tree import TokenTree, build_tree
 from composer_replication.errors import AlignmentError, BatchKeyError, InputError, explain
 
@@ -16,14 +20,14 @@ CHANNELS = ("lm_ce", "sdpo_jsd", "trace_replay_dpo")
 
 
 class TargetRows(NamedTuple):
-    """Rows of the tree, and the token that each of them predicts."""
+    """Rows, and the token that each of them predicts."""
 
     rows: Tensor
     targets: Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class TreePairs:
+class PairRows:
     """Channel 3: rows that predict the responses, the token of each, and whose it is (chosen first, then rejected)."""
 
     rows: Tensor
@@ -39,39 +43,81 @@ class TreePairs:
         return self.chosen_reference, self.rejected_reference
 
 
-class TreeContrast(NamedTuple):
+class ContrastRows(NamedTuple):
     """Rows below a wrong hint; `numbers` says which of channel 2's rows predict the same tokens."""
 
     numbers: Tensor
     rows: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class TreeBatch:
-    """What `compose_loss` takes instead of a mapping. Row n of student and teacher predict the same token.
+Tokens = TokenTree | Sequences
+"""What one pass reads; a row is a number in the tree's layout, or sequence * T + position of padded sequences."""
 
-    That token and its number in its site are known to batches that `SessionTargets` built; some switches need them.
+
+class Passes(NamedTuple):
+    """Whose rows the channels read: the student's, the hinted and wrongly hinted contexts', the pairs'."""
+
+    student: Tokens
+    hinted: Tokens
+    contrast: Tokens
+    pairs: Tokens
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelRows:
+    """The rows of each channel. Row n of student and teacher predict the same token.
+
+    That token and its number in its site are known to batches that are read or built here; some switches need them.
     """
 
-    tree: TokenTree
     response: TargetRows
     student_rows: Tensor
     teacher_rows: Tensor
-    pairs: TreePairs | None
+    pairs: PairRows | None
     target_tokens: Tensor | None = None
     site_position: Tensor | None = None
-    contrast: TreeContrast | None = None
+    contrast: ContrastRows | None = None
     sites_without_contrast: int = 0
-
-    def check(self, num_embeddings: int) -> None:
-        """Raise where an id has no embedding."""
-        check_ids(self.tree.input_ids, num_embeddings)
 
     def counts(self, *, hints: bool = True, pairs: bool = True) -> dict[str, int]:
         """Items of each channel that is asked for."""
         num_pairs = self.pairs.num_pairs if pairs and self.pairs is not None else 0
         found = (self.response.rows.numel(), self.student_rows.numel() if hints else 0, num_pairs)
         return dict(zip(CHANNELS, found, strict=True))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TreeBatch(ChannelRows):
+    """All rows are those of one tree, and one pass gives them: what `compose_loss` takes instead of a mapping."""
+
+    tree: TokenTree
+
+    @property
+    def passes(self) -> Passes:
+        return Passes(self.tree, self.tree, self.tree, self.tree)
+
+    def check(self, num_embeddings: int) -> None:
+        """Raise where an id has no embedding."""
+        check_ids(self.tree.input_ids, num_embeddings)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FlatBatch(ChannelRows):
+    """Padded sequences: the teacher's contexts and the pairs are passes of their own (`batch.flat_batch` reads them).
+
+    The hinted contexts then keep nothing for a backward pass, and channel 1 has the same bits with channel 2 on or off.
+    """
+
+    sequences: Sequences
+    contexts: Sequences | None = None
+    wrong_contexts: Sequences | None = None
+    pair_sequences: Sequences | None = None
+
+    @property
+    def passes(self) -> Passes:
+        """What is not there is one token, a pass for each: another process may have it, and all run it together."""
+        others = (self.contexts, self.wrong_contexts, self.pair_sequences)
+        return Passes(self.sequences, *(each or Sequences(self.sequences.input_ids[:1, :1]) for each in others))
 
 
 class _Site(NamedTuple):
@@ -163,18 +209,18 @@ class SessionTargets:
         numbers = [torch.arange(each.size) for each in self._sites]
         contrast = self._contrast(tree)
         return TreeBatch(
-            tree,
             response,
             student.rows,
             _rows(tree, there).rows,
             self._pairs(tree),
+            tree=tree,
             target_tokens=student.targets,
             site_position=torch.cat(numbers).to(device) if numbers else torch.zeros_like(student.rows),
             contrast=contrast,
             sites_without_contrast=sum(each.contrast is None for each in self._sites),
         )
 
-    def _contrast(self, tree: TokenTree) -> TreeContrast | None:
+    def _contrast(self, tree: TokenTree) -> ContrastRows | None:
         ranges: list[tuple[int, int, int]] = []
         numbers: list[Tensor] = []
         before = 0
@@ -185,9 +231,9 @@ class SessionTargets:
             before += each.size
         if not ranges:
             return None
-        return TreeContrast(torch.cat(numbers).to(tree.input_ids.device), _rows(tree, ranges).rows)
+        return ContrastRows(torch.cat(numbers).to(tree.input_ids.device), _rows(tree, ranges).rows)
 
-    def _pairs(self, tree: TokenTree) -> TreePairs | None:
+    def _pairs(self, tree: TokenTree) -> PairRows | None:
         if not self._chosen:
             return None
         sides = [*self._chosen, *self._rejected]
@@ -200,7 +246,7 @@ class SessionTargets:
             raise InputError(explain("reference log-probs", got=got, expected="all of the pairs, or none"))
         both = torch.tensor(known, dtype=torch.float64, device=found.rows.device) if known else None
         chosen, rejected = (None, None) if both is None else both.unbind(1)
-        return TreePairs(found.rows, found.targets, response, len(self._chosen), chosen, rejected)
+        return PairRows(found.rows, found.targets, response, len(self._chosen), chosen, rejected)
 
     def _add(self, ids: Sequence[int], start: int, end: int) -> int:
         if not 0 < start < end <= len(ids):

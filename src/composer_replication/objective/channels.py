@@ -21,18 +21,11 @@ from composer_replication.loss.linear import (
 )
 from composer_replication.loss.rows import Divergence, check_at_least_zero, check_choice
 from composer_replication.loss.simpo import simpo_loss
+from composer_replication.objective.knobs import Preference
 from composer_replication.objective.row_weighting import HintTargets, RowGroup, RowWeighting, row_groups, row_weights
 from composer_replication.objective.teachers import Teacher, WeightedTeacher
 
 _NOTHING_KNOWN = HintTargets()
-
-
-class Preference(NamedTuple):
-    """DPO's or SimPO's knobs; only DPO has a reference."""
-
-    needs_reference: bool
-    beta: float
-    gamma: float
 
 
 class Options(NamedTuple):

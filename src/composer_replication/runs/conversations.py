@@ -44,9 +44,9 @@ def from_row(row: Mapping[str, Any]) -> Conversation:
         ) from error
 
 
-def read_conversations(run: RunDir) -> Iterator[Conversation]:
-    """The conversations of a run, in order, one at a time."""
-    return (from_row(row) for row in run.read_jsonl("conversations", schema=SCHEMA, version=VERSION))
+def read_conversations(run: RunDir, *, verify: bool = True) -> Iterator[Conversation]:
+    """The conversations of a run, in order, one at a time; `verify` as for `RunDir.read_jsonl`."""
+    return (from_row(row) for row in run.read_jsonl("conversations", schema=SCHEMA, version=VERSION, verify=verify))
 
 
 def _turn(row: Mapping[str, Any]) -> Turn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from io import BufferedReader
@@ -16,6 +17,8 @@ from composer_replication.runs.artefacts import OLDEST_READ, WHY_REFUSED, Artefa
 from composer_replication.runs.sidecar import ArtefactMeta, check_schema, now, read_sidecar
 
 Row = Mapping[str, object]
+PASSES: Counter[str] = Counter()
+"""How often this process went through the rows of an artefact (`decoded conversations`), or its bytes (`hashed …`)."""
 
 
 class Line(NamedTuple):
@@ -50,6 +53,7 @@ def read_records(
         check_schema(meta, schema=schema, version=version)
         refuse_old(meta, artefact, directory)
         check_pair(file, meta, artefact, verify=verify)
+        PASSES[f"decoded {artefact.name}"] += 1
         num_rows, keys = 0, frozenset(meta.keys)
         for num_rows, line in enumerate(file, start=1):
             try:
@@ -84,6 +88,7 @@ def check_pair(file: BufferedReader, meta: ArtefactMeta, artefact: Artefact, *, 
         got = f"{num_bytes} bytes ({_first_bad_line(file, meta)})"
         raise _corrupt(artefact, got=got, expected=f"{meta.num_bytes} bytes in {meta.rows} lines")
     if verify:
+        PASSES[f"hashed {artefact.name}"] += 1
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
         if digest != meta.sha256:

@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol, TypedDict, cast
 import torch
 from torch import Tensor
 
+from composer_replication.batch.alignment import IGNORE_INDEX
+from composer_replication.batch.flat_batch import Wanted, read_flat_batch
 from composer_replication.batch.hint_placement import PLACEMENTS, Placement
 from composer_replication.batch.left_cut import LeftCut
 from composer_replication.batch.pair_tokens import PairIds
@@ -18,8 +20,6 @@ from composer_replication.batch.render import Renderer
 from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError, explain
-from composer_replication.objective import contract
-from composer_replication.objective.alignment import IGNORE_INDEX
 from composer_replication.trainer.traces.pairs import PairMaker
 from composer_replication.trainer.traces.rows import Hinted, RowMaker, SiteRow, StudentRow, TraceRows
 from composer_replication.trainer.traces.sites import marked_errors
@@ -248,7 +248,7 @@ class ComposerDataCollator:
             batch |= pair_tensors(pairs, pad)
         if pairs and self.reference is not None:
             batch |= reference_tensors(pairs, self.reference)
-        contract.read_batch(batch, self._num_ids, contract.Channels(True, True, self.reference is not None))
+        read_flat_batch(batch, self._num_ids, Wanted(reference=self.reference is not None))
         return batch
 
 

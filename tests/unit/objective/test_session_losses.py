@@ -91,7 +91,7 @@ def test_packing_several_sessions_equals_doing_them_one_by_one():
     model = model_for(sessions[0].renderer)
     assert_adds_up(model, batches, packed)
     padded = type(packed)(
-        packed.tree.padded(128), packed.response, packed.student_rows, packed.teacher_rows, packed.pairs
+        packed.response, packed.student_rows, packed.teacher_rows, packed.pairs, tree=packed.tree.padded(128)
     )
     assert_same(losses(model, padded), losses(model, packed))
 

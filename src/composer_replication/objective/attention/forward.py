@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from composer_replication.batch.tree import TokenTree
+from composer_replication.batch.tree_batch import Tokens
 from composer_replication.objective.attention.attend import Kind, usual_attention
 from composer_replication.objective.attention.passes import compute_dtype, masked, run_sequences, run_tree
 from composer_replication.objective.attention.rules import check_positions, shortest_window, why_never
 from composer_replication.objective.attention.trial import ENOUGH_ROWS, Verdict, rows_that_tell, try_tree
-from composer_replication.objective.model_head import causal_lm_of
+from composer_replication.objective.model_head import causal_lm_of, hidden_states
 from composer_replication.objective.wrapped import agreed_most, inside_forward
 
 _REPLACEABLE = ("sdpa", "flash", "flex")
@@ -27,12 +28,18 @@ _REPLACEABLE = ("sdpa", "flash", "flex")
 _ENOUGH_TO_FAIL = 16
 
 
-class TreeRows(NamedTuple):
-    """Last hidden states (L, H), one row a token of the tree; by which attention, or why not as a tree."""
+class HiddenRows(NamedTuple):
+    """Last hidden states (L, H), one row a token; by which attention over a tree, or why not as a tree."""
 
     hidden: Tensor
-    kind: Kind | None
-    flat_because: str | None
+    kind: Kind | None = None
+    flat_because: str | None = None
+
+    @property
+    def ran_as(self) -> str:
+        if self.kind is not None:
+            return f"tree ({self.kind})"
+        return "flat sequences" if self.flat_because is None else f"flat: {self.flat_because}"
 
 
 class _Tried(NamedTuple):
@@ -47,7 +54,14 @@ class _Tried(NamedTuple):
 _tried: WeakKeyDictionary[nn.Module, dict[str, _Tried]] = WeakKeyDictionary()
 
 
-def tree_hidden_states(model: nn.Module, tree: TokenTree) -> TreeRows:
+def hidden_rows(model: nn.Module, tokens: Tokens) -> HiddenRows:
+    """The rows of a tree's tokens; or of padded sequences, one sequence behind the other."""
+    if isinstance(tokens, TokenTree):
+        return tree_hidden_states(model, tokens)
+    return HiddenRows(hidden_states(model, tokens.input_ids, tokens.attention_mask).flatten(0, 1))
+
+
+def tree_hidden_states(model: nn.Module, tree: TokenTree) -> HiddenRows:
     """The rows of every token, as the flat sequences would give them."""
     body = causal_lm_of(model)
     found: list[Verdict] = []
@@ -58,7 +72,7 @@ def tree_hidden_states(model: nn.Module, tree: TokenTree) -> TreeRows:
         return run_sequences(model, tree) if kind is None else run_tree(body, masked(body, tree, kind))
 
     hidden = inside_forward(model, body, work)
-    return TreeRows(hidden, found[0].kind, found[0].flat_because)
+    return HiddenRows(hidden, found[0].kind, found[0].flat_because)
 
 
 def why_flat(model: nn.Module, tree: TokenTree) -> str | None:

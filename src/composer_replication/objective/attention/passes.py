@@ -1,4 +1,4 @@
-"""The two ways to the hidden rows of a token tree: one masked pass, or its sequences one by one."""
+"""The two ways to the hidden rows of a token tree: one masked pass, or its sequences as a padded batch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.batch.tree import TokenTree
 from composer_replication.batch.windows import bucket
@@ -53,25 +54,22 @@ def run_tree(
 
 
 def run_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
-    """Every sequence by itself, longest first; a row that several share is taken from the first that has it."""
+    """All sequences as one padded batch; a row that several share is taken from the longest that has it."""
     if agreed_most([model], [len(tree.rows)]) != [1]:  # a single sequence shares nothing
         check_causal(model, tree.input_ids[max(tree.rows, key=len)])
-    rows_of: list[Tensor] = []
-    found: list[Tensor] = []
     taken = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
+    sequences: list[Tensor] = []
+    is_new: list[Tensor] = []
     for rows in sorted(tree.rows, key=lambda each: -each.numel()):
-        new = ~taken[rows]
-        if not bool(new.any()):
-            continue
-        hidden = hidden_states(model, tree.input_ids[rows][None], None)[0]
-        rows_of.append(rows[new])
-        found.append(hidden[new])
-        taken[rows] = True
-    (passes,) = agreed_most([model], [len(found)])
-    extra = [hidden_states(model, tree.input_ids[None, :1], None).sum() for _ in range(passes - len(found))]
-    hidden = torch.cat(found)
-    result = hidden.new_zeros(len(tree), hidden.shape[-1]).index_copy(0, torch.cat(rows_of), hidden)
-    return result + 0.0 * torch.stack(extra).sum() if extra else result
+        if not bool(taken[rows].all()):
+            sequences.append(rows)
+            is_new.append(~taken[rows])
+            taken[rows] = True
+    ids_BT = pad_sequence([tree.input_ids[rows] for rows in sequences], batch_first=True)
+    new_BT = pad_sequence(is_new, batch_first=True)
+    found = hidden_states(model, ids_BT, None)[new_BT]
+    rows_of = torch.cat([rows[new] for rows, new in zip(sequences, is_new, strict=True)])
+    return found.new_zeros(len(tree), found.shape[-1]).index_copy(0, rows_of, found)
 
 
 def _dense(body: Any, tree: TokenTree) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -156,13 +157,11 @@ class ComposerChannels:
     def _options(self, model: nn.Module, clock: Clock, denominators: Mapping[str, float]) -> Options:
         return channel_options(
             model,
-            alpha_sdpo=self.alpha(clock),
-            beta_replay=0.0,
+            replace(self.settings, alpha_sdpo=self.alpha(clock), beta_replay=0.0),
+            taid_t=self._taid_t(clock),
             denominators=denominators,
             sdpo_teachers=self.teacher.shares(),
-            taid_t=self._taid_t(clock),
             sdpo_weighting=self._weighting,
-            **self.settings.loss_options(),
         )
 
     def _importance(self, inputs: Mapping[str, Any], clock: Clock) -> Importance | None:

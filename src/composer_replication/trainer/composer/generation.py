@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from composer_replication.batch.hint_placement import Placement
-from composer_replication.batch.render.renderer.renderer import Renderer
+from composer_replication.batch.render import Renderer
 from composer_replication.batch.session_batch import Part
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.write import HintWriter
