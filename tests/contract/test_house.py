@@ -13,7 +13,6 @@ CROWDED = {
     "batch",
     "cli",
     "objective",
-    "ingestion",
     "pairs",
     "privacy",
     "teacher_replay",
@@ -21,7 +20,6 @@ CROWDED = {
 LONELY = {
     "config.root",
     "config.split",
-    "ingestion.links",
     "batch.wrong_hints",
     "pairs.normalise.text_length",
     "privacy.kingfisher",
@@ -34,7 +32,6 @@ UNMAPPED = {
     "cli",
     "config",
     "distillation",
-    "ingestion",
     "hint_generator",
     "loss",
     "loss.linear",
