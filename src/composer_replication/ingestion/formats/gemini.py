@@ -25,7 +25,7 @@ from composer_replication.ingestion.reading.turn_list import (
     as_record,
     as_string,
     kept_fields,
-    parse_call,
+    logged_call,
     usage_of,
 )
 from composer_replication.types import Conversation, Link, Origin, Provenance, ToolCall, ToolResult, Turn
@@ -202,7 +202,7 @@ class _Log:
                 self.report.skip(NO_CALL, self.source.name, line)
                 continue
             call_id = as_string(call.get("id")) or f"{key}:call-{index}"
-            calls.append(parse_call(call_id, call.get("name"), call.get("args")))
+            calls.append(logged_call(call_id, call.get("name"), call.get("args")))
             is_error = _IS_ERROR.get(as_string(call.get("status")) or "")
             if call.get("result") is not None or is_error is not None:
                 text = _parts_text(call.get("result")) or as_text(call.get("resultDisplay"))

@@ -23,7 +23,7 @@ from composer_replication.ingestion.reading.turn_list import (
     as_list,
     as_record,
     as_string,
-    parse_call,
+    logged_call,
     usage_of,
 )
 from composer_replication.types import Conversation, Link, Origin, ToolCall, ToolResult
@@ -231,7 +231,7 @@ class _Message:
     def _add_tool(self, part: Record, index: int, step: _Step) -> None:
         state = as_record(part.get("state"))
         call_id = as_string(part.get("callID")) or f"{self._id}:call-{index}"
-        step.calls.append(parse_call(call_id, part.get("tool"), state.get("input")))
+        step.calls.append(logged_call(call_id, part.get("tool"), state.get("input")))
         step.order.append("call")
         step.images += sum(is_image(each) for each in as_list(state.get("attachments")))
         status = state.get("status")

@@ -113,7 +113,7 @@ class TurnList:
                 self.skip(NO_CALL, line)
                 continue
             made_up = f"{new_id or f'call-{line}-'}{number}"
-            calls.append(parse_call(written.id or made_up, written.name, written.arguments))
+            calls.append(logged_call(written.id or made_up, written.name, written.arguments))
         for _ in range(as_list(message.get("tool_calls")).count(None)):
             self.skip(NO_CALL, line)
         return tuple(calls)
@@ -179,7 +179,7 @@ def unique(id: str, taken: set[str]) -> str:
     return free
 
 
-def parse_call(id: Any, name: Any, arguments: Any) -> ToolCall:
+def logged_call(id: Any, name: Any, arguments: Any) -> ToolCall:
     """A call with whatever a log has for its id and name; RecursionError where its arguments are nested too deeply."""
     try:
         return tool_call("" if id is None else as_text(id), "" if name is None else as_text(name), arguments)

@@ -9,7 +9,7 @@ from composer_replication.ingestion.formats.claude_code.attachments import QUEUE
 from composer_replication.ingestion.formats.claude_code.queue import PLACED, Queued
 from composer_replication.ingestion.formats.claude_code.record import CALL_BLOCKS, Node
 from composer_replication.ingestion.reading.source import MAX_COUNT, IngestReport, Record, as_text, images_in
-from composer_replication.ingestion.reading.turn_list import parse_call
+from composer_replication.ingestion.reading.turn_list import logged_call
 from composer_replication.types import Origin, Provenance, Role, ToolCall, ToolResult, Turn, Usage
 
 _PLAIN_ORDER = ("thinking", "text", "call")
@@ -152,7 +152,7 @@ class TurnBuilder:
             draft.thoughts.append(as_text(block.get("thinking", "")))
             draft.order.append("thinking")
         elif kind in CALL_BLOCKS:
-            call = parse_call(block.get("id"), block.get("name"), block.get("input"))
+            call = logged_call(block.get("id"), block.get("name"), block.get("input"))
             draft.calls.append(call)
             draft.order.append("call")
             self._caller_of[call.id] = draft
