@@ -90,8 +90,8 @@ class _Log:
             messages = change.get("messages")
             if isinstance(messages, list):
                 self._replace(cast("list[Any]", messages), line)
-            told = {key: value for key, value in change.items() if key != "messages"}
-            self.meta.update(kept_fields(told, self.source.name, line, self.report))
+            fields = {key: value for key, value in change.items() if key != "messages"}
+            self.meta.update(kept_fields(fields, self.source.name, line, self.report))
         else:
             self._put(self.entries, record, line, line)
 

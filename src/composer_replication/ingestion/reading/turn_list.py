@@ -138,7 +138,7 @@ class TurnList:
         *,
         id: str,
         line: int,
-        extra: Record | None = None,
+        origin: Origin = "tool",
         **more: Any,
     ) -> None:
         """What came back for a call: with the other results of its turn, or in a turn of its own."""
@@ -146,9 +146,9 @@ class TurnList:
         caller, last = self._caller_of.get(call_id), self.turns[-1] if self.turns else None
         if caller is not None and last is not None and last.results and self._caller(last) == caller:
             self._see(result, line)
-            self.grow(line, results=(*last.results, result), extra=with_images(last.extra, extra or {}))
+            self.grow(line, results=(*last.results, result), extra=with_images(last.extra, more.get("extra", {})))
             return
-        self.say(id, "tool", line=line, results=(result,), extra=extra or {}, **{"origin": "tool"} | more)
+        self.say(id, "tool", origin, line, results=(result,), **more)
 
     def open_calls(self) -> list[ToolCall]:
         """The last assistant turn's calls that nothing has answered yet."""

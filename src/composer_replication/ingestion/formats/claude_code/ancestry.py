@@ -110,10 +110,10 @@ class ContextLengths:
 
     def verdict(self, at: int, tail: Place, target: Place | None) -> Verdict | None:
         """Of message number `at`: it went on from `tail`, back to `target` (None: the start), or it cannot be told."""
-        found = bisect_left(self._places, at)
-        if found == len(self._places):
+        next_answer = bisect_left(self._places, at)
+        if next_answer == len(self._places):
             return None
-        answered_at = self._places[found]
+        answered_at = self._places[next_answer]
         said = self._said[answered_at] - self._said[at]
         length = (_prompt_tokens(self._messages[answered_at]) or 0) - said
         going_on, going_back = self._length_behind(tail), self._length_behind(target)

@@ -173,9 +173,9 @@ class TurnBuilder:
             self._drafts.append(draft)
 
     def _add_results(self, node: Node, results: list[Record]) -> None:
-        found = [_tool_result(block) for block in results]
-        caller = self._caller_of.get(found[0].call_id)
-        for result in found:
+        answers = [_tool_result(block) for block in results]
+        caller = self._caller_of.get(answers[0].call_id)
+        for result in answers:
             if result.call_id not in self._caller_of:
                 self._report.skip("tool result without its call", self._file, node.line)
         # What hooks say about one of several parallel calls stands between their results, and was shown after them.
@@ -186,13 +186,13 @@ class TurnBuilder:
         if last is None or not same_caller or caller is None:
             last = _Draft(node.uuid, "tool", "tool", node)
             self._drafts.append(last)
-        last.results += found
+        last.results += answers
         last.lines.append(node.line)
         for content in (block.get("content") for block in results):
             if not isinstance(content, str):
                 last.images += images_in(content)
         if node.agent is not None:
-            last.agents[found[0].call_id] = node.agent
+            last.agents[answers[0].call_id] = node.agent
 
 
 def _writer(node: Node) -> Origin:
