@@ -21,6 +21,15 @@ from composer_replication.ingestion.formats.claude_code.record import Node
 
 # Records of one message and results of its calls lie close together.
 _NEAR = 256
+Verdict = Literal["went on", "went back"]
+_PROMPT_FIELDS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+_CHARACTERS_PER_TOKEN = 4
+_TOKENS_OF_AN_IMAGE = 1500
+# Of 854 messages of real logs the prompt behind them was 0 to 500 tokens longer than reckoned in half of all cases, and
+# more than 1,600 in a twentieth; in a tenth it was shorter by 4,000 and more (old results are left out after a pause).
+_LEAST_GAP = 800
+_NEAR_SHARE = 0.25
+_MOMENT = timedelta(seconds=1)
 
 
 @dataclass(slots=True)
@@ -85,17 +94,6 @@ def _far(up: Place) -> Place:
     if far is None or far.far is None or up.depth - far.depth != far.depth - far.far.depth:
         return up
     return far.far
-
-
-Verdict = Literal["went on", "went back"]
-_PROMPT_FIELDS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-_CHARACTERS_PER_TOKEN = 4
-_TOKENS_OF_AN_IMAGE = 1500
-# Of 854 messages of real logs the prompt behind them was 0 to 500 tokens longer than reckoned in half of all cases, and
-# more than 1,600 in a twentieth; in a tenth it was shorter by 4,000 and more (old results are left out after a pause).
-_LEAST_GAP = 800
-_NEAR_SHARE = 0.25
-_MOMENT = timedelta(seconds=1)
 
 
 class ContextLengths:
