@@ -18,7 +18,6 @@ UNMAPPED = {
     "composer_replication",
     "config",
     "distillation",
-    "ingestion",
     "loss",
     "loss.linear",
     "objective",
