@@ -17,7 +17,6 @@ UNMAPPED = {
     "batch",
     "composer_replication",
     "distillation",
-    "ingestion",
     "loss",
     "loss.linear",
     "objective",
@@ -30,6 +29,7 @@ UNMAPPED = {
     "recipes.prime_rl",
     "replaysim",
 }
+LONGEST_CHAIN = 25
 LONGEST_CHAIN = 27
 """To come: 18."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from composer_replication.batch.hint_placement import Placement, teacher_context
 from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.session_batch import Part
 from composer_replication.batch.wrong_hints import wrong_hints
-from composer_replication.errors import InputError
+from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.write import HintWriter, write_hint
 from composer_replication.rollouts.conversation import (
     Rollout,
@@ -37,6 +37,38 @@ NO_HINT = "no_hint"
 NO_HEADER = "no_header_before_turn"
 NO_PLACE = "hint_has_no_place"
 TOO_LONG = "teacher_context_too_long"
+
+
+SITES, ITEMS = "sdpo_sites", "sdpo_items"
+"""Keys of a batch of rollouts: the taught turns of each, and how many tokens of all of them are taught."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutOptions:
+    """How rollouts are taught from, beside their reward.
+
+    Error sites: where a hint goes, which part of the erring turn is taught, who writes hints, which rules are added.
+    `only_failed_rollouts` leaves out the sites of rollouts that did better than their group. `max_resamples` draws
+    groups with equal rewards again, that many times at most. `k1_coefficient` takes log p - log p_start of each token
+    off its advantage (k1, without gradient).
+    """
+
+    placement: Placement = "before_turn"
+    part: Part = "turn"
+    hint_generator: HintGenerator | None = None
+    hint_writer: HintWriter | None = None
+    extra_rules: tuple[FailureRule, ...] = ()
+    min_confidence: float = MIN_CONFIDENCE
+    max_teacher_length: int | None = None
+    only_failed_rollouts: bool = False
+    max_resamples: int = 0
+    k1_coefficient: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_resamples < 0:
+            raise InputError(explain("max_resamples", got=self.max_resamples, expected="0 or more"))
+        if not self.k1_coefficient >= 0:
+            raise InputError(explain("k1_coefficient", got=self.k1_coefficient, expected="0 or more"))
 
 
 class TaughtTurn(NamedTuple):
@@ -67,23 +99,9 @@ class FoundSites:
 class RolloutSites:
     """Finds the sites of rollouts made with one tokenizer and template."""
 
-    def __init__(
-        self,
-        renderer: Renderer,
-        *,
-        placement: Placement = "before_turn",
-        part: Part = "turn",
-        hint_generator: HintGenerator | None = None,
-        hint_writer: HintWriter | None = None,
-        extra_rules: Iterable[FailureRule] = (),
-        min_confidence: float = MIN_CONFIDENCE,
-        max_teacher_length: int | None = None,
-    ) -> None:
-        self.renderer, self.part = renderer, part
-        self.placement: Placement = placement
-        self._hint_generator, self._hint_writer = hint_generator, hint_writer
-        self._rules = (*extra_rules, *ROLLOUT_RULES)
-        self._min_confidence, self._max_length = min_confidence, max_teacher_length
+    def __init__(self, renderer: Renderer, options: RolloutOptions | None = None) -> None:
+        self.renderer, self.options = renderer, options or RolloutOptions()
+        self._rules = (*self.options.extra_rules, *ROLLOUT_RULES)
         self._header_ids = renderer.encoder.encode([renderer.dialect.header])[0] if renderer.dialect.header else []
         token = renderer.dialect.call_token
         self._call_id = renderer.protected.ids.get(token) if token else None
@@ -96,7 +114,7 @@ class RolloutSites:
         conversation = conversation_of(rollout, runs)
         if rollout.tools and is_parsed(rollout, runs):  # without tools nobody parses calls
             conversation = self._with_malformed(conversation)
-        sites = find_error_sites(conversation, min_confidence=self._min_confidence, extra_rules=self._rules)
+        sites = find_error_sites(conversation, min_confidence=self.options.min_confidence, extra_rules=self._rules)
         sequence = self._rendered(rollout, runs)
         judged = judged_by_schema(sites, conversation, rollout.tools)
         found = FoundSites(sequence, sites=[*judged, *signalled_sites(rollout, conversation)])
@@ -111,7 +129,7 @@ class RolloutSites:
                 found.counts["dropped:" + outcome] += 1
             else:
                 found.counts["kind:" + site.kind] += 1
-                if self.part == "call" and (outcome.start, outcome.end) in whole_turns:
+                if self.options.part == "call" and (outcome.start, outcome.end) in whole_turns:
                     found.counts["whole_turn_without_call"] += 1
                 found.taught.append(outcome)
         return found
@@ -223,13 +241,13 @@ class RolloutSites:
         if span is None or not span.start:
             return NO_HEADER
         try:
-            context = teacher_context(self.renderer, sequence, span, hint, placement=self.placement)
+            context = teacher_context(self.renderer, sequence, span, hint, placement=self.options.placement)
         except InputError:
             return NO_PLACE
-        if self._max_length is not None and len(context.ids) > self._max_length:
+        if self.options.max_teacher_length is not None and len(context.ids) > self.options.max_teacher_length:
             return TOO_LONG
         start, end = span.start, span.end
-        if self.part == "call" and span.call_start is not None and span.call_end is not None:
+        if self.options.part == "call" and span.call_start is not None and span.call_end is not None:
             start, end = span.call_start, span.call_end
         moved = context.start - span.start
         return start, end, torch.tensor(context.ids[: end + moved]), start + moved
@@ -238,16 +256,16 @@ class RolloutSites:
         signal = signal_of(site, rollout)
         if signal is not None and signal.get("hint"):
             return str(signal["hint"])
-        if self._hint_generator is not None:
+        if self.options.hint_generator is not None:
             about = {
                 "error_message": site.evidence_text,
                 "tool_name": site.tool,
                 "available_tools": sorted(rollout.tools),
             }
-            return self._hint_generator(site.kind, about)
-        sources = ("writer", "template", "raw_error") if self._hint_writer else ("template", "raw_error")
+            return self.options.hint_generator(site.kind, about)
+        sources = ("writer", "template", "raw_error") if self.options.hint_writer else ("template", "raw_error")
         hint = write_hint(
-            site, conversation, sources=sources, writer=self._hint_writer, tool_schemas=rollout.tools or None
+            site, conversation, sources=sources, writer=self.options.hint_writer, tool_schemas=rollout.tools or None
         )
         return None if hint is None else hint.text
 

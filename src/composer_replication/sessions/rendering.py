@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from composer_replication.actions.parse import answer_turn
-from composer_replication.actions.write import text_follows_call
+from composer_replication.actions.write import text_follows_call, turn_of
 from composer_replication.batch.hint_placement import Placement
 from composer_replication.batch.pair_tokens import pair_ids, response_ids
 from composer_replication.batch.render import (
@@ -211,7 +211,8 @@ def _pair(
 ) -> KeptPair | str:
     """Chosen against logged; or why not. The logged side is the session itself where the contexts agree."""
     before, logged = conversation.turns[:index], conversation.turns[index]
-    answer = answer_turn(pair.chosen, turn_id=f"{pair.state_id}:chosen")
+    name = f"{pair.state_id}:chosen"
+    answer = answer_turn(pair.chosen, turn_id=name) if pair.action is None else turn_of(pair.action, turn_id=name)
     if any(not each.text.strip() and not each.calls for each in (answer, logged)):
         return WITHOUT_ANSWER
     if any(map(text_follows_call, (answer, logged))):
