@@ -30,7 +30,7 @@ UNMAPPED = {
     "replaysim",
 }
 LONGEST_CHAIN = 25
-LONGEST_CHAIN = 27
+LONGEST_CHAIN = 25
 """To come: 18."""
 
 
