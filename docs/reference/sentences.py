@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from composer_replication import types
-from composer_replication.hint_generator import run_sites
 from composer_replication.ingestion.cache import earlier, session_sources
 from composer_replication.objective.fingerprint import Fingerprint
 from composer_replication.objective.hint_proof import HintProof
 from composer_replication.pairs import export
 from composer_replication.pairs.extract import PairRecord
-from composer_replication.runs import conversations, tools
+from composer_replication.runs import conversations, sites, tools
 from composer_replication.sessions import proof, reference
-from composer_replication.teacher_replay import run_pairs, run_replay
+from composer_replication.steps import pairs, replay
 from composer_replication.trainer.checkpoints import manifest, tree_file
 from composer_replication.trainer.from_config import results
 
@@ -108,6 +107,7 @@ ARTEFACTS: Mapping[str, str] = {
     "session_sources": "One log with its companion files a row: sizes, times, and what came of it.",
     "forgotten": "Marks of what `crf forget` removed, so that no ingest brings it back.",
     "tools": "One tool a row, with the schema of its arguments.",
+    "elsewhere": "What was made from the run outside of it, so that `crf forget` can name it.",
     "sites": "One failing call a row, with its hint or the reason why it has none.",
     "teacher_calls": "One answer of one adviser at one state a row, failed calls too.",
     "teacher_cache": "Every answer that was paid for, and what was spent: an SQLite file.",
@@ -176,24 +176,24 @@ RECORDS: Mapping[str, Record] = {
         ),
     ),
     "sites": Record(
-        run_sites.SCHEMA,
-        run_sites.VERSION,
+        sites.SCHEMA,
+        sites.VERSION,
         "What looked like a failure and is none has the kind `no_failure`.",
         types.ErrorSite,
         more=(("hint", "Hint | None"),),
         inside=(types.Hint,),
     ),
     "teacher_calls": Record(
-        run_replay.SCHEMA,
-        run_replay.VERSION,
+        replay.SCHEMA,
+        replay.VERSION,
         "An adviser that was not asked, because its vote could not matter, has no row.",
         types.TeacherCallResult,
         without=("is_cached",),
         more=(("conversation_id", "str"),),
     ),
     "pairs": Record(
-        run_pairs.SCHEMA,
-        run_pairs.VERSION,
+        pairs.SCHEMA,
+        pairs.VERSION,
         "The messages before the turn are those of its conversation, and are not copied.",
         types.DPOPair,
         without=("state_messages",),

@@ -135,7 +135,7 @@ def train_and_measure(model_name: str, run_name: str, args: argparse.Namespace, 
 
 
 def _kinds(run: RunDir) -> dict[str, str]:
-    from composer_replication.hint_generator.run_sites import read_sites
+    from composer_replication.runs.sites import read_sites
 
     return {site.id: site.kind for site, _ in read_sites(run)}
 

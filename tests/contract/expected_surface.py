@@ -181,7 +181,23 @@ NEW: dict[str, dict[str, str]] = {
         "TraceTurn": "record: role, content, tool_call, tool_error, error_meta",
     },
     "config": {
-        "CrfConfig": "(*, loss=<factory>, render=<factory>, split=<factory>, train=<factory>)",
+        "CrfConfig": (
+            "(*, ingest=<factory>, sites=<factory>, replay=<factory>, pairs=<factory>, loss=<factory>, "
+            "render=<factory>, split=<factory>, train=<factory>)"
+        ),
+        "IngestConfig": (
+            "(*, paths=(), exclude=(), follow_links=False, tools=None, workers=None, kingfisher=False, people=False)"
+        ),
+        "PairsConfig": (
+            "(*, threshold=None, where_it_worked=False, thinking=False, recipe=None, "
+            'filters="native"|"data_juicer"|"none")'
+        ),
+        "ReplayConfig": (
+            '(*, teachers=None, max_usd=5.0, states="all"|"failed"|"sites", limit=None, gate="exact"|"agree"|"none", '
+            'threshold=2, order="longest_first"|"in_order", concurrency=64, max_tokens=1024, max_history_tokens=None, '
+            "timeout_s=120.0, send_tools=True)"
+        ),
+        "SitesConfig": "(*, min_confidence=0.5)",
         "RenderConfig": (
             "(*, chat_template=None, template_variables=<factory>, student_models=(), "
             'own_thinking="target"|"context"|"left_out", other_thinking="left_out"|"context"|"target")'
@@ -244,6 +260,8 @@ MEMBERS = {
     "LossComponents": {"detached": "()"},
     "RunDir": {
         "append_jsonl": "(name)",
+        "is_current": "(name)",
+        "source": "(name)",
         "create": "(path)",
         "exclusive": "(what, *, against=('replay',))",
         "used_for": "(use)",
@@ -294,6 +312,7 @@ ARTEFACT_FILES = {
     "session_sources": "session_sources.jsonl",
     "forgotten": "forgotten.jsonl",
     "tools": "tools.jsonl",
+    "elsewhere": "elsewhere.jsonl",
     "sites": "sites.jsonl",
     "teacher_calls": "teacher_calls.jsonl",
     "teacher_cache": "teacher_cache.sqlite",

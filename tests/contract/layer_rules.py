@@ -44,14 +44,17 @@ LAYERS = {
     "privacy": Layer(ours=GROUND, on_use={"kingfisher_sdk"}),
     "ingestion": Layer(ours=SOURCES, at_import={"orjson"}, on_use={"atif"}),
     "sites": Layer(ours=SOURCES, at_import={"orjson"}),
-    # A hint speaks about a site, and reads tools and commands as the rules that found it do.
+    # A hint speaks about a site.
     "hint_generator": Layer(ours=SOURCES | {"sites"}, at_import={"orjson"}),
-    # Whether another teacher is worth asking depends on what the answers so far mean.
+    # Whether another teacher is worth asking depends on how those asked so far voted; whether they acted alike, and on
+    # what the session had shown, is for `actions` and `sites` to say.
     "teacher_replay": Layer(
-        ours=SOURCES | {"ingestion", "hint_generator", "sites", "pairs"}, at_import={"orjson"}, on_use={"httpx"}
+        ours=SOURCES | {"ingestion", "hint_generator", "sites"}, at_import={"orjson"}, on_use={"httpx"}
     ),
     "pairs": Layer(
-        ours=SOURCES | {"ingestion", "hint_generator", "sites"}, at_import={"orjson"}, on_use={"data_juicer", "yaml"}
+        ours=SOURCES | {"hint_generator", "ingestion", "sites", "teacher_replay"},
+        at_import={"orjson"},
+        on_use={"data_juicer", "yaml"},
     ),
     "loss": Layer(ours={"types", "errors"}, at_import={"torch"}, on_use={"triton"}),
     "batch": Layer(ours={"types", "errors", "actions", "hint_generator"}, at_import={"torch"}, on_use={"transformers"}),
@@ -81,6 +84,8 @@ LAYERS = {
     "replaysim": Layer(ours={"teacher_replay", "pairs"}),
     "": Layer(ours={"optional", "version"}),  # the package itself
 }
+# All run-directory glue: it brings stages together, and nothing below knows it.
+LAYERS["steps"] = Layer(ours=set(LAYERS) - {"", "opsd", "distillation", "replaysim"})
 LAYERS["cli"] = Layer(ours=set(LAYERS), on_use={"rich"}, ours_only_in_functions=True)
 LAYERS["__main__"] = Layer(ours={"cli"})
 
@@ -92,6 +97,7 @@ MODULE_LAYERS = {
 ONLY_IN_FUNCTIONS = {f"{PACKAGE}.{module}" for module in MODULE_LAYERS}
 # A subclass of TRL's trainer, and a class that says what to install where there is no TRL.
 MODULE_LAYERS["trainer.composer_trainer"] = Layer(ours=TRAINING, at_import={"torch", "transformers", "trl"})
+
 
 # Known paths: names that are resolved on first use by a module that does not load their home.
 LAZY_ALIASES = {
@@ -108,6 +114,7 @@ LAZY_ALIASES = {
         "trainer.composer_trainer",
     },
     "loss": {"objective.components", "objective.compose"},
+    "teacher_replay": {"types", "pairs.extract", "teacher_replay.replay", "teacher_replay.teachers"},
 }
 
 Place = Literal["module", "function", "typing", "string"]

@@ -12,6 +12,7 @@ from repository import SRC, python_files
 CROWDED = {
     "batch",
     "cli",
+    "objective",
     "ingestion",
     "pairs",
     "privacy",
@@ -24,27 +25,25 @@ LONELY = {
     "batch.wrong_hints",
     "pairs.normalise.text_length",
     "privacy.kingfisher",
-    "sites.known_commands",
 }
 ALIASES = {"distillation.entropy_aware_opd", "distillation.simpo", "distillation.taid", "replaysim.normalize"}
 """Known import paths: they hold nothing but another module's names."""
 UNMAPPED = {
     "composer_replication",
-    "actions",
     "batch",
     "cli",
     "config",
     "distillation",
-    "hint_generator",
     "ingestion",
-    "pairs",
-    "pairs.normalise",
+    "hint_generator",
+    "loss",
+    "loss.linear",
+    "objective",
     "privacy",
     "recipes",
     "recipes.prime_rl",
     "replaysim",
     "runs",
-    "sites",
     "teacher_replay",
 }
 LONGEST_CHAIN = 25

@@ -38,12 +38,10 @@ def written_calls(message: Mapping[str, Any]) -> list[WrittenCall]:
     found: list[WrittenCall] = []
     for key in _CALL_KEYS:
         value = message.get(key)
-        if key == "tool_calls" and value is not None and not isinstance(value, list | tuple):
-            found.append(WrittenCall(key, value))
-            continue
-        for entry in cast("Sequence[object]", value) if isinstance(value, list | tuple) else (value,):
-            if entry is not None and not _is_all_null(entry):
-                found.append(_written(entry, key if key == "function_call" else f"tool call {len(found)}"))
+        is_list = isinstance(value, list | tuple)
+        for entry in cast("Sequence[object]", value) if is_list else (value,) if value or key == "tool_calls" else ():
+            if not _is_null(entry):
+                found.append(_written(entry, f"tool call {len(found)}" if is_list or key == "tool_call" else key))
     content = message.get("content")
     for number, part in enumerate(cast("Sequence[object]", content) if isinstance(content, list | tuple) else ()):
         if isinstance(part, Mapping) and part.get("type") == "tool_use":
@@ -87,8 +85,8 @@ def required_text(content: object, where: str) -> str:
     """`content_text` where all of it has to be text: an image or a call inside content is an error and not silence."""
 
     def refuse(part: object) -> str:
-        fields = cast("Mapping[str, object]", part) if isinstance(part, Mapping) else {}
-        got = f"a part of type {fields.get('type', type(part).__name__)!r}"
+        kind = cast("Mapping[str, object]", part).get("type", "dict") if isinstance(part, Mapping) else None
+        got = type(part).__name__ if kind is None else f"a part of type {kind!r}"
         fix = "Calls go into tool_calls, results into tool messages; images cannot be rendered."
         raise InputError(explain(f"content of {where}", got=got, expected="text or text parts", fix=fix))
 
@@ -100,8 +98,9 @@ def thinking_text(message: Mapping[str, Any], where: str) -> str:
     return required_text(next((message[key] for key in THINKING_KEYS if message.get(key)), ""), where)
 
 
-def _is_all_null(entry: object) -> bool:
-    return isinstance(entry, Mapping) and all(each is None for each in cast("Mapping[str, object]", entry).values())
+def _is_null(entry: object) -> bool:
+    fields = cast("Mapping[str, object]", entry).values() if isinstance(entry, Mapping) else ()
+    return entry is None or (bool(fields) and all(each is None for each in fields))
 
 
 def _written(entry: object, place: str) -> WrittenCall:

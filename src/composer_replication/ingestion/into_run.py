@@ -10,15 +10,9 @@ from typing import Any
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.ingestion import schemas
 from composer_replication.ingestion.cache.earlier import Earlier, read_earlier
-from composer_replication.ingestion.cache.gather import Gathered, gather
+from composer_replication.ingestion.cache.gather import GatheredFamily, gather
 from composer_replication.ingestion.cache.planning import Plan, Planned, plan
-from composer_replication.ingestion.cache.session_sources import (
-    FORGOTTEN,
-    Row,
-    SessionSource,
-    add_totals,
-    write_accounts,
-)
+from composer_replication.ingestion.cache.session_sources import FORGOTTEN, SessionSource, add_totals, write_accounts
 from composer_replication.ingestion.cache.settle import settle
 from composer_replication.ingestion.cache.summary import IngestSummary
 from composer_replication.ingestion.registry import no_session
@@ -26,6 +20,7 @@ from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.runs import RunDir
 from composer_replication.runs import conversations as rows
 from composer_replication.runs import tools as run_tools
+from composer_replication.runs.records import Line
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
@@ -72,7 +67,7 @@ def ingest_into(
 def _write(
     run: RunDir,
     planned: Plan,
-    gathered: Gathered,
+    gathered: Sequence[GatheredFamily],
     earlier: Earlier,
     scrub: ScrubSettings | None,
     tools: Mapping[str, Mapping[str, Any]],
@@ -80,19 +75,19 @@ def _write(
     sources, found = list[SessionSource](), schemas.ToolSchemas()
     counts, drops = Counter[str](), Counter(planned.outside.skipped)
 
-    def all_rows() -> Iterator[Row]:
-        for source, kept in settle(gathered, earlier.forgotten):
-            sources.append(source)
-            for row in kept:
-                found.add_row(row)
-                yield row
+    def all_lines() -> Iterator[Line]:
+        for family in settle(gathered):
+            sources.append(family.source)
+            for line, facts in zip(family.lines, family.facts, strict=True):
+                found.add(facts.tools)
+                yield Line(line, rows.KEYS)
         add_totals(sources, counts, drops)
 
     settings = {"scrubbed": scrub is not None}
     salted = {f"settings_{name}": getattr(earlier.fingerprint, name) for name in ("salt", "digest")}
     run.write_jsonl(
         "conversations",
-        all_rows(),
+        all_lines(),
         schema=rows.SCHEMA,
         version=rows.VERSION,
         counts=counts,
@@ -146,12 +141,12 @@ def _has_lost_files(planned: Planned) -> bool:
     return planned.old is not None and bool(planned.gone.intersection(planned.old.file_of))
 
 
-def _refuse_empty(planned: Plan, gathered: Gathered) -> None:
+def _refuse_empty(planned: Plan, gathered: Sequence[GatheredFamily]) -> None:
     """A path that holds no session at all is an error, also beside others that do."""
-    held = {each.source.path: each for each in gathered.families}
+    held = {each.source.path: each for each in gathered}
     for root, paths in planned.of_root.items():
         below = [held[path] for path in paths]
-        if root in planned.all_ignored or any(each.num_rows or FORGOTTEN in each.source.skipped for each in below):
+        if root in planned.all_ignored or any(each.facts or FORGOTTEN in each.source.skipped for each in below):
             continue
         reasons = Counter[str](planned.outside.skipped)
         for each in below:

@@ -12,11 +12,11 @@ from typing import Literal
 from torch import Tensor, nn
 
 from composer_replication.batch.flat_batch import Wanted, read_flat_batch
-from composer_replication.batch.tree_batch import TreeBatch
+from composer_replication.batch.tree_batch import CHANNELS, TreeBatch
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.batch_channels import batch_channels
 from composer_replication.objective.channels import Channel, Denominators, Options
-from composer_replication.objective.components import CHANNELS, LossComponents
+from composer_replication.objective.components import LossComponents
 from composer_replication.objective.knobs import LossKnobs
 from composer_replication.objective.model_head import causal_lm_of, embedding_count
 from composer_replication.objective.row_weighting import HintTargets, RowWeighting

@@ -10,7 +10,6 @@ The span is the call alone, tool name and arguments (the whole turn where there 
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import nn
 
 from composer_replication.batch.hint_placement import Placement, teacher_context
 from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.wrong_hints import wrong_hints
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.reference import Response, response_logprobs
 
@@ -75,7 +75,7 @@ def prove_hints(
     """
     if margin < 0:
         raise InputError(explain("margin", got=margin, expected="0 or more nats"))
-    others = _other_hints(sites, seed)
+    others = wrong_hints(sites, [site.kind for site in sites], seed=seed)
     by_site = {proof.site_id: proof for proof in known}
     proofs: list[HintProof] = []
     for site, other in zip(sites, others, strict=True):
@@ -107,13 +107,6 @@ def _variant(
     start, end = (span.start, span.end) if span.call_start is None else (span.call_start, span.call_end or span.end)
     moved = context.start - span.start
     return context.ids[: end + moved], start + moved
-
-
-def _other_hints(sites: Sequence[ProvableSite], seed: int) -> list[ProvableSite | None]:
-    """For each site one of another kind, drawn once and the same in every run."""
-    draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
-    by_kind = {kind: [each for each in sites if each.kind != kind] for kind in {site.kind for site in sites}}
-    return [draw.choice(by_kind[site.kind]) if by_kind[site.kind] else None for site in sites]
 
 
 def _proof(

@@ -9,8 +9,8 @@ from typing import Any, Literal, cast
 
 from composer_replication.actions.messages import call_entry, message_calls, required_text, thinking_text
 from composer_replication.actions.parse import parse_action_text
+from composer_replication.actions.reply import without_thought
 from composer_replication.errors import InputError, explain
-from composer_replication.pairs.parse_reply import without_thought
 from composer_replication.types import Message, ToolCall
 
 Arguments = Literal["object", "text"]

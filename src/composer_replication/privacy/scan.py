@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import lru_cache
 
 from composer_replication.privacy import identity, rules
 from composer_replication.privacy.encodings import encoded, fragments
@@ -28,9 +29,7 @@ from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digi
 from composer_replication.privacy.shapes import entropy
 from composer_replication.privacy.shapes.exact import ExactValues
 from composer_replication.privacy.shapes.vendors import RUN_RULES, VENDOR_RULES
-from composer_replication.privacy.spoken import speech
-from composer_replication.privacy.spoken.lists import WHOLE_WORDS as LIST_WORDS
-from composer_replication.privacy.spoken.lists import list_spans
+from composer_replication.privacy.spoken import lists, speech
 from composer_replication.privacy.spoken.nearby import WHOLE_WORDS as NEARBY_WORDS
 from composer_replication.privacy.spoken.nearby import nearby_spans, slashed_spans
 
@@ -41,6 +40,7 @@ _FEWEST = 5  # different characters: a rule under a heading has fewer, and no ke
 _MAX_DEPTH = 3
 _CACHE_SIZE = 1 << 16
 _CACHED_LENGTH = 160
+_REMEMBERED = 1 << 12
 # One byte a character: key characters become `a`, everything else a space, so a run is found without a regex on text.
 _RUN_TABLE = bytes(97 if chr(code) in "+/=_-.~$" or (code < 128 and chr(code).isalnum()) else 32 for code in range(256))
 _RUN = re.compile(b"a" * _MIN_RUN + b"a*")
@@ -55,6 +55,10 @@ _WORDY = re.compile(
 _USER_PASSWORD = re.compile(r"[\w.@+-]{1,64}:([^\0\s:]{6,100})")
 
 
+def _is_suspect(run: str) -> bool:
+    return len(set(run)) >= _FEWEST and not entropy.is_wordy(run) and not entropy.is_public_id(run)
+
+
 class Scanner:
     """Finds secrets. Remembers clean runs, so that what a session repeats is looked at once."""
 
@@ -63,8 +67,12 @@ class Scanner:
         self._extra = tuple(extra_rules)
         self._entropy = use_entropy
         self._clean_runs: set[str] = set()
+        # A session repeats its ids and hashes: what is a question of the run alone is answered once.
+        self._is_suspect = lru_cache(maxsize=_REMEMBERED)(_is_suspect)
+        self._random_in = lru_cache(maxsize=_REMEMBERED)(entropy.run_spans)
+        self._decoded_in = lru_cache(maxsize=_REMEMBERED)(decoded_in_run)
         keywords = [word for word in KEYWORDS if word not in KEYWORDS_ALONE]
-        layers = (*rules.TRIGGERS, *commands.TRIGGERS, *keywords, tables.INSERT)
+        layers = (*rules.TRIGGERS, *commands.TRIGGERS, *keywords, tables.INSERT, *lists.TRIGGERS)
         triggers = (*layers, *SHORT_KEYS, *identity.WORDS, *self._exact.triggers)
         whole = (
             KEYWORDS_ALONE
@@ -74,7 +82,7 @@ class Scanner:
             | fragments.WHOLE_WORDS
             | SCHEMES
             | NEARBY_WORDS
-            | LIST_WORDS
+            | lists.WHOLE_WORDS
         )
         self.words = WordFilter(triggers, whole)
 
@@ -95,11 +103,7 @@ class Scanner:
         flat = text.encode("latin-1", "replace")
         runs = self.new_runs(text, flat)
         odd = [(start, run) for start, run in runs if not _WORDY.fullmatch(run)]
-        suspects = [
-            (start, run)
-            for start, run in odd
-            if len(set(run)) >= _FEWEST and not entropy.is_wordy(run) and not entropy.is_public_id(run)
-        ]
+        suspects = [(start, run) for start, run in odd if self._is_suspect(run)]
         active = self.words.active(flat)
         if words is not None:
             words |= active
@@ -120,7 +124,7 @@ class Scanner:
             if has_colours(text):
                 found += _between_colours(text, lower, active)
             found += nearby_spans(text, lower, active)
-            found += list_spans(text, lower, active)
+            found += lists.list_spans(text, lower, active)
         if active or not text.isascii():
             found += speech.speech_spans(text, lower, active)
         found += slashed_spans(text)
@@ -212,12 +216,12 @@ class Scanner:
         if has_digit(run):
             rules_here = dict.fromkeys([rule for trigger, rule in _RUN_TRIGGERS if trigger in run])
             found = [_moved(span, start) for rule in rules_here for span in rule.spans(run)]
-        for piece in decoded_in_run(run) if depth < _MAX_DEPTH else ():
+        for piece in self._decoded_in(run) if depth < _MAX_DEPTH else ():
             if self._says_secret(piece, depth):
                 found.append(Span(start + piece.start, start + piece.end, "ENCODED_SECRET"))
             elif piece.is_plain():  # it looks random, but it says what it is
                 readable.append(piece)
-        for span in entropy.run_spans(run) if self._entropy else ():
+        for span in self._random_in(run) if self._entropy else ():
             moved = _moved(span, start)
             if around.is_public(moved, start):
                 depends = True

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from composer_replication.actions.calls import tool_call
+from composer_replication.actions.messages import THINKING_KEYS, WrittenCall, content_text, written_calls
 from composer_replication.sites.taxonomy import USUAL_BLAME
 from composer_replication.types import Conversation, ErrorSite, Message, Provenance, ToolCall, ToolResult, Turn
 
@@ -103,7 +105,7 @@ def _ids(rollout: Rollout, run: Run) -> tuple[int, ...]:
 
 def _plain_turn(number: int, message: Message) -> Turn:
     role = message.get("role")
-    text = _text(message.get("content"))
+    text = content_text(message.get("content"))
     if role == "assistant":
         calls = _calls(message, f"prompt-{number}")
         return Turn(
@@ -119,8 +121,8 @@ def _assistant_turn(message: Message, number: int, ids: tuple[int, ...]) -> Turn
         id=name,
         role="assistant",
         origin="model",
-        text=_text(message.get("content")),
-        thinking=_text(message.get("reasoning_content") or message.get("thinking")),
+        text=content_text(message.get("content")),
+        thinking=_thinking(message),
         calls=_calls(message, name),
         provenance=_NOWHERE,
         token_ids=ids or None,
@@ -134,7 +136,7 @@ def _result_turn(message: Message, place: int, open_calls: list[ToolCall], raise
         call = open_calls[0]
     if call is not None:
         open_calls.remove(call)
-    content = _text(message.get("content"))
+    content = content_text(message.get("content"))
     text, is_error = result_of(content) if raised is not False else (content, None)
     result = ToolResult(call_id=call.id if call else f"result-{place}", text=text, is_error=is_error)
     return Turn(id=f"result-{place}", role="tool", origin="tool", results=(result,), provenance=_NOWHERE)
@@ -156,34 +158,19 @@ def result_of(content: str) -> tuple[str, bool | None]:
 
 
 def _calls(message: Message, turn: str) -> tuple[ToolCall, ...]:
-    given = message.get("tool_calls")
-    calls = given if isinstance(given, list) else []
-    return tuple(_call(each, f"{turn}-call-{number}") for number, each in enumerate(calls) if isinstance(each, dict))
+    entries = [each for each in written_calls(message) if isinstance(each.entry, Mapping)]
+    return tuple(_call(each, f"{turn}-call-{number}") for number, each in enumerate(entries))
 
 
-def _call(given: Mapping[str, Any], name: str) -> ToolCall:
-    function = given.get("function")
-    function = function if isinstance(function, Mapping) else given
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            return ToolCall(id=name, name=str(function.get("name", "")), arguments={}, raw_arguments=arguments)
-    if not isinstance(arguments, Mapping):
-        raw = None if arguments is None else repr(arguments)
-        return ToolCall(id=name, name=str(function.get("name", "")), arguments={}, raw_arguments=raw)
-    return ToolCall(id=name, name=str(function.get("name", "")), arguments=dict(arguments))
+def _call(written: WrittenCall, identity: str) -> ToolCall:
+    """A parsed value goes through the one reader of arguments as text: an engine's parser has limits of its own."""
+    given = written.arguments
+    text = given if given is None or isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str)
+    return tool_call(identity, str(written.name or ""), text)
 
 
-def _text(content: object) -> str:
-    """A message's words; of content in parts, those of the text parts."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        parts = [each.get("text") for each in content if isinstance(each, Mapping)]
-        return "\n".join(each for each in parts if isinstance(each, str))
-    return ""
+def _thinking(message: Message) -> str:
+    return content_text(next((message[key] for key in THINKING_KEYS if message.get(key)), ""))
 
 
 def signalled_sites(rollout: Rollout, conversation: Conversation) -> list[ErrorSite]:

@@ -14,8 +14,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
+from composer_replication.actions.messages import WrittenCall, content_text, written_calls
 from composer_replication.errors import InputError, explain
 
 _THOUGHT = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
@@ -108,15 +109,17 @@ class EffortPenalty:
         return Effort(*(sum(counts) for counts in zip(*parts, strict=True))) if parts else Effort()
 
     def _of_message(self, message: Mapping[str, Any]) -> Effort:
-        text = _text_of(message.get("content"))
+        text = content_text(message.get("content"), separator="")
         if message.get("role") == "tool":
             return Effort(tool_output=self._count(text))
         if message.get("role") != "assistant":
             return Effort()
-        calls = cast("Sequence[Mapping[str, Any]]", message.get("tool_calls") or ())
+        calls = written_calls(message)
         inline, final = _thoughts_and_rest(text)
         return Effort(
-            thinking=self._count("".join(_text_of(message.get(name)) for name in _THOUGHT_FIELDS) + inline),
+            thinking=self._count(
+                "".join(content_text(message.get(name), separator="") for name in _THOUGHT_FIELDS) + inline
+            ),
             calls_text=sum(self._count(_call_text(call)) for call in calls),
             final=self._count(final),
             calls=len(calls),
@@ -127,14 +130,6 @@ class EffortPenalty:
         return len(self.tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
 
-def _text_of(content: object) -> str:
-    """The text of a message's content: as it is, or of its text blocks."""
-    if isinstance(content, list):
-        blocks = cast("list[object]", content)
-        return "".join(str(block.get("text") or "") for block in blocks if isinstance(block, dict))
-    return content if isinstance(content, str) else ""
-
-
 def _thoughts_and_rest(text: str) -> tuple[str, str]:
     """What stands between think tags, and the rest. Some templates write the opening tag into the prompt."""
     if text.find("<think>") < 0 <= text.find("</think>"):
@@ -142,8 +137,7 @@ def _thoughts_and_rest(text: str) -> tuple[str, str]:
     return "".join(_THOUGHT.findall(text)), _THOUGHT.sub("", text)
 
 
-def _call_text(call: Mapping[str, Any]) -> str:
-    function = cast("Mapping[str, Any]", call.get("function") or call)
-    arguments = function.get("arguments", {})
+def _call_text(call: WrittenCall) -> str:
+    arguments = {} if call.arguments is None else call.arguments
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return f"{function.get('name', '')}{text}"
+    return f"{call.name or ''}{text}"

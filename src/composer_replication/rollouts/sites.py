@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,9 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from composer_replication.actions.calls import json_value
 from composer_replication.batch.hint_placement import Placement, teacher_context
 from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.session_batch import Part
+from composer_replication.batch.wrong_hints import wrong_hints
 from composer_replication.errors import InputError
 from composer_replication.hint_generator.write import HintWriter, write_hint
 from composer_replication.rollouts.conversation import (
@@ -206,12 +206,12 @@ class RolloutSites:
 
     def with_wrong_hints(self, found: Sequence[FoundSites], seed: str) -> None:
         """Each taught turn also after the hint of a turn of another kind, where the batch has one."""
-        draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
-        hints = [(turn.kind, turn.hint) for each in found for turn in each.taught]
+        turns = [turn for each in found for turn in each.taught]
+        drawn = iter(wrong_hints([turn.hint for turn in turns], [turn.kind for turn in turns], seed=seed))
         for each in found:
             for number, turn in enumerate(each.taught):
-                others = [hint for kind, hint in hints if kind != turn.kind]
-                hinted = self._hinted(each.sequence, turn.turn_id, draw.choice(others)) if others else NO_HINT
+                wrong = next(drawn)
+                hinted = NO_HINT if wrong is None else self._hinted(each.sequence, turn.turn_id, wrong)
                 if isinstance(hinted, str):
                     each.counts["without_contrast"] += 1
                 else:
@@ -267,7 +267,7 @@ def _why_not_json(raw: str) -> str:
     """The parser's words about a call's text; one that is JSON lacks what a call needs."""
     text = raw.partition("</")[0].strip()
     try:
-        json.loads(text)
+        json_value(text)
     except ValueError as error:
         return f"{MALFORMED}: {error}"
     return f"{MALFORMED} object with a name and arguments"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,35 +13,39 @@ import torch
 from torch import nn
 
 from composer_replication.batch.render import Renderer
-from composer_replication.batch.tree_batch import TreeBatch
+from composer_replication.batch.tree_batch import CHANNELS, TreeBatch
 from composer_replication.batch.windows import plan_packs
 from composer_replication.errors import InputError, explain
-from composer_replication.objective.components import CHANNELS
 from composer_replication.objective.hint_proof import HintProof
 from composer_replication.runs import RunDir
 from composer_replication.sessions.proof import ProofSettings, prove_sites
 from composer_replication.sessions.reference import precompute_ref_logprobs
-from composer_replication.sessions.source import (
-    LoggedPair,
-    LoggedSession,
-    SessionsInMemory,
-    SessionsOfRun,
-    SessionSource,
-    has_artefact,
-    is_current,
-)
+from composer_replication.sessions.rendering import RenderedSession, WindowSettings, render_session
+from composer_replication.sessions.source import LoggedPair, LoggedSession, has_artefact, is_current, read_sessions
 from composer_replication.sessions.stored import SessionItem, StoredWindow
-from composer_replication.sessions.windows import WindowMaker, WindowSettings, wrong_hints_of
+from composer_replication.sessions.windows import cut_sessions
 from composer_replication.types import Conversation
 
-__all__ = ["LoggedPair", "LoggedSession", "LoggedSessions", "SessionItem"]
+__all__ = ["LoggedPair", "LoggedSession", "LoggedSessions", "SessionItem", "sessions_of_run"]
+
+
+def sessions_of_run(run: RunDir, *, budget: int, **settings: Any) -> tuple[Iterator[LoggedSession], WindowSettings]:
+    """The sessions of a run directory with what these settings need of its sites and, where it has some, its pairs."""
+    settings.setdefault("use_pairs", has_artefact(run, "pairs"))
+    chosen = WindowSettings(budget=budget, **settings)
+    has_sites = chosen.responses == "all" and has_artefact(run, "sites")
+    needs_sites = chosen.use_sites or chosen.responses == "good" or has_sites
+    # A turn that a pair rejects is not a good one, whether or not channel 3 is on.
+    needs_pairs = chosen.use_pairs or (chosen.responses != "none" and is_current(run, "pairs"))
+    return read_sessions(run, with_sites=needs_sites, with_pairs=needs_pairs), chosen
 
 
 class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
     """Windows of logged sessions, small until they are asked for; see `from_run` and `from_sessions`.
 
     `counts` says what there is: conversations, windows, tree tokens, sites, pairs, items of each channel, and the notes
-    of `session_batches`. `drops` says what is missing, as `channel: reason`.
+    of `session_batches`. `drops` says what is missing, as `channel: reason`. A proof cuts the `rendered` sessions anew;
+    nothing is read or rendered twice.
     """
 
     reference_precision: str | None = None
@@ -49,23 +53,22 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
 
     def __init__(
         self,
-        source: SessionSource,
+        rendered: Iterable[RenderedSession],
         renderer: Renderer,
         settings: WindowSettings,
         *,
-        only: Callable[[Conversation], bool] | None = None,
+        run: RunDir | None = None,
         pack: bool = False,
         proofs: Sequence[HintProof] | None = None,
     ) -> None:
-        self.source, self.renderer, self.settings = source, renderer, settings
+        self.rendered, self.renderer, self.settings, self.run = tuple(rendered), renderer, settings, run
         self.proofs = None if proofs is None else tuple(proofs)
-        self._only, self._pack = only, pack
+        self._pack = pack
         unproved = {proof.site_id: proof.reason for proof in proofs or () if not proof.is_kept}
-        wrong = wrong_hints_of(self._sessions()) if settings.contrast and settings.use_sites else {}
-        maker = WindowMaker(renderer, settings, unproved, wrong)
-        self.windows = [window for session in self._sessions() for window in maker.windows(session)]
-        self.counts: Counter[str] = maker.counts
-        self.drops: Counter[str] = maker.drops
+        cut = cut_sessions(renderer, self.rendered, settings, unproved)
+        self.windows: list[StoredWindow] = cut.windows
+        self.counts: Counter[str] = cut.counts
+        self.drops: Counter[str] = cut.drops
         self._items = self._packed()
 
     @classmethod
@@ -85,14 +88,8 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         windows share a tree of at most `budget` tokens.
         """
         opened = run if isinstance(run, RunDir) else RunDir.open(run)
-        settings.setdefault("use_pairs", has_artefact(opened, "pairs"))
-        chosen = WindowSettings(budget=budget, **settings)
-        has_sites = chosen.responses == "all" and has_artefact(opened, "sites")
-        needs_sites = chosen.use_sites or chosen.responses == "good" or has_sites
-        # A turn that a pair rejects is not a good one, whether or not channel 3 is on.
-        needs_pairs = chosen.use_pairs or (chosen.responses != "none" and is_current(opened, "pairs"))
-        source = SessionsOfRun(opened, with_sites=needs_sites, with_pairs=needs_pairs)
-        return cls(source, renderer, chosen, only=only, pack=pack)
+        sessions, chosen = sessions_of_run(opened, budget=budget, **settings)
+        return cls(_rendered(sessions, renderer, chosen, only), renderer, chosen, run=opened, pack=pack)
 
     @classmethod
     def from_sessions(
@@ -107,7 +104,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
     ) -> LoggedSessions:
         """The same of sessions in memory."""
         chosen = WindowSettings(budget=budget, **settings)
-        return cls(SessionsInMemory(sessions), renderer, chosen, only=only, pack=pack)
+        return cls(_rendered(sessions, renderer, chosen, only), renderer, chosen, pack=pack)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -128,6 +125,11 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
     def channels(self) -> dict[str, int]:
         """Items of each channel in all windows."""
         return {name: self.counts[name] for name in CHANNELS}
+
+    @property
+    def models(self) -> frozenset[str]:
+        """Names of the models that wrote the sessions' turns."""
+        return frozenset(name for each in self.rendered for name in each.models)
 
     @property
     def digest(self) -> str:
@@ -162,15 +164,14 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         scored; without a number, `budget`.
         """
         used = {site_id for window in self.windows for site_id in window.site_ids}
-        maker = WindowMaker(self.renderer, self.settings)
-        sites = [each for session in self._sessions() for each in maker.kept_sites(session) if each.site.id in used]
+        sites = [each for session in self.rendered for each in session.sites if each.site.id in used]
         context = self.settings.budget if max_context is None else max_context
         options = ProofSettings(margin=margin, placement=self.settings.placement, max_context=context, seed=seed)
-        return self.with_proofs(prove_sites(model, self.renderer, sites, options, self.source.run))
+        return self.with_proofs(prove_sites(model, self.renderer, sites, options, self.run))
 
     def with_proofs(self, proofs: Sequence[HintProof]) -> LoggedSessions:
-        """Made again without the sites that these proofs do not keep. References have to be computed again."""
-        return type(self)(self.source, self.renderer, self.settings, only=self._only, pack=self._pack, proofs=proofs)
+        """Cut again without the sites that these proofs do not keep. References have to be computed again."""
+        return type(self)(self.rendered, self.renderer, self.settings, run=self.run, pack=self._pack, proofs=proofs)
 
     def with_references(self, model: nn.Module, path: str | Path | None = None) -> LoggedSessions:
         """With reference log-probs of all pairs under the start weights, in the windows' own contexts.
@@ -178,8 +179,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         They are stored at `path`, by default the run's `ref_logprobs.safetensors`; what is there is taken over if it
         belongs to these weights, this tokenizer, this template and this precision (autocast's, where it is on).
         """
-        run = self.source.run
-        where = run.path("ref_logprobs") if path is None and run is not None else path
+        where = self.run.path("ref_logprobs") if path is None and self.run is not None else path
         pairs = [window.pair_ids() for window in self.windows]
         store = precompute_ref_logprobs(model, self.renderer, (pair for each in pairs for pair in each), path=where)
         looked_up = [[store.lookup(*pair.chosen, *pair.rejected) for pair in each] for each in pairs]
@@ -211,11 +211,17 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         made._items = made._packed()
         return made
 
-    def _sessions(self) -> Iterator[LoggedSession]:
-        return (each for each in self.source if self._only is None or self._only(each.conversation))
-
     def _packed(self) -> list[SessionItem]:
         if not self._pack:
             return [SessionItem((window,)) for window in self.windows]
         packs = plan_packs([window.num_tokens for window in self.windows], self.settings.budget)
         return [SessionItem(tuple(self.windows[number] for number in pack)) for pack in packs]
+
+
+def _rendered(
+    sessions: Iterable[LoggedSession],
+    renderer: Renderer,
+    settings: WindowSettings,
+    only: Callable[[Conversation], bool] | None,
+) -> Iterator[RenderedSession]:
+    return (render_session(renderer, each, settings) for each in sessions if only is None or only(each.conversation))

@@ -25,7 +25,7 @@ from composer_replication.objective.wrapped import agreed_most
 from composer_replication.runs import RunDir
 from composer_replication.runs.journal import Journal, read_journal
 from composer_replication.sessions.phases import Phase, tell_phase
-from composer_replication.sessions.windows import KeptSite
+from composer_replication.sessions.rendering import KeptSite
 
 SCHEMA, VERSION = "hint_proof", 1
 _NAME = "hint_proof"

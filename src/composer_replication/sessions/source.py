@@ -1,16 +1,16 @@
-"""Where logged sessions come from: a run directory, or lists in memory; one conversation at a time."""
+"""Where logged sessions come from: a run directory's conversations, each with its sites and pairs, one at a time."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from composer_replication.errors import StaleArtefactError, explain
-from composer_replication.hint_generator.run_sites import read_sites
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.conversations import read_conversations
+from composer_replication.runs.sites import read_sites
 from composer_replication.types import Conversation, ErrorSite, Hint
 
 _PAIR_SCHEMA, _PAIR_VERSION = "dpo_pair", 2
@@ -33,47 +33,20 @@ class LoggedSession:
     pairs: Sequence[LoggedPair] = ()
 
 
-class SessionSource(Protocol):
-    """Sessions that can be read again and again, in the same order."""
-
-    @property
-    def run(self) -> RunDir | None: ...
-
-    def __iter__(self) -> Iterator[LoggedSession]: ...
-
-
-class SessionsInMemory:
-    """A list of sessions."""
-
-    run: RunDir | None = None
-
-    def __init__(self, sessions: Sequence[LoggedSession]) -> None:
-        self._sessions = list(sessions)
-
-    def __iter__(self) -> Iterator[LoggedSession]:
-        return iter(self._sessions)
-
-
-class SessionsOfRun:
+def read_sessions(run: RunDir, *, with_sites: bool, with_pairs: bool) -> Iterator[LoggedSession]:
     """The conversations of a run directory with its sites and pairs, which must be those of these conversations."""
-
-    def __init__(self, run: RunDir, *, with_sites: bool, with_pairs: bool) -> None:
-        self.run: RunDir | None = run
-        self._of_run, self._with_sites, self._with_pairs = run, with_sites, with_pairs
-        for name, used in (("sites", with_sites), ("pairs", with_pairs)):
-            if used:
-                _check_current(run, name)
-
-    def __iter__(self) -> Iterator[LoggedSession]:
-        sites: dict[str, list[tuple[ErrorSite, Hint | None]]] = defaultdict(list)
-        for site, hint in read_sites(self._of_run) if self._with_sites else ():
-            sites[site.conversation_id].append((site, hint))
-        pairs: dict[str, list[LoggedPair]] = defaultdict(list)
-        for conversation_id, pair in _read_pairs(self._of_run) if self._with_pairs else ():
-            pairs[conversation_id].append(pair)
-        for conversation in read_conversations(self._of_run):
-            identity = conversation.id
-            yield LoggedSession(conversation=conversation, sites=sites.pop(identity, ()), pairs=pairs.pop(identity, ()))
+    for name, used in (("sites", with_sites), ("pairs", with_pairs)):
+        if used:
+            _check_current(run, name)
+    sites: dict[str, list[tuple[ErrorSite, Hint | None]]] = defaultdict(list)
+    for site, hint in read_sites(run) if with_sites else ():
+        sites[site.conversation_id].append((site, hint))
+    pairs: dict[str, list[LoggedPair]] = defaultdict(list)
+    for conversation_id, pair in _read_pairs(run) if with_pairs else ():
+        pairs[conversation_id].append(pair)
+    for conversation in read_conversations(run):
+        identity = conversation.id
+        yield LoggedSession(conversation=conversation, sites=sites.pop(identity, ()), pairs=pairs.pop(identity, ()))
 
 
 def has_artefact(run: RunDir, name: str) -> bool:

@@ -17,9 +17,8 @@ from torch import Tensor
 from composer_replication.batch.packed_batch import pack_batches
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds
 from composer_replication.batch.tree import TokenTree
-from composer_replication.batch.tree_batch import TargetRows, TreeBatch
+from composer_replication.batch.tree_batch import CHANNELS, TargetRows, TreeBatch
 from composer_replication.errors import InputError, explain
-from composer_replication.objective.components import CHANNELS
 
 T = TypeVar("T")
 

@@ -17,20 +17,20 @@ from typing import Any, NamedTuple
 from composer_replication.actions.write import arguments_text
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import HintContext
-from composer_replication.hint_generator.run_sites import read_sites
 from composer_replication.hint_generator.write import MAX_SENTENCES, HintWriter, count_sentences
 from composer_replication.ingestion.last_gate import Find, LastGate, gate_of
 from composer_replication.privacy import Scrubber
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
+from composer_replication.runs.sites import read_sites
 from composer_replication.teacher_replay.ask import NOT_SENT, Answer, Asker
-from composer_replication.teacher_replay.client import TeacherClient
+from composer_replication.teacher_replay.endpoint.client import TeacherClient
 from composer_replication.teacher_replay.fence import as_data
 from composer_replication.teacher_replay.lanes import work_off
 from composer_replication.teacher_replay.money import check_cap
 from composer_replication.teacher_replay.replay import ReplayOptions
 from composer_replication.teacher_replay.requests import RequestBuilder
-from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.teachers import read_teachers
 from composer_replication.types import Conversation, ErrorSite, Message, Turn
 

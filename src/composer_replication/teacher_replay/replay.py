@@ -15,9 +15,8 @@ from composer_replication.actions.write import text_of
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.teacher_replay.ask import Answer, Asker, Patience
-from composer_replication.teacher_replay.client import TeacherClient
+from composer_replication.teacher_replay.endpoint.client import TeacherClient
 from composer_replication.teacher_replay.fence import flags
-from composer_replication.teacher_replay.gating import Gate, gate_of
 from composer_replication.teacher_replay.lanes import (
     Numbered,
     by_teacher,
@@ -28,9 +27,10 @@ from composer_replication.teacher_replay.lanes import (
 )
 from composer_replication.teacher_replay.money import Price, check_cap, to_dollars
 from composer_replication.teacher_replay.requests import Request, RequestBuilder, Settings
-from composer_replication.teacher_replay.store import TeacherStore
-from composer_replication.teacher_replay.store_words import Meter
+from composer_replication.teacher_replay.store.ledger import TeacherStore
+from composer_replication.teacher_replay.store.tables import Meter
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
+from composer_replication.teacher_replay.votes.gate import Gate, gate_of
 from composer_replication.types import Action, TeacherCallResult, TeacherSpec, TraceState
 
 _log = logging.getLogger(__name__)
@@ -241,7 +241,7 @@ class _Replay:
             answer = Answer(None, f"not sent: {error}"[:300], False, False, 0.0, 0)
         else:
             answer = await self._asker.ask(request)
-        result = call_result(state, self._slugs[teacher], answer)
+        result = call_result(state["state_id"], flags(state["messages"]), self._slugs[teacher], answer)
         self._on_result(number, teacher, result)
         return result
 
@@ -270,11 +270,12 @@ def _check(state: TraceState, number: int) -> None:
         raise InputError(explain(f"state {state['state_id']}", got="no messages", expected="at least one"))
 
 
-def call_result(state: TraceState, slug: str, answer: Answer) -> TeacherCallResult:
+def call_result(state_id: str, found: list[str], slug: str, answer: Answer) -> TeacherCallResult:
+    """What came of a call, with the flags that were found on its state."""
     reply = answer.reply or {}
     message = reply.get("message")
     return TeacherCallResult(
-        state_id=state["state_id"],
+        state_id=state_id,
         teacher_slug=slug,
         response_text=None if message is None or answer.error else reply_text(message),
         latency_s=answer.latency_s,
@@ -286,7 +287,7 @@ def call_result(state: TraceState, slug: str, answer: Answer) -> TeacherCallResu
         finish_reason=reply.get("finish_reason"),
         is_cached=answer.is_cached,
         attempts=answer.attempts,
-        flags=flags(state["messages"]),
+        flags=found,
     )
 
 

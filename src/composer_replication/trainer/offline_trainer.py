@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.taid import TAIDScheduler
-from composer_replication.objective.components import CHANNELS, LossComponents
+from composer_replication.objective.components import LossComponents
 from composer_replication.objective.compose import compose_loss
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.objective.wrapped import is_sharded

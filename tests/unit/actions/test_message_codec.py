@@ -24,6 +24,7 @@ TEXT = '{"b":1,"a":[2,{"c":null}]}'
     [
         {"tool_calls": [call_entry("i", "Bash", TEXT)]},
         {"tool_calls": (call_entry("i", "Bash", ARGUMENTS),)},
+        {"tool_calls": call_entry("i", "Bash", ARGUMENTS), "tool_call": {}},
         {"tool_calls": [{"id": "i", "name": "Bash", "arguments": TEXT}]},
         {"tool_calls": [{"id": "i", "function": "Bash", "arguments": ARGUMENTS}]},
         {"tool_calls": [{"id": "i", "type": "custom", "custom": {"name": "Bash", "input": ARGUMENTS}}]},
@@ -50,6 +51,7 @@ def test_calls_without_an_id_are_named_by_their_number():
     ("message", "match"),
     [
         ({"tool_calls": 3}, "tool_calls of m: got int"),
+        ({"tool_calls": {}}, "tool_calls of m: got keys"),
         ({"tool_calls": [call_entry("i", "a", "{}"), "x"]}, "tool call 1 of m: got str"),
         ({"tool_calls": [{"function": {"arguments": "{}"}}]}, "tool call 0 of m: got keys"),
         ({"function_call": {"name": 3}}, "function_call of m"),
@@ -96,7 +98,7 @@ def test_the_text_of_content_leaves_thinking_out_and_asks_about_the_rest():
     assert content_text(None) == content_text(3) == content_text(image) == ""
     with pytest.raises(InputError, match="content of m: got a part of type 'image'"):
         required_text(content, "m")
-    with pytest.raises(InputError, match="got a part of type 'int'"):
+    with pytest.raises(InputError, match="content of m: got int"):
         required_text(3, "m")
 
 

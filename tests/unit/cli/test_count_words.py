@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 from composer_replication.batch import render, session_records, windows
-from composer_replication.cli.count_words import MEANINGS, explained
+from composer_replication.cli.pages.count_words import MEANINGS, explained, of_good_turns
 from composer_replication.objective import hint_proof
-from composer_replication.sessions import good_turns
-from composer_replication.sessions import windows as offline_sessions
+from composer_replication.sessions import good_turns, rendering
 
 REASONS = {
     windows: ("LONGER_THAN_WINDOW", "SHORT_CONTEXT", "CUT_IN_MESSAGE"),
@@ -17,7 +16,7 @@ REASONS = {
     ),
     hint_proof: ("HINT_DOES_NOTHING", "NO_OTHER_KIND"),
     render: ("TEXT_FOLLOWS_CALL", "THINKING_COMES_LATE", "WITHOUT_ANSWER"),
-    offline_sessions: (
+    rendering: (
         *("NOT_RENDERED", "NOT_IN_RENDERING", "WITHOUT_ANSWER", "EQUAL_ANSWERS", "CONTEXTS_DIFFER", "NO_SUCH_TURN"),
     ),
     good_turns: (*("REFUSED", "BLOCKED", "INTERRUPTED", "FAILED", "FAILED_AS_WORK", "REJECTED", "IMAGE", "UNSEEN"),),
@@ -47,3 +46,11 @@ def test_a_dry_run_explains_what_it_counts(train):
     assert "lm_ce: failed_call" in counted["drops"]
     for name in ("cut in message", "short context", "failed_call", "longer_than_window"):
         assert [line for line in out.splitlines() if line.startswith(f"{name}: ")]
+
+
+def test_good_turns_and_those_left_out_add_up_or_it_is_said_why_not():
+    counts = {"model_turns": 10, "good_turns": 7}
+    assert of_good_turns(counts, {"lm_ce: failed_call": 3, "sdpo_kl: longer_than_window": 5}) == []
+    assert of_good_turns({}, {"lm_ce: failed_call": 3}) == []
+    (line,) = of_good_turns(counts, {"lm_ce: failed_call": 3, "lm_ce: longer_than_window": 2})
+    assert line == "2 of the good turns are left out as well: no window holds them"

@@ -11,8 +11,8 @@ import pytest
 from train_runs import GRPO, adapter_of, same
 
 from composer_replication import optional
-from composer_replication.cli import train_progress
-from composer_replication.cli.train_progress import PhaseLines, as_shown, duration
+from composer_replication.cli import progress as train_progress
+from composer_replication.cli.progress import PhaseLines, as_shown, duration
 from composer_replication.objective import hint_proof
 from composer_replication.runs import RunDir
 from composer_replication.sessions import reference

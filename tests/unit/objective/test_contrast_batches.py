@@ -211,7 +211,7 @@ def test_a_wrong_hint_is_that_of_another_kind_and_the_one_the_proof_takes():
             hint_proof.ProvableSite(site_id=hint, rendered=None, span=None, hint=hint, kind=kind)
             for hint, kind in zip(hints, kinds, strict=True)
         ]
-        assert found == [other.hint for other in hint_proof._other_hints(as_proved, seed)]
+        assert found == [other.hint for other in wrong_hints(as_proved, kinds, seed=seed)]
     assert wrong_hints(["x", "y"], ["a", "a"]) == [None, None]
     assert wrong_hints([], []) == []
     with pytest.raises(InputError, match="hints and kinds"):

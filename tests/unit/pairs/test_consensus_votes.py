@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.pairs.consensus import can_still_change, count_votes, vote
+from composer_replication.teacher_replay.votes.consensus import can_still_change, count_votes, vote
 
 STUDENT = "s"
 

@@ -9,8 +9,9 @@ from action_forms import CWD, bash, call, calls, key, said
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.pairs.context import ActionContext, context_of_messages
-from composer_replication.pairs.parse_reply import parse_reply
+from composer_replication.actions.equality import ActionContext
+from composer_replication.actions.reply import parse_reply
+from composer_replication.teacher_replay.votes.context import context_of_messages
 from cpu_time import least_cpu_seconds
 
 MEGABYTE = 2**20

@@ -12,10 +12,9 @@ import pytest
 from replay_pieces import KEY, TEACHERS, collect, options_for, states
 from test_hint_writer import RULE, message
 
+from composer_replication.config import SitesConfig
 from composer_replication.errors import InputError, RunError
-from composer_replication.hint_generator.run_sites import write_sites
 from composer_replication.ingestion import last_gate
-from composer_replication.ingestion.export import export_atif
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.ingestion.last_gate import LastGate, OpenGate, gate_of
 from composer_replication.ingestion.scrub_settings import ScrubSettings
@@ -23,6 +22,8 @@ from composer_replication.pairs.export import export_preferences
 from composer_replication.privacy import Scrubber
 from composer_replication.runs import RunDir
 from composer_replication.sites import find_error_sites
+from composer_replication.steps.export import export_atif
+from composer_replication.steps.sites import write_sites
 from composer_replication.teacher_replay.ask import HELD_BACK
 from composer_replication.teacher_replay.hint_writer import prompt_of, write_hints, write_run_hints
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
@@ -219,7 +220,7 @@ def test_a_run_made_without_scrubbing_needs_the_word_once_more(tmp_path):
     with pytest.raises(RunError, match="made with --no-scrub"):
         export_atif(run, tmp_path / "atif")
     assert not (tmp_path / "atif").exists()
-    write_sites(run, min_confidence=0.2)
+    write_sites(SitesConfig(min_confidence=0.2), run)
     ask = {"max_total_usd": 1.0, "api_key": KEY, "environment": {}}
     with FaultServer() as server:
         with pytest.raises(RunError, match="made with --no-scrub"):

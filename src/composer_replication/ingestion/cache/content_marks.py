@@ -1,4 +1,4 @@
-"""Hashes by which a conversation's content is known again: elsewhere, renamed, or grown.
+"""What is kept of a row while it is decided which rows stay: hashes by which its content is known again, and its tools.
 
 The turns are hashed in a chain, so that a conversation that goes on has the mark of the shorter one among its own.
 Marks are made of scrubbed content: a hash of what was scrubbed away would let a short password be guessed.
@@ -9,15 +9,37 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
+
+from composer_replication.ingestion.schemas import ToolSchemas
 
 Row = Mapping[str, Any]
 _SIZE = 32
 # A greeting and its answer begin many conversations: so short a one is known only as a whole.
 _SHORTEST_BEGINNING = 400
 _OPTIONS = orjson.OPT_SORT_KEYS
+
+
+class RowFacts(NamedTuple):
+    """So much of a row that it need not be read back: its id without suffix, the mark of the whole, and the rest.
+
+    `beginning` is the id of its first turn, where a log gave it one.
+    """
+
+    id: str
+    mark: str
+    beginning: str
+    is_forgotten: bool
+    tools: ToolSchemas
+
+
+def facts_of(row: Row, forgotten: frozenset[str]) -> RowFacts:
+    marks = list(marks_along(row))
+    beginning = row["turns"][0]["id"] if row["turns"] else ""
+    whole = marks[-1] if marks else "whole:"
+    return RowFacts(row["id"], whole, beginning, is_forgotten(row, marks, forgotten), ToolSchemas.of_row(row))
 
 
 def marks_along(row: Row) -> Iterator[str]:

@@ -34,25 +34,26 @@ class Earlier:
     forgotten: frozenset[str] = frozenset()
     lost: str | None = None
     is_old: bool = False
-    _file: BinaryIO | None = None
+    file: BinaryIO | None = None
     _offsets: list[int] = field(default_factory=list[int])
     _first_rows: dict[int, int] = field(default_factory=dict[int, int])  # by identity: paths may be equal
 
-    def take(self, source: SessionSource) -> list[Row]:
-        """The rows of one of `sources`, as they were written."""
-        if not source.conversations or self._file is None:
-            return []
-        self._file.seek(self._offsets[self._first_rows[id(source)]])
-        taken = [orjson.loads(self._file.readline()) for _ in source.conversations]
+    def take(self, source: SessionSource) -> tuple[int, list[Row]]:
+        """Where in `file` the rows of one of `sources` begin, and the rows as they were written."""
+        if not source.conversations or self.file is None:
+            return 0, []
+        offset = self._offsets[self._first_rows[id(source)]]
+        self.file.seek(offset)
+        taken = [orjson.loads(self.file.readline()) for _ in source.conversations]
         if [row["id"] for row in taken] != [f"{each}{source.id_suffix}" for each in source.conversations]:
             expected = f"the conversations of {source.path}"
             fix = "Ingest with --reread"
             raise ArtefactCorruptError(explain("conversations.jsonl", got="other rows", expected=expected, fix=fix))
-        return taken
+        return offset, taken
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        if self.file is not None:
+            self.file.close()
 
 
 def read_earlier(run: RunDir, scrub: ScrubSettings | None) -> Earlier:

@@ -9,9 +9,8 @@ from pathlib import Path
 from composer_replication.ingestion.cache.earlier import Earlier
 from composer_replication.ingestion.cache.family_reading import shown
 from composer_replication.ingestion.cache.session_sources import SessionSource
-from composer_replication.ingestion.families import Family, families
+from composer_replication.ingestion.discovery import Family, discover, families, ignore_patterns, is_ignored
 from composer_replication.ingestion.reading.source import IngestReport, Skip
-from composer_replication.ingestion.registry import discover, ignore_patterns, is_ignored
 from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.privacy import Scrubber
 from composer_replication.runs.source_paths import portable_name
@@ -105,11 +104,17 @@ class _Planning:
     def settle(self, *, reread: bool) -> Plan:
         matches = self._matches()
         claimed = {id(each) for each in matches.values()}
-        planned = [_decide(draft, family, matches.get(path), reread) for path, (draft, family) in self._found.items()]
-        for each in self._earlier.sources:
-            if id(each) not in claimed and each.conversations and not self._is_left_out(each):
-                # Somebody else's file may have the place of one that is gone.
-                planned.append(Planned(replace(each, path=self._unique(each.path)), old=each))
+        gone = [each for each in self._earlier.sources if id(each) not in claimed and each.conversations]
+        kept = [each for each in gone if not self._is_left_out(each)]
+        # The session that a copy was a copy of may be gone, so copies are looked at again where anything has changed.
+        is_still = len(kept) == len(gone) and all(
+            path in matches and _is_same(matches[path], draft) for path, (draft, _) in self._found.items()
+        )
+        planned = [
+            _decide(draft, family, matches.get(path), reread, is_still) for path, (draft, family) in self._found.items()
+        ]
+        for each in kept:  # somebody else's file may have the place of one that is gone
+            planned.append(Planned(replace(each, path=self._unique(each.path)), old=each))
         self._plan.families = sorted(planned, key=lambda each: each.source.path)
         used = {pattern for pattern in self._exclude if any(is_ignored(name, [pattern]) for name in self._ignored)}
         used |= {p for p in self._exclude if any(is_ignored(each.name, [p]) for each in self._earlier.sources)}
@@ -164,12 +169,14 @@ class _Planning:
         return unique
 
 
-def _decide(draft: SessionSource, family: Family, old: SessionSource | None, reread: bool) -> Planned:
+def _decide(draft: SessionSource, family: Family, old: SessionSource | None, reread: bool, is_still: bool) -> Planned:
     if old is None:
         return Planned(draft, family)
-    is_same = (old.stamp, old.name, old.path) == (draft.stamp, draft.name, draft.path)
-    # The session that a copy was a copy of may be gone, so copies are looked at again.
-    if is_same and old.status != "duplicate" and not reread:
+    if _is_same(old, draft) and (is_still or old.status != "duplicate") and not reread:
         return Planned(replace(old, inodes=draft.inodes), old=old)
     # Of a family that was partly gone before, `files` has only what was left of it.
     return Planned(draft, family, old, frozenset([*old.files, *old.file_of]) - frozenset(draft.files))
+
+
+def _is_same(old: SessionSource, draft: SessionSource) -> bool:
+    return (old.stamp, old.name, old.path) == (draft.stamp, draft.name, draft.path)

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, cast
 
 from composer_replication.errors import ArtefactCorruptError, explain
-from composer_replication.ingestion.cache.unplaced import IMAGES, UNPLACED, unplaced_in_row
+from composer_replication.ingestion.reading.counts import COUNTED, IMAGES, UNPLACED, counts_of
 from composer_replication.runs import RunDir
+from composer_replication.runs.conversations import from_row
 
 SCHEMA, VERSION = "session_source", 1
 FORGOTTEN = "forgotten session"
@@ -20,8 +21,7 @@ COPY = "copy of another session"
 OLDER = "older copy of a session that went on"
 Status = Literal["kept", "duplicate", "empty"]
 Row = dict[str, Any]
-_COUNTED = ("conversations", "sessions", "turns", "assistant turns", "calls", "results", "errors")
-_COUNTED_IF_ANY = (*UNPLACED, IMAGES)
+_OF_ROWS = (*COUNTED, *UNPLACED, IMAGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +70,9 @@ def with_rows(
     source: SessionSource, kept: Sequence[Row], *, left_out: Mapping[str, int] | None = None
 ) -> SessionSource:
     """The account of a family of which the rows `kept`, their ids without suffix, are what there is."""
-    counts = {key: number for key, number in source.counts.items() if key not in _COUNTED + _COUNTED_IF_ANY}
-    total: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+    counts: Counter[str] = Counter({key: each for key, each in source.counts.items() if key not in _OF_ROWS})
     for row in kept:
-        _count(row, total)
+        counts.update(counts_of(from_row(row)))
     index = {identity: number for number, identity in enumerate(source.conversations)}
     places = [index.get(row["id"]) for row in kept]
     return replace(
@@ -81,8 +80,8 @@ def with_rows(
         status="kept" if kept else "empty",
         conversations=[row["id"] for row in kept],
         file_of=[source.file_of[at] if at is not None else "" for at in places],
-        counts=counts | (dict(total) if kept else {}),
-        skipped=_added(source.skipped, left_out or {}),
+        counts=dict(sorted(counts.items())),
+        skipped=dict(sorted((Counter(source.skipped) + Counter(left_out)).items())),
         redactions=source.redactions if kept else {},
     )
 
@@ -132,22 +131,3 @@ def first_places(sources: Sequence[SessionSource]) -> dict[str, tuple[int, str]]
             before, place = found.get(reason, (0, places.get(reason, source.name)))
             found[reason] = (before + number, place)
     return found
-
-
-def _count(row: Row, total: Counter[str]) -> None:
-    turns = row["turns"]
-    results = [result for turn in turns for result in turn["results"]]
-    total["conversations"] += 1
-    total["sessions"] += row["parent"] is None
-    total["turns"] += len(turns)
-    total["assistant turns"] += sum(turn["role"] == "assistant" for turn in turns)
-    total["calls"] += sum(len(turn["calls"]) for turn in turns)
-    total["results"] += len(results)
-    total["errors"] += sum(result["is_error"] is True for result in results)
-    total.update(unplaced_in_row(row))
-
-
-def _added(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
-    total = Counter(before)
-    total.update(more)
-    return dict(sorted(total.items()))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from composer_replication.ingestion.cache.content_marks import id_mark, is_forgotten, marks_along
-from composer_replication.ingestion.cache.gather import Gathered, GatheredFamily
+from composer_replication.canonical_json import encode_as_written
+from composer_replication.ingestion.cache.content_marks import RowFacts, id_mark, marks_along
+from composer_replication.ingestion.cache.gather import GatheredFamily
 from composer_replication.ingestion.cache.session_sources import (
     COPY,
     FORGOTTEN,
@@ -19,23 +20,33 @@ from composer_replication.ingestion.cache.session_sources import (
 )
 
 
-def settle(gathered: Gathered, forgotten: Set[str]) -> Iterator[tuple[SessionSource, list[Row]]]:
-    """Each family's account and the rows that stay, in order."""
+class SettledFamily(NamedTuple):
+    """A family as it goes into the run."""
+
+    source: SessionSource
+    lines: Sequence[bytes] = ()
+    facts: Sequence[RowFacts] = ()
+
+
+def settle(gathered: Sequence[GatheredFamily]) -> Iterator[SettledFamily]:
+    """Each family's account and the lines that stay, in order; only those that change are written anew."""
     reasons = _copies(gathered)
     taken: set[str] = set()
-    for number, family in enumerate(gathered.families):
-        reason = reasons.get(number)
-        if reason is not None:
-            yield _as_copy(family.source, reason), []
+    for number, family in enumerate(gathered):
+        if number in reasons:
+            yield SettledFamily(_as_copy(family.source, reasons[number]))
             continue
-        found = gathered.rows_of(family)
-        kept = [row for row in found if not is_forgotten(row, list(marks_along(row)), frozenset(forgotten))]
-        num_lost = len(found) - len(kept)
-        source = with_rows(family.source, kept, left_out={FORGOTTEN: num_lost} if num_lost else None)
-        ids = {row["id"] for row in kept}
+        source, facts = family.source, [each for each in family.facts if not each.is_forgotten]
+        num_lost, ids = len(family.facts) - len(facts), {each.id for each in facts}
         suffix = "@" + id_mark("path", source.path).partition(":")[2][:8] if ids & taken else ""
         taken |= {f"{each}{suffix}" for each in ids}
-        yield replace(source, id_suffix=suffix), with_suffix(kept, suffix=suffix)
+        if not num_lost and not suffix:
+            yield SettledFamily(source, family.lines(), facts)
+            continue
+        kept = [row for row, each in zip(family.rows(), family.facts, strict=True) if not each.is_forgotten]
+        source = with_rows(source, kept, left_out={FORGOTTEN: num_lost}) if num_lost else source
+        lines = [encode_as_written(row, where="conversation") for row in with_suffix(kept, suffix=suffix)]
+        yield SettledFamily(replace(source, id_suffix=suffix), lines, facts)
 
 
 # Shorter ids of turns are numbers that many logs have.
@@ -71,34 +82,34 @@ def _is_part(turn: Row, whole: Row) -> bool:
     )
 
 
-def _copies(gathered: Gathered) -> dict[int, str]:
+def _copies(gathered: Sequence[GatheredFamily]) -> dict[int, str]:
     """Families, by number, all of whose conversations are in other families too, whole or gone on."""
     by_mark: dict[str, list[int]] = {}
     by_key: dict[str, list[_Place]] = {}
-    for number, family in enumerate(gathered.families):
-        for mark in set(family.marks):
+    for number, family in enumerate(gathered):
+        for mark in {each.mark for each in family.facts}:
             by_mark.setdefault(mark, []).append(number)
-        for index in range(family.num_rows):
-            for key in _keys(family, index):
+        for index, each in enumerate(family.facts):
+            for key in _keys(each):
                 by_key.setdefault(key, []).append((number, index))
     shared = {key: places for key, places in by_key.items() if len({number for number, _ in places}) > 1}
     along = _along_shared(gathered, shared)
     reasons: dict[int, str] = {}
-    for number, family in enumerate(gathered.families):
+    for number, family in enumerate(gathered):
         reason = _why_copy(number, family, by_mark, shared, along, reasons)
         if reason is not None:
             reasons[number] = reason
     return reasons
 
 
-def _keys(family: GatheredFamily, index: int) -> Iterator[str]:
+def _keys(facts: RowFacts) -> Iterator[str]:
     """What a conversation has in common with its copies: its id, or the record it begins with under another name."""
-    yield f"id {family.source.conversations[index]}"
-    if len(family.beginnings[index]) >= _SHORTEST_NAME:
-        yield f"first {family.beginnings[index]}"
+    yield f"id {facts.id}"
+    if len(facts.beginning) >= _SHORTEST_NAME:
+        yield f"first {facts.beginning}"
 
 
-def _along_shared(gathered: Gathered, shared: dict[str, list[_Place]]) -> dict[_Place, _Along]:
+def _along_shared(gathered: Sequence[GatheredFamily], shared: dict[str, list[_Place]]) -> dict[_Place, _Along]:
     """Every conversation that has a key in common with one of another family."""
     wanted: dict[int, set[int]] = {}
     for number, index in (place for places in shared.values() for place in places):
@@ -106,7 +117,7 @@ def _along_shared(gathered: Gathered, shared: dict[str, list[_Place]]) -> dict[_
     return {
         (number, index): _Along(list(marks_along(row)), row["turns"])
         for number in sorted(wanted)
-        for index, row in enumerate(gathered.rows_of(gathered.families[number]))
+        for index, row in enumerate(gathered[number].rows())
         if index in wanted[number]
     }
 
@@ -119,12 +130,12 @@ def _why_copy(
     along: dict[_Place, _Along],
     gone: dict[int, str],
 ) -> str | None:
-    if not family.num_rows:
+    if not family.facts:
         return None
     # Of two that are equal the later one is the copy, unless the later family went on where this one ended.
     went_on, waiting, verdicts = set[int](), list[set[int]](), set[str]()
-    for index, mark in enumerate(family.marks):
-        places = {place for key in _keys(family, index) for place in shared.get(key, ())}
+    for index, facts in enumerate(family.facts):
+        mark, places = facts.mark, {place for key in _keys(facts) for place in shared.get(key, ())}
         others = [place for place in places if place[0] != number and place[0] not in gone]
         longer = {place[0] for place in others if along[place].goes_on_from(along[number, index])}
         same = {place[0] for place in others if along[place].marks[-1:] == [mark]}

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from composer_replication.ingestion.cache.gather import Gathered
+from composer_replication.ingestion.cache.gather import GatheredFamily
 from composer_replication.ingestion.cache.planning import Plan
 from composer_replication.ingestion.cache.session_sources import SessionSource, first_places
-from composer_replication.ingestion.cache.unplaced import IMAGES, UNPLACED
+from composer_replication.ingestion.reading.counts import IMAGES, UNPLACED
 from composer_replication.ingestion.reading.source import IngestReport
 
 _BESIDE = ("queued messages", "attachments ", IMAGES)
@@ -74,7 +74,12 @@ class IngestSummary:
 
     @staticmethod
     def of(
-        sources: Sequence[SessionSource], planned: Plan, gathered: Gathered, *, lost: str | None, is_scrubbed: bool
+        sources: Sequence[SessionSource],
+        planned: Plan,
+        gathered: Sequence[GatheredFamily],
+        *,
+        lost: str | None,
+        is_scrubbed: bool,
     ) -> IngestSummary:
         by_format: dict[str, list[SessionSource]] = {}
         for source in sources:
@@ -85,7 +90,7 @@ class IngestSummary:
         for source in sources:
             redactions.update(source.redactions)
         places = first_places([*sources, _account_of(planned.outside)])
-        num_read = sum(len(each.source.sizes) for each in gathered.families if each.was_read)
+        num_read = sum(len(each.source.sizes) for each in gathered if each.was_read)
         return IngestSummary(
             formats=tuple(formats),
             total=_counts("all", [each for group in by_format.values() for each in group]),
@@ -94,7 +99,7 @@ class IngestSummary:
             unplaced=tuple(_unplaced(by_format)),
             beside=_beside([each for group in by_format.values() for each in group]),
             num_read=num_read,
-            num_reused=sum(len(each.source.sizes) for each in gathered.families) - num_read,
+            num_reused=sum(len(each.source.sizes) for each in gathered) - num_read,
             is_scrubbed=is_scrubbed,
             remarks=tuple(_remarks(planned, lost)),
         )

@@ -1,6 +1,16 @@
 """One module a format, each with `FORMAT`, `sniff` (is this file one of ours) and `read` (its conversations).
 
-`claude_code` (a folder: those logs are trees), `codex`, `gemini`, `opencode`, `openhands`, `sweagent`,
-`mini_sweagent`, `openai_messages`, `inspect_eval`, and `atif`, which `atif_write` writes. `codex_items` reads the
-items of a Codex rollout. Which of them a file is asked about, and in what order: `ingestion/registry.py`.
+Which of them a file is asked about, and in what order: `ingestion/registry.py`.
+
+    claude_code      Claude Code: logs are trees of records, so it has a folder
+    codex            Codex CLI rollouts
+    gemini           Gemini CLI chats
+    opencode         OpenCode exports
+    openhands        OpenHands output and trajectories
+    sweagent         SWE-agent trajectories
+    mini_sweagent    mini-swe-agent trajectories
+    openai_messages  OpenAI chat messages, tau-bench
+    inspect_eval     Inspect logs
+    atif             ATIF documents, read
+    atif_write       ATIF documents, written
 """

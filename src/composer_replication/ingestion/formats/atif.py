@@ -23,30 +23,22 @@ from composer_replication.ingestion.formats.atif_write import (
     UNKNOWN_VERSION,
     USUAL_ORIGIN,
 )
-from composer_replication.ingestion.formats.atif_write import (
-    to_atif as to_atif,
-)
+from composer_replication.ingestion.formats.atif_write import to_atif as to_atif
 from composer_replication.ingestion.reading.documents import read_lines_or_document
 from composer_replication.ingestion.reading.json_text import as_utf8
-from composer_replication.ingestion.reading.source import (
-    TOO_DEEP,
-    IngestReport,
-    Record,
-    SourceFile,
-    as_text,
-    image_count,
-)
+from composer_replication.ingestion.reading.source import IngestReport, Record, SourceFile, as_text, image_count
 from composer_replication.ingestion.reading.turn_list import (
+    NO_CALL,
     TurnList,
     as_list,
     as_record,
     as_string,
     count,
-    kept_fields,
     outline,
     parse_call,
     stem,
     unique,
+    usage_of,
 )
 from composer_replication.types import (
     Conversation,
@@ -62,6 +54,7 @@ from composer_replication.types import (
 )
 
 FORMAT = "atif"
+_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
 _ROLES: dict[str, Role] = {"system": "system", "user": "user", "agent": "assistant"}
 
 
@@ -113,18 +106,14 @@ class _Trajectory:
         steps = self._document.get("steps")
         if not isinstance(steps, list):
             self._report.skip("no steps", self._file)
-        for number, step in enumerate(as_list(steps), start=1):
-            try:
-                self._add(step, number)
-            except RecursionError:
-                self._report.skip(TOO_DEEP, self._file, number)
+        self.turns.each(as_list(steps), self._add)
         document, own = self._document, as_record(as_record(self._document.get("extra")).get(OURS))
         version, source_format = as_string(self._agent.get("version")), as_string(own.get("format"))
         kept = {key: document[key] for key in KEPT_OF_DOCUMENT if document.get(key) is not None}
         kept |= _rest("extra", document.get("extra"), {OURS})
         named = {"version", "name"} if self._agent.get("name") == source_format else {"version"}
         kept |= _rest("agent", self._agent, named)
-        extra = self._kept(as_record(own.get("extra")), 0)
+        extra = self.turns.kept(as_record(own.get("extra")), 0)
         if source_format not in (None, FORMAT):
             extra["source_format"] = source_format
         return Conversation(
@@ -136,14 +125,11 @@ class _Trajectory:
             title=as_string(own.get("title")),
             cwd=as_string(own.get("cwd")),
             agent_version=None if version == UNKNOWN_VERSION else version,
-            extra=extra | self._kept({"atif": kept} if kept else {}, 0),
+            extra=extra | self.turns.kept({"atif": kept} if kept else {}, 0),
         )
 
-    def _kept(self, fields: Record, number: int) -> Record:
-        return kept_fields(fields, self._file, number, self._report)
-
-    def _add(self, step: Any, number: int) -> None:
-        source = step.get("source") if isinstance(step, dict) else None
+    def _add(self, step: Record, number: int) -> None:
+        source = step.get("source")
         if not isinstance(source, str) or source not in _ROLES:
             self._report.skip(f"unknown record type {source!r}", self._file, number)
             return
@@ -190,13 +176,13 @@ class _Trajectory:
             logprobs=self._numbers(metrics.get("logprobs"), float, number),
             extra=image_count(message)
             | self._extra(own, number)
-            | self._kept({"atif": self._kept(kept, number)} if kept else {}, number),
+            | self.turns.kept({"atif": self.turns.kept(kept, number)} if kept else {}, number),
         )
 
     def _extra(self, own: Record, number: int) -> Record:
         """What the conversation that was written kept beside this turn, and where that turn had been read."""
         read_from = {"read_from": own["read_from"]} if isinstance(own.get("read_from"), dict) else {}
-        extra = self._kept(as_record(own.get("extra")) | read_from, number)
+        extra = self.turns.kept(as_record(own.get("extra")) | read_from, number)
         agents = extra.get("agents", {})
         if not isinstance(agents, dict) or not all(isinstance(each, str) for each in agents.values()):
             self._report.skip("broken agents", self._file, number)
@@ -207,7 +193,7 @@ class _Trajectory:
         calls: list[ToolCall] = []
         for entry in as_list(step.get("tool_calls")):
             if not isinstance(entry, dict):
-                self._report.skip("broken tool call", self._file, number)
+                self._report.skip(NO_CALL, self._file, number)
                 continue
             call = parse_call(entry.get("tool_call_id"), entry.get("function_name"), entry.get("arguments"))
             raw = as_record(entry.get("extra")).get(RAW_KEY)
@@ -243,7 +229,9 @@ class _Trajectory:
                     outside.setdefault(id, []).append(ref)
         extra = image_count(*(entry.get("content") for entry in entries)) | dict(turn.extra)
         if outside:
-            extra |= self._kept({"atif": {**extra.get("atif", {}), "references": outside}}, turn.provenance.lines[0])
+            extra |= self.turns.kept(
+                {"atif": {**extra.get("atif", {}), "references": outside}}, turn.provenance.lines[0]
+            )
         self.turns.add(replace(turn, results=tuple(results), extra=extra))
 
     def _numbers(self, given: Any, kind: type, number: int) -> Any:
@@ -267,15 +255,8 @@ def _origin(step: Record, own: Record, role: Role) -> Origin:
 
 
 def _usage(metrics: Record) -> Usage | None:
-    if not any(isinstance(metrics.get(key), int) for key in ("prompt_tokens", "completion_tokens", "cached_tokens")):
-        return None
-    cached, created = count(metrics.get("cached_tokens")), count(as_record(metrics.get("extra")).get(CACHE_KEY))
-    return Usage(
-        input_tokens=max(count(metrics.get("prompt_tokens")) - cached - created, 0),
-        output_tokens=count(metrics.get("completion_tokens")),
-        cache_read_tokens=cached,
-        cache_creation_tokens=created,
-    )
+    is_counted = any(isinstance(metrics.get(key), int) for key in _COUNTS)
+    return usage_of(metrics, *_COUNTS, f"extra.{CACHE_KEY}") if is_counted else None
 
 
 def _link(given: Any, parent: Link | None) -> Link | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from composer_replication.ingestion.formats.codex_items import Item, call_of, text_and_flag
+import orjson
+
 from composer_replication.ingestion.reading.documents import head_values
 from composer_replication.ingestion.reading.source import (
     TOO_DEEP,
@@ -19,15 +20,15 @@ from composer_replication.ingestion.reading.source import (
     read_records,
 )
 from composer_replication.ingestion.reading.turn_list import (
-    ORPHAN,
+    NO_OBJECT,
+    TurnList,
     as_list,
+    as_record,
     as_string,
-    count,
-    kept_fields,
-    unique,
-    with_images,
+    parse_call,
+    usage_of,
 )
-from composer_replication.types import Conversation, Link, Origin, Provenance, Role, ToolCall, ToolResult, Turn, Usage
+from composer_replication.types import Conversation, Link, Origin, Role, ToolCall
 
 FORMAT = "codex"
 
@@ -52,7 +53,7 @@ def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
     """The session as one conversation, or several where it was compacted: later parts hang on the one before."""
-    part = _Part(source=source, report=report)
+    part = _Part(source, report)
     for line, record in read_records(source, report):
         kind, payload = as_string(record.get("type")), record.get("payload")
         if kind is None or kind not in _LINE_TYPES:
@@ -61,9 +62,9 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
             report.skip(f"{kind} without a payload", source.name, line)
         elif kind == "compacted":
             yield from part.conversation()
-            part = part.after_compaction(Item(payload, line, record.get("timestamp")))
+            part = part.after_compaction(_Item(payload, line, record.get("timestamp")))
         else:
-            part.take(kind, Item(payload, line, record.get("timestamp")))
+            part.take(kind, _Item(payload, line, record.get("timestamp")))
     yield from part.conversation()
 
 
@@ -74,66 +75,61 @@ def _count_other(kind: str | None, source: SourceFile, report: IngestReport, lin
         report.skip(f"unknown record type {kind}", source.name, line)
 
 
-@dataclass(slots=True, kw_only=True)
 class _Part:
-    """One conversation in the making."""
+    """One conversation in the making, number `number` of its session."""
 
-    source: SourceFile
-    report: IngestReport
-    meta: Record | None = None
-    number: int = 0
-    parent: Link | None = None
-    model: str | None = None
-    turns: list[Turn] = field(default_factory=list[Turn])
-    turn_ids: set[str] = field(default_factory=set[str])
-    call_ids: set[str] = field(default_factory=set[str])
-    origin: Origin | None = None  # of everything that is only copied from before the compaction
+    def __init__(self, source: SourceFile, report: IngestReport, before: _Part | None = None) -> None:
+        self.turns = TurnList(source.name, report)
+        self._source, self._report = source, report
+        self._meta = None if before is None else before._meta
+        self._model = None if before is None else before._model
+        self._number = 0 if before is None else before._number + 1
+        self._parent = None if before is None else before._link()
+        self._origin: Origin | None = None  # of everything that is only copied from before the compaction
 
     @property
     def session_id(self) -> str:
-        return as_string((self.meta or {}).get("id")) or Path(self.source.name).stem
+        return as_string((self._meta or {}).get("id")) or Path(self._source.name).stem
 
     @property
     def id(self) -> str:
-        return f"{self.session_id}:{self.number}" if self.number else self.session_id
+        return f"{self.session_id}:{self._number}" if self._number else self.session_id
 
-    def take(self, kind: str, item: Item) -> None:
+    def take(self, kind: str, item: _Item) -> None:
         if kind == "session_meta":
             # A forked session repeats the one it came from after its own.
-            self.meta = self.meta or kept_fields(item.payload, self.source.name, item.line, self.report)
+            self._meta = self._meta or self.turns.kept(item.payload, item.line)
         elif kind == "turn_context":
-            self.model = as_string(item.payload.get("model")) or self.model
+            self._model = as_string(item.payload.get("model")) or self._model
         elif kind == "event_msg":
-            self.report.counts["ignored event_msg"] += 1
+            self._report.counts["ignored event_msg"] += 1
             if item.kind == "token_count":
                 self._add_usage(item.payload.get("info"))
         else:
             self._take_item(item)
 
-    def _take_item(self, item: Item) -> None:
+    def _take_item(self, item: _Item) -> None:
         try:
             self._add_item(item)
         except RecursionError:
-            self.report.skip(TOO_DEEP, self.source.name, item.line)
+            self.turns.skip(TOO_DEEP, item.line)
 
-    def _add_item(self, item: Item) -> None:
+    def _add_item(self, item: _Item) -> None:
         kind = item.kind
         if kind == "message":
             self._add_message(item)
         elif kind == "reasoning":
             self._extend(item, thinking=as_text(item.payload.get("summary")))
         elif kind in _CALL_ITEMS:
-            call = call_of(item)
-            self.call_ids.add(call.id)
-            self._extend(item, call=call)
+            self._extend(item, calls=(_call_of(item),))
         elif kind in _RESULT_ITEMS:
             self._add_result(item)
         elif kind in _IGNORED_ITEMS:
-            self.report.counts[f"ignored {kind}"] += 1
+            self._report.counts[f"ignored {kind}"] += 1
         else:
-            self.report.skip(f"unknown record type response_item/{kind}", self.source.name, item.line)
+            self.turns.skip(f"unknown record type response_item/{kind}", item.line)
 
-    def _add_message(self, item: Item) -> None:
+    def _add_message(self, item: _Item) -> None:
         role, text = item.payload.get("role"), as_text(item.payload.get("content"))
         images = image_count(item.payload.get("content"))
         if role == "assistant":
@@ -141,117 +137,137 @@ class _Part:
         elif role in ("system", "developer"):
             self._add(item, "system", "meta", text=text, extra=images)
         elif role == "user":
-            origin: Origin = "meta" if text.lstrip().startswith(_NOTES) else self.origin or "human"
+            origin: Origin = "meta" if text.lstrip().startswith(_NOTES) else self._origin or "human"
             self._add(item, "user", origin, text=text, extra=images)
         else:
-            self.report.skip(f"unknown role {role}", self.source.name, item.line)
+            self.turns.skip(f"unknown role {role}", item.line)
 
     def _extend(
-        self, item: Item, *, text: str = "", thinking: str = "", call: ToolCall | None = None, begins: bool = False
+        self, item: _Item, *, text: str = "", thinking: str = "", calls: tuple[ToolCall, ...] = (), begins: bool = False
     ) -> None:
         """Adds to the assistant message that is being written; a second text, or text after calls, is a new one."""
-        origin: Origin = self.origin or "model"
-        last = self.turns[-1] if self.turns else None
-        calls = () if call is None else (call,)
+        origin: Origin = self._origin or "model"
+        last = self.turns.turns[-1] if self.turns.turns else None
         if last is None or last.role != "assistant" or last.origin != origin or (begins and (last.text or last.calls)):
-            self._add(item, "assistant", origin, text=text, thinking=thinking, calls=calls, model=self.model)
+            self._add(item, "assistant", origin, text=text, thinking=thinking, calls=calls, model=self._model)
             return
-        self.turns[-1] = replace(
-            last,
-            id=unique(item.name, self.turn_ids) if begins else last.id,
-            text=last.text or text,
-            thinking="\n\n".join(part for part in (last.thinking, thinking) if part),
-            calls=last.calls + calls,
-            provenance=self._and_line(last, item.line),
+        thoughts = "\n\n".join(part for part in (last.thinking, thinking) if part)
+        self.turns.grow(item.line, id=item.name if begins else None, text=last.text or text, thinking=thoughts)
+        self.turns.add_calls(len(self.turns.turns) - 1, calls)
+
+    def _add_result(self, item: _Item) -> None:
+        output = item.payload.get("output")
+        text, is_error = _text_and_flag(output)
+        self.turns.answer(
+            as_string(item.payload.get("call_id")) or "",
+            text,
+            is_error,
+            id=item.name,
+            line=item.line,
+            extra=image_count(output.get("content") if isinstance(output, dict) else output),
+            origin=self._origin or "tool",
+            timestamp=as_string(item.timestamp),
         )
 
-    def _add_result(self, item: Item) -> None:
-        call_id = as_string(item.payload.get("call_id")) or ""
-        if call_id not in self.call_ids:
-            self.report.skip(ORPHAN, self.source.name, item.line)
-        output = item.payload.get("output")
-        text, is_error = text_and_flag(output)
-        images = image_count(output.get("content") if isinstance(output, dict) else output)
-        result = ToolResult(call_id=call_id, text=text, is_error=is_error)
-        origin: Origin = self.origin or "tool"
-        last = self.turns[-1] if self.turns else None
-        if last is None or last.role != "tool" or last.origin != origin:
-            self._add(item, "tool", origin, results=(result,), extra=images)
-        else:
-            where = self._and_line(last, item.line)
-            extra = with_images(last.extra, images)
-            self.turns[-1] = replace(last, results=(*last.results, result), provenance=where, extra=extra)
-
-    def _add(self, item: Item, role: Role, origin: Origin, **content: Any) -> None:
-        where = Provenance(file=self.source.name, lines=(item.line,))
-        written, turn_id = as_string(item.timestamp), unique(item.name, self.turn_ids)
-        self.turns.append(Turn(id=turn_id, role=role, origin=origin, timestamp=written, provenance=where, **content))
-
-    def _and_line(self, turn: Turn, line: int) -> Provenance:
-        lines = turn.provenance.lines
-        return Provenance(file=self.source.name, lines=lines if line in lines else (*lines, line))
+    def _add(self, item: _Item, role: Role, origin: Origin, **content: Any) -> None:
+        self.turns.say(item.name, role, origin, item.line, timestamp=as_string(item.timestamp), **content)
 
     def _add_usage(self, info: Any) -> None:
         """Token counts are repeated freely, so only the first one after an assistant message is its own."""
-        usage = info.get("last_token_usage") if isinstance(info, dict) else None
-        place = next((n for n in reversed(range(len(self.turns))) if self.turns[n].origin == "model"), None)
-        if not isinstance(usage, dict) or place is None or self.turns[place].usage is not None:
-            return
-        cached = count(usage.get("cached_input_tokens"))
-        self.turns[place] = replace(
-            self.turns[place],
-            usage=Usage(
-                input_tokens=max(count(usage.get("input_tokens")) - cached, 0),
-                output_tokens=count(usage.get("output_tokens")),
-                cache_read_tokens=cached,
-            ),
-        )
+        given, turns = as_record(info).get("last_token_usage"), self.turns.turns
+        place = next((n for n in reversed(range(len(turns))) if turns[n].origin == "model"), None)
+        if place is not None and turns[place].usage is None:
+            usage = usage_of(given, "input_tokens", "output_tokens", "cached_input_tokens")
+            turns[place] = replace(turns[place], usage=usage)
 
-    def after_compaction(self, item: Item) -> _Part:
+    def _link(self) -> Link | None:
+        """What the part after a compaction hangs on."""
+        turns = self.turns.turns
+        return Link(kind="compaction", conversation_id=self.id, turn_id=turns[-1].id) if turns else self._parent
+
+    def after_compaction(self, item: _Item) -> _Part:
         """What the model sees from here on: the history that replaced the old one, or else the summary alone."""
-        link = (
-            Link(kind="compaction", conversation_id=self.id, turn_id=self.turns[-1].id) if self.turns else self.parent
-        )
-        after = _Part(
-            source=self.source,
-            report=self.report,
-            meta=self.meta,
-            number=self.number + 1,
-            parent=link,
-            model=self.model,
-            origin="copied",
-        )
-        summary = as_string(item.payload.get("message")) or ""
+        after = _Part(self._source, self._report, before=self)
+        after._origin = "copied"
         for index, payload in enumerate(as_list(item.payload.get("replacement_history"))):
             if isinstance(payload, dict):
-                after._take_item(Item(payload, item.line, item.timestamp, index))
+                after._take_item(_Item(payload, item.line, item.timestamp, index))
             else:
-                self.report.skip("message is no object", self.source.name, item.line)
-        after.origin = None
-        after._mark_summary(item, summary)
+                self.turns.skip(NO_OBJECT, item.line)
+        after._origin = None
+        after._mark_summary(item, as_string(item.payload.get("message")) or "")
         return after
 
-    def _mark_summary(self, item: Item, summary: str) -> None:
-        if not summary:
-            return
-        for place, turn in enumerate(self.turns):
-            if turn.role == "user" and turn.text.endswith(summary):
-                self.turns[place] = replace(turn, origin="summary")
-                return
-        if not self.turns:
+    def _mark_summary(self, item: _Item, summary: str) -> None:
+        turns = self.turns.turns
+        is_it = (place for place, turn in enumerate(turns) if turn.role == "user" and turn.text.endswith(summary))
+        place = next(is_it, None) if summary else None
+        if place is not None:
+            turns[place] = replace(turns[place], origin="summary")
+        elif summary and not turns:
             self._add(item, "user", "summary", text=summary)
 
     def conversation(self) -> Iterator[Conversation]:
-        if not self.turns:
-            return
-        meta = self.meta or {}
-        yield Conversation(
-            id=self.id,
-            format=FORMAT,
-            turns=tuple(self.turns),
-            parent=self.parent,
+        meta = self._meta or {}
+        return self.turns.conversation(
+            self.id,
+            FORMAT,
+            parent=self._parent,
             session_id=self.session_id,
             cwd=as_string(meta.get("cwd")),
             agent_version=as_string(meta.get("cli_version")),
             extra={key: value for key, value in meta.items() if key not in ("id", "cwd", "cli_version")},
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A payload with its place."""
+
+    payload: Record
+    line: int
+    timestamp: Any
+    index: int | None = None
+
+    @property
+    def kind(self) -> str:
+        return as_string(self.payload.get("type")) or ("message" if "role" in self.payload else "")
+
+    @property
+    def name(self) -> str:
+        """The item's own id, or its place."""
+        place = f"line-{self.line}" if self.index is None else f"line-{self.line}.{self.index}"
+        return as_string(self.payload.get("id")) or place
+
+    @property
+    def call_id(self) -> str:
+        return as_string(self.payload.get("call_id")) or self.name
+
+
+def _call_of(item: _Item) -> ToolCall:
+    payload = item.payload
+    if item.kind == "custom_tool_call":
+        text = payload.get("input")
+        return parse_call(item.call_id, payload.get("name"), {"input": text} if isinstance(text, str) else text)
+    if item.kind == "function_call":
+        return parse_call(item.call_id, payload.get("name"), payload.get("arguments"))
+    # Tools of the service itself have no name of their own and say what they do in `action`.
+    return parse_call(item.call_id, item.kind.removesuffix("_call"), payload.get("action"))
+
+
+def _text_and_flag(output: Any) -> tuple[str, bool | None]:
+    """Text and error flag: of a string (older: JSON with an exit code), a list of blocks, or {content, success}."""
+    if isinstance(output, dict):
+        success = output.get("success")
+        return as_text(output.get("content")), not success if isinstance(success, bool) else None
+    if not isinstance(output, str) or not output.startswith("{"):
+        return as_text(output), None
+    try:
+        inner = orjson.loads(output)
+    except orjson.JSONDecodeError:
+        return output, None
+    metadata = inner.get("metadata")
+    code = metadata.get("exit_code") if isinstance(metadata, dict) else None
+    if set(inner) == {"output", "metadata"} and isinstance(code, int):
+        return as_text(inner["output"]), code != 0
+    return output, None

@@ -20,14 +20,15 @@ from composer_replication.ingestion.reading.source import (
     image_count,
 )
 from composer_replication.ingestion.reading.turn_list import (
+    NO_CALL,
     as_list,
     as_record,
     as_string,
-    count,
     kept_fields,
     parse_call,
+    usage_of,
 )
-from composer_replication.types import Conversation, Link, Origin, Provenance, ToolCall, ToolResult, Turn, Usage
+from composer_replication.types import Conversation, Link, Origin, Provenance, ToolCall, ToolResult, Turn
 
 FORMAT = "gemini"
 
@@ -183,7 +184,7 @@ class _Log:
             thinking=_thinking(message.get("thoughts")),
             calls=calls,
             model=as_string(message.get("model")),
-            usage=_usage(message.get("tokens")),
+            usage=usage_of(message.get("tokens"), "input", "output thoughts", "cached"),
             timestamp=written,
             provenance=where,
         )
@@ -198,7 +199,7 @@ class _Log:
         results: list[ToolResult] = []
         for index, call in enumerate(as_list(written)):
             if not isinstance(call, dict):
-                self.report.skip("tool call of unknown shape", self.source.name, line)
+                self.report.skip(NO_CALL, self.source.name, line)
                 continue
             call_id = as_string(call.get("id")) or f"{key}:call-{index}"
             calls.append(parse_call(call_id, call.get("name"), call.get("args")))
@@ -230,14 +231,3 @@ def _thinking(thoughts: Any) -> str:
     kept = [thought for thought in as_list(thoughts) if isinstance(thought, dict)]
     pairs = [(as_text(thought.get("subject")), as_text(thought.get("description"))) for thought in kept]
     return "\n\n".join(": ".join(part for part in pair if part) for pair in pairs if any(pair))
-
-
-def _usage(tokens: Any) -> Usage | None:
-    if not isinstance(tokens, dict):
-        return None
-    cached = count(tokens.get("cached"))
-    return Usage(
-        input_tokens=max(count(tokens.get("input")) - cached, 0),
-        output_tokens=count(tokens.get("output")) + count(tokens.get("thoughts")),
-        cache_read_tokens=cached,
-    )

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from composer_replication.ingestion.reading.documents import around_damage, parsed
+from composer_replication.ingestion.reading.documents import before_damage, parsed
 from composer_replication.ingestion.reading.source import (
     MAX_LINE_BYTES,
-    TOO_DEEP,
     IngestReport,
     Record,
     SourceFile,
@@ -29,13 +28,11 @@ from composer_replication.ingestion.reading.turn_list import (
     as_list,
     as_record,
     as_string,
-    count,
-    kept_fields,
-    openai_calls,
     stem,
     unique,
+    usage_of,
 )
-from composer_replication.types import Conversation, Origin, Provenance, Role, ToolResult, Turn, Usage
+from composer_replication.types import Conversation
 
 FORMAT = "inspect_eval"
 MAX_MEMBER_BYTES = MAX_LINE_BYTES
@@ -48,6 +45,7 @@ MAX_MEMBERS = 100_000
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _SAMPLE = re.compile(r"samples/[^/\\]+\.json")
 _ATTACHMENT = re.compile(r"(?:attachment|tc)://([0-9a-fA-F]+)")
+_CACHED = ("input_tokens_cache_read", "input_tokens_cache_write")
 _BROKEN = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, zlib.error, struct.error)
 
 
@@ -114,7 +112,7 @@ def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo | None, left: int, fil
     try:
         return parsed(data, report)
     except ValueError:
-        value, position = around_damage(data)
+        value, position = before_damage(data)
         report.skip("invalid JSON document", file, position)
         return value or None
 
@@ -123,26 +121,21 @@ def _conversation(
     sample: Record, header: Record, name: str, file: str, report: IngestReport, taken: set[str]
 ) -> Iterator[Conversation]:
     reader = _Sample(sample, file, report)
-    for number, message in enumerate(reader.messages(), start=1):
-        try:
-            reader.add(message, number)
-        except RecursionError:
-            report.skip(TOO_DEEP, file, number)
+    reader.turns.each(reader.messages(), reader.add)
     if not reader.turns.turns:
         report.skip("sample without messages", file)
         return
     kept = {key: sample[key] for key in ("epoch", "target", "scores", "error") if sample.get(key) is not None}
     task = {key: header[key] for key in ("task", "model") if isinstance(header.get(key), str)}
     packages = as_record(header.get("packages"))
-    yield Conversation(
-        id=unique(as_string(sample.get("uuid")) or name, taken),
-        format=FORMAT,
-        turns=tuple(reader.turns.turns),
+    yield from reader.turns.conversation(
+        unique(as_string(sample.get("uuid")) or name, taken),
+        FORMAT,
         # Epochs of a sample are one task; samples of an evaluation are not.
         session_id=f"{as_string(header.get('eval_id')) or name}/{sample.get('id', name)}",
         title=as_string(header.get("task")),
         agent_version=as_string(packages.get("inspect_ai")),
-        extra=kept_fields({"sample_id": sample.get("id"), **kept, **task}, file, 0, report),
+        extra=reader.turns.kept({"sample_id": sample.get("id"), **kept, **task}),
     )
 
 
@@ -182,58 +175,34 @@ class _Sample:
             found += pool[bounds[0] : bounds[1]]
         return found
 
-    def add(self, message: Any, number: int) -> None:
-        if not isinstance(message, dict):
-            self._report.skip("message is not an object", self._file, number)
-            return
+    def add(self, message: Record, number: int) -> None:
         message = self._resolved(message, number)
         role, id = message.get("role"), as_string(message.get("id")) or str(number)
-        if role == "assistant":
-            self._add_assistant(message, id, number)
-        elif role == "tool":
+        if role == "tool":
             error = message.get("error")
-            result = ToolResult(
-                call_id=as_text(message.get("tool_call_id")), text=_tool_text(message), is_error=error is not None
-            )
-            failed = kept_fields({"error": error} if error is not None else {}, self._file, number, self._report)
-            images = image_count(message.get("content"))
-            self.turns.add_result(result, id=id, line=number, extra=failed | images)
-        elif role in ("system", "user"):
-            said: Role = "system" if role == "system" else "user"
-            origin: Origin = "meta" if role == "system" else "human"
-            where = Provenance(file=self._file, lines=(number,))
-            content = message.get("content")
-            self.turns.add(
-                Turn(
-                    id=id,
-                    role=said,
-                    origin=origin,
-                    text=as_text(content),
-                    provenance=where,
-                    extra=image_count(content),
-                )
-            )
-        else:
-            self._report.skip(f"unknown record type {role!r}", self._file, number)
+            failed = self.turns.kept({"error": error} if error is not None else {}, number)
+            extra = failed | image_count(message.get("content"))
+            call_id, text = as_text(message.get("tool_call_id")), _tool_text(message)
+            self.turns.answer(call_id, text, error is not None, id=id, line=number, extra=extra)
+        elif not self.turns.add_message(
+            message, id, number, **self._answered(message, id) if role == "assistant" else {}
+        ):
+            self.turns.skip(f"unknown record type {role!r}", number)
 
-    def _add_assistant(self, message: Record, id: str, number: int) -> None:
+    def _answered(self, message: Record, id: str) -> Record:
+        """What of an assistant's message is in its blocks, and in the event of the model call that it answers."""
         content = message.get("content")
         blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
         event = self._event_of.get(id, {})
-        self.turns.add(
-            Turn(
-                id=id,
-                role="assistant",
-                origin="model",
-                text=as_text([each for each in blocks if not _is_reasoning(each)]),
-                thinking="\n".join(_reasoning(each) for each in blocks if _is_reasoning(each)),
-                calls=openai_calls(message, self._file, number, self._report),
-                model=as_string(message.get("model")) or as_string(event.get("model")),
-                usage=_usage(as_record(event.get("output")).get("usage")),
-                timestamp=as_string(event.get("timestamp")),
-                provenance=Provenance(file=self._file, lines=(number,)),
-            )
-        )
+        usage = as_record(event.get("output")).get("usage")
+        return {
+            "text": as_text([each for each in blocks if not _is_reasoning(each)]),
+            "thinking": "\n".join(_reasoning(each) for each in blocks if _is_reasoning(each)),
+            "model": as_string(message.get("model")) or as_string(event.get("model")),
+            "usage": usage_of(usage, "input_tokens", "output_tokens", *_CACHED, is_disjoint=True),
+            "timestamp": as_string(event.get("timestamp")),
+            "extra": {},
+        }
 
     def _resolved(self, value: Any, number: int) -> Any:
         """The value with `attachment://` references replaced by what they name."""
@@ -269,14 +238,3 @@ def _tool_text(message: Record) -> str:
     """What the tool said and, if it failed, the error the model was shown."""
     content, error = as_text(message.get("content")), as_text(as_record(message.get("error")).get("message"))
     return content if error in content else f"{error}\n{content}" if content else error
-
-
-def _usage(given: Any) -> Usage | None:
-    if not isinstance(given, dict):
-        return None
-    return Usage(
-        input_tokens=count(given.get("input_tokens")),
-        output_tokens=count(given.get("output_tokens")),
-        cache_read_tokens=count(given.get("input_tokens_cache_read")),
-        cache_creation_tokens=count(given.get("input_tokens_cache_write")),
-    )

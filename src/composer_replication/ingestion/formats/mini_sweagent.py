@@ -9,25 +9,9 @@ from typing import Any
 
 from composer_replication.ingestion.reading.documents import read_lines_or_document
 from composer_replication.ingestion.reading.json_text import as_utf8
-from composer_replication.ingestion.reading.source import (
-    TOO_DEEP,
-    IngestReport,
-    Record,
-    SourceFile,
-    as_text,
-    image_count,
-)
-from composer_replication.ingestion.reading.turn_list import (
-    TurnList,
-    as_record,
-    as_string,
-    kept_fields,
-    openai_calls,
-    outline,
-    stem,
-    unique,
-)
-from composer_replication.types import Conversation, Origin, Provenance, ToolResult, Turn
+from composer_replication.ingestion.reading.source import IngestReport, Record, SourceFile, as_text, image_count
+from composer_replication.ingestion.reading.turn_list import TurnList, as_record, as_string, outline, stem, unique
+from composer_replication.types import Conversation, Origin
 
 FORMAT = "mini_sweagent"
 # What the agent's own templates leave in every trajectory.
@@ -64,56 +48,26 @@ def _conversation(document: Any, source: SourceFile, report: IngestReport, taken
     if not isinstance(messages, list):
         report.skip("no list of messages", source.name)
         return
-    turns = TurnList(source.name, report)
-    for number, message in enumerate(messages, start=1):
-        try:
-            _add(turns, message, number, source.name, report)
-        except RecursionError:
-            report.skip(TOO_DEEP, source.name, number)
-    if not turns.turns:
-        return
-    info = as_record(record.get("info"))
-    yield Conversation(
-        id=unique(as_string(record.get("instance_id")) or stem(source.name), taken),
-        format=FORMAT,
-        turns=tuple(turns.turns),
+    turns, info = TurnList(source.name, report), as_record(record.get("info"))
+    turns.each(messages, lambda message, number: _add(turns, message, number))
+    yield from turns.conversation(
+        unique(as_string(record.get("instance_id")) or stem(source.name), taken),
+        FORMAT,
         agent_version=as_string(info.get("mini_version")),
-        extra=kept_fields({key: info[key] for key in _KEPT if key in info}, source.name, 0, report),
+        extra=turns.kept({key: info[key] for key in _KEPT if key in info}),
     )
 
 
-def _add(turns: TurnList, message: Any, number: int, file: str, report: IngestReport) -> None:
-    if not isinstance(message, dict):
-        report.skip("message is not an object", file, number)
+def _add(turns: TurnList, message: Record, number: int) -> None:
+    role, content, id = message.get("role"), message.get("content"), str(number)
+    if role == "tool":
+        call_id, extra = as_text(message.get("tool_call_id")), image_count(content)
+        turns.answer(call_id, as_text(content), None, id=id, line=number, extra=extra)
         return
-    role, text, where = message.get("role"), as_text(message.get("content")), Provenance(file=file, lines=(number,))
-    if role == "system":
-        turns.add(Turn(id=str(number), role="system", origin="meta", text=text, provenance=where))
-    elif role == "user":
-        images = image_count(message.get("content"))
-        origin = _origin(turns, text)
-        turns.add(Turn(id=str(number), role="user", origin=origin, text=text, provenance=where, extra=images))
-    elif role == "assistant":
-        # Later versions call tools; a command inside the text is the model's text and stays there.
-        calls = openai_calls(message, file, number, report)
-        thinking = as_text(message.get("reasoning_content"))
-        turns.add(
-            Turn(
-                id=str(number),
-                role="assistant",
-                origin="model",
-                text=text,
-                thinking=thinking,
-                calls=calls,
-                model=_model(message),
-                provenance=where,
-            )
-        )
-    elif role == "tool":
-        result = ToolResult(call_id=as_text(message.get("tool_call_id")), text=text, is_error=None)
-        turns.add_result(result, id=str(number), line=number, extra=image_count(message.get("content")))
-    else:
-        report.skip(f"unknown record type {role!r}", file, number)
+    # Later versions call tools; a command inside the text is the model's text and stays there.
+    given = {"origin": _origin(turns, as_text(content))} if role == "user" else {"model": _model(message)}
+    if not turns.add_message(message, id, number, **given):
+        turns.skip(f"unknown record type {role!r}", number)
 
 
 def _origin(turns: TurnList, text: str) -> Origin:

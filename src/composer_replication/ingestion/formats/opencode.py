@@ -18,19 +18,21 @@ from composer_replication.ingestion.reading.source import (
     is_image,
 )
 from composer_replication.ingestion.reading.turn_list import (
+    NO_OBJECT,
     as_list,
     as_record,
     as_string,
-    count,
     kept_fields,
     parse_call,
+    usage_of,
 )
-from composer_replication.types import Conversation, Link, Origin, Provenance, ToolCall, ToolResult, Turn, Usage
+from composer_replication.types import Conversation, Link, Origin, Provenance, ToolCall, ToolResult, Turn
 
 FORMAT = "opencode"
 
 # Bookkeeping of the agent, no part of what was said.
 _IGNORED_PARTS = {"step-finish", "snapshot", "patch", "agent", "retry", "compaction", "subtask"}
+_TOKENS = ("input", "output reasoning", "cache.read", "cache.write")
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it all)
@@ -66,7 +68,7 @@ def _session(record: Record, number: int, source: SourceFile, report: IngestRepo
     part, turns = 0, list[Turn]()
     for position, message in enumerate(cast("list[Any]", record["messages"]), start=1):
         if not isinstance(message, dict):
-            report.skip("message is no object", source.name, position)
+            report.skip(NO_OBJECT, source.name, position)
             continue
         if turns and _is_summary(message):
             done = _conversation(info, session_id, part, turns, parent)
@@ -226,7 +228,7 @@ class _Message:
                 calls=tuple(step.calls),
                 parent_id=as_string(self.info.get("parentID")),
                 model=as_string(self.info.get("modelID")),
-                usage=_usage(self.info.get("tokens")) if last else None,
+                usage=usage_of(self.info.get("tokens"), *_TOKENS, is_disjoint=True) if last else None,
                 timestamp=self.timestamp,
                 provenance=self.where,
                 extra=step.extra | (failed if last else {}),
@@ -279,15 +281,3 @@ class _Message:
             self.report.counts[f"ignored opencode {kind}"] += 1
         else:
             self.report.skip(f"unknown record type part/{kind}", self.source.name, self.position)
-
-
-def _usage(tokens: Any) -> Usage | None:
-    if not isinstance(tokens, dict):
-        return None
-    cache = as_record(tokens.get("cache"))
-    return Usage(
-        input_tokens=count(tokens.get("input")),
-        output_tokens=count(tokens.get("output")) + count(tokens.get("reasoning")),
-        cache_read_tokens=count(cache.get("read")),
-        cache_creation_tokens=count(cache.get("write")),
-    )

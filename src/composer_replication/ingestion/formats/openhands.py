@@ -18,15 +18,13 @@ from composer_replication.ingestion.reading.turn_list import (
     as_list,
     as_record,
     as_string,
-    kept_fields,
-    openai_calls,
     openai_usage,
     outline,
     parse_call,
     stem,
     unique,
 )
-from composer_replication.types import Conversation, Origin, Provenance, Role, ToolCall, ToolResult, Turn
+from composer_replication.types import Conversation, Origin, Role, ToolCall
 
 FORMAT = "openhands"
 
@@ -87,17 +85,14 @@ def _conversation(
                 reader.add(event, index)
             except RecursionError:
                 report.skip(TOO_DEEP, file, line or index)
-    if not reader.turns.turns:
-        return
     metadata = as_record(record.get("metadata"))
     extra = {key: record[key] for key in ("instance_id", "error", "test_result") if record.get(key) is not None}
     extra |= {"tools": reader.tools} if reader.tools else {}
-    yield Conversation(
-        id=unique(as_string(record.get("instance_id")) or name, taken),
-        format=FORMAT,
-        turns=tuple(reader.turns.turns),
+    yield from reader.turns.conversation(
+        unique(as_string(record.get("instance_id")) or name, taken),
+        FORMAT,
         agent_version=reader.version or as_string(metadata.get("git_commit")),
-        extra=kept_fields(extra, file, line, report),
+        extra=reader.turns.kept(extra, line),
     )
 
 
@@ -152,28 +147,14 @@ class _History:
 
     def _say(self, event: Record, kind: str, text: str, index: int, line: int) -> None:
         role: Role = "system" if kind == "system" else "user"
-        where = Provenance(file=self.file, lines=(line,))
+        text, extra = _with_images(text, event.get("args"))
         when = as_string(event.get("timestamp"))
-        turn_id = _event_id(event, index)
-        num_images = len(as_list(as_record(event.get("args")).get("image_urls")))
-        text = "\n".join([text, *[IMAGE] * num_images])
-        extra = {"images": num_images} if num_images else {}
-        self.turns.add(
-            Turn(
-                id=turn_id,
-                role=role,
-                origin=_ORIGINS[kind],
-                text=text,
-                timestamp=when,
-                provenance=where,
-                extra=extra,
-            )
-        )
+        self.turns.say(_event_id(event, index), role, _ORIGINS[kind], line, text, timestamp=when, extra=extra)
 
     def _add_calls(self, event: Record, action: str, args: Record, index: int, line: int) -> None:
         metadata = as_record(event.get("tool_call_metadata"))
         response = as_record(metadata.get("model_response"))
-        known = openai_calls(_message(response), self.file, line, self.report)
+        known = self.turns.calls(_message(response), line)
         call_id = as_string(metadata.get("tool_call_id")) or f"event-{_event_id(event, index)}"
         if isinstance(event.get("id"), int):
             self._call_of_event[event["id"]] = call_id
@@ -192,20 +173,18 @@ class _History:
         response = as_record(as_record(event.get("tool_call_metadata")).get("model_response"))
         if response_id := as_string(response.get("id")):
             self._response_at[response_id] = len(self.turns.turns)
-        self.turns.add(
-            Turn(
-                id=_event_id(event, index),
-                role="assistant",
-                origin="model",
-                text=text,
-                thinking=as_text(_message(response).get("reasoning_content")),
-                calls=calls,
-                model=as_string(response.get("model")),
-                usage=openai_usage(response.get("usage")),
-                timestamp=as_string(event.get("timestamp")),
-                provenance=Provenance(file=self.file, lines=(line,)),
-                extra={"response_id": response_id} if response_id else {},
-            )
+        self.turns.say(
+            _event_id(event, index),
+            "assistant",
+            "model",
+            line,
+            text,
+            thinking=as_text(_message(response).get("reasoning_content")),
+            calls=calls,
+            model=as_string(response.get("model")),
+            usage=openai_usage(response.get("usage")),
+            timestamp=as_string(event.get("timestamp")),
+            extra={"response_id": response_id} if response_id else {},
         )
 
     def _add_observation(self, event: Record, kind: str, index: int, line: int) -> None:
@@ -217,28 +196,29 @@ class _History:
         if call_id is None and isinstance(cause, int):
             call_id = self._call_of_event.get(cause)
         if call_id is None and kind in _OBSERVATIONS and "id" not in event and waiting:
-            call_id = waiting[0]  # events without ids: in order
+            call_id = waiting[0].id  # events without ids: in order
         if call_id is None and kind not in _OBSERVATIONS:
             if kind in _HARNESS:
                 self.report.counts["openhands harness events"] += 1
             else:
                 self.report.skip(f"unknown record type {kind!r}", self.file, line)
             return
-        num_images = len(as_list(as_record(event.get("extras")).get("image_urls")))
-        text = "\n".join([as_text(event.get("content")), *[IMAGE] * num_images])
-        extra = {"images": num_images} if num_images else {}
-        result = ToolResult(call_id=call_id or "", text=text, is_error=_is_error(event, kind))
-        when = as_string(event.get("timestamp"))
-        self.turns.add_result(result, id=_event_id(event, index), line=line, timestamp=when, extra=extra)
+        text, extra = _with_images(as_text(event.get("content")), event.get("extras"))
+        when, id = as_string(event.get("timestamp")), _event_id(event, index)
+        is_error = _is_error(event, kind)
+        self.turns.answer(call_id or "", text, is_error, id=id, line=line, extra=extra, timestamp=when)
+
+
+def _with_images(text: str, shown: Any) -> tuple[str, Record]:
+    """The text with a mark for each image that is shown with it, and how many there are."""
+    number = len(as_list(as_record(shown).get("image_urls")))
+    return "\n".join([text, *[IMAGE] * number]), {"images": number} if number else {}
 
 
 def _event_id(event: Record, index: int) -> str:
     given = event.get("id")
-    return (
-        str(given)
-        if isinstance(given, int | str) and given != ""
-        else f"{'o' if 'observation' in event else 'a'}{index}"
-    )
+    made_up = f"{'o' if 'observation' in event else 'a'}{index}"
+    return str(given) if isinstance(given, int | str) and given != "" else made_up
 
 
 def _message(response: Record) -> Record:

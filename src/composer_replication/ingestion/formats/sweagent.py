@@ -11,26 +11,17 @@ from typing import Any
 
 from composer_replication.ingestion.reading.documents import read_lines_or_document
 from composer_replication.ingestion.reading.json_text import as_utf8
-from composer_replication.ingestion.reading.source import (
-    TOO_DEEP,
-    IngestReport,
-    Record,
-    SourceFile,
-    as_text,
-    image_count,
-)
+from composer_replication.ingestion.reading.source import IngestReport, Record, SourceFile, as_text, image_count
 from composer_replication.ingestion.reading.turn_list import (
     TurnList,
     as_list,
     as_record,
     as_string,
-    kept_fields,
-    openai_calls,
     outline,
     stem,
     unique,
 )
-from composer_replication.types import Conversation, Origin, Provenance, Role, ToolCall, ToolResult, Turn
+from composer_replication.types import Conversation, ToolCall
 
 FORMAT = "sweagent"
 # An action that was no function call is a line for the agent's shell.
@@ -66,58 +57,47 @@ def _conversation(document: Record, id: str, file: str, report: IngestReport) ->
         return
     spoken = any(isinstance(each, dict) and each.get("role") == "assistant" for each in as_list(history))
     turns = TurnList(file, report)
+    turns.each(as_list(history), lambda message, number: _add_message(turns, message, number))
     if not spoken and steps:
-        _each(turns, as_list(history), _add_message, file, report)
-        _each(turns, as_list(steps), _add_step, file, report)
+        turns.each(as_list(steps), lambda step, number: _add_step(turns, step, number))
     else:
-        _each(turns, as_list(history), _add_message, file, report)
         _add_last_observation(turns, as_list(steps))
-    if not turns.turns:
-        return
     info = as_record(document.get("info"))
     extra = {key: info[key] for key in ("exit_status", "submission", "model_stats") if key in info}
     if environment := as_string(document.get("environment")):
         extra["environment"] = environment
-    yield Conversation(
-        id=id,
-        format=FORMAT,
-        turns=tuple(turns.turns),
-        agent_version=as_string(info.get("swe_agent_version")),
-        extra=kept_fields(extra, file, 0, report),
-    )
+    version = as_string(info.get("swe_agent_version"))
+    yield from turns.conversation(id, FORMAT, agent_version=version, extra=turns.kept(extra))
 
 
-def _each(turns: TurnList, items: list[Any], add: Any, file: str, report: IngestReport) -> None:
-    for number, item in enumerate(items, start=1):
-        if not isinstance(item, dict):
-            report.skip("message is not an object", file, number)
-            continue
-        try:
-            add(turns, item, number, file, report)
-        except RecursionError:
-            report.skip(TOO_DEEP, file, number)
-
-
-def _add_message(turns: TurnList, message: Record, number: int, file: str, report: IngestReport) -> None:
-    role, text = message.get("role"), as_text(message.get("content"))
-    waiting = turns.open_calls()
-    if role == "assistant":
-        _add_assistant(turns, message, number, file, report)
-    elif role == "tool" or (role == "user" and waiting and _is_observation(message)):
+def _add_message(turns: TurnList, message: Record, number: int) -> None:
+    role, content, id = message.get("role"), message.get("content"), str(number)
+    waiting = [call.id for call in turns.open_calls()]
+    # Demonstrations are shown to the model; nobody in this session wrote them.
+    given: Record = {"origin": "copied"} if message.get("is_demo") is True else {}
+    if role == "tool" or (role == "user" and waiting and _is_observation(message)):
         # One observation answers all calls it names; without names it answers the first that waits.
         ids = [as_text(each) for each in as_list(message.get("tool_call_ids"))]
         ids = ids or [as_text(message.get("tool_call_id"))] if role == "tool" else ids or waiting[:1]
-        for id in ids:
-            result = ToolResult(call_id=id, text=text, is_error=None)
-            turns.add_result(result, id=str(number), line=number, extra=image_count(message.get("content")))
-    elif role in ("system", "user"):
-        said: Role = "system" if role == "system" else "user"
-        origin: Origin = _origin(message, "meta" if role == "system" else "human")
-        where = Provenance(file=file, lines=(number,))
-        images = image_count(message.get("content"))
-        turns.add(Turn(id=str(number), role=said, origin=origin, text=text, provenance=where, extra=images))
-    else:
-        report.skip(f"unknown record type {role!r}", file, number)
+        for call_id in ids:
+            turns.answer(call_id, as_text(content), None, id=id, line=number, extra=image_count(content))
+        return
+    given |= _spoken(turns, message, number) if role == "assistant" else {}
+    if not turns.add_message(message, id, number, **given):
+        turns.skip(f"unknown record type {role!r}", number)
+
+
+def _spoken(turns: TurnList, message: Record, number: int) -> Record:
+    """What an assistant's message has in places of its own: an action, the thought before it, thinking in blocks."""
+    content, action = as_text(message.get("content")), as_text(message.get("action"))
+    calls, text, extra = turns.calls(message, number), content, {}
+    if not calls and action.strip():
+        calls = (_shell(action, number),)
+        text = as_text(message["thought"]) if isinstance(message.get("thought"), str) else content
+        extra = {} if text == content else {"content": content}  # the message as the model wrote it
+    blocks = [each for each in as_list(message.get("thinking_blocks")) if isinstance(each, dict)]
+    thinking = "\n".join(as_text(block.get("thinking")) for block in blocks)
+    return {"text": text, "thinking": thinking, "calls": calls, "extra": extra}
 
 
 def _is_observation(message: Record) -> bool:
@@ -128,67 +108,32 @@ def _is_observation(message: Record) -> bool:
 def _add_last_observation(turns: TurnList, steps: list[Any]) -> None:
     """The history ends with the last action; what came back for it is in the last step alone."""
     waiting, last = turns.open_calls(), as_record(steps[-1]) if steps else {}
-    calls = {call.id: call for turn in turns.turns[-1:] for call in turn.calls}
-    if len(waiting) != 1 or waiting[0] not in calls or last.get("observation") is None:
+    if len(waiting) != 1 or waiting[0] not in turns.turns[-1].calls or last.get("observation") is None:
         return
-    asked = calls[waiting[0]].arguments.get("input")
+    asked = waiting[0].arguments.get("input")
     if asked is None or asked == as_text(last.get("action")):
         line = turns.turns[-1].provenance.lines[-1]
-        result = ToolResult(call_id=waiting[0], text=as_text(last["observation"]), is_error=None)
-        turns.add_result(result, id=f"observation-{line}", line=line)
+        turns.answer(waiting[0].id, as_text(last["observation"]), None, id=f"observation-{line}", line=line)
 
 
-def _add_assistant(turns: TurnList, message: Record, number: int, file: str, report: IngestReport) -> None:
-    content, action = as_text(message.get("content")), as_text(message.get("action"))
-    calls, text, extra = openai_calls(message, file, number, report), content, {}
-    if not calls and action.strip():
-        calls = (_shell(action, number),)
-        text = as_text(message["thought"]) if isinstance(message.get("thought"), str) else content
-        extra = {} if text == content else {"content": content}  # the message as the model wrote it
-    blocks = [each for each in as_list(message.get("thinking_blocks")) if isinstance(each, dict)]
-    turns.add(
-        Turn(
-            id=str(number),
-            role="assistant",
-            origin=_origin(message, "model"),
-            text=text,
-            thinking="\n".join(as_text(block.get("thinking")) for block in blocks),
-            calls=calls,
-            provenance=Provenance(file=file, lines=(number,)),
-            extra=extra,
-        )
-    )
-
-
-def _add_step(turns: TurnList, step: Record, number: int, file: str, report: IngestReport) -> None:
+def _add_step(turns: TurnList, step: Record, number: int) -> None:
     if not _STEP_KEYS & step.keys():
-        report.skip("unknown record type step", file, number)
+        turns.skip("unknown record type step", number)
         return
     response, action = as_text(step.get("response")), as_text(step.get("action"))
     text = as_text(step["thought"]) if isinstance(step.get("thought"), str) else response
     calls = (_shell(action, number),) if action.strip() else ()
     extra: dict[str, Any] = {} if response in ("", text) else {"content": response}
-    if "state" in step:
-        extra |= kept_fields({"state": step["state"]}, file, number, report)
-    where = Provenance(file=file, lines=(number,))
-    turn = Turn(
-        id=f"step-{number}", role="assistant", origin="model", text=text, calls=calls, provenance=where, extra=extra
-    )
-    turns.add(turn)
-    if step.get("observation") is None:
+    extra |= turns.kept({"state": step["state"]} if "state" in step else {}, number)
+    turns.say(f"step-{number}", "assistant", "model", number, text, calls=calls, extra=extra)
+    observation, id = step.get("observation"), f"observation-{number}"
+    if observation is None:
         return
-    observation = as_text(step["observation"])
     if calls:
-        result = ToolResult(call_id=calls[0].id, text=observation, is_error=None)
-        turns.add_result(result, id=f"observation-{number}", line=number)
+        turns.answer(calls[0].id, as_text(observation), None, id=id, line=number)
     else:  # the harness answered words that held no action
-        turns.add(Turn(id=f"observation-{number}", role="user", origin="meta", text=observation, provenance=where))
+        turns.say(id, "user", "meta", number, as_text(observation))
 
 
 def _shell(action: str, number: int) -> ToolCall:
     return ToolCall(id=f"action-{number}", name=SHELL, arguments={"input": action})
-
-
-def _origin(message: Record, usual: Origin) -> Origin:
-    """Demonstrations are shown to the model; nobody in this session wrote them."""
-    return "copied" if message.get("is_demo") is True else usual

@@ -1,17 +1,23 @@
-"""JSON documents: telling them from lines, judging a file by its head, and keeping what stands around damage."""
+"""JSON documents: telling them from lines, judging a file by its head, and keeping what stands before damage."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, cast
 
 import orjson
 
 from composer_replication.ingestion.reading import json_text
-from composer_replication.ingestion.reading.after_damage import values_behind
-from composer_replication.ingestion.reading.source import IngestReport, SourceFile, read_records
+from composer_replication.ingestion.reading.source import (
+    BUFFER_BYTES,
+    MAX_LINE_BYTES,
+    IngestReport,
+    SourceFile,
+    read_records,
+    records_in,
+)
 
 # A whole string, or one character that opens, closes or separates; a lone quote is a string that never ends.
 _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\],]', re.DOTALL)
@@ -31,25 +37,41 @@ def head_values(head: bytes) -> list[Any]:
     lines = [line for line in head.split(b"\n") if line.strip()][:_HEAD_LINES]
     if not lines:
         return []
-    parsed = [_object_or_list(line) for line in lines]
+    parsed = [_object_or_list(line)[0] for line in lines]
     if parsed[0] is None:
         parsed[0] = salvage(head)
     return [value for value in parsed if value is not None]
 
 
 def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any]]:
-    """(line, object) of every good line, or (0, document); of a damaged document all whole messages are kept."""
+    """(line, object) of every good line, or (0, document); of a damaged document the whole messages before the damage.
+
+    What the first line holds says which it is, and is not parsed again.
+    """
     try:
-        if _first_line_is_object(source):
-            yield from read_records(source, report)
-            return
-        data = json_text.as_utf8(source.path.read_bytes())
+        with source.path.open("rb", buffering=BUFFER_BYTES) as file:
+            lines = enumerate(json_text.utf8_lines(file, MAX_LINE_BYTES), start=1)
+            number, line = next((each for each in lines if each[1].strip()), (0, b""))
+            if not line:
+                report.skip("empty file", source.name)
+                return
+            first, is_repaired = _object_or_list(line) if len(line) <= MAX_LINE_BYTES else (None, False)
+            if isinstance(first, dict) or len(line) > MAX_LINE_BYTES:
+                report.counts.update({"repaired lines": 1} if is_repaired else {})
+                yield from [(number, first)] if first is not None else records_in([(number, line)], source, report)
+                yield from records_in(lines, source, report)
+                return
+            if first is not None and not any(rest.strip() for _, rest in lines):
+                report.counts.update({"repaired documents": 1} if is_repaired else {})
+                yield 0, first
+                return
+        yield from _read_document(source, report)
     except OSError as error:
         report.skip(f"unreadable file: {error.strerror}", source.name)
-        return
-    if not data.strip():
-        report.skip("empty file", source.name)
-        return
+
+
+def _read_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any]]:
+    data = json_text.as_utf8(source.path.read_bytes())
     try:
         yield 0, parsed(data, report)
         return
@@ -58,7 +80,7 @@ def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator
     if _is_mostly_lines(data):
         yield from read_records(source, report)
         return
-    value, position = around_damage(data)
+    value, position = before_damage(data)
     report.skip("invalid JSON document", source.name, position)
     if value is not None:
         yield 0, value
@@ -68,8 +90,8 @@ def parsed(data: bytes, report: IngestReport) -> Any:
     """The value of a document, also with the NaN that Python writes; raises ValueError where it is damaged."""
     try:
         return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        value = json_text.loads(data)
+    except orjson.JSONDecodeError as error:
+        value = json_text.loads(json_text.shallow(data) if str(error).startswith("depth limit") else data)
     report.counts["repaired documents"] += 1
     return value
 
@@ -87,33 +109,14 @@ def salvage(data: bytes, *, depth: int = _MAX_DEPTH) -> Any:
         return None
 
 
-def around_damage(data: bytes) -> tuple[Any, int]:
-    """What can be kept of a damaged document, and the position of the first broken message (0: outside of them).
+def before_damage(data: bytes) -> tuple[Any, int]:
+    """The whole messages before the damage, and the position of the first broken one (0: outside of them).
 
-    A broken message that others follow leaves None in its place, so that their positions stay what they were.
+    A document that a crash or a full disk cut off ends there; bytes that are no text cost nothing else.
     """
     depth = _depth_of_messages(salvage(data))
-    value, text = salvage(data, depth=depth), _text(data)
     before = _last_list(salvage(data[: _first_bad_byte(data)], depth=depth), depth)
-    position = 0 if before is None else len(before) + 1
-    messages = _last_list(value, depth)
-    try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        end, _ = _last_whole(text[: error.pos], depth)
-        if messages is not None:
-            _append(values_behind(text, end, depth), {1: value if isinstance(value, list) else [], depth: messages})
-    return value, position
-
-
-def _append(behind: Iterable[tuple[int, Any]], lists: dict[int, list[Any]]) -> None:
-    innermost = max(lists)
-    is_first = True
-    for level, message in behind:
-        if level == innermost and is_first:
-            lists[level].append(None)
-        is_first = False
-        lists[level].append(message)
+    return salvage(data, depth=depth), 0 if before is None else len(before) + 1
 
 
 def _text(data: bytes) -> str:
@@ -178,24 +181,20 @@ def _last_whole(text: str, depth: int) -> tuple[int, str]:
     return end, closers
 
 
-def _first_line_is_object(source: SourceFile) -> bool:
-    with source.path.open("rb") as file:
-        first = next((line for line in json_text.utf8_lines(file) if line.strip()), b"")
-    return isinstance(_object_or_list(first), dict)
-
-
 def _is_mostly_lines(data: bytes) -> bool:
     """Whether a file that is no document is lines with a damaged first one, not a damaged document over many lines."""
     lines = [line for line in data.split(b"\n") if line.strip()]
-    return 2 * sum(isinstance(_object_or_list(line), dict) for line in lines) >= len(lines)
+    return 2 * sum(isinstance(_object_or_list(line)[0], dict) for line in lines) >= len(lines)
 
 
-def _object_or_list(line: bytes) -> Any:
+def _object_or_list(line: bytes) -> tuple[Any, bool]:
+    """The value of a line, None where it is neither, and whether it had to be mended."""
+    is_repaired = False
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError:
         try:
-            value = json_text.loads(line)
+            value, is_repaired = json_text.loads(line), True
         except ValueError:
-            return None
-    return value if isinstance(value, (dict, list)) else None
+            return None, False
+    return (value, is_repaired) if isinstance(value, (dict, list)) else (None, False)

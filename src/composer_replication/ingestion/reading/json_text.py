@@ -26,6 +26,10 @@ _ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
     re.DOTALL,
 )
+_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]', re.DOTALL)
+_STEPS = {b"{": 1, b"[": 1, b"}": -1, b"]": -1}
+# Deeper than anybody looks, and no deeper than the parser follows.
+_MAX_DEPTH = 200
 
 
 def is_utf16(data: bytes) -> bool:
@@ -64,6 +68,20 @@ def _bounded_lines(file: BinaryIO, longest: int) -> Iterator[bytes]:
 def loads(data: bytes) -> Any:
     """The value of a text that strict JSON refuses; raises ValueError where there is more wrong with it than that."""
     return orjson.loads(mended(data))
+
+
+def shallow(data: bytes) -> bytes:
+    """The text with null in place of what is nested beyond reason, so that it costs no more than itself."""
+    pieces, depth, start = list[bytes](), 0, 0
+    for token in _BRACKET.finditer(data):
+        step = _STEPS.get(token.group(), 0)
+        if step > 0 and depth == _MAX_DEPTH:
+            pieces.append(data[start : token.start()])
+        depth += step
+        if step < 0 and depth == _MAX_DEPTH:
+            pieces.append(b"null")
+            start = token.end()
+    return b"".join([*pieces, data[start:] if depth <= _MAX_DEPTH else b""])
 
 
 def mended(data: bytes) -> bytes:

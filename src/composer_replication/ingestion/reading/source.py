@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import orjson
 
+from composer_replication.actions.messages import content_text
 from composer_replication.ingestion.reading import json_text
 
 # Longer lines than this are counted and skipped: no agent writes them, and one would hold the memory of all the others.
 MAX_LINE_BYTES = 256 * 2**20
 # Lines are long: with the usual 8 kB, cutting them out of the file costs as much as a third of parsing them.
-_BUFFER_BYTES = 2**20
+BUFFER_BYTES = 2**20
 # Every skip is counted; only so many are kept with their place.
 _MAX_NAMED_SKIPS = 1000
 TOO_DEEP = "nested too deeply"
@@ -76,18 +77,25 @@ _TEXT_KEYS = ("text", "content", "refusal", "resource", "json")
 def read_records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Record]]:
     """(line number, JSON object) of every good line; a broken line never costs its neighbours."""
     try:
-        with source.path.open("rb", buffering=_BUFFER_BYTES) as file:
-            for number, line in enumerate(json_text.utf8_lines(file, MAX_LINE_BYTES), start=1):
-                try:
-                    record = orjson.loads(line) if len(line) <= MAX_LINE_BYTES else None
-                except orjson.JSONDecodeError:
-                    record = None
-                if not isinstance(record, dict):
-                    record = _repaired_object(line, number, source.name, report)
-                if record is not None:
-                    yield number, record
+        with source.path.open("rb", buffering=BUFFER_BYTES) as file:
+            yield from records_in(enumerate(json_text.utf8_lines(file, MAX_LINE_BYTES), start=1), source, report)
     except OSError as error:
         report.skip(f"unreadable file: {error.strerror}", source.name)
+
+
+def records_in(
+    lines: Iterable[tuple[int, bytes]], source: SourceFile, report: IngestReport
+) -> Iterator[tuple[int, Record]]:
+    """The same of numbered lines."""
+    for number, line in lines:
+        try:
+            record = orjson.loads(line) if len(line) <= MAX_LINE_BYTES else None
+        except orjson.JSONDecodeError:
+            record = None
+        if not isinstance(record, dict):
+            record = _repaired_object(line, number, source.name, report)
+        if record is not None:
+            yield number, record
 
 
 def _repaired_object(line: bytes, number: int, file: str, report: IngestReport) -> Record | None:
@@ -167,7 +175,7 @@ def image_count(*contents: Any) -> Record:
 
 
 def as_text(content: Any, depth: int = 0) -> str:
-    """The text of a content field in any of its shapes: a string, or a list of strings and blocks with text.
+    """The text of a content field in any of its shapes, with a mark for what has none.
 
     Raises RecursionError early for content nested beyond reason, for the caller to count.
     """
@@ -175,12 +183,17 @@ def as_text(content: Any, depth: int = 0) -> str:
         return content
     if depth > _MAX_DEPTH:
         raise RecursionError("content nested too deeply")
-    if isinstance(content, dict):
-        block = cast("Record", content)
-        if is_image(block):
-            return IMAGE
-        inner = next((block[key] for key in _TEXT_KEYS if block.get(key) is not None), None)
-        return as_text(inner, depth + 1) if inner is not None else f"[{block.get('type', 'block')}]"
-    if isinstance(content, list):
-        return "\n".join(as_text(each, depth + 1) for each in cast("list[Any]", content))
-    return "" if content is None else str(content)
+    return content_text(content, other=lambda part: _without_text(part, depth + 1))
+
+
+def _without_text(part: Any, depth: int) -> str:
+    """What is shown for a part that has no text of its own: that of what is in it, or its type."""
+    if isinstance(part, list):
+        return as_text(part, depth)
+    if not isinstance(part, dict):
+        return "" if part is None else str(part)
+    block = cast("Record", part)
+    if is_image(block):
+        return IMAGE
+    inner = next((block[key] for key in _TEXT_KEYS if block.get(key) is not None), None)
+    return as_text(inner, depth) if inner is not None else f"[{block.get('type', 'block')}]"

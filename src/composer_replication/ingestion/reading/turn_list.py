@@ -1,16 +1,17 @@
-"""What the smaller formats share: turns collected in order, calls parsed, and the outline of a JSON file's head."""
+"""What the formats share: turns collected in order, messages and calls read, and the outline of a JSON file's head."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, cast
 
-import orjson
-
+from composer_replication.actions.calls import tool_call
+from composer_replication.actions.messages import THINKING_KEYS, written_calls
+from composer_replication.errors import InputError
 from composer_replication.ingestion.reading.json_text import as_utf8
 from composer_replication.ingestion.reading.source import (
     MAX_COUNT,
@@ -19,13 +20,22 @@ from composer_replication.ingestion.reading.source import (
     Record,
     as_text,
     check_depth,
+    image_count,
 )
-from composer_replication.types import Provenance, ToolCall, ToolResult, Turn, Usage
+from composer_replication.types import Conversation, Origin, Provenance, Role, ToolCall, ToolResult, Turn, Usage
 
 ORPHAN = "tool result without its call"
+NO_OBJECT = "message is no object"
+NO_CALL = "tool call of unknown shape"
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]:,"]', re.DOTALL)
 _MAX_OUTLINE_DEPTH = 4
 _SUFFIXES = (".json", ".jsonl", ".traj", ".eval")
+_WRITERS: dict[Any, tuple[Role, Origin]] = {
+    "system": ("system", "meta"),
+    "developer": ("system", "meta"),
+    "user": ("user", "human"),
+    "assistant": ("assistant", "model"),
+}
 
 
 class TurnList:
@@ -33,10 +43,33 @@ class TurnList:
 
     def __init__(self, file: str, report: IngestReport) -> None:
         self.turns: list[Turn] = []
-        self._file, self._report = file, report
+        self.report = report
+        self._file = file
         self._ids: set[str] = set()
         self._caller_of: dict[str, int] = {}
         self._answered: set[str] = set()
+
+    def skip(self, reason: str, line: int) -> None:
+        self.report.skip(reason, self._file, line)
+
+    def kept(self, fields: Mapping[str, Any], line: int = 0) -> Record:
+        return kept_fields(fields, self._file, line, self.report)
+
+    def each(self, items: Iterable[Any], add: Callable[[Record, int], object]) -> None:
+        """`add` with each object of a list and its position; what is none, or nested too deeply, is counted."""
+        for position, item in enumerate(items, start=1):
+            if not isinstance(item, dict):
+                self.skip(NO_OBJECT, position)
+                continue
+            try:
+                add(cast("Record", item), position)
+            except RecursionError:
+                self.skip(TOO_DEEP, position)
+
+    def conversation(self, id: str, format: str, **fields: Any) -> Iterator[Conversation]:
+        """The conversation, if there is a turn in it."""
+        if self.turns:
+            yield Conversation(id=id, format=format, turns=tuple(self.turns), **fields)
 
     def add(self, turn: Turn) -> Turn:
         turn = replace(turn, id=unique(turn.id, self._ids))
@@ -48,45 +81,79 @@ class TurnList:
         self.turns.append(turn)
         return turn
 
+    def say(self, id: str, role: Role, origin: Origin, line: int, text: str = "", **fields: Any) -> Turn:
+        """A turn that stands in one line."""
+        where = Provenance(file=self._file, lines=(line,))
+        return self.add(Turn(id=id, role=role, origin=origin, text=text, provenance=where, **fields))
+
+    def add_message(self, message: Record, id: str, line: int, **given: Any) -> bool:
+        """A system's, user's or assistant's message in the OpenAI shape; `given` goes before what it says.
+
+        False where it is another's.
+        """
+        named = as_string(message.get("role"))
+        if named not in _WRITERS:
+            return False
+        (role, origin), content = _WRITERS[named], message.get("content")
+        fields: Record = {"origin": origin, "extra": image_count(content)}
+        if "text" not in given:
+            fields["text"] = as_text(content)
+        if role == "assistant":
+            thoughts = (as_text(message.get(key)) for key in THINKING_KEYS)
+            fields |= {"thinking": next((text for text in thoughts if text), "")}
+            fields |= {} if "calls" in given else {"calls": self.calls(message, line)}
+        self.say(id, role, line=line, **fields | given)
+        return True
+
+    def calls(self, message: Record, line: int, new_id: str = "") -> tuple[ToolCall, ...]:
+        """The calls of a message in the OpenAI shape; a broken one is counted and costs no other."""
+        calls: list[ToolCall] = []
+        for number, written in enumerate(written_calls(message)):
+            if written.name is None and written.arguments is None:
+                self.skip(NO_CALL, line)
+                continue
+            made_up = f"{new_id or f'call-{line}-'}{number}"
+            calls.append(parse_call(written.id or made_up, written.name, written.arguments))
+        for _ in range(as_list(message.get("tool_calls")).count(None)):
+            self.skip(NO_CALL, line)
+        return tuple(calls)
+
     def add_calls(self, index: int, calls: tuple[ToolCall, ...]) -> None:
         """More calls of an assistant turn whose records are spread over the file."""
         self.turns[index] = replace(self.turns[index], calls=self.turns[index].calls + calls)
         self._caller_of.update({call.id: index for call in calls})
 
-    def add_result(
+    def grow(self, line: int, *, id: str | None = None, **fields: Any) -> None:
+        """The last turn with more in it, of which this line is a part, and perhaps under another id."""
+        last = self.turns[-1]
+        lines = last.provenance.lines if line in last.provenance.lines else (*last.provenance.lines, line)
+        name = last.id if id is None else unique(id, self._ids)
+        self.turns[-1] = replace(last, id=name, provenance=Provenance(file=self._file, lines=lines), **fields)
+
+    def answer(
         self,
-        result: ToolResult,
+        call_id: str,
+        text: str,
+        is_error: bool | None,
         *,
         id: str,
         line: int,
-        timestamp: str | None = None,
-        extra: Mapping[str, Any] | None = None,
+        extra: Record | None = None,
+        **more: Any,
     ) -> None:
-        caller, last = self._caller_of.get(result.call_id), self.turns[-1] if self.turns else None
+        """What came back for a call: with the other results of its turn, or in a turn of its own."""
+        result = ToolResult(call_id=call_id, text=text, is_error=is_error)
+        caller, last = self._caller_of.get(call_id), self.turns[-1] if self.turns else None
         if caller is not None and last is not None and last.results and self._caller(last) == caller:
             self._see(result, line)
-            lines = last.provenance.lines
-            where = replace(last.provenance, lines=lines if line in lines else (*lines, line))
-            merged = with_images(last.extra, extra or {})
-            self.turns[-1] = replace(last, results=(*last.results, result), provenance=where, extra=merged)
+            self.grow(line, results=(*last.results, result), extra=with_images(last.extra, extra or {}))
             return
-        where = Provenance(file=self._file, lines=(line,))
-        self.add(
-            Turn(
-                id=id,
-                role="tool",
-                origin="tool",
-                results=(result,),
-                timestamp=timestamp,
-                provenance=where,
-                extra=extra or {},
-            )
-        )
+        self.say(id, "tool", line=line, results=(result,), extra=extra or {}, **{"origin": "tool"} | more)
 
-    def open_calls(self) -> list[str]:
-        """Ids of the last assistant turn's calls that nothing has answered yet."""
+    def open_calls(self) -> list[ToolCall]:
+        """The last assistant turn's calls that nothing has answered yet."""
         last = next((turn for turn in reversed(self.turns) if turn.role == "assistant"), None)
-        return [] if last is None else [call.id for call in last.calls if call.id not in self._answered]
+        return [] if last is None else [call for call in last.calls if call.id not in self._answered]
 
     def _caller(self, turn: Turn) -> int | None:
         return self._caller_of.get(turn.results[0].call_id)
@@ -94,7 +161,7 @@ class TurnList:
     def _see(self, result: ToolResult, line: int) -> None:
         self._answered.add(result.call_id)
         if result.call_id not in self._caller_of:
-            self._report.skip(ORPHAN, self._file, line)
+            self.skip(ORPHAN, line)
 
 
 def with_images(before: Mapping[str, Any], more: Mapping[str, Any]) -> Record:
@@ -113,54 +180,39 @@ def unique(id: str, taken: set[str]) -> str:
 
 
 def parse_call(id: Any, name: Any, arguments: Any) -> ToolCall:
-    """A call with its arguments as a dict; what is no JSON object stays as text in `raw_arguments`.
+    """A call with whatever a log has for its id and name; RecursionError where its arguments are nested too deeply."""
+    try:
+        return tool_call("" if id is None else as_text(id), "" if name is None else as_text(name), arguments)
+    except InputError as error:
+        raise RecursionError(TOO_DEEP) from error
 
-    Text nested beyond reason stays text too; objects nested so raise RecursionError, for the caller to count.
+
+def usage_of(
+    given: Any, input: str, output: str, cached: str, created: str = "", *, is_disjoint: bool = False
+) -> Usage | None:
+    """Token counts under a format's names: `a.b` is within `a`, `a b` are added.
+
+    Ours are disjoint; most formats count cached tokens within those of the prompt.
     """
-    given = arguments
-    if isinstance(given, str):
-        try:
-            given = orjson.loads(given) if given.strip() else {}
-            check_depth(given)
-        except (orjson.JSONDecodeError, RecursionError):
-            given = None
-    else:
-        check_depth(given)
-    is_object = isinstance(given, dict) or arguments is None
-    return ToolCall(
-        id="" if id is None else as_text(id),
-        name="" if name is None else as_text(name),
-        arguments=cast("Record", given) if isinstance(given, dict) else {},
-        raw_arguments=None if is_object else arguments if isinstance(arguments, str) else as_text(arguments),
+    if not isinstance(given, dict):
+        return None
+    total, read, made = (count(_at(given, place)) for place in (input, cached, created))
+    return Usage(
+        input_tokens=total if is_disjoint else max(total - read - made, 0),
+        output_tokens=sum(count(_at(given, place)) for place in output.split()),
+        cache_read_tokens=read,
+        cache_creation_tokens=made,
     )
 
 
-def openai_calls(message: Record, file: str, line: int, report: IngestReport) -> tuple[ToolCall, ...]:
-    """The `tool_calls` of a message in the OpenAI shape; a broken one is counted and costs no other."""
-    calls: list[ToolCall] = []
-    for index, entry in enumerate(as_list(message.get("tool_calls"))):
-        function = entry.get("function") if isinstance(entry, dict) else None
-        if isinstance(function, str):  # Inspect's flat shape
-            function = {"name": function, "arguments": entry.get("arguments")}
-        if not isinstance(function, dict):
-            report.skip("broken tool call", file, line)
-            continue
-        id = entry.get("id")
-        calls.append(parse_call(id or f"call-{line}-{index}", function.get("name"), function.get("arguments")))
-    return tuple(calls)
+def _at(given: Any, place: str) -> Any:
+    for key in place.split("."):
+        given = as_record(given).get(key)
+    return given
 
 
 def openai_usage(given: Any) -> Usage | None:
-    """Usage in the OpenAI shape, where the prompt's count holds the cached tokens too; ours are disjoint."""
-    if not isinstance(given, dict):
-        return None
-    details = given.get("prompt_tokens_details")
-    cached = count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-    return Usage(
-        input_tokens=max(count(given.get("prompt_tokens")) - cached, 0),
-        output_tokens=count(given.get("completion_tokens")),
-        cache_read_tokens=cached,
-    )
+    return usage_of(given, "prompt_tokens", "completion_tokens", "prompt_tokens_details.cached_tokens")
 
 
 def count(value: Any) -> int:

@@ -24,13 +24,12 @@ _LEAD, _REACH, _NEAR = 100, 400, 60  # around the name with colours near it
 
 
 _APART = "\n\0\n"
-_QUOTED = re.compile(r"(?:(?<=\n)|\A)>[ >][^\0\n]*+(?:\n>[^\0\n]*+)++")
+_QUOTED = re.compile(r">[ >][^\0\n]*+(?:\n>[^\0\n]*+)++")
 _QUOTE_SIGN = re.compile(r"(?:(?<=\n)|\A)>(?:[ ]?>)*[ ]?")
 # At the end of a line and directly before the rest of a word, not before a name with a value of its own.
-_SOFT_BREAK = re.compile(r"(?<=[!-<>-~])=\r?\n(?=[!-~])(?![\w.-]{1,60}\s?[:=](?!3D|\r?\n))")
-_SOFT = re.compile(f"{_SOFT_BREAK.pattern}|=3D")
-
-
+_SOFT_END = r"(?<=[!-<>-~]=)\r?\n(?=[!-~])(?![\w.-]{1,60}\s?[:=](?!3D|\r?\n))"
+_SOFT_BREAK = re.compile(f"={_SOFT_END}")
+_SOFT = re.compile(f"=(?:{_SOFT_END}|3D)")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+")
 _SHORTEST_PADDED = 19
 
@@ -80,10 +79,14 @@ def unquoted(text: str) -> View | None:
     """The lines that a mail quotes, without `> ` and without the rest of the text; None when there are none."""
     edits: list[_Edit] = []
     done = 0
-    for block in _QUOTED.finditer(text):
-        edits.append((done, block.start(), _APART))
-        edits += [(*sign.span(), "") for sign in _QUOTE_SIGN.finditer(text, *block.span())]
-        done = block.end()
+    at = 0 if text.startswith(">") else text.find("\n>") + 1 or -1
+    while at >= 0:
+        block = _QUOTED.match(text, at)
+        if block is not None:
+            edits.append((done, block.start(), _APART))
+            edits += [(*sign.span(), "") for sign in _QUOTE_SIGN.finditer(text, *block.span())]
+            done = block.end()
+        at = text.find("\n>", max(at, done)) + 1 or -1
     return View(text, [*edits, (done, len(text), _APART)]) if edits else None
 
 

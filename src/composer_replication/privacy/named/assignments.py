@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Set
+from functools import lru_cache
 
 from composer_replication.privacy.named.declarations import arguments, handed, own_quotes, typed, wrapped
 from composer_replication.privacy.named.extents import (
@@ -69,6 +70,7 @@ _LARGEST_CROWD = 32
 _BREAK = re.compile(rb"[\s\"'`<>\\\0]")
 _HEAD = re.compile(r"[A-Za-z0-9_]*+(?:[.-][A-Za-z0-9_]++)*+")  # read backwards
 _TAIL = re.compile(r"[A-Za-z0-9_]*+(?:[.-][A-Za-z0-9_]++)*+")
+_BEFORE_NAMES = frozenset(" \n\t\"'`([{<=:,;/*\0")
 _KIND_OF_KEY = re.compile(r"(?i)(?:api|access|secret|private|license|encryption|auth|signing|master|account) $")
 # What can stand directly behind a name that has a value.
 _WIDE_SIGNS = "\uff1a\uff1d"  # a colon and an equals sign as wide as a Chinese character
@@ -128,7 +130,6 @@ _ADDRESS_PART = re.compile(r"[?&;#]")
 _IS_VALUE = re.compile(r"=\\*[\"']?\Z")
 # `--password-stdin`, `--vault-password-file`: what follows is no password; and the keys that everybody may know.
 _NO_VALUE = re.compile(r"(?i)[_-](?:stdin|fd|prompt)$")
-_PUBLIC = re.compile(r"(?i)public[ _-]?\Z")
 _RESOURCE = re.compile(r"\b[au]rn:[^\0\s\"'`<>()]{0,200}:\Z")
 
 
@@ -183,11 +184,12 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
     after = text[end : end + 1]
     if after not in _BEHIND_NAMES:
         return _said_before(text, position, end) if after in _ENDS_SPEECH else None
-    head = _HEAD.match(text[max(0, position - 60) : position][::-1])
-    start = position - (head.end() if head else 0)
+    start = _name_start(text, position)
     if start < position and text[start - 1 : start] == "\\" and text[start] in "nrt":
         start += 1
     name = text[start:end]
+    if keyword not in _CALLED and _says_nothing(name, text[position:end]) and (after != "(" or "." not in name):
+        return None
     if keyword == b"code=" and text[start - 1 : start] not in ("?", "&"):  # the rest of names with a code say more
         return None
     if after and after in "( " and keyword in _CALLED and (span := _positional(text, end, keyword)):
@@ -199,14 +201,14 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
         name, after = text[start:end], "."
     if after == ">" and text[start - 1 : start] == "<" and PLACEHOLDER.match(text, start - 1):
         return None
-    if _NO_VALUE.search(name) or (keyword == b"key" and _PUBLIC.search(text, max(0, position - 8), position)):
+    if _NO_VALUE.search(name) or (keyword == b"key" and _is_public(text, position)):
         return None
     strength = _strength_at(text, position, name, keyword)
     if (strength >= Strength.TOKEN or keyword == b"auth") and _CUT_OFF.match(text, end):
         unfinished.append(end)
     elif strength == Strength.PASSWORD and (said := _CUT_SPEECH.match(text, end)):
         unfinished.append(said.start("value"))
-    elif strength == Strength.WEAK and keyword == b"key" and (cut := _CUT_NAME.search(text, max(0, start - 60), start)):
+    elif strength == Strength.WEAK and keyword == b"key" and (cut := _cut_name(text, start)):
         unfinished.append(cut.start("end"))  # `api` on the line before
     if name.lower() in ("pass", "pwd") and not _is_named(text, start, end):  # a verb, a command
         return None
@@ -224,6 +226,31 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
     if span is None and strength >= Strength.TOKEN and start and text[start - 1] in " `*":
         return spoken_before(text, start)
     return span
+
+
+def _name_start(text: str, position: int) -> int:
+    """Where the name begins that has its key word at `position`."""
+    if text[position - 1 : position] in _BEFORE_NAMES:
+        return position
+    head = _HEAD.match(text[max(0, position - 60) : position][::-1])
+    return position - (head.end() if head else 0)
+
+
+def _is_public(text: str, position: int) -> bool:
+    return text[max(0, position - 8) : position].rstrip(" _-").lower().endswith("public")
+
+
+def _cut_name(text: str, start: int) -> re.Match[str] | None:
+    if not text[max(0, start - 60) : start].rstrip(" \t+>|_").endswith(("\n", "\\n")):
+        return None
+    return _CUT_NAME.search(text, max(0, start - 60), start)
+
+
+@lru_cache(maxsize=1 << 13)
+def _says_nothing(name: str, word: str) -> bool:
+    """Whether neither a name nor its part from the key word on can have a secret behind it: most have none."""
+    known = name_strength(name) != Strength.NONE or name_strength(word) >= Strength.TOKEN
+    return not known and not names_handle(name) and "dentified by" not in word.lower()
 
 
 def _said_before(text: str, position: int, end: int) -> Span | None:

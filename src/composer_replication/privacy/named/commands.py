@@ -66,11 +66,12 @@ _READ_WORDS = frozenset(
     )
 )
 # What is written into a file that has the name of a secret.
-_STORED = re.compile(
-    rf"(?:echo|printf){_S}(?:-\w{{1,4}}{_S})?(?:{_QUOTE}%s(?:\\{{1,2}}n)?{_QUOTE}{_S})?{_WORD}{_QUOTE}\s?>{{1,2}}\s?"
+_STORED = (
+    rf"{_S}(?:-\w{{1,4}}{_S})?(?:{_QUOTE}%s(?:\\{{1,2}}n)?{_QUOTE}{_S})?{_WORD}{_QUOTE}\s?>{{1,2}}\s?"
     r"[^\0\s;|&]{0,80}(?:pass|secret|token|passwd|\.key)"
 )
 _PIPED = tuple((program, re.compile(program + _ECHOED)) for program in ("echo", "printf", "yes"))
+_INTO_FILE = tuple((program, re.compile(program + _STORED)) for program in ("echo", "printf"))
 _HERE = re.compile(rf"<<<\s?{_WORD}")
 _LOGIN_OF = re.compile(r"[\w.-]{1,40}:")
 _LONGEST_LINE = 300
@@ -164,8 +165,9 @@ def _read_spans(text: str) -> Iterator[Span]:
                 begin, end = match.span("value")
                 login = _LOGIN_OF.match(text, begin, end) if "chpasswd" in match["reader"] else None
                 yield from _checked(text, login.end() if login else begin, end)
-    for match in _STORED.finditer(text) if ">" in text and "echo" in text else ():
-        yield from _checked(text, *match.span("value"))
+    for pattern in [pattern for name, pattern in _INTO_FILE if name in text] if ">" in text else ():
+        for match in pattern.finditer(text):
+            yield from _checked(text, *match.span("value"))
     for match in _HERE.finditer(text) if "<<<" in text else ():
         line = max(text.rfind("\n", 0, match.start()) + 1, match.start() - _LONGEST_LINE)
         if _READER.search(text[line : match.start()]) or _READER.search(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -218,10 +218,10 @@ def is_wordy(run: str) -> bool:
     return words >= 2 and words * 2 >= len(parts) and not any(map(_MIXED.match, parts))
 
 
-def run_spans(run: str) -> list[Span]:
+def run_spans(run: str) -> Sequence[Span]:
     """Random pieces of one run of key characters. Pure hex has its own kind: the caller looks at its context."""
     if _SHORTEST.search(run) is None:
-        return []
+        return ()
     masked = _masked(run)
     spans: list[Span] = []
     if _FAMILY_TAIL.search(masked):

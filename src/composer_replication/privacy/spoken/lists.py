@@ -12,10 +12,8 @@ from collections.abc import Iterator, Set
 from composer_replication.privacy.named.plausible import speaks
 from composer_replication.privacy.rules import Span, has_digit
 
-WHOLE_WORDS = frozenset(
-    b"codes phrase passphrase mnemonic authenticator words seed bitlocker numerical code keys codici codigos".split()
-)
-_NEEDLES = (b"codes", b"phrase", b"mnemonic", b"authenticator", b"words", b"codici")
+TRIGGERS = (b"codes", b"phrase", b"mnemonic", b"authenticator", b"words", b"codici")
+WHOLE_WORDS = frozenset((b"bitlocker", b"numerical"))
 _HEADING = re.compile(
     r"(?i)(?:recovery|backup|scratch|emergency|rescue|one-time|2fa|mfa|wiederherstellungs?|notfall)"
     r"[ _-]?(?:codes?|keys?)"
@@ -36,33 +34,35 @@ _SEED_LINE = re.compile(
 _FEWEST_WORDS, _FEWEST_CODES = 11, 2
 _MOST_LINES, _LONGEST_LINE = 26, 240
 _WORD = re.compile(_SEED)
+_OF_WORDS = frozenset((b"phrase", b"mnemonic", b"words"))
 _STRINGS = re.compile(
-    r"(?i:phrase|mnemonic|words)\w{0,12}\s{0,3}[:=]\s{0,3}[\[({]\s{0,9}"
+    r"\w{0,12}\s{0,3}[:=]\s{0,3}[\[({]\s{0,9}"
     r"(?P<value>(?:[\"'][a-z]{3,8}[\"'](?:,\s{0,9}(?:\d{1,5}[:→\t|][ \t]{0,9})?)?){11,24})"
 )
 # `Enter passphrase for /dev/sdb1: ...`: several words and nothing else up to the end of the line.
 _ANSWER = re.compile(
-    r"(?i:pass ?phrase)[^\0\n:=]{0,80}(?:'[^\0\n']{0,80}')?\s?[:=][ \t]{1,4}[\"']?"
+    r"[^\0\n:=]{0,80}(?:'[^\0\n']{0,80}')?\s?[:=][ \t]{1,4}[\"']?"
     r"(?P<value>[^\W\d_]{2,14}(?: [^\W\d_]{2,14}){2,9})[\"']?[ \t\r]*(?![^\0\n])"
 )
 _DISK_KEY = re.compile(r"(?<![\d-])\d{6}(?:-\d{6}){7}(?![\d-])")
 
 
 def list_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
-    """Every code and word under a line that says so. `active`: the words that occur."""
-    if active.isdisjoint(WHOLE_WORDS):
-        return
-    for needle in _NEEDLES:
-        at = lower.find(needle)
+    """Every code and word under a line that says so. `active`: the triggers that occur."""
+    for needle in TRIGGERS:
+        at = lower.find(needle) if needle in active else -1
+        under = 0
         while at >= 0:
-            at = lower.find(needle, (yield from _under(text, at, at + len(needle))))
-    if b"phrase" in lower:
-        for match in _ANSWER.finditer(text):
-            if not speaks(match["value"]):
-                yield Span(*match.span("value"), "PASSWORD")
-    for match in _STRINGS.finditer(text) if b"phrase" in lower or b"mnemonic" in lower or b"words" in lower else ():
-        yield Span(match.start("value") + 1, match.end("value") - 1, "SECRET")
-    if b"numerical" in active or b"bitlocker" in active:
+            end = at + len(needle)
+            if at >= under:
+                under = yield from _under(text, at, end)
+            if needle in _OF_WORDS and (match := _STRINGS.match(text, end)):
+                yield Span(match.start("value") + 1, match.end("value") - 1, "SECRET")
+            if lower.endswith((b"pass", b"pass "), 0, at) and (match := _ANSWER.match(text, end)):
+                if not speaks(match["value"]):
+                    yield Span(*match.span("value"), "PASSWORD")
+            at = lower.find(needle, end)
+    if not active.isdisjoint(WHOLE_WORDS):
         for match in _DISK_KEY.finditer(text):
             yield Span(*match.span(), "SECRET")
 

@@ -25,6 +25,7 @@ from composer_replication.trainer.checkpoints.manifest import (
 
 MODEL_FOLDER = "model"
 _LOCK = ".train.lock"
+_READ_BY_TRAINING = ("loss.", "render.", "split.", "train.")
 # Where things are does not change what is trained.
 _ABOUT_PLACES = frozenset({"train.run", "train.output", "train.resume"})
 
@@ -130,7 +131,9 @@ class TrainingFolder:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError):  # somebody edited it: nothing to compare with
             return []
         now = dict(_flat(tomllib.loads(to_toml(config))))
-        paths = sorted((before.keys() | now.keys()) - _ABOUT_PLACES)
+        paths = sorted(
+            path for path in (before.keys() | now.keys()) - _ABOUT_PLACES if path.startswith(_READ_BY_TRAINING)
+        )
         return [
             f"{path}: {value_text(before.get(path))} -> {value_text(now.get(path))}"
             for path in paths

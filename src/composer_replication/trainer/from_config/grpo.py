@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import set_seed
 
+from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.config.train_grpo import GRPOSection
 from composer_replication.errors import ComposerError, ConfigError, explain
-from composer_replication.objective.components import CHANNELS
 from composer_replication.optional import require
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import Say
@@ -28,6 +28,7 @@ from composer_replication.trainer.from_config.parts import (
     teacher_of,
     weighting_of,
 )
+from composer_replication.trainer.from_config.renderer import unmatched_models
 from composer_replication.trainer.offline.checks import NO_PAIR
 from composer_replication.trainer.presets import channel_settings, grpo_arguments, preset_rewards, training_arguments
 from composer_replication.trainer.start_model import adapter_refused, prepare_model
@@ -61,7 +62,7 @@ def grpo_trainer(
     prompts, held_out = prompts_of(inputs)
     set_seed(config.train.optimiser.seed)
     model, adapter = _model(inputs, args)
-    logged = _logged(inputs, model)
+    logged = _logged(inputs, model, say)
     try:
         trainer = ComposerReplicationTrainer(
             model=model,
@@ -129,7 +130,7 @@ def _rollouts(inputs: Inputs) -> RolloutOptions:
     )
 
 
-def _logged(inputs: Inputs, model: Any) -> LoggedSessions | None:
+def _logged(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
     """Sites and pairs of the run directory, where there is one with some."""
     config, run = inputs.config, inputs.run
     if run is None:
@@ -150,6 +151,8 @@ def _logged(inputs: Inputs, model: Any) -> LoggedSessions | None:
         use_pairs=use_pairs,
         contrast=config.train.switches.contrast is not None,
     )
+    for remark in unmatched_models(config.render, sessions.models):
+        say(remark)
     if use_sites and config.train.proof.on:
         device = next(model.parameters()).device.type
         with torch.autocast(device, torch.bfloat16, enabled=config.train.optimiser.bf16):  # as the steps are

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -10,17 +11,18 @@ import torch
 from composer_replication.batch.render import Renderer
 from composer_replication.config import CrfConfig
 from composer_replication.errors import ConfigError, InputError, explain
-from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.split import split_conversations
-from composer_replication.sessions.dataset import LoggedSession, LoggedSessions
+from composer_replication.sessions.dataset import LoggedSession, LoggedSessions, sessions_of_run
 from composer_replication.sessions.phases import Say
-from composer_replication.sessions.windows import WindowMaker, WindowSettings
+from composer_replication.sessions.rendering import RenderedSession, WindowSettings, render_session
+from composer_replication.sessions.windows import cut_sessions
 from composer_replication.trainer.from_config.arguments import make_arguments
 from composer_replication.trainer.from_config.folder import TrainingFolder
 from composer_replication.trainer.from_config.parts import Inputs, lora_config, model_config, teacher_of, weighting_of
 from composer_replication.trainer.presets import channel_settings, training_arguments
 from composer_replication.trainer.start_model import weight_dtype
 from composer_replication.trainer.watch.planner import MemoryPlan, plan_memory
+from composer_replication.types import Conversation
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainingArguments
@@ -35,6 +37,8 @@ class OfflineData(NamedTuple):
 
     train: LoggedSessions
     held_out: LoggedSessions | None
+    models: frozenset[str]
+    """Names of the models that wrote the run's turns."""
 
 
 def offline_data(inputs: Inputs) -> OfflineData:
@@ -52,20 +56,27 @@ def offline_data(inputs: Inputs) -> OfflineData:
     if config.loss.beta_replay == 0:
         options["use_pairs"] = False
     validation = config.split.validation if config.train.eval_every else 0.0
-    if not validation and not config.split.test:
-        return OfflineData(LoggedSessions.from_run(inputs.run, inputs.renderer, **options), None)
-    sides = split_conversations(
-        read_conversations(inputs.run), validation=validation, test=config.split.test, by=config.split.by
-    )
+    sessions, settings = sessions_of_run(inputs.run, **options)
+    rendered: list[RenderedSession] = []
+
+    def conversations() -> Iterator[Conversation]:
+        """Rendered as they are read: the split is drawn in the same pass, and no conversation is kept."""
+        for session in sessions:
+            rendered.append(render_session(inputs.renderer, session, settings))
+            yield session.conversation
+
+    sides = split_conversations(conversations(), validation=validation, test=config.split.test, by=config.split.by)
     train, held_out = (
-        LoggedSessions.from_run(inputs.run, inputs.renderer, only=lambda each, side=side: each.id in side, **options)
+        LoggedSessions(
+            (each for each in rendered if each.conversation_id in side), inputs.renderer, settings, run=inputs.run
+        )
         for side in (sides.train, sides.validation)
     )
     if validation and not len(held_out):
         fix = "Set train.eval_every = 0, a larger split.validation, or ingest more sessions."
         got = f"no target in {config.split.validation:.0%} of the sessions"
         raise InputError(explain("train.eval_every", got=got, expected="some to evaluate on", fix=fix))
-    return OfflineData(train, held_out if validation else None)
+    return OfflineData(train, held_out if validation else None, frozenset().union(*(each.models for each in rendered)))
 
 
 def why_not_taught(config: CrfConfig, renderer: Renderer, session: LoggedSession) -> str:
@@ -74,10 +85,11 @@ def why_not_taught(config: CrfConfig, renderer: Renderer, session: LoggedSession
     Whether a window holds a target depends on nothing else in the session. A hint may still fail its proof.
     """
     settings = WindowSettings(**_cutting(config), responses="none", use_pairs=False)
-    maker = WindowMaker(renderer, settings)
-    if any(window.site_ids for window in maker.windows(session)):
+    rendered = render_session(renderer, session, settings)
+    found = cut_sessions(renderer, [rendered], settings)
+    if any(window.site_ids for window in found.windows):
         return ""
-    return ", ".join(name.partition(": ")[2] for name in maker.drops)
+    return ", ".join(name.partition(": ")[2] for name in found.drops)
 
 
 def _cutting(config: CrfConfig) -> dict[str, Any]:

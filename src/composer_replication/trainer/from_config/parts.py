@@ -16,8 +16,7 @@ from composer_replication.errors import ConfigError, explain
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import require
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import read_conversations
-from composer_replication.trainer.from_config.renderer import make_renderer, tools_of, unmatched_models
+from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
 from composer_replication.trainer.teachers import TeacherKeeper
 
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -42,14 +41,6 @@ def read_inputs(config: CrfConfig) -> Inputs:
     run = None if config.train.run is None else RunDir.open(config.train.run)
     tokenizer = load_tokenizer(config.train.model)
     return Inputs(config, run, tokenizer, make_renderer(config.render, tokenizer, tools_of(run)))
-
-
-def remarks_on(inputs: Inputs) -> list[str]:
-    """What the config says that fits nothing in the run, and is no error: it may be meant for other runs too."""
-    render = inputs.config.render
-    if inputs.run is None or not render.student_models:
-        return []
-    return unmatched_models(render, read_conversations(inputs.run))
 
 
 def hide_progress_bars() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,7 +14,6 @@ from composer_replication.config.render import RenderConfig
 from composer_replication.errors import ConfigError, explain
 from composer_replication.runs import RunDir
 from composer_replication.runs.tools import read_tools
-from composer_replication.types import Conversation
 
 OUTCOMES = {
     "thinking_target": "learned",
@@ -56,11 +55,11 @@ def _refuse_unread_variables(render: RenderConfig, renderer: Renderer) -> None:
             raise ConfigError(explain("render.template_variables", got=got, expected=expected, fix=fix))
 
 
-def unmatched_models(render: RenderConfig, conversations: Iterable[Conversation]) -> list[str]:
-    """A sentence for each of `student_models` that is the name of no model in these conversations."""
-    if not render.student_models:
-        return []
-    models = {turn.model or "" for each in conversations for turn in each.turns if turn.role == "assistant"}
+def unmatched_models(render: RenderConfig, models: Collection[str]) -> list[str]:
+    """A sentence for each of `student_models` that is none of the models in the run.
+
+    It is no error: the config may be meant for other runs too.
+    """
     named = ", ".join(sorted(filter(None, models))) or "none: no turn says which model wrote it"
     return [
         explain(

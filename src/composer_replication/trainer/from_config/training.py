@@ -24,8 +24,8 @@ from composer_replication.trainer.checkpoints.identity import weights_digest
 from composer_replication.trainer.from_config.arguments import check_extra
 from composer_replication.trainer.from_config.folder import TrainingFolder
 from composer_replication.trainer.from_config.offline import SOURCES, offline_data, offline_memory
-from composer_replication.trainer.from_config.parts import Inputs, read_inputs, remarks_on
-from composer_replication.trainer.from_config.renderer import thinking_in_words
+from composer_replication.trainer.from_config.parts import Inputs, read_inputs
+from composer_replication.trainer.from_config.renderer import thinking_in_words, unmatched_models
 from composer_replication.trainer.from_config.results import (
     GRPO_CHANNELS,
     OFFLINE_CHANNELS,
@@ -72,8 +72,6 @@ def run_training(
     goes_on = folder.resumes(asked=resume, wanted=config.train.resume)
     make = _make_offline if config.train.mode == "offline" else _make_grpo
     alarm = CollapseAlarm.from_config(config.train.alarm, say=told.say) if config.train.alarm.on else None
-    for remark in remarks_on(inputs):
-        told.say(remark)
     made = make(inputs, folder, alarm, told, must_fit)
     used = contextlib.nullcontext() if inputs.run is None else inputs.run.used_for("training")
     with used, folder.held(is_main=made.args.process_index == 0):
@@ -140,12 +138,14 @@ def _make_offline(
 ) -> _Made:
     from composer_replication.trainer.from_config import offline as run_offline
 
+    args = run_offline.offline_arguments(inputs, folder)  # first: what is refused here takes no reading
     told.say(f"reading the sessions of {inputs.config.train.run}")
     data = offline_data(inputs)
+    for remark in unmatched_models(inputs.config.render, data.models):
+        told.say(remark)
     data.train.require_items()
     _tell_data(data.train, told.say)
     _check_memory(offline_memory(inputs, data.train), told.say, must_fit)
-    args = run_offline.offline_arguments(inputs, folder)
     diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_while_it_runs(told.say))
     callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
     return _Made(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import ConfigError, InactiveChannelError, StaleArtefactError, explain
-from composer_replication.objective.components import CHANNELS
 from composer_replication.objective.fingerprint import precision_of
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.wrapped import is_sharded, unwrapped

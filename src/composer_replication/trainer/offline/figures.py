@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_replication.objective.components import CHANNELS, LossComponents
+from composer_replication.batch.tree_batch import CHANNELS
+from composer_replication.objective.components import LossComponents
 
 NAMES: dict[str, str] = dict(zip(CHANNELS, ("lm_ce", "sdpo_kl", "trace_replay_dpo"), strict=True))
 """The channels as metrics call them."""

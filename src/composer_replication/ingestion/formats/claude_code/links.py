@@ -11,10 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from composer_replication.ingestion.formats.claude_code.ancestry import Place, place_of
-from composer_replication.ingestion.formats.claude_code.context import ContextLengths, Verdict, is_too_soon
-from composer_replication.ingestion.formats.claude_code.messages import Messages
-from composer_replication.ingestion.formats.claude_code.record import Entry, Node
+from composer_replication.ingestion.formats.claude_code.ancestry import (
+    ContextLengths,
+    Place,
+    Verdict,
+    is_too_soon,
+    place_of,
+)
+from composer_replication.ingestion.formats.claude_code.record import Entry, Messages, Node
 from composer_replication.ingestion.formats.claude_code.sidechains import Chain, Sidechains
 from composer_replication.ingestion.reading.source import IngestReport
 

@@ -8,11 +8,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from composer_replication.ingestion.formats.claude_code.paths import Part, groups_apart, live_parts, sidechains
 from composer_replication.ingestion.formats.claude_code.queue import MessageQueue, Queued
 from composer_replication.ingestion.formats.claude_code.record import Node
 from composer_replication.ingestion.formats.claude_code.sidechains import first_text, prompt_of
-from composer_replication.ingestion.formats.claude_code.tree import RecordTree
+from composer_replication.ingestion.formats.claude_code.tree import (
+    Part,
+    RecordTree,
+    groups_apart,
+    live_parts,
+    sidechains,
+)
 from composer_replication.ingestion.formats.claude_code.turns import TurnBuilder
 from composer_replication.ingestion.reading.documents import read_lines_or_document
 from composer_replication.ingestion.reading.json_text import as_utf8

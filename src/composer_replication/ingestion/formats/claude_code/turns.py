@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from composer_replication.ingestion.formats.claude_code.attachments import QUEUED, is_notification
 from composer_replication.ingestion.formats.claude_code.queue import PLACED, Queued
 from composer_replication.ingestion.formats.claude_code.record import CALL_BLOCKS, Node
-from composer_replication.ingestion.reading.source import (
-    MAX_COUNT,
-    IngestReport,
-    Record,
-    as_text,
-    check_depth,
-    images_in,
-)
+from composer_replication.ingestion.reading.source import MAX_COUNT, IngestReport, Record, as_text, images_in
+from composer_replication.ingestion.reading.turn_list import parse_call
 from composer_replication.types import Origin, Provenance, Role, ToolCall, ToolResult, Turn, Usage
 
 _PLAIN_ORDER = ("thinking", "text", "call")
@@ -158,7 +152,7 @@ class TurnBuilder:
             draft.thoughts.append(as_text(block.get("thinking", "")))
             draft.order.append("thinking")
         elif kind in CALL_BLOCKS:
-            call = _tool_call(block)
+            call = parse_call(block.get("id"), block.get("name"), block.get("input"))
             draft.calls.append(call)
             draft.order.append("call")
             self._caller_of[call.id] = draft
@@ -213,18 +207,6 @@ def _origin(node: Node) -> Origin:
         return "meta"
     said = node.blocks[0].get("text") if node.blocks else None
     return "meta" if isinstance(said, str) and is_notification(said) else "human"
-
-
-def _tool_call(block: Record) -> ToolCall:
-    arguments = block.get("input")
-    is_object = isinstance(arguments, dict)
-    check_depth(arguments)
-    return ToolCall(
-        id=str(block.get("id", "")),
-        name=str(block.get("name", "")),
-        arguments=cast("Record", arguments) if is_object else {},
-        raw_arguments=None if is_object or arguments is None else as_text(arguments),
-    )
 
 
 def _tool_result(block: Record) -> ToolResult:
