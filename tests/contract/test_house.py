@@ -22,7 +22,6 @@ LONELY = {
     "config.root",
     "config.split",
     "ingestion.links",
-    "batch.wrong_hints",
     "pairs.normalise.text_length",
     "privacy.kingfisher",
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from composer_replication.batch.render.renderer.thinking import ThinkingRules
 from render_checks import decode
 
 from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.sessions.dataset import LoggedPair, LoggedSession, LoggedSessions
 from session_pieces import Session
 from tokenizer_assets import load
