@@ -99,8 +99,12 @@ class KeptPair(NamedTuple):
 
     def tokens(self) -> TokenPair:
         chosen, rejected = (side.ids(self.rendered.ids) for side in (self.chosen, self.rejected))
-        starts = {"chosen_start": self.chosen.start, "rejected_start": self.rejected.start}
-        return TokenPair(chosen_ids=chosen, rejected_ids=rejected, **starts)
+        return TokenPair(
+            chosen_ids=chosen,
+            chosen_start=self.chosen.start,
+            rejected_ids=rejected,
+            rejected_start=self.rejected.start,
+        )
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from composer_replication.rollouts.resample import Drawn, group_advantages, resa
 from composer_replication.rollouts.sites import ITEMS, SITES, FoundSites, RolloutOptions, RolloutSites
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.composer.channels import ComposerFigures
+    from composer_replication.trainer.composer.loss import ComposerFigures
 
 Batch = dict[str, Any]
 
