@@ -9,6 +9,7 @@ turn_edges  where a turn begins and ends in a rendering
 pieces      a rendering cut at the turns' edges, each cut proved
 encode      pieces of text as token ids
 renderer    all of it: `Renderer.render`
+left_cut    where a sequence begins that is too long
 token_text  the way back: what single tokens say
 """
 
