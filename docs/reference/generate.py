@@ -142,7 +142,7 @@ def _sections(config_class: type, path: str, presets: dict[str, CrfConfig]) -> I
 
 
 def _option(spec: OptionSpec, path: str, presets: dict[str, CrfConfig]) -> tuple[str, ...]:
-    default = "required" if spec.is_required else code(value_text(spec.default))
+    default = code(value_text(spec.default))
     said = {name: _at(config, path) for name, config in presets.items()}
     other = [f"{name}: {code(value_text(value))}" for name, value in said.items() if value != spec.default]
     bounds = str(spec.bounds).strip()

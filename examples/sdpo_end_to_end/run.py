@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PrinterCallback, TrainingArgument
 from transformers.utils.logging import disable_progress_bar
 
 from composer_replication.batch.model_folder import load_tokenizer
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.cli.main import main as crf
 from composer_replication.errors import ComposerError
 from composer_replication.objective.hint_proof import HintProof

@@ -198,6 +198,7 @@ NEW: dict[str, dict[str, str]] = {
             "timeout_s=120.0, send_tools=True)"
         ),
         "SitesConfig": "(*, min_confidence=0.5)",
+        "SplitConfig": '(*, by="time"|"project", validation=0.1, test=0.0)',
         "RenderConfig": (
             "(*, chat_template=None, template_variables=<factory>, student_models=(), "
             'own_thinking="target"|"context"|"left_out", other_thinking="left_out"|"context"|"target")'
@@ -210,14 +211,13 @@ NEW: dict[str, dict[str, str]] = {
         ),
         "TrainConfig": TRAIN_CONFIG,
         "OptionDoc": "(path, type_text, default, sentence)",
-        "check_options": "(config, *, section)",
         "config_hash": "(config)",
         "describe": '(config_class, prefix="")',
         "load": "(config_class, path=None, overrides=())",
         "loads": "(config_class, text, overrides=())",
         "option": "(default, doc, *, at_least=None, above=None, at_most=None, below=None)",
-        "required": "(doc)",
         "section": "(config_class, doc)",
+        "table": "(path)",
         "to_toml": "(config)",
         "write_resolved": "(config, run_dir_path)",
     },

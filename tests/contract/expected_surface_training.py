@@ -26,14 +26,22 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
             "logged_batch_size=1, measure_channels=False, alarm=None, diagnosis=None, metrics_path=None, "
             "**kwargs)"
         ),
+        "ComposerReplicationTrainer.after_step": "()",
+        "ComposerReplicationTrainer.before_steps": "()",
         "ComposerReplicationTrainer.channels_on": "()",
+        "ComposerReplicationTrainer.extra_state": "()",
+        "ComposerReplicationTrainer.load_extra_state": "(tree)",
         "ComposerReplicationTrainer.log": "(logs, start_time=None)",
+        "ComposerReplicationTrainer.mode": "()",
+        "ComposerReplicationTrainer.resume_geometry": "()",
+        "ComposerReplicationTrainer.sum_over": "(values)",
         "LoggedSessions": "(rendered, renderer, settings, *, run=None, pack=False, proofs=None)",
         "LoggedSessions.from_run": "(run, renderer, *, budget, only=None, pack=False, **settings)",
         "LoggedSessions.from_sessions": "(sessions, renderer, *, budget, only=None, pack=False, **settings)",
         "LoggedSessions.items": "property",
         "LoggedSessions.batches": '(device="cpu")',
         "LoggedSessions.channels": "property",
+        "LoggedSessions.check_references": "(model)",
         "LoggedSessions.digest": "property",
         "LoggedSessions.models": "property",
         "LoggedSessions.longest_tree": "property",
@@ -80,12 +88,6 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "trainer_arguments": '(preset="composer")',
     },
     "trainer.checkpoints": {
-        "SafeCheckpoints": "()",
-        "SafeCheckpoints.extra_state": "()",
-        "SafeCheckpoints.load_extra_state": "(tree)",
-        "SafeCheckpoints.resume_geometry": "()",
-        "SafeCheckpoints.train": "(resume_from_checkpoint=None, *args, **kwargs)",
-        "SafeCheckpoints.save_model": "(output_dir=None, _internal_call=False)",
         "check_manifest": "(folder, *, hashes=True)",
         "load_tree": '(folder, name, *, device="cpu")',
         "newest_complete": "(output_dir)",
@@ -103,8 +105,15 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
             "logged_batch_size=1, measure_channels=False, alarm=None, diagnosis=None, metrics_path=None, "
             "**kwargs)"
         ),
+        "ComposerReplicationTrainer.after_step": "()",
+        "ComposerReplicationTrainer.before_steps": "()",
         "ComposerReplicationTrainer.channels_on": "()",
+        "ComposerReplicationTrainer.extra_state": "()",
+        "ComposerReplicationTrainer.load_extra_state": "(tree)",
         "ComposerReplicationTrainer.log": "(logs, start_time=None)",
+        "ComposerReplicationTrainer.mode": "()",
+        "ComposerReplicationTrainer.resume_geometry": "()",
+        "ComposerReplicationTrainer.sum_over": "(values)",
         "RolloutOptions": (
             '(*, placement="before_turn", part="turn", hint_generator=None, hint_writer=None, extra_rules=(), '
             "min_confidence=0.5, max_teacher_length=None, only_failed_rollouts=False, max_resamples=0, "
@@ -112,7 +121,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         ),
     },
     "sessions.dataset": {
-        "LoggedPair": "(state_id, turn_number, chosen)",
+        "LoggedPair": "(state_id, turn_number, chosen, action=None)",
         "LoggedSession": "(*, conversation, sites=(), pairs=())",
         "LoggedSessions": "(rendered, renderer, settings, *, run=None, pack=False, proofs=None)",
         "LoggedSessions.from_run": "(run, renderer, *, budget, only=None, pack=False, **settings)",
@@ -120,6 +129,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "LoggedSessions.items": "property",
         "LoggedSessions.batches": '(device="cpu")',
         "LoggedSessions.channels": "property",
+        "LoggedSessions.check_references": "(model)",
         "LoggedSessions.digest": "property",
         "LoggedSessions.models": "property",
         "LoggedSessions.longest_tree": "property",

@@ -61,7 +61,8 @@ LAYERS = {
     "objective": Layer(ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}, on_use={"transformers"}),
     # A run's conversations as batches.
     "sessions": Layer(ours=LEARNING | {"runs"}, at_import={"torch"}, on_use={"safetensors"}),
-    "rollouts": Layer(ours=LEARNING, at_import={"torch"}, on_use={"transformers", "trl"}),
+    # No TRL: what an engine has to do itself is passed in.
+    "rollouts": Layer(ours=LEARNING, at_import={"torch"}, on_use={"transformers"}),
     # transformers is a dependency of the core; its Trainer and callbacks are classes to derive from.
     "trainer": Layer(
         ours=TRAINING,

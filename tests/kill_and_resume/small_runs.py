@@ -15,7 +15,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from composer_replication.errors import RunError
 from composer_replication.trainer.checkpoints import (
-    SafeCheckpoints,
     load_tree,
     save_tree,
     weights_digest,
@@ -29,6 +28,7 @@ from composer_replication.trainer.checkpoints.weights import (
     save_weights,
     whole_state,
 )
+from composer_replication.trainer.overrides import SafeCheckpoints
 
 VOCAB, LENGTH = 31, 8
 

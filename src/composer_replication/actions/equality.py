@@ -19,7 +19,7 @@ from composer_replication.actions.paths import normal_path
 from composer_replication.actions.prose import text_key
 from composer_replication.actions.shell.effects import only_reads
 from composer_replication.actions.shell.keys import argv_key, command_key
-from composer_replication.actions.shell.special import shell_script
+from composer_replication.actions.shell.tree import shell_script
 from composer_replication.actions.shell.words import literal_word
 from composer_replication.actions.tools import command_parameter, only_looks
 from composer_replication.types import Action, ToolCall

@@ -17,8 +17,7 @@ from composer_replication.actions.paths import normal_path
 from composer_replication.actions.shell.dollars import NotUnderstood
 from composer_replication.actions.shell.effects import keeps_sources
 from composer_replication.actions.shell.keys import folder_after
-from composer_replication.actions.shell.special import shell_script
-from composer_replication.actions.shell.tree import lone_command, parse_script
+from composer_replication.actions.shell.tree import lone_command, parse_script, shell_script
 from composer_replication.actions.tools import (
     LINE_NUMBER,
     PATH,

@@ -24,43 +24,22 @@ _CAPTION = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_short(
-        parser,
-        "paths",
-        key="ingest.paths",
-        is_list=True,
-        nargs="*",
-        metavar="PATH",
-        help="a log, a project folder, or all of ~/.claude/projects",
-    )
+    add_short(parser, "paths", key="ingest.paths", nargs="*", metavar="PATH")
     parser.add_argument(
         "-o", "--output", required=True, metavar="RUN", help="run directory; an existing one is updated"
     )
-    add_short(
-        parser,
-        "--exclude",
-        key="ingest.exclude",
-        is_list=True,
-        metavar="PATTERN",
-        help="leave out files whose path, name or folder matches, as a .crfignore in PATH does; may be repeated",
-    )
-    text = "also read what links lead to outside of PATH"
-    add_short(parser, "--follow-links", key="ingest.follow_links", value=True, help=text)
-    text = "JSON list of tool schemas; without it they are inferred"
-    add_short(parser, "--tools", key="ingest.tools", metavar="FILE", help=text)
-    text = "processes; default: one per core, at most 8"
-    add_short(parser, "--workers", key="ingest.workers", type=int, metavar="N", help=text)
+    add_short(parser, "--exclude", key="ingest.exclude", metavar="PATTERN")
+    add_short(parser, "--follow-links", key="ingest.follow_links", value=True)
+    add_short(parser, "--tools", key="ingest.tools", metavar="FILE")
+    add_short(parser, "--workers", key="ingest.workers")
+    add_short(parser, "--kingfisher", key="ingest.kingfisher", value=True)
+    add_short(parser, "--people", key="ingest.people", value=True)
+    add_config_arguments(parser, "ingest")
     parser.add_argument("--reread", action="store_true", help="read everything again, not only what is new")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    add_short(
-        parser, "--kingfisher", key="ingest.kingfisher", value=True, help="add kingfisher's rules (extra: privacy)"
-    )
-    text = "e-mail addresses, phone numbers and names beside them become USER_n, too"
-    add_short(parser, "--people", key="ingest.people", value=True, help=text)
     parser.add_argument(
         "--no-scrub", action="store_true", help="leave secrets and names in; the artefact's sidecar says so"
     )
-    add_config_arguments(parser, "ingest")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,11 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "the model whose tokens to show: a folder or a model's name"
     add_short(parser, "--tokenizer", key="train.model", metavar="NAME", help=text)
     add_config_arguments(parser, "render", "train", "loss")
-    text = "use this template instead of the tokenizer's"
-    add_short(parser, "--chat-template", key="render.chat_template", metavar="FILE", help=text)
+    add_short(parser, "--chat-template", key="render.chat_template", metavar="FILE")
     parser.add_argument("--tools", metavar="FILE", help="a JSON list of schemas to show instead of the run's tools")
-    text = "where the hint goes: before_turn (default), in_last_message or head"
-    add_short(parser, "--placement", key="train.batch.placement", metavar="PLACE", help=text)
+    add_short(parser, "--placement", key="train.batch.placement", metavar="PLACE")
     parser.add_argument("--context", type=int, default=16, metavar="N", help="tokens to show around it; default 16")
     parser.add_argument("--tokens", action="store_true", help="list every index pair, not the first and last ones")
     parser.add_argument("--json", action="store_true", help="print ids, spans, index pairs and counts as JSON")

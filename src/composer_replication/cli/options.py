@@ -6,14 +6,12 @@ A knob is declared once, in `config/`. A flag here only says which key it is sho
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from composer_replication.config import CrfConfig
 
-HIDDEN = argparse.SUPPRESS
-"""Help of flags that were known before `--set`, and still work."""
+_METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, *sections: str) -> None:
@@ -31,16 +29,22 @@ def add_config_arguments(parser: argparse.ArgumentParser, *sections: str) -> Non
 
 
 def add_short(
-    parser: argparse.ArgumentParser,
-    *names: str,
-    key: str,
-    value: object = None,
-    is_list: bool = False,
-    **options: Any,
+    parser: argparse.ArgumentParser, *names: str, key: str, value: object = None, hidden: bool = False, **options: Any
 ) -> None:
-    """A flag, or an argument, that sets `key`: to `value`, or to what is typed behind it."""
-    action = _SetKey if value is None else _SetKeyToValue
-    parser.add_argument(*names, action=action, key=key, value=value, is_list=is_list, **options)
+    """A flag, or an argument, that sets `key`: to `value`, or to what is typed behind it.
+
+    The key's own sentence is its help. Hidden are flags that were known before `--set`, and still work.
+    """
+    from composer_replication.config import CrfConfig
+    from composer_replication.config.schema import option_at
+    from composer_replication.config.writer import value_text
+
+    spec = option_at(CrfConfig, key)
+    default = f"; default {value_text(spec.default)}" if spec.default and value is None else ""
+    sentence = f"{spec.doc[0].lower()}{spec.doc[1:].rstrip('.')}{default}"
+    about: dict[str, Any] = {"help": argparse.SUPPRESS if hidden else sentence}
+    about |= {"nargs": 0} if value is not None else {"type": spec.scalar, "metavar": _METAVARS[spec.scalar]}
+    parser.add_argument(*names, action=_SetKey, key=key, value=value, is_list=spec.is_list, **(about | options))
 
 
 def config_of(args: argparse.Namespace) -> CrfConfig:
@@ -73,28 +77,16 @@ def refuse_unread(args: argparse.Namespace) -> None:
 
 
 class _SetKey(argparse.Action):
-    """Keeps what was typed under the key that the flag is short for."""
+    """Keeps what was typed, or the flag's own value, under the key that it is short for."""
 
     def __init__(self, *, key: str, value: object, is_list: bool, **options: Any) -> None:
-        self.key, self.value, self.is_list = key, value, is_list
+        self._key, self._value, self._is_list = key, value, is_list
         super().__init__(**{"default": argparse.SUPPRESS, **options})
 
     def __call__(
         self, _parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _option: str | None = None
     ) -> None:
-        typed = self._typed(values)
-        before = namespace.short.get(self.key, []) if self.is_list else []
-        namespace.short = {**namespace.short, self.key: [*before, *typed] if self.is_list else typed[-1]}
-
-    def _typed(self, values: Any) -> Sequence[object]:
-        return values if isinstance(values, list) else [values]
-
-
-class _SetKeyToValue(_SetKey):
-    """Needs nothing behind it."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(nargs=0, **options)
-
-    def _typed(self, _values: Any) -> Sequence[object]:
-        return [self.value]
+        typed = values if isinstance(values, list) else [values]
+        before = namespace.short.get(self._key, []) if self._is_list else []
+        value = [*before, *typed] if self._is_list else typed[-1] if self._value is None else self._value
+        namespace.short = {**namespace.short, self._key: value}

@@ -20,15 +20,10 @@ HELP = "make preference pairs of what teachers agree on"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run directory with teacher calls in it")
     parser.add_argument("--export", metavar="FILE", help="also write a preference data set for TRL's DPOTrainer")
-    text = "votes that make a consensus; default: the replay's"
-    add_short(parser, "--threshold", key="pairs.threshold", type=int, metavar="N", help=text)
-    text = "also pairs that reject an action which worked; counted"
-    add_short(parser, "--where-it-worked", key="pairs.where_it_worked", value=True, help=text)
-    text = "leave thinking in the texts, where a side has any"
-    add_short(parser, "--thinking", key="pairs.thinking", value=True, help=text)
-    add_short(
-        parser, "--recipe", key="pairs.recipe", metavar="FILE", help="filters as a data-juicer recipe; default: ours"
-    )
+    add_short(parser, "--threshold", key="pairs.threshold")
+    add_short(parser, "--where-it-worked", key="pairs.where_it_worked", value=True)
+    add_short(parser, "--thinking", key="pairs.thinking", value=True)
+    add_short(parser, "--recipe", key="pairs.recipe", metavar="FILE")
     add_short(parser, "--no-filter", key="pairs.filters", value="none", help="keep every pair")
     text = "run data-juicer's operators (extra: replaysim)"
     add_short(parser, "--data-juicer", key="pairs.filters", value="data_juicer", help=text)

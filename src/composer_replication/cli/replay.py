@@ -6,20 +6,33 @@ import argparse
 from typing import TYPE_CHECKING
 
 from composer_replication.cli.console import add_gate_arguments
-from composer_replication.cli.options import HIDDEN, add_config_arguments, add_short, config_of
+from composer_replication.cli.options import add_config_arguments, add_short, config_of
 
 if TYPE_CHECKING:
     from composer_replication.steps.replay import Replayed, ReplayPlan
 
 HELP = "ask teachers what they would have done at each state, within a hard cap"
 
+# Flags of earlier versions: the key that each is short for, and its value where none is typed.
+_KNOWN_FLAGS: dict[str, tuple[str, object]] = {
+    "--sites": ("states", "sites"),
+    "--limit": ("limit", None),
+    "--full": ("gate", "none"),
+    "--gate": ("gate", None),
+    "--threshold": ("threshold", None),
+    "--in-order": ("order", "in_order"),
+    "--concurrency": ("concurrency", None),
+    "--max-tokens": ("max_tokens", None),
+    "--max-history": ("max_history_tokens", None),
+    "--timeout": ("timeout_s", None),
+    "--no-tools": ("send_tools", False),
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run directory with conversations in it")
-    text = "teachers with prices: `crf teachers -o FILE`"
-    add_short(parser, "--teachers", key="replay.teachers", metavar="FILE", help=text)
-    text = "hard cap over all restarts; default 5"
-    add_short(parser, "--max-usd", key="replay.max_usd", type=float, metavar="USD", help=text)
+    add_short(parser, "--teachers", key="replay.teachers", metavar="FILE")
+    add_short(parser, "--max-usd", key="replay.max_usd", metavar="USD")
     text = "only states of turns that failed or were refused: those pairs are made of"
     add_short(parser, "--failed", key="replay.states", value="failed", help=text)
     parser.add_argument("--dry-run", action="store_true", help="say what it would cost, and send nothing")
@@ -27,21 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, "replay")
     add_gate_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    _add_known_flags(parser)
-
-
-def _add_known_flags(parser: argparse.ArgumentParser) -> None:
-    add_short(parser, "--sites", key="replay.states", value="sites", help=HIDDEN)
-    add_short(parser, "--limit", key="replay.limit", type=int, help=HIDDEN)
-    add_short(parser, "--full", key="replay.gate", value="none", help=HIDDEN)
-    add_short(parser, "--gate", key="replay.gate", help=HIDDEN)
-    add_short(parser, "--threshold", key="replay.threshold", type=int, help=HIDDEN)
-    add_short(parser, "--in-order", key="replay.order", value="in_order", help=HIDDEN)
-    add_short(parser, "--concurrency", key="replay.concurrency", type=int, help=HIDDEN)
-    add_short(parser, "--max-tokens", key="replay.max_tokens", type=int, help=HIDDEN)
-    add_short(parser, "--max-history", key="replay.max_history_tokens", type=int, help=HIDDEN)
-    add_short(parser, "--timeout", key="replay.timeout_s", type=float, help=HIDDEN)
-    add_short(parser, "--no-tools", key="replay.send_tools", value=False, help=HIDDEN)
+    for flag, (key, value) in _KNOWN_FLAGS.items():
+        add_short(parser, flag, key=f"replay.{key}", value=value, hidden=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run directory with conversations in it")
     parser.add_argument("--kind", action="append", metavar="KIND", help="show only this kind; may be repeated")
     parser.add_argument("--blame", action="append", metavar="BLAME", help="show only this blame; may be repeated")
-    text = "keep a site from here on; default 0.5"
-    add_short(parser, "--min-confidence", key="sites.min_confidence", type=float, metavar="P", help=text)
+    add_short(parser, "--min-confidence", key="sites.min_confidence")
     parser.add_argument("--show", metavar="ID", help="print one site: turn, failing result, evidence, hint")
     parser.add_argument("--json", action="store_true", help="print the table, or with --show the site, as JSON")
     add_config_arguments(parser, "sites")

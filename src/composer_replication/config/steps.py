@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-from composer_replication.config.schema import check_options, option
+from composer_replication.config.schema import option, table
 
 
-@dataclass(frozen=True, kw_only=True)
+@table("ingest")
 class IngestConfig:
     """Which logs are read, and how."""
 
@@ -22,21 +21,15 @@ class IngestConfig:
     kingfisher: bool = option(False, "Add kingfisher's rules for secrets, of the extra privacy.")
     people: bool = option(False, "Also replace e-mail addresses, phone numbers and names beside them.")
 
-    def __post_init__(self) -> None:
-        check_options(self, section="ingest")
 
-
-@dataclass(frozen=True, kw_only=True)
+@table("sites")
 class SitesConfig:
     """Which failures may be taught."""
 
     min_confidence: float = option(0.5, "Keep a site from this confidence on.", at_least=0, at_most=1)
 
-    def __post_init__(self) -> None:
-        check_options(self, section="sites")
 
-
-@dataclass(frozen=True, kw_only=True)
+@table("replay")
 class ReplayConfig:
     """Who is asked about which states, and at what cost."""
 
@@ -61,11 +54,8 @@ class ReplayConfig:
     timeout_s: float = option(120.0, "Seconds to wait for an answer.", above=0)
     send_tools: bool = option(True, "Send the schemas of the session's tools.")
 
-    def __post_init__(self) -> None:
-        check_options(self, section="replay")
 
-
-@dataclass(frozen=True, kw_only=True)
+@table("pairs")
 class PairsConfig:
     """Which answers become preference pairs."""
 
@@ -76,6 +66,3 @@ class PairsConfig:
     filters: Literal["native", "data_juicer", "none"] = option(
         "native", "Run the filters here, by data-juicer's own operators (extra replaysim), or keep every pair."
     )
-
-    def __post_init__(self) -> None:
-        check_options(self, section="pairs")

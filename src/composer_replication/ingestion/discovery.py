@@ -52,12 +52,14 @@ class Family:
 
 def families(sources: Iterable[SourceFile]) -> list[Family]:
     """All families in the order of their names."""
-    found: dict[str, list[SourceFile]] = {}
+    files_of: dict[str, list[SourceFile]] = {}
     for source in sources:
         folder, _, _ = source.name.rpartition("/")
         home = folder.removesuffix(f"/{_SUBAGENTS}") + ".jsonl" if source.path.parent.name == _SUBAGENTS else ""
-        found.setdefault(home or source.name, []).append(source)
-    return [Family(name, tuple(sorted(found[name], key=lambda each: file_order(each.name)))) for name in sorted(found)]
+        files_of.setdefault(home or source.name, []).append(source)
+    return [
+        Family(name, tuple(sorted(files_of[name], key=lambda each: file_order(each.name)))) for name in sorted(files_of)
+    ]
 
 
 def file_order(name: str) -> tuple[bool, str]:
@@ -166,7 +168,7 @@ def _real(path: Path) -> Path:
 
 def _stamp_of(path: Path) -> FileStamp:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return FileStamp(0, 0, 0)
-    return FileStamp(found.st_size, found.st_mtime_ns, found.st_ino)
+    return FileStamp(status.st_size, status.st_mtime_ns, status.st_ino)

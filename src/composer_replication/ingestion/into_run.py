@@ -72,14 +72,14 @@ def _write(
     scrub: ScrubSettings | None,
     tools: Mapping[str, Mapping[str, Any]],
 ) -> IngestSummary:
-    sources, found = list[SessionSource](), schemas.ToolSchemas()
+    sources, inferred = list[SessionSource](), schemas.ToolSchemas()
     counts, drops = Counter[str](), Counter(planned.outside.skipped)
 
     def all_lines() -> Iterator[Line]:
         for family in settle(gathered):
             sources.append(family.source)
             for line, facts in zip(family.lines, family.facts, strict=True):
-                found.add(facts.tools)
+                inferred.add(facts.tools)
                 yield Line(line, rows.KEYS)
         add_totals(sources, counts, drops)
 
@@ -96,17 +96,17 @@ def _write(
     )
     write_accounts(run, sources, is_scrubbed=scrub is not None)
     given = tools if scrub is None else scrub.scrubber().scope().value(dict(tools))
-    write_tools(run, found, given, is_scrubbed=scrub is not None)
+    write_tools(run, inferred, given, is_scrubbed=scrub is not None)
     return IngestSummary.of(sources, planned, gathered, lost=earlier.lost, is_scrubbed=scrub is not None)
 
 
 def write_tools(
-    run: RunDir, found: schemas.ToolSchemas, given: Mapping[str, Mapping[str, Any]], *, is_scrubbed: bool
+    run: RunDir, inferred: schemas.ToolSchemas, given: Mapping[str, Mapping[str, Any]], *, is_scrubbed: bool
 ) -> None:
     """`tools.jsonl`, after the conversations it was inferred from."""
     run.write_jsonl(
         "tools",
-        schemas.tool_rows(found, given),
+        schemas.tool_rows(inferred, given),
         schema=run_tools.SCHEMA,
         version=run_tools.VERSION,
         sources=["conversations"],

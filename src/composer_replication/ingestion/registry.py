@@ -69,14 +69,14 @@ def ingest(
     `scrubber=None` leaves secrets in: the caller has said so. A path without any session is an error.
     """
     for path in map(Path, paths):
-        found = False
+        has_session = False
         for family in families(discover(path, report, exclude=exclude, follow_links=follow_links)):
             scope = None if scrubber is None else scrubber.scope()
             for conversation in read_family(family, report):
-                found = True
+                has_session = True
                 report.counts.update(counts_of(conversation))
                 yield conversation if scope is None else scrub_conversation(conversation, scope)
-        if not found:
+        if not has_session:
             raise no_session(path, report.skipped)
 
 
@@ -101,15 +101,15 @@ def read_family(family: Family, report: IngestReport) -> Iterator[Conversation]:
 
 def read_with_files(family: Family, report: IngestReport) -> Iterator[tuple[Conversation, str]]:
     """The same, each with the name of its file."""
-    found = [(each, source.name) for source in family.sources for each in read_any(source, report)]
-    conversations = [conversation for conversation, _ in found]
+    read = [(each, source.name) for source in family.sources for each in read_any(source, report)]
+    conversations = [conversation for conversation, _ in read]
     started = {
         agent: (conversation.id, turn.id, call_id)
         for conversation in conversations
         for turn in conversation.turns
         for call_id, agent in turn.extra.get("agents", {}).items()
     }
-    for conversation, file in found:
+    for conversation, file in read:
         link, agent = conversation.parent, conversation.extra.get("agent_id")
         if link is not None and agent in started:
             where, turn_id, call_id = started[agent]

@@ -90,15 +90,15 @@ def load_tool_schemas(path: Path) -> dict[str, dict[str, Any]]:
     return dict(_named_schema(each, f"{path}, tool {number}") for number, each in enumerate(cast("list[Any]", tools)))
 
 
-def tool_rows(found: ToolSchemas, given: Mapping[str, Mapping[str, Any]]) -> list[dict[str, object]]:
+def tool_rows(inferred: ToolSchemas, given: Mapping[str, Mapping[str, Any]]) -> list[dict[str, object]]:
     """Rows of `tools.jsonl`, by name: a given schema is every agent's, and goes before inferred ones of its name."""
-    by_tool, num_calls = found.num_calls(), Counter[str]()
+    by_tool, num_calls = inferred.num_calls(), Counter[str]()
     for (_, name), number in by_tool.items():
         num_calls[name] += number
     rows = [_row(name, None, schema, num_calls[name]) for name, schema in given.items()]
     rows += [
         _row(name, format_name, schema, by_tool[format_name, name])
-        for (format_name, name), schema in found.schemas().items()
+        for (format_name, name), schema in inferred.schemas().items()
         if name not in given
     ]
     return sorted(rows, key=lambda row: (str(row["name"]), str(row["format"])))

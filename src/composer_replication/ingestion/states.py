@@ -23,6 +23,9 @@ SYSTEM_PROMPT = (
     "You are a senior software engineer working as a coding agent in a terminal. You read and change files and run "
     "commands through the tools you are given, one step at a time, and you check your work."
 )
+# Text in these logs runs at about four bytes a token; the limit is on what is sent, so an estimate is enough.
+_BYTES_PER_TOKEN = 4
+_NOT_SAID = ("meta", "tool")  # origins of user messages that no person wrote
 
 
 def states(
@@ -61,11 +64,6 @@ def _messages(turn: Turn, strip_thinking: bool) -> Iterator[Message]:
             for c in turn.calls
         ]
     yield message
-
-
-# Text in these logs runs at about four bytes a token; the limit is on what is sent, so an estimate is enough.
-_BYTES_PER_TOKEN = 4
-_NOT_SAID = ("meta", "tool")  # origins of user messages that no person wrote
 
 
 @dataclass(slots=True)

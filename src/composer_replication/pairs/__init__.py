@@ -4,8 +4,7 @@ agreement        what became of the states, and how far teachers agree
 extract          states and answers to pairs
 normalise/       which pairs are worth training on
 replayed         from states to such pairs in one call
-export_messages  actions and states as messages that chat templates take
-export           pairs as rows for other trainers
+export     pairs as rows for other trainers, their actions as messages
 """
 
 from __future__ import annotations

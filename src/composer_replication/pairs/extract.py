@@ -30,6 +30,7 @@ class PairRecord:
     classes: tuple[tuple[str, ...], ...]
     student_kind: str
     chosen_kind: str
+    chosen_action: Action | None  # what the chosen text says, without thinking; None where the text is to keep it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +154,7 @@ class _Extraction:
             classes=tuple(each.teachers for each in result.classes),
             student_kind=kind,
             chosen_kind=action_kind(action),
+            chosen_action=action,
         )
 
     def _action(self, result: TeacherCallResult) -> Action | None:

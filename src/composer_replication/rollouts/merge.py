@@ -7,14 +7,13 @@ to the wider of the two with what TRL pads them with; what a mask counts is the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from composer_replication.errors import InputError, ShapeError, explain
-from composer_replication.optional import require
 
 Batch = dict[str, Any]
 Total = Callable[[Tensor], Tensor]
@@ -34,6 +33,13 @@ _BOTH_PARTS = ("token_type_ids", "mm_token_type_ids")
 _COUNT = "num_items_in_batch"
 
 
+class ImagesBySample(NamedTuple):
+    """How an engine cuts a batch's pixels, which it lays out by image or by tile, into one item a sample, and back."""
+
+    split: Callable[[Batch], Batch]
+    join: Callable[[Batch], Batch]
+
+
 def here_alone(count: Tensor) -> Tensor:
     """The total over all processes where there is one."""
     return count
@@ -47,14 +53,16 @@ def merge_groups(
     *,
     pad_id: int,
     total: Total = here_alone,
+    images: ImagesBySample | None = None,
 ) -> Batch:
     """`batch` with group `old` exchanged for `replacement`'s group `new`, for each (old, new) of `groups`.
 
     Per-sample lists go with their rows, and so must not depend on how wide the padding is. `num_items_in_batch` is
     counted anew. Advantages go with their rows too: where they are scaled by the whole batch, compute them again with
     `group_advantages`. `total` is called on every process, whether it exchanges anything or not.
+    `images` is for batches with pixels.
     """
-    old, new = _images_by_sample(dict(batch)), _images_by_sample(dict(replacement))
+    old, new = (_by_sample(dict(each), images) for each in (batch, replacement))
     for one, other in ((old, new), (new, old)):
         if "tool_mask" in other and "tool_mask" not in one:
             one["tool_mask"] = torch.ones_like(one["completion_ids"], dtype=other["tool_mask"].dtype)
@@ -65,7 +73,8 @@ def merge_groups(
     merged = {key: _merged(key, old, new, sources, pad_id) for key in old if key != _COUNT}
     if _COUNT in old:
         merged[_COUNT] = total(_loss_mask(merged).sum()).to(old[_COUNT].dtype)
-    return _images_together({key: merged[key] for key in old})
+    ordered = {key: merged[key] for key in old}
+    return images.join(ordered) if images is not None and isinstance(ordered.get("pixel_values"), list) else ordered
 
 
 def _sources(size: int, groups: Sequence[tuple[int, int]], num_generations: int) -> list[int]:
@@ -134,14 +143,9 @@ def _loss_mask(batch: Batch) -> Tensor:
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
-def _images_by_sample(batch: Batch) -> Batch:
-    """Pixels are laid out by image or by tile; TRL's own function cuts them into one item a sample."""
+def _by_sample(batch: Batch, images: ImagesBySample | None) -> Batch:
     if batch.get("pixel_values") is None:
         return batch
-    return require("trl.trainer.utils", extra="train").split_pixel_values_by_grid(batch)
-
-
-def _images_together(batch: Batch) -> Batch:
-    if not isinstance(batch.get("pixel_values"), list):
-        return batch
-    return require("trl.trainer.utils", extra="train").unsplit_pixel_values_by_grid(batch)
+    if images is None:
+        raise InputError(explain("batch with pixel_values", got="no `images`", expected="how they are cut by sample"))
+    return images.split(batch)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.errors import InputError, explain
-from composer_replication.rollouts.merge import Total, here_alone, merge_groups
+from composer_replication.rollouts.merge import ImagesBySample, Total, here_alone, merge_groups
 
 Batch = dict[str, Any]
 # Rewards are sums of fp32 numbers: what differs by less came out of rounding.
@@ -103,11 +103,12 @@ def resample(
     num_processes: int = 1,
     rank: int = 0,
     total: Total = here_alone,
+    images: ImagesBySample | None = None,
 ) -> tuple[Batch, Tensor, ResampleReport]:
     """The batch, and the rewards of all processes, after at most `max_resamples` rounds of drawing.
 
     `draw(groups)` generates and scores rollouts for the prompts of those local groups, in that order. `total` adds up a
-    0-dim tensor over all processes.
+    0-dim tensor over all processes. `images` is for batches with pixels.
     """
     equal_G = equal_reward_groups(rewards, num_generations)
     before, drawn, rounds = int(equal_G.sum()), 0, 0
@@ -116,7 +117,7 @@ def resample(
         new = draw(plan[rank])
         rounds, drawn = rounds + 1, drawn + sum(map(len, plan))
         slots = _taken(equal_G, equal_reward_groups(new.rewards, num_generations), plan)
-        batch = merge_groups(batch, new.batch, slots[rank], num_generations, pad_id=pad_id, total=total)
+        batch = merge_groups(batch, new.batch, slots[rank], num_generations, pad_id=pad_id, total=total, images=images)
         rewards = _merged_rewards(rewards, new.rewards, slots, num_generations)
         equal_G = equal_reward_groups(rewards, num_generations)
     report = ResampleReport(

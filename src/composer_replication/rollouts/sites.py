@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from composer_replication.actions.calls import json_value
 from composer_replication.batch.hint_placement import Placement
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.taught_turns import HintedTurn, Part, hinted_turn, wrong_hints
+from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.write import HintWriter, write_hint
 from composer_replication.rollouts.conversation import (
     Rollout,
@@ -34,6 +35,38 @@ HintGenerator = Callable[[str, Mapping[str, Any]], str | None]
 NO_HINT = "no_hint"
 NO_HEADER = "no_header_before_turn"
 TOO_LONG = "teacher_context_too_long"
+
+
+SITES, ITEMS = "sdpo_sites", "sdpo_items"
+"""Keys of a batch of rollouts: the taught turns of each, and how many tokens of all of them are taught."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutOptions:
+    """How rollouts are taught from, beside their reward.
+
+    Error sites: where a hint goes, which part of the erring turn is taught, who writes hints, which rules are added.
+    `only_failed_rollouts` leaves out the sites of rollouts that did better than their group. `max_resamples` draws
+    groups with equal rewards again, that many times at most. `k1_coefficient` takes log p - log p_start of each token
+    off its advantage (k1, without gradient).
+    """
+
+    placement: Placement = "before_turn"
+    part: Part = "turn"
+    hint_generator: HintGenerator | None = None
+    hint_writer: HintWriter | None = None
+    extra_rules: tuple[FailureRule, ...] = ()
+    min_confidence: float = MIN_CONFIDENCE
+    max_teacher_length: int | None = None
+    only_failed_rollouts: bool = False
+    max_resamples: int = 0
+    k1_coefficient: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_resamples < 0:
+            raise InputError(explain("max_resamples", got=self.max_resamples, expected="0 or more"))
+        if not self.k1_coefficient >= 0:
+            raise InputError(explain("k1_coefficient", got=self.k1_coefficient, expected="0 or more"))
 
 
 class TaughtTurn(NamedTuple):
@@ -64,24 +97,9 @@ class FoundSites:
 class RolloutSites:
     """Finds the sites of rollouts made with one tokenizer and template."""
 
-    def __init__(
-        self,
-        renderer: Renderer,
-        *,
-        placement: Placement = "before_turn",
-        part: Part = "turn",
-        hint_generator: HintGenerator | None = None,
-        hint_writer: HintWriter | None = None,
-        extra_rules: Iterable[FailureRule] = (),
-        min_confidence: float = MIN_CONFIDENCE,
-        max_teacher_length: int | None = None,
-    ) -> None:
-        self.renderer = renderer
-        self.placement: Placement = placement
-        self.part: Part = part
-        self._hint_generator, self._hint_writer = hint_generator, hint_writer
-        self._rules = (*extra_rules, *ROLLOUT_RULES)
-        self._min_confidence, self._max_length = min_confidence, max_teacher_length
+    def __init__(self, renderer: Renderer, options: RolloutOptions | None = None) -> None:
+        self.renderer, self.options = renderer, options or RolloutOptions()
+        self._rules = (*self.options.extra_rules, *ROLLOUT_RULES)
         self._header_ids = renderer.encoder.encode([renderer.dialect.header])[0] if renderer.dialect.header else []
         token = renderer.dialect.call_token
         self._call_id = renderer.protected.ids.get(token) if token else None
@@ -94,7 +112,7 @@ class RolloutSites:
         conversation = conversation_of(rollout, runs)
         if rollout.tools and is_parsed(rollout, runs):  # without tools nobody parses calls
             conversation = self._with_malformed(conversation)
-        sites = find_error_sites(conversation, min_confidence=self._min_confidence, extra_rules=self._rules)
+        sites = find_error_sites(conversation, min_confidence=self.options.min_confidence, extra_rules=self._rules)
         sequence = self._rendered(rollout, runs)
         judged = judged_by_schema(sites, conversation, rollout.tools)
         found = FoundSites(sequence, sites=[*judged, *signalled_sites(rollout, conversation)])
@@ -109,7 +127,7 @@ class RolloutSites:
                 found.counts[f"dropped:{turn}"] += 1
                 continue
             found.counts["kind:" + site.kind] += 1
-            if self.part == "call" and turn.is_whole:
+            if self.options.part == "call" and turn.is_whole:
                 found.counts["whole_turn_without_call"] += 1
             ids = torch.tensor(turn.ids)
             found.taught.append(
@@ -212,25 +230,25 @@ class RolloutSites:
         span = next((each for each in sequence.spans if each.turn_id == turn_id), None)
         if span is None:
             return NO_HEADER
-        turn = hinted_turn(self.renderer, sequence, span, hint, placement=self.placement, part=self.part)
-        if isinstance(turn, str) or self._max_length is None or len(turn.context.ids) <= self._max_length:
-            return turn
-        return TOO_LONG
+        options = self.options
+        turn = hinted_turn(self.renderer, sequence, span, hint, placement=options.placement, part=options.part)
+        limit = options.max_teacher_length
+        return TOO_LONG if not isinstance(turn, str) and limit is not None and len(turn.context.ids) > limit else turn
 
     def _hint(self, site: ErrorSite, conversation: Conversation, rollout: Rollout) -> str | None:
         signal = signal_of(site, rollout)
         if signal is not None and signal.get("hint"):
             return str(signal["hint"])
-        if self._hint_generator is not None:
+        if self.options.hint_generator is not None:
             about = {
                 "error_message": site.evidence_text,
                 "tool_name": site.tool,
                 "available_tools": sorted(rollout.tools),
             }
-            return self._hint_generator(site.kind, about)
-        sources = ("writer", "template", "raw_error") if self._hint_writer else ("template", "raw_error")
+            return self.options.hint_generator(site.kind, about)
+        sources = ("writer", "template", "raw_error") if self.options.hint_writer else ("template", "raw_error")
         hint = write_hint(
-            site, conversation, sources=sources, writer=self._hint_writer, tool_schemas=rollout.tools or None
+            site, conversation, sources=sources, writer=self.options.hint_writer, tool_schemas=rollout.tools or None
         )
         return None if hint is None else hint.text
 

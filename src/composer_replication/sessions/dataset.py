@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.tree_batch import CHANNELS, TreeBatch
 from composer_replication.batch.windows import plan_packs
-from composer_replication.errors import InputError, explain
+from composer_replication.errors import InputError, StaleArtefactError, explain
+from composer_replication.objective.fingerprint import precision_of
 from composer_replication.objective.hint_proof import HintProof
 from composer_replication.runs import RunDir
 from composer_replication.sessions.proof import ProofSettings, prove_sites
@@ -186,6 +187,13 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         made = self._with_windows([w.with_references(r) for w, r in zip(self.windows, looked_up, strict=True)])
         made.reference_precision = store.fingerprint.precision
         return made
+
+    def check_references(self, model: nn.Module) -> None:
+        """References that are there are in the precision of the steps, under whose autocast this is called."""
+        known, used = self.reference_precision, precision_of(model)
+        if known is not None and known != used:
+            fix = "Give the sessions without references, which the trainer computes, or make them under autocast."
+            raise StaleArtefactError(explain("reference log-probs", got=f"those of {known}", expected=used, fix=fix))
 
     def without_responses(self) -> LoggedSessions:
         """With no target for channel 1, where its weight is 0."""

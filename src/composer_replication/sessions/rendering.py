@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from composer_replication.actions.parse import answer_turn
+from composer_replication.actions.write import turn_of
 from composer_replication.batch.hint_placement import Placement
 from composer_replication.batch.pair_tokens import compared_ids
-from composer_replication.batch.render import (
+from composer_replication.batch.render.renderer import (
     RenderedSequence,
     Renderer,
     TurnSpan,
@@ -206,7 +207,8 @@ def _pair(
 ) -> KeptPair | str:
     """Chosen against logged; or why not. The logged side is the session itself where the contexts agree."""
     before, logged = conversation.turns[:index], conversation.turns[index]
-    answer = answer_turn(pair.chosen, turn_id=f"{pair.state_id}:chosen")
+    name = f"{pair.state_id}:chosen"
+    answer = answer_turn(pair.chosen, turn_id=name) if pair.action is None else turn_of(pair.action, turn_id=name)
     named = {"conversation_id": pair.state_id, "format_name": conversation.format}  # for the session's tools
     try:
         sides = compared_ids(renderer, before, answer, logged, **named, logged=(rendered, span))

@@ -11,17 +11,21 @@ from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.sites import read_sites
-from composer_replication.types import Conversation, ErrorSite, Hint
+from composer_replication.types import Action, Conversation, ErrorSite, Hint, ToolCall
 
-_PAIR_SCHEMA, _PAIR_VERSION = "dpo_pair", 2
+_PAIR_SCHEMA, _PAIR_VERSION = "dpo_pair", 3
 
 
 class LoggedPair(NamedTuple):
-    """What the teachers would have done instead of assistant turn `turn_number` (counted from 0) of a conversation."""
+    """What the teachers would have done instead of assistant turn `turn_number` (counted from 0) of a conversation.
+
+    Without an `action`, it is read from the `chosen` text, which does not always say where thinking ends.
+    """
 
     state_id: str
     turn_number: int
     chosen: str
+    action: Action | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,4 +74,10 @@ def _check_current(run: RunDir, name: str) -> None:
 def _read_pairs(run: RunDir) -> Iterator[tuple[str, LoggedPair]]:
     rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("pairs", schema=_PAIR_SCHEMA, version=_PAIR_VERSION))
     for row in rows:
-        yield row["conversation_id"], LoggedPair(row["state_id"], row["turn_number"], row["chosen"])
+        action = _action(row.get("chosen_action"))
+        yield row["conversation_id"], LoggedPair(row["state_id"], row["turn_number"], row["chosen"], action)
+
+
+def _action(row: dict[str, Any] | None) -> Action | None:
+    """None in rows of version 2, and where the text holds thinking."""
+    return None if row is None else Action(text=row["text"], calls=tuple(ToolCall(**call) for call in row["calls"]))

@@ -3,8 +3,7 @@
 taxonomy       what can go wrong, whose doing it usually is, and a verdict on one result
 view           a result's text as rules read it, every place traceable back
 rule           how one kind of failure looks; rules of your own
-harness_rules  refusals: the user's, the agent's own, a hook's
-harness_calls  calls that the agent could not even make: no such tool, arguments that do not fit
+harness_rules  what the agent refused, and calls that it could not even make
 file_rules     failures of tools that read and change files
 shell_rules    failures of commands that are the machine's or the model's slips
 work_rules     failures that are the work: tests, checks, builds, programs

@@ -18,8 +18,7 @@ from composer_replication.actions.shell.command import Command, is_path
 from composer_replication.actions.tools import Channel, channel_of, command_text, is_edit, is_shell, plain_name
 from composer_replication.sites.excuses import reconsidered
 from composer_replication.sites.file_rules import EDITS, ELSEWHERE, FAULTS, PATCHES, READS
-from composer_replication.sites.harness_calls import FILE_ARGUMENTS, OWN_WORDS, SERVER_ARGUMENTS, TOOL_NAME
-from composer_replication.sites.harness_rules import REFUSALS
+from composer_replication.sites.harness_rules import FILE_ARGUMENTS, OWN_WORDS, REFUSALS, SERVER_ARGUMENTS, TOOL_NAME
 from composer_replication.sites.rule import FailureRule, rule
 from composer_replication.sites.shell_rules import MACHINE, SLIPS, WITHHELD
 from composer_replication.sites.taxonomy import Verdict as Verdict

@@ -28,7 +28,7 @@ from composer_replication.steps.replay import read_calls
 from composer_replication.steps.states import RunStates, StateOfTurn
 from composer_replication.types import DPOPair
 
-SCHEMA, VERSION = "dpo_pair", 2
+SCHEMA, VERSION = "dpo_pair", 3
 WORKED = "rejected_action_worked"
 _ONLY_THINKING = "nothing_but_thinking"
 
@@ -147,7 +147,8 @@ def _chosen(extraction: Extraction, asked: Mapping[str, StateOfTurn], section: P
         elif not pair["rejected"].strip() or not pair["chosen"].strip():
             report.drop(_ONLY_THINKING)
         else:
-            found.append(replace(record, pair=pair))
+            action = None if section.thinking else record.chosen_action
+            found.append(replace(record, pair=pair, chosen_action=action))
     report.num_pairs = len(found)
     return found
 

@@ -8,7 +8,6 @@ and the store of answers, so neither requests nor answers are held in memory.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,12 +24,19 @@ from composer_replication.teacher_replay.ask import answer_of
 from composer_replication.teacher_replay.asked_tools import AskedTools
 from composer_replication.teacher_replay.lanes import session_of
 from composer_replication.teacher_replay.money import check_cap
-from composer_replication.teacher_replay.replay import OnMeter, ReplayOptions, ReplayReport, call_result
+from composer_replication.teacher_replay.replay import (
+    OnMeter,
+    ReplayOptions,
+    ReplayReport,
+    call_result,
+    environment_of,
+    teachers_of,
+)
 from composer_replication.teacher_replay.replay import replay as ask_teachers
 from composer_replication.teacher_replay.requests import Settings
 from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.survey import PlannedState, PriceRange, Survey
-from composer_replication.teacher_replay.teachers import Teacher, read_teachers
+from composer_replication.teacher_replay.teachers import Teacher
 from composer_replication.types import TeacherCallResult, TraceState
 
 SCHEMA, VERSION = "teacher_call", 2
@@ -47,10 +53,8 @@ class ReplayPlan:
 
     run: RunDir
     section: ReplayConfig
-    specs: Sequence[Mapping[str, Any]]
     teachers: Sequence[Teacher]
     options: ReplayOptions
-    api_key: str | None
     states: RunStates
     sources: Sequence[Source]
     asked: Sequence[PlannedState]
@@ -91,40 +95,32 @@ def plan_replay(
     *,
     no_scrub: bool = False,
     allowed: Iterable[str] = (),
-    specs: Sequence[Mapping[str, Any]] | None = None,
+    teachers: Sequence[Teacher] | None = None,
     options: ReplayOptions | None = None,
-    api_key: str | None = None,
 ) -> ReplayPlan:
     """The requests of a replay, looked at and priced; none is sent.
 
-    `specs` are teachers instead of the section's file, and `options` how to ask instead of what the section says.
+    `teachers` are those to ask instead of the section's, `options` how to ask instead of what the section says.
     """
     cap_nano = check_cap(section.max_usd)
-    specs = _read_specs(section.teachers) if specs is None else specs
-    options = _options(section, run) if options is None else options
-    environment = os.environ if options.environment is None else options.environment
-    gate = gate_of(run, environment, no_scrub=no_scrub, allowed=allowed, given=options.last_gate)
-    teachers = read_teachers(
-        specs, environment=environment, api_key=api_key, base_url=options.base_url, prices=options.prices
-    )
+    options = options or _options(section, run)
+    teachers = teachers or teachers_of(_read_specs(section.teachers), None, options)
+    gate = gate_of(run, environment_of(options), no_scrub=no_scrub, allowed=allowed, given=options.last_gate)
     states = RunStates(section, run)
     sources = [run.source(name) for name in (*states.sources, *(["tools"] if section.send_tools else []))]
     with TeacherStore(options.cache) as store:
         survey = Survey(teachers, options, store, gate)
         asked = [survey.look_at(each.state) for each in states.read()]
         meter = store.meter()
-    spent = meter.spent + meter.unknown
     return ReplayPlan(
         run=run,
         section=section,
-        specs=specs,
         teachers=teachers,
         options=replace(options, last_gate=gate),
-        api_key=api_key,
         states=states,
         sources=sources,
         asked=asked,
-        price=survey.price(spent, cap_nano - meter.committed),
+        price=survey.price(meter.spent + meter.unknown, cap_nano - meter.committed),
         finds=tuple(survey.finds.values()),
     )
 
@@ -162,9 +158,8 @@ async def ask(
         _check_unchanged(plan)
         report = await ask_teachers(
             _written_down(plan),
-            plan.specs,
+            plan.teachers,
             plan.section.max_usd,
-            plan.api_key,
             options=plan.options,
             on_result=keep,
             on_meter=on_meter,

@@ -1,25 +1,22 @@
 """The pipeline as a table: every step of a run in order, with the artefacts that it reads and writes.
 
-What is optional to read is read where it is there: without sites a replay finds failures by itself, and without pairs a
-training has no channel 3.
+What it reads "if there" it can do without: a replay then finds failures itself, and a training has no channel 3.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One step; its name is its command, its section of the config (`train` reads more), and its file."""
 
     name: str
     function_name: str
-    reads: tuple[str, ...] = ()
-    reads_if_there: tuple[str, ...] = ()
+    reads: tuple[str, ...]
+    reads_if_there: tuple[str, ...]
     writes: tuple[str, ...]
 
     @property
@@ -28,28 +25,12 @@ class Step:
         return getattr(import_module(f"composer_replication.steps.{self.name}"), self.function_name)
 
 
+_INGESTED = ("conversations", "tools")
+_TRAINED = ("config", "hint_proof", "ref_logprobs", "metrics", "checkpoints", "adapter", "model")
 STEPS = (
-    Step(name="ingest", function_name="ingest", writes=("conversations", "session_sources", "tools")),
-    Step(name="sites", function_name="write_sites", reads=("conversations", "tools"), writes=("sites",)),
-    Step(
-        name="replay",
-        function_name="replay",
-        reads=("conversations", "tools"),
-        reads_if_there=("sites",),
-        writes=("teacher_calls", "teacher_cache", "asked_tools"),
-    ),
-    Step(
-        name="pairs",
-        function_name="write_pairs",
-        reads=("conversations", "tools", "teacher_calls"),
-        reads_if_there=("sites", "asked_tools"),
-        writes=("pairs",),
-    ),
-    Step(
-        name="train",
-        function_name="train",
-        reads=("conversations", "tools"),
-        reads_if_there=("sites", "pairs"),
-        writes=("config", "hint_proof", "ref_logprobs", "metrics", "checkpoints", "adapter", "model"),
-    ),
+    Step("ingest", "ingest", (), (), (*_INGESTED, "session_sources")),
+    Step("sites", "write_sites", _INGESTED, (), ("sites",)),
+    Step("replay", "replay", _INGESTED, ("sites",), ("teacher_calls", "teacher_cache", "asked_tools")),
+    Step("pairs", "write_pairs", (*_INGESTED, "teacher_calls"), ("sites", "asked_tools"), ("pairs",)),
+    Step("train", "train", _INGESTED, ("sites", "pairs"), _TRAINED),
 )

@@ -1,16 +1,18 @@
-"""`crf train`: weights from what the steps before it left in a run, or from rollouts."""
+"""`crf train`: weights from what the steps before it left in a run, or from rollouts. Torch is loaded on use."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from composer_replication.config import CrfConfig
 from composer_replication.runs import RunDir
 from composer_replication.runs.elsewhere import note_elsewhere
-from composer_replication.trainer.from_config.folder import TrainingFolder
-from composer_replication.trainer.from_config.plan import TrainingPlan, plan_training
-from composer_replication.trainer.from_config.results import TrainingResult
-from composer_replication.trainer.from_config.training import Progress, run_training
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.from_config.plan import TrainingPlan
+    from composer_replication.trainer.from_config.results import TrainingResult
+    from composer_replication.trainer.from_config.training import Progress
 
 
 def train(
@@ -25,6 +27,9 @@ def train(
 
     The run is told where checkpoints and weights go when that is outside of it, so that `crf forget` can name them.
     """
+    from composer_replication.trainer.from_config.folder import TrainingFolder
+    from composer_replication.trainer.from_config.training import run_training
+
     config = _with_run(config, run)
     if config.train.run is not None and config.train.output is not None:
         folder, named = TrainingFolder.of(config), RunDir.open(config.train.run)
@@ -35,6 +40,8 @@ def train(
 
 def plan(config: CrfConfig, run: RunDir | None = None) -> TrainingPlan:
     """What `train` would do; no weights are loaded."""
+    from composer_replication.trainer.from_config.plan import plan_training
+
     return plan_training(_with_run(config, run))
 
 

@@ -9,12 +9,11 @@ endpoint/    one attempt, and whether an endpoint is any use
 store/       replies and money spent
 ask          one question: from the store, else within the budget, with patience
 lanes        many sessions at once, so that prompt caches help
-gating       whether another teacher's vote can matter
+votes/       what answers mean together, and whether another one can matter
 replay       every teacher at every state
 survey       what all of it would ask and cost, before a cent is spent
 asked_tools  with which tools a session was asked about
 hint_writer  hints that a model writes, checked
-normalized   from states to filtered pairs in one call
 """
 
 from __future__ import annotations

@@ -28,10 +28,9 @@ from composer_replication.teacher_replay.endpoint.client import TeacherClient
 from composer_replication.teacher_replay.fence import as_data
 from composer_replication.teacher_replay.lanes import work_off
 from composer_replication.teacher_replay.money import check_cap
-from composer_replication.teacher_replay.replay import ReplayOptions
+from composer_replication.teacher_replay.replay import ReplayOptions, teachers_of
 from composer_replication.teacher_replay.requests import RequestBuilder
 from composer_replication.teacher_replay.store.ledger import TeacherStore
-from composer_replication.teacher_replay.teachers import read_teachers
 from composer_replication.types import Conversation, ErrorSite, Message, Turn
 
 _SYSTEM = (
@@ -77,9 +76,7 @@ async def write_hints(
 
     A request that looks as if it held a secret is not sent. `write_run_hints` knows whether a run was scrubbed.
     """
-    (known,) = read_teachers(
-        [teacher], environment=environment, api_key=api_key, base_url=options.base_url, prices=options.prices
-    )
+    (known,) = teachers_of([teacher], api_key, replace(options, environment=environment))
     texts, held_back, counts = dict[str, str](), dict[str, str](), Counter[str]()
     gate = options.last_gate or LastGate(environment)
     builder = RequestBuilder(known, options.settings._replace(fence=False))  # the prompt has its own marks

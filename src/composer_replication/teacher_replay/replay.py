@@ -129,7 +129,8 @@ async def replay_trace(
         if not (result["error"] or "").startswith("budget: "):
             found[state, teacher] = result
 
-    report = await replay(states, teachers, max_total_usd, api_key, options=given, on_result=keep)
+    known = teachers_of(teachers, api_key, given)
+    report = await replay(states, known, max_total_usd, options=given, on_result=keep)
     if why := report.given_up or report.stopped:
         _warn_of_stop(why, found.values())
     return [found[place] for place in sorted(found)]
@@ -140,11 +141,26 @@ def _warn_of_stop(why: str, results: Collection[TeacherCallResult]) -> None:
     _log.warning("stopped, %d of %d calls were kept back: %s", num_kept_back, len(results), why)
 
 
+def environment_of(options: ReplayOptions) -> Mapping[str, str]:
+    """Where keys and known secrets are looked up."""
+    return os.environ if options.environment is None else options.environment
+
+
+def teachers_of(specs: Iterable[Mapping[str, Any]], api_key: str | None, options: ReplayOptions) -> list[Teacher]:
+    """The teachers that are described, each with its key and price."""
+    return read_teachers(
+        specs,
+        environment=environment_of(options),
+        api_key=api_key,
+        base_url=options.base_url,
+        prices=options.prices,
+    )
+
+
 async def replay(
     states: Iterable[TraceState],
-    teachers: Sequence[Mapping[str, Any]],
+    teachers: Sequence[Teacher],
     max_total_usd: float,
-    api_key: str | None,
     *,
     options: ReplayOptions,
     on_result: OnResult,
@@ -153,18 +169,14 @@ async def replay(
 ) -> ReplayReport:
     """As `replay_trace`, with each result handed over as it comes: memory does not grow with the number of states.
     `store` is one that is open already, instead of `options.cache`; it stays open."""
-    environment = os.environ if options.environment is None else options.environment
-    known = read_teachers(
-        teachers, environment=environment, api_key=api_key, base_url=options.base_url, prices=options.prices
-    )
     cap_nano = check_cap(max_total_usd)
     report = ReplayReport()
     client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
     with TeacherStore(options.cache) if store is None else contextlib.nullcontext(store) as store:
-        gate = options.last_gate or LastGate(environment)
+        gate = options.last_gate or LastGate(environment_of(options))
         asker = Asker(client, store, cap_nano=cap_nano, gate=gate, patience=options.patience)
         async with client:
-            run = _Replay(asker, known, options, _with_meter(on_result, on_meter, store))
+            run = _Replay(asker, teachers, options, _with_meter(on_result, on_meter, store))
             await run.all_of(states, options.order, num_workers=options.max_concurrency)
         meter = store.meter()
         report.counts = dict(asker.counts) | dict(run.gate.counts if run.gate else {})
@@ -186,7 +198,7 @@ def _with_meter(on_result: OnResult, on_meter: OnMeter | None, store: TeacherSto
 
 
 class _Replay:
-    def __init__(self, asker: Asker, teachers: list[Teacher], options: ReplayOptions, on_result: OnResult) -> None:
+    def __init__(self, asker: Asker, teachers: Sequence[Teacher], options: ReplayOptions, on_result: OnResult) -> None:
         self._asker, self._on_result = asker, on_result
         self._builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
         self._slugs = [teacher.slug for teacher in teachers]

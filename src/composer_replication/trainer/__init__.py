@@ -7,6 +7,7 @@ start_model        the start weights, as a trainer takes them
 callbacks          `metrics.jsonl`, and how a trainer hears of its own steps
 checkpoints/       complete or passed over, resumed bit for bit
 watch/             will it fit, has it collapsed, why does it not learn
+overrides          every method of transformers' and TRL's trainers that a part takes over, a line each
 offline/           parts of the offline trainer
 offline_trainer    training on logged sessions
 composer/          parts of the composer trainer
@@ -23,9 +24,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from composer_replication.rollouts.sites import RolloutOptions
     from composer_replication.sessions.dataset import LoggedSessions
     from composer_replication.trainer.channel_settings import ChannelSettings
-    from composer_replication.trainer.composer.generation import RolloutOptions
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.offline_trainer import OfflineTrainer
     from composer_replication.trainer.presets import composer_grpo_config, trainer_arguments
@@ -36,7 +37,7 @@ _HOMES = {
     "ComposerReplicationTrainer": "trainer.composer_trainer",
     "LoggedSessions": "sessions.dataset",
     "OfflineTrainer": "trainer.offline_trainer",
-    "RolloutOptions": "trainer.composer.generation",
+    "RolloutOptions": "rollouts.sites",
     "TeacherKeeper": "trainer.teachers",
     "composer_grpo_config": "trainer.presets",
     "trainer_arguments": "trainer.presets",

@@ -28,7 +28,6 @@ from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.stored import KEY, SessionBatch, collate, items_of, moved
 from composer_replication.trainer.callbacks import MetricsFile, TellSteps
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.checkpoints import SafeCheckpoints
 from composer_replication.trainer.offline.checks import (
     channels_that_cannot_run,
     channels_that_never_ran,
@@ -37,6 +36,7 @@ from composer_replication.trainer.offline.checks import (
     ready_sessions,
 )
 from composer_replication.trainer.offline.figures import NAMES, ChannelLog, EvaluationSums, weighted_sum, weighted_total
+from composer_replication.trainer.overrides import WithTeacher
 from composer_replication.trainer.start_model import Quantization, check_router_loss, prepare_model
 from composer_replication.trainer.teachers import (
     TeacherKeeper,
@@ -52,7 +52,7 @@ from composer_replication.trainer.watch.planner import MemoryPlan
 _log = logging.getLogger(__name__)
 
 
-class OfflineTrainer(SafeCheckpoints, Trainer):
+class OfflineTrainer(WithTeacher, Trainer):
     """Trains a model on `LoggedSessions`.
 
     A micro-batch is `per_device_train_batch_size` items of `sessions`, side by side in one tree batch. Pairs without
@@ -292,8 +292,3 @@ class OfflineTrainer(SafeCheckpoints, Trainer):
     def _train_sessions(self) -> LoggedSessions:
         assert isinstance(self.train_dataset, LoggedSessions)
         return self.train_dataset
-
-    def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
-        model, loader = super()._prepare_for_training(*args, **options)
-        shard_teacher(self.teacher, model)
-        return model, loader

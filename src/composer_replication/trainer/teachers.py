@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from composer_replication.errors import ConfigError, InputError, StaleArtefactError, explain
 from composer_replication.objective.adapters import has_adapter
+from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.teachers import WeightedTeacher
 from composer_replication.objective.wrapped import is_sharded, unwrapped
-from composer_replication.trainer.checkpoints import weights_digest
 
 _HALVES = (torch.bfloat16, torch.float16)
 TeacherKind = Literal["live", "frozen", "ema", "trust_region"]
@@ -98,14 +98,15 @@ class TeacherKeeper:
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs: an average's own weights. Start weights come from the start model again."""
-        return {"kind": self.kind, "steps": self._steps, "start": self._start, "weights": self._averages()}
+        return {"kind": self.kind, "steps": self._steps, "start_digest": self._start, "weights": self._averages()}
 
     @torch.no_grad()
     def load_state(self, tree: dict[str, Any]) -> None:
         if tree["kind"] != self.kind:
             fix = "Resume with the teacher the run began with."
             raise StaleArtefactError(explain("teacher", got=self.kind, expected=tree["kind"], fix=fix))
-        if tree["start"] != self._start:
+        # An earlier version kept a digest of some values, under another name: it is not compared.
+        if tree.get("start_digest", self._start) != self._start:
             fix = "Make the trainer with the model the run began with; the checkpoint's weights are loaded into it."
             got = "other weights than the run began with"
             raise StaleArtefactError(
@@ -184,6 +185,12 @@ def shard_teacher(teacher: TeacherKeeper, model: nn.Module) -> None:
     copy = teacher.model
     if copy is not None and is_sharded(model) and not is_sharded(copy):
         teacher.replace_model(shard_like(copy, model))
+
+
+def with_sharded_teacher(teacher: TeacherKeeper, prepared: tuple[Any, Any]) -> tuple[Any, Any]:
+    """What a trainer's `_prepare_for_training` gave (model, loader), its teacher sharded as the model now is."""
+    shard_teacher(teacher, prepared[0])
+    return prepared
 
 
 def shard_like(copy: nn.Module, model: nn.Module) -> nn.Module:

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import orjson
 import pytest
 from run_pieces import bytes_of, ingested, stored, write_chat, write_session, write_subagent
 
-from composer_replication.ingestion.forget import forget
+import composer_replication
+from composer_replication.ingestion.scrub_settings import code_files
+from composer_replication.steps.forget import forget
 
 HEAD_LINES = 16
+PACKAGE = Path(composer_replication.__file__).parent
 
 
 @pytest.fixture
@@ -127,3 +133,19 @@ def test_nothing_forgotten_is_kept_to_be_taken_over(tmp_path, logs):
             assert b"unspeakable" not in path.read_bytes(), path
         ingested(tmp_path / "run", logs, **options)
     assert "secret-session" not in stored(run)
+
+
+def test_rows_are_made_anew_when_any_code_changes_that_reads_or_scrubs():
+    """What is loaded to read a family is in the fingerprint of its rows, but for what has no say in what they hold."""
+    program = (
+        "import sys\nfrom composer_replication.ingestion import registry\n"
+        "from composer_replication.ingestion.cache import family_reading\n"
+        "list(map(registry.ingester, registry.FORMATS))\n"
+        "print(*(module.__file__ for name, module in sys.modules.items() if name.startswith('composer_replication')))\n"
+    )
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    names = {Path(file).relative_to(PACKAGE).as_posix() for file in loaded}
+    hashed = {file.relative_to(PACKAGE).as_posix() for file in code_files()}
+    no_say = {"__init__.py", "actions/__init__.py", "atomic.py", "errors.py", "optional.py", "version.py"}
+    assert {name for name in names - hashed - no_say if not name.startswith("runs/")} == set()
+    assert {"runs/conversations.py", "actions/calls.py", "privacy/scrubber.py", "ingestion/formats/codex.py"} <= hashed

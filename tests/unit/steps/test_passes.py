@@ -15,6 +15,7 @@ from composer_replication.runs.records import PASSES
 from composer_replication.steps.pairs import write_pairs
 from composer_replication.steps.replay import ask, plan_replay
 from composer_replication.steps.sites import write_sites
+from composer_replication.teacher_replay.replay import teachers_of
 from composer_replication.teacher_replay.requests import RequestBuilder
 from fault_server import FaultServer
 
@@ -55,7 +56,8 @@ def built(monkeypatch):
 
 def replayed(run, server, **section):
     options = options_for(server, cache=run.path("teacher_cache"))
-    plan = plan_replay(ReplayConfig(**section), run, specs=TEACHERS, options=options, api_key=KEY)
+    teachers = teachers_of(TEACHERS, KEY, options)
+    plan = plan_replay(ReplayConfig(**section), run, teachers=teachers, options=options)
     return asyncio.run(ask(plan))
 
 

@@ -15,6 +15,7 @@ from composer_replication.steps.forget import forget
 from composer_replication.steps.replay import ask as ask_all
 from composer_replication.steps.replay import plan_replay
 from composer_replication.teacher_replay.asked_tools import AskedTools
+from composer_replication.teacher_replay.replay import teachers_of
 from fault_server import FaultServer
 
 
@@ -36,7 +37,7 @@ def write(folder, name, *tools):
 def ask(run, server):
     options = options_for(server, cache=run.path("teacher_cache"))
     before = server.requests()["num_chat"]
-    plan = plan_replay(ReplayConfig(max_usd=10), run, specs=TEACHERS, options=options, api_key=KEY)
+    plan = plan_replay(ReplayConfig(max_usd=10), run, teachers=teachers_of(TEACHERS, KEY, options), options=options)
     asyncio.run(ask_all(plan))
     return server.requests()["num_chat"] - before
 

@@ -9,11 +9,13 @@ from claude_records import Log, call, text, thinking
 from run_pieces import ingested, run_states
 
 from composer_replication.config import PairsConfig, SitesConfig
+from composer_replication.sessions.source import read_sessions
 from composer_replication.steps.pairs import SCHEMA as PAIR_SCHEMA
 from composer_replication.steps.pairs import VERSION as PAIR_VERSION
 from composer_replication.steps.pairs import write_pairs
 from composer_replication.steps.replay import SCHEMA, VERSION
 from composer_replication.steps.sites import write_sites
+from composer_replication.types import Action, ToolCall
 
 REFUSED = "The user doesn't want to proceed with this tool use. The tool use was rejected (eg. if it was a file edit)."
 RESULTS = (
@@ -113,6 +115,27 @@ def test_thinking_is_on_neither_side(run, tmp_path):
     for text_of_file in written:
         for word in ("[THINKING]", "secret thought", "<think>", "reasoning_content", "hm\\n"):
             assert word not in text_of_file
+
+
+def test_what_was_chosen_stands_in_its_row_as_an_action_too(run):
+    """Its text alone would read as a thought and a call of Bash, without the words between them."""
+    words = "As the log says:\n[THINKING] hm\nso"
+    entry = {"id": "t", "type": "function", "function": {"name": "Glob", "arguments": '{"pattern":"*","path":"/repo"}'}}
+    message = {"role": "assistant", "content": words, "tool_calls": [entry]}
+    calls = [
+        {**row, "message": message, "response_text": f"{words}\n[TOOL_USE] name=Glob input={{}}"}
+        for row in run.read_jsonl("teacher_calls", schema=SCHEMA, version=VERSION)
+    ]
+    run.write_jsonl(
+        "teacher_calls", calls, schema=SCHEMA, version=VERSION, sources=["conversations"], settings=SETTINGS
+    )
+    make(run)
+    row = rows_of(run)[0]
+    arguments = {"pattern": "*", "path": "/repo"}
+    call_row = {"id": "t", "name": "Glob", "arguments": arguments, "raw_arguments": None}
+    assert row["chosen_action"] == {"text": words, "calls": [call_row]}
+    (session,) = read_sessions(run, with_sites=False, with_pairs=True)
+    assert session.pairs[0].action == Action(text=words, calls=(ToolCall(**call_row),))
 
 
 def test_thinking_stays_where_it_is_asked_for(run, tmp_path):

@@ -16,6 +16,7 @@ from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.runs import RunDir
 from composer_replication.steps import replay as step
 from composer_replication.teacher_replay.ask import HELD_BACK
+from composer_replication.teacher_replay.replay import teachers_of
 from composer_replication.teacher_replay.store.ledger import TeacherStore
 from fault_server import FaultServer
 
@@ -41,7 +42,7 @@ def run(tmp_path):
 def replayed(run, server, on_call=lambda _: None, goes_on=False, **changes):
     specs = [{**TEACHERS[1], "base_url": server.base_url}]
     options = options_for(None, **({"cache": run.path("teacher_cache"), "max_concurrency": 1} | changes))
-    plan = step.plan_replay(ReplayConfig(), run, specs=specs, options=options, api_key=KEY)
+    plan = step.plan_replay(ReplayConfig(), run, teachers=teachers_of(specs, KEY, options), options=options)
     return asyncio.run(step.ask(plan, on_call=on_call, goes_on=goes_on)).report
 
 

@@ -1,9 +1,9 @@
-"""A shell command, read: quickly, for what it is about, and as a tree, for what it does.
+"""A shell command, read once, as a tree: what it is about, what it changes, and which other does the same.
 
-command      the quick reading: words, programs, whether all it does is show other text
 dollars      expansions and here-documents: where each ends
 words        text as words, operators and redirections
 tree         words as lists, pipelines, commands and loops
+command      what a command is about: its programs, whether all it does is show other text
 effects      commands that surely change nothing, or no source file
 options      a program's options, by a table
 programs     the tables of programs, and of git, docker and their like

@@ -1,19 +1,23 @@
-"""What a shell command is about: the words it names, the programs it runs, and whether it only shows other text."""
+"""What a shell command is about: the words it names, the programs it runs, and whether it only shows other text.
+
+Read off the tree where the command is understood, else off its letters.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from composer_replication.actions.shell.dollars import NotUnderstood
+from composer_replication.actions.shell.tree import parse_script, shell_script, simple_commands
 from composer_replication.actions.tools import word_set
 
 _MAX_LENGTH = 20_000
-_SPLIT = re.compile(r"&&|\|\||[;|&\n(){}]|\$\(|`")
-_QUOTED = re.compile(r"'[^'\n]*'|\"(?:[^\"\\\n]|\\.)*\"")  # separators in quotes separate nothing
-# What is fed to a command is not typed as one; most commit messages come this way.
-_HERE_DOCUMENT = re.compile(r"<<-?[ \t]*['\"]?(\w{1,40})['\"]?[^\n]*\n(?:(?!\s*\1\b)[^\n]*\n){0,2000}\s*\1\b")
-_WRAPPER = re.compile(r"\s*(?:/\S{0,40}/)?(?:ba|z|da)?sh -l?c ")
+_MAX_WORDS = 24
+_MAX_DEPTH = 4
+_SPLIT = re.compile(r"&&|\|\||[;|&\n(){}]|\$\(|`")  # where the tree cannot be read
 _ASSIGNMENT = re.compile(r"^\w+=\S*$")
 _WORD = re.compile(r"[^\s'\"`()<>|;&,=]+")
 _WRAPPERS = word_set(
@@ -31,6 +35,7 @@ _SHOW_PAIRS = frozenset(
     {("docker", "logs"), ("kubectl", "logs"), ("kubectl", "describe"), ("gh", "run")}
     | {("gh", "pr"), ("gh", "issue"), ("gh", "api"), ("heroku", "logs"), ("pm2", "logs"), ("npm", "view")}
 )
+_NO_PROGRAMS = word_set("for done fi break continue case")
 _SHELLS = word_set("bash sh zsh dash fish ksh -bash (eval)")
 _GIT_SAYS = frozenset({"fatal", "error", "warning", "hint", "致命错误", "schwerwiegend", "erreur"})
 _SPEAKER = re.compile(r"\s*(?P<name>[^\s:：]{1,80}) ?[:：]")
@@ -82,9 +87,7 @@ class Command:
     @cached_property
     def programs(self) -> tuple[tuple[str, str], ...]:
         """(program, its first argument) of each part, wrappers and assignments left out."""
-        without_documents = _HERE_DOCUMENT.sub("", _unwrapped(self.text))
-        typed = _QUOTED.sub(lambda quoted: _SPLIT.sub("_", quoted[0]), without_documents)
-        return tuple(pair for part in _SPLIT.split(typed) if (pair := _program(part)) is not None)
+        return tuple(pair for words in _command_lines(self.text) if (pair := _program(words)) is not None)
 
     @cached_property
     def only_shows(self) -> bool:
@@ -153,26 +156,32 @@ def is_path(word: str) -> bool:
     return len(word) > 2 and ("/" in word or "." in word)
 
 
-def _unwrapped(text: str) -> str:
-    """What a shell is told to run in `bash -c '…'`."""
-    wrapper = _WRAPPER.match(text)
-    if wrapper is None:
-        return text
-    inner = text[wrapper.end() :].strip()
-    return inner[1:-1] if len(inner) > 1 and inner[0] == inner[-1] and inner[0] in "'\"" else inner
+def _command_lines(text: str, depth: int = 0) -> Iterator[list[str]]:
+    """The words of every command in a text: in loops, in expansions, and in what a shell is told to run."""
+    try:
+        script = parse_script(text)
+    except NotUnderstood:
+        yield from ([word.strip("'\"") for word in part.split()[:_MAX_WORDS]] for part in _SPLIT.split(text))
+        return
+    for command in simple_commands(script):
+        words = [word.raw if word.literal is None else word.literal for word in command.words[:_MAX_WORDS]]
+        told = shell_script(words)
+        if told is None:
+            yield words
+        pieces = (piece.text for word in command.words for piece in word.pieces if piece.text.startswith("$("))
+        inner = [each[2:-1] for each in pieces] if told is None else [told]
+        for each in inner if depth < _MAX_DEPTH else ():
+            yield from _command_lines(each, depth + 1)
 
 
 def _one_spelling(path: str) -> str:
     return path.replace("\\", "/").removeprefix("./")
 
 
-def _program(part: str) -> tuple[str, str] | None:
-    words = [word.strip("'\"") for word in part.split()[:24]]
-    if words[:1] in (["for"], ["done"], ["fi"], ["break"], ["case"]):
-        return None
+def _program(words: list[str]) -> tuple[str, str] | None:
     while words and (words[0] in _WRAPPERS or _ASSIGNMENT.match(words[0]) or words[0].isdigit() or not words[0]):
         words = words[1:]
-    if not words:
+    if not words or words[0] in _NO_PROGRAMS:
         return None
     name = words[0].rpartition("/")[2]
     rest = [word for word in words[1:] if not word.startswith("-")]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from composer_replication.actions.shell.argv import Key, Place, line_key, path_key, plain_key, words_key
 from composer_replication.actions.shell.options import Program
+from composer_replication.actions.shell.tree import shell_script
 from composer_replication.actions.shell.words import Word, literal_word
 from composer_replication.actions.tools import word_set
 
@@ -27,7 +28,6 @@ _SUBSTITUTES = re.compile(
     r"(?P<flags>[gpIi0-9]*)"
 )
 _PYTHON_OPTIONS = Program(flags="uBEIsSqvO", valued="WX", permutes=False, operands="path then words")
-_SHELLS = word_set("bash sh zsh /bin/bash /bin/sh /bin/zsh /usr/bin/bash dash")
 # Tests of find that only look, with the number of words they take; of those the order does not matter.
 _LOOKS = {"-empty": 0} | dict.fromkeys(
     word_set(
@@ -56,11 +56,6 @@ def env_prefix(words: Sequence[Word]) -> int:
     program = words[number].literal if number < len(words) else None
     is_plain = program is not None and program not in _SHELL_OWN and not program.startswith("-")
     return number - 1 if is_plain and words[0].literal == "env" else 0
-
-
-def shell_script(words: Sequence[str | None]) -> str | None:
-    """What a shell is told to run in `bash -c script`; None for other words."""
-    return words[2] if len(words) == 3 and words[0] in _SHELLS and words[1] in ("-c", "-lc", "-ic") else None
 
 
 def _special_key(name: str, words: Sequence[Word], place: Place, shell: ShellKey, depth: int) -> Key | None:

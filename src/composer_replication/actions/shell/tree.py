@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from composer_replication.actions.shell.dollars import NotUnderstood
 from composer_replication.actions.shell.words import Operator, Piece, Redirect, Token, Word, literal_word, tokens_of
+from composer_replication.actions.tools import word_set
 
 _MAX_DEPTH = 30
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
+_SHELLS = word_set("bash sh zsh /bin/bash /bin/sh /bin/zsh /usr/bin/bash dash")
 _LOOPS = {"while": "do", "until": "do"}
 _NOT_READ = frozenset({"case", "esac", "select", "function", "[[", "coproc", "in"})
 _ENDS = frozenset({"then", "do", "done", "fi", "elif", "else", "}"})
@@ -78,6 +81,21 @@ def lone_command(text: str) -> Simple | None:
     commands = [each for chain in script for pipeline in chain.pipelines for each in pipeline.commands]
     only = commands[0] if len(commands) == 1 else None
     return only if isinstance(only, Simple) and only.words and not only.sets else None
+
+
+def simple_commands(script: Script) -> Iterator[Simple]:
+    """Every program that a script may run, in the order they stand."""
+    for command in (each for chain in script for pipeline in chain.pipelines for each in pipeline.commands):
+        if isinstance(command, Simple):
+            yield command
+        else:
+            for part in command.parts:
+                yield from simple_commands(part)
+
+
+def shell_script(words: Sequence[str | None]) -> str | None:
+    """What a shell is told to run in `bash -c script`; None for other words."""
+    return words[2] if len(words) == 3 and words[0] in _SHELLS and words[1] in ("-c", "-lc", "-ic") else None
 
 
 @dataclass

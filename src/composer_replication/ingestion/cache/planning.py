@@ -86,8 +86,8 @@ class _Planning:
         folder = root if root.is_dir() else root.parent
         place = portable_name(folder.resolve(), self._run_root)
         report, left_out, below = IngestReport(), list[str](), self._plan.of_root.setdefault(root, set())
-        found = discover(root, report, exclude=self._exclude, ignored=left_out, follow_links=self._follow_links)
-        for family in families(found):
+        files_below = discover(root, report, exclude=self._exclude, ignored=left_out, follow_links=self._follow_links)
+        for family in families(files_below):
             files = family.files()
             if files not in self._seen:
                 self._seen[files] = path = self._unique(self._shown(f"{place}/{family.name}"))

@@ -122,12 +122,12 @@ def add_totals(sources: Iterable[SessionSource], counts: Counter[str], drops: Co
 
 def first_places(sources: Sequence[SessionSource]) -> dict[str, tuple[int, str]]:
     """Reason -> how often something was left out for it, and where first."""
-    found: dict[str, tuple[int, str]] = {}
+    first: dict[str, tuple[int, str]] = {}
     for source in sources:
         places: dict[str, str] = {}
         for reason, file, line in source.skips:
             places.setdefault(cast("str", reason), f"{file}:{line}" if line else str(file))
         for reason, number in source.skipped.items():
-            before, place = found.get(reason, (0, places.get(reason, source.name)))
-            found[reason] = (before + number, place)
-    return found
+            before, place = first.get(reason, (0, places.get(reason, source.name)))
+            first[reason] = (before + number, place)
+    return first

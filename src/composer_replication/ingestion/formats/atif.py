@@ -34,8 +34,8 @@ from composer_replication.ingestion.reading.turn_list import (
     as_record,
     as_string,
     count,
+    logged_call,
     outline,
-    parse_call,
     stem,
     unique,
     usage_of,
@@ -195,7 +195,7 @@ class _Trajectory:
             if not isinstance(entry, dict):
                 self._report.skip(NO_CALL, self._file, number)
                 continue
-            call = parse_call(entry.get("tool_call_id"), entry.get("function_name"), entry.get("arguments"))
+            call = logged_call(entry.get("tool_call_id"), entry.get("function_name"), entry.get("arguments"))
             raw = as_record(entry.get("extra")).get(RAW_KEY)
             calls.append(replace(call, raw_arguments=raw) if isinstance(raw, str) else call)
         return tuple(calls)

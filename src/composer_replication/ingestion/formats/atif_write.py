@@ -77,11 +77,11 @@ def _document(conversation: Conversation, children: Mapping[str, list[Conversati
 
 
 def _references(children: list[Conversation]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+    references: dict[str, list[dict[str, Any]]] = {}
     for child in children:
         if child.parent is not None and child.parent.call_id is not None:
-            found.setdefault(child.parent.call_id, []).append({"trajectory_id": child.id})
-    return found
+            references.setdefault(child.parent.call_id, []).append({"trajectory_id": child.id})
+    return references
 
 
 def _steps(turns: tuple[Turn, ...], references: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from composer_replication.ingestion.reading.turn_list import (
     as_list,
     as_record,
     as_string,
-    parse_call,
+    logged_call,
     usage_of,
 )
 from composer_replication.types import Conversation, Link, Origin, Role, ToolCall
@@ -248,11 +248,11 @@ def _call_of(item: _Item) -> ToolCall:
     payload = item.payload
     if item.kind == "custom_tool_call":
         text = payload.get("input")
-        return parse_call(item.call_id, payload.get("name"), {"input": text} if isinstance(text, str) else text)
+        return logged_call(item.call_id, payload.get("name"), {"input": text} if isinstance(text, str) else text)
     if item.kind == "function_call":
-        return parse_call(item.call_id, payload.get("name"), payload.get("arguments"))
+        return logged_call(item.call_id, payload.get("name"), payload.get("arguments"))
     # Tools of the service itself have no name of their own and say what they do in `action`.
-    return parse_call(item.call_id, item.kind.removesuffix("_call"), payload.get("action"))
+    return logged_call(item.call_id, item.kind.removesuffix("_call"), payload.get("action"))
 
 
 def _text_and_flag(output: Any) -> tuple[str, bool | None]:

@@ -25,7 +25,7 @@ from composer_replication.ingestion.reading.turn_list import (
     as_record,
     as_string,
     kept_fields,
-    parse_call,
+    logged_call,
     usage_of,
 )
 from composer_replication.types import Conversation, Link, Origin, Provenance, ToolCall, ToolResult, Turn
@@ -90,8 +90,8 @@ class _Log:
             messages = change.get("messages")
             if isinstance(messages, list):
                 self._replace(cast("list[Any]", messages), line)
-            told = {key: value for key, value in change.items() if key != "messages"}
-            self.meta.update(kept_fields(told, self.source.name, line, self.report))
+            fields = {key: value for key, value in change.items() if key != "messages"}
+            self.meta.update(kept_fields(fields, self.source.name, line, self.report))
         else:
             self._put(self.entries, record, line, line)
 
@@ -202,7 +202,7 @@ class _Log:
                 self.report.skip(NO_CALL, self.source.name, line)
                 continue
             call_id = as_string(call.get("id")) or f"{key}:call-{index}"
-            calls.append(parse_call(call_id, call.get("name"), call.get("args")))
+            calls.append(logged_call(call_id, call.get("name"), call.get("args")))
             is_error = _IS_ERROR.get(as_string(call.get("status")) or "")
             if call.get("result") is not None or is_error is not None:
                 text = _parts_text(call.get("result")) or as_text(call.get("resultDisplay"))

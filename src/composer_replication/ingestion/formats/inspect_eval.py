@@ -165,15 +165,15 @@ class _Sample:
 
     def _from_pool(self, refs: Any, pool: list[Any]) -> list[Any]:
         """Messages by ranges of the pool, its end left out; the same range twice is no more than the pool's length."""
-        found: list[Any] = []
+        messages: list[Any] = []
         for ref in as_list(refs):
             bounds = [each for each in as_list(ref) if isinstance(each, int)]
             good = len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] <= len(pool)
-            if not good or len(found) + bounds[1] - bounds[0] > max(len(pool), 1) * 4:
+            if not good or len(messages) + bounds[1] - bounds[0] > max(len(pool), 1) * 4:
                 self._report.skip("message reference outside the pool", self._file)
                 continue
-            found += pool[bounds[0] : bounds[1]]
-        return found
+            messages += pool[bounds[0] : bounds[1]]
+        return messages
 
     def add(self, message: Record, number: int) -> None:
         message = self._resolved(message, number)
@@ -213,12 +213,12 @@ class _Sample:
         match = _ATTACHMENT.fullmatch(value) if isinstance(value, str) else None
         if match is None:
             return value
-        found = self._attachments.get(match[1])
-        if not isinstance(found, str) or len(found) > self._left:
+        attachment = self._attachments.get(match[1])
+        if not isinstance(attachment, str) or len(attachment) > self._left:
             self._report.skip("attachment is missing or too large", self._file, number)
             return value
-        self._left -= len(found)
-        return found
+        self._left -= len(attachment)
+        return attachment
 
 
 def _output_message(event: Record) -> Record:

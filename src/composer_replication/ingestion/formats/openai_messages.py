@@ -66,10 +66,10 @@ class _Found(NamedTuple):
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
     """Every conversation of the file; they are numbered if there are several."""
-    found = _find(source, report)
-    ahead = [each for each in (next(found, None), next(found, None)) if each is not None]
+    conversations = _find(source, report)
+    ahead = [each for each in (next(conversations, None), next(conversations, None)) if each is not None]
     stem = Path(source.name).stem
-    for index, (line, around, messages) in enumerate(chain(ahead, found)):
+    for index, (line, around, messages) in enumerate(chain(ahead, conversations)):
         session_id = as_string(around.get("session_id")) or as_string(around.get("id"))
         conversation_id = f"{stem}:{index}" if len(ahead) > 1 else session_id or stem
         thread = _Thread(TurnList(source.name, report), conversation_id)

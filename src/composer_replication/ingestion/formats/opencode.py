@@ -19,14 +19,14 @@ from composer_replication.ingestion.reading.source import (
 )
 from composer_replication.ingestion.reading.turn_list import (
     NO_OBJECT,
+    TurnList,
     as_list,
     as_record,
     as_string,
-    kept_fields,
-    parse_call,
+    logged_call,
     usage_of,
 )
-from composer_replication.types import Conversation, Link, Origin, Provenance, ToolCall, ToolResult, Turn
+from composer_replication.types import Conversation, Link, Origin, ToolCall, ToolResult
 
 FORMAT = "opencode"
 
@@ -60,32 +60,31 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
 
 
 def _session(record: Record, number: int, source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    info = kept_fields(as_record(record.get("info")), source.name, 0, report)
-    stem = Path(source.name).stem
+    turns = TurnList(source.name, report)
+    info, stem = turns.kept(as_record(record.get("info"))), Path(source.name).stem
     session_id = as_string(info.get("id")) or (f"{stem}:{number}" if number else stem)
-    owner = as_string(info.get("parentID"))
+    owner, part = as_string(info.get("parentID")), 0
     parent = Link(kind="subagent", conversation_id=owner) if owner else None
-    part, turns = 0, list[Turn]()
     for position, message in enumerate(cast("list[Any]", record["messages"]), start=1):
         if not isinstance(message, dict):
-            report.skip(NO_OBJECT, source.name, position)
+            turns.skip(NO_OBJECT, position)
             continue
-        if turns and _is_summary(message):
-            done = _conversation(info, session_id, part, turns, parent)
+        if turns.turns and _is_summary(message):
+            (done,) = _conversation(turns, info, session_id, part, parent)
             yield done
-            parent = Link(kind="compaction", conversation_id=done.id, turn_id=turns[-1].id)
-            part, turns = part + 1, []
-        turns.extend(_Message(message=message, position=position, source=source, report=report).turns())
-    if turns:
-        yield _conversation(info, session_id, part, turns, parent)
+            parent = Link(kind="compaction", conversation_id=done.id, turn_id=turns.turns[-1].id)
+            part, turns = part + 1, TurnList(source.name, report)
+        _Message(message, position, turns).add()
+    yield from _conversation(turns, info, session_id, part, parent)
 
 
-def _conversation(info: Record, session_id: str, part: int, turns: list[Turn], parent: Link | None) -> Conversation:
+def _conversation(
+    turns: TurnList, info: Record, session_id: str, part: int, parent: Link | None
+) -> Iterator[Conversation]:
     kept = ("id", "title", "directory", "version")
-    return Conversation(
-        id=f"{session_id}:{part}" if part else session_id,
-        format=FORMAT,
-        turns=tuple(turns),
+    return turns.conversation(
+        f"{session_id}:{part}" if part else session_id,
+        FORMAT,
         parent=parent,
         session_id=session_id,
         title=as_string(info.get("title")),
@@ -131,63 +130,43 @@ class _Step:
         return not (self.texts or self.thoughts or self.calls)
 
 
-@dataclass(slots=True, kw_only=True)
 class _Message:
-    """One message of the export and its place."""
+    """One message of the export, its place, and the turns it is added to."""
 
-    message: Record
-    position: int
-    source: SourceFile
-    report: IngestReport
+    def __init__(self, message: Record, position: int, turns: TurnList) -> None:
+        self._message, self._position, self._turns = message, position, turns
+        self._info = as_record(message.get("info"))
+        self._id = as_string(self._info.get("id")) or f"message-{position}"
+        created = as_record(self._info.get("time")).get("created")
+        self._timestamp = None if created is None else str(created)
 
-    @property
-    def info(self) -> Record:
-        return as_record(self.message.get("info"))
-
-    @property
-    def id(self) -> str:
-        return as_string(self.info.get("id")) or f"message-{self.position}"
-
-    @property
-    def where(self) -> Provenance:
-        return Provenance(file=self.source.name, lines=(self.position,))
-
-    @property
-    def timestamp(self) -> str | None:
-        created = as_record(self.info.get("time")).get("created")
-        return None if created is None else str(created)
-
-    def turns(self) -> list[Turn]:
+    def add(self) -> None:
+        role = self._info.get("role")
         try:
-            return list(self._turns())
+            if role == "user":
+                self._add_user()
+            elif role == "assistant":
+                self._add_assistant()
+            else:
+                self._turns.skip(f"unknown role {role}", self._position)
         except RecursionError:
-            self.report.skip(TOO_DEEP, self.source.name, self.position)
-            return []
-
-    def _turns(self) -> Iterator[Turn]:
-        role = self.info.get("role")
-        if role == "user":
-            yield from self._user()
-        elif role == "assistant":
-            yield from self._assistant()
-        else:
-            self.report.skip(f"unknown role {role}", self.source.name, self.position)
+            self._turns.skip(TOO_DEEP, self._position)
 
     def _parts(self) -> Iterator[Record]:
-        for part in as_list(self.message.get("parts")):
+        for part in as_list(self._message.get("parts")):
             if isinstance(part, dict):
                 yield cast("Record", part)
             else:
-                self.report.skip("part is no object", self.source.name, self.position)
+                self._turns.skip("part is no object", self._position)
 
-    def _user(self) -> Iterator[Turn]:
+    def _add_user(self) -> None:
         texts: list[str] = []
         origin: Origin = "meta"
         images = 0
         for part in self._parts():
             kind = as_string(part.get("type"))
             if kind == "text" and part.get("ignored"):
-                self.report.counts["ignored opencode text"] += 1
+                self._turns.report.counts["ignored opencode text"] += 1
             elif kind == "text":
                 texts.append(as_text(part.get("text")))
                 # Text the agent put in for the user (a file's content, a reminder) is marked as synthetic.
@@ -200,48 +179,36 @@ class _Message:
             else:
                 self._count_other(kind)
         if texts:
-            yield Turn(
-                id=self.id,
-                role="user",
-                origin=origin,
-                text="\n".join(texts),
-                timestamp=self.timestamp,
-                provenance=self.where,
-                extra={"images": images} if images else {},
-            )
+            extra = {"images": images} if images else {}
+            said, when = "\n".join(texts), self._timestamp
+            self._turns.say(self._id, "user", origin, self._position, said, timestamp=when, extra=extra)
 
-    def _assistant(self) -> Iterator[Turn]:
+    def _add_assistant(self) -> None:
         steps = [step for step in self._steps() if not step.is_empty]
-        failed = {} if self.info.get("error") is None else {"error": self.info["error"]}
-        failed = kept_fields(failed, self.source.name, self.position, self.report)
+        failed = {} if self._info.get("error") is None else {"error": self._info["error"]}
+        failed = self._turns.kept(failed, self._position)
         if not steps and failed:
             steps = [_Step()]
         for number, step in enumerate(steps):
-            turn_id = f"{self.id}#{number + 1}" if number else self.id
+            turn_id = f"{self._id}#{number + 1}" if number else self._id
             last = number == len(steps) - 1
-            yield Turn(
-                id=turn_id,
-                role="assistant",
-                origin="summary" if _is_summary(self.message) else "model",
-                text="\n".join(step.texts),
+            self._turns.say(
+                turn_id,
+                "assistant",
+                "summary" if _is_summary(self._message) else "model",
+                self._position,
+                "\n".join(step.texts),
                 thinking="\n\n".join(step.thoughts),
                 calls=tuple(step.calls),
-                parent_id=as_string(self.info.get("parentID")),
-                model=as_string(self.info.get("modelID")),
-                usage=usage_of(self.info.get("tokens"), *_TOKENS, is_disjoint=True) if last else None,
-                timestamp=self.timestamp,
-                provenance=self.where,
+                parent_id=as_string(self._info.get("parentID")),
+                model=as_string(self._info.get("modelID")),
+                usage=usage_of(self._info.get("tokens"), *_TOKENS, is_disjoint=True) if last else None,
+                timestamp=self._timestamp,
                 extra=step.extra | (failed if last else {}),
             )
             if step.results:
-                yield Turn(
-                    id=f"{turn_id}:results",
-                    role="tool",
-                    origin="tool",
-                    results=tuple(step.results),
-                    provenance=self.where,
-                    extra={"images": step.images} if step.images else {},
-                )
+                results, extra = tuple(step.results), {"images": step.images} if step.images else {}
+                self._turns.say(f"{turn_id}:results", "tool", "tool", self._position, results=results, extra=extra)
 
     def _steps(self) -> list[_Step]:
         steps = [_Step()]
@@ -263,8 +230,8 @@ class _Message:
 
     def _add_tool(self, part: Record, index: int, step: _Step) -> None:
         state = as_record(part.get("state"))
-        call_id = as_string(part.get("callID")) or f"{self.id}:call-{index}"
-        step.calls.append(parse_call(call_id, part.get("tool"), state.get("input")))
+        call_id = as_string(part.get("callID")) or f"{self._id}:call-{index}"
+        step.calls.append(logged_call(call_id, part.get("tool"), state.get("input")))
         step.order.append("call")
         step.images += sum(is_image(each) for each in as_list(state.get("attachments")))
         status = state.get("status")
@@ -274,10 +241,10 @@ class _Message:
             text = as_text(state.get("error", state.get("output")))
             step.results.append(ToolResult(call_id=call_id, text=text, is_error=True))
         elif status not in ("pending", "running"):
-            self.report.skip(f"unknown tool status {status}", self.source.name, self.position)
+            self._turns.skip(f"unknown tool status {status}", self._position)
 
     def _count_other(self, kind: str | None) -> None:
         if kind in _IGNORED_PARTS:
-            self.report.counts[f"ignored opencode {kind}"] += 1
+            self._turns.report.counts[f"ignored opencode {kind}"] += 1
         else:
-            self.report.skip(f"unknown record type part/{kind}", self.source.name, self.position)
+            self._turns.skip(f"unknown record type part/{kind}", self._position)

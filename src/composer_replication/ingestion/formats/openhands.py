@@ -18,9 +18,9 @@ from composer_replication.ingestion.reading.turn_list import (
     as_list,
     as_record,
     as_string,
+    logged_call,
     openai_usage,
     outline,
-    parse_call,
     stem,
     unique,
 )
@@ -229,7 +229,7 @@ def _message(response: Record) -> Record:
 def _call_of_action(call_id: str, metadata: Record, action: str, args: Record) -> ToolCall:
     """The call as the action shows it, for events that do not keep the model's own words."""
     arguments = {key: value for key, value in args.items() if action == "think" or key not in _NOT_ARGUMENTS}
-    return parse_call(call_id, as_string(metadata.get("function_name")) or action, arguments)
+    return logged_call(call_id, as_string(metadata.get("function_name")) or action, arguments)
 
 
 def _knowledge(event: Record) -> str:

@@ -113,7 +113,7 @@ class TurnList:
                 self.skip(NO_CALL, line)
                 continue
             made_up = f"{new_id or f'call-{line}-'}{number}"
-            calls.append(parse_call(written.id or made_up, written.name, written.arguments))
+            calls.append(logged_call(written.id or made_up, written.name, written.arguments))
         for _ in range(as_list(message.get("tool_calls")).count(None)):
             self.skip(NO_CALL, line)
         return tuple(calls)
@@ -138,7 +138,7 @@ class TurnList:
         *,
         id: str,
         line: int,
-        extra: Record | None = None,
+        origin: Origin = "tool",
         **more: Any,
     ) -> None:
         """What came back for a call: with the other results of its turn, or in a turn of its own."""
@@ -146,9 +146,9 @@ class TurnList:
         caller, last = self._caller_of.get(call_id), self.turns[-1] if self.turns else None
         if caller is not None and last is not None and last.results and self._caller(last) == caller:
             self._see(result, line)
-            self.grow(line, results=(*last.results, result), extra=with_images(last.extra, extra or {}))
+            self.grow(line, results=(*last.results, result), extra=with_images(last.extra, more.get("extra", {})))
             return
-        self.say(id, "tool", line=line, results=(result,), extra=extra or {}, **{"origin": "tool"} | more)
+        self.say(id, "tool", origin, line, results=(result,), **more)
 
     def open_calls(self) -> list[ToolCall]:
         """The last assistant turn's calls that nothing has answered yet."""
@@ -179,7 +179,7 @@ def unique(id: str, taken: set[str]) -> str:
     return free
 
 
-def parse_call(id: Any, name: Any, arguments: Any) -> ToolCall:
+def logged_call(id: Any, name: Any, arguments: Any) -> ToolCall:
     """A call with whatever a log has for its id and name; RecursionError where its arguments are nested too deeply."""
     try:
         return tool_call("" if id is None else as_text(id), "" if name is None else as_text(name), arguments)

@@ -13,9 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from composer_replication.actions.equality import ActionContext, action_key
 from composer_replication.errors import InputError, explain
-from composer_replication.types import Action
 
 Reason = Literal["consensus", "tie", "below_threshold", "no_votes"]
 
@@ -46,19 +44,8 @@ class Vote:
         return sum(len(each.teachers) * (len(each.teachers) - 1) // 2 for each in self.classes)
 
 
-def vote(
-    actions_by_teacher: Mapping[str, Action | None], context: ActionContext | None = None, threshold: int = 2
-) -> Vote:
-    """The vote of teachers in the order of the mapping; None is a teacher that failed."""
-    keys = {
-        teacher: None if action is None else action_key(action, context)
-        for teacher, action in actions_by_teacher.items()
-    }
-    return count_votes(keys, threshold)
-
-
 def count_votes(keys_by_teacher: Mapping[str, str | None], threshold: int = 2) -> Vote:
-    """`vote` where the keys are known already."""
+    """The vote of teachers in the order of the mapping, by the keys of their actions; None is a teacher that failed."""
     _check_threshold(threshold)
     teachers: dict[str, list[str]] = {}
     for teacher, key in keys_by_teacher.items():

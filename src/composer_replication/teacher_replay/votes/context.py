@@ -19,15 +19,8 @@ from composer_replication.types import ToolCall, TraceState
 _MAX_SESSIONS = 64  # as many as are asked about at one time
 
 
-def context_of_messages(
-    messages: Sequence[Mapping[str, Any]], *, cwd: str | None = None, tools: Tools | None = None
-) -> ActionContext:
-    """What the messages before an action show; calls that failed show nothing."""
-    return ContextAlong(cwd=cwd, tools=tools).at(messages)
-
-
 class ContextAlong:
-    """Contexts of one state after the other: messages that the last state had already are not read again."""
+    """What the messages before one state after the other show; those that the last state had are not read again."""
 
     def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
         self._cwd = normal_path(cwd, None) if cwd else None

@@ -2,6 +2,7 @@
 
 generation  TRL's generation step with error sites, groups drawn again, a penalty in the advantage
 logged      logged traces beside rollouts: which comes next, and what it holds
-channels    the terms of both channels in a micro-step, and what is logged of them
+channels    the terms of both channels in a micro-step
+loss        a micro-step's loss, and what is logged of it
 state       what a resumed run needs
 """

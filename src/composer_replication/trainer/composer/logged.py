@@ -19,7 +19,6 @@ from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.reference import precompute_ref_logprobs
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.offline.checks import check_references
 
 Collator = Callable[[Sequence[Any]], dict[str, Tensor]]
 LoggedBatch = dict[str, Tensor] | TreeBatch
@@ -82,7 +81,7 @@ def with_what_is_needed(
         sessions = sessions.without_responses()
         if needs_reference and not sessions.has_references:
             sessions = sessions.with_references(model)
-        check_references(sessions, model)
+        sessions.check_references(model)
     elif needs_reference and traces is not None and collator is not None and collator.reference is None:
         collator.reference = precompute_ref_logprobs(model, collator.renderer, collator.pairs(traces))
     return sessions

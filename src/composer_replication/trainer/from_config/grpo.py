@@ -16,7 +16,6 @@ from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import Say
 from composer_replication.sessions.source import has_artefact
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.composer.generation import RolloutOptions
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.from_config.arguments import make_arguments, refused
 from composer_replication.trainer.from_config.folder import TrainingFolder
@@ -25,12 +24,18 @@ from composer_replication.trainer.from_config.parts import (
     lora_config,
     named_object,
     prompts_of,
-    teacher_of,
     weighting_of,
 )
 from composer_replication.trainer.from_config.renderer import unmatched_models
 from composer_replication.trainer.offline.checks import NO_PAIR
-from composer_replication.trainer.presets import channel_settings, grpo_arguments, preset_rewards, training_arguments
+from composer_replication.trainer.presets import (
+    channel_settings,
+    grpo_arguments,
+    preset_rewards,
+    rollout_options,
+    teacher_of,
+    training_arguments,
+)
 from composer_replication.trainer.start_model import adapter_refused, prepare_model
 from composer_replication.trainer.watch.alarm import CollapseAlarm
 from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
@@ -76,7 +81,7 @@ def grpo_trainer(
             settings=_settings(inputs, logged, say),
             teacher=teacher_of(config),
             sdpo_weighting=weighting_of(config),
-            rollouts=_rollouts(inputs),
+            rollouts=rollout_options(config),
             logged_sessions=logged,
             alarm=alarm or CollapseAlarm(()),
             diagnosis=diagnosis,
@@ -118,16 +123,6 @@ def _settings(inputs: Inputs, logged: LoggedSessions | None, say: Say) -> Channe
         return settings
     say(NO_PAIR.format(settings.beta_replay))
     return replace(settings, beta_replay=0.0)
-
-
-def _rollouts(inputs: Inputs) -> RolloutOptions:
-    train = inputs.config.train
-    return RolloutOptions(
-        placement=train.batch.placement,
-        part=train.batch.part,
-        max_resamples=train.grpo.max_resamples if train.grpo.dynamic_sampling else 0,
-        k1_coefficient=train.grpo.k1_coefficient,
-    )
 
 
 def _logged(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
 from composer_replication.errors import ConfigError, InputError, explain
 from composer_replication.runs.split import split_conversations
@@ -18,8 +18,8 @@ from composer_replication.sessions.rendering import RenderedSession, WindowSetti
 from composer_replication.sessions.windows import cut_sessions
 from composer_replication.trainer.from_config.arguments import make_arguments
 from composer_replication.trainer.from_config.folder import TrainingFolder
-from composer_replication.trainer.from_config.parts import Inputs, lora_config, model_config, teacher_of, weighting_of
-from composer_replication.trainer.presets import channel_settings, training_arguments
+from composer_replication.trainer.from_config.parts import Inputs, lora_config, model_config, weighting_of
+from composer_replication.trainer.presets import channel_settings, teacher_of, training_arguments
 from composer_replication.trainer.start_model import weight_dtype
 from composer_replication.trainer.watch.planner import MemoryPlan, plan_memory
 from composer_replication.types import Conversation

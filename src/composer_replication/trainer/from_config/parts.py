@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_replication.batch.model_folder import load_config, load_tokenizer
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
 from composer_replication.config.train_sections import AdapterConfig
 from composer_replication.errors import ConfigError, explain
@@ -16,7 +16,6 @@ from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import require
 from composer_replication.runs import RunDir
 from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
-from composer_replication.trainer.teachers import TeacherKeeper
 
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _EVALUATED_OF = 10
@@ -67,11 +66,6 @@ def lora_config(adapter: AdapterConfig) -> Any | None:
         target_modules=targets[0] if targets == ["all-linear"] else targets,
         task_type="CAUSAL_LM",
     )
-
-
-def teacher_of(config: CrfConfig) -> TeacherKeeper:
-    teacher = config.train.teacher
-    return TeacherKeeper(teacher.kind, ema_rate=teacher.ema_rate, live_share=teacher.live_share)
 
 
 def weighting_of(config: CrfConfig) -> RowWeighting | None:

@@ -128,7 +128,7 @@ def write_record(
 ) -> None:
     """`training.json`: what the weights in this folder were made of, with which settings, and what each channel did.
 
-    `start_digest` is `weights_digest` of the model before its first step, a new adapter's own weights with it.
+    `start_digest` is `weights_digest` of the model before its first step: all bytes of the weights below an adapter.
     """
     record = {
         "schema": _SCHEMA,

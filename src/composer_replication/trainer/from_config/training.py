@@ -18,9 +18,9 @@ from transformers import PrinterCallback, TrainerCallback
 
 from composer_replication.config import CrfConfig
 from composer_replication.errors import InputError, StaleArtefactError, explain
+from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import OnPhase, Say, telling_phases
-from composer_replication.trainer.checkpoints.identity import weights_digest
 from composer_replication.trainer.from_config.arguments import check_extra
 from composer_replication.trainer.from_config.folder import TrainingFolder
 from composer_replication.trainer.from_config.offline import SOURCES, offline_data, offline_memory

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from composer_replication.batch.tree_batch import CHANNELS
-from composer_replication.errors import ConfigError, InactiveChannelError, StaleArtefactError, explain
-from composer_replication.objective.fingerprint import precision_of
+from composer_replication.errors import ConfigError, InactiveChannelError, explain
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.wrapped import is_sharded, unwrapped
 from composer_replication.sessions.dataset import LoggedSessions
@@ -35,21 +34,13 @@ def check_arguments(args: Any) -> None:
         raise ConfigError(explain("accelerator_config.even_batches", got=False, expected=True, fix=fix))
 
 
-def check_references(sessions: LoggedSessions, model: nn.Module) -> None:
-    """References that came with the sessions are in the precision of the steps, under whose autocast this is called."""
-    known, used = sessions.reference_precision, precision_of(model)
-    if known is not None and known != used:
-        fix = "Give the sessions without references: the trainer computes them. Or call with_references under autocast."
-        raise StaleArtefactError(explain("reference log-probs", got=f"those of {known}", expected=used, fix=fix))
-
-
 def ready_sessions(
     sessions: LoggedSessions, model: nn.Module, reference_path: str | Path | None = None, *, needs_references: bool
 ) -> LoggedSessions:
     """With items, and with reference log-probs where they are needed; called under the autocast of the steps."""
     sessions.require_items()
     if needs_references and sessions.has_references:
-        check_references(sessions, model)
+        sessions.check_references(model)
     elif needs_references:
         sessions = sessions.with_references(model, reference_path)
     return sessions

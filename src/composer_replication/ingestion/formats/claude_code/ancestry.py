@@ -21,6 +21,15 @@ from composer_replication.ingestion.formats.claude_code.record import Node
 
 # Records of one message and results of its calls lie close together.
 _NEAR = 256
+Verdict = Literal["went on", "went back"]
+_PROMPT_FIELDS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+_CHARACTERS_PER_TOKEN = 4
+_TOKENS_OF_AN_IMAGE = 1500
+# Of 854 messages of real logs the prompt behind them was 0 to 500 tokens longer than reckoned in half of all cases, and
+# more than 1,600 in a twentieth; in a tenth it was shorter by 4,000 and more (old results are left out after a pause).
+_LEAST_GAP = 800
+_NEAR_SHARE = 0.25
+_MOMENT = timedelta(seconds=1)
 
 
 @dataclass(slots=True)
@@ -87,17 +96,6 @@ def _far(up: Place) -> Place:
     return far.far
 
 
-Verdict = Literal["went on", "went back"]
-_PROMPT_FIELDS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-_CHARACTERS_PER_TOKEN = 4
-_TOKENS_OF_AN_IMAGE = 1500
-# Of 854 messages of real logs the prompt behind them was 0 to 500 tokens longer than reckoned in half of all cases, and
-# more than 1,600 in a twentieth; in a tenth it was shorter by 4,000 and more (old results are left out after a pause).
-_LEAST_GAP = 800
-_NEAR_SHARE = 0.25
-_MOMENT = timedelta(seconds=1)
-
-
 class ContextLengths:
     """The answers of the main thread with the length of their prompts, in order."""
 
@@ -110,10 +108,10 @@ class ContextLengths:
 
     def verdict(self, at: int, tail: Place, target: Place | None) -> Verdict | None:
         """Of message number `at`: it went on from `tail`, back to `target` (None: the start), or it cannot be told."""
-        found = bisect_left(self._places, at)
-        if found == len(self._places):
+        next_answer = bisect_left(self._places, at)
+        if next_answer == len(self._places):
             return None
-        answered_at = self._places[found]
+        answered_at = self._places[next_answer]
         said = self._said[answered_at] - self._said[at]
         length = (_prompt_tokens(self._messages[answered_at]) or 0) - said
         going_on, going_back = self._length_behind(tail), self._length_behind(target)

@@ -96,8 +96,8 @@ class Attachment(NamedTuple):
 
 def attachment_of(record: Record) -> Attachment | None:
     """The attachment of a record, or None for one that no model saw."""
-    found = record.get("attachment")
-    given = cast("Record", found) if isinstance(found, dict) else {}
+    attachment = record.get("attachment")
+    given = cast("Record", attachment) if isinstance(attachment, dict) else {}
     kind = given.get("type")
     kind = kind if isinstance(kind, str) else type(kind).__name__
     if kind in _NEVER_SHOWN or (kind == "hook_success" and given.get("hookEvent") not in _HOOKS_THAT_SPEAK):
@@ -113,14 +113,14 @@ def attachment_of(record: Record) -> Attachment | None:
 
 def attachment_kind(record: Record) -> str:
     """The kind of a record's attachment, for a count."""
-    found = record.get("attachment")
-    return str(cast("Record", found).get("type")) if isinstance(found, dict) else type(found).__name__
+    attachment = record.get("attachment")
+    return str(cast("Record", attachment).get("type")) if isinstance(attachment, dict) else type(attachment).__name__
 
 
 def plain_prompt(record: Record) -> str:
     """The words of a queued message, by which the queue's own records know it; "" for other attachments."""
-    found = record.get("attachment")
-    given = cast("Record", found) if isinstance(found, dict) else {}
+    attachment = record.get("attachment")
+    given = cast("Record", attachment) if isinstance(attachment, dict) else {}
     prompt: Any = given.get("prompt") if given.get("type") == QUEUED else ""
     if isinstance(prompt, list):
         texts = [cast("Record", each).get("text") for each in cast("list[Any]", prompt) if isinstance(each, dict)]

@@ -46,11 +46,11 @@ def read(source: SourceFile, report: IngestReport, *, with_branches: bool = Fals
     was_on = gc.isenabled()
     gc.disable()  # nothing is garbage while a log is read, and looking for some costs more than the parsing
     try:
-        found = list(_read(source, report, with_branches))
+        conversations = list(_read(source, report, with_branches))
     finally:
         if was_on:
             gc.enable()
-    yield from found
+    yield from conversations
 
 
 def _read(source: SourceFile, report: IngestReport, with_branches: bool) -> Iterator[Conversation]:
@@ -153,15 +153,15 @@ class _Reader:
 
     def _prompts_of_calls(self) -> dict[str, tuple[str, Node]]:
         """Prompt text -> the call that gave it to a sub-agent: inline sidechains carry no other link."""
-        found: dict[str, tuple[str, Node]] = {}
+        calls: dict[str, tuple[str, Node]] = {}
         for node in self._tree.nodes.values():
             if node.is_sidechain or node.kind != "assistant":
                 continue
             for block in node.blocks:
                 prompt, name = prompt_of(block), block.get("id")
                 if prompt is not None and isinstance(name, str):
-                    found.setdefault(prompt, (name, node))
-        return found
+                    calls.setdefault(prompt, (name, node))
+        return calls
 
     def _branches(self, rest: list[Node], part_of: dict[str, str]) -> Iterator[Conversation]:
         for number, group in enumerate(groups_apart(self._tree, rest)):

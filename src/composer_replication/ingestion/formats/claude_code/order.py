@@ -78,8 +78,8 @@ def _neighbours(entries: list[Entry], at: int, step: int) -> list[Entry]:
     one = entries[at]
     around = range(at + step, min(max(at + 40 * step, -1), len(entries)), step)
     others = (entries[place] for place in around if entries[place].is_sidechain == one.is_sidechain)
-    found = (other for other in others if other.uuid != one.uuid)
-    return list(found if one.is_sidechain else islice(found, 1))
+    near = (other for other in others if other.uuid != one.uuid)
+    return list(near if one.is_sidechain else islice(near, 1))
 
 
 def behind_their_parents(entries: list[Entry]) -> list[Entry]:
@@ -136,10 +136,10 @@ def _may_follow(entry: Entry, parent: Entry) -> bool:
 
 def _threads(entries: list[Entry]) -> dict[str, str]:
     """Any record -> the thread it is of by its link: the main one, or a sidechain, by its first record."""
-    found: dict[str, str] = {}
+    thread_of: dict[str, str] = {}
     for entry in entries:
-        found[entry.uuid] = found.get(entry.follows or "", entry.uuid) if entry.is_sidechain else ""
-    return found
+        thread_of[entry.uuid] = thread_of.get(entry.follows or "", entry.uuid) if entry.is_sidechain else ""
+    return thread_of
 
 
 def _is_just_before(

@@ -75,7 +75,7 @@ class MessageQueue:
             return {}
         main = [node for node in nodes if not node.is_sidechain]
         shown = Counter(plain_prompt(record) for record in attachments)
-        found: dict[str, list[Queued]] = {}
+        placed: dict[str, list[Queued]] = {}
         for each in self._left:
             text = each.text.strip()
             if shown[text] > 0:  # the attachment is the message
@@ -86,8 +86,8 @@ class MessageQueue:
                 self.report.counts[TAKEN_BACK] += 1
             else:
                 self.report.counts[PLACED] += 1
-                found.setdefault(_answer_to(each, main), []).append(each)
-        return found
+                placed.setdefault(_answer_to(each, main), []).append(each)
+        return placed
 
 
 def _was_absorbed(removed: Queued, has_attachments: bool) -> bool:

@@ -15,6 +15,7 @@ from composer_replication.ingestion.reading.source import IngestReport, Record
 
 # The service runs the second kind itself; their results come back under the call's id all the same.
 CALL_BLOCKS = ("tool_use", "server_tool_use")
+SHARED = "message id of another message: read as a message of its own"
 
 
 @dataclass(slots=True)
@@ -140,9 +141,6 @@ def _blocks(message: Record) -> list[Record]:
         for each in cast("list[Any]", content)
         if isinstance(each, (dict, str))
     ]
-
-
-SHARED = "message id of another message: read as a message of its own"
 
 
 @dataclass(slots=True)

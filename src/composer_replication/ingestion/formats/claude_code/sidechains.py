@@ -117,8 +117,8 @@ class Sidechains:
         """By its message's other records, or by others that name the same missing parent."""
         node = entry.node
         key = node.message_key if node is not None and node.kind == "assistant" else None
-        found = (self._by_message.get(key), self._by_missing.get(entry.named_parent or ""))
-        return (chain for chain in found if chain is not None)
+        chains = (self._by_message.get(key), self._by_missing.get(entry.named_parent or ""))
+        return (chain for chain in chains if chain is not None)
 
     def _caller(self, node: Node, linked: Chain | None, fits: bool) -> Chain | None:
         """Where its calls were made; of a call with two results the one whose link fits may bear a wrong name."""
@@ -178,8 +178,8 @@ def prompt_of(block: dict[str, Any]) -> str | None:
 
 def _prompts_of_calls(entries: list[Entry]) -> set[str]:
     nodes = (entry.node for entry in entries if entry.node is not None and entry.node.kind == "assistant")
-    found = {prompt_of(block) for node in nodes for block in node.blocks}
-    return {prompt for prompt in found if prompt}
+    prompts = {prompt_of(block) for node in nodes for block in node.blocks}
+    return {prompt for prompt in prompts if prompt}
 
 
 def _says_something(node: Node) -> bool:

@@ -9,7 +9,7 @@ from composer_replication.ingestion.formats.claude_code.attachments import QUEUE
 from composer_replication.ingestion.formats.claude_code.queue import PLACED, Queued
 from composer_replication.ingestion.formats.claude_code.record import CALL_BLOCKS, Node
 from composer_replication.ingestion.reading.source import MAX_COUNT, IngestReport, Record, as_text, images_in
-from composer_replication.ingestion.reading.turn_list import parse_call
+from composer_replication.ingestion.reading.turn_list import logged_call
 from composer_replication.types import Origin, Provenance, Role, ToolCall, ToolResult, Turn, Usage
 
 _PLAIN_ORDER = ("thinking", "text", "call")
@@ -152,7 +152,7 @@ class TurnBuilder:
             draft.thoughts.append(as_text(block.get("thinking", "")))
             draft.order.append("thinking")
         elif kind in CALL_BLOCKS:
-            call = parse_call(block.get("id"), block.get("name"), block.get("input"))
+            call = logged_call(block.get("id"), block.get("name"), block.get("input"))
             draft.calls.append(call)
             draft.order.append("call")
             self._caller_of[call.id] = draft
@@ -173,9 +173,9 @@ class TurnBuilder:
             self._drafts.append(draft)
 
     def _add_results(self, node: Node, results: list[Record]) -> None:
-        found = [_tool_result(block) for block in results]
-        caller = self._caller_of.get(found[0].call_id)
-        for result in found:
+        answers = [_tool_result(block) for block in results]
+        caller = self._caller_of.get(answers[0].call_id)
+        for result in answers:
             if result.call_id not in self._caller_of:
                 self._report.skip("tool result without its call", self._file, node.line)
         # What hooks say about one of several parallel calls stands between their results, and was shown after them.
@@ -186,13 +186,13 @@ class TurnBuilder:
         if last is None or not same_caller or caller is None:
             last = _Draft(node.uuid, "tool", "tool", node)
             self._drafts.append(last)
-        last.results += found
+        last.results += answers
         last.lines.append(node.line)
         for content in (block.get("content") for block in results):
             if not isinstance(content, str):
                 last.images += images_in(content)
         if node.agent is not None:
-            last.agents[found[0].call_id] = node.agent
+            last.agents[answers[0].call_id] = node.agent
 
 
 def _writer(node: Node) -> Origin:
