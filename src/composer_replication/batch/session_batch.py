@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 
 from composer_replication.batch.hint_placement import PLACEMENTS, Placement
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.render.turn_edges import num_same
 from composer_replication.batch.session_records import (
     NO_WRONG_HINT,
     REFERENCE_SAW_MORE,
@@ -194,7 +195,7 @@ class _Session:
         branches: list[Branch] = []
         end = first + 1
         for ids in (pair.chosen_ids, pair.rejected_ids):
-            at = _shared_length(ids, self.rendered.ids)
+            at = num_same(list(ids), self.rendered.ids)
             end = max(end, at)
             branches += [Branch(at, len(ids) - at)] if at < len(ids) else []
         return Target(first, end, tuple(branches))
@@ -260,15 +261,3 @@ def _hint_size(turn: HintedTurn) -> int:
 
 def _is_at_head(turn: HintedTurn | str) -> bool:
     return not isinstance(turn, str) and turn.context.placement == "head"
-
-
-def _shared_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """Tokens that both begin with; by halves, as whole lists are compared far faster than their members."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if list(first[low:middle]) == list(second[low:middle]):
-            low = middle
-        else:
-            high = middle - 1
-    return low

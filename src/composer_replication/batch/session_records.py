@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from composer_replication.batch.render import TurnSpan
+from composer_replication.batch.render.renderer import TurnSpan
 from composer_replication.batch.tree_batch import TreeBatch
 
 REFERENCE_SAW_MORE = "reference_saw_more_context"

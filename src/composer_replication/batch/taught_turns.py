@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 from composer_replication.batch.hint_placement import Placement, TeacherContext, teacher_context
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.errors import InputError, explain
 
 T = TypeVar("T")

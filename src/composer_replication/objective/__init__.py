@@ -12,7 +12,8 @@ hint_proof      whether a hint does anything
 model_head      a causal LM as a body that gives rows and a head that gives logits
 attention       hidden rows of a token tree
 noise           whether a model's pass is noisy as it stands
-adapters        the weights below an adapter
+adapters        a model without dropout, or below its adapter
 wrapped         work inside the forward of DDP and FSDP2
 fingerprint     what reference log-probs were computed with
+smoke_chat      `build_batch`: one small fixed chat as a batch for all three channels
 """

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from composer_replication.batch.hint_placement import Placement
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.taught_turns import hinted_turn, wrong_hints
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.reference import Response, response_logprobs

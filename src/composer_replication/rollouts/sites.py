@@ -12,7 +12,7 @@ from torch import Tensor
 
 from composer_replication.actions.calls import json_value
 from composer_replication.batch.hint_placement import Placement
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.taught_turns import HintedTurn, Part, hinted_turn, wrong_hints
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.write import HintWriter, write_hint
@@ -232,8 +232,8 @@ class RolloutSites:
             return NO_HEADER
         options = self.options
         turn = hinted_turn(self.renderer, sequence, span, hint, placement=options.placement, part=options.part)
-        most = options.max_teacher_length
-        return turn if isinstance(turn, str) or most is None or len(turn.context.ids) <= most else TOO_LONG
+        limit = options.max_teacher_length
+        return TOO_LONG if not isinstance(turn, str) and limit is not None and len(turn.context.ids) > limit else turn
 
     def _hint(self, site: ErrorSite, conversation: Conversation, rollout: Rollout) -> str | None:
         signal = signal_of(site, rollout)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import distributed, nn
 
 from composer_replication.batch.hint_placement import Placement
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import ArtefactCorruptError
 from composer_replication.objective.fingerprint import fingerprint_of
 from composer_replication.objective.hint_proof import HintProof, ProvableSite, prove_hints

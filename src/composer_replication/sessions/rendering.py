@@ -13,7 +13,7 @@ from composer_replication.actions.parse import answer_turn
 from composer_replication.actions.write import turn_of
 from composer_replication.batch.hint_placement import Placement
 from composer_replication.batch.pair_tokens import compared_ids
-from composer_replication.batch.render import (
+from composer_replication.batch.render.renderer import (
     RenderedSequence,
     Renderer,
     TurnSpan,

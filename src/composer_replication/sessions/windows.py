@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.session_batch import session_batches
 from composer_replication.batch.session_records import SiteHint
 from composer_replication.batch.taught_turns import wrong_hints

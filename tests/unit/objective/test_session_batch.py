@@ -15,7 +15,7 @@ from chat_templates import SMALL_FAMILIES
 from composer_replication.batch import taught_turns
 from composer_replication.batch.hint_placement import PLACEMENTS, teacher_context
 from composer_replication.batch.packed_batch import pack_batches
-from composer_replication.batch.render import Renderer, TurnSpan
+from composer_replication.batch.render.renderer import Renderer, TurnSpan
 from composer_replication.batch.session_batch import Item, SiteHint, TokenPair, session_batches
 from composer_replication.batch.tree_batch import SessionTargets
 from composer_replication.errors import AlignmentError, InputError

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.adapters import below_adapter
 from composer_replication.optional import require

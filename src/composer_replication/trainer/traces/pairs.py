@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_replication.actions.parse import answer_turn
-from composer_replication.batch.left_cut import LeftCut
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds, compared_ids
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.left_cut import LeftCut
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Turn

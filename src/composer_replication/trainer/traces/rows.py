@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from composer_replication.batch.hint_placement import Placement
-from composer_replication.batch.left_cut import LeftCut
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.render.left_cut import LeftCut
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.taught_turns import NOTHING_BEFORE_IT, HintedTurn, hinted_turn
 from composer_replication.types import Conversation
 
