@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from composer_replication.actions.write import text_of
 from composer_replication.runs import RunDir
+from composer_replication.runs import pairs as pair_rows
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.sites import read_sites
 from composer_replication.sessions.stored import StoredWindow
-from composer_replication.steps import pairs as pairs_step
 from composer_replication.trainer.from_config.offline import offline_data
 from composer_replication.trainer.from_config.parts import read_inputs
 from composer_replication.trainer.from_config.renderer import tools_of
@@ -54,7 +54,7 @@ def write_pairs(run: RunDir, pairs: Sequence[Pair]) -> None:
         for pair in pairs
     ]
     run.write_jsonl(
-        "pairs", rows, schema=pairs_step.SCHEMA, version=pairs_step.VERSION, sources=["conversations"], counts={}
+        "pairs", rows, schema=pair_rows.SCHEMA, version=pair_rows.VERSION, sources=["conversations"], counts={}
     )
 
 

@@ -11,9 +11,9 @@ from composer_replication.objective.fingerprint import Fingerprint
 from composer_replication.objective.hint_proof import HintProof
 from composer_replication.pairs import export
 from composer_replication.pairs.extract import PairRecord
-from composer_replication.runs import conversations, sites, tools
+from composer_replication.runs import conversations, pairs, sites, tools
 from composer_replication.sessions import proof, reference
-from composer_replication.steps import pairs, replay
+from composer_replication.steps import replay
 from composer_replication.trainer.checkpoints import manifest, tree_file
 from composer_replication.trainer.from_config import results
 

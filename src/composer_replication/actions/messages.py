@@ -67,9 +67,7 @@ def call_entry(identity: str, name: str, arguments: object) -> dict[str, Any]:
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def content_text(
-    content: object, *, other: Callable[[object], str | None] = lambda _: None, separator: str = "\n"
-) -> str:
+def content_text(content: object, *, other: Callable[[Any], str | None] = lambda _: None, separator: str = "\n") -> str:
     """The text of a message's content: a string, or the text of a list's parts, joined.
 
     Thinking is left out. What has no text (an image, a result, a call) is what `other` makes of it; None leaves it out.
@@ -119,7 +117,7 @@ def _written(entry: object, place: str) -> WrittenCall:
     return WrittenCall(place, entry, call.get("id"), fields.get("name"), arguments)
 
 
-def _part_text(part: object, other: Callable[[object], str | None]) -> str | None:
+def _part_text(part: object, other: Callable[[Any], str | None]) -> str | None:
     if isinstance(part, str):
         return part
     fields = cast("Mapping[str, object]", part) if isinstance(part, Mapping) else {}

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from composer_replication.cli.console import add_gate_arguments
 from composer_replication.cli.options import add_config_arguments, add_short, config_of
 
 if TYPE_CHECKING:
@@ -30,10 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_short(parser, "--min-confidence", key="sites.min_confidence")
     parser.add_argument("--show", metavar="ID", help="print one site: turn, failing result, evidence, hint")
     parser.add_argument("--json", action="store_true", help="print the table, or with --show the site, as JSON")
+    add_short(parser, "--writer", key="sites.writer", metavar="FILE")
     add_config_arguments(parser, "sites")
+    add_gate_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    from composer_replication.cli.console import say
     from composer_replication.runs import RunDir
     from composer_replication.steps.sites import write_sites
 
@@ -42,7 +46,10 @@ def run(args: argparse.Namespace) -> int:
     if args.show is not None:
         _show_site(run_dir, args.show, as_json=args.json)
     else:
-        _show_table(run_dir, write_sites(section, run_dir), args)
+        done = write_sites(section, run_dir, no_scrub=args.no_scrub, allowed=args.allow)
+        _show_table(run_dir, done.sites, args)
+        if done.hints:
+            say(f"hints by a model: {', '.join(f'{what} {number}' for what, number in sorted(done.hints.items()))}")
     return 0
 
 

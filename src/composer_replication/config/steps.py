@@ -27,6 +27,10 @@ class SitesConfig:
     """Which failures may be taught."""
 
     min_confidence: float = option(0.5, "Keep a site from this confidence on.", at_least=0, at_most=1)
+    writer: str | None = option(
+        None, "File of teachers with prices, the first of which writes the hints; unset takes templates alone."
+    )
+    max_usd: float = option(5.0, "Hard cap in US dollars for such hints, over all that the run has spent.", at_least=0)
 
 
 @table("replay")

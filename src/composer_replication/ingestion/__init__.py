@@ -14,7 +14,6 @@ states          conversations as the states teachers are asked about
 claude_code     `ClaudeCodeIngester`, the interface users already know
 gate_view       what the last gate looks at
 last_gate       the last look before text leaves the machine
-export          conversations as ATIF documents
 """
 
 from composer_replication.ingestion.claude_code import ClaudeCodeIngester, IngestionStats

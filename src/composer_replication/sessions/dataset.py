@@ -12,17 +12,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.tree_batch import CHANNELS, TreeBatch
 from composer_replication.batch.windows import plan_packs
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.objective.fingerprint import precision_of
 from composer_replication.objective.hint_proof import HintProof
 from composer_replication.runs import RunDir
+from composer_replication.runs.pairs import LoggedPair
 from composer_replication.sessions.proof import ProofSettings, prove_sites
 from composer_replication.sessions.reference import precompute_ref_logprobs
 from composer_replication.sessions.rendering import RenderedSession, WindowSettings, render_session
-from composer_replication.sessions.source import LoggedPair, LoggedSession, has_artefact, is_current, read_sessions
+from composer_replication.sessions.source import LoggedSession, has_artefact, read_sessions
 from composer_replication.sessions.stored import SessionItem, StoredWindow
 from composer_replication.sessions.windows import cut_sessions
 from composer_replication.types import Conversation
@@ -37,7 +38,7 @@ def sessions_of_run(run: RunDir, *, budget: int, **settings: Any) -> tuple[Itera
     has_sites = chosen.responses == "all" and has_artefact(run, "sites")
     needs_sites = chosen.use_sites or chosen.responses == "good" or has_sites
     # A turn that a pair rejects is not a good one, whether or not channel 3 is on.
-    needs_pairs = chosen.use_pairs or (chosen.responses != "none" and is_current(run, "pairs"))
+    needs_pairs = chosen.use_pairs or (chosen.responses != "none" and run.is_current("pairs"))
     return read_sessions(run, with_sites=needs_sites, with_pairs=needs_pairs), chosen
 
 

@@ -24,11 +24,11 @@ from composer_replication.pairs.extract import Extraction, PairRecord, extract_p
 from composer_replication.pairs.normalise.normalizer import DJNormalizer
 from composer_replication.runs import RunDir
 from composer_replication.runs.elsewhere import note_elsewhere
+from composer_replication.runs.pairs import SCHEMA, VERSION
 from composer_replication.steps.replay import read_calls
 from composer_replication.steps.states import RunStates, StateOfTurn
 from composer_replication.types import DPOPair
 
-SCHEMA, VERSION = "dpo_pair", 3
 WORKED = "rejected_action_worked"
 _ONLY_THINKING = "nothing_but_thinking"
 

@@ -11,12 +11,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
-from composer_replication.canonical_json import decode
 from composer_replication.config import ReplayConfig
-from composer_replication.errors import InputError, StaleArtefactError, explain
+from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.ingestion.last_gate import Find, gate_of, refusal
 from composer_replication.runs import RunDir, Source
 from composer_replication.steps.states import RunStates
@@ -36,7 +34,7 @@ from composer_replication.teacher_replay.replay import replay as ask_teachers
 from composer_replication.teacher_replay.requests import Settings
 from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.survey import PlannedState, PriceRange, Survey
-from composer_replication.teacher_replay.teachers import Teacher
+from composer_replication.teacher_replay.teachers import Teacher, read_specs
 from composer_replication.types import TeacherCallResult, TraceState
 
 SCHEMA, VERSION = "teacher_call", 2
@@ -104,7 +102,7 @@ def plan_replay(
     """
     cap_nano = check_cap(section.max_usd)
     options = options or _options(section, run)
-    teachers = teachers or teachers_of(_read_specs(section.teachers), None, options)
+    teachers = teachers or teachers_of(read_specs(section.teachers, "replay.teachers"), None, options)
     gate = gate_of(run, environment_of(options), no_scrub=no_scrub, allowed=allowed, given=options.last_gate)
     states = RunStates(section, run)
     sources = [run.source(name) for name in (*states.sources, *(["tools"] if section.send_tools else []))]
@@ -173,25 +171,6 @@ def read_calls(run: RunDir) -> Iterator[TeacherCallResult]:
     """The calls of a run, in order."""
     rows = run.read_jsonl("teacher_calls", schema=SCHEMA, version=VERSION)
     return (cast("TeacherCallResult", row) for row in rows)
-
-
-def _read_specs(path: str | None) -> list[dict[str, Any]]:
-    def refused(got: object) -> InputError:
-        expected, fix = "a JSON list of teachers, each an object", "`crf teachers -o teachers.json` writes one."
-        return InputError(explain(f"replay.teachers {path or ''}".rstrip(), got=got, expected=expected, fix=fix))
-
-    if path is None:
-        raise refused("none")
-    try:
-        specs: Any = decode(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
-        raise refused(error) from error
-    if not isinstance(specs, list):
-        raise refused(f"JSON, but no list: {type(specs).__name__}")
-    for number, each in enumerate(cast("list[object]", specs), start=1):
-        if not isinstance(each, dict):
-            raise refused(f"a list whose item {number} is {each!r:.60}")
-    return cast("list[dict[str, Any]]", specs)
 
 
 def _options(section: ReplayConfig, run: RunDir) -> ReplayOptions:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from composer_replication.config import SitesConfig
 from composer_replication.hint_generator.facts import StateAlong
 from composer_replication.hint_generator.write import write_hint
+from composer_replication.ingestion.last_gate import gate_of
 from composer_replication.privacy import Scrubber
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
@@ -16,7 +20,12 @@ from composer_replication.runs.sites import SCHEMA, VERSION, to_row
 from composer_replication.runs.tools import read_tools
 from composer_replication.sites import find_error_sites
 from composer_replication.sites.find import NO_FAILURE
+from composer_replication.teacher_replay.hint_writer import WrittenHints, write_hints
+from composer_replication.teacher_replay.replay import ReplayOptions
+from composer_replication.teacher_replay.teachers import read_specs
 from composer_replication.types import ErrorSite
+
+_WITH_WRITER = ("writer", "template", "raw_error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +41,23 @@ class KindCount:
     example_id: str
 
 
-def write_sites(section: SitesConfig, run: RunDir) -> list[ErrorSite]:
+class SitesOfRun(NamedTuple):
+    """Every site; what looked like a failure and is none is of kind `NO_FAILURE`. `hints` counts what a model wrote."""
+
+    sites: list[ErrorSite]
+    hints: Mapping[str, int]
+
+
+def write_sites(
+    section: SitesConfig, run: RunDir, *, no_scrub: bool = False, allowed: Iterable[str] = ()
+) -> SitesOfRun:
     """Find every failure in the run's conversations, write a hint for those that may be taught, and keep both.
 
-    Also returned is what looked like a failure and is none; its kind is `NO_FAILURE`.
+    With a writer the conversations are read once more, before: what a model is shown goes through the last gate, which
+    refuses a run made with `--no-scrub` unless that is said here, too.
     """
+    hints = None if section.writer is None else _asked_for(section, run, no_scrub, allowed)
+    sources: dict[str, Any] = {} if hints is None else {"sources": _WITH_WRITER, "writer": hints.writer()}
     counts, drops = Counter[str](), Counter[str]()
     written: list[ErrorSite] = []
     # What was ingested with its secrets in it does not get them into a hint, which is trained on.
@@ -48,7 +69,7 @@ def write_sites(section: SitesConfig, run: RunDir) -> list[ErrorSite]:
         for conversation in read_conversations(run):
             passed_over, along = list[ErrorSite](), StateAlong(conversation)
             for site in find_error_sites(conversation, min_confidence=section.min_confidence, passed_over=passed_over):
-                options = {"tool_schemas": tools, "scrubber": scrubber, "along": along}
+                options = {"tool_schemas": tools, "scrubber": scrubber, "along": along, **sources}
                 hint = write_hint(site, conversation, **options) if site.is_kept else None
                 counts.update(("sites", f"blame: {site.blame}"))
                 counts.update((f"hint: {hint.source}",) if hint is not None else ())
@@ -69,7 +90,23 @@ def write_sites(section: SitesConfig, run: RunDir) -> list[ErrorSite]:
         drops=drops,
         settings={"min_confidence": section.min_confidence},
     )
-    return written
+    return SitesOfRun(written, {} if hints is None else hints.counts)
+
+
+def _asked_for(section: SitesConfig, run: RunDir, no_scrub: bool, allowed: Iterable[str]) -> WrittenHints:
+    """What a model says about each site that may be taught; answers are kept and paid for as those of a replay are."""
+    first, *_ = read_specs(section.writer, "sites.writer") or [{}]
+    gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
+    sites = (
+        (site, conversation)
+        for conversation in read_conversations(run)
+        for site in find_error_sites(conversation, min_confidence=section.min_confidence)
+    )
+    options = ReplayOptions(cache=run.path("teacher_cache"), last_gate=gate)
+    with run.used_for("replay"):
+        return asyncio.run(
+            write_hints(sites, first, max_total_usd=section.max_usd, options=options, environment=os.environ)
+        )
 
 
 def tabulate(sites: Iterable[ErrorSite]) -> list[KindCount]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from composer_replication.actions.shell.dollars import NotUnderstood
-from composer_replication.actions.shell.tree import parse_script, shell_script, simple_commands
+from composer_replication.actions.shell.tree import Simple, commands_in, parse_script, shell_script
 from composer_replication.actions.tools import word_set
 
 _MAX_LENGTH = 20_000
@@ -163,7 +163,7 @@ def _command_lines(text: str, depth: int = 0) -> Iterator[list[str]]:
     except NotUnderstood:
         yield from ([word.strip("'\"") for word in part.split()[:_MAX_WORDS]] for part in _SPLIT.split(text))
         return
-    for command in simple_commands(script):
+    for command in (each for _, each in commands_in(script) if isinstance(each, Simple)):
         words = [word.raw if word.literal is None else word.literal for word in command.words[:_MAX_WORDS]]
         told = shell_script(words)
         if told is None:
