@@ -13,6 +13,9 @@ from composer_replication.errors import InputError, explain
 from composer_replication.types import ToolCall
 
 MAX_DEPTH = 50  # of values inside arguments; templates walk through them by recursion
+_LEAVES = frozenset(
+    (str, int, float, bool, type(None))
+)  # every call of every log is looked at: nearly all of it is these
 _LONG_INTEGER = re.compile(r"\d{19}")
 
 
@@ -65,13 +68,13 @@ def is_flat_enough(value: object) -> bool:
     """Whether what is in a value is nested at most `MAX_DEPTH` deep; level by level, for this must not recurse."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        level = [each for outer in level for each in _inside(outer) if isinstance(each, Mapping | list | tuple)]
+        level = [each for outer in level for each in _inside(outer) if type(each) not in _LEAVES]
         if not level:
             return True
     return False
 
 
 def _inside(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         return cast("Mapping[str, object]", value).values()
     return cast("list[object]", value) if isinstance(value, list | tuple) else ()
