@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 
 from composer_replication.privacy.encodings.fragments import RARE_PIECES, WHOLE_WORDS, broken_words
 from composer_replication.privacy.encodings.views import View
+from composer_replication.privacy.named.harmless import is_uncommon
 from composer_replication.privacy.named.names import Strength, name_strength
 from composer_replication.privacy.rules import Span, is_strong, word_set
 from composer_replication.privacy.shapes.entropy import HEX_KIND, KIND, is_public_id, is_wordy, names_a_secret
@@ -29,6 +30,7 @@ _NO_NAME = frozenset("#*/|<>({[")
 _INDENT = 60
 _AFTER_END = re.compile(r"(?:\r?\n|\\{1,2}n)[ \t`]*(?:\d{1,6}[→:|\t][ \t]*)?(?P<sign>[+>│|-][ \t]*)?")
 _LINE_START = re.compile(r"(?:\n|\\n)[ \t+>|\"']*\Z")
+_LINE_END = re.compile(r"\\*[\r\n]\s*[+>|-]?\s*|\\+n\s*")
 _PIECE = re.compile(r"[^\0\s\"'`,;(){}\[\]<>|]{1,200}")
 _SIGN = re.compile(r"[\])\"'`]{0,3}[ \t]{0,3}[:=\"'`]")
 _DIGEST = re.compile(r"(?:[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64})")
@@ -298,8 +300,13 @@ def crossing(text: str, spans: Iterable[Span], named: bool) -> Iterator[Span]:
         if not ends:
             if named and not random and _is_told(text, span):
                 yield span
-        elif not random or _is_one(text, span, value[: min(ends)].rstrip("\\\r"), value[min(ends) :]):
+        elif (not random and not _is_words(value)) or (random and _is_one(text, span, value[: min(ends)].rstrip("\\\r"), value[min(ends) :])):
             yield span
+
+
+def _is_words(value: str) -> bool:
+    """Whether two known words stand beside a line end, which joined are a word that nobody knows."""
+    return not is_strong(value) and not any(map(is_uncommon, _LINE_END.split(value)))
 
 
 def _is_told(text: str, span: Span) -> bool:

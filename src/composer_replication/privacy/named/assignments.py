@@ -32,11 +32,12 @@ from composer_replication.privacy.named.plausible import (
     is_plausible,
     is_random_value,
     is_said,
+    is_unknown,
     names_handle,
 )
 from composer_replication.privacy.rules import PLACEHOLDER, Span, has_digit, is_strong
 from composer_replication.privacy.shapes.entropy import is_public_id
-from composer_replication.privacy.spoken.said import DIGITS, NUMBER_NAMES, continued, counted, kind_of, spoken
+from composer_replication.privacy.spoken.said import DIGITS, NUMBER_NAMES, continued, counted, kind_of, spoken, told_behind
 from composer_replication.privacy.spoken.speech import spoken_before
 
 # What to look for among the words of a text, and what to search the text for then. A blank ends a word: `sig ` is one
@@ -113,6 +114,7 @@ _A_DIGIT = re.compile("[0-9]")
 _VALUE_REACH = 120
 _COUNTED = frozenset((b"key", b"secret", b"pass", b"seed", b"token"))
 _ENDS_SPEECH = frozenset(("", "\u2019", "\0"))
+_BEFORE_TOLD = frozenset(" :=\t\n\"'`*,)\u2019" + _WIDE_SIGNS)
 _CALLED = frozenset((b"auth", b"cred", b"jwt", b"hmac", b"connection"))
 # A name, or a name and the beginning of a value, at the end of a line.
 _CUT_OFF = re.compile(
@@ -224,7 +226,9 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
     if span is None and strength >= Strength.TOKEN:
         span = named_in_document(text, start, end, strength)
     if span is None and strength >= Strength.TOKEN and start and text[start - 1] in " `*":
-        return spoken_before(text, start)
+        span = spoken_before(text, start)
+    if span is None and strength == Strength.PASSWORD and text[end] in _BEFORE_TOLD:
+        span = told_behind(text, end)
     return span
 
 
@@ -263,7 +267,7 @@ def _positional(text: str, end: int, keyword: bytes) -> Span | None:
     """The password among the arguments of a login, behind the user; the key of a signature wherever it stands."""
     signs = keyword in (b"jwt", b"hmac")
     for index, (begin, stop) in arguments(text, end + 1):
-        if (index or signs) and is_given(text[begin:stop]) and is_plausible(text[begin:stop], Strength.PASSWORD, True):
+        if (index or signs) and _is_handed(text[begin:stop]) and is_plausible(text[begin:stop], Strength.PASSWORD, True):
             return Span(begin, stop, "SECRET" if signs else "USER_PASSWORD")
     return None
 
@@ -309,7 +313,7 @@ def _value_after(text: str, start: int, end: int, strength: Strength) -> Span | 
         span = _value_at(text, start, match, strength)
         return span if span and _is_argument(text[span.start : span.end], strength, text[start - 1 : start]) else None
     if (match := handed(text, end)) and (span := _value_at(text, start, match, strength)):
-        return span if is_given(text[span.start : span.end]) else None
+        return span if _is_handed(text[span.start : span.end]) else None
     if text[end] == ">" and (match := _TAG.match(text, end)):
         return _value_at(text, start, match, strength)
     if match := _CELL.match(text, end):
@@ -328,7 +332,11 @@ def _literal(text: str, start: int, match: re.Match[str], strength: Strength) ->
     if span and "[" in around and is_identifier(text[span.start : span.end]):  # a list of names of code
         return None
     called = "(" in around
-    return span if span and (not called or is_given(text[span.start : span.end])) else None
+    return span if span and (not called or _is_handed(text[span.start : span.end])) else None
+
+
+def _is_handed(value: str) -> bool:
+    return is_given(value) or is_unknown(value)
 
 
 def _in_code(text: str, start: int, end: int, strength: Strength) -> Span | None:

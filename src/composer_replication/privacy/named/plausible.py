@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from composer_replication.privacy.named.harmless import is_uncommon
 from composer_replication.privacy.named.names import PASSWORD_WORDS, Strength, name_strength
 from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, has_digit, is_strong, word_set
 from composer_replication.privacy.shapes.entropy import looks_random
@@ -158,21 +159,20 @@ def is_passphrase(value: str) -> bool:
     return len(value) >= 14 and (_LOWER_PHRASE.fullmatch(value) or _LOWER_WORDS.fullmatch(value)) is not None
 
 
-# Long words that stand beside `password` and are none.
-_SAID_WORDS = word_set(
-    "something anything whatever everything username placeholder localhost postgres environment plaintext requir"
-    "ed optional"
-    " default example undefined development production incorrect encrypted protected successful successfully alp"
-    "hanumeric"
-    " authentication authorization credential credentials passphrase administrator configuration generated expir"
-    "ed hashed"
-    " changeme unchanged unknown missing invalid disabled enabled following certificate biometric fingerprint anonymous"
-)
+def is_unknown(value: str) -> bool:
+    """Whether a value is none of the words, names of code, files and addresses that stand where passwords do."""
+    return (
+        is_uncommon(value)
+        and not value.startswith(_NO_START)
+        and not _BRACKETS.search(value)
+        and not is_no_secret(value)
+        and is_plausible(value, Strength.PASSWORD, True)
+        and name_strength(value) == Strength.NONE
+    )
 
 
-def is_rare_word(value: str) -> bool:
-    """A long word in plain letters that is none of those one says about passwords."""
-    return len(value) >= 9 and value.isascii() and value.isalpha() and value.lower() not in _SAID_WORDS
+_NO_START = ("-", ".", ":", "_", "/", "@", "\\", "#")
+_BRACKETS = re.compile(r"[()\[\]{}<>=\"]|://|\\")
 
 
 def trimmed(value: str, trailing: str) -> str:
@@ -184,7 +184,9 @@ def trimmed(value: str, trailing: str) -> str:
 
 def is_given(value: str) -> bool:
     """Whether a literal that code hands over beside a secret's name is the secret: no word, address or pattern."""
-    if " " in value or not is_strong(value) or _NO_SECRET.fullmatch(value, 0, _JUDGED):
+    if " " in value or _NO_SECRET.fullmatch(value, 0, _JUDGED):
+        return False
+    if not is_strong(value):
         return False
     if _CODE_WORD.fullmatch(value, 0, _JUDGED) and not looks_random(value):
         return False
@@ -227,9 +229,9 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
     length, value = len(value), value[:_LOOKED_AT]
     if len(set(value)) < 3 or not any(map(str.isalnum, value)) or value.startswith(("//", "/*", "./", "../", "~/")):
         return False
-    if not has_digit(value) and (
-        _VERSION.fullmatch(value) or not value.isascii() or _SPELLED.fullmatch(value)
-    ):  # a word of another language
+    if not has_digit(value) and (_VERSION.fullmatch(value) or _SPELLED.fullmatch(value)):
+        return False
+    if not has_digit(value) and not value.isascii() and not is_uncommon(value):  # a word of another language
         return False
     if not value.isascii() and not _LATIN.search(value):
         return False
@@ -245,6 +247,7 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
             or has_digit(value)
             or len(value) >= 20
             or (value.upper() != value and not value.isalpha())
+            or (is_uncommon(value) and not value.istitle())  # and no label
         )
     if _CODE.fullmatch(value):
         named = strength < Strength.PASSWORD and is_identifier(value)

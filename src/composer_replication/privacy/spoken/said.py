@@ -12,11 +12,11 @@ from composer_replication.privacy.named.plausible import (
     is_passphrase,
     is_plausible,
     is_random_value,
-    is_rare_word,
+    is_unknown,
     is_told,
     trimmed,
 )
-from composer_replication.privacy.rules import Span, has_digit
+from composer_replication.privacy.rules import Span, has_digit, word_set
 from composer_replication.privacy.shapes.entropy import is_public_id
 
 _FILLERS = (
@@ -47,6 +47,23 @@ _BYTES = re.compile(
     r"((?:(?:0x[0-9a-fA-F]{1,2}+|\d{1,3}+),\s{0,9}+){7,}(?:0x[0-9a-fA-F]{1,2}|\d{1,3}))"
 )
 _GROUPS = re.compile(r"\s?[:=]\s{0,3}((?:[a-zA-Z2-7]{4} ){3,15}[a-zA-Z2-7]{4})(?![A-Za-z])")
+
+
+# What stands between a name and its value in a sentence: words for `is`, or a sign.
+_LINKS = word_set(
+    "is was are be to as equals becomes now lautet ist war wird est était es era son c'est è é ora são são foi eh är var er"
+    " blir on oli je byl jest był to este era sunt adalah ialah yaitu là ni yra buvo olan oldu bude będzie nu it's that's"
+    " это есть є е είναι és van lett is: ->"
+)
+_SIGNS = (":", "=", "->", "→", "\uff1a")
+_WORD = re.compile(r"[^\0\s]{1,120}")
+_OPENING = "\"'`«„“「(*:=<\uff1a>_"
+_QUOTING = frozenset("\"'`«„“「")
+_TRAILING = ".,;:!?)*_\"'`»”」"
+_NEXT_LINE = re.compile(r"(?:\r?\n[ \t>|]*){1,2}[\"'`*]{0,3}(?P<value>[^\0\s]{5,60}?)[\"'`*]{0,3}[ \t\r]*(?=\n|\0|\Z)")
+_REACH, _MOST_FILLERS = 200, 14
+# Behind a value: the end of the line, a bracket or a remark.
+_REST = re.compile(r"[\"'`»”」*.,;!)\]}]{0,4}(?:[ \t\r]*|[ \t]+(?:#|//|\(|--|<!--)[^\0\n]*|[,;][ \t][^\0\n]*)")
 
 
 def spoken(text: str, start: int, end: int, strength: Strength) -> Span | None:
@@ -84,7 +101,42 @@ def _is_plain_said(text: str, begin: int, value: str, match: re.Match[str]) -> b
     """`the password for this box: ...`, where a line ends with a long word that is no other word one says there."""
     last = begin + len(value)
     ends = text[last : last + 1] in ("", "\n", "\0")
-    return ends and _FOR.match(match[0]) is not None and match[0].rstrip().endswith(":") and is_rare_word(value)
+    return ends and _FOR.match(match[0]) is not None and match[0].rstrip().endswith(":") and is_unknown(value)
+
+
+def told_behind(text: str, end: int) -> Span | None:
+    """The first word behind a name that a sign, a word for `is` or a quote leads to and that nobody knows."""
+    stop = min(at if at >= 0 else end + _REACH for at in (text.find("\n", end, end + _REACH), text.find("\\n", end, end + _REACH)))
+    sign = linked = False
+    for number, match in enumerate(_WORD.finditer(text, end, stop)):
+        word = match[0]
+        lead = word[: len(word) - len(word.lstrip(_OPENING))]
+        sign = sign or (number == 0 and lead.startswith(_SIGNS))
+        if sign or linked or (lead and lead[-1] in _QUOTING):
+            core = trimmed(word[len(lead) :].rstrip("\"'`»”」"), _TRAILING)
+            begin = match.start() + len(lead)
+            if is_told(core) or (is_unknown(core) and (linked or _ends(text, begin + len(core), stop))):
+                return Span(begin, begin + len(core), "PASSWORD")
+            if sign and core:
+                return None
+        bare = word.strip("*_\"'`()[],").lower()
+        sign, linked = bare.endswith(_SIGNS), bare in _LINKS
+        if number > _MOST_FILLERS:
+            return None
+    return _on_next_line(text, stop) if sign or linked else None
+
+
+def _ends(text: str, at: int, stop: int) -> bool:
+    """Whether nothing is said behind a value: a label or a message goes on."""
+    return _REST.fullmatch(text, at, stop) is not None
+
+
+def _on_next_line(text: str, newline: int) -> Span | None:
+    alone = _NEXT_LINE.match(text, newline)
+    if alone is None or _NEW_FIELD.match(text, newline):
+        return None
+    core = trimmed(alone["value"], _TRAILING)
+    return Span(alone.start("value"), alone.start("value") + len(core), "PASSWORD") if is_told(core) or is_unknown(core) else None
 
 
 def continued(text: str, span: Span) -> Iterator[Span]:

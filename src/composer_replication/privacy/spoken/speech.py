@@ -10,9 +10,10 @@ from collections.abc import Iterator, Set
 
 from composer_replication.privacy.keywords import any_of
 from composer_replication.privacy.named.names import PASSWORD_WORDS
-from composer_replication.privacy.named.plausible import is_rare_word, is_told, trimmed
+from composer_replication.privacy.named.plausible import is_unknown, is_told, trimmed
 from composer_replication.privacy.rules import Span, has_digit, word_set
 from composer_replication.privacy.spoken.nearby import near
+from composer_replication.privacy.spoken.said import told_behind
 
 # Words in plain letters, beside those for a password. `pass`, `token` and `key` are looked for by another layer.
 _LOGIN_PLAIN = word_set("code codes log sign logged login creds credentials wifi")
@@ -190,7 +191,9 @@ def _around(text: str, start: int, end: int) -> Iterator[Span]:
     span = _behind(text, end)
     if span or (span := spoken_before(text, start)):
         yield span
-    elif (match := _AS_USED.match(text, end)) and is_rare_word(match["value"]):
+    elif span := told_behind(text, end):
+        yield span
+    elif (match := _AS_USED.match(text, end)) and is_unknown(match["value"]):
         yield Span(*match.span("value"), "PASSWORD")
 
 
@@ -199,7 +202,7 @@ def _behind(text: str, end: int) -> Span | None:
     if match is None:
         return None
     value = trimmed(match["value"], _TRAILING)
-    told = is_told(value) or (match["sign"] and value.isdigit() and 4 <= len(value) <= 8)
+    told = is_told(value) or (match["sign"] and is_unknown(value)) or (match["sign"] and value.isdigit() and 4 <= len(value) <= 8)
     return Span(match.start("value"), match.start("value") + len(value), "PASSWORD") if told else None
 
 
@@ -213,7 +216,7 @@ def spoken_before(text: str, start: int) -> Span | None:
     match = _USED_AS.search(text, begin, start) if _LINK_AS.search(lead) else None
     if match is not None:
         group = "value" if match["value"] else "first"
-        if is_rare_word(match[group]) or is_told(match[group]):
+        if is_unknown(match[group]) or is_told(match[group]):
             return Span(*match.span(group), "PASSWORD")
     if not has_digit(lead) and not any(sign in lead for sign in "!@#$%^&*?+~"):
         return None
