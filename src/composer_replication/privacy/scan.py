@@ -28,6 +28,7 @@ from composer_replication.privacy.named.tables import table_spans
 from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digit, is_strong, structure_spans
 from composer_replication.privacy.shapes import entropy
 from composer_replication.privacy.shapes.exact import ExactValues
+from composer_replication.privacy.shapes.human import human_spans
 from composer_replication.privacy.shapes.vendors import RUN_RULES, VENDOR_RULES
 from composer_replication.privacy.spoken import lists, speech
 from composer_replication.privacy.spoken.nearby import WHOLE_WORDS as NEARBY_WORDS
@@ -128,6 +129,7 @@ class Scanner:
         if active or not text.isascii():
             found += speech.speech_spans(text, lower, active)
         found += slashed_spans(text)
+        found += human_spans(text, flat)
         for rule in self._extra:
             if rule.triggered(text):
                 found += rule.spans(text)

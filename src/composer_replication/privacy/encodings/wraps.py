@@ -30,6 +30,7 @@ _NO_NAME = frozenset("#*/|<>({[")
 _INDENT = 60
 _AFTER_END = re.compile(r"(?:\r?\n|\\{1,2}n)[ \t`]*(?:\d{1,6}[→:|\t][ \t]*)?(?P<sign>[+>│|-][ \t]*)?")
 _LINE_START = re.compile(r"(?:\n|\\n)[ \t+>|\"']*\Z")
+_ASSIGNED = re.compile(r"\s{0,3}=(?!=)")
 _LINE_END = re.compile(r"\\*[\r\n]\s*[+>|-]?\s*|\\+n\s*")
 _PIECE = re.compile(r"[^\0\s\"'`,;(){}\[\]<>|]{1,200}")
 _SIGN = re.compile(r"[\])\"'`]{0,3}[ \t]{0,3}[:=\"'`]")
@@ -300,7 +301,7 @@ def crossing(text: str, spans: Iterable[Span], named: bool) -> Iterator[Span]:
         if not ends:
             if named and not random and _is_told(text, span):
                 yield span
-        elif (not random and not _is_words(value)) or (random and _is_one(text, span, value[: min(ends)].rstrip("\\\r"), value[min(ends) :])):
+        elif (not random and not _is_words(value) and not _ASSIGNED.match(text, span.end)) or (random and _is_one(text, span, value[: min(ends)].rstrip("\\\r"), value[min(ends) :])):
             yield span
 
 

@@ -37,6 +37,7 @@ from composer_replication.privacy.named.plausible import (
 )
 from composer_replication.privacy.rules import PLACEHOLDER, Span, has_digit, is_strong
 from composer_replication.privacy.shapes.entropy import is_public_id
+from composer_replication.privacy.shapes.human import is_unfamiliar
 from composer_replication.privacy.spoken.said import DIGITS, NUMBER_NAMES, continued, counted, kind_of, spoken, told_behind
 from composer_replication.privacy.spoken.speech import spoken_before
 
@@ -57,7 +58,12 @@ _SEARCHED: dict[bytes, tuple[bytes, ...]] = {
     b"salt ": (b"salt",),
     b"otp": (b"otp",),
     b"code ": (b"code=",),
-    b"login ": (b"_login=",),
+    b"login ": (b"_login=", b"login("),
+    b"connect ": (b"connect(",),
+    b"begin ": (b"begin(",),
+    b"pdo ": (b"pdo(",),
+    b"construct ": (b"construct(",),
+    b"bind ": (b"bind(",),
     b"pin ": (b"pin",),
     b"pw ": (b"pw",),
     b"mdp ": (b"mdp",),
@@ -115,7 +121,7 @@ _VALUE_REACH = 120
 _COUNTED = frozenset((b"key", b"secret", b"pass", b"seed", b"token"))
 _ENDS_SPEECH = frozenset(("", "\u2019", "\0"))
 _BEFORE_TOLD = frozenset(" :=\t\n\"'`*,)\u2019" + _WIDE_SIGNS)
-_CALLED = frozenset((b"auth", b"cred", b"jwt", b"hmac", b"connection"))
+_CALLED = frozenset((b"auth", b"cred", b"jwt", b"hmac", b"connection", b"login(", b"connect(", b"begin(", b"pdo(", b"construct(", b"bind("))
 # A name, or a name and the beginning of a value, at the end of a line.
 _CUT_OFF = re.compile(
     r"[\"'`\])]{0,3}(?::[ \t]?[\w\[\]., |]{1,40}(?==|[ \t]=))?(?:[ \t]{0,3}(?:=>|:=|[:=]|[ \t]))?[ \t]{0,3}"
@@ -180,7 +186,7 @@ def _listed(text: str, span: Span) -> Iterator[Span]:
 
 def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> Span | None:
     # The `=` of `sig=` belongs to the sign, not to the name.
-    stem_end = position + len(keyword) - keyword.endswith(b"=")
+    stem_end = position + len(keyword) - keyword.endswith((b"=", b"("))
     tail = _TAIL.match(text, stem_end)
     end = tail.end() if tail else stem_end
     after = text[end : end + 1]
@@ -267,7 +273,8 @@ def _positional(text: str, end: int, keyword: bytes) -> Span | None:
     """The password among the arguments of a login, behind the user; the key of a signature wherever it stands."""
     signs = keyword in (b"jwt", b"hmac")
     for index, (begin, stop) in arguments(text, end + 1):
-        if (index or signs) and _is_handed(text[begin:stop]) and is_plausible(text[begin:stop], Strength.PASSWORD, True):
+        handed_over = _is_handed(text[begin:stop]) if signs else is_given(text[begin:stop]) or is_unfamiliar(text[begin:stop])
+        if (index or signs) and handed_over and is_plausible(text[begin:stop], Strength.PASSWORD, True):
             return Span(begin, stop, "SECRET" if signs else "USER_PASSWORD")
     return None
 

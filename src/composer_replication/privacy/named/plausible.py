@@ -16,7 +16,7 @@ _PLACEHOLDER_PART = re.compile(
     r"|os\.environ|getenv|env\.|secrets\."
 )
 _PLACEHOLDER_WHOLE = re.compile(
-    r"(?i)#[0-9a-f]{3,8}|[0-9a-f]{7,64}\.{2,3}[0-9a-f]{7,64}|\{[^\0{}]*\}|\$(?!(?-i:[a-z]{2,12}[A-Z][a-z]{1,12}_?\d{2,4}$))\w+|%[sd]|%[A-Z_]+%|options?|flags?|arguments?|parameters?|pro"
+    r"(?i)\[[a-z _-]+\]|#[0-9a-f]{3,8}|[0-9a-f]{7,64}\.{2,3}[0-9a-f]{7,64}|\{[^\0{}]*\}|\$(?!(?-i:[a-z]{2,12}[A-Z][a-z]{1,12}_?\d{2,4}$))\w+|%[sd]|%[A-Z_]+%|options?|flags?|arguments?|parameters?|pro"
     r"mpt|stdin|instead|via"
     r"|and|my[_-]?(?:token|secret|key|password)|none|null|nil|undefined|true|false|string|str|text|bea"
     r"rer|basic|password"
@@ -47,7 +47,7 @@ _VERSION = re.compile(
     r"(?:[a-z]{2,12}:)?[\^~<>=v ]*\d++(?:\.\d++)++[\w.+-]*+|(?:workspace|file|link|portal|patch):[^\0\s]*+"
 )
 _SPELLED = re.compile(r"[A-Za-z]+'[a-z]{1,10}")
-_LATIN = re.compile(r"[A-Za-z]")
+_LATIN = re.compile(r"[A-Za-zÀ-ɏͰ-ϿЀ-ӿ]")
 _BRACKET = re.compile(r"[(\[]")
 _DIRECTORY = re.compile(r"(?:~|\.{1,2})?(?:/[^\0/\s]*+)++|[A-Za-z]:[\\/][^\n\0]*|\.{1,2}|~")
 # What signs a request or holds a login is as good as a password, and often plain hex.
@@ -76,6 +76,7 @@ _NO_SECRET = re.compile(
     r"\w.-]*+|\d++\.\d++[\w.-]*+"
     r"|(?:[\w.-]++/)++[\w.-]*+|[^\0\d]*[*?+|\\]\$?|[A-Za-z_]++[:=!,;?*&]++|[a-z]++(?:[;:,][a-z]*+)++|[a-"
     r"z0-9-]{1,40}:\d{2,5}|[A-Za-z_]++(?:\|[A-Za-z_]*+)++|[a-z]++\[:[a-z]++\]"
+    r"|GHSA(?:-[0-9a-z]{4}){3}|(?:CVE|CWE|RFC|ISO|JIRA|PROJ)-[\d-]++|0x[0-9a-f]++|(?:[0-9a-f]{2}:){5,}[0-9a-f]{2}|\$\{?[A-Z_]{2,}+\}?[^\0]*+"
     r"|(?:sha-?\d{1,3}|md5):[^\0]*+|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]"
     r"{1,3}\d{1,4}|\d++(?:st|nd|rd|th|px|ms|kb|mb|gb)"
 )
@@ -231,7 +232,7 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
         return False
     if not has_digit(value) and (_VERSION.fullmatch(value) or _SPELLED.fullmatch(value)):
         return False
-    if not has_digit(value) and not value.isascii() and not is_uncommon(value):  # a word of another language
+    if not has_digit(value) and not value.isascii() and not (literal and is_uncommon(value)):  # of another language
         return False
     if not value.isascii() and not _LATIN.search(value):
         return False

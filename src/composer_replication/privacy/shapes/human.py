@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
+from composer_replication.privacy.named.harmless import is_uncommon
 from composer_replication.privacy.named.names import Strength
-from composer_replication.privacy.named.plausible import is_identifier, is_no_secret, is_plausible
+from composer_replication.privacy.named.plausible import is_identifier, is_no_secret, is_plausible, trimmed
+from composer_replication.privacy.rules import Span
 from composer_replication.privacy.shapes.entropy import is_public_id, looks_random
 
 _SIGNS = re.compile(r"[!#$%^&*?~+]")
@@ -43,3 +46,50 @@ def is_shaped(value: str) -> bool:
     if _WORDS.fullmatch(value) and upper and ((inside and digits >= 4) or (inside > 1 and digits >= 3)):
         return True
     return upper and len(value) >= _SHORTEST_RANDOM and value.isalnum() and looks_random(value)
+
+
+def is_unfamiliar(value: str) -> bool:
+    """Whether a word is made of parts of which neither code nor messages have one: with a capital, and a number or `_`."""
+    if not is_uncommon(value) or not _UPPER.search(value) or not _LOWER.search(value) or _NAME.search(value):
+        return False
+    if _HARMLESS.search(value) or is_no_secret(value) or is_public_id(value):
+        return False
+    digits = len(_DIGIT.findall(value))
+    if (not digits and not _TITLED.match(value)) or (digits == 1 and value.isalnum()):
+        return False
+    return is_plausible(value, Strength.PASSWORD, True)
+
+
+def human_spans(text: str, flat: bytes) -> Iterator[Span]:
+    """Words that nobody knows with a number and signs between them: no name is needed to tell that it is a password.
+
+    `flat` is the text, one byte a character. It is searched as classes of characters: letters, digits, signs.
+    """
+    for match in _CLASSED.finditer(flat.translate(_CLASS_TABLE)):
+        start, end = match.start() + 1, match.end()
+        value = trimmed(text[start:end], _TRAILING)
+        if (
+            _SHORTEST <= len(value) <= _LONGEST
+            and text[start - 1 : start] not in _BEFORE
+            and text[end : end + 1] not in _BEHIND
+            and not _VERSIONED.fullmatch(value)
+            and is_unfamiliar(value)
+        ):
+            yield Span(start, start + len(value), "PASSWORD")
+
+
+_TITLED = re.compile(r"[A-Z][a-z]+_(?!$)|[A-Z][a-z]+[#%!&+*~^](?!$)")
+# An address, a private name, a version behind a name, a name of code with members, an id with a prefix.
+_NAME = re.compile(r"@|\.\.|^[._-]|^\d+\.\d|[A-Za-z]\d+[._]\d|^0x|^[a-z_]\w*(?:\.[A-Za-z_]\w*)+$|^[a-z]+_[A-Za-z0-9]+$|\?[a-z]+$")
+_VERSIONED = re.compile(r"[A-Za-z]+[-.]\d{1,2}[A-Za-z]{0,2}|[A-Z]+-\d[\w.-]*")
+_SHORTEST, _LONGEST = 8, 40
+_BEFORE, _BEHIND = frozenset("/\\"), frozenset("/\\([@=")
+_TRAILING = ".,;:!?)*_\"'`"
+_SIGN_CHARACTERS = "_.!#$%^&*?~+-"
+_CLASS_TABLE = bytes(
+    ord("-") if chr(code) in _SIGN_CHARACTERS else ord("0") if 48 <= code <= 57 else ord("l") if chr(code).islower()
+    else ord("U") if chr(code).isupper() else 32
+    for code in range(256)
+)  # fmt: skip
+# A word with a capital, then words and numbers with signs between them: at least one number and one sign.
+_CLASSED = re.compile(rb" Ul+(?=[Ul0]*-)(?=[Ul-]*0)(?:-?(?:0{1,4}(?!0)l{0,2}|U{0,3}l*))++(?![Ul0-])")

@@ -55,6 +55,7 @@ _LINKS = word_set(
     " blir on oli je byl jest był to este era sunt adalah ialah yaitu là ni yra buvo olan oldu bude będzie nu it's that's"
     " это есть є е είναι és van lett is: ->"
 )
+_ENGLISH = frozenset(("is", "was", "it's", "that's"))  # of no other language all words are known
 _SIGNS = (":", "=", "->", "→", "\uff1a")
 _WORD = re.compile(r"[^\0\s]{1,120}")
 _OPENING = "\"'`«„“「(*:=<\uff1a>_"
@@ -107,7 +108,7 @@ def _is_plain_said(text: str, begin: int, value: str, match: re.Match[str]) -> b
 def told_behind(text: str, end: int) -> Span | None:
     """The first word behind a name that a sign, a word for `is` or a quote leads to and that nobody knows."""
     stop = min(at if at >= 0 else end + _REACH for at in (text.find("\n", end, end + _REACH), text.find("\\n", end, end + _REACH)))
-    sign = linked = False
+    sign, linked = False, ""
     for number, match in enumerate(_WORD.finditer(text, end, stop)):
         word = match[0]
         lead = word[: len(word) - len(word.lstrip(_OPENING))]
@@ -115,12 +116,12 @@ def told_behind(text: str, end: int) -> Span | None:
         if sign or linked or (lead and lead[-1] in _QUOTING):
             core = trimmed(word[len(lead) :].rstrip("\"'`»”」"), _TRAILING)
             begin = match.start() + len(lead)
-            if is_told(core) or (is_unknown(core) and (linked or _ends(text, begin + len(core), stop))):
+            if '"' not in core and is_told(core) or (is_unknown(core) and (linked in _ENGLISH or _ends(text, begin + len(core), stop))):
                 return Span(begin, begin + len(core), "PASSWORD")
             if sign and core:
                 return None
         bare = word.strip("*_\"'`()[],").lower()
-        sign, linked = bare.endswith(_SIGNS), bare in _LINKS
+        sign, linked = bare.endswith(_SIGNS), bare if bare in _LINKS else ""
         if number > _MOST_FILLERS:
             return None
     return _on_next_line(text, stop) if sign or linked else None

@@ -38,6 +38,7 @@ _HALVES = frozenset(
     max(re.findall("[a-z]+", word), key=len).encode() for word in _OWN_WORDS if re.search("[a-z]{2}", word)
 )
 _WORD_END = re.compile(r"[^\W\d_]{0,8}(?=[\s:=\"'\uff1a\uff1d])|[^\0-\x7f]{0,12}")
+_REST_OF_NAME = re.compile(r"(?:[_.-][A-Za-z]\w{0,20}){1,3}(?=\s?[:=])")
 # What a value stands behind: a sign, a word for `is`, or nothing but a blank; and up to five words before it.
 _FILLER = r"(?:[^\0\s\d\"`«「“<>=\uff1a]{1,24}[ \t]{1,2})"
 _BEHIND = re.compile(
@@ -163,6 +164,8 @@ def _places(text: str, lower: bytes, word: bytes) -> Iterator[tuple[int, int]]:
     at = lower.find(word)
     while at >= 0:
         end = at + len(word)
+        if rest := _REST_OF_NAME.match(text, end):
+            end = rest.end()
         before, after = text[at - 1 : at], text[end : end + 1]
         if (
             not before.isalnum()
