@@ -16,7 +16,7 @@ from composer_replication.privacy.encodings.encoded import (
     speaks_of_base85,
     wrapped_base64,
 )
-from composer_replication.privacy.encodings.views import has_colours, unbroken, uncoloured, unescaped, unquoted
+from composer_replication.privacy.encodings.views import encrypted_blocks, has_colours, unbroken, uncoloured, unescaped, unquoted
 from composer_replication.privacy.encodings.wraps import SCHEMES, SHORT_KEYS, broken, crossing, touches_end
 from composer_replication.privacy.keywords import WordFilter, any_of
 from composer_replication.privacy.named import commands, options, tables
@@ -28,7 +28,7 @@ from composer_replication.privacy.named.tables import table_spans
 from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digit, is_strong, structure_spans
 from composer_replication.privacy.shapes import entropy
 from composer_replication.privacy.shapes.exact import ExactValues
-from composer_replication.privacy.shapes.human import human_spans
+from composer_replication.privacy.shapes.human import human_spans, is_shaped, is_unfamiliar
 from composer_replication.privacy.shapes.vendors import RUN_RULES, VENDOR_RULES
 from composer_replication.privacy.spoken import lists, speech
 from composer_replication.privacy.spoken.nearby import WHOLE_WORDS as NEARBY_WORDS
@@ -53,6 +53,7 @@ _ESCAPE_HEAD = re.compile(r"u[0-9a-fA-F]{4}|[nrt]")
 _WORDY = re.compile(
     r"(?:[./_=~$+-]*+(?:[A-Z]?[a-z]{2,20}+(?:[A-Z][a-z]{2,20}+)*+|[a-z]|[A-Z]{1,10}+|[0-9]{1,6}+)(?=[./_=~$+-]|$))++[./_=~$+-]*+"
 )
+_PLAIN_WORD = re.compile(r"[!-~]{8,40}")
 _USER_PASSWORD = re.compile(r"[\w.@+-]{1,64}:([^\0\s:]{6,100})")
 
 
@@ -144,6 +145,8 @@ class Scanner:
             found += self._in_mail(text, key)
         if depth < _MAX_DEPTH:
             found += self._encoded(text, key, depth, suspects, found, active)
+        if found and (blocks := encrypted_blocks(text)):
+            found = [span for span in found if not any(begin <= span.start < end for begin, end in blocks)]
         return _spread(text, _merge(text, found)) if found else []
 
     def _in_mail(self, text: str, key: str) -> Iterator[Span]:
@@ -181,7 +184,7 @@ class Scanner:
             behind += self._wrapped(text, starts, depth)
         if speaks_of_base85(text, active):
             behind += [Span(*piece[:2], "ENCODED_SECRET") for piece in base85(text) if self._says_secret(piece, depth)]
-        if "\\" in text and (view := unescaped(text)) is not None:
+        if ("\\" in text or "&#" in text) and (view := unescaped(text)) is not None:
             behind += view.led_back(self.spans(view.text, key, depth + 1))
         return behind
 
@@ -233,6 +236,8 @@ class Scanner:
 
     def _says_secret(self, piece: Decoded, depth: int) -> bool:
         if self.spans(piece.text, depth=depth + 1):
+            return True
+        if _PLAIN_WORD.fullmatch(piece.text) and (is_shaped(piece.text) or is_unfamiliar(piece.text)):
             return True
         login = _USER_PASSWORD.fullmatch(piece.text.strip())
         return login is not None and piece.text.isascii() and is_strong(login[1])

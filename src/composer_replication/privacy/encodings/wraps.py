@@ -297,7 +297,7 @@ def crossing(text: str, spans: Iterable[Span], named: bool) -> Iterator[Span]:
     for span in spans:
         value = text[span.start : span.end]
         ends = [at for mark in ("\n", "\\n") if (at := value.find(mark)) >= 0]
-        random = span.kind in (KIND, HEX_KIND)
+        random = span.kind in (KIND, HEX_KIND, "KEY_VALUE")
         if not ends:
             if named and not random and _is_told(text, span):
                 yield span

@@ -191,7 +191,7 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
     end = tail.end() if tail else stem_end
     after = text[end : end + 1]
     if after not in _BEHIND_NAMES:
-        return _said_before(text, position, end) if after in _ENDS_SPEECH else None
+        return _said_before(text, _name_start(text, position), end) if after in _ENDS_SPEECH else None
     start = _name_start(text, position)
     if start < position and text[start - 1 : start] == "\\" and text[start] in "nrt":
         start += 1
@@ -234,7 +234,7 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
     if span is None and strength >= Strength.TOKEN and start and text[start - 1] in " `*":
         span = spoken_before(text, start)
     if span is None and strength == Strength.PASSWORD and text[end] in _BEFORE_TOLD:
-        span = told_behind(text, end)
+        span = told_behind(text, end, direct=True)
     return span
 
 
@@ -361,7 +361,7 @@ def _is_argument(value: str, strength: Strength, before: str) -> bool:
         return True
     if is_path(value) or (is_identifier(value) and not has_digit(value)):
         return False
-    return " " not in value and (has_digit(value) or (strength == Strength.PASSWORD and not value.isalpha()))
+    return " " not in value and (has_digit(value) or (strength == Strength.PASSWORD and not value.isalpha() and is_unknown(value)))
 
 
 def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *, spaced: bool = False) -> Span | None:

@@ -16,7 +16,7 @@ _PLACEHOLDER_PART = re.compile(
     r"|os\.environ|getenv|env\.|secrets\."
 )
 _PLACEHOLDER_WHOLE = re.compile(
-    r"(?i)\[[a-z _-]+\]|#[0-9a-f]{3,8}|[0-9a-f]{7,64}\.{2,3}[0-9a-f]{7,64}|\{[^\0{}]*\}|\$(?!(?-i:[a-z]{2,12}[A-Z][a-z]{1,12}_?\d{2,4}$))\w+|%[sd]|%[A-Z_]+%|options?|flags?|arguments?|parameters?|pro"
+    r"(?i)\[[a-z _-]+\]|0x[0-9a-f]{1,16}|\$\{?(?-i:[A-Z_]{2,}+)\}?(?:/[^\0]*)?|#[0-9a-f]{3,8}|[0-9a-f]{7,64}\.{2,3}[0-9a-f]{7,64}|\{[^\0{}]*\}|\$(?!(?-i:[a-z]{2,12}[A-Z][a-z]{1,12}_?\d{2,4}$))\w+|%[sd]|%[A-Z_]+%|options?|flags?|arguments?|parameters?|pro"
     r"mpt|stdin|instead|via"
     r"|and|my[_-]?(?:token|secret|key|password)|none|null|nil|undefined|true|false|string|str|text|bea"
     r"rer|basic|password"
@@ -64,6 +64,8 @@ _FOLDERS = re.compile(r"(?:[\w.-]++/)+[\w.-]*+|[a-z]++\[:[a-z]++\]")
 _LICENCE = re.compile(r"(?=[A-Z-]*\d)(?:[A-Z0-9]{4,8}-){3,7}[A-Z0-9]{4,8}")
 _LOGIN_NAME = re.compile(r"(?i)(?:^|[_.-]|(?<=[a-z]))(auth|creds?|credentials?|login)$")
 _USER_AND_PASSWORD = re.compile(r"[\w.@+-]{1,60}[:/]([^\0\s:/@]{6,100})")
+_HASHED_NAME = re.compile(r"(?:[A-Za-z]\w{0,20}-)+[0-9a-f]{32,64}")  # of a cache, by the hash of what is in it
+_PAIRS_OF_HEX = re.compile(r"(?:[0-9A-Fa-f]{2}:){7,}[0-9A-Fa-f]{2}")  # a fingerprint
 _HEX_HANDLE = re.compile(r"[0-9a-fA-F]{20,}")
 # What stands beside a secret's name and is none: an algorithm, an address, a date, a version, a path, a pattern.
 _NO_SECRET = re.compile(
@@ -76,7 +78,7 @@ _NO_SECRET = re.compile(
     r"\w.-]*+|\d++\.\d++[\w.-]*+"
     r"|(?:[\w.-]++/)++[\w.-]*+|[^\0\d]*[*?+|\\]\$?|[A-Za-z_]++[:=!,;?*&]++|[a-z]++(?:[;:,][a-z]*+)++|[a-"
     r"z0-9-]{1,40}:\d{2,5}|[A-Za-z_]++(?:\|[A-Za-z_]*+)++|[a-z]++\[:[a-z]++\]"
-    r"|GHSA(?:-[0-9a-z]{4}){3}|(?:CVE|CWE|RFC|ISO|JIRA|PROJ)-[\d-]++|0x[0-9a-f]++|(?:[0-9a-f]{2}:){5,}[0-9a-f]{2}|\$\{?[A-Z_]{2,}+\}?[^\0]*+"
+    r"|GHSA(?:-[0-9a-z]{4}){3}|(?:CVE|CWE|RFC|ISO|JIRA|PROJ)-[\d-]++|0x[0-9a-f]++|(?:[0-9a-f]{2}:){5,}[0-9a-f]{2}|\$\{?(?-i:[A-Z_]{2,}+)\}?(?:[^\0\w][^\0]*+)?"
     r"|(?:sha-?\d{1,3}|md5):[^\0]*+|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]"
     r"{1,3}\d{1,4}|\d++(?:st|nd|rd|th|px|ms|kb|mb|gb)"
 )
@@ -92,6 +94,8 @@ def is_random_value(value: str) -> bool:
     core = value.strip("\"'")
     if _LICENCE.fullmatch(core):
         return True
+    if _HASHED_NAME.fullmatch(core) or _PAIRS_OF_HEX.fullmatch(core):
+        return False
     return 16 <= len(core) <= 2000 and " " not in core and has_digit(core) and "://" not in core and looks_random(core)
 
 
@@ -168,7 +172,7 @@ def is_unknown(value: str) -> bool:
         and not _BRACKETS.search(value)
         and not is_no_secret(value)
         and is_plausible(value, Strength.PASSWORD, True)
-        and name_strength(value) == Strength.NONE
+        and name_strength(value) < Strength.TOKEN
     )
 
 
@@ -246,9 +250,8 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
         return (
             strength == Strength.PASSWORD
             or has_digit(value)
-            or len(value) >= 20
-            or (value.upper() != value and not value.isalpha())
             or (is_uncommon(value) and not value.istitle())  # and no label
+            or is_passphrase(value)
         )
     if _CODE.fullmatch(value):
         named = strength < Strength.PASSWORD and is_identifier(value)
@@ -261,7 +264,10 @@ def _is_phrase(value: str) -> bool:
     if _PROSE.search(value) or value[-1] in ".:?":
         return False
     return (
-        has_digit(value) or any(sign in value for sign in "!@#$%^&*+=~") or (value.islower() and value.count(" ") > 1)
+        has_digit(value)
+        or any(sign in value for sign in "!@#$%^&*+=~")
+        or (value.islower() and value.count(" ") > 1)
+        or sum(map(is_uncommon, value.split())) > 1
     )
 
 

@@ -62,6 +62,9 @@ _PUBLIC = re.compile(
     r"|[sS][hH][aA]-?(?:1|224|256|384|512)[-:=][A-Za-z0-9+/=_-]{20,}|AAAA[BC]3NzaC1[A-Za-z0-9+/=]+|AAAAE2VjZHNh[A-Za-z0-9+/=]+"
     # What IPFS and nix name their contents by.
     r"|(?<![A-Za-z0-9])(?:Qm[1-9A-HJ-NP-Za-km-z]{44}|bafy[a-z2-7]{55})(?![A-Za-z0-9])|(?<=/nix/store/)[0-9a-z]{32}(?=-)"
+    # Objects of a payment service, an account on a chain, an application of Google.
+    r"|(?<![A-Za-z0-9])(?:cus|price|prod|in|pi|ch|sub|si|il|pm|evt|acct|seti|plan|re|txn)_[A-Za-z0-9]{14,24}(?![A-Za-z0-9])"
+    r"|(?<![A-Za-z0-9])bc1[a-z0-9]{25,60}(?![A-Za-z0-9])|[0-9]{8,14}-[a-z0-9]{32}(?=\.apps\.googleusercontent)"
     # A version of Go made from a commit, and what `git describe` says.
     r"|(?<![0-9])[0-9]{14}-[0-9a-f]{12}(?![0-9A-Za-z])|(?<=-)[0-9]{1,5}-g[0-9a-f]{7,40}(?![0-9A-Za-z])"
 )
@@ -98,11 +101,12 @@ _PASSWORD_HASH = re.compile(r"(?i)pass|pwd|secret|salt|token|user")
 _MEDIA = re.compile(r"iVBORw0KGgo|/9j/[24]|R0lGOD[dl]h|UklGR|JVBERi0|PHN2Zy|AAABAAE|d09GM|AAAA[A-Z]GZ0eX")
 # The provider's signature of a thinking block, in a log that was itself printed; and the CSRF token of a page, which is
 # worth nothing without the session that goes with it (and the session is redacted).
-_SIGNATURE = re.compile(r"csrf-token\\*\"\s?content=\\*\"$|[sS]ignature\\*\"\s?:\s?\\*\"$")
+_SIGNATURE = re.compile(r"(?i:etag)\\*[\"']?\s?[:=]\s?(?:W/)?\\*[\"']?$|csrf-token\\*\"\s?content=\\*\"$|[sS]ignature\\*\"\s?:\s?\\*\"$")
 # A public key by its name, a host of known_hosts, and the signature of a mail.
 _PUBLIC_NAME = re.compile(
-    r"(?i)public[ _-]?key\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?\Z|\|1\|(?:[A-Za-z0-9+/]{27}=\|)?/?\Z"
+    r"(?i)(?:public[ _-]?key|\bpeer)\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?\Z|\|1\|(?:[A-Za-z0-9+/]{27}=\|)?/?\Z"
 )
+_MODULUS = re.compile(r"[\"'](?:n|x|y|x5c|x5t)\\*[\"']\s?:\s?\[?\\*[\"']$")
 _MAIL_SIGNATURE = re.compile(r"DKIM-Signature:[^\0\"'{}]{0,600}[;\s]\Z")
 _LONGEST_MAIL_SIGNATURE = 660
 _HASHED_FILE = re.compile(
@@ -263,6 +267,7 @@ class Surroundings:
         self._text, self._key = text, key
         self._lengths: dict[int, Counter[int]] = {}
         self._file = (0, 0)
+        self._keys = '"kty' in text  # a set of public keys
         self._signed = "DKIM-Signature:" in text
 
     def is_public(self, span: Span, run_start: int) -> bool:
@@ -270,7 +275,7 @@ class Surroundings:
         lead = self._before(run_start, 24)
         if lead.endswith(";base64,") or _SIGNATURE.search(lead) or self._in_public_block(span.start):
             return True
-        if _PUBLIC_NAME.search(self._before(span.start, 40)):
+        if _PUBLIC_NAME.search(self._before(span.start, 40)) or (self._keys and _MODULUS.search(lead)):
             return True
         if span.kind == KIND and _PUBLIC_PLACE.search(self._before(span.start, 90)):
             return True

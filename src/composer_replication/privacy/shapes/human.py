@@ -24,7 +24,7 @@ _NUMBERED = re.compile(
 _NUMBER_FIRST = re.compile(r"\d{3,4}[_.~-]?[A-Z][a-z]{2,11}[_.~-][A-Z]?[a-z]{2,11}")
 _WORDS = re.compile(r"(?:[A-Z]?[a-z0-9]{2,14}[_.-]?){1,3}")
 _HARMLESS = re.compile(
-    r"(?i)%[0-9a-f]{2}|^\d+\*|^[$%]\w*\d{0,2}$|^[*&][A-Za-z_]+\d{0,2}$|\.(?:py|js|ts|tsx|jsx|json|ya?ml|toml|txt|md|log|sh|go|rs|rb|java|sql|html|css|png|zip|gz|cs|php)$"
+    r"(?i)%[0-9a-f]{2}|^\d+\*|^[$%]\w*\d{0,2}$|^[*&][A-Za-z_]+\d{0,2}$|\.(?:py|js|ts|tsx|jsx|json|ya?ml|toml|txt|md|log|sh|go|rs|rb|java|sql|html|css|png|svg|jpe?g|gif|ico|pdf|csv|xml|docx?|xlsx?|zip|gz|cs|php|mp[34]|whl|deb|rpm|exe|dll|so)$"
     r"|test|spec|user|login|passw|secret|token|auth|admin|error|line|page|http|sha\d|version|release|step|issue|port|node|windows"
 )
 _SHORTEST_RANDOM = 12
@@ -65,14 +65,15 @@ def human_spans(text: str, flat: bytes) -> Iterator[Span]:
 
     `flat` is the text, one byte a character. It is searched as classes of characters: letters, digits, signs.
     """
-    for match in _CLASSED.finditer(flat.translate(_CLASS_TABLE)):
-        start, end = match.start() + 1, match.end()
+    for match in _CLASSED.finditer(b" " + flat.translate(_CLASS_TABLE)):
+        start, end = match.start(), match.end() - 1
         value = trimmed(text[start:end], _TRAILING)
         if (
             _SHORTEST <= len(value) <= _LONGEST
             and text[start - 1 : start] not in _BEFORE
             and text[end : end + 1] not in _BEHIND
             and not _VERSIONED.fullmatch(value)
+            and not value.isalnum()
             and is_unfamiliar(value)
         ):
             yield Span(start, start + len(value), "PASSWORD")
@@ -80,10 +81,10 @@ def human_spans(text: str, flat: bytes) -> Iterator[Span]:
 
 _TITLED = re.compile(r"[A-Z][a-z]+_(?!$)|[A-Z][a-z]+[#%!&+*~^](?!$)")
 # An address, a private name, a version behind a name, a name of code with members, an id with a prefix.
-_NAME = re.compile(r"@|\.\.|^[._-]|^\d+\.\d|[A-Za-z]\d+[._]\d|^0x|^[a-z_]\w*(?:\.[A-Za-z_]\w*)+$|^[a-z]+_[A-Za-z0-9]+$|\?[a-z]+$")
+_NAME = re.compile(r"@|\.\.|^[._-]|^\d+\.\d|[A-Za-z]\d+[._]\d|^0x|^[a-z_]\w*(?:\.[A-Za-z_]\w*)+$|^[a-z]+_(?![A-Za-z]+\d*$)[A-Za-z0-9]+$|\?[a-z]+$")
 _VERSIONED = re.compile(r"[A-Za-z]+[-.]\d{1,2}[A-Za-z]{0,2}|[A-Z]+-\d[\w.-]*")
 _SHORTEST, _LONGEST = 8, 40
-_BEFORE, _BEHIND = frozenset("/\\"), frozenset("/\\([@=")
+_BEFORE, _BEHIND = frozenset("/\\@%"), frozenset("/\\([@=")
 _TRAILING = ".,;:!?)*_\"'`"
 _SIGN_CHARACTERS = "_.!#$%^&*?~+-"
 _CLASS_TABLE = bytes(

@@ -15,12 +15,12 @@ from composer_replication.privacy.rules import Span
 from composer_replication.privacy.shapes.human import is_shaped, is_unfamiliar
 
 # What a word for a password has in it.
-_STEMS = (b"pass", b"pwd", b"pw", b"psk", b"secret", b"cred", b"auth", b"login")
-_FOR_PASSWORDS = frozenset((b"pass", b"pwd", b"pw", b"psk", b"login"))
-WHOLE_WORDS = frozenset((b"login", b"pw"))
+_STEMS = (b"pass", b"pwd", b"pw", b"psk", b"secret", b"cred", b"auth", b"login", b"assword")
+_FOR_PASSWORDS = frozenset((b"pass", b"pwd", b"pw", b"psk", b"login", b"assword"))
+WHOLE_WORDS = frozenset((b"login", b"pw", b"assword"))
 _ACTIVE = frozenset(form for word in _STEMS for form in (word, word + b" "))
 _OTHER_WORD = re.compile(rb"pass[abd-oq-vxz]|secretar|credit|credib|author(?!iz)|pw[a-ce-z]")
-_NO_PASSWORD = re.compile(rb"\n[ \t]*pass\s\Z|(?:by|com|sur|tres|com)pass.?\Z")  # a statement, and other words
+_NO_PASSWORD = re.compile(rb"\n[ \t]*pass\n\Z|(?:by|com|sur|tres|com)pass.?\Z")  # a statement, and other words
 # A word with a digit or a sign in it.
 _SIGNS = r"\w.!@#$%^&*?~+-"
 _TOKEN = re.compile(rf"(?<![{_SIGNS}])[^\W\d_]*+[\d_.!@#$%^&*?~+-][{_SIGNS}]*+")

@@ -43,7 +43,7 @@ _NEXT_LITERAL = re.compile(
 _ALONE = re.compile(r"\n([ \t]+)\Z")
 _NEXT_BLOCK_LINE = re.compile(r"\n([ \t]+)([A-Za-z0-9+/=_-]{8,200})(?=\r?\n|\Z)")
 _BYTES = re.compile(
-    r"[^\0\n=]{0,30}=\s{0,3}[\w .:\[\]]{0,40}[\[{(]\s{0,9}"
+    r"[^\0\n=]{0,30}=\s{0,3}[\w .:\[\]\"',(]{0,40}[\[{(]\s{0,9}"
     r"((?:(?:0x[0-9a-fA-F]{1,2}+|\d{1,3}+),\s{0,9}+){7,}(?:0x[0-9a-fA-F]{1,2}|\d{1,3}))"
 )
 _GROUPS = re.compile(r"\s?[:=]\s{0,3}((?:[a-zA-Z2-7]{4} ){3,15}[a-zA-Z2-7]{4})(?![A-Za-z])")
@@ -62,6 +62,7 @@ _OPENING = "\"'`«„“「(*:=<\uff1a>_"
 _QUOTING = frozenset("\"'`«„“「")
 _TRAILING = ".,;:!?)*_\"'`»”」"
 _NEXT_LINE = re.compile(r"(?:\r?\n[ \t>|]*){1,2}[\"'`*]{0,3}(?P<value>[^\0\s]{5,60}?)[\"'`*]{0,3}[ \t\r]*(?=\n|\0|\Z)")
+DIGITS_ALONE = re.compile(r"\d{6,12}")
 _REACH, _MOST_FILLERS = 200, 14
 # Behind a value: the end of the line, a bracket or a remark.
 _REST = re.compile(r"[\"'`»”」*.,;!)\]}]{0,4}(?:[ \t\r]*|[ \t]+(?:#|//|\(|--|<!--)[^\0\n]*|[,;][ \t][^\0\n]*)")
@@ -105,18 +106,24 @@ def _is_plain_said(text: str, begin: int, value: str, match: re.Match[str]) -> b
     return ends and _FOR.match(match[0]) is not None and match[0].rstrip().endswith(":") and is_unknown(value)
 
 
-def told_behind(text: str, end: int) -> Span | None:
-    """The first word behind a name that a sign, a word for `is` or a quote leads to and that nobody knows."""
+def told_behind(text: str, end: int, *, direct: bool) -> Span | None:
+    """The first word behind a name that a sign, a word for `is` or a quote leads to and that nobody knows.
+
+    `direct`: also one that nothing leads to, directly behind the name and at the end of what is said.
+    """
     stop = min(at if at >= 0 else end + _REACH for at in (text.find("\n", end, end + _REACH), text.find("\\n", end, end + _REACH)))
     sign, linked = False, ""
     for number, match in enumerate(_WORD.finditer(text, end, stop)):
         word = match[0]
         lead = word[: len(word) - len(word.lstrip(_OPENING))]
         sign = sign or (number == 0 and lead.startswith(_SIGNS))
-        if sign or linked or (lead and lead[-1] in _QUOTING):
+        led = sign or linked or (lead and lead[-1] in _QUOTING)
+        if led or (direct and not number):
             core = trimmed(word[len(lead) :].rstrip("\"'`»”」"), _TRAILING)
             begin = match.start() + len(lead)
-            if '"' not in core and is_told(core) or (is_unknown(core) and (linked in _ENGLISH or _ends(text, begin + len(core), stop))):
+            if (led and '"' not in core and is_told(core)) or (is_unknown(core) and (linked in _ENGLISH or _ends(text, begin + len(core), stop))):
+                return Span(begin, begin + len(core), "PASSWORD")
+            if sign and DIGITS_ALONE.fullmatch(core) and _ends(text, begin + len(core), stop):
                 return Span(begin, begin + len(core), "PASSWORD")
             if sign and core:
                 return None

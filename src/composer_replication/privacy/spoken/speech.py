@@ -194,7 +194,7 @@ def _around(text: str, start: int, end: int) -> Iterator[Span]:
     span = _behind(text, end)
     if span or (span := spoken_before(text, start)):
         yield span
-    elif span := told_behind(text, end):
+    elif span := told_behind(text, end, direct=False):
         yield span
     elif (match := _AS_USED.match(text, end)) and is_unknown(match["value"]):
         yield Span(*match.span("value"), "PASSWORD")
