@@ -30,6 +30,8 @@ _NO_NAME = frozenset("#*/|<>({[")
 _INDENT = 60
 _AFTER_END = re.compile(r"(?:\r?\n|\\{1,2}n)[ \t`]*(?:\d{1,6}[→:|\t][ \t]*)?(?P<sign>[+>│|-][ \t]*)?")
 _LINE_START = re.compile(r"(?:\n|\\n)[ \t+>|\"']*\Z")
+_HEX_TAIL = re.compile(r"(?<![0-9a-z])[0-9a-f]{16,}$")
+_HEX_HEAD = re.compile(r"[0-9a-f]+(?![A-Za-z])")
 _ASSIGNED = re.compile(r"\s{0,3}=(?!=)")
 _LINE_END = re.compile(r"\\*[\r\n]\s*[+>|-]?\s*|\\+n\s*")
 _PIECE = re.compile(r"[^\0\s\"'`,;(){}\[\]<>|]{1,200}")
@@ -319,6 +321,8 @@ def _is_told(text: str, span: Span) -> bool:
 def _is_one(text: str, span: Span, left: str, rest: str) -> bool:
     """Random characters over two lines with nothing that names them: one value, or two of a list, or a file."""
     right = rest.removeprefix("\\n").strip("\n\r\t +>-|│")
+    if _HEX_TAIL.search(left) and not _HEX_HEAD.match(right):  # a digest that ends with its line
+        return False
     if names_a_secret(text[max(0, span.start - _SECRET_LINE) : span.start]):
         return True
     if span.kind == HEX_KIND or is_wordy(left) or is_wordy(right):

@@ -81,8 +81,8 @@ def human_spans(text: str, flat: bytes) -> Iterator[Span]:
 
 _TITLED = re.compile(r"[A-Z][a-z]+_(?!$)|[A-Z][a-z]+[#%!&+*~^](?!$)")
 # An address, a private name, a version behind a name, a name of code with members, an id with a prefix.
-_NAME = re.compile(r"@|\.\.|^[._-]|^\d+\.\d|[A-Za-z]\d+[._]\d|^0x|^[a-z_]\w*(?:\.[A-Za-z_]\w*)+$|^[a-z]+_(?![A-Za-z]+\d*$)[A-Za-z0-9]+$|\?[a-z]+$")
-_VERSIONED = re.compile(r"[A-Za-z]+[-.]\d{1,2}[A-Za-z]{0,2}|[A-Z]+-\d[\w.-]*")
+_NAME = re.compile(r"@|\.\.|^[._-]|^\d+\.\d|[A-Za-z]\d+[._]\d|^0x|^[a-z_]\w*+(?:\.[A-Za-z_]\w*+)++$|^(?:[A-Z]\w*+\.){2,}+[A-Z]\w*+$|^[a-z]+_(?![A-Za-z]+\d*$)[A-Za-z0-9]+$|\?[a-z]+$")
+_VERSIONED = re.compile(r"[A-Z]\w*+(?:\.[A-Z]\w*+)++|[A-Za-z]+[-.]\d{1,2}[A-Za-z]{0,2}|[A-Z]+-\d[\w.-]*")
 _SHORTEST, _LONGEST = 8, 40
 _BEFORE, _BEHIND = frozenset("/\\@%"), frozenset("/\\([@=")
 _TRAILING = ".,;:!?)*_\"'`"

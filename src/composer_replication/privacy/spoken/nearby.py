@@ -84,7 +84,8 @@ def _window(text: str, at: int, end: int) -> tuple[int, int]:
         stop = following if following >= 0 else min(len(text), stop + _BELOW)
         if following < 0:
             break
-    return begin, stop
+    border = text.find("\0", end, stop)
+    return begin, border if border >= 0 else stop
 
 
 def _shaped(text: str, begin: int, end: int, wordy: bool) -> Iterator[Span]:

@@ -61,7 +61,7 @@ _WORD = re.compile(r"[^\0\s]{1,120}")
 _OPENING = "\"'`«„“「(*:=<\uff1a>_"
 _QUOTING = frozenset("\"'`«„“「")
 _TRAILING = ".,;:!?)*_\"'`»”」"
-_NEXT_LINE = re.compile(r"(?:\r?\n[ \t>|]*){1,2}[\"'`*]{0,3}(?P<value>[^\0\s]{5,60}?)[\"'`*]{0,3}[ \t\r]*(?=\n|\0|\Z)")
+_NEXT_LINE = re.compile(r"(?:\r?\n[ \t>|]*){1,2}[\"'`*]{0,3}(?P<value>[^\0\s]{5,60}?)[\"'`*]{0,3}[ \t\r]*(?![^\0\n])")
 DIGITS_ALONE = re.compile(r"\d{6,12}")
 _REACH, _MOST_FILLERS = 200, 14
 # Behind a value: the end of the line, a bracket or a remark.
