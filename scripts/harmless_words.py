@@ -84,7 +84,9 @@ def main() -> None:
     for all_words, speaking in words_of_catalogs(args.catalogs):
         told |= kept(all_words, FEWEST_CATALOGS) | kept(speaking, FEWEST_SPEAKING)
     stems = sorted(set(map(stem, code | told)))
-    head = f"# {len(stems)} stems of {len(code)} words of code and {len(told)} of catalogs, by scripts/harmless_words.py"
+    head = (
+        f"# {len(stems)} stems of {len(code)} words of code and {len(told)} of catalogs, by scripts/harmless_words.py"
+    )
     args.output.write_text(f"{head}\n{fill(' '.join(stems), 120)}\n", encoding="utf-8")
     print(head, f"{args.output.stat().st_size:,} bytes")
 

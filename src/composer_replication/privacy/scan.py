@@ -16,7 +16,14 @@ from composer_replication.privacy.encodings.encoded import (
     speaks_of_base85,
     wrapped_base64,
 )
-from composer_replication.privacy.encodings.views import encrypted_blocks, has_colours, unbroken, uncoloured, unescaped, unquoted
+from composer_replication.privacy.encodings.views import (
+    encrypted_blocks,
+    has_colours,
+    unbroken,
+    uncoloured,
+    unescaped,
+    unquoted,
+)
 from composer_replication.privacy.encodings.wraps import SCHEMES, SHORT_KEYS, broken, crossing, touches_end
 from composer_replication.privacy.keywords import WordFilter, any_of
 from composer_replication.privacy.named import commands, options, tables
@@ -57,6 +64,10 @@ _PLAIN_WORD = re.compile(r"[!-~]{8,40}")
 _USER_PASSWORD = re.compile(r"[\w.@+-]{1,64}:([^\0\s:]{6,100})")
 
 
+def _is_words(run: str) -> bool:
+    return _WORDY.fullmatch(run) is not None
+
+
 def _is_suspect(run: str) -> bool:
     return len(set(run)) >= _FEWEST and not entropy.is_wordy(run) and not entropy.is_public_id(run)
 
@@ -70,6 +81,7 @@ class Scanner:
         self._entropy = use_entropy
         self._clean_runs: set[str] = set()
         # A session repeats its ids and hashes: what is a question of the run alone is answered once.
+        self._is_words = lru_cache(maxsize=_REMEMBERED)(_is_words)
         self._is_suspect = lru_cache(maxsize=_REMEMBERED)(_is_suspect)
         self._random_in = lru_cache(maxsize=_REMEMBERED)(entropy.run_spans)
         self._decoded_in = lru_cache(maxsize=_REMEMBERED)(decoded_in_run)
@@ -104,7 +116,7 @@ class Scanner:
         """
         flat = text.encode("latin-1", "replace")
         runs = self.new_runs(text, flat)
-        odd = [(start, run) for start, run in runs if not _WORDY.fullmatch(run)]
+        odd = [(start, run) for start, run in runs if not self._is_words(run)]
         suspects = [(start, run) for start, run in odd if self._is_suspect(run)]
         active = self.words.active(flat)
         if words is not None:

@@ -18,7 +18,9 @@ _ESCAPE = re.compile(
     r"\\(?:(?<=[^\0\s\\]\\)(?:\r?\n|\\\\n)[ \t]*(?=[^\0\s\\])|\\{0,2}u00([2-7][0-9a-fA-F])|\\{0,2}(/))"
 )
 _ENTITY = re.compile(r"&#(?:[xX]([2-7][0-9a-fA-F])|(3[2-9]|[4-9]\d|1[01]\d|12[0-6]));")
-_ENCRYPTED = re.compile(r"ENC\[[A-Z0-9_]{3,20},[^\0\]\n]{0,4000}\]|ANSIBLE_VAULT;[^\0\n]{0,40}(?:(?:\n|\\n)[ \t]*+[0-9a-f]++)++")
+_ENCRYPTED = re.compile(
+    r"ENC\[[A-Z0-9_]{3,20},[^\0\]\n]{0,4000}\]|ANSIBLE_VAULT;[^\0\n]{0,40}(?:(?:\n|\\n)[ \t]*+[0-9a-f]++)++"
+)
 _COLOUR = re.compile(r"(?:\x1b|\\{1,4}(?:u001[bB]|x1[bB]|033|e))\[[0-9;:?]{0,20}[A-Za-z]")
 _WRITTEN_COLOUR = re.compile(r"\\(?:u001[bB]|x1[bB]|033|e)\[")  # in a text that was printed as JSON, or in a script
 _WORD_REST = re.compile(r"[^\0\s]*")

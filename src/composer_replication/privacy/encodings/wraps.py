@@ -88,8 +88,8 @@ def broken(
     itself cross a line end.
     """
     named = {*_open(text, names), *_open(text, calls, words=True)} if names or calls else set()
-    if not active.isdisjoint(RARE_PIECES if len(text) > _LONGEST_COMMAND else WHOLE_WORDS):
-        named.update(broken_words(lower))
+    if pieces := active & (RARE_PIECES if len(text) > _LONGEST_COMMAND else WHOLE_WORDS):
+        named.update(broken_words(lower, pieces))
     if "@" in text:
         named.update(_logins(text))
         if not active.isdisjoint(SCHEMES):
@@ -303,7 +303,9 @@ def crossing(text: str, spans: Iterable[Span], named: bool) -> Iterator[Span]:
         if not ends:
             if named and not random and _is_told(text, span):
                 yield span
-        elif (not random and not _is_words(value) and not _ASSIGNED.match(text, span.end)) or (random and _is_one(text, span, value[: min(ends)].rstrip("\\\r"), value[min(ends) :])):
+        elif (not random and not _is_words(value) and not _ASSIGNED.match(text, span.end)) or (
+            random and _is_one(text, span, value[: min(ends)].rstrip("\\\r"), value[min(ends) :])
+        ):
             yield span
 
 

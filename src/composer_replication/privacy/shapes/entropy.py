@@ -101,7 +101,9 @@ _PASSWORD_HASH = re.compile(r"(?i)pass|pwd|secret|salt|token|user")
 _MEDIA = re.compile(r"iVBORw0KGgo|/9j/[24]|R0lGOD[dl]h|UklGR|JVBERi0|PHN2Zy|AAABAAE|d09GM|AAAA[A-Z]GZ0eX")
 # The provider's signature of a thinking block, in a log that was itself printed; and the CSRF token of a page, which is
 # worth nothing without the session that goes with it (and the session is redacted).
-_SIGNATURE = re.compile(r"(?i:etag)\\*[\"']?\s?[:=]\s?(?:W/)?\\*[\"']?$|csrf-token\\*\"\s?content=\\*\"$|[sS]ignature\\*\"\s?:\s?\\*\"$")
+_SIGNATURE = re.compile(
+    r"(?i:etag)\\*[\"']?\s?[:=]\s?(?:W/)?\\*[\"']?$|csrf-token\\*\"\s?content=\\*\"$|[sS]ignature\\*\"\s?:\s?\\*\"$"
+)
 # A public key by its name, a host of known_hosts, and the signature of a mail.
 _PUBLIC_NAME = re.compile(
     r"(?i)(?:public[ _-]?key|\bpeer)\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?\Z|\|1\|(?:[A-Za-z0-9+/]{27}=\|)?/?\Z"
@@ -321,7 +323,7 @@ class Surroundings:
         hashed = max((match.end() for match in _HASH_WORDS.finditer(line)), default=-1)
         secret = max((match.end() for match in _SECRET_WORDS.finditer(line)), default=-1)
         digest = span.end - span.start in _DIGEST_LENGTHS
-        if digest and _FILE_BEFORE.search(line):
+        if digest and (_FILE_BEFORE.search(line) or ("cache" in line and _IN_NAME.search(line))):
             return True
         if line.endswith("\n") and not line.endswith(":\n") and _LOG_LINE.match(text, span.end):
             return True

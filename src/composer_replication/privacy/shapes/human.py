@@ -66,7 +66,7 @@ def human_spans(text: str, flat: bytes) -> Iterator[Span]:
     `flat` is the text, one byte a character. It is searched as classes of characters: letters, digits, signs.
     """
     for match in _CLASSED.finditer(b" " + flat.translate(_CLASS_TABLE)):
-        start, end = match.start(), match.end() - 1
+        start, end = match.start() - 1, match.end() - 1
         value = trimmed(text[start:end], _TRAILING)
         if (
             _SHORTEST <= len(value) <= _LONGEST
@@ -81,7 +81,9 @@ def human_spans(text: str, flat: bytes) -> Iterator[Span]:
 
 _TITLED = re.compile(r"[A-Z][a-z]+_(?!$)|[A-Z][a-z]+[#%!&+*~^](?!$)")
 # An address, a private name, a version behind a name, a name of code with members, an id with a prefix.
-_NAME = re.compile(r"@|\.\.|^[._-]|^\d+\.\d|[A-Za-z]\d+[._]\d|^0x|^[a-z_]\w*+(?:\.[A-Za-z_]\w*+)++$|^(?:[A-Z]\w*+\.){2,}+[A-Z]\w*+$|^[a-z]+_(?![A-Za-z]+\d*$)[A-Za-z0-9]+$|\?[a-z]+$")
+_NAME = re.compile(
+    r"@|\.\.|^[._-]|^\d+\.\d|[A-Za-z]\d+[._]\d|^0x|^[a-z_]\w*+(?:\.[A-Za-z_]\w*+)++$|^(?:[A-Z]\w*+\.){2,}+[A-Z]\w*+$|^[a-z]+_(?![A-Za-z]+\d*$)[A-Za-z0-9]+$|\?[a-z]+$"
+)
 _VERSIONED = re.compile(r"[A-Z]\w*+(?:\.[A-Z]\w*+)++|[A-Za-z]+[-.]\d{1,2}[A-Za-z]{0,2}|[A-Z]+-\d[\w.-]*")
 _SHORTEST, _LONGEST = 8, 40
 _BEFORE, _BEHIND = frozenset("/\\@%"), frozenset("/\\([@=")
@@ -92,5 +94,5 @@ _CLASS_TABLE = bytes(
     else ord("U") if chr(code).isupper() else 32
     for code in range(256)
 )  # fmt: skip
-# A word with a capital, then words and numbers with signs between them: at least one number and one sign.
-_CLASSED = re.compile(rb" Ul+(?=[Ul0]*-)(?=[Ul-]*0)(?:-?(?:0{1,4}(?!0)l{0,2}|U{0,3}l*))++(?![Ul0-])")
+# It begins with what is rare, and looks back from there. A word with a capital, then words and numbers with signs between them: at least one number and one sign.
+_CLASSED = re.compile(rb"U(?<= U)l+(?=[U0-])(?=[Ul0]*-)(?=[Ul-]*0)(?:-?(?:0{1,4}(?!0)l{0,2}|U{0,3}l*))++(?![Ul0-])")

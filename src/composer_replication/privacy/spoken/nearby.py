@@ -66,7 +66,9 @@ def _windows(text: str, lower: bytes, word: bytes) -> Iterator[_Window]:
     at = lower.find(word)
     while at >= 0:
         end = at + len(word)
-        if not _OTHER_WORD.match(lower, at) and not (word == b"pass" and _NO_PASSWORD.search(lower, max(0, at - 40), end + 1)):
+        if not _OTHER_WORD.match(lower, at) and not (
+            word == b"pass" and _NO_PASSWORD.search(lower, max(0, at - 40), end + 1)
+        ):
             begin, stop = _window(text, at, end)
             yield begin, stop, word in _FOR_PASSWORDS
             newline = text.find("\n", end, end + _REACH)

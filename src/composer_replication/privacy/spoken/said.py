@@ -111,7 +111,10 @@ def told_behind(text: str, end: int, *, direct: bool) -> Span | None:
 
     `direct`: also one that nothing leads to, directly behind the name and at the end of what is said.
     """
-    stop = min(at if at >= 0 else end + _REACH for at in (text.find("\n", end, end + _REACH), text.find("\\n", end, end + _REACH)))
+    stop = min(
+        at if at >= 0 else end + _REACH
+        for at in (text.find("\n", end, end + _REACH), text.find("\\n", end, end + _REACH))
+    )
     sign, linked = False, ""
     for number, match in enumerate(_WORD.finditer(text, end, stop)):
         word = match[0]
@@ -121,7 +124,9 @@ def told_behind(text: str, end: int, *, direct: bool) -> Span | None:
         if led or (direct and not number):
             core = trimmed(word[len(lead) :].rstrip("\"'`»”」"), _TRAILING)
             begin = match.start() + len(lead)
-            if (led and '"' not in core and is_told(core)) or (is_unknown(core) and (linked in _ENGLISH or _ends(text, begin + len(core), stop))):
+            if (led and '"' not in core and is_told(core)) or (
+                is_unknown(core) and (linked in _ENGLISH or _ends(text, begin + len(core), stop))
+            ):
                 return Span(begin, begin + len(core), "PASSWORD")
             if sign and DIGITS_ALONE.fullmatch(core) and _ends(text, begin + len(core), stop):
                 return Span(begin, begin + len(core), "PASSWORD")
@@ -144,7 +149,11 @@ def _on_next_line(text: str, newline: int) -> Span | None:
     if alone is None or _NEW_FIELD.match(text, newline):
         return None
     core = trimmed(alone["value"], _TRAILING)
-    return Span(alone.start("value"), alone.start("value") + len(core), "PASSWORD") if is_told(core) or is_unknown(core) else None
+    return (
+        Span(alone.start("value"), alone.start("value") + len(core), "PASSWORD")
+        if is_told(core) or is_unknown(core)
+        else None
+    )
 
 
 def continued(text: str, span: Span) -> Iterator[Span]:

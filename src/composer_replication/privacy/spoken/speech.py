@@ -205,7 +205,11 @@ def _behind(text: str, end: int) -> Span | None:
     if match is None:
         return None
     value = trimmed(match["value"], _TRAILING)
-    told = is_told(value) or (match["sign"] and is_unknown(value)) or (match["sign"] and value.isdigit() and 4 <= len(value) <= 8)
+    told = (
+        is_told(value)
+        or (match["sign"] and is_unknown(value))
+        or (match["sign"] and value.isdigit() and 4 <= len(value) <= 8)
+    )
     return Span(match.start("value"), match.start("value") + len(value), "PASSWORD") if told else None
 
 
