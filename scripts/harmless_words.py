@@ -28,7 +28,7 @@ SUFFIXES = {".py", ".pyi", ".md", ".txt", ".rst"}
 LARGEST = 400_000  # bytes of a file: longer ones are data
 PARTS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 WORD = re.compile(r"[^\W\d_]+")
-LATIN = re.compile(r"[a-zA-ZªºÀ-ɏḀ-ỿ]+")
+LATIN = re.compile(r"[a-zA-ZªºÀ-ɏḀ-ỹ]+")
 SPEAKS_OF_SECRETS = re.compile(r"(?i)pass(?:word|phrase|wd|code)|\bpin\b|\btoken|secret|credential|\blog ?in\b|\bkey\b")
 
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from composer_replication.privacy import identity, rules
 from composer_replication.privacy.encodings import encoded, fragments
+from composer_replication.privacy.encodings.crossing import beside, crossing
 from composer_replication.privacy.encodings.encoded import (
     Decoded,
     base85,
@@ -24,18 +25,20 @@ from composer_replication.privacy.encodings.views import (
     unescaped,
     unquoted,
 )
-from composer_replication.privacy.encodings.wraps import SCHEMES, SHORT_KEYS, broken, crossing, touches_end
+from composer_replication.privacy.encodings.wraps import SCHEMES, SHORT_KEYS, broken, touches_end
 from composer_replication.privacy.keywords import WordFilter, any_of
+from composer_replication.privacy.merging import merge, moved, spread, without
 from composer_replication.privacy.named import commands, options, tables
 from composer_replication.privacy.named.assignments import KEYWORDS, keyword_spans, searched_words
 from composer_replication.privacy.named.assignments import WHOLE_WORDS as KEYWORDS_ALONE
 from composer_replication.privacy.named.commands import command_spans
 from composer_replication.privacy.named.markup import manifest_spans
 from composer_replication.privacy.named.tables import table_spans
-from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digit, is_strong, structure_spans
+from composer_replication.privacy.rules import Rule, Span, has_digit, is_strong, structure_spans
 from composer_replication.privacy.shapes import entropy
 from composer_replication.privacy.shapes.exact import ExactValues
 from composer_replication.privacy.shapes.human import human_spans, is_shaped, is_unfamiliar
+from composer_replication.privacy.shapes.surroundings import Surroundings
 from composer_replication.privacy.shapes.vendors import RUN_RULES, VENDOR_RULES
 from composer_replication.privacy.spoken import lists, speech
 from composer_replication.privacy.spoken.nearby import WHOLE_WORDS as NEARBY_WORDS
@@ -159,7 +162,12 @@ class Scanner:
             found += self._encoded(text, key, depth, suspects, found, active)
         if found and (blocks := encrypted_blocks(text)):
             found = [span for span in found if not any(begin <= span.start < end for begin, end in blocks)]
-        return _spread(text, _merge(text, found)) if found else []
+        if not found:
+            return []
+        spans = merge(text, found)
+        if depth == 0 and spans and "\n" in text:
+            spans = merge(text, [*spans, *beside(text, spans)])
+        return spread(text, spans)
 
     def _in_mail(self, text: str, key: str) -> Iterator[Span]:
         """Lines that a mail quotes, without their signs, and lines that its encoding has broken."""
@@ -172,7 +180,7 @@ class Scanner:
         """Look into every run that is no word; returns those that are clean only because of what stands around them."""
         if not suspects:
             return set()
-        around, depends = entropy.Surroundings(text, key), set()
+        around, depends = Surroundings(text, key), set()
         known = found[:64]
         for start, run in suspects:
             end = start + len(run)
@@ -190,7 +198,7 @@ class Scanner:
     ) -> list[Span]:
         behind: list[Span] = []
         if "%" in text:
-            behind += self._percent(_without(text, found), key, depth)
+            behind += self._percent(without(text, found), key, depth)
         starts = [start for start, run in suspects if 60 <= len(run) <= 82]
         if len(starts) > 1 or (starts and "\n" in text):
             behind += self._wrapped(text, starts, depth)
@@ -225,25 +233,25 @@ class Scanner:
             if not found or not any(span.start < start + len(run) and start < span.end for span in found):
                 self._clean_runs.add(run)
 
-    def _in_run(self, around: entropy.Surroundings, start: int, run: str, depth: int) -> list[Span] | None:
+    def _in_run(self, around: Surroundings, start: int, run: str, depth: int) -> list[Span] | None:
         """Secrets inside one run; None when it is clean only because of what stands around it."""
         found, readable, depends = [], [], False
         if around.in_mail_signature(start):
             return None
         if has_digit(run):
             rules_here = dict.fromkeys([rule for trigger, rule in _RUN_TRIGGERS if trigger in run])
-            found = [_moved(span, start) for rule in rules_here for span in rule.spans(run)]
+            found = [moved(span, start) for rule in rules_here for span in rule.spans(run)]
         for piece in self._decoded_in(run) if depth < _MAX_DEPTH else ():
             if self._says_secret(piece, depth):
                 found.append(Span(start + piece.start, start + piece.end, "ENCODED_SECRET"))
             elif piece.is_plain():  # it looks random, but it says what it is
                 readable.append(piece)
         for span in self._random_in(run) if self._entropy else ():
-            moved = _moved(span, start)
-            if around.is_public(moved, start):
+            here = moved(span, start)
+            if around.is_public(here, start):
                 depends = True
             elif not any(piece.start <= span.start and span.end <= piece.end for piece in readable):
-                found.append(moved)
+                found.append(here)
         return None if depends and not found else found
 
     def _says_secret(self, piece: Decoded, depth: int) -> bool:
@@ -286,47 +294,3 @@ def _between_colours(text: str, lower: bytes, active: Set[bytes]) -> Iterable[Sp
     if view is None:
         return ()
     return view.led_back(keyword_spans(view.text, view.text.encode("latin-1", "replace").lower(), active))
-
-
-def _without(text: str, found: list[Span]) -> str:
-    """The text with blanks for what is already found."""
-    for span in found if len(found) <= 64 else ():
-        text = text[: span.start] + " " * (span.end - span.start) + text[span.end :]
-    return text
-
-
-def _moved(span: Span, by: int) -> Span:
-    return Span(span.start + by, span.end + by, span.kind)
-
-
-def _merge(text: str, found: list[Span]) -> list[Span]:
-    """Overlaps become one span that covers all of them; the kind is that of the earliest layer. Placeholders stay."""
-    order = {id(span): index for index, span in enumerate(found)}
-    merged: list[Span] = []
-    ranks: list[int] = []
-    for span in sorted(found, key=lambda span: (span.start, -span.end)):
-        rank = order[id(span)]
-        if merged and span.start < merged[-1].end:
-            last = merged[-1]
-            same = (last.start, last.end) == (span.start, span.end)
-            kind = span.kind if same and rank < ranks[-1] else last.kind
-            merged[-1] = Span(last.start, max(last.end, span.end), kind)
-            ranks[-1] = min(rank, ranks[-1]) if same else ranks[-1]
-        else:
-            merged.append(span)
-            ranks.append(rank)
-    return [span for span in merged if not PLACEHOLDER.fullmatch(text[span.start : span.end])]
-
-
-def _spread(text: str, spans: list[Span]) -> list[Span]:
-    """The same value elsewhere in the same text is the same secret, whatever stands beside it."""
-    if len(spans) > 64:  # a dump: every line has its own name, and the search would cost lines times length
-        return spans
-    extra: list[Span] = []
-    for value, kind in {text[span.start : span.end]: span.kind for span in spans}.items():
-        if len(value) >= 8 and is_strong(value):
-            at = text.find(value)
-            while at >= 0:
-                extra.append(Span(at, at + len(value), kind))
-                at = text.find(value, at + len(value))
-    return _merge(text, spans + extra) if len(extra) > len(spans) else spans

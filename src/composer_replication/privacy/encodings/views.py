@@ -33,7 +33,7 @@ _QUOTE_SIGN = re.compile(r"(?:(?<=\n)|\A)>(?:[ ]?>)*[ ]?")
 # At the end of a line and directly before the rest of a word, not before a name with a value of its own.
 _SOFT_END = r"(?<=[!-<>-~]=)\r?\n(?=[!-~])(?![\w.-]{1,60}\s?[:=](?!3D|\r?\n))"
 _SOFT_BREAK = re.compile(f"={_SOFT_END}")
-_SOFT = re.compile(f"=(?:{_SOFT_END}|3D)")
+_SOFT = re.compile(f"=(?:{_SOFT_END.replace('[!-<', '[ -<')}|3D)")  # where it is known, behind a blank, too
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+")
 _SHORTEST_PADDED = 19
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 _LETTERS = re.compile(r"[^\W\d_]+")
 _SEAM = re.compile(r"(?<=[a-zß-öø-ÿ])(?=[A-ZÀ-ÖØ-Þ])|(?<=[A-ZÀ-ÖØ-Þ])(?=[A-ZÀ-ÖØ-Þ][a-zß-öø-ÿ])")
-_NO_LATIN = re.compile(r"[^\W\d_a-zA-ZªºÀ-ɏḀ-ỿ]")
+_NO_LATIN = re.compile(r"[^\W\d_a-zA-ZªºÀ-ɏḀ-ỹ]")
 _ENDINGS = ("s", "es", "ed", "ing", "ly", "en", "er", "n")
 _SHORTEST_WORD, _SHORTEST = 4, 5
 _SHORTEST_CUT = 6
@@ -37,7 +37,7 @@ def is_word(word: str) -> bool:
 
 @lru_cache(maxsize=1 << 12)
 def is_uncommon(value: str) -> bool:
-    """Whether a value has a word in it that neither code nor messages have. Only in Latin letters: others are not known."""
+    """Whether a value has a word in it that neither code nor messages have; in Latin letters only."""
     if len(value) < _SHORTEST or _NO_LATIN.search(value):
         return False
     parts = [part for letters in _LETTERS.findall(value) for part in _SEAM.split(letters)]

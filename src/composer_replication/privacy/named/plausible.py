@@ -6,7 +6,7 @@ import re
 
 from composer_replication.privacy.named.harmless import is_uncommon
 from composer_replication.privacy.named.names import PASSWORD_WORDS, Strength, name_strength
-from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, has_digit, is_strong, word_set
+from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, has_digit, is_strong
 from composer_replication.privacy.shapes.entropy import looks_random
 
 _PLACEHOLDER_PART = re.compile(
@@ -16,7 +16,10 @@ _PLACEHOLDER_PART = re.compile(
     r"|os\.environ|getenv|env\.|secrets\."
 )
 _PLACEHOLDER_WHOLE = re.compile(
-    r"(?i)\[[a-z _-]+\]|0x[0-9a-f]{1,16}|\$\{?(?-i:[A-Z_]{2,}+)\}?(?:/[^\0]*)?|#[0-9a-f]{3,8}|[0-9a-f]{7,64}\.{2,3}[0-9a-f]{7,64}|\{[^\0{}]*\}|\$(?!(?-i:[a-z]{2,12}[A-Z][a-z]{1,12}_?\d{2,4}$))\w+|%[sd]|%[A-Z_]+%|options?|flags?|arguments?|parameters?|pro"
+    r"(?i)\[[a-z _-]+\]|0x[0-9a-f]{1,16}|\$\{?(?-i:[A-Z_]{2,}+)\}?(?:/[^\0]*)?"
+    r"|#[0-9a-f]{3,8}|[0-9a-f]{7,64}\.{2,3}[0-9a-f]{7,64}|\{[^\0{}]*\}"
+    r"|\$(?!(?-i:[a-z]{2,12}[A-Z][a-z]{1,12}_?\d{2,4}$))\w+|%[sd]|%[A-Z_]+%"
+    r"|options?|flags?|arguments?|parameters?|pro"
     r"mpt|stdin|instead|via"
     r"|and|my[_-]?(?:token|secret|key|password)|none|null|nil|undefined|true|false|string|str|text|bea"
     r"rer|basic|password"

@@ -49,7 +49,7 @@ def is_shaped(value: str) -> bool:
 
 
 def is_unfamiliar(value: str) -> bool:
-    """Whether a word is made of parts of which neither code nor messages have one: with a capital, and a number or `_`."""
+    """Whether a word has a part that neither code nor messages have, a capital, and a number or a sign."""
     if not is_uncommon(value) or not _UPPER.search(value) or not _LOWER.search(value) or _NAME.search(value):
         return False
     if _HARMLESS.search(value) or is_no_secret(value) or is_public_id(value):
@@ -94,5 +94,6 @@ _CLASS_TABLE = bytes(
     else ord("U") if chr(code).isupper() else 32
     for code in range(256)
 )  # fmt: skip
-# It begins with what is rare, and looks back from there. A word with a capital, then words and numbers with signs between them: at least one number and one sign.
+# A word with a capital, then words and numbers with signs between them: at least one number and one sign. It begins
+# with what is rare, and looks back from there.
 _CLASSED = re.compile(rb"U(?<= U)l+(?=[U0-])(?=[Ul0]*-)(?=[Ul-]*0)(?:-?(?:0{1,4}(?!0)l{0,2}|U{0,3}l*))++(?![Ul0-])")

@@ -12,8 +12,8 @@ from composer_replication.privacy.named.plausible import (
     is_passphrase,
     is_plausible,
     is_random_value,
-    is_unknown,
     is_told,
+    is_unknown,
     trimmed,
 )
 from composer_replication.privacy.rules import Span, has_digit, word_set
@@ -51,9 +51,9 @@ _GROUPS = re.compile(r"\s?[:=]\s{0,3}((?:[a-zA-Z2-7]{4} ){3,15}[a-zA-Z2-7]{4})(?
 
 # What stands between a name and its value in a sentence: words for `is`, or a sign.
 _LINKS = word_set(
-    "is was are be to as equals becomes now lautet ist war wird est était es era son c'est è é ora são são foi eh är var er"
-    " blir on oli je byl jest był to este era sunt adalah ialah yaitu là ni yra buvo olan oldu bude będzie nu it's that's"
-    " это есть є е είναι és van lett is: ->"
+    "is was are be to as equals becomes now it's that's is: -> lautet ist war wird est était c'est es era son è é"
+    " ora são foi eh är var er blir on oli je byl jest był to este sunt adalah ialah yaitu là ni yra buvo olan oldu"
+    " bude będzie nu это есть є είναι és van lett"
 )
 _ENGLISH = frozenset(("is", "was", "it's", "that's"))  # of no other language all words are known
 _SIGNS = (":", "=", "->", "→", "\uff1a")

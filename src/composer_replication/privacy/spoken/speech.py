@@ -10,7 +10,7 @@ from collections.abc import Iterator, Set
 
 from composer_replication.privacy.keywords import any_of
 from composer_replication.privacy.named.names import PASSWORD_WORDS
-from composer_replication.privacy.named.plausible import is_unknown, is_told, trimmed
+from composer_replication.privacy.named.plausible import is_told, is_unknown, trimmed
 from composer_replication.privacy.rules import Span, has_digit, word_set
 from composer_replication.privacy.spoken.nearby import near
 from composer_replication.privacy.spoken.said import told_behind
@@ -192,9 +192,7 @@ def _around(text: str, start: int, end: int) -> Iterator[Span]:
     ending = _WORD_END.match(text, end)
     end = ending.end() if ending else end
     span = _behind(text, end)
-    if span or (span := spoken_before(text, start)):
-        yield span
-    elif span := told_behind(text, end, direct=False):
+    if span or (span := spoken_before(text, start)) or (span := told_behind(text, end, direct=False)):
         yield span
     elif (match := _AS_USED.match(text, end)) and is_unknown(match["value"]):
         yield Span(*match.span("value"), "PASSWORD")
