@@ -42,7 +42,7 @@ from composer_replication.privacy.shapes.surroundings import Surroundings
 from composer_replication.privacy.shapes.vendors import RUN_RULES, VENDOR_RULES
 from composer_replication.privacy.spoken import lists, speech
 from composer_replication.privacy.spoken.nearby import WHOLE_WORDS as NEARBY_WORDS
-from composer_replication.privacy.spoken.nearby import nearby_spans, slashed_spans
+from composer_replication.privacy.spoken.nearby import nearby_spans
 
 _Runs = list[tuple[int, str]]
 _Triggers = list[tuple[str, Rule]]
@@ -131,20 +131,8 @@ class Scanner:
         found += structure_spans(text, active)
         found += command_spans(text, active)
         lower = flat.lower() if active else flat
-        names: list[int] = []  # where names end that a line end parts from their value
-        calls: list[int] = []  # and programs, from their options
-        if active:
-            found += keyword_spans(text, lower, active, names)
-            found += options.option_spans(text, lower, active, calls)
-            found += table_spans(text, lower, active)
-            found += manifest_spans(text, active)
-            if has_colours(text):
-                found += _between_colours(text, lower, active)
-            found += nearby_spans(text, lower, active)
-            found += lists.list_spans(text, lower, active)
-        if active or not text.isascii():
-            found += speech.speech_spans(text, lower, active)
-        found += slashed_spans(text)
+        unfinished: tuple[list[int], list[int]] = ([], [])  # where names and programs end that a line end cuts off
+        found += _told(text, lower, active, unfinished)
         found += human_spans(text, flat)
         for rule in self._extra:
             if rule.triggered(text):
@@ -153,21 +141,13 @@ class Scanner:
         if depth == 0:
             depends.update(run for start, run in suspects if touches_end(text, start + len(run)))
             self._remember(runs, found, triggers, depends)
-        if depth == 0 and (joined := broken(text, lower, active, suspects, names, calls)) is not None:
-            view, named = joined
-            found += crossing(text, view.led_back(self.spans(view.text, key, depth + 1)), named)
-        if depth == 0:
+            if (joined := broken(text, lower, active, suspects, *unfinished)) is not None:
+                view, named = joined
+                found += crossing(text, view.led_back(self.spans(view.text, key, depth + 1)), named)
             found += self._in_mail(text, key)
         if depth < _MAX_DEPTH:
             found += self._encoded(text, key, depth, suspects, found, active)
-        if found and (blocks := encrypted_blocks(text)):
-            found = [span for span in found if not any(begin <= span.start < end for begin, end in blocks)]
-        if not found:
-            return []
-        spans = merge(text, found)
-        if depth == 0 and spans and "\n" in text:
-            spans = merge(text, [*spans, *beside(text, spans)])
-        return spread(text, spans)
+        return _settled(text, found, depth) if found else []
 
     def _in_mail(self, text: str, key: str) -> Iterator[Span]:
         """Lines that a mail quotes, without their signs, and lines that its encoding has broken."""
@@ -278,6 +258,31 @@ class Scanner:
         for piece in wrapped_base64(text, starts):
             if self._says_secret(piece, depth):
                 yield Span(piece.start, piece.end, "ENCODED_SECRET")
+
+
+def _told(text: str, lower: bytes, active: Set[bytes], unfinished: tuple[list[int], list[int]]) -> Iterator[Span]:
+    """What names, options, headings, manifests and sentences tell. `active`: the trigger words that occur."""
+    if active:
+        yield from keyword_spans(text, lower, active, unfinished[0])
+        yield from options.option_spans(text, lower, active, unfinished[1])
+        yield from table_spans(text, lower, active)
+        yield from manifest_spans(text, active)
+        if has_colours(text):
+            yield from _between_colours(text, lower, active)
+        yield from nearby_spans(text, lower, active)
+        yield from lists.list_spans(text, lower, active)
+    if active or not text.isascii():
+        yield from speech.speech_spans(text, lower, active)
+
+
+def _settled(text: str, found: list[Span], depth: int) -> list[Span]:
+    """What goes in the end: nothing that is encrypted, no overlaps, and the parts and copies of what was found."""
+    if blocks := encrypted_blocks(text):
+        found = [span for span in found if not any(begin <= span.start < end for begin, end in blocks)]
+    spans = merge(text, found)
+    if depth == 0 and spans and "\n" in text:
+        spans = merge(text, [*spans, *beside(text, spans)])
+    return spread(text, spans)
 
 
 def _vendor_triggers(runs: _Runs) -> _Triggers:

@@ -29,7 +29,6 @@ _COLOUR_END = re.compile(r"\d{1,2}m(?<=\x1b\[\dm|\[\d\dm)")
 _BEFORE = frozenset("/\\")
 _BEHIND = frozenset("/([@")
 _SHORTEST, _LONGEST = 8, 40
-_SLASHED = re.compile(rf" / (?<=[\w.] / )(?P<value>[{_SIGNS}]{{8,40}})[ \t\r]*(?![^\0\n])")
 _REACH = 160  # before and behind a word on its line
 _BELOW = 200
 _LINES_BELOW = 3
@@ -47,14 +46,6 @@ def nearby_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
         if end > done:
             yield from _shaped(text, max(at, done), end, wordy)
             done = end
-
-
-def slashed_spans(text: str) -> Iterator[Span]:
-    """`ada / ...` at the end of a line, as lists of logins have it."""
-    if " / " in text:
-        for match in _SLASHED.finditer(text):
-            if is_shaped(match["value"]) or is_unfamiliar(match["value"]):
-                yield Span(*match.span("value"), "USER_PASSWORD")
 
 
 def near(text: str, at: int, end: int) -> Iterator[Span]:
