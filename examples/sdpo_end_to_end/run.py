@@ -21,8 +21,8 @@ import torch
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
-from composer_replication.batch.load_tokenizer import load_tokenizer
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.model_folder import load_tokenizer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.cli.main import main as crf
 from composer_replication.errors import ComposerError
 from composer_replication.objective.hint_proof import HintProof

@@ -115,6 +115,7 @@ LAZY_ALIASES = {
         "trainer.composer_trainer",
     },
     "loss": {"objective.components", "objective.compose"},
+    "batch": {"objective.smoke_chat"},
     "teacher_replay": {"types", "pairs.extract", "teacher_replay.replay", "teacher_replay.teachers"},
 }
 

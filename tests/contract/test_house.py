@@ -9,28 +9,12 @@ import pytest
 from house_rules import crowded_folders, lonely_modules, longest_chain, packages_without_a_map
 from repository import SRC, python_files
 
-CROWDED = {"batch"}
+CROWDED: set[str] = set()
 LONELY = {"privacy.kingfisher"}
 ALIASES = {"distillation.entropy_aware_opd", "distillation.simpo", "distillation.taid", "replaysim.normalize"}
 """Known import paths: they hold nothing but another module's names."""
-UNMAPPED = {
-    "batch",
-    "composer_replication",
-    "distillation",
-    "loss",
-    "loss.linear",
-    "objective",
-    "privacy",
-    "privacy.encodings",
-    "privacy.named",
-    "privacy.shapes",
-    "privacy.spoken",
-    "recipes",
-    "recipes.prime_rl",
-    "replaysim",
-}
-LONGEST_CHAIN = 25
-LONGEST_CHAIN = 25
+UNMAPPED = {"privacy", "privacy.encodings", "privacy.named", "privacy.shapes", "privacy.spoken"}
+LONGEST_CHAIN = 19
 """To come: 18."""
 
 

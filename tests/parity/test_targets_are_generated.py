@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import real_logs
-from composer_replication.batch.load_tokenizer import load_tokenizer
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.model_folder import load_tokenizer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import SitesConfig
 from composer_replication.errors import AlignmentError
 from composer_replication.ingestion.into_run import ingest_into

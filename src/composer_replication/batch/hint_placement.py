@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.render.dialect import (
     PLAIN_ID,
     SHORT_ID,
@@ -21,6 +20,7 @@ from composer_replication.batch.render.dialect import (
     system,
     user,
 )
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Message
 

@@ -15,10 +15,8 @@ from composer_replication.errors import InputError, explain
 
 def denominators_of(batches: Sequence[TreeBatch]) -> dict[str, int]:
     """What `compose_loss` divides by in each of these, so that their losses add up to that of all together."""
-    responses = sum(batch.response.rows.numel() for batch in batches)
-    sites = sum(batch.student_rows.numel() for batch in batches)
-    pairs = sum(batch.pairs.num_pairs for batch in batches if batch.pairs is not None)
-    return dict(zip(CHANNELS, (responses, sites, pairs), strict=True))
+    counts = [batch.counts() for batch in batches]
+    return {name: sum(each[name] for each in counts) for name in CHANNELS}
 
 
 def pack_batches(batches: Sequence[TreeBatch]) -> TreeBatch:

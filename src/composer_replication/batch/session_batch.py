@@ -5,17 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from composer_replication.batch.hint_placement import PLACEMENTS, Placement, TeacherContext, teacher_context
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.hint_placement import PLACEMENTS, Placement
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.render.turn_edges import num_same
 from composer_replication.batch.session_records import (
-    HINT_HAS_NO_PLACE,
-    HINT_MAKES_NO_TOKENS,
     NO_WRONG_HINT,
-    NOTHING_BEFORE_IT,
     REFERENCE_SAW_MORE,
     WRONG_HINT,
     Item,
@@ -23,6 +21,14 @@ from composer_replication.batch.session_records import (
     SessionWindow,
     SiteHint,
     TokenPair,
+)
+from composer_replication.batch.taught_turns import (
+    HINT_HAS_NO_PLACE,
+    PARTS,
+    HintedTurn,
+    Part,
+    hinted_turn,
+    why_no_target,
 )
 from composer_replication.batch.tree_batch import CHANNELS, SessionTargets
 from composer_replication.batch.windows import (
@@ -37,8 +43,6 @@ from composer_replication.batch.windows import (
 from composer_replication.errors import InputError, explain
 
 _RESPONSES, _SITES, _PAIRS = CHANNELS
-Part = Literal["turn", "call"]
-PARTS: tuple[Part, ...] = ("turn", "call")
 
 
 def session_batches(
@@ -92,8 +96,9 @@ class _Member(NamedTuple):
 
 class _Session:
     def __init__(self, renderer: Renderer, rendered: RenderedSequence, placement: Placement, part: Part) -> None:
-        self.renderer, self.rendered, self.part = renderer, rendered, part
+        self.renderer, self.rendered = renderer, rendered
         self.placement: Placement = placement
+        self.part: Part = part
         self.headers = [span.header_start for span in rendered.spans]
         self.dropped: dict[Item, str] = {}
         self.notes: Counter[str] = Counter()
@@ -151,32 +156,29 @@ class _Session:
         if isinstance(given, TokenPair):
             return self._pair_target(given)
         span = given.span if isinstance(given, SiteHint) else given
-        if span.no_target:
-            return span.no_target
-        if not span.start:
-            return NOTHING_BEFORE_IT
+        if reason := why_no_target(span):
+            return reason
         target = Target(min(span.header_start, span.start - 1), span.end)
         return self._hinted(span, given.hint, target) if isinstance(given, SiteHint) and given.hint else target
 
     def _hinted(self, span: TurnSpan, hint: str, target: Target) -> Target | str:
         """A turn with the branch that its hinted copy is."""
-        if not self.renderer.encoder.encode([self.renderer.protected.escape(hint.strip())])[0]:
-            return HINT_MAKES_NO_TOKENS
         # A hint's place and size are the same in every window that has the message before the turn; only a hint at the
         # head depends on where it begins. So the long way from the start is gone for those alone.
         near = self._end_of_turn_before(span)
         begin = 0 if self.placement == "head" else near
-        context = self._context(span, hint, begin, self.placement)
-        if begin and (context is None or context.placement == "head"):
-            begin, context = 0, self._context(span, hint, 0, self.placement)
-        if context is None:
-            return HINT_HAS_NO_PLACE
-        at, size, first = begin + context.hint_start, _hint_size(context), target.first
-        if context.placement == "in_last_message":
+        turn = self._turn(span, hint, begin, self.placement)
+        if begin and (turn == HINT_HAS_NO_PLACE or _is_at_head(turn)):
+            begin, turn = 0, self._turn(span, hint, 0, self.placement)
+        if isinstance(turn, str):
+            return turn
+        at, size, first = begin + turn.context.hint_start, _hint_size(turn), target.first
+        if turn.context.placement == "in_last_message":
             first = min(first, at)  # or the window would begin after the hint's place
-        elif context.placement == "head":
+        elif _is_at_head(turn):
             # A window that begins after the last question has the hint in another form, at worst the longer one.
-            size = max(size, _hint_size(self._context(span, hint, near, "before_turn") or context))
+            late = self._turn(span, hint, near, "before_turn")
+            size = max(size, 0 if isinstance(late, str) else _hint_size(late))
         return Target(first, target.end, (Branch(at, size + target.end - at),))
 
     def _end_of_turn_before(self, span: TurnSpan) -> int:
@@ -193,7 +195,7 @@ class _Session:
         branches: list[Branch] = []
         end = first + 1
         for ids in (pair.chosen_ids, pair.rejected_ids):
-            at = _shared_length(ids, self.rendered.ids)
+            at = num_same(list(ids), self.rendered.ids)
             end = max(end, at)
             branches += [Branch(at, len(ids) - at)] if at < len(ids) else []
         return Target(first, end, tuple(branches))
@@ -220,60 +222,42 @@ class _Session:
             into.add_response(trunk, given.start - first, given.end - first)
 
     def _put_site(self, item: Item, site: SiteHint, into: SessionTargets, first: int, trunk: list[int]) -> None:
-        context = self._context(site.span, site.hint, first, self.placement)
-        if context is None:
-            self.dropped[item] = HINT_HAS_NO_PLACE
+        turn = self._turn(site.span, site.hint, first, self.placement)
+        if isinstance(turn, str):
+            self.dropped[item] = turn
             return
-        self.notes[f"placement:{self.placement}->{context.placement}"] += context.placement != self.placement
+        used = turn.context.placement
+        self.notes[f"placement:{self.placement}->{used}"] += used != self.placement
+        self.notes["whole_turn_without_call"] += self.part == "call" and turn.is_whole
         contrast = self._contrast(item, site, first)
-        start, end = self._taught(site.span)
-        offset = start - site.span.start
         into.add_site(
             trunk,
-            start - first,
-            end - first,
-            context.ids,
-            context.start + offset,
-            contrast_ids=None if contrast is None else contrast.ids,
-            contrast_start=None if contrast is None else contrast.start + offset,
+            turn.start - first,
+            turn.end - first,
+            turn.context.ids,
+            turn.teacher_start,
+            contrast_ids=None if contrast is None else contrast.context.ids,
+            contrast_start=None if contrast is None else contrast.teacher_start,
         )
 
-    def _contrast(self, item: Item, site: SiteHint, first: int) -> TeacherContext | None:
+    def _contrast(self, item: Item, site: SiteHint, first: int) -> HintedTurn | None:
         """The context with the wrong hint; why a site has none is counted where others have one."""
         if site.wrong_hint is None:
             self.notes[NO_WRONG_HINT] += self.has_wrong_hints
             return None
-        reason = self.no_contrast.get(item)
-        context = None if reason else self._context(site.span, site.wrong_hint, first, self.placement)
-        if context is None:
-            self.notes[WRONG_HINT + (reason or HINT_HAS_NO_PLACE)] += 1
-        return context
-
-    def _taught(self, span: TurnSpan) -> tuple[int, int]:
-        """The tokens that count: the turn's, or its calls' where only they are wanted and there are some."""
-        if self.part == "turn" or span.call_start is None or span.call_end is None:
-            self.notes["whole_turn_without_call"] += self.part == "call"
-            return span.start, span.end
-        return span.call_start, span.call_end
-
-    def _context(self, span: TurnSpan, hint: str, first: int, placement: Placement) -> TeacherContext | None:
-        try:
-            return teacher_context(self.renderer, self.rendered, span, hint, placement=placement, first=first)
-        except InputError:  # no template takes it; hints and placements that are wrong in themselves came out before
+        turn = self.no_contrast.get(item) or self._turn(site.span, site.wrong_hint, first, self.placement)
+        if isinstance(turn, str):
+            self.notes[WRONG_HINT + turn] += 1
             return None
+        return turn
+
+    def _turn(self, span: TurnSpan, hint: str, first: int, placement: Placement) -> HintedTurn | str:
+        return hinted_turn(self.renderer, self.rendered, span, hint, placement=placement, part=self.part, first=first)
 
 
-def _hint_size(context: TeacherContext) -> int:
-    return context.hint_end - context.hint_start
+def _hint_size(turn: HintedTurn) -> int:
+    return turn.context.hint_end - turn.context.hint_start
 
 
-def _shared_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """Tokens that both begin with; by halves, as whole lists are compared far faster than their members."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if list(first[low:middle]) == list(second[low:middle]):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _is_at_head(turn: HintedTurn | str) -> bool:
+    return not isinstance(turn, str) and turn.context.placement == "head"

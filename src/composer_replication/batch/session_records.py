@@ -7,12 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from composer_replication.batch.render import TurnSpan
+from composer_replication.batch.render.renderer import TurnSpan
 from composer_replication.batch.tree_batch import TreeBatch
 
-HINT_HAS_NO_PLACE = "hint_has_no_place"
-HINT_MAKES_NO_TOKENS = "hint_makes_no_tokens"
-NOTHING_BEFORE_IT = "nothing_before_it"
 REFERENCE_SAW_MORE = "reference_saw_more_context"
 NO_WRONG_HINT = "no_wrong_hint"
 WRONG_HINT = "wrong_hint:"
@@ -21,7 +18,7 @@ WRONG_HINT = "wrong_hint:"
 class SiteHint(NamedTuple):
     """An erring turn and what to say before it; a turn may have several.
 
-    `wrong_hint` is one of a site of another kind (`batch.wrong_hints`), for `RowWeighting.contrast`.
+    `wrong_hint` is one of a site of another kind (`batch.taught_turns.wrong_hints`), for `RowWeighting.contrast`.
     """
 
     span: TurnSpan

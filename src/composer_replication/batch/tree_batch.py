@@ -120,20 +120,20 @@ class FlatBatch(ChannelRows):
         return Passes(self.sequences, *(each or Sequences(self.sequences.input_ids[:1, :1]) for each in others))
 
 
-class _Site(NamedTuple):
-    """Target tokens [start, end) of a sequence, and where they begin in the hinted and the wrongly hinted one."""
+class _Range(NamedTuple):
+    """Tokens [start, end) of a sequence, by its number."""
 
     sequence: int
     start: int
     end: int
-    teacher: int
-    teacher_start: int
-    contrast: int | None
-    contrast_start: int
 
-    @property
-    def size(self) -> int:
-        return self.end - self.start
+
+class _Site(NamedTuple):
+    """The same target tokens in the student's sequence, in the hinted and in the wrongly hinted one."""
+
+    student: _Range
+    teacher: _Range
+    contrast: _Range | None
 
 
 @dataclass
@@ -144,16 +144,16 @@ class SessionTargets:
     """
 
     _sequences: list[Sequence[int]] = field(default_factory=list[Sequence[int]])
-    _responses: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    _responses: list[_Range] = field(default_factory=list[_Range])
     _sites: list[_Site] = field(default_factory=list[_Site])
-    _chosen: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    _rejected: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    _chosen: list[_Range] = field(default_factory=list[_Range])
+    _rejected: list[_Range] = field(default_factory=list[_Range])
     _references: list[tuple[float, float] | None] = field(default_factory=list[tuple[float, float] | None])
     _number_of: dict[int, int] = field(default_factory=dict[int, int])
 
     def add_response(self, ids: Sequence[int], start: int, end: int) -> None:
         """Channel 1: tokens [start, end) of a sequence."""
-        self._responses.append((self._add(ids, start, end), start, end))
+        self._responses.append(self._add(ids, start, end))
 
     def add_site(
         self,
@@ -174,14 +174,13 @@ class SessionTargets:
             got = "contrast_ids or contrast_start alone"
             raise InputError(explain("contrast of a site", got=got, expected="both, or neither"))
         _check_same_tokens(ids[start:end], teacher_ids, teacher_start)
-        if contrast_ids is not None and contrast_start is not None:
-            _check_same_tokens(ids[start:end], contrast_ids, contrast_start)
         student = self._add(ids, start, end)
         teacher = self._add(teacher_ids, teacher_start, teacher_start + end - start)
-        contrast, there = None, contrast_start or 0
-        if contrast_ids is not None:
-            contrast = self._add(contrast_ids, there, there + end - start)
-        self._sites.append(_Site(student, start, end, teacher, teacher_start, contrast, there))
+        contrast = None
+        if contrast_ids is not None and contrast_start is not None:
+            _check_same_tokens(ids[start:end], contrast_ids, contrast_start)
+            contrast = self._add(contrast_ids, contrast_start, contrast_start + end - start)
+        self._sites.append(_Site(student, teacher, contrast))
 
     def add_pair(
         self,
@@ -193,9 +192,8 @@ class SessionTargets:
         references: tuple[float, float] | None = None,
     ) -> None:
         """Channel 3: a response is its sequence from its start on; `references` are the start weights' log-probs."""
-        self._chosen.append((self._add(chosen_ids, chosen_start, len(chosen_ids)), chosen_start, len(chosen_ids)))
-        rejected = self._add(rejected_ids, rejected_start, len(rejected_ids))
-        self._rejected.append((rejected, rejected_start, len(rejected_ids)))
+        self._chosen.append(self._add(chosen_ids, chosen_start, len(chosen_ids)))
+        self._rejected.append(self._add(rejected_ids, rejected_start, len(rejected_ids)))
         self._references.append(references)
 
     def build(self, device: str | torch.device = "cpu") -> TreeBatch:
@@ -203,35 +201,26 @@ class SessionTargets:
         if not self._sequences:
             raise InputError(explain("session", got="no sequence", expected="at least one"))
         tree = build_tree(self._sequences).to(device)
-        response = _rows(tree, self._responses)
-        student = _rows(tree, [(each.sequence, each.start, each.end) for each in self._sites])
-        there = [(each.teacher, each.teacher_start, each.teacher_start + each.size) for each in self._sites]
-        numbers = [torch.arange(each.size) for each in self._sites]
-        contrast = self._contrast(tree)
+        student = _rows(tree, [each.student for each in self._sites])
+        sizes = torch.tensor([each.student.end - each.student.start for each in self._sites], dtype=torch.int64)
+        firsts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+        numbers = torch.arange(firsts.numel())
+        has_contrast = torch.tensor([each.contrast is not None for each in self._sites], dtype=torch.bool)
+        contrast = None
+        if bool(has_contrast.any()):
+            rows = _rows(tree, [each.contrast for each in self._sites if each.contrast is not None]).rows
+            contrast = ContrastRows(numbers[has_contrast.repeat_interleave(sizes)].to(device), rows)
         return TreeBatch(
-            response,
+            _rows(tree, self._responses),
             student.rows,
-            _rows(tree, there).rows,
+            _rows(tree, [each.teacher for each in self._sites]).rows,
             self._pairs(tree),
             tree=tree,
             target_tokens=student.targets,
-            site_position=torch.cat(numbers).to(device) if numbers else torch.zeros_like(student.rows),
+            site_position=(numbers - firsts).to(device),
             contrast=contrast,
-            sites_without_contrast=sum(each.contrast is None for each in self._sites),
+            sites_without_contrast=int((~has_contrast).sum()),
         )
-
-    def _contrast(self, tree: TokenTree) -> ContrastRows | None:
-        ranges: list[tuple[int, int, int]] = []
-        numbers: list[Tensor] = []
-        before = 0
-        for each in self._sites:
-            if each.contrast is not None:
-                ranges.append((each.contrast, each.contrast_start, each.contrast_start + each.size))
-                numbers.append(torch.arange(before, before + each.size))
-            before += each.size
-        if not ranges:
-            return None
-        return ContrastRows(torch.cat(numbers).to(tree.input_ids.device), _rows(tree, ranges).rows)
 
     def _pairs(self, tree: TokenTree) -> PairRows | None:
         if not self._chosen:
@@ -248,7 +237,7 @@ class SessionTargets:
         chosen, rejected = (None, None) if both is None else both.unbind(1)
         return PairRows(found.rows, found.targets, response, len(self._chosen), chosen, rejected)
 
-    def _add(self, ids: Sequence[int], start: int, end: int) -> int:
+    def _add(self, ids: Sequence[int], start: int, end: int) -> _Range:
         if not 0 < start < end <= len(ids):
             expected = f"0 < start < end <= {len(ids)}: nothing predicts a first token"
             raise InputError(explain("target range", got=(start, end), expected=expected))
@@ -256,7 +245,7 @@ class SessionTargets:
         if number is None or self._sequences[number] != ids:  # a list that was reused holds another sequence
             number = self._number_of[id(ids)] = len(self._sequences)
             self._sequences.append(list(ids))
-        return number
+        return _Range(number, start, end)
 
 
 def _check_same_tokens(targets: Sequence[int], other_ids: Sequence[int], other_start: int) -> None:
@@ -275,7 +264,7 @@ def check_ids(ids: Tensor, num_embeddings: int) -> None:
         raise InputError(explain("token ids of the tree", got=f"{least} to {most}", expected=expected))
 
 
-def _rows(tree: TokenTree, ranges: list[tuple[int, int, int]]) -> TargetRows:
+def _rows(tree: TokenTree, ranges: Sequence[_Range]) -> TargetRows:
     """The rows that predict tokens [start, end) of each sequence, one after the other."""
     if not ranges:
         nothing = torch.empty(0, dtype=torch.int64, device=tree.input_ids.device)

@@ -28,9 +28,9 @@ from composer_replication.objective.wrapped import agreed_most
 
 
 def batch_channels(
-    model: nn.Module, batch: TreeBatch | FlatBatch, options: Options, told: list[str]
-) -> tuple[Channel, Channel, Channel]:
-    """Cross-entropy, the hinted teacher and the pairs, in that order; `told` gets how the student was run."""
+    model: nn.Module, batch: TreeBatch | FlatBatch, options: Options
+) -> tuple[Channel, Channel, Channel, str]:
+    """Cross-entropy, the hinted teacher and the pairs, in that order, and how the student was run."""
     passes = batch.passes
     head = head_of(model, passes.student.input_ids.reshape(1, -1))
     if isinstance(passes.student, Sequences):
@@ -42,7 +42,6 @@ def batch_channels(
     others = [int(has_sites), int(contrast is not None), int(are_apart and pairs is not None)]
     sites_anywhere, contrast_anywhere, pairs_anywhere = agreed_most(models_of(model, options.teachers), others)
     ran = hidden_rows(model, passes.student)
-    told.append(ran.ran_as)
     hidden_LH = in_head_dtype(ran.hidden, head)
     lm_ce = response_channel(
         head, hidden_LH[batch.response.rows], batch.response.targets, options.label_smoothing, options.divide
@@ -61,7 +60,7 @@ def batch_channels(
         replay = pair_channel(sums, lengths, references, options.preference, options.divide)
     elif pairs_anywhere:
         replay = Channel(paired_LH.sum() * 0.0, 0)
-    return lm_ce, sdpo, replay
+    return lm_ce, sdpo, replay, ran.ran_as
 
 
 def _taught(

@@ -74,8 +74,7 @@ def compose_loss(
         sdpo_teachers=sdpo_teachers,
         sdpo_weighting=sdpo_weighting,
     )
-    told: list[str] = []
-    return _weighed(_channels(model, inputs, options, told), options, told[0])
+    return _weighed(*_channels(model, inputs, options), options)
 
 
 def channel_options(
@@ -106,8 +105,7 @@ def channel_options(
     )
 
 
-def _weighed(channels: tuple[Channel, Channel, Channel], options: Options, ran_as: str) -> LossComponents:
-    lm_ce, sdpo, replay = channels
+def _weighed(lm_ce: Channel, sdpo: Channel, replay: Channel, ran_as: str, options: Options) -> LossComponents:
     total = lm_ce.value + options.alpha * sdpo.value + options.beta * replay.value
     counts: dict[str, int] = dict(zip(CHANNELS, (lm_ce.items, sdpo.items, replay.items), strict=True))
     active = tuple(name for name in CHANNELS if counts[name])
@@ -117,8 +115,8 @@ def _weighed(channels: tuple[Channel, Channel, Channel], options: Options, ran_a
 
 
 def _channels(
-    model: nn.Module, inputs: Mapping[str, Tensor] | TreeBatch, options: Options, told: list[str]
-) -> tuple[Channel, Channel, Channel]:
+    model: nn.Module, inputs: Mapping[str, Tensor] | TreeBatch, options: Options
+) -> tuple[Channel, Channel, Channel, str]:
     """Everything is checked before the first pass: a process that fails inside one leaves the others waiting."""
     causal_lm, needs_reference = causal_lm_of(model), options.preference.needs_reference
     if isinstance(inputs, TreeBatch):
@@ -133,4 +131,4 @@ def _channels(
     options.divide.check(counts)
     if options.weighting is not None and counts["sdpo_jsd"]:
         HintTargets(batch.target_tokens, batch.site_position).check(options.weighting, counts["sdpo_jsd"])
-    return inside_forward(model, causal_lm, lambda: batch_channels(model, batch, options, told))
+    return inside_forward(model, causal_lm, lambda: batch_channels(model, batch, options))

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.wrapped import is_sharded, unwrapped
 

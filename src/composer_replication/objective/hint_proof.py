@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from composer_replication.batch.hint_placement import Placement, teacher_context
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
-from composer_replication.batch.wrong_hints import wrong_hints
+from composer_replication.batch.hint_placement import Placement
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.taught_turns import hinted_turn, wrong_hints
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.reference import Response, response_logprobs
 
@@ -101,12 +101,11 @@ def _variant(
     renderer: Renderer, site: ProvableSite, hint: str, placement: Placement, max_context: int | None
 ) -> Response:
     """The context with a hint, up to the end of the call; and where the call begins."""
-    span = site.span
-    first = 0 if max_context is None else max(0, span.header_start - max_context)
-    context = teacher_context(renderer, site.rendered, span, hint, placement=placement, first=first)
-    start, end = (span.start, span.end) if span.call_start is None else (span.call_start, span.call_end or span.end)
-    moved = context.start - span.start
-    return context.ids[: end + moved], start + moved
+    first = 0 if max_context is None else max(0, site.span.header_start - max_context)
+    turn = hinted_turn(renderer, site.rendered, site.span, hint, placement=placement, part="call", first=first)
+    if isinstance(turn, str):
+        raise InputError(explain(f"hint of site {site.site_id}", got=turn, expected="a turn that can be taught"))
+    return turn.ids, turn.teacher_start
 
 
 def _proof(

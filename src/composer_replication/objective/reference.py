@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from composer_replication.batch.eval_mode import evaluating
 from composer_replication.batch.flat_batch import checked_keys, read_pairs
 from composer_replication.batch.tree import build_tree
 from composer_replication.batch.tree_batch import PairRows, Tokens, TreeBatch, check_ids
 from composer_replication.errors import InputError, explain
+from composer_replication.objective.adapters import evaluating
 from composer_replication.objective.attention.forward import hidden_rows
 from composer_replication.objective.channels import in_head_dtype, summed_logprobs
 from composer_replication.objective.model_head import causal_lm_of, embedding_count, head_of

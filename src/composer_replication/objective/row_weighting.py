@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.errors import InputError, ShapeError, explain
-from composer_replication.loss.linear import LinearHead, TeacherTerm
+from composer_replication.loss.linear.head import LinearHead, TeacherTerm
 from composer_replication.loss.linear.row_stats import RowStats, linear_row_stats
 from composer_replication.loss.row_weights import position_decay, sigmoid_gate, teacher_certainty, with_mean_one
 from composer_replication.loss.rows import check_positive, check_unit_interval

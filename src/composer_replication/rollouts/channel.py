@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from composer_replication.batch.tree import TokenTree, build_tree
 from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.loss.linear import LinearHead, linear_token_logprobs
-from composer_replication.objective.attention.forward import tree_hidden_states
+from composer_replication.objective.batch_channels import rows_by_part
 from composer_replication.objective.channels import Channel, Options, hint_channel, in_head_dtype
 from composer_replication.objective.model_head import causal_lm_of, decoder_of, head_of
 from composer_replication.objective.row_weighting import Contrast, HintTargets
-from composer_replication.objective.teachers import Teacher, models_of, teacher_rows
+from composer_replication.objective.teachers import Teacher, models_of
 from composer_replication.objective.wrapped import agreed_most
 from composer_replication.rollouts.sites import TaughtTurn
 
@@ -164,19 +164,13 @@ class RolloutChannel:
             return False
         sites = self._sites
         tree = sites.tree if sites else build_tree([[0, 0]]).to(probe_ids.device)
-        parts = (
-            [sites.teacher_rows_N, sites.wrong_rows_M, sites.unhinted_rows_M] if sites else [probe_ids.new_empty(0)] * 3
+        rows = (
+            (sites.teacher_rows_N, sites.wrong_rows_M, sites.unhinted_rows_M)
+            if sites
+            else (probe_ids.new_empty(0),) * 3
         )
-        wanted = torch.cat(parts)
-
-        def rows_of(teacher: nn.Module) -> Tensor:
-            return tree_hidden_states(teacher, tree).hidden[wanted]
-
-        found = teacher_rows(self._model, self._options.teachers, tree.input_ids[None], rows_of)
-        sizes = [each.numel() for each in parts]
-        self._teachers, wrong, unhinted = (
-            [each._replace(rows_NH=each.rows_NH.split(sizes)[part]) for each in found] for part in range(3)
-        )
+        parts = [(tree, each) for each in rows]
+        self._teachers, wrong, unhinted = rows_by_part(self._model, self._options.teachers, parts)
         if sites is not None:
             contrast = Contrast(sites.contrast_numbers_M, wrong, unhinted) if self._options.contrasts else None
             self._targets = HintTargets(sites.targets_N, sites.turn_position_N, contrast, sites.without_contrast)

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from composer_replication.actions.calls import json_value
-from composer_replication.batch.hint_placement import Placement, teacher_context
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
-from composer_replication.batch.session_batch import Part
-from composer_replication.batch.wrong_hints import wrong_hints
+from composer_replication.batch.hint_placement import Placement
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.taught_turns import HintedTurn, Part, hinted_turn, wrong_hints
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.write import HintWriter, write_hint
 from composer_replication.rollouts.conversation import (
@@ -35,7 +34,6 @@ from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolRe
 HintGenerator = Callable[[str, Mapping[str, Any]], str | None]
 NO_HINT = "no_hint"
 NO_HEADER = "no_header_before_turn"
-NO_PLACE = "hint_has_no_place"
 TOO_LONG = "teacher_context_too_long"
 
 
@@ -119,19 +117,22 @@ class RolloutSites:
         judged = judged_by_schema(sites, conversation, rollout.tools)
         found = FoundSites(sequence, sites=[*judged, *signalled_sites(rollout, conversation)])
         found.counts.update(rollouts=1, turns=len(runs), sites=len(found.sites))
-        whole_turns = {(span.start, span.end) for span in sequence.spans}
         for site in found.sites:
             if not site.is_kept:
                 found.counts["not_taught:" + site.reason.partition(":")[0]] += 1
                 continue
-            outcome = self._taught(site, conversation, rollout, sequence)
-            if isinstance(outcome, str):
-                found.counts["dropped:" + outcome] += 1
-            else:
-                found.counts["kind:" + site.kind] += 1
-                if self.options.part == "call" and (outcome.start, outcome.end) in whole_turns:
-                    found.counts["whole_turn_without_call"] += 1
-                found.taught.append(outcome)
+            hint = self._hint(site, conversation, rollout)
+            turn = self._hinted(sequence, site.turn_id, hint) if hint else NO_HINT
+            if hint is None or isinstance(turn, str):
+                found.counts[f"dropped:{turn}"] += 1
+                continue
+            found.counts["kind:" + site.kind] += 1
+            if self.options.part == "call" and turn.is_whole:
+                found.counts["whole_turn_without_call"] += 1
+            ids = torch.tensor(turn.ids)
+            found.taught.append(
+                TaughtTurn(turn.start, turn.end, ids, turn.teacher_start, site.kind, hint, site.turn_id)
+            )
         return found
 
     def _with_malformed(self, conversation: Conversation) -> Conversation:
@@ -210,18 +211,6 @@ class RolloutSites:
             return None, None
         return ids.index(self._call_id, start, end), end - int(ids[end - 1] in self._stop_ids)
 
-    def _taught(
-        self, site: ErrorSite, conversation: Conversation, rollout: Rollout, sequence: RenderedSequence
-    ) -> TaughtTurn | str:
-        hint = self._hint(site, conversation, rollout)
-        if not hint:
-            return NO_HINT
-        hinted = self._hinted(sequence, site.turn_id, hint)
-        if isinstance(hinted, str):
-            return hinted
-        start, end, ids, teacher_start = hinted
-        return TaughtTurn(start, end, ids, teacher_start, site.kind, hint, site.turn_id)
-
     def with_wrong_hints(self, found: Sequence[FoundSites], seed: str) -> None:
         """Each taught turn also after the hint of a turn of another kind, where the batch has one."""
         turns = [turn for each in found for turn in each.taught]
@@ -233,24 +222,18 @@ class RolloutSites:
                 if isinstance(hinted, str):
                     each.counts["without_contrast"] += 1
                 else:
-                    each.taught[number] = turn._replace(wrong_ids=hinted[2], wrong_start=hinted[3])
+                    ids = torch.tensor(hinted.ids)
+                    each.taught[number] = turn._replace(wrong_ids=ids, wrong_start=hinted.teacher_start)
 
-    def _hinted(self, sequence: RenderedSequence, turn_id: str, hint: str) -> tuple[int, int, Tensor, int] | str:
-        """A turn's tokens [start, end), the hinted ids up to their end, and where they begin there; or why not."""
+    def _hinted(self, sequence: RenderedSequence, turn_id: str, hint: str) -> HintedTurn | str:
+        """The turn after a hint, or why not."""
         span = next((each for each in sequence.spans if each.turn_id == turn_id), None)
-        if span is None or not span.start:
+        if span is None:
             return NO_HEADER
-        try:
-            context = teacher_context(self.renderer, sequence, span, hint, placement=self.options.placement)
-        except InputError:
-            return NO_PLACE
-        if self.options.max_teacher_length is not None and len(context.ids) > self.options.max_teacher_length:
-            return TOO_LONG
-        start, end = span.start, span.end
-        if self.options.part == "call" and span.call_start is not None and span.call_end is not None:
-            start, end = span.call_start, span.call_end
-        moved = context.start - span.start
-        return start, end, torch.tensor(context.ids[: end + moved]), start + moved
+        options = self.options
+        turn = hinted_turn(self.renderer, sequence, span, hint, placement=options.placement, part=options.part)
+        limit = options.max_teacher_length
+        return TOO_LONG if not isinstance(turn, str) and limit is not None and len(turn.context.ids) > limit else turn
 
     def _hint(self, site: ErrorSite, conversation: Conversation, rollout: Rollout) -> str | None:
         signal = signal_of(site, rollout)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.tree_batch import CHANNELS, TreeBatch
 from composer_replication.batch.windows import plan_packs
 from composer_replication.errors import InputError, StaleArtefactError, explain

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import distributed, nn
 
 from composer_replication.batch.hint_placement import Placement
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import ArtefactCorruptError
 from composer_replication.objective.fingerprint import fingerprint_of
 from composer_replication.objective.hint_proof import HintProof, ProvableSite, prove_hints
@@ -25,7 +25,9 @@ from composer_replication.objective.wrapped import agreed_most
 from composer_replication.runs import RunDir
 from composer_replication.runs.journal import Journal, read_journal
 from composer_replication.sessions.phases import Phase, tell_phase
-from composer_replication.sessions.rendering import KeptSite
+
+if TYPE_CHECKING:
+    from composer_replication.sessions.rendering import KeptSite
 
 SCHEMA, VERSION = "hint_proof", 1
 _NAME = "hint_proof"

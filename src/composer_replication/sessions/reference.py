@@ -19,7 +19,7 @@ from torch import nn
 from composer_replication.atomic import atomic_write_bytes, directory_lock
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds
 from composer_replication.batch.prefixes import SharedPrefixes
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, explain
 from composer_replication.objective.adapters import start_weights
 from composer_replication.objective.fingerprint import Fingerprint, fingerprint_of

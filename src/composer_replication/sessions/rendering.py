@@ -10,18 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from composer_replication.actions.parse import answer_turn
-from composer_replication.actions.write import text_follows_call, turn_of
+from composer_replication.actions.write import turn_of
 from composer_replication.batch.hint_placement import Placement
-from composer_replication.batch.pair_tokens import pair_ids, response_ids
-from composer_replication.batch.render import (
-    TEXT_FOLLOWS_CALL,
+from composer_replication.batch.pair_tokens import compared_ids
+from composer_replication.batch.render.renderer import (
     RenderedSequence,
     Renderer,
     TurnSpan,
     thinking_counts,
 )
-from composer_replication.batch.session_batch import Part
 from composer_replication.batch.session_records import TokenPair
+from composer_replication.batch.taught_turns import Part
 from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.runs.pairs import LoggedPair
@@ -33,9 +32,6 @@ Responses = Literal["good", "all", "none"]
 RESPONSES: tuple[Responses, ...] = ("good", "all", "none")
 NOT_RENDERED = "not_rendered"
 NOT_IN_RENDERING = "turn_not_in_rendering"
-WITHOUT_ANSWER = "pair_without_answer"
-EQUAL_ANSWERS = "pair_of_equal_answers"
-CONTEXTS_DIFFER = "pair_contexts_differ"
 NO_SUCH_TURN = "pair_of_no_such_turn"
 _RESPONSES, _SITES, _PAIRS = CHANNELS
 _known_ids: dict[int, int] = {}
@@ -104,8 +100,12 @@ class KeptPair(NamedTuple):
 
     def tokens(self) -> TokenPair:
         chosen, rejected = (side.ids(self.rendered.ids) for side in (self.chosen, self.rejected))
-        starts = {"chosen_start": self.chosen.start, "rejected_start": self.rejected.start}
-        return TokenPair(chosen_ids=chosen, rejected_ids=rejected, **starts)
+        return TokenPair(
+            chosen_ids=chosen,
+            chosen_start=self.chosen.start,
+            rejected_ids=rejected,
+            rejected_start=self.rejected.start,
+        )
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -214,24 +214,11 @@ def _pair(
     before, logged = conversation.turns[:index], conversation.turns[index]
     name = f"{pair.state_id}:chosen"
     answer = answer_turn(pair.chosen, turn_id=name) if pair.action is None else turn_of(pair.action, turn_id=name)
-    if any(not each.text.strip() and not each.calls for each in (answer, logged)):
-        return WITHOUT_ANSWER
-    if any(map(text_follows_call, (answer, logged))):
-        return TEXT_FOLLOWS_CALL
-    chosen_turn, rejected_turn = renderer.thinking.alike(answer, logged)
-    is_in_session = rejected_turn == logged or span.thinking not in ("target", "context")
+    named = {"conversation_id": pair.state_id, "format_name": conversation.format}  # for the session's tools
     try:
-        named = {"conversation_id": pair.state_id, "format_name": conversation.format}  # for the session's tools
-        chosen = response_ids(renderer, before, chosen_turn, **named)
-        rejected_ids, start = rendered.ids[: span.end], span.start
-        if not is_in_session or chosen.start != start or chosen.ids[:start] != rejected_ids[:start]:
-            chosen, rejected = pair_ids(renderer, before, answer, logged, **named)
-            rejected_ids, start = rejected.ids, rejected.start
-    except AlignmentError:
-        return CONTEXTS_DIFFER
+        sides = compared_ids(renderer, before, answer, logged, **named, logged=(rendered, span))
     except InputError:
         return NOT_RENDERED
-    if chosen.ids == rejected_ids:
-        return EQUAL_ANSWERS
-    sides = [PairSide.of(ids, begin, rendered.ids) for ids, begin in (chosen, (rejected_ids, start))]
-    return KeptPair(pair.state_id, rendered, *sides)
+    if isinstance(sides, str):
+        return sides
+    return KeptPair(pair.state_id, rendered, *(PairSide.of(ids, start, rendered.ids) for ids, start in sides))

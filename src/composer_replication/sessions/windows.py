@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.session_batch import session_batches
 from composer_replication.batch.session_records import SiteHint
+from composer_replication.batch.taught_turns import wrong_hints
 from composer_replication.batch.tree_batch import CHANNELS
-from composer_replication.batch.wrong_hints import wrong_hints
 from composer_replication.sessions.rendering import RenderedSession, WindowSettings
 from composer_replication.sessions.stored import StoredWindow, store_window
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from composer_replication.batch.load_tokenizer import load_tokenizer
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.model_folder import load_tokenizer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.site_view import SiteView, view_site
 from composer_replication.config import CrfConfig
 from composer_replication.errors import InputError, explain

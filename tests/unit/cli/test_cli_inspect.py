@@ -10,7 +10,7 @@ from claude_records import Log, call, text
 from crf import crf, must
 
 from composer_replication.batch.hint_placement import PLACEMENTS
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.site_view import SiteView, view_site
 from composer_replication.cli.main import main
 from composer_replication.config import CrfConfig, describe

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 
-from composer_replication.batch import render, session_records, windows
+from composer_replication.batch import pair_tokens, session_records, taught_turns, windows
+from composer_replication.batch.render import renderer
 from composer_replication.cli.pages.count_words import MEANINGS, explained, of_good_turns
 from composer_replication.objective import hint_proof
 from composer_replication.sessions import good_turns, rendering
 
 REASONS = {
     windows: ("LONGER_THAN_WINDOW", "SHORT_CONTEXT", "CUT_IN_MESSAGE"),
-    session_records: (
-        *("HINT_HAS_NO_PLACE", "HINT_MAKES_NO_TOKENS", "NOTHING_BEFORE_IT", "REFERENCE_SAW_MORE", "NO_WRONG_HINT"),
-    ),
+    session_records: ("REFERENCE_SAW_MORE", "NO_WRONG_HINT"),
+    taught_turns: ("HINT_HAS_NO_PLACE", "HINT_MAKES_NO_TOKENS", "NOTHING_BEFORE_IT"),
     hint_proof: ("HINT_DOES_NOTHING", "NO_OTHER_KIND"),
-    render: ("TEXT_FOLLOWS_CALL", "THINKING_COMES_LATE", "WITHOUT_ANSWER"),
-    rendering: (
-        *("NOT_RENDERED", "NOT_IN_RENDERING", "WITHOUT_ANSWER", "EQUAL_ANSWERS", "CONTEXTS_DIFFER", "NO_SUCH_TURN"),
-    ),
+    renderer: ("TEXT_FOLLOWS_CALL", "THINKING_COMES_LATE", "WITHOUT_ANSWER"),
+    rendering: ("NOT_RENDERED", "NOT_IN_RENDERING", "NO_SUCH_TURN"),
+    pair_tokens: ("WITHOUT_ANSWER", "EQUAL_ANSWERS", "CONTEXTS_DIFFER"),
     good_turns: (*("REFUSED", "BLOCKED", "INTERRUPTED", "FAILED", "FAILED_AS_WORK", "REJECTED", "IMAGE", "UNSEEN"),),
 }
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from train_runs import GRPO
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.runs import RunDir, conversations
 
 EVERYTHING = [

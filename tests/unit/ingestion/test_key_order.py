@@ -11,7 +11,7 @@ from run_pieces import ingested, run_states, write_chat
 from composer_replication.actions.equality import action_key
 from composer_replication.actions.parse import answer_turn
 from composer_replication.batch.pair_tokens import pair_ids
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import RunError
 from composer_replication.ingestion import IngestReport, SourceFile
 from composer_replication.ingestion.cache.content_marks import mark_of

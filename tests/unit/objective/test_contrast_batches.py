@@ -11,8 +11,8 @@ from window_checks import asked, check_sites, model_for, of_channel, path, rende
 
 from composer_replication.batch.hint_placement import PLACEMENTS, teacher_context
 from composer_replication.batch.packed_batch import denominators_of, pack_batches
+from composer_replication.batch.taught_turns import wrong_hints
 from composer_replication.batch.tree_batch import SessionTargets
-from composer_replication.batch.wrong_hints import wrong_hints
 from composer_replication.errors import AlignmentError, BatchKeyError, InputError, ShapeError
 from composer_replication.objective import hint_proof
 from composer_replication.objective.row_weighting import RowWeighting

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, TrainingArguments
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.runs import RunDir
 from composer_replication.runs import sites as site_rows
 from composer_replication.runs.conversations import to_row

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from render_checks import decode
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.sessions.dataset import LoggedPair, LoggedSession, LoggedSessions
 from composer_replication.types import Action

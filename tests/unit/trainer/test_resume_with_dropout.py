@@ -11,7 +11,7 @@ import torch
 from offline_pieces import logged, sessions_of, tiny, trainer_of
 from peft import LoraConfig
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer

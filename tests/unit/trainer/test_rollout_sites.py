@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.rollouts.conversation import Rollout
 from composer_replication.rollouts.gathering import ToolRecord, schemas_of
 from composer_replication.rollouts.sites import RolloutSites

@@ -10,7 +10,7 @@ import pytest
 from offline_pieces import logged
 
 from composer_replication.actions.write import thinking_comes_late
-from composer_replication.batch.render import THINKING_COMES_LATE, WITHOUT_ANSWER, Renderer
+from composer_replication.batch.render.renderer import THINKING_COMES_LATE, WITHOUT_ANSWER, Renderer
 from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.config import ReplayConfig
 from composer_replication.ingestion.into_run import ingest_into

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from composer_replication.actions.shell.dollars import NotUnderstood
-from composer_replication.actions.shell.tree import parse_script, shell_script, simple_commands
+from composer_replication.actions.shell.tree import Simple, commands_in, parse_script, shell_script
 from composer_replication.actions.tools import word_set
 
 _MAX_LENGTH = 20_000
@@ -157,21 +157,21 @@ def is_path(word: str) -> bool:
 
 
 def _command_lines(text: str, depth: int = 0) -> Iterator[list[str]]:
-    """The words of every command in a text: in loops, in expansions, and in what a shell is told to run."""
+    """The words of every command in a text: in loops, in expansions, and in what a shell is given to run."""
     try:
-        script = parse_script(text)
+        tree = parse_script(text)
     except NotUnderstood:
         yield from ([word.strip("'\"") for word in part.split()[:_MAX_WORDS]] for part in _SPLIT.split(text))
         return
-    for command in simple_commands(script):
+    for command in (command for _, command in commands_in(tree) if isinstance(command, Simple)):
         words = [word.raw if word.literal is None else word.literal for word in command.words[:_MAX_WORDS]]
-        told = shell_script(words)
-        if told is None:
+        script = shell_script(words)
+        if script is None:
             yield words
         pieces = (piece.text for word in command.words for piece in word.pieces if piece.text.startswith("$("))
-        inner = [each[2:-1] for each in pieces] if told is None else [told]
-        for each in inner if depth < _MAX_DEPTH else ():
-            yield from _command_lines(each, depth + 1)
+        inner = [piece[2:-1] for piece in pieces] if script is None else [script]
+        for inside in inner if depth < _MAX_DEPTH else ():
+            yield from _command_lines(inside, depth + 1)
 
 
 def _one_spelling(path: str) -> str:

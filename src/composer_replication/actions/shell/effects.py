@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from composer_replication.actions.shell.dollars import NotUnderstood
-from composer_replication.actions.shell.tree import Block, Script, Simple, parse_script
+from composer_replication.actions.shell.tree import Simple, commands_in, parse_script
 from composer_replication.actions.tools import word_set
 
 _LOOKS = word_set(
@@ -49,28 +49,17 @@ def keeps_sources(text: str) -> bool:
 
 
 def _all_commands(text: str, accepts: Callable[[Simple], bool]) -> bool:
+    """Whether all that runs is accepted, and nothing of it writes or runs in the background."""
     try:
-        script = parse_script(text)
+        found = list(commands_in(parse_script(text)))
     except NotUnderstood:
         return False
-    commands = list(_commands(script))
-    return bool(commands) and all(command is not None and accepts(command) for command in commands)
-
-
-def _commands(script: Script) -> Iterator[Simple | None]:
-    """Every simple command; None for what writes or runs in the background."""
-    for chain in script:
-        if chain.is_background:
-            yield None
-        for command in (each for pipeline in chain.pipelines for each in pipeline.commands):
-            writes = any(_writes(redirect.op, redirect.target.literal) for redirect in command.redirects)
-            if writes:
-                yield None
-            elif isinstance(command, Block):
-                for part in command.parts:
-                    yield from _commands(part)
-            else:
-                yield command
+    redirects = [redirect for _, command in found for redirect in command.redirects]
+    if any(chain.is_background for chain, _ in found) or any(
+        _writes(each.op, each.target.literal) for each in redirects
+    ):
+        return False
+    return bool(found) and all(accepts(command) for _, command in found if isinstance(command, Simple))
 
 
 def _writes(op: str, target: str | None) -> bool:

@@ -72,25 +72,23 @@ def parse_script(text: str) -> Script:
     return script
 
 
+def commands_in(script: Script) -> Iterator[tuple[Chain, Command]]:
+    """Every command that a script may run, with the chain it is part of; a block comes before its parts."""
+    for chain in script:
+        for command in (each for pipeline in chain.pipelines for each in pipeline.commands):
+            yield chain, command
+            for part in command.parts if isinstance(command, Block) else ():
+                yield from commands_in(part)
+
+
 def lone_command(text: str) -> Simple | None:
     """The one program that a command runs, with no assignment before it; None where there is more to it."""
     try:
-        script = parse_script(text)
+        commands = [command for _, command in commands_in(parse_script(text))]
     except NotUnderstood:
         return None
-    commands = [each for chain in script for pipeline in chain.pipelines for each in pipeline.commands]
     only = commands[0] if len(commands) == 1 else None
     return only if isinstance(only, Simple) and only.words and not only.sets else None
-
-
-def simple_commands(script: Script) -> Iterator[Simple]:
-    """Every program that a script may run, in the order they stand."""
-    for command in (each for chain in script for pipeline in chain.pipelines for each in pipeline.commands):
-        if isinstance(command, Simple):
-            yield command
-        else:
-            for part in command.parts:
-                yield from simple_commands(part)
 
 
 def shell_script(words: Sequence[str | None]) -> str | None:

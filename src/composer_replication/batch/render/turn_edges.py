@@ -9,7 +9,7 @@ other message, and what follows the last such word is all that can be the turn's
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from composer_replication.batch.render.dialect import Dialect, assistant
@@ -86,7 +86,7 @@ class EdgeFinder:
         """
         if whole.startswith(prompt):
             return len(prompt), ""
-        same = prompt[: _num_same(prompt, whole)]
+        same = prompt[: num_same(prompt, whole)]
         edge = max((match.end() for match in self._edge.finditer(same)), default=0)
         if edge < len(prompt) - len(self._dialect.header) or edge == len(whole):  # or else nothing would be the turn's
             return None, ""
@@ -101,7 +101,7 @@ class EdgeFinder:
         prompt, whole = texts.prompt, texts.whole
         thought = {key: value for key, value in item.message.items() if key == "reasoning_content"}
         example = texts.with_message({**assistant(_WORD), **thought})
-        latest = min(example.rfind(_WORD), _num_same(whole, example))
+        latest = min(example.rfind(_WORD), num_same(whole, example))
         earliest = max(0, latest - _MAX_LEAD - len(str(thought)), self._behind_last_message(texts, lowest))
         header_start = len(prompt) - len(self._dialect.header)
         edges = [match.end() for match in self._edge.finditer(prompt, max(0, header_start))]
@@ -118,7 +118,7 @@ class EdgeFinder:
         if not lowest or before is None or marked is None:
             return lowest
         closing = before[len(before) - _num_common(before, marked) :]
-        same = closing[: _num_same(texts.whole[lowest : lowest + len(closing)], closing)]
+        same = closing[: num_same(texts.whole[lowest : lowest + len(closing)], closing)]
         return lowest + max((match.end() for match in self._edge.finditer(same)), default=0)
 
     def _without_thought(self, texts: Renderings, found: TurnEdge) -> TurnEdge:
@@ -127,7 +127,7 @@ class EdgeFinder:
         if quiet is None or not texts.prompt.endswith(header):
             return found
         context = texts.prompt.removesuffix(header) + quiet
-        same = _num_same(header, quiet)
+        same = num_same(header, quiet)
         dropped, added = header[same:], quiet[same:]
         if texts.whole.startswith(context):
             return TurnEdge(len(context), dropped, added, has_empty_thought=True)
@@ -192,8 +192,8 @@ def _end(text: str, position: int) -> str:
     return text[max(0, position - _COMPARED) : position]
 
 
-def _num_same(left: str, right: str) -> int:
-    """How many characters two texts share at their beginnings; by halves, as whole texts are compared fast."""
+def num_same(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """How much two texts, or lists, share at their beginnings; by halves, as whole ones are compared fast."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2
@@ -203,9 +203,4 @@ def _num_same(left: str, right: str) -> int:
 
 def _num_common(left: str, right: str) -> int:
     """How many characters two texts share at their ends."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        is_same = left[len(left) - middle : len(left) - low] == right[len(right) - middle : len(right) - low]
-        low, high = (middle, high) if is_same else (low, middle - 1)
-    return low
+    return num_same(left[::-1], right[::-1])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from composer_replication.batch.hint_placement import TeacherContext
-    from composer_replication.batch.render import Renderer
+    from composer_replication.batch.render.renderer import Renderer
     from composer_replication.batch.site_view import IndexPair, SiteView
 
 _FIRST, _LAST = 5, 3

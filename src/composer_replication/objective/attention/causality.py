@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from composer_replication.batch.eval_mode import evaluating
 from composer_replication.errors import UnsupportedModelError, explain
+from composer_replication.objective.adapters import evaluating
 from composer_replication.objective.attention.expert_blocks import other_tokens, same_bits, same_rows_for_experts
 from composer_replication.objective.model_head import causal_lm_of, hidden_states
 from composer_replication.objective.wrapped import agreed_most

@@ -64,27 +64,18 @@ def hidden_rows(model: nn.Module, tokens: Tokens) -> HiddenRows:
 def tree_hidden_states(model: nn.Module, tree: TokenTree) -> HiddenRows:
     """The rows of every token, as the flat sequences would give them."""
     body = causal_lm_of(model)
-    found: list[Verdict] = []
 
-    def work() -> Tensor:
-        found.append(_how(model, tree))
-        kind = found[0].kind
-        return run_sequences(model, tree) if kind is None else run_tree(body, masked(body, tree, kind))
+    def work() -> HiddenRows:
+        kind, why, _ = _how(model, tree)
+        hidden = run_sequences(model, tree) if kind is None else run_tree(body, masked(body, tree, kind))
+        return HiddenRows(hidden, kind, why)
 
-    hidden = inside_forward(model, body, work)
-    return HiddenRows(hidden, found[0].kind, found[0].flat_because)
+    return inside_forward(model, body, work)
 
 
 def why_flat(model: nn.Module, tree: TokenTree) -> str | None:
     """Why this tree cannot go through this model in one pass; None when it can."""
-    body = causal_lm_of(model)
-    found: list[Verdict] = []
-
-    def work() -> None:
-        found.append(_how(model, tree))
-
-    inside_forward(model, body, work)
-    return found[0].flat_because
+    return inside_forward(model, causal_lm_of(model), lambda: _how(model, tree)).flat_because
 
 
 def _how(model: nn.Module, tree: TokenTree) -> Verdict:

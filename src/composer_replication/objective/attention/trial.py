@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from composer_replication.batch.eval_mode import evaluating
 from composer_replication.batch.tree import Stretch, TokenTree
+from composer_replication.objective.adapters import evaluating
 from composer_replication.objective.attention.attend import Kind
 from composer_replication.objective.attention.expert_blocks import other_tokens, same_bits, same_rows_for_experts
 from composer_replication.objective.attention.passes import MaskedTree, compute_dtype, masked, run_tree

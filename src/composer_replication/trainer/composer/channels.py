@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.taid import TAIDScheduler
 from composer_replication.objective.channels import Options
@@ -18,8 +19,10 @@ from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.rollouts.channel import Importance, RolloutChannel, place_sites
 from composer_replication.rollouts.sites import ITEMS, SITES, TaughtTurn
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.composer.logged import LoggedStore, counts_of
 from composer_replication.trainer.teachers import TeacherKeeper, load_local_state, local_state, reshard
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.composer.logged import LoggedBatch, LoggedStore
 
 SumOver = Callable[[Tensor], Tensor]
 
@@ -183,3 +186,15 @@ class ComposerChannels:
         if not total:
             return 0.0
         return float(self._sum_over(value.detach().float() * share)) / total
+
+
+def counts_of(batch: LoggedBatch) -> dict[str, int]:
+    """Target rows of channel 2 and pairs of channel 3."""
+    if isinstance(batch, TreeBatch):
+        counts = batch.counts(hints=True, pairs=True)
+        return {name: counts.get(name, 0) for name in ("sdpo_jsd", "trace_replay_dpo")}
+    rows, pairs = batch.get("sdpo_student_index"), batch.get("dpo_chosen_input_ids")
+    return {
+        "sdpo_jsd": 0 if rows is None else int(rows.shape[0]),
+        "trace_replay_dpo": 0 if pairs is None else int(pairs.shape[0]),
+    }

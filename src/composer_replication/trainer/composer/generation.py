@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.adapters import below_adapter
 from composer_replication.optional import require
@@ -26,7 +26,7 @@ from composer_replication.rollouts.resample import Drawn, group_advantages, resa
 from composer_replication.rollouts.sites import ITEMS, SITES, FoundSites, RolloutOptions, RolloutSites
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.composer.channels import ComposerFigures
+    from composer_replication.trainer.composer.loss import ComposerFigures
 
 Batch = dict[str, Any]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from composer_replication.batch.packed_batch import pack_batches
 from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.errors import InputError, StaleArtefactError, explain
-from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.reference import precompute_ref_logprobs
 from composer_replication.trainer.channel_settings import ChannelSettings
+
+if TYPE_CHECKING:
+    from composer_replication.sessions.dataset import LoggedSessions
 
 Collator = Callable[[Sequence[Any]], dict[str, Tensor]]
 LoggedBatch = dict[str, Tensor] | TreeBatch
@@ -93,18 +95,6 @@ def digest_of(rows: Iterable[Any]) -> str:
     for row in rows:
         found.update(repr(row).encode("utf-8", "surrogatepass"))
     return found.hexdigest()
-
-
-def counts_of(batch: LoggedBatch) -> dict[str, int]:
-    """Target rows of channel 2 and pairs of channel 3."""
-    if isinstance(batch, TreeBatch):
-        counts = batch.counts(hints=True, pairs=True)
-        return {name: counts.get(name, 0) for name in ("sdpo_jsd", "trace_replay_dpo")}
-    rows, pairs = batch.get("sdpo_student_index"), batch.get("dpo_chosen_input_ids")
-    return {
-        "sdpo_jsd": 0 if rows is None else int(rows.shape[0]),
-        "trace_replay_dpo": 0 if pairs is None else int(pairs.shape[0]),
-    }
 
 
 class CyclingSampler:

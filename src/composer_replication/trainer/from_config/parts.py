@@ -7,9 +7,8 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from composer_replication.batch.load_tokenizer import load_tokenizer
-from composer_replication.batch.model_folder import load_config
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.model_folder import load_config, load_tokenizer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
 from composer_replication.config.train_sections import AdapterConfig
 from composer_replication.errors import ConfigError, explain

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from composer_replication.batch.render import Renderer, Tools
+from composer_replication.batch.render.renderer import Renderer, Tools
 from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.config.render import RenderConfig
 from composer_replication.errors import ConfigError, explain

@@ -19,7 +19,7 @@ from composer_replication.trainer.offline.figures import NAMES
 from composer_replication.version import __version__
 
 RECORD = "training.json"
-_SCHEMA, _VERSION = "composer_replication.training", 1
+_SCHEMA, _VERSION = "composer_replication.training", 2
 # By the names of the metrics; which of them a run has depends on its mode.
 OFFLINE_CHANNELS = ("lm_ce", "sdpo_kl", "trace_replay_dpo")
 GRPO_CHANNELS = ("grpo", "sdpo_kl", "sdpo_kl_logged", "trace_replay_dpo")

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_replication.actions.parse import answer_turn
-from composer_replication.actions.write import text_follows_call
-from composer_replication.batch.left_cut import LeftCut
-from composer_replication.batch.pair_tokens import PairIds, ResponseIds, pair_ids
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.pair_tokens import PairIds, ResponseIds, compared_ids
+from composer_replication.batch.render.left_cut import LeftCut
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.trace_messages import to_conversation
-from composer_replication.errors import AlignmentError, InputError, explain
+from composer_replication.errors import InputError, explain
 from composer_replication.types import Turn
 
 
@@ -30,26 +29,14 @@ class PairMaker:
         identity = str(given.get("state_id") or where)
         answers = [_answer(given, side, where) for side in ("chosen", "rejected")]
         state = to_conversation(_field(given, "state_messages", where), conversation_id=identity)
-        reason = "pair_without_state" if not state.turns else ""
-        if any(not answer.text.strip() and not answer.calls for answer in answers):
-            reason = "pair_without_answer"
-        elif any(map(text_follows_call, answers)):
-            reason = "pair_text_follows_call"
-        found = None
-        if not reason:
-            try:
-                found = pair_ids(
-                    self._renderer, state.turns, *answers, conversation_id=identity, format_name=state.format
-                )
-            except AlignmentError:  # a template may show one state in two ways; there is nothing to compare then
-                reason = "pair_contexts_differ"
-        if found is not None and found.chosen == found.rejected:
-            reason = "pair_of_equal_answers"
-        elif found is not None:
-            found = self._cut_alike(found)
-            reason = "" if found is not None else "pair_longer_than_max_dpo_seq_len"
-        if reason:
-            self._counts[reason] += 1
+        found: PairIds | str | None = "pair_without_state"
+        if state.turns:
+            named = {"conversation_id": identity, "format_name": state.format}
+            found = compared_ids(self._renderer, state.turns, *answers, **named)
+        if not isinstance(found, str):
+            found = self._cut_alike(found) or "pair_longer_than_max_dpo_seq_len"
+        if isinstance(found, str):
+            self._counts[f"pair_{found.removeprefix('pair_')}"] += 1
             return None
         return found
 

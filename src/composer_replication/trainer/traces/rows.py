@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from composer_replication.batch.hint_placement import Placement, TeacherContext, teacher_context
-from composer_replication.batch.left_cut import LeftCut
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
-from composer_replication.errors import InputError
+from composer_replication.batch.hint_placement import Placement
+from composer_replication.batch.render.left_cut import LeftCut
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.taught_turns import NOTHING_BEFORE_IT, HintedTurn, hinted_turn
 from composer_replication.types import Conversation
 
 # Why a turn, or the site at it, is no target.
-LONGER, LEFT_OF_CUT, NO_CONTEXT = "longer_than_max_seq_len", "left_of_cut", "without_context"
+LONGER, LEFT_OF_CUT = "longer_than_max_seq_len", "left_of_cut"
 
 
 class StudentRow(NamedTuple):
@@ -110,7 +110,7 @@ class RowMaker:
 
     def _reason(self, span: TurnSpan) -> str:
         if span.start == 0:
-            return NO_CONTEXT
+            return NOTHING_BEFORE_IT
         return LONGER if span.end - _latest(span) > self._max_seq_len else LEFT_OF_CUT
 
     def _first(self, sequence: RenderedSequence, span: TurnSpan, limit: int) -> int | None:
@@ -119,35 +119,27 @@ class RowMaker:
         return self._cut.first(sequence.ids, end=span.end, limit=limit, latest=_latest(span))
 
     def _site_rows(self, fitted: _Fitted, span: TurnSpan, hint: str, student_row: int) -> list[SiteRow]:
-        if hint and not self._renderer.encoder.encode([self._renderer.protected.escape(hint.strip())])[0]:
-            self._counts["hint_makes_no_tokens"] += 1
+        turn = self._hinted(fitted, span, hint)
+        if isinstance(turn, str):
+            self._counts[turn] += 1
             return []
-        try:
-            context = self._teacher(fitted, span, hint)
-        except InputError:  # everything else about the hint and the place was checked
-            self._counts["hint_has_no_place"] += 1
-            return []
-        if context is None:
-            self._counts[f"site_{LONGER}"] += 1
-            return []
-        if context.placement != self._placement:
-            self._counts[f"placement_fell_back:{self._placement}->{context.placement}"] += 1
-        return [SiteRow(context.ids, context.start, student_row, span.start - fitted.first)]
+        used = turn.context.placement
+        if used != self._placement:
+            self._counts[f"placement_fell_back:{self._placement}->{used}"] += 1
+        return [SiteRow(turn.ids, turn.teacher_start, student_row, turn.start - fitted.first)]
 
-    def _teacher(self, fitted: _Fitted, span: TurnSpan, hint: str) -> TeacherContext | None:
+    def _hinted(self, fitted: _Fitted, span: TurnSpan, hint: str) -> HintedTurn | str:
         """The student's own context with the hint; only where both do not fit does the teacher begin later."""
         first: int | None = fitted.first
         while first is not None:
-            context = teacher_context(
-                self._renderer, fitted.sequence, span, hint, placement=self._placement, first=first
-            )
-            over = len(context.ids) - self._max_seq_len
+            turn = hinted_turn(self._renderer, fitted.sequence, span, hint, placement=self._placement, first=first)
+            over = 0 if isinstance(turn, str) else len(turn.context.ids) - self._max_seq_len
             if over <= 0:
-                if first > fitted.first:
+                if first > fitted.first and not isinstance(turn, str):
                     self._counts["teacher_context_cut"] += 1
-                return context
+                return turn
             first = self._first(fitted.sequence, span, span.end - first - over)
-        return None
+        return f"site_{LONGER}"
 
 
 def _latest(span: TurnSpan) -> int:

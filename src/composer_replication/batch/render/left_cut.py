@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from composer_replication.batch.render import Renderer
 from composer_replication.batch.render.dialect import assistant, user
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import InputError
 
 _WORD = "Zqword"

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composer_replication.batch.eval_mode import evaluating
 from composer_replication.errors import InputError, explain
+from composer_replication.objective.reference import reference_logprobs
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,10 @@ def build_batch(
     for side, answer in (("chosen", right), ("rejected", wrong)):
         batch[f"dpo_{side}_input_ids"] = torch.tensor([prompt + answer])
         batch[f"dpo_{side}_response_mask"] = torch.tensor([[0] * len(prompt) + [1] * len(answer)])
-        batch[f"dpo_{side}_ref_logprobs"] = _reference_logprob(model, prompt, answer)
+        batch[f"dpo_{side}_ref_logprobs"] = torch.zeros(1)
+    if model is not None:
+        where = next(model.parameters()).device
+        batch |= reference_logprobs(model, {key: tensor.to(where) for key, tensor in batch.items()})
     return {key: tensor.to(device) for key, tensor in batch.items()}
 
 
@@ -165,15 +168,3 @@ def _encode_with_offsets(tokenizer: Any, text: str) -> tuple[list[int], list[tup
 
 def _padded(values: list[int], width: int) -> Tensor:
     return torch.tensor([values + [0] * (width - len(values))])
-
-
-def _reference_logprob(model: nn.Module | None, prompt: list[int], answer: list[int]) -> Tensor:
-    """Summed log-prob of the answer under the model as it is now, in eval mode; 0 without a model."""
-    if model is None:
-        return torch.zeros(1)
-    device = next(model.parameters()).device
-    ids = torch.tensor([prompt + answer], device=device)
-    with torch.no_grad(), evaluating(model):
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-    targets = ids[0, len(prompt) :, None]
-    return logits.float().log_softmax(-1).gather(-1, targets).sum().reshape(1).cpu()
