@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 from composer_replication.privacy.named.names import Strength
-from composer_replication.privacy.named.plausible import is_plausible
+from composer_replication.privacy.named.plausible import is_plausible, is_unknown
 from composer_replication.privacy.rules import Span, is_strong
 
 _WORD = r"(?P<q>\\*[\"'])?(?P<value>(?(q)(?:(?!(?P=q))[^\0\n]){3,200}|[^\0\s\"'`\\;|&<>]{3,200}))"
@@ -188,6 +188,6 @@ def _matches(pattern: re.Pattern[str], text: str, kind: str, strong: bool) -> It
         if (
             is_plausible(value, Strength.PASSWORD, True)
             and not _HARMLESS.match(value)
-            and (not strong or is_strong(value))
+            and (not strong or is_strong(value) or is_unknown(value))
         ):
             yield Span(*match.span("value"), kind)
