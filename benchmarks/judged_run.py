@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from composer_replication.actions.write import text_of
-from composer_replication.hint_generator.run_sites import read_sites
 from composer_replication.runs import RunDir
+from composer_replication.runs import pairs as pair_rows
 from composer_replication.runs.conversations import read_conversations
-from composer_replication.teacher_replay import run_pairs
-from composer_replication.trainer.offline_windows import StoredWindow
+from composer_replication.runs.sites import read_sites
+from composer_replication.sessions.stored import StoredWindow
+from composer_replication.trainer.from_config.offline import offline_data
+from composer_replication.trainer.from_config.parts import read_inputs
+from composer_replication.trainer.from_config.renderer import tools_of
 from composer_replication.trainer.presets import load_with_preset
-from composer_replication.trainer.run_parts import read_inputs
-from composer_replication.trainer.run_renderer import tools_of
-from composer_replication.trainer.run_sessions import offline_data
 from composer_replication.types import Turn
 from target_check import Judged, SessionJudge, Tally
 from template_oracle import Student, is_own
@@ -54,7 +54,7 @@ def write_pairs(run: RunDir, pairs: Sequence[Pair]) -> None:
         for pair in pairs
     ]
     run.write_jsonl(
-        "pairs", rows, schema=run_pairs.SCHEMA, version=run_pairs.VERSION, sources=["conversations"], counts={}
+        "pairs", rows, schema=pair_rows.SCHEMA, version=pair_rows.VERSION, sources=["conversations"], counts={}
     )
 
 

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from composer_replication.objective.components import CHANNELS
+from composer_replication.batch.tree_batch import CHANNELS
+from composer_replication.sessions.dataset import LoggedSessions
+from composer_replication.sessions.stored import store_window
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.logged_sessions import LoggedSessions
 from composer_replication.trainer.offline_trainer import OfflineTrainer
-from composer_replication.trainer.offline_windows import store_window
 from composer_replication.trainer.teachers import TeacherKeeper
 from session_step import Session, build_model
 

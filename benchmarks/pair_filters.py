@@ -14,8 +14,8 @@ from pathlib import Path
 from composer_replication.actions.write import action_text
 from composer_replication.ingestion import IngestReport, ingest
 from composer_replication.ingestion.states import states
-from composer_replication.pairs.normalise.document_dedup import DocumentDeduplicator
 from composer_replication.pairs.normalise.normalizer import DJNormalizer
+from composer_replication.pairs.normalise.operators import DocumentDeduplicator
 from composer_replication.pairs.normalise.pair_texts import pair_text
 from composer_replication.pairs.normalise.special_characters import special_ratio
 from composer_replication.types import DPOPair, Message

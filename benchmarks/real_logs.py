@@ -27,12 +27,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from composer_replication.config import SitesConfig
 from composer_replication.errors import InputError
-from composer_replication.hint_generator.run_sites import write_sites
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
+from composer_replication.steps.sites import write_sites
 from composer_replication.types import Conversation
 from judged_run import Pair, judge_run, write_pairs
 from log_order import order_violations
@@ -103,7 +104,7 @@ def judge_part(part: Part) -> list[Judgement]:
         except InputError as error:
             print(f"left out: {error}", file=sys.stderr, flush=True)
             return []
-        write_sites(run)
+        write_sites(SitesConfig(), run)
         conversations = list(read_conversations(run))
         pairs = [pair for each in conversations for pair in pairs_of(each)]
         write_pairs(run, pairs)

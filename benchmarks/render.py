@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 from measure import Row, measure_all, print_table, save
 

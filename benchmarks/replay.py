@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from composer_replication.teacher_replay.replay import ReplayOptions, replay
+from composer_replication.teacher_replay.replay import ReplayOptions, replay, teachers_of
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
-from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.teachers import read_teachers
 from composer_replication.types import TeacherCallResult, TraceState
 from fault_server import FaultServer
@@ -45,7 +45,8 @@ def ask(number: int, size: int, options: ReplayOptions) -> tuple[float, float, i
         failed += result["error"] is not None
 
     cpu, wall = time.process_time(), time.perf_counter()
-    asyncio.run(replay(states(number, size), [TEACHER], 1e6, "key", options=options, on_result=count))
+    known = teachers_of([TEACHER], "key", options)
+    asyncio.run(replay(states(number, size), known, 1e6, options=options, on_result=count))
     return time.process_time() - cpu, time.perf_counter() - wall, failed
 
 

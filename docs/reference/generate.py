@@ -22,12 +22,12 @@ import sentences  # the file beside this one
 
 import composer_replication
 from composer_replication import types
+from composer_replication.batch import flat_batch
 from composer_replication.cli import main as cli
 from composer_replication.config import CrfConfig, load
 from composer_replication.config.schema import OptionSpec, dotted, options_of
 from composer_replication.config.values import optional_inner, type_text
 from composer_replication.config.writer import value_text
-from composer_replication.objective import contract
 from composer_replication.objective.components import LossComponents
 from composer_replication.objective.compose import compose_loss
 from composer_replication.runs import ARTEFACTS, ArtefactMeta, Source
@@ -142,7 +142,7 @@ def _sections(config_class: type, path: str, presets: dict[str, CrfConfig]) -> I
 
 
 def _option(spec: OptionSpec, path: str, presets: dict[str, CrfConfig]) -> tuple[str, ...]:
-    default = "required" if spec.is_required else code(value_text(spec.default))
+    default = code(value_text(spec.default))
     said = {name: _at(config, path) for name, config in presets.items()}
     other = [f"{name}: {code(value_text(value))}" for name, value in said.items() if value != spec.default]
     bounds = str(spec.bounds).strip()
@@ -187,10 +187,10 @@ def compose_loss_page() -> str:
 
 def _batch_keys() -> Iterable[tuple[str, ...]]:
     groups = (
-        ("all", contract.STUDENT_KEYS),
-        ("2", contract.HINT_KEYS),
-        ("2, contrast", contract.CONTRAST_KEYS),
-        ("3", (*contract.PAIR_REQUIRED, *contract.PAIR_REFERENCE, *contract.PAIR_OPTIONAL)),
+        ("all", flat_batch.STUDENT_KEYS),
+        ("2", flat_batch.HINT_KEYS),
+        ("2, contrast", flat_batch.CONTRAST_KEYS),
+        ("3", (*flat_batch.PAIR_REQUIRED, *flat_batch.PAIR_REFERENCE, *flat_batch.PAIR_OPTIONAL)),
     )
     for channel, keys in groups:
         for key in keys:

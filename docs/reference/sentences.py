@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from composer_replication import types
-from composer_replication.hint_generator import run_sites
-from composer_replication.ingestion import earlier, session_sources
+from composer_replication.ingestion.cache import earlier, session_sources
 from composer_replication.objective.fingerprint import Fingerprint
 from composer_replication.objective.hint_proof import HintProof
 from composer_replication.pairs import export
 from composer_replication.pairs.extract import PairRecord
-from composer_replication.runs import conversations, tools
-from composer_replication.teacher_replay import run_pairs, run_replay
-from composer_replication.trainer import offline_proof, reference, run_results
+from composer_replication.runs import conversations, pairs, sites, tools
+from composer_replication.sessions import proof, reference
+from composer_replication.steps import replay
 from composer_replication.trainer.checkpoints import manifest, tree_file
+from composer_replication.trainer.from_config import results
 
 CONFIG = """\
 A config is a TOML file (`crf train --config FILE`); `--set a.b=c` wins over the file. A key that is not here is an
@@ -107,6 +107,7 @@ ARTEFACTS: Mapping[str, str] = {
     "session_sources": "One log with its companion files a row: sizes, times, and what came of it.",
     "forgotten": "Marks of what `crf forget` removed, so that no ingest brings it back.",
     "tools": "One tool a row, with the schema of its arguments.",
+    "elsewhere": "What was made from the run outside of it, so that `crf forget` can name it.",
     "sites": "One failing call a row, with its hint or the reason why it has none.",
     "teacher_calls": "One answer of one adviser at one state a row, failed calls too.",
     "teacher_cache": "Every answer that was paid for, and what was spent: an SQLite file.",
@@ -175,24 +176,24 @@ RECORDS: Mapping[str, Record] = {
         ),
     ),
     "sites": Record(
-        run_sites.SCHEMA,
-        run_sites.VERSION,
+        sites.SCHEMA,
+        sites.VERSION,
         "What looked like a failure and is none has the kind `no_failure`.",
         types.ErrorSite,
         more=(("hint", "Hint | None"),),
         inside=(types.Hint,),
     ),
     "teacher_calls": Record(
-        run_replay.SCHEMA,
-        run_replay.VERSION,
+        replay.SCHEMA,
+        replay.VERSION,
         "An adviser that was not asked, because its vote could not matter, has no row.",
         types.TeacherCallResult,
         without=("is_cached",),
         more=(("conversation_id", "str"),),
     ),
     "pairs": Record(
-        run_pairs.SCHEMA,
-        run_pairs.VERSION,
+        pairs.SCHEMA,
+        pairs.VERSION,
         "The messages before the turn are those of its conversation, and are not copied.",
         types.DPOPair,
         without=("state_messages",),
@@ -204,8 +205,8 @@ RECORDS: Mapping[str, Record] = {
         ),
     ),
     "hint_proof": Record(
-        offline_proof.SCHEMA,
-        offline_proof.VERSION,
+        proof.SCHEMA,
+        proof.VERSION,
         "`advantage` is how many nats more its own hint lowers the erring call than a hint of another kind does.",
         HintProof,
         more=(("advantage", "float | None"), ("conversation_id", "str"), ("turn_id", "str"), ("kind", "str")),
@@ -250,10 +251,10 @@ WRITTEN: tuple[Written, ...] = (
         "Optimiser, scheduler, random numbers and the like; tensors are in `NAME.safetensors` beside it.",
     ),
     Written(
-        f"adapter/{run_results.RECORD}",
-        run_results._SCHEMA,
-        run_results._VERSION,
-        run_results.write_record,
+        f"adapter/{results.RECORD}",
+        results._SCHEMA,
+        results._VERSION,
+        results.write_record,
         (),
         "What the weights in this folder were made from, and what each channel did.",
     ),

@@ -24,8 +24,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from composer_replication.errors import ComposerError, InputError, explain
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.diagnosis import diagnose
 from composer_replication.trainer.presets import composer_grpo_config
+from composer_replication.trainer.watch.diagnosis import diagnose
 
 DEFAULT_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 INSTRUCTION = "Think step by step. End with a line that is #### and the number alone."

@@ -1,7 +1,36 @@
 """composer_replication: an open, verified replication of Composer 2.5's post-training for agentic coding models.
 
 Importing the package loads neither torch nor any extra. Public names are resolved when they are first used; the table
-holds only names that exist.
+holds only names that exist. In the order of the pipeline:
+
+types           the records that go from step to step
+errors          every error, and how its message is built
+optional        what is installed, and what to install
+atomic          files that appear whole or not at all
+canonical_json  one JSON text for one value
+version         the package's version
+runs            the run directory: artefacts, sidecars, lineage, the split
+config          every option, once
+privacy         secrets out
+ingestion       logs to conversations
+actions         what a turn did, and what the session had shown by then
+sites           which turn erred, whose doing it was
+hint_generator  what to say about it
+teacher_replay  what others would have done
+pairs           preference pairs
+batch           conversations to tensors
+loss            rows to scalars
+objective       model and batch to losses
+sessions        a run's conversations as batches
+rollouts        rollouts to sites and channel 2
+trainer         losses to a better model
+recipes         the same kernels in other engines
+steps           the pipeline: one file a verb, and their table
+cli             the command `crf`
+__main__        `python -m composer_replication`
+opsd            known import path of the self-distillation losses
+distillation    known import path of the distillation losses
+replaysim       known import path of teacher replay and the pair filters
 """
 
 from __future__ import annotations

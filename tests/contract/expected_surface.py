@@ -156,7 +156,7 @@ NEW: dict[str, dict[str, str]] = {
         "response_logprobs": "(model, responses)",
         "with_reference": "(model, batch)",
     },
-    "trainer.reference": {
+    "sessions.reference": {
         "ReferenceLogprobs": "(fingerprint, values=None)",
         "ReferenceLogprobs.add": "(response, value)",
         "ReferenceLogprobs.load": "(path, expected)",
@@ -181,7 +181,24 @@ NEW: dict[str, dict[str, str]] = {
         "TraceTurn": "record: role, content, tool_call, tool_error, error_meta",
     },
     "config": {
-        "CrfConfig": "(*, loss=<factory>, render=<factory>, split=<factory>, train=<factory>)",
+        "CrfConfig": (
+            "(*, ingest=<factory>, sites=<factory>, replay=<factory>, pairs=<factory>, loss=<factory>, "
+            "render=<factory>, split=<factory>, train=<factory>)"
+        ),
+        "IngestConfig": (
+            "(*, paths=(), exclude=(), follow_links=False, tools=None, workers=None, kingfisher=False, people=False)"
+        ),
+        "PairsConfig": (
+            "(*, threshold=None, where_it_worked=False, thinking=False, recipe=None, "
+            'filters="native"|"data_juicer"|"none")'
+        ),
+        "ReplayConfig": (
+            '(*, teachers=None, max_usd=5.0, states="all"|"failed"|"sites", limit=None, gate="exact"|"agree"|"none", '
+            'threshold=2, order="longest_first"|"in_order", concurrency=64, max_tokens=1024, max_history_tokens=None, '
+            "timeout_s=120.0, send_tools=True)"
+        ),
+        "SitesConfig": "(*, min_confidence=0.5, writer=None, max_usd=5.0)",
+        "SplitConfig": '(*, by="time"|"project", validation=0.1, test=0.0)',
         "RenderConfig": (
             "(*, chat_template=None, template_variables=<factory>, student_models=(), "
             'own_thinking="target"|"context"|"left_out", other_thinking="left_out"|"context"|"target")'
@@ -194,14 +211,13 @@ NEW: dict[str, dict[str, str]] = {
         ),
         "TrainConfig": TRAIN_CONFIG,
         "OptionDoc": "(path, type_text, default, sentence)",
-        "check_options": "(config, *, section)",
         "config_hash": "(config)",
         "describe": '(config_class, prefix="")',
         "load": "(config_class, path=None, overrides=())",
         "loads": "(config_class, text, overrides=())",
         "option": "(default, doc, *, at_least=None, above=None, at_most=None, below=None)",
-        "required": "(doc)",
         "section": "(config_class, doc)",
+        "table": "(path)",
         "to_toml": "(config)",
         "write_resolved": "(config, run_dir_path)",
     },
@@ -221,6 +237,7 @@ NEW: dict[str, dict[str, str]] = {
     },
 }
 
+NEW["trainer.reference"] = NEW["sessions.reference"]  # a known path
 _TRAINER = NEW_TRAINING["trainer.composer_trainer"]
 NEW[""] = NEW[""] | {name: text for name, text in _TRAINER.items() if name.startswith("ComposerReplicationTrainer")}
 
@@ -243,6 +260,8 @@ MEMBERS = {
     "LossComponents": {"detached": "()"},
     "RunDir": {
         "append_jsonl": "(name)",
+        "is_current": "(name)",
+        "source": "(name)",
         "create": "(path)",
         "exclusive": "(what, *, against=('replay',))",
         "used_for": "(use)",
@@ -293,6 +312,7 @@ ARTEFACT_FILES = {
     "session_sources": "session_sources.jsonl",
     "forgotten": "forgotten.jsonl",
     "tools": "tools.jsonl",
+    "elsewhere": "elsewhere.jsonl",
     "sites": "sites.jsonl",
     "teacher_calls": "teacher_calls.jsonl",
     "teacher_cache": "teacher_cache.sqlite",

@@ -51,8 +51,8 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "discover": "(path, report, *, exclude=(), ignored=None, follow_links=False)",
         "ingest": "(paths, report, *, scrubber, exclude=(), follow_links=False)",
     },
-    "ingestion.claude_code": {
-        **_KNOWN,
+    "ingestion.claude_code": _KNOWN,
+    "ingestion.formats.claude_code": {
         "FORMAT": "value",
         "read": "(source, report, *, with_branches=False)",
         "sniff": "(head, path)",

@@ -5,10 +5,8 @@ from __future__ import annotations
 NEW_TRAINING: dict[str, dict[str, str]] = {
     "objective.compose": {
         "channel_options": (
-            "(model, *, alpha_sdpo, beta_replay, sdpo_jsd_beta=0.5, sdpo_temperature=1.0, "
-            'sdpo_token_clip=None, replay_dpo_beta=0.1, lm_ce_label_smoothing=0.0, dpo_variant="dpo", '
-            'sdpo_wrapper="none", taid_t=None, simpo_beta=2.0, simpo_gamma=1.0, entropy_opd_h_max=None, '
-            "denominators=None, sdpo_teachers=None, sdpo_weighting=None)"
+            "(model, knobs, *, taid_t=None, label_smoothing=0.0, denominators=None, sdpo_teachers=None, "
+            "sdpo_weighting=None)"
         ),
     },
     "trainer": {
@@ -28,15 +26,24 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
             "logged_batch_size=1, measure_channels=False, alarm=None, diagnosis=None, metrics_path=None, "
             "**kwargs)"
         ),
+        "ComposerReplicationTrainer.after_step": "()",
+        "ComposerReplicationTrainer.before_steps": "()",
         "ComposerReplicationTrainer.channels_on": "()",
+        "ComposerReplicationTrainer.extra_state": "()",
+        "ComposerReplicationTrainer.load_extra_state": "(tree)",
         "ComposerReplicationTrainer.log": "(logs, start_time=None)",
-        "LoggedSessions": "(source, renderer, settings, *, only=None, pack=False, proofs=None)",
+        "ComposerReplicationTrainer.mode": "()",
+        "ComposerReplicationTrainer.resume_geometry": "()",
+        "ComposerReplicationTrainer.sum_over": "(values)",
+        "LoggedSessions": "(rendered, renderer, settings, *, run=None, pack=False, proofs=None)",
         "LoggedSessions.from_run": "(run, renderer, *, budget, only=None, pack=False, **settings)",
         "LoggedSessions.from_sessions": "(sessions, renderer, *, budget, only=None, pack=False, **settings)",
         "LoggedSessions.items": "property",
         "LoggedSessions.batches": '(device="cpu")',
         "LoggedSessions.channels": "property",
+        "LoggedSessions.check_references": "(model)",
         "LoggedSessions.digest": "property",
+        "LoggedSessions.models": "property",
         "LoggedSessions.longest_tree": "property",
         "LoggedSessions.has_references": "property",
         "LoggedSessions.prove": "(model, margin=0.0, *, max_context=None, seed=0)",
@@ -81,12 +88,6 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "trainer_arguments": '(preset="composer")',
     },
     "trainer.checkpoints": {
-        "SafeCheckpoints": "()",
-        "SafeCheckpoints.extra_state": "()",
-        "SafeCheckpoints.load_extra_state": "(tree)",
-        "SafeCheckpoints.resume_geometry": "()",
-        "SafeCheckpoints.train": "(resume_from_checkpoint=None, *args, **kwargs)",
-        "SafeCheckpoints.save_model": "(output_dir=None, _internal_call=False)",
         "check_manifest": "(folder, *, hashes=True)",
         "load_tree": '(folder, name, *, device="cpu")',
         "newest_complete": "(output_dir)",
@@ -104,24 +105,33 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
             "logged_batch_size=1, measure_channels=False, alarm=None, diagnosis=None, metrics_path=None, "
             "**kwargs)"
         ),
+        "ComposerReplicationTrainer.after_step": "()",
+        "ComposerReplicationTrainer.before_steps": "()",
         "ComposerReplicationTrainer.channels_on": "()",
+        "ComposerReplicationTrainer.extra_state": "()",
+        "ComposerReplicationTrainer.load_extra_state": "(tree)",
         "ComposerReplicationTrainer.log": "(logs, start_time=None)",
+        "ComposerReplicationTrainer.mode": "()",
+        "ComposerReplicationTrainer.resume_geometry": "()",
+        "ComposerReplicationTrainer.sum_over": "(values)",
         "RolloutOptions": (
             '(*, placement="before_turn", part="turn", hint_generator=None, hint_writer=None, extra_rules=(), '
             "min_confidence=0.5, max_teacher_length=None, only_failed_rollouts=False, max_resamples=0, "
             "k1_coefficient=0.0)"
         ),
     },
-    "trainer.logged_sessions": {
-        "LoggedPair": "(state_id, turn_number, chosen)",
+    "sessions.dataset": {
+        "LoggedPair": "(state_id, turn_number, chosen, action=None)",
         "LoggedSession": "(*, conversation, sites=(), pairs=())",
-        "LoggedSessions": "(source, renderer, settings, *, only=None, pack=False, proofs=None)",
+        "LoggedSessions": "(rendered, renderer, settings, *, run=None, pack=False, proofs=None)",
         "LoggedSessions.from_run": "(run, renderer, *, budget, only=None, pack=False, **settings)",
         "LoggedSessions.from_sessions": "(sessions, renderer, *, budget, only=None, pack=False, **settings)",
         "LoggedSessions.items": "property",
         "LoggedSessions.batches": '(device="cpu")',
         "LoggedSessions.channels": "property",
+        "LoggedSessions.check_references": "(model)",
         "LoggedSessions.digest": "property",
+        "LoggedSessions.models": "property",
         "LoggedSessions.longest_tree": "property",
         "LoggedSessions.has_references": "property",
         "LoggedSessions.prove": "(model, margin=0.0, *, max_context=None, seed=0)",
@@ -132,8 +142,9 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "SessionItem": "(windows)",
         "SessionItem.num_tokens": "property",
         "SessionItem.batch": '(device="cpu")',
+        "sessions_of_run": "(run, *, budget, **settings)",
     },
-    "trainer.run_training": {
+    "trainer.from_config.training": {
         "Progress": "(say=<factory>, on_step=<factory>, on_log=<factory>, on_phase=<factory>)",
         "run_training": "(config, *, resume=False, must_fit=True, progress=None)",
     },

@@ -26,7 +26,10 @@ class Layer:
 # Atomic files and canonical JSON are the ground that runs and config stand on.
 GROUND = {"types", "errors", "optional", "version", "atomic", "canonical_json", "actions"}
 SOURCES = GROUND | {"runs", "privacy"}
-TRAINING = {"objective", "batch", "loss", "sites", "hint_generator", "pairs", "runs", "config"} | GROUND
+LEARNING = {"objective", "batch", "loss", "sites", "hint_generator"} | GROUND
+TRAINING = LEARNING | {"sessions", "rollouts", "runs", "config"}
+# Recipes are adapters of other engines: they stand on rollouts and the objective, never on a trainer of ours.
+RECIPES = LEARNING | {"rollouts", "runs", "config"}
 
 LAYERS = {
     "errors": Layer(),
@@ -41,18 +44,25 @@ LAYERS = {
     "privacy": Layer(ours=GROUND, on_use={"kingfisher_sdk"}),
     "ingestion": Layer(ours=SOURCES, at_import={"orjson"}, on_use={"atif"}),
     "sites": Layer(ours=SOURCES, at_import={"orjson"}),
-    # A hint speaks about a site, and reads tools and commands as the rules that found it do.
+    # A hint speaks about a site.
     "hint_generator": Layer(ours=SOURCES | {"sites"}, at_import={"orjson"}),
-    # Whether another teacher is worth asking depends on what the answers so far mean.
+    # Whether another teacher is worth asking depends on how those asked so far voted; whether they acted alike, and on
+    # what the session had shown, is for `actions` and `sites` to say.
     "teacher_replay": Layer(
-        ours=SOURCES | {"ingestion", "hint_generator", "sites", "pairs"}, at_import={"orjson"}, on_use={"httpx"}
+        ours=SOURCES | {"ingestion", "hint_generator", "sites"}, at_import={"orjson"}, on_use={"httpx"}
     ),
     "pairs": Layer(
-        ours=SOURCES | {"ingestion", "hint_generator", "sites"}, at_import={"orjson"}, on_use={"data_juicer", "yaml"}
+        ours=SOURCES | {"hint_generator", "ingestion", "sites", "teacher_replay"},
+        at_import={"orjson"},
+        on_use={"data_juicer", "yaml"},
     ),
     "loss": Layer(ours={"types", "errors"}, at_import={"torch"}, on_use={"triton"}),
     "batch": Layer(ours={"types", "errors", "actions", "hint_generator"}, at_import={"torch"}, on_use={"transformers"}),
-    "objective": Layer(ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}),
+    "objective": Layer(ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}, on_use={"transformers"}),
+    # A run's conversations as batches.
+    "sessions": Layer(ours=LEARNING | {"runs"}, at_import={"torch"}, on_use={"safetensors"}),
+    # No TRL: what an engine has to do itself is passed in.
+    "rollouts": Layer(ours=LEARNING, at_import={"torch"}, on_use={"transformers"}),
     # transformers is a dependency of the core; its Trainer and callbacks are classes to derive from.
     "trainer": Layer(
         ours=TRAINING,
@@ -66,15 +76,17 @@ LAYERS = {
         on_use={"torchft", "obstore", "modal", "huggingface_hub", "ray"},
     ),
     "recipes": Layer(),
-    "recipes.prime_rl": Layer(ours=TRAINING, at_import={"torch"}, on_use={"prime_rl"}),
-    "recipes.verl": Layer(ours=TRAINING, at_import={"torch"}, on_use={"verl"}),
-    "recipes.monarch": Layer(ours=TRAINING, at_import={"torch"}, on_use={"monarch"}),
+    "recipes.prime_rl": Layer(ours=RECIPES, at_import={"torch"}, on_use={"prime_rl"}),
+    "recipes.verl": Layer(ours=RECIPES, at_import={"torch"}, on_use={"verl"}),
+    "recipes.monarch": Layer(ours=RECIPES, at_import={"torch"}, on_use={"monarch"}),
     "report": Layer(ours={"types", "errors", "runs", "config"}, on_use={"matplotlib"}),
     "opsd": Layer(ours={"loss"}),
     "distillation": Layer(ours={"loss"}),
     "replaysim": Layer(ours={"teacher_replay", "pairs"}),
     "": Layer(ours={"optional", "version"}),  # the package itself
 }
+# All run-directory glue: it brings stages together, and nothing below knows it.
+LAYERS["steps"] = Layer(ours=set(LAYERS) - {"", "opsd", "distillation", "replaysim"})
 LAYERS["cli"] = Layer(ours=set(LAYERS), on_use={"rich"}, ours_only_in_functions=True)
 LAYERS["__main__"] = Layer(ours={"cli"})
 
@@ -86,6 +98,7 @@ MODULE_LAYERS = {
 ONLY_IN_FUNCTIONS = {f"{PACKAGE}.{module}" for module in MODULE_LAYERS}
 # A subclass of TRL's trainer, and a class that says what to install where there is no TRL.
 MODULE_LAYERS["trainer.composer_trainer"] = Layer(ours=TRAINING, at_import={"torch", "transformers", "trl"})
+
 
 # Known paths: names that are resolved on first use by a module that does not load their home.
 LAZY_ALIASES = {
@@ -102,6 +115,8 @@ LAZY_ALIASES = {
         "trainer.composer_trainer",
     },
     "loss": {"objective.components", "objective.compose"},
+    "batch": {"objective.smoke_chat"},
+    "teacher_replay": {"types", "pairs.extract", "teacher_replay.replay", "teacher_replay.teachers"},
 }
 
 Place = Literal["module", "function", "typing", "string"]

@@ -15,7 +15,7 @@ PIPELINE = FOLDER / "pipeline.md"
 # `file.py:function` or `file.py:Class.method`, from the package's folder.
 HOP = re.compile(r"`(?P<file>[\w/]+\.py):(?P<name>[\w.]+)`")
 PATH = re.compile(r"`(?P<path>[\w./-]+(?:\.(?:py|toml|txt|yaml|md)|/))`")
-KEY = re.compile(r"`(?P<key>(?:loss|render|split|train)\.[\w.]+)`")
+KEY = re.compile(r"`(?P<key>(?:ingest|replay|loss|render|split|train)\.[\w.]+)`")
 
 
 def text_of(path) -> str:
@@ -55,8 +55,16 @@ def test_every_function_that_a_page_names_exists(page):
 @pytest.mark.parametrize(
     ("title", "first", "last"),
     [
-        ("The walk of a Claude Code session", "cli/ingest.py:run", "trainer/checkpoints/manifest.py:write_manifest"),
-        ("The walk of a TRL rollout", "trainer/run_grpo.py:grpo_trainer", "loss/linear/weighted.py:linear_divergence"),
+        (
+            "The walk of a Claude Code session",
+            "steps/ingest.py:ingest",
+            "trainer/checkpoints/manifest.py:write_manifest",
+        ),
+        (
+            "The walk of a TRL rollout",
+            "trainer/from_config/grpo.py:grpo_trainer",
+            "loss/linear/weighted.py:linear_divergence",
+        ),
     ],
 )
 def test_a_walk_is_a_list_of_hops_from_its_first_to_its_last(title, first, last):

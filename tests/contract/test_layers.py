@@ -58,9 +58,11 @@ def test_the_lazy_aliases_are_the_ones_in_use():
 @pytest.mark.parametrize("module", ALIASES)
 def test_an_alias_module_is_at_most_ten_lines_of_imports(module):
     text = MODULES[module].read_text(encoding="utf-8")
-    assert len([line for line in text.splitlines() if line.strip()]) <= 10
+    body = ast.parse(text).body
+    lines = text.splitlines()[body[0].end_lineno :]  # behind the docstring, which may be a map
+    assert len([line for line in lines if line.strip()]) < 10
     allowed = (ast.Import, ast.ImportFrom, ast.Assign, ast.Expr)
-    assert all(isinstance(node, allowed) for node in ast.parse(text).body)
+    assert all(isinstance(node, allowed) for node in body)
 
 
 def test_the_aliases_are_where_users_know_them():

@@ -28,11 +28,11 @@ PARAMETERS = {
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_an_overridden_method_keeps_its_parameters(name):
     found = list(inspect.signature(getattr(Trainer, name)).parameters)[1:]
-    assert found == PARAMETERS[name], f"Trainer.{name} moved: trainer/checkpoints/mixin.py overrides it"
+    assert found == PARAMETERS[name], f"Trainer.{name} moved: trainer/overrides.py overrides it"
 
 
 def test_an_epoch_is_run_with_the_loader_and_the_steps_done_in_it():
-    """`SafeCheckpoints._run_epoch` reads these by name."""
+    """`RunCheckpoints.run_epoch` reads these by name."""
     found = set(inspect.signature(Trainer._run_epoch).parameters)
     wanted = {"train_dataloader", "steps_trained_in_current_epoch", "epoch", "resume_from_checkpoint"}
     assert wanted <= found, f"Trainer._run_epoch lost {wanted - found}"

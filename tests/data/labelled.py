@@ -6,8 +6,9 @@ import json
 from collections import Counter
 from pathlib import Path
 
+from composer_replication.actions.session_state import SessionState
 from composer_replication.sites.classify import classify
-from composer_replication.sites.history import History
+from composer_replication.types import ToolCall
 
 FILES = {
     "labelled": Path(__file__).parent / "labelled_results.jsonl",
@@ -28,11 +29,12 @@ def trap_rows():
 
 def verdict_of(row):
     """The verdict on a row, with what its context had shown before."""
-    history = History()
+    history = SessionState()
     for call in row.get("context", ()):
         text = call.get("text", call.get("result", ""))
         before = classify(call["tool"], call["arguments"], text, call.get("is_error"), before=history)
-        history.add(call["tool"], call["arguments"], before, text)
+        made = ToolCall(id="", name=call["tool"], arguments=call["arguments"])
+        history.add(made, text, failed=before.is_failure)
     return classify(row["tool"], row["arguments"], row["text"], row["is_error"], before=history)
 
 

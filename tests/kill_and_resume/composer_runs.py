@@ -105,5 +105,5 @@ def job(folder: Path, resume: bool, **_options: Any) -> dict[str, Any]:
         "t": trainer.channels.taid.t,
         "rewards": [line.get("reward") for line in lines],
         "totals": [line["loss/total"] for line in lines],
-        "rollouts": trainer.num_rollouts,
+        "rollouts": trainer.sampling.num_rollouts,
     }

@@ -15,15 +15,20 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from composer_replication.errors import RunError
 from composer_replication.trainer.checkpoints import (
-    SafeCheckpoints,
     load_tree,
     save_tree,
     weights_digest,
     write_manifest,
 )
 from composer_replication.trainer.checkpoints.identity import model_identity
-from composer_replication.trainer.checkpoints.optimiser_state import load_optimiser_tree, optimiser_tree
-from composer_replication.trainer.checkpoints.weights import load_weights, save_weights, whole_state
+from composer_replication.trainer.checkpoints.weights import (
+    load_optimiser_tree,
+    load_weights,
+    optimiser_tree,
+    save_weights,
+    whole_state,
+)
+from composer_replication.trainer.overrides import SafeCheckpoints
 
 VOCAB, LENGTH = 31, 8
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from obedient_model import tasks
 from obedient_model.language import build_tokenizer
 from obedient_model.pretrain import Pretraining, Schedule, new_model, pretrain

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from composer_replication import compose_loss
+from composer_replication.batch.tree_batch import SessionTargets
 from composer_replication.errors import UnsupportedModelError
-from composer_replication.objective.forward import tree_hidden_states
+from composer_replication.objective.attention.forward import tree_hidden_states
 from composer_replication.objective.model_head import decoder_of
-from composer_replication.objective.tree_batch import SessionTargets
 from model_families import FAMILIES, VOCAB, build
 
 REFERENCES = (-20.0, -30.0)

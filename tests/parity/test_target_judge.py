@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from composer_replication.objective.tree_batch import SessionTargets, TargetRows
+from composer_replication.batch.tree_batch import SessionTargets, TargetRows
 from composer_replication.types import Turn
 from session_pieces import HERE, Session
 from student_templates import tokenizer_of

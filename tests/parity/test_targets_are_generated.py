@@ -16,16 +16,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import real_logs
-from composer_replication.batch.load_tokenizer import load_tokenizer
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.model_folder import load_tokenizer
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.config import SitesConfig
 from composer_replication.errors import AlignmentError
-from composer_replication.hint_generator import run_sites
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.runs import RunDir
 from composer_replication.runs import conversations as rows
+from composer_replication.runs import sites as site_rows
+from composer_replication.steps.sites import write_sites
+from composer_replication.trainer.from_config.offline import offline_data
+from composer_replication.trainer.from_config.parts import read_inputs
 from composer_replication.trainer.presets import load_with_preset
-from composer_replication.trainer.run_parts import read_inputs
-from composer_replication.trainer.run_sessions import offline_data
 from composer_replication.types import Conversation, ToolCall, ToolResult, Turn
 from judged_run import Pair, judge_run, write_pairs
 from random_conversations import STUDENT, RandomSession, sessions, site_of
@@ -70,8 +72,8 @@ def judged(session, student: Path, *, whole: bool = True, tools: bool = True) ->
         run.write_jsonl("conversations", [row], schema=rows.SCHEMA, version=rows.VERSION, settings=settings_)
         if tools:
             run.write_jsonl("tools", _TOOLS, schema="tool", version=3, sources=["conversations"])
-        kept = [run_sites.to_row(site, hint) for site, hint in session.sites]
-        run.write_jsonl("sites", kept, schema=run_sites.SCHEMA, version=run_sites.VERSION, sources=["conversations"])
+        kept = [site_rows.to_row(site, hint) for site, hint in session.sites]
+        run.write_jsonl("sites", kept, schema=site_rows.SCHEMA, version=site_rows.VERSION, sources=["conversations"])
         write_pairs(run, session.pairs)
         overrides = WHOLE if whole else CUT
         options = {"student_names": [STUDENT, str(student)], "whole": whole, "sample": None, "students": KNOWN}
@@ -179,7 +181,7 @@ def logged_targets(students, tmp_path):
         log.write_text(claude_lines(content), encoding="utf-8")
         run = RunDir.create(tmp_path / "run")
         ingest_into(run, [log], scrub=None)
-        run_sites.write_sites(run)
+        write_sites(SitesConfig(), run)
         model = students["qwen2_5_like"]
         config = load_with_preset(None, [f'train.model="{model}"', f'train.run="{run.root}"', *WHOLE])
         inputs = read_inputs(config)

@@ -11,9 +11,8 @@ from pair_records import NUM_PAIRS, pairs
 
 from composer_replication.errors import InputError
 from composer_replication.pairs.normalise.data_juicer_backend import data_juicer_judge
-from composer_replication.pairs.normalise.document_dedup import DocumentDeduplicator
 from composer_replication.pairs.normalise.normalizer import DJNormalizer
-from composer_replication.pairs.normalise.operators import native_judge, native_operator
+from composer_replication.pairs.normalise.operators import DocumentDeduplicator, native_judge, native_operator
 from composer_replication.pairs.normalise.pair_texts import TEXT_KEYS, pair_text
 from composer_replication.pairs.normalise.recipe import Step
 from composer_replication.pairs.normalise.special_characters import special_ratio

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, cast
+
+import orjson
 
 from composer_replication.errors import InputError, explain
 from composer_replication.types import ToolCall
 
-_MAX_DEPTH = 100  # templates walk through arguments by recursion
+MAX_DEPTH = 50  # of values inside arguments; templates walk through them by recursion
+_LEAVES = frozenset(
+    (str, int, float, bool, type(None))
+)  # every call of every log is looked at: nearly all of it is these
+_LONG_INTEGER = re.compile(r"\d{19}")
 
 
 def tool_call(identity: str, name: str, arguments: object) -> ToolCall:
-    """A call with its arguments as a dict; text that is no JSON object goes to `raw_arguments`, never an exception."""
+    """A call with its arguments as a dict: keys in their written order, the last value of a key that is there twice.
+
+    Text that is no JSON object goes to `raw_arguments` as it is, never an exception. So does text with what no artefact
+    could hold: NaN, infinite floats, integers beyond 64 bits, half characters, values nested beyond `MAX_DEPTH`.
+    """
     given, raw = arguments, None
     if isinstance(given, str):
         given, raw = _object_in(given)
     elif given is not None and not isinstance(given, Mapping):
         raw = json.dumps(given, ensure_ascii=False, default=str)
-    found = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) and raw is None else {}
-    if not _is_flat_enough(found):
-        expected = f"values nested at most {_MAX_DEPTH} deep"
+    table = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) and raw is None else {}
+    if not is_flat_enough(table):
+        expected = f"values nested at most {MAX_DEPTH} deep"
         raise InputError(explain(f"arguments of a call of {name!r}", got="deeper ones", expected=expected))
-    return ToolCall(id=identity, name=name, arguments=dict(found), raw_arguments=raw)
+    return ToolCall(id=identity, name=name, arguments=dict(table), raw_arguments=raw)
 
 
 def json_value(text: str) -> object:
@@ -32,7 +43,7 @@ def json_value(text: str) -> object:
         value: object = json.loads(text, parse_constant=_refuse)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if not _is_flat_enough(value):
+    if not is_flat_enough(value):
         raise ValueError("nested too deeply")
     return value
 
@@ -41,27 +52,29 @@ def _object_in(text: str) -> tuple[object, str | None]:
     if not text.strip():
         return {}, None
     try:
-        value = json_value(text)
-    except ValueError:
+        value = orjson.loads(text)
+        if _LONG_INTEGER.search(text):
+            orjson.dumps(json_value(text))  # the reader makes a float of what the writer refuses
+    except (ValueError, TypeError):
         return None, text
-    return (cast("dict[str, Any]", value), None) if isinstance(value, dict) else (None, text)
+    return (value, None) if isinstance(value, dict) and is_flat_enough(value) else (None, text)
 
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _is_flat_enough(value: object) -> bool:
-    """Level by level: this must not itself recurse."""
+def is_flat_enough(value: object) -> bool:
+    """Whether what is in a value is nested at most `MAX_DEPTH` deep; level by level, for this must not recurse."""
     level = [value]
-    for _ in range(_MAX_DEPTH):
-        level = [each for outer in level for each in _inside(outer)]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for outer in level for inner in _inside(outer) if type(inner) not in _LEAVES]
         if not level:
             return True
     return False
 
 
 def _inside(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         return cast("Mapping[str, object]", value).values()
     return cast("list[object]", value) if isinstance(value, list | tuple) else ()

@@ -92,9 +92,13 @@ def action_text_without_thinking(turn: Turn) -> str:
 
 def text_of(action: Action) -> str:
     """An action that is in no log in the same form: its text, then a line for each call."""
-    where = Provenance(file="action", lines=(1,))
-    turn = Turn(id="action", role="assistant", origin="model", text=action.text, calls=action.calls, provenance=where)
-    return action_text(turn)
+    return action_text(turn_of(action, turn_id="action"))
+
+
+def turn_of(action: Action, *, turn_id: str) -> Turn:
+    """An assistant turn that does this and thinks nothing."""
+    where = Provenance(file=turn_id, lines=(1,))
+    return Turn(id=turn_id, role="assistant", origin="model", text=action.text, calls=action.calls, provenance=where)
 
 
 class _Pieces:

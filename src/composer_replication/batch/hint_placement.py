@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from composer_replication.batch.dialect import (
+from composer_replication.batch.render.dialect import (
     PLAIN_ID,
     SHORT_ID,
     assistant,
@@ -20,7 +20,7 @@ from composer_replication.batch.dialect import (
     system,
     user,
 )
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Message
 

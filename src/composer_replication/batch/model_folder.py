@@ -10,11 +10,44 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from composer_replication.errors import ComposerError, InputError, explain
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_FIX = "Pass a folder with tokenizer.json in it, or the name of a model that is in the Hugging Face cache"
 _LARGEST_INDEX = 64 << 20  # bytes; the index of the largest published models has 10 MB
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """`AutoTokenizer.from_pretrained`; what is on this machine already is loaded without asking the network.
+
+    The `except` is broad: a broken folder shows as an OSError, a ValueError, a missing key or, from the tokenizers
+    library, as a bare Exception, depending on which of its files it is.
+    """
+    from transformers import AutoTokenizer
+
+    what, is_folder = f"tokenizer {name!r}", bool(name) and Path(name).is_dir()
+    reason: Exception | None = None
+    check_index_files(name)
+    for options in ({"local_files_only": True}, {}):
+        if reason is not None and (is_folder or not _is_model_name(name)):
+            break  # no network could help
+        try:
+            loaded: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+            return loaded
+        except Exception as error:
+            reason = error
+    expected = "a tokenizer that loads"
+    if is_folder:
+        got = f"a folder without one ({first_line(reason)})"
+        raise InputError(explain(what, got=got, expected=expected, fix=f"{_FIX}.")) from reason
+    got = "no folder of that name"
+    if _is_model_name(name):
+        got += f", and no model that is cached or can be downloaded now ({first_line(reason)})"
+    raise InputError(explain(what, got=got, expected=expected, fix=f"{_FIX}, or can be downloaded.")) from reason
 
 
 def load_config(name: str, *, what: str) -> Any:
@@ -84,3 +117,9 @@ def first_line(error: BaseException | None) -> str:
     """What an error of a library says, short enough for a sentence."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip(' :')}" if lines else type(error).__name__
+
+
+def _is_model_name(name: str) -> bool:
+    """`owner/model` or `model`; anything else can only be a path."""
+    parts = name.split("/")
+    return len(parts) <= 2 and all(part and part.strip(".~") == part for part in parts)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from composer_replication.batch.render import Renderer
+from composer_replication.actions.write import text_follows_call
+from composer_replication.batch.render.renderer import TEXT_FOLLOWS_CALL, RenderedSequence, Renderer, TurnSpan
 from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.types import Conversation, Turn
 
 FORMAT = "pair"
+# Why two answers cannot be compared, besides that one is written in another order (TEXT_FOLLOWS_CALL).
+WITHOUT_ANSWER, EQUAL_ANSWERS = "pair_without_answer", "pair_of_equal_answers"
+CONTEXTS_DIFFER = "pair_contexts_differ"
 
 
 class ResponseIds(NamedTuple):
@@ -41,6 +45,55 @@ def response_ids(
     assert span.turn_id == answer.id
     assert span.end == len(rendered.ids)
     return ResponseIds(rendered.ids, span.start)
+
+
+def compared_ids(
+    renderer: Renderer,
+    turns: Sequence[Turn],
+    chosen: Turn,
+    rejected: Turn,
+    *,
+    conversation_id: str,
+    format_name: str = FORMAT,
+    logged: tuple[RenderedSequence, TurnSpan] | None = None,
+) -> PairIds | str:
+    """Both answers as ids, or the reason why they cannot be compared.
+
+    `logged` says where the rejected answer stands in its rendered session: where the contexts agree, that is its side.
+    """
+    if any(not each.text.strip() and not each.calls for each in (chosen, rejected)):
+        return WITHOUT_ANSWER
+    if any(map(text_follows_call, (chosen, rejected))):
+        return TEXT_FOLLOWS_CALL
+    named = {"conversation_id": conversation_id, "format_name": format_name}
+    try:
+        pair = None
+        if logged is not None:
+            pair = _against_session(renderer, turns, chosen, rejected, logged, named)
+        if pair is None:
+            pair = pair_ids(renderer, turns, chosen, rejected, **named)
+    except AlignmentError:  # a template may show one state in two ways; there is nothing to compare then
+        return CONTEXTS_DIFFER
+    return EQUAL_ANSWERS if pair.chosen == pair.rejected else pair
+
+
+def _against_session(
+    renderer: Renderer,
+    turns: Sequence[Turn],
+    chosen: Turn,
+    rejected: Turn,
+    logged: tuple[RenderedSequence, TurnSpan],
+    named: dict[str, str],
+) -> PairIds | None:
+    """The rejected answer as its session has it; None where the chosen one has another context."""
+    rendered, span = logged
+    chosen_alike, rejected_alike = renderer.thinking.alike(chosen, rejected)
+    if rejected_alike != rejected and span.thinking in ("target", "context"):
+        return None
+    answer = response_ids(renderer, turns, chosen_alike, **named)
+    if answer.start != span.start or answer.ids[: span.start] != rendered.ids[: span.start]:
+        return None
+    return PairIds(answer, ResponseIds(rendered.ids[: span.end], span.start))
 
 
 def pair_ids(

@@ -7,9 +7,9 @@ tool_call_id). Turn `k` of the conversation is message `k`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-from composer_replication.actions.calls import tool_call
+from composer_replication.actions.messages import message_calls, required_text, thinking_text
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Conversation, Origin, Provenance, Role, ToolCall, ToolResult, Turn
 
@@ -22,8 +22,6 @@ _WRITERS: dict[str, tuple[Role, Origin]] = {
     "tool": ("tool", "tool"),
     "function": ("tool", "tool"),
 }
-_THINKING = ("reasoning_content", "reasoning", "thinking")
-_CALL_SHAPES = "{name, arguments or input, id?}, {id, function: {name, arguments}}, or a list of those"
 
 
 def to_conversation(messages: Sequence[Mapping[str, Any]], *, conversation_id: str) -> Conversation:
@@ -64,11 +62,11 @@ class _Reader:
         if not isinstance(role, str) or role not in _WRITERS:
             raise InputError(explain(f"role of {where}", got=repr(role), expected=f"one of {', '.join(_WRITERS)}"))
         kind, origin = _WRITERS[role]
-        text = _text_of(message.get("content"), where)
+        text = required_text(message.get("content"), where)
         fields: dict[str, Any] = {"text": text}
         if kind == "assistant":
             model = message.get("model")
-            fields |= {"calls": self._calls(message, where), "thinking": _thinking_of(message, where)}
+            fields |= {"calls": self._calls(message, where), "thinking": thinking_text(message, where)}
             fields |= {"model": model} if isinstance(model, str) else {}
         elif kind == "tool":
             fields = {"results": (self._result(message, text, where),)}
@@ -77,29 +75,10 @@ class _Reader:
         self.turns.append(Turn(id=identity, role=kind, origin=origin, provenance=provenance, **fields))
 
     def _calls(self, message: Mapping[str, Any], where: str) -> tuple[ToolCall, ...]:
-        given: list[object] = []
-        for key in ("tool_call", "tool_calls", "function_call"):
-            value = message.get(key)
-            each = cast("list[object]", value) if isinstance(value, list | tuple) else [value]
-            given += [call for call in each if not _is_nothing(call)]
-        calls = tuple(self._call(each, number, where) for number, each in enumerate(given))
+        calls = message_calls(message, where, self._new_id)
         self._call_ids.update(call.id for call in calls)
         self._open = list(calls)
         return calls
-
-    def _call(self, given: object, number: int, where: str) -> ToolCall:
-        call = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
-        function = call.get("function")
-        said = cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else call
-        name = said.get("name")
-        if not isinstance(name, str):
-            got = f"keys {sorted(map(str, said))}" if isinstance(given, Mapping) else type(given).__name__
-            raise InputError(explain(f"tool call {number} of {where}", got=got, expected=_CALL_SHAPES))
-        identity = call.get("id")
-        if not isinstance(identity, str) or not identity:
-            identity = self._new_id(number)
-        arguments = said.get("arguments")
-        return tool_call(identity, name, said.get("input") if arguments is None else arguments)
 
     def _new_id(self, number: int) -> str:
         identity = f"call_{len(self.turns)}_{number}"
@@ -121,35 +100,3 @@ class _Reader:
         self._open = [call for call in self._open if call.id != call_id]
         error = message.get("tool_error")
         return ToolResult(call_id=call_id, text=text, is_error=None if error is None else bool(error))
-
-
-def _is_nothing(call: object) -> bool:
-    """No call, or one of nothing but nulls, which is how a table of records shows a record without one."""
-    fields = cast("Mapping[str, object]", call).values() if isinstance(call, Mapping) else [call]
-    return not call or all(value is None for value in fields)
-
-
-def _thinking_of(message: Mapping[str, Any], where: str) -> str:
-    found = next((message[key] for key in _THINKING if message.get(key)), "")
-    return _text_of(found, where)
-
-
-def _text_of(content: object, where: str) -> str:
-    """Text, or the text of a list of text parts; an image or a call inside content is an error and not silence."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if isinstance(content, list | tuple):
-        return "\n".join(_part_text(part, where) for part in cast("list[object]", content))
-    raise InputError(explain(f"content of {where}", got=type(content).__name__, expected="text or text parts"))
-
-
-def _part_text(part: object, where: str) -> str:
-    if isinstance(part, str):
-        return part
-    fields = cast("Mapping[str, object]", part) if isinstance(part, Mapping) else {}
-    text = fields.get("text")
-    if not isinstance(text, str):
-        got = f"a part of type {fields.get('type', type(part).__name__)!r}"
-        fix = "Calls go into tool_calls, results into tool messages; images cannot be rendered."
-        raise InputError(explain(f"content of {where}", got=got, expected="text parts", fix=fix))
-    return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -109,21 +109,6 @@ def show(*tables: Table) -> None:
         if number:
             console.print()
         console.print(each)
-
-
-@contextlib.contextmanager
-def byte_progress(what: str, *, quiet: bool) -> Generator[Callable[[int, int], None], None, None]:
-    """A progress bar by bytes on stderr; nothing where stderr is no terminal."""
-    if quiet or not is_terminal(sys.stderr):
-        yield lambda _done, _total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -17,18 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import os
-
     from composer_replication.cli.console import plain, say
-    from composer_replication.ingestion.export import export_atif
-    from composer_replication.ingestion.last_gate import gate_of
     from composer_replication.runs import RunDir
+    from composer_replication.steps.export import export_atif
 
     run_dir = RunDir.open(args.run)
-    gate = gate_of(run_dir, os.environ, no_scrub=args.no_scrub, allowed=args.allow)
     if args.no_scrub:
         say("crf export: --no-scrub: nothing is looked at, and the documents hold whatever the run holds")
-    written = export_atif(run_dir, Path(args.atif), gate=gate)
+    written = export_atif(run_dir, Path(args.atif), no_scrub=args.no_scrub, allowed=args.allow)
     for path in written:
         print(plain(str(path)))
     say(f"{len(written)} ATIF documents in {args.atif}")

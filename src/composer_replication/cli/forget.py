@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from composer_replication.ingestion.forget import Forgetting
     from composer_replication.runs import RunDir
+    from composer_replication.steps.forget import Forgetting
 
 HELP = "remove sessions, and everything derived from them, from a run; they do not come back"
 
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import is_terminal, say
-    from composer_replication.ingestion.forget import forget, plan_forgetting
     from composer_replication.runs import RunDir
+    from composer_replication.steps.forget import forget, plan_forgetting
 
     run_dir = RunDir.open(args.run_dir)
     plan = plan_forgetting(run_dir, args.sessions)
@@ -71,4 +71,7 @@ def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_st
             f"{verb} {plan.answers.num_gone:,} paid answers of theirs{of_nobody} from teacher_cache.sqlite; "
             f"{plan.answers.num_kept:,} of other sessions stay, and what was spent stays counted"
         )
+    for each in plan.elsewhere:
+        may = "hold" if each.what in ("preference data set", "ATIF documents") else "have learnt from"
+        lines.append(f"Not removed, outside of the run: {plain(each.path)} ({each.what}) may {may} them")
     print("\n".join(lines), file=sys.stderr if to_stderr else sys.stdout)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.options import add_config_arguments, add_short, config_of
+
 if TYPE_CHECKING:
-    from composer_replication.ingestion.scrub_settings import ScrubSettings
-    from composer_replication.ingestion.summary import IngestSummary
+    from composer_replication.ingestion.cache.summary import IngestSummary
     from composer_replication.runs import RunDir
 
 HELP = "read session logs (Claude Code, Codex, ATIF, ...) into a run directory, secrets out"
@@ -26,100 +24,42 @@ _CAPTION = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paths", nargs="+", metavar="PATH", help="a log, a project folder, or all of ~/.claude/projects"
-    )
+    add_short(parser, "paths", key="ingest.paths", nargs="*", metavar="PATH")
     parser.add_argument(
         "-o", "--output", required=True, metavar="RUN", help="run directory; an existing one is updated"
     )
-    parser.add_argument(
-        "--exclude",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="leave out files whose path, name or folder matches, as a .crfignore in PATH does; may be repeated",
-    )
-    parser.add_argument("--follow-links", action="store_true", help="also read what links lead to outside of PATH")
-    parser.add_argument("--tools", metavar="FILE", help="JSON list of tool schemas; without it they are inferred")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core, at most 8")
+    add_short(parser, "--exclude", key="ingest.exclude", metavar="PATTERN")
+    add_short(parser, "--follow-links", key="ingest.follow_links", value=True)
+    add_short(parser, "--tools", key="ingest.tools", metavar="FILE")
+    add_short(parser, "--workers", key="ingest.workers")
+    add_short(parser, "--kingfisher", key="ingest.kingfisher", value=True)
+    add_short(parser, "--people", key="ingest.people", value=True)
+    add_config_arguments(parser, "ingest")
     parser.add_argument("--reread", action="store_true", help="read everything again, not only what is new")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    parser.add_argument("--kingfisher", action="store_true", help="add kingfisher's rules (extra: privacy)")
-    parser.add_argument(
-        "--people",
-        action="store_true",
-        help="e-mail addresses, phone numbers and names beside them become USER_n, too",
-    )
     parser.add_argument(
         "--no-scrub", action="store_true", help="leave secrets and names in; the artefact's sidecar says so"
     )
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import byte_progress, say
-    from composer_replication.ingestion.into_run import ingest_into
-    from composer_replication.ingestion.schemas import load_tool_schemas
+    from composer_replication.cli.console import say
+    from composer_replication.cli.progress import byte_progress
+    from composer_replication.errors import InputError, explain
+    from composer_replication.steps.ingest import ingest, run_directory
 
-    tools = None if args.tools is None else load_tool_schemas(Path(args.tools))
-    scrub = None if args.no_scrub else settings_from_environment(kingfisher=args.kingfisher, people=args.people)
-    if scrub is None:
+    section = config_of(args).ingest
+    if not section.paths:
+        expected = "a log or a folder with logs: `crf ingest PATH... -o RUN`, or ingest.paths of --config"
+        raise InputError(explain("PATH", got="none", expected=expected))
+    if args.no_scrub:
         say("crf ingest: --no-scrub: secrets and names stay in the artefact, and its sidecar says so")
-    with _run_directory(Path(args.output)) as run_dir, byte_progress("reading sessions", quiet=args.json) as progress:
-        summary = ingest_into(
-            run_dir,
-            args.paths,
-            scrub=scrub,
-            exclude=args.exclude,
-            num_workers=_num_workers(args.workers),
-            tools=tools,
-            reread=args.reread,
-            follow_links=args.follow_links,
-            progress=progress,
-        )
+    with run_directory(Path(args.output)) as run_dir, byte_progress("reading sessions", quiet=args.json) as progress:
+        summary = ingest(section, run_dir, no_scrub=args.no_scrub, reread=args.reread, progress=progress)
     for remark in summary.remarks:
         say(f"crf ingest: {remark}")
     _show(summary, run_dir, as_json=args.json)
     return 0
-
-
-def settings_from_environment(*, kingfisher: bool = False, people: bool = False) -> ScrubSettings:
-    """What this process knows and logs must not tell: secret-looking variables, the home directory, the user's name."""
-    from composer_replication.ingestion.scrub_settings import ScrubSettings
-    from composer_replication.privacy import secret_looking_environment
-
-    homes = {os.environ.get(name, "") for name in ("HOME", "USERPROFILE")}
-    names = {os.environ.get(name, "") for name in ("USER", "USERNAME", "LOGNAME")}
-    return ScrubSettings(
-        env_values=secret_looking_environment(os.environ),
-        home_dirs=tuple(sorted(home for home in homes if len(home) > 1)),
-        user_names=tuple(sorted(name for name in names if name and name != "root")),
-        kingfisher=kingfisher,
-        people=people,
-    )
-
-
-def _num_workers(asked: int | None) -> int:
-    from composer_replication.errors import InputError, explain
-
-    if asked is not None and asked < 1:
-        raise InputError(explain("--workers", got=asked, expected="1 or more"))
-    return asked or min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-@contextlib.contextmanager
-def _run_directory(path: Path) -> Generator[RunDir, None, None]:
-    """The run at `path`, made if need be; one that nothing was written into does not stay."""
-    from composer_replication.runs import RunDir
-
-    has_files = path.is_dir() and any(path.iterdir())
-    run = RunDir.open(path) if has_files else RunDir.create(path)
-    try:
-        yield run
-    finally:
-        if not has_files and not run.path("conversations").exists():
-            for each in run.root.iterdir():
-                each.unlink()
-            run.root.rmdir()
 
 
 def _show(summary: IngestSummary, run: RunDir, *, as_json: bool) -> None:

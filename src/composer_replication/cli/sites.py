@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from composer_replication.cli.console import add_gate_arguments
+from composer_replication.cli.options import add_config_arguments, add_short, config_of
+
 if TYPE_CHECKING:
-    from composer_replication.hint_generator.run_sites import KindCount
     from composer_replication.runs import RunDir
+    from composer_replication.steps.sites import KindCount
     from composer_replication.types import Conversation, ErrorSite, Hint
 
 HELP = "find the turns that erred, whose fault it was, and what to say about it"
@@ -25,23 +28,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run directory with conversations in it")
     parser.add_argument("--kind", action="append", metavar="KIND", help="show only this kind; may be repeated")
     parser.add_argument("--blame", action="append", metavar="BLAME", help="show only this blame; may be repeated")
-    parser.add_argument("--min-confidence", type=float, metavar="P", help="keep a site from here on; default 0.5")
+    add_short(parser, "--min-confidence", key="sites.min_confidence")
     parser.add_argument("--show", metavar="ID", help="print one site: turn, failing result, evidence, hint")
     parser.add_argument("--json", action="store_true", help="print the table, or with --show the site, as JSON")
+    add_short(parser, "--writer", key="sites.writer", metavar="FILE")
+    add_config_arguments(parser, "sites")
+    add_gate_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.hint_generator.run_sites import write_sites
+    from composer_replication.cli.console import say
     from composer_replication.runs import RunDir
-    from composer_replication.sites import MIN_CONFIDENCE
+    from composer_replication.steps.sites import write_sites
 
     _check_filters(args)
-    run_dir = RunDir.open(args.run)
+    section, run_dir = config_of(args).sites, RunDir.open(args.run)
     if args.show is not None:
         _show_site(run_dir, args.show, as_json=args.json)
-        return 0
-    write_sites(run_dir, min_confidence=MIN_CONFIDENCE if args.min_confidence is None else args.min_confidence)
-    _show_table(run_dir, args)
+    else:
+        done = write_sites(section, run_dir, no_scrub=args.no_scrub, allowed=args.allow)
+        _show_table(run_dir, done.sites, args)
+        if done.hints:
+            say(f"hints by a model: {', '.join(f'{what} {number}' for what, number in sorted(done.hints.items()))}")
     return 0
 
 
@@ -54,12 +62,11 @@ def _check_filters(args: argparse.Namespace) -> None:
             raise InputError(explain("--blame", got=repr(blame), expected=f"one of {', '.join(BLAMES)}"))
 
 
-def _show_table(run_dir: RunDir, args: argparse.Namespace) -> None:
+def _show_table(run_dir: RunDir, every: Sequence[ErrorSite], args: argparse.Namespace) -> None:
     from composer_replication.cli.console import print_json, say, show, table
-    from composer_replication.hint_generator.run_sites import read_sites, tabulate
     from composer_replication.sites.find import NO_FAILURE
+    from composer_replication.steps.sites import tabulate
 
-    every = [site for site, _ in read_sites(run_dir)]
     sites = [site for site in every if _is_asked_for(site, args)]
     counted = tabulate(sites)
     passed_over = Counter(site.reason for site in sites if site.kind == NO_FAILURE)
@@ -98,11 +105,9 @@ def _row(each: KindCount) -> tuple[object, ...]:
 
 def _show_site(run_dir: RunDir, identity: str, *, as_json: bool) -> None:
     from composer_replication.cli.console import print_json
-    from composer_replication.hint_generator.run_sites import find_site
-    from composer_replication.runs.conversations import read_conversations
+    from composer_replication.runs.sites import read_site
 
-    site, hint = find_site(run_dir, identity)
-    conversation = next(each for each in read_conversations(run_dir) if each.id == site.conversation_id)
+    site, hint, conversation = read_site(run_dir, identity)
     if as_json:
         print_json({"site": site, "hint": hint})
         return

@@ -26,12 +26,16 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from composer_replication.cli.console import say
+    from composer_replication.errors import InputError
     from composer_replication.teacher_replay.prices import list_models, with_prices
     from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, OPENROUTER, OPENROUTER_KEY
 
     base_url = args.base_url or OPENROUTER
     variable = args.api_key_env or (OPENROUTER_KEY if base_url == OPENROUTER else None)
-    listed = asyncio.run(list_models(base_url, os.environ.get(variable) if variable else None))
+    try:
+        listed = asyncio.run(list_models(base_url, os.environ.get(variable) if variable else None))
+    except InputError as error:
+        raise InputError(f"{error}. {_without_a_list(args.slug or ())}") from error
     if args.all:
         _show(listed)
         return 0
@@ -47,6 +51,19 @@ def run(args: argparse.Namespace) -> int:
         atomic_write_json(written_through(args.output), found)
         say(f"{args.output}: {len(found)} teachers with prices")
     return 0
+
+
+def _without_a_list(slugs: Sequence[str]) -> str:
+    """What to do where nobody can be asked for prices, and which teacher a name that we do not know is nearest to."""
+    from difflib import get_close_matches
+
+    from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS
+
+    known = [teacher["slug"] for teacher in DEFAULT_TEACHERS]
+    near = {slug: get_close_matches(slug, known, n=1, cutoff=0.5) for slug in slugs if slug not in known}
+    meant = "".join(f" {slug} is none of ours: did you mean {found[0]}?" for slug, found in near.items() if found)
+    example = '[{"slug": "openai/gpt-5", "input_per_mtok": 1.25, "output_per_mtok": 10.0}]'
+    return f"Prices are looked up there; without it write the file of teachers by hand: {example}.{meant}"
 
 
 def _show(listed: Sequence[Listed]) -> None:

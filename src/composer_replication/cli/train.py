@@ -6,14 +6,15 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from composer_replication.cli.train_progress import as_shown
+from composer_replication.cli.options import add_config_arguments, overrides_of, refuse_unread
+from composer_replication.cli.progress import as_shown
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from composer_replication.config import CrfConfig
-    from composer_replication.trainer.run_plan import TrainingPlan
-    from composer_replication.trainer.run_results import ChannelResult, TrainingResult
+    from composer_replication.trainer.from_config.plan import TrainingPlan
+    from composer_replication.trainer.from_config.results import ChannelResult, TrainingResult
 
 HELP = "train on a run's sessions, or on rollouts, and write an adapter"
 INTERRUPTED = 130
@@ -39,10 +40,7 @@ _COUNTS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", help="a TOML file; its [train] table names model and run")
-    parser.add_argument(
-        "--set", action="append", metavar="A.B=C", help="an option over the file's (see --options); may be repeated"
-    )
+    add_config_arguments(parser, "train", "loss", "render", "split")
     parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint, or fail")
     parser.add_argument("--dry-run", action="store_true", help="say what would be trained on and whether it fits")
     parser.add_argument("--force", action="store_true", help="begin although the memory plan says that it does not fit")
@@ -60,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
     from composer_replication.trainer.presets import load_with_preset
 
-    config = load_with_preset(args.config, args.set or ())
+    config = load_with_preset(args.config, overrides_of(args))
+    refuse_unread(args)
     if str(Path.cwd()) not in sys.path:  # where rewards and environments are looked for
         sys.path.insert(0, str(Path.cwd()))
     if args.dry_run:
@@ -94,23 +93,23 @@ def _plan(config: CrfConfig) -> TrainingPlan:
 
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say is not our output
         _quiet_libraries()
-        from composer_replication.trainer.run_plan import plan_training
+        from composer_replication.steps.train import plan
 
-        return plan_training(config)
+        return plan(config)
 
 
 def _train(config: CrfConfig, args: argparse.Namespace) -> TrainingResult:
     import contextlib
     import sys
 
-    from composer_replication.cli.train_progress import training_progress
+    from composer_replication.cli.progress import training_progress
 
     with contextlib.redirect_stdout(sys.stderr):
         _quiet_libraries()
-        from composer_replication.trainer.run_training import run_training
+        from composer_replication.steps.train import train
 
         with training_progress(config.train.optimiser.steps) as progress:
-            return run_training(config, resume=args.resume, must_fit=not args.force, progress=progress)
+            return train(config, resume=args.resume, must_fit=not args.force, progress=progress)
 
 
 def _quiet_libraries() -> None:
@@ -119,7 +118,7 @@ def _quiet_libraries() -> None:
     import sys
 
     from composer_replication.cli.console import is_terminal
-    from composer_replication.trainer.run_parts import hide_progress_bars
+    from composer_replication.trainer.from_config.parts import hide_progress_bars
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     if not is_terminal(sys.stderr):
@@ -129,7 +128,7 @@ def _quiet_libraries() -> None:
 
 def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
     from composer_replication.cli.console import print_json, say, show
-    from composer_replication.cli.count_words import explained
+    from composer_replication.cli.pages.count_words import explained, of_good_turns
 
     memory = plan.memory
     if as_json:
@@ -145,7 +144,7 @@ def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
         )
         return
     show(*_count_tables(plan.counts, plan.drops))
-    for line in explained(plan.counts, plan.drops):
+    for line in [*of_good_turns(plan.counts, plan.drops), *explained(plan.counts, plan.drops)]:
         print(line)
     if memory is not None:
         say(f"memory of a step:\n{memory}")
@@ -161,7 +160,7 @@ def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
 
 def _show_result(result: TrainingResult, *, as_json: bool) -> None:
     from composer_replication.cli.console import plain, print_json, say, show, table
-    from composer_replication.cli.count_words import explained
+    from composer_replication.cli.pages.count_words import explained
 
     if as_json:
         print_json(result.as_json())
@@ -212,7 +211,7 @@ def _say_how_to_resume(result: TrainingResult, args: argparse.Namespace) -> None
 
     words = ["crf", "train"]
     words += ["--config", args.config] if args.config else []
-    for each in args.set or ():
+    for each in args.set:
         words += ["--set", each]
     command = shlex.join([*words, "--resume"])
     say(f"{result.stopped_by}: stopped after step {result.steps} of {result.total_steps}, which is saved.")

@@ -1,27 +1,58 @@
-"""Frozen dataclasses per stage, read from TOML and overrides, written back as the file that reproduces a run."""
+"""Every option, declared once: frozen records, read from TOML and overrides, and written back as a file.
+
+values          what an option may hold
+hidden          what an error may show of it: no secret
+writer          a config as the TOML that reproduces a run
+schema          how a table declares its options
+loader          files and overrides to a config; every mistake with its path and its origin
+steps           [ingest], [sites], [replay], [pairs]
+loss            [loss]
+render          [render], [split]
+train_sections  tables below [train]: what is trained, by whom it is taught, on what
+train_grpo      tables below [train]: rollouts, effort, alarms
+train           [train]
+"""
 
 from composer_replication.config.loader import load, loads
 from composer_replication.config.loss import LossConfig
-from composer_replication.config.render import RenderConfig
-from composer_replication.config.root import CrfConfig
-from composer_replication.config.schema import OptionDoc, check_options, describe, option, required, section
+from composer_replication.config.render import RenderConfig, SplitConfig
+from composer_replication.config.schema import OptionDoc, describe, option, section, table
+from composer_replication.config.steps import IngestConfig, PairsConfig, ReplayConfig, SitesConfig
 from composer_replication.config.train import TrainConfig
 from composer_replication.config.writer import config_hash, to_toml, write_resolved
 
 __all__ = [
     "CrfConfig",
+    "IngestConfig",
     "LossConfig",
     "OptionDoc",
+    "PairsConfig",
     "RenderConfig",
+    "ReplayConfig",
+    "SitesConfig",
+    "SplitConfig",
     "TrainConfig",
-    "check_options",
     "config_hash",
     "describe",
     "load",
     "loads",
     "option",
-    "required",
     "section",
+    "table",
     "to_toml",
     "write_resolved",
 ]
+
+
+@table("")
+class CrfConfig:
+    """Everything a run can be told."""
+
+    ingest: IngestConfig = section(IngestConfig, "Which logs are read, and how.")
+    sites: SitesConfig = section(SitesConfig, "Which failures may be taught.")
+    replay: ReplayConfig = section(ReplayConfig, "Who is asked about which states, and at what cost.")
+    pairs: PairsConfig = section(PairsConfig, "Which answers become preference pairs.")
+    loss: LossConfig = section(LossConfig, "Weights and shapes of the three loss channels.")
+    render: RenderConfig = section(RenderConfig, "How conversations become what a model reads.")
+    split: SplitConfig = section(SplitConfig, "Which sessions are learnt from, and which are held out.")
+    train: TrainConfig = section(TrainConfig, "What `crf train` is told.")

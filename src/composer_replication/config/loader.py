@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from composer_replication.config.hidden import shown, shown_garbage, shown_override, shown_parser_message
 from composer_replication.config.schema import OptionSpec, describe, dotted, options_of
@@ -17,6 +17,7 @@ from composer_replication.errors import ConfigError, explain
 
 _T = TypeVar("_T")
 _MAX_DEPTH = 100  # far below where Python's own recursion ends, which depends on the caller
+_USE_DEFAULT = object()
 
 
 def load(config_class: type[_T], path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> _T:
@@ -24,57 +25,51 @@ def load(config_class: type[_T], path: str | os.PathLike[str] | None = None, ove
 
     The value of an override is TOML; what is not TOML is a string, and `none` unsets an optional option.
     """
-    given = _Table()
+    given = _Given()
     if path is not None:
-        given.merge(_parse(_read(Path(path)), f"config file {os.fspath(path)}"))
-    return _build(config_class, given, overrides)
+        origin = f"config file {os.fspath(path)}"
+        given.add(_parse(_read(Path(path)), origin), origin)
+    return _built(config_class, given, overrides)
 
 
 def loads(config_class: type[_T], text: str, overrides: Iterable[str] = ()) -> _T:
     """`load` from the text of a TOML file."""
-    return _build(config_class, _parse(text, "config text"), overrides)
+    given = _Given()
+    given.add(_parse(text, "config text"), "config text")
+    return _built(config_class, given, overrides)
 
 
-@dataclass(slots=True)
-class _Setting:
-    """A value that somebody gave, and where."""
-
-    value: object
-    origin: str
-
-
-@dataclass(slots=True)
-class _Table:
-    """A TOML table that may have been filled from several places."""
-
-    origins: list[str] = field(default_factory=list[str])
-    items: dict[str, _Table | _Setting] = field(default_factory=dict[str, "_Table | _Setting"])
-
-    @property
-    def origin(self) -> str:
-        return " and ".join(dict.fromkeys(self.origins)) or "defaults"
-
-    def merge(self, other: _Table) -> None:
-        """Take over what `other` holds; tables unite, values are replaced."""
-        self.origins += other.origins
-        for key, item in other.items.items():
-            mine = self.items.get(key)
-            if isinstance(mine, _Table) and isinstance(item, _Table):
-                mine.merge(item)
-            else:
-                self.items[key] = item
-
-    def plain(self) -> dict[str, object]:
-        return {key: item.plain() if isinstance(item, _Table) else item.value for key, item in self.items.items()}
-
-
-def _build(config_class: type[_T], given: _Table, overrides: Iterable[str]) -> _T:
+def _built(config_class: type[_T], given: _Given, overrides: Iterable[str]) -> _T:
     for override in overrides:
-        given.merge(_parse_override(override))
-    return _Builder(config_class).build(config_class, given, "")
+        given.add(*_parse_override(override))
+    return _Builder(config_class, given).build(config_class, given.values, "")
 
 
-def _parse(text: str, origin: str) -> _Table:
+class _Given:
+    """Values that somebody gave, and who: tables unite, later values replace earlier ones."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self._origins: dict[str, list[str]] = defaultdict(list)
+
+    def add(self, values: Mapping[str, Any], origin: str) -> None:
+        self._add(self.values, values, "", origin)
+
+    def origin(self, path: str) -> str:
+        return " and ".join(dict.fromkeys(self._origins[path])) or "defaults"
+
+    def _add(self, mine: dict[str, Any], values: Mapping[str, Any], path: str, origin: str) -> None:
+        self._origins[path].append(origin)
+        for key, value in values.items():
+            if not isinstance(value, dict):
+                mine[key], self._origins[dotted(path, key)] = value, [origin]
+                continue
+            if not isinstance(mine.get(key), dict):
+                mine[key], self._origins[dotted(path, key)] = {}, []
+            self._add(mine[key], cast("dict[str, Any]", value), dotted(path, key), origin)
+
+
+def _parse(text: str, origin: str) -> dict[str, Any]:
     try:
         values = tomllib.loads(text)
     except ValueError as error:  # a TOMLDecodeError, or the one of int() for thousands of digits
@@ -82,7 +77,7 @@ def _parse(text: str, origin: str) -> _Table:
     except RecursionError:
         raise _too_deep(origin) from None
     _check_depth(values, origin)
-    return _table(values, origin)
+    return values
 
 
 def _read(path: Path) -> str:
@@ -116,15 +111,8 @@ def _too_deep(origin: str) -> ConfigError:
     )
 
 
-def _table(values: Mapping[str, object], origin: str) -> _Table:
-    table = _Table([origin])
-    for key, value in values.items():
-        is_table = isinstance(value, dict)
-        table.items[key] = _table(cast("dict[str, object]", value), origin) if is_table else _Setting(value, origin)
-    return table
-
-
-def _parse_override(text: str) -> _Table:
+def _parse_override(text: str) -> tuple[dict[str, Any], str]:
+    """What an override sets, and how to name it in an error."""
     key_text, equals, value_text = text.partition("=")
     keys = _parse_key(key_text)
     if not equals or not keys:
@@ -137,9 +125,9 @@ def _parse_override(text: str) -> _Table:
         raise _too_deep(f"override of {key_text.strip()}") from None
     for key in reversed(keys):
         value = {key: value}
-    values = cast("dict[str, object]", value)
+    values = cast("dict[str, Any]", value)
     _check_depth(values, f"override of {key_text.strip()}")
-    return _table(values, f"override {shown_override(text, values)!r}")
+    return values, f"override {shown_override(text, values)!r}"
 
 
 def _parse_key(text: str) -> list[str]:
@@ -166,42 +154,41 @@ def _parse_value(text: str) -> object:
 class _Builder:
     """Turns tables into config objects; knows the root class for its suggestions."""
 
-    def __init__(self, root: type) -> None:
-        self._root = root
+    def __init__(self, root: type, given: _Given) -> None:
+        self._root, self._given = root, given
 
-    def build(self, config_class: type[_T], given: _Table, section: str) -> _T:
+    def build(self, config_class: type[_T], values: Mapping[str, Any], path: str) -> _T:
         specs = {spec.name: spec for spec in options_of(config_class)}
-        for key, item in given.items.items():
+        for key in values:
             if key not in specs:
-                raise self._unknown(key, item, section, specs)
-        values = {name: self._value(spec, given, dotted(section, name)) for name, spec in specs.items()}
+                raise self._unknown(key, path, specs)
+        options = {name: self._option(spec, values, dotted(path, name)) for name, spec in specs.items()}
         try:
-            return config_class(**{name: value for name, value in values.items() if value is not _USE_DEFAULT})
+            return config_class(**{name: value for name, value in options.items() if value is not _USE_DEFAULT})
         except ConfigError as error:  # options that are right each and wrong together
-            raise ConfigError(f"{given.origin}: {error}") from error
+            raise ConfigError(f"{self._given.origin(path)}: {error}") from error
 
-    def _value(self, spec: OptionSpec, given: _Table, path: str) -> object:
-        item = given.items.get(spec.name)
+    def _option(self, spec: OptionSpec, values: Mapping[str, Any], path: str) -> object:
+        value = values.get(spec.name, _USE_DEFAULT)
         if spec.section_class is not None:
-            if isinstance(item, _Setting):
-                raise ConfigError(f"{item.origin}: {explain(path, got=shown(item.value, path), expected='a table')}")
-            return self.build(spec.section_class, item or _Table(), path)
-        if item is None:
-            if spec.is_required:
-                raise ConfigError(f"{path} is required: {spec.doc}")
-            return _USE_DEFAULT
-        value = item.plain() if isinstance(item, _Table) else item.value
+            if value is not _USE_DEFAULT and not isinstance(value, dict):
+                told = explain(path, got=shown(value, path), expected="a table")
+                raise ConfigError(f"{self._given.origin(path)}: {told}")
+            return self.build(spec.section_class, values.get(spec.name, {}), path)
+        if value is _USE_DEFAULT:
+            return value
         try:
             return coerce(value, spec.annotation, path=path, bounds=spec.bounds)
         except ConfigError as error:
-            raise ConfigError(f"{item.origin}: {error}") from None
+            raise ConfigError(f"{self._given.origin(path)}: {error}") from None
 
-    def _unknown(self, key: str, item: _Table | _Setting, section: str, known: Mapping[str, OptionSpec]) -> ConfigError:
+    def _unknown(self, key: str, section: str, known: Mapping[str, OptionSpec]) -> ConfigError:
         suggestion = self._suggest(key, section, known)
+        path = dotted(section, key)
         return ConfigError(
             explain(
-                f"{item.origin}: unknown key",
-                got=dotted(section, key),
+                f"{self._given.origin(path)}: unknown key",
+                got=path,
                 expected=f"one of {', '.join(dotted(section, name) for name in known)}",
                 fix=f"Did you mean {suggestion}?" if suggestion else "",
             )
@@ -214,6 +201,3 @@ class _Builder:
             return dotted(section, near[0])
         paths = {row.path.rpartition(".")[2]: row.path for row in describe(self._root)}
         return next((paths[name] for name in difflib.get_close_matches(key, paths, n=1)), "")
-
-
-_USE_DEFAULT = object()

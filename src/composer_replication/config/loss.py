@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-from composer_replication.config.schema import check_options, option
+from composer_replication.config.schema import option, table
 from composer_replication.errors import ConfigError, explain
 
 
-@dataclass(frozen=True, kw_only=True)
+@table("loss")
 class LossConfig:
     """The three channels of total = lm_ce + alpha_sdpo * sdpo_jsd + beta_replay * trace_replay_dpo."""
 
@@ -40,8 +39,7 @@ class LossConfig:
         None, "Teacher entropy, in nats, that counts as fully uncertain; unset is the log of the vocabulary.", above=0
     )
 
-    def __post_init__(self) -> None:
-        check_options(self, section="loss")
+    def _check(self) -> None:
         if self.sdpo_wrapper == "taid" and self.taid_t is None:
             raise ConfigError(
                 explain('loss.taid_t with loss.sdpo_wrapper = "taid"', got="none", expected="a float in [0, 1]")

@@ -1,11 +1,10 @@
-"""The [render] table: how conversations become the text that a model reads and is trained on."""
+"""[render] and [split]: how conversations become the text that a model reads, and which of them it learns from."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-from composer_replication.config.schema import check_options, option
+from composer_replication.config.schema import option, table
 from composer_replication.errors import ConfigError, explain
 
 # What a template is given for each conversation; the rest are arguments of the function that gives it.
@@ -16,14 +15,14 @@ _TAKEN = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@table("render")
 class RenderConfig:
     """The chat template and its variables, and what becomes of a turn's thinking."""
 
     chat_template: str | None = option(
         None, "File with a Jinja chat template that is used as it is; unset is the tokenizer's own."
     )
-    template_variables: dict[str, object] = option(  # noqa: RUF009  (made anew for each config)
+    template_variables: dict[str, object] = option(
         {}, "Variables of the chat template by name, such as enable_thinking = false."
     )
     student_models: tuple[str, ...] = option(
@@ -36,9 +35,21 @@ class RenderConfig:
         "left_out", "Thinking of other models' turns: learned, shown before what is learned (context), or left out."
     )
 
-    def __post_init__(self) -> None:
-        check_options(self, section="render")
+    def _check(self) -> None:
         for name in self.template_variables:
             if not name.isidentifier() or name in _TAKEN:
                 expected = f"the name of a variable that a template reads, and none of {', '.join(_TAKEN)}"
                 raise ConfigError(explain("key of render.template_variables", got=repr(name), expected=expected))
+
+
+@table("split")
+class SplitConfig:
+    """Shares of the sessions, each with all its parts and sub-agents."""
+
+    by: Literal["time", "project"] = option(
+        "time", "Hold out the newest sessions (time), or whole working folders (project)."
+    )
+    validation: float = option(
+        0.1, "Share that evaluations during training see; used where train.eval_every is set.", at_least=0, below=1
+    )
+    test: float = option(0.0, "Share that no part of a training sees.", at_least=0, below=1)

@@ -1,11 +1,8 @@
-"""How a config class declares its options, and how the rest of the package reads those declarations.
+"""How a table of the config declares its options, and how the rest of the package reads those declarations.
 
-@dataclass(frozen=True, kw_only=True)
+@table("replay")
 class ReplayConfig:
     max_usd: float = option(5.0, "Never spend more than this.", at_least=0)
-
-    def __post_init__(self) -> None:
-        check_options(self, section="replay")
 """
 
 from __future__ import annotations
@@ -13,14 +10,41 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
 
 from composer_replication.config.values import Bounds, coerce, optional_inner, type_text
 from composer_replication.config.writer import value_text
 
 _T = TypeVar("_T")
 _DOC, _BOUNDS = "doc", "bounds"
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def table(path: str) -> Callable[[type[_T]], type[_T]]:
+    """Make a frozen dataclass of a class of options, which checks and converts them whenever one is made.
+
+    `path` is where the table stands in a file; errors name options by it. A method `_check` raises where options are
+    right each and wrong together.
+    """
+
+    def decorate(config_class: type[_T]) -> type[_T]:
+        def post_init(self: object) -> None:
+            for spec in options_of(made):
+                if spec.section_class is None:
+                    value = coerce(
+                        getattr(self, spec.name), spec.annotation, path=dotted(path, spec.name), bounds=spec.bounds
+                    )
+                    object.__setattr__(self, spec.name, value)  # frozen for everyone but its own constructor
+            if hasattr(self, "_check"):
+                cast(Any, self)._check()
+
+        cast(Any, config_class).__post_init__ = post_init
+        made = dataclass(frozen=True, kw_only=True)(config_class)
+        return made
+
+    return decorate
 
 
 def option(
@@ -32,7 +56,7 @@ def option(
     at_most: float | None = None,
     below: float | None = None,
 ) -> _T:
-    """A dataclass field with a default, one sentence of documentation and, for numbers, bounds."""
+    """An option with a default, one sentence of documentation and, for numbers, bounds."""
     metadata = {_DOC: doc, _BOUNDS: Bounds(at_least=at_least, above=above, at_most=at_most, below=below)}
     if isinstance(default, dict):  # each config gets its own
         items = cast("dict[str, object]", default)
@@ -40,13 +64,8 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def required(doc: str) -> Any:
-    """A dataclass field without a default: the file or an override must give it."""
-    return dataclasses.field(metadata={_DOC: doc, _BOUNDS: Bounds()})
-
-
 def section(config_class: type[_T], doc: str) -> _T:
-    """A dataclass field that holds the options of another config class; a table in TOML."""
+    """A table in this table."""
     return dataclasses.field(default_factory=config_class, metadata={_DOC: doc, _BOUNDS: Bounds()})
 
 
@@ -67,8 +86,14 @@ class OptionSpec:
         return cast("type[object]", self.annotation) if is_section else None
 
     @property
-    def is_required(self) -> bool:
-        return self.default is MISSING and self.section_class is None
+    def is_list(self) -> bool:
+        return typing.get_origin(self.annotation) is tuple
+
+    @property
+    def scalar(self) -> type[object]:
+        """What one typed word is read as."""
+        kind = optional_inner(self.annotation) or self.annotation
+        return kind if kind in (int, float) else str  # pyright: ignore[reportReturnType]
 
 
 class OptionDoc(NamedTuple):
@@ -87,15 +112,6 @@ def options_of(config_class: type) -> tuple[OptionSpec, ...]:
     return tuple(_spec(each, hints[each.name], config_class.__name__) for each in dataclasses.fields(config_class))
 
 
-def check_options(config: object, *, section: str) -> None:
-    """Check and convert every option of a config that is being constructed; its errors start with `section`."""
-    for spec in options_of(type(config)):
-        if spec.section_class is None:
-            path = dotted(section, spec.name)
-            value = coerce(getattr(config, spec.name), spec.annotation, path=path, bounds=spec.bounds)
-            object.__setattr__(config, spec.name, value)  # frozen for everyone but its own constructor
-
-
 def describe(config_class: type, prefix: str = "") -> list[OptionDoc]:
     """Every option below `config_class`, sections walked through, with what a user has to know about it."""
     rows: list[OptionDoc] = []
@@ -104,29 +120,27 @@ def describe(config_class: type, prefix: str = "") -> list[OptionDoc]:
         if spec.section_class is not None:
             rows += describe(spec.section_class, path)
         else:
-            default = "required" if spec.is_required else value_text(spec.default)
-            rows.append(OptionDoc(path, type_text(spec.annotation, spec.bounds), default, spec.doc))
+            rows.append(OptionDoc(path, type_text(spec.annotation, spec.bounds), value_text(spec.default), spec.doc))
     return rows
 
 
-def dotted(section: str, name: str) -> str:
-    """The dotted path of `name` in `section`; the root section is the empty string."""
-    return f"{section}.{name}" if section else name
+def option_at(config_class: type, path: str) -> OptionSpec:
+    """The option at a dotted path, which has to be one."""
+    first, _, rest = path.partition(".")
+    (spec,) = (each for each in options_of(config_class) if each.name == first)
+    return option_at(spec.section_class, rest) if spec.section_class is not None else spec
+
+
+def dotted(*path: str) -> str:
+    """Names joined to a path; the root table is the empty string."""
+    return ".".join(filter(None, path))
 
 
 def _spec(field: dataclasses.Field[object], annotation: object, class_name: str) -> OptionSpec:
     if _DOC not in field.metadata:
-        raise TypeError(f"{class_name}.{field.name}: declare it with option(), required() or section()")
-    default = field.default
-    # The default of a section is its options' defaults, of which some may be required.
-    if field.default_factory is not MISSING and not dataclasses.is_dataclass(annotation):
-        default = field.default_factory()
+        raise TypeError(f"{class_name}.{field.name}: declare it with option() or section()")
+    default = field.default if field.default_factory is MISSING else field.default_factory()
     if optional_inner(annotation) is not None and default is not None:
         raise TypeError(f"{class_name}.{field.name}: an optional option defaults to None, which TOML cannot write")
-    return OptionSpec(
-        name=field.name,
-        annotation=annotation,
-        default=default,
-        doc=cast(str, field.metadata[_DOC]),
-        bounds=cast(Bounds, field.metadata[_BOUNDS]),
-    )
+    doc, bounds = (field.metadata[name] for name in (_DOC, _BOUNDS))
+    return OptionSpec(name=field.name, annotation=annotation, default=default, doc=doc, bounds=bounds)

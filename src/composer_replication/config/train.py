@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-from composer_replication.config.schema import check_options, option, section
+from composer_replication.config.schema import option, section, table
 from composer_replication.config.train_grpo import AlarmConfig, EffortConfig, GRPOSection
 from composer_replication.config.train_sections import (
     AdapterConfig,
@@ -18,10 +17,8 @@ from composer_replication.config.train_sections import (
     TeacherConfig,
 )
 
-# ruff: noqa: RUF009  (a section is a dataclass field, made anew for each config)
 
-
-@dataclass(frozen=True, kw_only=True)
+@table("train")
 class TrainConfig:
     """One training run."""
 
@@ -54,6 +51,3 @@ class TrainConfig:
     alarm: AlarmConfig = section(AlarmConfig, "When a run is told to have collapsed.")
     grpo: GRPOSection = section(GRPOSection, "The policy gradient of mode grpo.")
     effort: EffortConfig = section(EffortConfig, "What a rollout's effort costs.")
-
-    def __post_init__(self) -> None:
-        check_options(self, section="train")

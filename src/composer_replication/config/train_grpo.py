@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-from composer_replication.config.schema import check_options, option
+from composer_replication.config.schema import option, table
 
 
-@dataclass(frozen=True, kw_only=True)
+@table("train.grpo")
 class GRPOSection:
     """Channel 1 with an environment; the defaults are TRL's, presets change them."""
 
@@ -42,11 +41,8 @@ class GRPOSection:
     max_resamples: int = option(2, "Times that such a group is drawn again at most.", at_least=1)
     use_vllm: bool = option(False, "Generate with vLLM.")
 
-    def __post_init__(self) -> None:
-        check_options(self, section="train.grpo")
 
-
-@dataclass(frozen=True, kw_only=True)
+@table("train.effort")
 class EffortConfig:
     """What a rollout's effort costs; each price is what the first unit takes off the reward."""
 
@@ -60,11 +56,8 @@ class EffortConfig:
     calls: float = option(1e-3, "Price of one call.", at_least=0)
     turns: float = option(1e-3, "Price of one turn.", at_least=0)
 
-    def __post_init__(self) -> None:
-        check_options(self, section="train.effort")
 
-
-@dataclass(frozen=True, kw_only=True)
+@table("train.alarm")
 class AlarmConfig:
     """When a run is told to have collapsed; a floor or ceiling is a multiple of the metric's own baseline."""
 
@@ -83,6 +76,3 @@ class AlarmConfig:
     reward_floor: float = option(
         0.5, "Lowest share of its best that the held-out reward may fall to.", above=0, below=1
     )
-
-    def __post_init__(self) -> None:
-        check_options(self, section="train.alarm")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-from composer_replication.config.schema import check_options, option
+from composer_replication.config.schema import option, table
 from composer_replication.errors import ConfigError, explain
 
 
-@dataclass(frozen=True, kw_only=True)
+@table("train.adapter")
 class AdapterConfig:
     """Which weights move."""
 
@@ -23,13 +22,12 @@ class AdapterConfig:
         ("all-linear",), "Names of the modules that get an adapter; all-linear is every linear layer but the head."
     )
 
-    def __post_init__(self) -> None:
-        check_options(self, section="train.adapter")
+    def _check(self) -> None:
         if self.kind != "none" and not self.targets:
             raise ConfigError(explain("train.adapter.targets", got="an empty list", expected="at least one name"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@table("train.teacher")
 class TeacherConfig:
     """Who teaches channel 2."""
 
@@ -40,11 +38,8 @@ class TeacherConfig:
     ema_rate: float = option(0.05, "Share of the student that enters the average after each step.", above=0, below=1)
     live_share: float = option(0.01, "Share of the student's own logits in a trust region.", above=0, below=1)
 
-    def __post_init__(self) -> None:
-        check_options(self, section="train.teacher")
 
-
-@dataclass(frozen=True, kw_only=True)
+@table("train.channels")
 class ChannelsConfig:
     """What changes over a run of the channels that [loss] weighs."""
 
@@ -63,11 +58,8 @@ class ChannelsConfig:
     taid_rate: float = option(5e-4, "How fast TAID's target moves while the loss falls.", at_least=0, at_most=1)
     taid_momentum: float = option(0.99, "How long TAID remembers falls of the loss.", at_least=0, at_most=1)
 
-    def __post_init__(self) -> None:
-        check_options(self, section="train.channels")
 
-
-@dataclass(frozen=True, kw_only=True)
+@table("train.switches")
 class SwitchesConfig:
     """How much each row of channel 2 counts, and the contrast with a wrong hint; all of it off unless set."""
 
@@ -87,11 +79,8 @@ class SwitchesConfig:
     )
     normalise: bool = option(True, "Scale the rows' weights to a mean of 1.")
 
-    def __post_init__(self) -> None:
-        check_options(self, section="train.switches")
 
-
-@dataclass(frozen=True, kw_only=True)
+@table("train.batch")
 class BatchConfig:
     """How logged sessions become batches."""
 
@@ -102,8 +91,7 @@ class BatchConfig:
     )
     part: Literal["turn", "call"] = option("turn", "What of an erring turn is taught: all of it, or its calls alone.")
 
-    def __post_init__(self) -> None:
-        check_options(self, section="train.batch")
+    def _check(self) -> None:
         if self.overlap >= self.budget:
             is_default = self.overlap == BatchConfig.__dataclass_fields__["overlap"].default
             got = f"{self.overlap}{', its default' if is_default else ''}"
@@ -112,7 +100,7 @@ class BatchConfig:
             raise ConfigError(explain("train.batch.overlap", got=got, expected=expected, fix=fix))
 
 
-@dataclass(frozen=True, kw_only=True)
+@table("train.proof")
 class ProofConfig:
     """Whether a hint has to show that it does something before it teaches."""
 
@@ -123,11 +111,8 @@ class ProofConfig:
         0.0, "Nats by which the right hint must lower the erring call more than a wrong one does.", at_least=0
     )
 
-    def __post_init__(self) -> None:
-        check_options(self, section="train.proof")
 
-
-@dataclass(frozen=True, kw_only=True)
+@table("train.optimiser")
 class OptimiserConfig:
     """Steps and how they are taken."""
 
@@ -143,19 +128,15 @@ class OptimiserConfig:
     bf16: bool = option(False, "Compute in bfloat16 where that is safe.")
     checkpointing: bool = option(False, "Compute activations again in the backward pass rather than keep them.")
 
-    def __post_init__(self) -> None:
-        check_options(self, section="train.optimiser")
+    def _check(self) -> None:
         if self.warmup >= self.steps:
             expected = f"less than train.optimiser.steps, {self.steps}"
             raise ConfigError(explain("train.optimiser.warmup", got=self.warmup, expected=expected))
 
 
-@dataclass(frozen=True, kw_only=True)
+@table("train.save")
 class SaveConfig:
     """Checkpoints."""
 
     every: int = option(50, "Steps between two checkpoints.", at_least=1)
     keep: int = option(2, "Checkpoints that stay on the disk, the best one aside.", at_least=1)
-
-    def __post_init__(self) -> None:
-        check_options(self, section="train.save")

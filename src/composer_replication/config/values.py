@@ -77,8 +77,7 @@ def type_text(annotation: object, bounds: Bounds = UNBOUNDED) -> str:
     if origin is Literal:
         return " | ".join(f'"{each}"' if isinstance(each, str) else str(each) for each in arguments)
     if origin is tuple:
-        inside = arguments[:1] if arguments[-1] is Ellipsis else arguments
-        return f"list of {', '.join(type_text(each, bounds) for each in inside)}"
+        return f"list of {type_text(arguments[0], bounds)}"
     if origin is dict:
         return f"table of {type_text(arguments[1], bounds)}"
     name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
@@ -105,7 +104,7 @@ def _convert(value: object, annotation: object, bounds: Bounds) -> object:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return _to_choice(value, arguments)
-    if origin is tuple:
+    if origin is tuple and arguments[1:] == (...,):
         return _to_tuple(value, arguments, bounds)
     if origin is dict:
         return _to_dict(value, arguments, bounds)
@@ -161,11 +160,7 @@ def _to_choice(value: object, choices: tuple[object, ...]) -> object:
 def _to_tuple(value: object, arguments: tuple[object, ...], bounds: Bounds) -> tuple[object, ...]:
     if not isinstance(value, list | tuple):
         raise _MismatchError
-    items = cast("list[object] | tuple[object, ...]", value)
-    annotations = (arguments[0],) * len(items) if arguments[-1] is Ellipsis else arguments
-    if len(annotations) != len(items):
-        raise _MismatchError(f"It needs {len(annotations)} values")
-    return tuple(_convert(item, each, bounds) for item, each in zip(items, annotations, strict=True))
+    return tuple(_convert(item, arguments[0], bounds) for item in cast("list[object] | tuple[object, ...]", value))
 
 
 def _to_dict(value: object, arguments: tuple[object, ...], bounds: Bounds) -> dict[str, object]:
@@ -177,19 +172,13 @@ def _to_dict(value: object, arguments: tuple[object, ...], bounds: Bounds) -> di
 
 def _to_any(value: object, bounds: Bounds) -> object:
     """Whatever TOML can write, dates aside: for tables whose keys somebody else reads."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return _to_int(value, bounds)
-    if isinstance(value, float):
-        return _to_float(value, bounds)
-    if isinstance(value, str):
-        return _to_str(value, bounds)
     if isinstance(value, list | tuple):
         return [_to_any(each, bounds) for each in cast("list[object]", value)]
     if isinstance(value, dict):
-        items = cast("Mapping[object, object]", value).items()
-        return {_to_str(key, bounds): _to_any(each, bounds) for key, each in items}
+        return _to_dict(cast("dict[object, object]", value), (str, object), bounds)
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return _SCALARS[kind](value, bounds)
     raise _MismatchError
 
 

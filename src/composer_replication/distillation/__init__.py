@@ -1,4 +1,9 @@
-"""Known import path of the distillation losses; the code lives in `loss/`."""
+"""Known import path of the distillation losses; the code lives in `loss/`.
+
+simpo              preference loss without a reference
+taid               a target that moves from student to teacher
+entropy_aware_opd  forward or reverse divergence, by the teacher's entropy
+"""
 
 from composer_replication.distillation.entropy_aware_opd import entropy_aware_opd_loss
 from composer_replication.distillation.simpo import simpo_loss

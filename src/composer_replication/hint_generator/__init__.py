@@ -1,25 +1,34 @@
-"""What to say about a failure: short, rule-like hints, filled with facts that the session itself shows."""
+"""What to say about a failure: short, rule-like hints, filled with facts that the session itself shows.
 
-from composer_replication.hint_generator.calls import (
-    hint_json_decode,
-    hint_repeated_failure,
-    hint_runtime_error,
-    hint_tool_not_found,
-    hint_type_error,
-)
+context     what a hint may be made of, and how text of a session is put into one
+parameters  what is wrong with a call's arguments
+facts       what the session had shown by the time of the erring turn
+templates   the hints' words, one template a kind
+write       the hint of a site, from the first source that has one
+"""
+
 from composer_replication.hint_generator.context import HintContext
-from composer_replication.hint_generator.files import (
+from composer_replication.hint_generator.templates import (
+    HINT_TEMPLATES,
+    dispatch,
+    hint_cmd_not_found,
     hint_edit_ambiguous,
     hint_edit_no_match,
     hint_edit_noop,
     hint_edit_not_read,
     hint_edit_stale,
     hint_file_not_found,
+    hint_git_state,
     hint_is_directory,
+    hint_json_decode,
     hint_output_too_large,
+    hint_repeated_failure,
+    hint_runtime_error,
+    hint_shell_path_missing,
+    hint_tool_not_found,
+    hint_type_error,
+    register,
 )
-from composer_replication.hint_generator.shell import hint_cmd_not_found, hint_git_state, hint_shell_path_missing
-from composer_replication.hint_generator.templates import HINT_TEMPLATES, dispatch, register
 from composer_replication.hint_generator.write import count_sentences, write_hint
 
 __all__ = [

@@ -9,11 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from composer_replication.actions.names import OLD_TEXT, first_text
+from composer_replication.actions.session_state import SessionState
+from composer_replication.actions.tools import OLD_TEXT, channel_of, command_text, first_text, path_argument
 from composer_replication.hint_generator.context import HintContext
 from composer_replication.hint_generator.parameters import parameter_facts
-from composer_replication.hint_generator.seen import Seen, SeenAlong
-from composer_replication.sites.tools import channel_of, command_text, path_argument
 from composer_replication.types import Conversation, ErrorSite, ToolCall
 
 _THING = re.compile(
@@ -49,7 +48,7 @@ def collect_facts(
     conversation: Conversation,
     *,
     tool_schemas: Mapping[str, Mapping[str, Any]] | None = None,
-    along: SeenAlong | None = None,
+    along: StateAlong | None = None,
 ) -> HintContext:
     """Facts about one site, for the template of its kind and for those that read the hint's record.
 
@@ -57,7 +56,7 @@ def collect_facts(
     needs or refuses.
     """
     call = call_of(site, conversation)
-    seen = (along or SeenAlong(conversation)).before(site.turn_id)
+    seen = (along or StateAlong(conversation)).before(site.turn_id)
     schemas = tool_schemas or {}
     facts: HintContext = {"error_kind": site.kind, "tool_name": site.tool}
     if site.evidence_text:
@@ -67,8 +66,8 @@ def collect_facts(
         facts["available_tools"] = tools
     if site.tool in schemas:
         facts["tool_schema"] = schemas[site.tool]
-    elif seen.parameters.get(site.tool):
-        facts["seen_parameters"] = sorted(seen.parameters[site.tool])
+    elif seen.tools.get(site.tool):
+        facts["seen_parameters"] = sorted(seen.tools[site.tool])
     if site.repeats:
         facts["num_repeats"] = site.repeats
     if site.kind == "input_validation":
@@ -82,7 +81,7 @@ def collect_facts(
     return facts
 
 
-def _path_facts(site: ErrorSite, call: ToolCall, seen: Seen) -> HintContext:
+def _path_facts(site: ErrorSite, call: ToolCall, seen: SessionState) -> HintContext:
     facts: HintContext = {}
     command = command_text(call.name, call.arguments)
     is_shell = channel_of(call.name) == "shell"
@@ -96,7 +95,7 @@ def _path_facts(site: ErrorSite, call: ToolCall, seen: Seen) -> HintContext:
             if _NAMES_A_BRANCH.search(command):
                 facts["git_advice"] = "Check with `git branch -a` or `git ls-files` that a name is known to git."
         if site.kind == "edit_not_read":
-            facts["was_read"] = seen.shown_by_shell(path)
+            facts["was_read"] = seen.was_in_a_command(path)
         if site.kind == "edit_no_match":
             wanted = _old_text(call.arguments)
             closest = seen.closest_line(path, wanted)
@@ -145,3 +144,28 @@ def call_of(site: ErrorSite, conversation: Conversation) -> ToolCall | None:
     """The call that failed."""
     calls = (call for turn in conversation.turns if turn.id == site.turn_id for call in turn.calls)
     return next((call for call in calls if call.id == site.call_id), None)
+
+
+class StateAlong:
+    """What a conversation had shown before one turn after the other; a turn further back is read from the start."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._index = {turn.id: number for number, turn in enumerate(conversation.turns)}
+        self._restart()
+
+    def before(self, turn_id: str) -> SessionState:
+        end = self._index.get(turn_id, 0)
+        if end < self._next:
+            self._restart()
+        for turn in self._conversation.turns[self._next : end]:
+            self._made |= {call.id: call for call in turn.calls}
+            for result in turn.results:
+                call = self._made.get(result.call_id)
+                if call is not None:
+                    self._state.add(call, result.text, failed=result.is_error is True)
+        self._next = max(self._next, end)
+        return self._state
+
+    def _restart(self) -> None:
+        self._state, self._made, self._next = SessionState(), dict[str, ToolCall](), 0

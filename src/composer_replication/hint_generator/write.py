@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import HintContext, quoted
-from composer_replication.hint_generator.facts import collect_facts
+from composer_replication.hint_generator.facts import StateAlong, call_of, collect_facts
 from composer_replication.hint_generator.parameters import is_json_error
-from composer_replication.hint_generator.seen import SeenAlong
 from composer_replication.hint_generator.templates import HINT_TEMPLATES, VERSION, dispatch
 from composer_replication.privacy import Scrubber
 from composer_replication.types import Conversation, ErrorSite, Hint
@@ -31,7 +30,7 @@ def write_hint(
     writer: HintWriter | None = None,
     tool_schemas: Mapping[str, Mapping[str, Any]] | None = None,
     scrubber: Scrubber | None = None,
-    along: SeenAlong | None = None,
+    along: StateAlong | None = None,
 ) -> Hint | None:
     """The hint of the first source that has one, with the facts it was made of; None for a site nobody may teach.
 
@@ -86,10 +85,8 @@ def _from(
     source: HintSource, site: ErrorSite, conversation: Conversation, facts: HintContext, writer: HintWriter | None
 ) -> tuple[str, str | None]:
     if source == "template":
-        call = next(
-            (c for t in conversation.turns if t.id == site.turn_id for c in t.calls if c.id == site.call_id), None
-        )
-        name = template_of(site, facts, is_json=is_json_error(call, facts.get("error_message", "")))
+        is_json = is_json_error(call_of(site, conversation), facts.get("error_message", ""))
+        name = template_of(site, facts, is_json=is_json)
         return name, dispatch(name, facts)
     if source == "raw_error":
         message = quoted(site.evidence_text)

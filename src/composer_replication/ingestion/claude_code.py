@@ -1,4 +1,4 @@
-"""Claude Code: the format's reader, and `ClaudeCodeIngester`, the interface users already know."""
+"""`ClaudeCodeIngester`: Claude Code's logs as states, through the interface users already know."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from composer_replication.errors import InputError, explain
-from composer_replication.ingestion.claude_log import FORMAT, read, sniff
+from composer_replication.ingestion.formats.claude_code import read
+from composer_replication.ingestion.reading.source import IngestReport, SourceFile
 from composer_replication.ingestion.scrubbing import scrub_conversation
-from composer_replication.ingestion.source import IngestReport, SourceFile
 from composer_replication.ingestion.states import SYSTEM_PROMPT, states, trace_state
 from composer_replication.privacy import Scrubber
 from composer_replication.types import Conversation, TraceState
 
-__all__ = ["FORMAT", "SYSTEM_PROMPT", "ClaudeCodeIngester", "IngestionStats", "read", "sniff"]
+__all__ = ["SYSTEM_PROMPT", "ClaudeCodeIngester", "IngestionStats"]
 
 _TESTED_VERSIONS = re.compile(r"^(1\.|2\.[01]\.)")
 
@@ -86,29 +86,29 @@ class ClaudeCodeIngester:
         if not path.is_file():
             raise InputError(explain(str(path), got="no such file", expected="a Claude Code session log"))
         self.last_report, self.last_stats = IngestReport(), IngestionStats()
-        found = list(read(SourceFile(path, path.name), self.last_report))
-        kept = [each for each in found if not self._is_skipped(each)]
+        contexts = list(read(SourceFile(path, path.name), self.last_report))
+        kept = [each for each in contexts if not self._is_skipped(each)]
         if self._scrubber is not None:
             scope = self._scrubber.scope()
             kept = [scrub_conversation(each, scope) for each in kept]
-        self._count(found, kept)
+        self._count(contexts, kept)
         return kept
 
     def _is_skipped(self, conversation: Conversation) -> bool:
         return self._skip_sidechain and conversation.parent is not None and not _continues(conversation)
 
-    def _count(self, found: list[Conversation], kept: list[Conversation]) -> None:
+    def _count(self, contexts: list[Conversation], kept: list[Conversation]) -> None:
         stats, report = self.last_stats, self.last_report
         stats.n_records_total = report.counts["records"]
         stats.n_records_skipped = report.skipped.total() + report.counts["records without a message"]
         stats.skipped_truncated_lines = report.skipped["truncated last line"]
         stats.skipped_summary = report.counts["summaries"]
-        stats.skipped_subagent = sum(len(each.turns) for each in found) - sum(len(each.turns) for each in kept)
+        stats.skipped_subagent = sum(len(each.turns) for each in contexts) - sum(len(each.turns) for each in kept)
         assistants = [turn for each in kept for turn in each.turns if turn.role == "assistant"]
         stats.n_assistant_turns = len(assistants)
         stats.n_tool_use_blocks = sum(len(turn.calls) for turn in assistants)
         stats.n_text_blocks = sum(bool(turn.text) for turn in assistants)
-        versions = sorted({each.agent_version for each in found if each.agent_version})
+        versions = sorted({each.agent_version for each in contexts if each.agent_version})
         stats.version_warnings = [f"untested CLI version {v}" for v in versions if not _TESTED_VERSIONS.match(v)]
 
 

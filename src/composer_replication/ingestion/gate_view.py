@@ -108,7 +108,7 @@ def _with_all_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, list[Any]] = {}
     for name, value in pairs:
         values.setdefault(name, []).append(value)
-    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
+    return {name: several[0] if len(several) == 1 else several for name, several in values.items()}
 
 
 def _shown_values(schema: Any) -> Iterator[dict[str, Any]]:

@@ -9,17 +9,18 @@ from typing import Any
 
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.ingestion import schemas
-from composer_replication.ingestion.earlier import Earlier, read_earlier
-from composer_replication.ingestion.gather import Gathered, gather
-from composer_replication.ingestion.planning import Plan, Planned, plan
+from composer_replication.ingestion.cache.earlier import Earlier, read_earlier
+from composer_replication.ingestion.cache.gather import GatheredFamily, gather
+from composer_replication.ingestion.cache.planning import Plan, Planned, plan
+from composer_replication.ingestion.cache.session_sources import FORGOTTEN, SessionSource, add_totals, write_accounts
+from composer_replication.ingestion.cache.settle import settle
+from composer_replication.ingestion.cache.summary import IngestSummary
 from composer_replication.ingestion.registry import no_session
 from composer_replication.ingestion.scrub_settings import ScrubSettings
-from composer_replication.ingestion.session_sources import FORGOTTEN, Row, SessionSource, add_totals, write_accounts
-from composer_replication.ingestion.settle import settle
-from composer_replication.ingestion.summary import IngestSummary
 from composer_replication.runs import RunDir
 from composer_replication.runs import conversations as rows
 from composer_replication.runs import tools as run_tools
+from composer_replication.runs.records import Line
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
@@ -66,27 +67,27 @@ def ingest_into(
 def _write(
     run: RunDir,
     planned: Plan,
-    gathered: Gathered,
+    gathered: Sequence[GatheredFamily],
     earlier: Earlier,
     scrub: ScrubSettings | None,
     tools: Mapping[str, Mapping[str, Any]],
 ) -> IngestSummary:
-    sources, found = list[SessionSource](), schemas.ToolSchemas()
+    sources, inferred = list[SessionSource](), schemas.ToolSchemas()
     counts, drops = Counter[str](), Counter(planned.outside.skipped)
 
-    def all_rows() -> Iterator[Row]:
-        for source, kept in settle(gathered, earlier.forgotten):
-            sources.append(source)
-            for row in kept:
-                found.add_row(row)
-                yield row
+    def all_lines() -> Iterator[Line]:
+        for family in settle(gathered):
+            sources.append(family.source)
+            for line, facts in zip(family.lines, family.facts, strict=True):
+                inferred.add(facts.tools)
+                yield Line(line, rows.KEYS)
         add_totals(sources, counts, drops)
 
     settings = {"scrubbed": scrub is not None}
     salted = {f"settings_{name}": getattr(earlier.fingerprint, name) for name in ("salt", "digest")}
     run.write_jsonl(
         "conversations",
-        all_rows(),
+        all_lines(),
         schema=rows.SCHEMA,
         version=rows.VERSION,
         counts=counts,
@@ -95,17 +96,17 @@ def _write(
     )
     write_accounts(run, sources, is_scrubbed=scrub is not None)
     given = tools if scrub is None else scrub.scrubber().scope().value(dict(tools))
-    write_tools(run, found, given, is_scrubbed=scrub is not None)
+    write_tools(run, inferred, given, is_scrubbed=scrub is not None)
     return IngestSummary.of(sources, planned, gathered, lost=earlier.lost, is_scrubbed=scrub is not None)
 
 
 def write_tools(
-    run: RunDir, found: schemas.ToolSchemas, given: Mapping[str, Mapping[str, Any]], *, is_scrubbed: bool
+    run: RunDir, inferred: schemas.ToolSchemas, given: Mapping[str, Mapping[str, Any]], *, is_scrubbed: bool
 ) -> None:
     """`tools.jsonl`, after the conversations it was inferred from."""
     run.write_jsonl(
         "tools",
-        schemas.tool_rows(found, given),
+        schemas.tool_rows(inferred, given),
         schema=run_tools.SCHEMA,
         version=run_tools.VERSION,
         sources=["conversations"],
@@ -140,12 +141,12 @@ def _has_lost_files(planned: Planned) -> bool:
     return planned.old is not None and bool(planned.gone.intersection(planned.old.file_of))
 
 
-def _refuse_empty(planned: Plan, gathered: Gathered) -> None:
+def _refuse_empty(planned: Plan, gathered: Sequence[GatheredFamily]) -> None:
     """A path that holds no session at all is an error, also beside others that do."""
-    held = {each.source.path: each for each in gathered.families}
+    held = {each.source.path: each for each in gathered}
     for root, paths in planned.of_root.items():
         below = [held[path] for path in paths]
-        if root in planned.all_ignored or any(each.num_rows or FORGOTTEN in each.source.skipped for each in below):
+        if root in planned.all_ignored or any(each.facts or FORGOTTEN in each.source.skipped for each in below):
             continue
         reasons = Counter[str](planned.outside.skipped)
         for each in below:

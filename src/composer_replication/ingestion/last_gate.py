@@ -97,13 +97,13 @@ class LastGate:
     def _kinds(self, part: Any, is_text: bool) -> Mapping[str, int]:
         try:
             view = view_of(part)
-            found = self._found_in(view, is_text)
-            if not found and view.joined:  # a secret may lie across the pieces; glued words are random, and no find
+            kinds = self._found_in(view, is_text)
+            if not kinds and view.joined:  # a secret may lie across the pieces; glued words are random, and no find
                 names = self._ids.scope()
                 for text in view.joined:
                     names.text(text)
                 return names.report.counts
-            return found
+            return kinds
         except RecursionError:  # nested too deeply to be walked
             texts = (self._texts if is_text else self._ids).scope()
             texts.text(flat_text(part))
@@ -168,8 +168,8 @@ def refusal(what: str, finds: Sequence[Find]) -> InputError:
         f"{len(finds):,} text{'s that look as if they' if len(finds) > 1 else ' that looks as if it'} held a secret"
     )
     got = f"{number} ({_listed(kinds)})"
-    told = explain(what, got=got, expected="none; nothing of it went out", fix="The places:")
-    return InputError("\n".join([told, *places, "What to do:", *(f"  {step}" for step in steps)]))
+    message = explain(what, got=got, expected="none; nothing of it went out", fix="The places:")
+    return InputError("\n".join([message, *places, "What to do:", *(f"  {step}" for step in steps)]))
 
 
 @lru_cache(maxsize=4096)

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import orjson
 
 from composer_replication.errors import InputError, explain
-from composer_replication.types import Conversation
 
 _Tool = tuple[str, str]
 """The format of the logs, which says whose tool it is, and the tool's name: two agents may have tools of one name."""
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+_KINDS = {kind: frozenset((name,)) for kind, name in _TYPES.items()}
+_NULL = frozenset(("null",))
+
+
+@dataclass(slots=True)
+class _Calls:
+    """The good calls of one tool: how many, and of each argument the types and how many calls had it."""
+
+    number: int = 0
+    kinds: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    present: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, number: int, kinds: Mapping[str, frozenset[str]], present: Mapping[str, int]) -> None:
+        self.number += number
+        self.present.update(present)
+        for name, theirs in kinds.items():
+            ours = self.kinds.get(name, theirs)
+            self.kinds[name] = ours if theirs <= ours else ours | theirs
 
 
 class ToolSchemas:
-    """What the good calls of many conversations show about their tools."""
+    """What the good calls of conversations show about their tools."""
 
     def __init__(self) -> None:
-        self._kinds: dict[_Tool, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-        self._present: dict[_Tool, Counter[str]] = defaultdict(Counter)
-        self.num_calls: Counter[_Tool] = Counter()
-
-    def add(self, format_name: str, name_of_tool: str, arguments: Mapping[str, Any]) -> None:
-        """One call that worked, in a session of this format."""
-        tool = (format_name, name_of_tool)
-        self.num_calls[tool] += 1
-        kinds, present = self._kinds[tool], self._present[tool]
-        for name, value in arguments.items():
-            kinds[name].add(_TYPES.get(type(value), "null"))
-            present[name] += 1
+        self._calls: dict[_Tool, _Calls] = {}
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """The good calls of a row of `conversations.jsonl`. A failed call teaches nothing about what is required."""
@@ -40,7 +47,16 @@ class ToolSchemas:
         failed = {result["call_id"] for turn in turns for result in turn["results"] if result["is_error"] is True}
         for call in (call for turn in turns for call in turn["calls"]):
             if call["raw_arguments"] is None and call["id"] not in failed:
-                self.add(row["format"], call["name"], call["arguments"])
+                kinds = {name: _KINDS.get(type(value), _NULL) for name, value in call["arguments"].items()}
+                self._calls.setdefault((row["format"], call["name"]), _Calls()).add(1, kinds, dict.fromkeys(kinds, 1))
+
+    def add(self, other: ToolSchemas) -> None:
+        """Those of later conversations."""
+        for tool, theirs in other._calls.items():
+            self._calls.setdefault(tool, _Calls()).add(theirs.number, theirs.kinds, theirs.present)
+
+    def num_calls(self) -> dict[_Tool, int]:
+        return {tool: calls.number for tool, calls in sorted(self._calls.items())}
 
     def schemas(self) -> dict[_Tool, dict[str, Any]]:
         """Format and tool -> a JSON-schema object: every argument seen, its types, and as required what no call lacked.
@@ -49,22 +65,11 @@ class ToolSchemas:
         return {
             tool: {
                 "type": "object",
-                "properties": {name: _property(kinds) for name, kinds in self._kinds[tool].items()},
-                "required": [name for name, number in self._present[tool].items() if number == num_calls],
+                "properties": {name: _property(kinds) for name, kinds in calls.kinds.items()},
+                "required": [name for name, number in calls.present.items() if number == calls.number],
             }
-            for tool, num_calls in sorted(self.num_calls.items())
+            for tool, calls in sorted(self._calls.items())
         }
-
-
-def infer_tool_schemas(conversations: Iterable[Conversation]) -> dict[_Tool, dict[str, Any]]:
-    """Format and tool -> schema. Calls that failed, or whose arguments were no object, are left out."""
-    found = ToolSchemas()
-    for conversation in conversations:
-        failed = {r.call_id for turn in conversation.turns for r in turn.results if r.is_error is True}
-        for call in (call for turn in conversation.turns for call in turn.calls):
-            if call.raw_arguments is None and call.id not in failed:
-                found.add(conversation.format, call.name, call.arguments)
-    return found.schemas()
 
 
 def load_tool_schemas(path: Path) -> dict[str, dict[str, Any]]:
@@ -82,15 +87,15 @@ def load_tool_schemas(path: Path) -> dict[str, dict[str, Any]]:
     return dict(_named_schema(each, f"{path}, tool {number}") for number, each in enumerate(cast("list[Any]", tools)))
 
 
-def tool_rows(found: ToolSchemas, given: Mapping[str, Mapping[str, Any]]) -> list[dict[str, object]]:
+def tool_rows(inferred: ToolSchemas, given: Mapping[str, Mapping[str, Any]]) -> list[dict[str, object]]:
     """Rows of `tools.jsonl`, by name: a given schema is every agent's, and goes before inferred ones of its name."""
-    num_calls = Counter[str]()
-    for (_, name), number in found.num_calls.items():
+    by_tool, num_calls = inferred.num_calls(), Counter[str]()
+    for (_, name), number in by_tool.items():
         num_calls[name] += number
     rows = [_row(name, None, schema, num_calls[name]) for name, schema in given.items()]
     rows += [
-        _row(name, format_name, schema, found.num_calls[format_name, name])
-        for (format_name, name), schema in found.schemas().items()
+        _row(name, format_name, schema, by_tool[format_name, name])
+        for (format_name, name), schema in inferred.schemas().items()
         if name not in given
     ]
     return sorted(rows, key=lambda row: (str(row["name"]), str(row["format"])))
@@ -116,6 +121,6 @@ def _named_schema(tool: Any, where: str) -> tuple[str, dict[str, Any]]:
     return name, schema
 
 
-def _property(kinds: set[str]) -> dict[str, Any]:
+def _property(kinds: frozenset[str]) -> dict[str, Any]:
     ordered = sorted(kinds)
     return {"type": ordered[0] if len(ordered) == 1 else ordered}

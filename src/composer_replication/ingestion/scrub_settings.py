@@ -9,11 +9,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from composer_replication import privacy
 from composer_replication.canonical_json import encode
 from composer_replication.ingestion.scrubbing import scrub_conversation
 from composer_replication.privacy import Scope, Scrubber, kingfisher_rule
 from composer_replication.types import Conversation
+
+_CODE = (
+    *("types.py", "canonical_json.py", "runs/conversations.py"),
+    *("actions/calls.py", "actions/messages.py", "actions/write.py"),
+    *("ingestion", "privacy"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +85,20 @@ def _people(settings: ScrubSettings) -> tuple[list[str], list[str]]:
     return sorted(settings.home_dirs), sorted(settings.user_names)
 
 
+def code_files() -> list[Path]:
+    """The code and the lists of words that say what rows hold: rows made by others are made anew."""
+    root = Path(__file__).parents[1]
+    return [
+        file
+        for each in _CODE
+        for file in ([root / each] if each.endswith(".py") else sorted((root / each).rglob("*")))
+        if file.suffix in (".py", ".txt")
+    ]
+
+
 @cache
 def _code_hash() -> str:
-    """Of the code that reads and scrubs: rows made by other code are made anew."""
     digest = hashlib.sha256()
-    here, there = Path(__file__).parent, Path(privacy.__file__).parent
-    shared = (here.parent / "types.py", here.parent / "runs" / "conversations.py")
-    for file in (*shared, *sorted(here.glob("*.py")), *sorted(there.rglob("*.py")), *sorted(there.rglob("*.txt"))):
+    for file in code_files():
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -1,12 +1,20 @@
-"""Conversations as the states teachers are asked about: the messages so far, and what the student did next."""
+"""Conversations as the states teachers are asked about: the messages so far, and what the student did next.
+
+The messages are all of them, or as many as a limit leaves. Without the task a question about its tenth step has no
+answer. What was said before the first answer therefore always stays (the system prompt, the first user message), with
+the latest word of the user and the newest turn; of the others the oldest go first. A short message at each gap says how
+many turns it stands for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+import orjson
 
 from composer_replication.actions.write import action_text as action_text  # the known place of it
 from composer_replication.actions.write import arguments_text
-from composer_replication.ingestion.history import History
 from composer_replication.types import Conversation, Message, TraceState, Turn
 
 # The key of a user's message that says "tool" where a program wrote it. It is for us: no request holds it.
@@ -15,6 +23,9 @@ SYSTEM_PROMPT = (
     "You are a senior software engineer working as a coding agent in a terminal. You read and change files and run "
     "commands through the tools you are given, one step at a time, and you check your work."
 )
+# Text in these logs runs at about four bytes a token; the limit is on what is sent, so an estimate is enough.
+_BYTES_PER_TOKEN = 4
+_NOT_SAID = ("meta", "tool")  # origins of user messages that no person wrote
 
 
 def states(
@@ -53,3 +64,92 @@ def _messages(turn: Turn, strip_thinking: bool) -> Iterator[Message]:
             for c in turn.calls
         ]
     yield message
+
+
+@dataclass(slots=True)
+class _Unit:
+    """What may not be torn apart: an assistant turn with all up to the results of its calls, or one other turn."""
+
+    messages: list[Message]
+    call_ids: set[str]
+    size: int = 0
+    num_turns: int = 1
+    stays: bool = False
+    is_users_word: bool = False
+
+    def take(self, other: _Unit) -> None:
+        self.messages += other.messages
+        self.call_ids |= other.call_ids
+        self.size += other.size
+        self.num_turns += other.num_turns
+        self.stays |= other.stays
+        self.is_users_word |= other.is_users_word
+
+
+class History:
+    """Turns are added in order; `messages` are those before the next one, at most `max_tokens` where that is given."""
+
+    def __init__(self, max_tokens: int | None) -> None:
+        self._max_tokens = max_tokens
+        self._units: list[_Unit] = []
+        self._is_answered = self._is_asked = False
+
+    def add(self, turn: Turn, messages: list[Message]) -> None:
+        size = 0 if self._max_tokens is None else sum(len(orjson.dumps(message)) for message in messages)
+        is_users_word = turn.role == "user" and turn.origin not in _NOT_SAID
+        is_first_word = turn.role == "user" and not self._is_asked
+        is_opening = not self._is_answered and (turn.role == "system" or is_users_word)
+        unit = _Unit(messages, {call.id for call in turn.calls}, size)
+        unit.stays, unit.is_users_word = is_opening or is_first_word, is_users_word
+        self._is_asked |= turn.role == "user"
+        self._is_answered |= turn.role == "assistant"
+        self._units.append(unit)
+        if turn.role == "tool":
+            self._join({result.call_id for result in turn.results})
+
+    def messages(self) -> Iterator[Message]:
+        left_out = 0
+        kept = self._kept()
+        for number, unit in enumerate(self._units):
+            if number not in kept:
+                left_out += unit.num_turns
+                continue
+            if left_out:
+                yield _mark(left_out)
+                left_out = 0
+            yield from unit.messages
+
+    def _join(self, call_ids: set[str]) -> None:
+        """The newest unit, made of results, with the one that holds their calls and whatever stands between."""
+        last = len(self._units) - 1
+        home, unanswered = last, call_ids
+        for at in reversed(range(last)):  # from the newest: some logs give every turn's calls the same ids
+            if self._units[at].call_ids & unanswered:
+                home, unanswered = at, unanswered - self._units[at].call_ids
+            if not unanswered:
+                break
+        for unit in self._units[home + 1 :]:
+            self._units[home].take(unit)
+        del self._units[home + 1 :]
+
+    def _kept(self) -> set[int] | range:
+        units = self._units
+        if self._max_tokens is None or not units:
+            return range(len(units))
+        latest = next((at for at in reversed(range(len(units))) if units[at].is_users_word), None)
+        kept = {at for at, unit in enumerate(units) if unit.stays} | {len(units) - 1}
+        kept |= set() if latest is None else {latest}
+        room = self._max_tokens * _BYTES_PER_TOKEN - sum(units[at].size for at in kept)
+        for at in reversed(range(len(units))):
+            if at in kept:
+                continue
+            room -= units[at].size
+            if room < 0:
+                break
+            kept.add(at)
+        return kept
+
+
+def _mark(num_turns: int) -> Message:
+    said = "1 turn of this session is" if num_turns == 1 else f"{num_turns} turns of this session are"
+    return {"role": "user", "content": f"[{said} left out here]"}

@@ -1,5 +1,16 @@
 """Losses: rows in, scalars out. One algorithm per file; `linear` computes the same from hidden rows and the LM head.
 
+    rows         what all of them share: masks, reductions, the cap of a row, checks
+    lm_ce        cross-entropy on chosen tokens
+    jsd          the generalised Jensen-Shannon divergence between student and teacher
+    sdpo         self-distillation on the top entries of the student
+    taid         a teacher that moves away from the student over a run
+    entropy_opd  which KL is used depends on how sure the teacher is
+    row_weights  how much each target token counts
+    dpo          preference against a reference
+    simpo        preference without one
+    linear       all of it straight from hidden rows, in tiles
+
 `compose_loss` and `LossComponents` live in `objective` (they need a model) and are lazy aliases here.
 """
 

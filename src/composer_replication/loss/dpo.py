@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from composer_replication.loss import rows
-from composer_replication.loss.pairs import check_pair_vectors
 
 
 def dpo_loss(
@@ -24,7 +23,7 @@ def dpo_loss(
 ) -> Tensor:
     """Mean DPO loss of B pairs of summed sequence log-probs, each (B,)."""
     rows.check_positive(beta, "beta")
-    chosen, rejected, ref_chosen, ref_rejected = check_pair_vectors(
+    chosen, rejected, ref_chosen, ref_rejected = rows.check_pair_vectors(
         chosen_logprobs=chosen_logprobs,
         rejected_logprobs=rejected_logprobs,
         ref_chosen_logprobs=ref_chosen_logprobs,

@@ -175,3 +175,18 @@ def reduce_rows(values_N: Tensor, kept: Tensor | None, shape: torch.Size, reduct
     if reduction == "mean":
         return total / max(values_N.numel() * entries, 1)
     return total / max(shape[0] if kept is None else values_N.numel(), 1)
+
+
+def check_pair_vectors(**named: Tensor) -> list[Tensor]:
+    """All are floating-point vectors of one length, one entry per pair; returned in the compute dtype."""
+    for name, values in named.items():
+        if not isinstance(values, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ShapeError(explain(name, got=type(values).__name__, expected="a tensor (B,), one entry per pair"))
+        if values.dim() != 1:
+            raise ShapeError(explain(f"{name} shape", got=tuple(values.shape), expected="(B,), one entry per pair"))
+        if not values.is_floating_point():
+            raise ShapeError(explain(f"{name} dtype", got=values.dtype, expected="a floating-point dtype"))
+    lengths = {name: tuple(values.shape) for name, values in named.items()}
+    if len(set(lengths.values())) > 1:
+        raise ShapeError(explain("log-prob vectors", got=lengths, expected="one length"))
+    return [in_compute_dtype(values) for values in named.values()]

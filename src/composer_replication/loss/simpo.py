@@ -12,7 +12,6 @@ from torch import Tensor
 
 from composer_replication.errors import InputError, explain
 from composer_replication.loss import rows
-from composer_replication.loss.pairs import check_pair_vectors
 
 
 def avg_sequence_logprob(model_logprobs: Tensor, response_mask: Tensor) -> Tensor:
@@ -33,7 +32,7 @@ def simpo_loss(
 ) -> Tensor:
     """Mean SimPO loss of B pairs of averaged sequence log-probs, each (B,)."""
     rows.check_positive(beta, "beta")
-    chosen, rejected = check_pair_vectors(
+    chosen, rejected = rows.check_pair_vectors(
         chosen_avg_logprobs=chosen_avg_logprobs, rejected_avg_logprobs=rejected_avg_logprobs
     )
     values_B = -F.logsigmoid(beta * (chosen - rejected) - gamma)

@@ -1,4 +1,4 @@
-"""Models with an adapter on top, and how to run what is below it without leaving a trace."""
+"""A model as a teacher or a reference: without dropout, or below its adapter, and without leaving a trace."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ from torch import nn
 
 from composer_replication.errors import InputError, UnsupportedModelError, explain
 from composer_replication.objective.wrapped import unwrapped
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off inside, and put every module's mode back afterwards: a teacher must not be noisy."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def has_adapter(model: nn.Module) -> bool:

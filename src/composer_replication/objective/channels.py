@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.dpo import dpo_loss
 from composer_replication.loss.linear import (
@@ -20,19 +21,11 @@ from composer_replication.loss.linear import (
 )
 from composer_replication.loss.rows import Divergence, check_at_least_zero, check_choice
 from composer_replication.loss.simpo import simpo_loss
-from composer_replication.objective.components import CHANNELS
+from composer_replication.objective.knobs import Preference
 from composer_replication.objective.row_weighting import HintTargets, RowGroup, RowWeighting, row_groups, row_weights
 from composer_replication.objective.teachers import Teacher, WeightedTeacher
 
 _NOTHING_KNOWN = HintTargets()
-
-
-class Preference(NamedTuple):
-    """DPO's or SimPO's knobs; only DPO has a reference."""
-
-    needs_reference: bool
-    beta: float
-    gamma: float
 
 
 class Options(NamedTuple):

@@ -8,7 +8,8 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-CHANNELS = ("lm_ce", "sdpo_jsd", "trace_replay_dpo")
+from composer_replication.batch.tree_batch import CHANNELS
+
 _NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 
 

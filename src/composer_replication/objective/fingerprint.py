@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.objective.model_head import causal_lm_of
-from composer_replication.objective.wrapped import is_sharded
+from composer_replication.objective.wrapped import is_sharded, unwrapped
 
 # What a config says about the machine, the way of running and the history of a model, not about what it computes.
 _VOLATILE = {
@@ -30,6 +31,12 @@ _VOLATILE = {
     "return_dict",
     "attention_dropout",
 }
+
+
+# Wrappers put their own steps into parameters' names.
+_WRAPPER_STEPS = ("_orig_mod.", "_checkpoint_wrapped_module.", "module._fsdp_wrapped_module.")
+_SAMPLED = 64
+_hashed_before: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
 
 
 class Fingerprint(NamedTuple):
@@ -75,21 +82,66 @@ def _dtype_of_shards(model: nn.Module) -> torch.dtype | None:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Names, dtypes, shapes and bytes of weights and buffers, and the config; an adapter on top changes nothing."""
-    causal_lm = causal_lm_of(model)
-    for module in causal_lm.modules():
-        if is_sharded(model) and hasattr(module, "reshard"):  # after a pass the root's weights may be whole, and cast
-            module.reshard()
-    total = hashlib.sha256(_digest_of(_config_of(causal_lm)).encode())
-    found = _start_tensors(causal_lm)
-    for name, tensor in tuple(found.items()):
-        found |= {f"{name}.{key}": value for key, value in _quantisation(tensor).items()}
-    for name in sorted(found):
-        tensor = found[name].detach()
+    """Names, dtypes, shapes and all bytes of weights and buffers, and the config; an adapter on top changes nothing.
+
+    Weights that are not spread over processes are hashed once: what was hashed before and has not changed since, by
+    the count of its changes and a sample of its values, has the digest it had. Those on the meta device have no bytes.
+    """
+    module = _below_adapters(model)
+    for each in module.modules():
+        if is_sharded(model) and hasattr(each, "reshard"):  # after a pass the root's weights may be whole, and cast
+            each.reshard()
+    tensors = _start_tensors(module)
+    for name, tensor in tuple(tensors.items()):
+        tensors |= {f"{name}.{key}": value for key, value in _quantisation(tensor).items()}
+    config = _digest_of(_config_of(module))
+    if is_sharded(model):  # all processes gather together, so none may know more than another
+        return _hashed(config, tensors)
+    state = _state_of(config, tensors)
+    known = _hashed_before.get(module)
+    if known is None or known[0] != state:
+        known = _hashed_before[module] = state, _hashed(config, tensors)
+    return known[1]
+
+
+def _hashed(config: str, tensors: dict[str, Tensor]) -> str:
+    total = hashlib.sha256(config.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach()
         whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # pyright: ignore
         total.update(f"{name} {whole.dtype} {tuple(whole.shape)}\n".encode())
-        total.update(whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
+        if not whole.is_meta:
+            total.update(whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
     return total.hexdigest()
+
+
+def _state_of(config: str, tensors: dict[str, Tensor]) -> str:
+    """What tells one state of a module's weights from another: where they are, how often they changed, some values.
+
+    A sample alone would miss a change of one value; a count alone, those that a kernel makes behind torch's back.
+    """
+    seen = hashlib.sha256(config.encode())
+    for name, tensor in tensors.items():
+        about = (name, tensor.dtype, tuple(tensor.shape), tensor.device, tensor.data_ptr(), tensor._version)
+        seen.update(repr(about).encode())
+        if not tensor.is_meta and tensor.numel():
+            flat = tensor.detach().reshape(-1)
+            # An odd step: one that divides the length of the rows would read the same few columns of each.
+            few = flat[:: max(1, flat.numel() // _SAMPLED) | 1].contiguous().cpu()
+            seen.update(few.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
+    return seen.hexdigest()
+
+
+def _below_adapters(model: nn.Module) -> Any:
+    inner = unwrapped(model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
+def bare_name(name: str) -> str:
+    """A parameter's name without the steps that wrappers put into it."""
+    for step in _WRAPPER_STEPS:
+        name = name.replace(step, "")
+    return name
 
 
 def _start_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
@@ -101,12 +153,14 @@ def _start_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
     named = (
         (_name_below_adapters(name, adapted, saved), each) for name, each in (*causal_lm.named_parameters(), *buffers)
     )
-    return {name: tensor for name, tensor in named if name is not None}
+    return {bare_name(name): tensor for name, tensor in named if name is not None}
 
 
 def _config_of(causal_lm: Any) -> dict[str, Any]:
     """What the weights mean: rotary base, windows, norms. Two models with one set of weights may differ here."""
-    return json.loads(json.dumps(_without_volatile(causal_lm.config.to_dict()), sort_keys=True, default=str))
+    config: Any = getattr(causal_lm, "config", None)
+    plain = config.to_dict() if hasattr(config, "to_dict") else {}
+    return json.loads(json.dumps(_without_volatile(plain), sort_keys=True, default=str))
 
 
 def _without_volatile(value: Any) -> Any:

@@ -10,15 +10,15 @@ The span is the call alone, tool name and arguments (the whole turn where there 
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from composer_replication.batch.hint_placement import Placement, teacher_context
-from composer_replication.batch.render import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.hint_placement import Placement
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.taught_turns import hinted_turn, wrong_hints
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.reference import Response, response_logprobs
 
@@ -75,7 +75,7 @@ def prove_hints(
     """
     if margin < 0:
         raise InputError(explain("margin", got=margin, expected="0 or more nats"))
-    others = _other_hints(sites, seed)
+    others = wrong_hints(sites, [site.kind for site in sites], seed=seed)
     by_site = {proof.site_id: proof for proof in known}
     proofs: list[HintProof] = []
     for site, other in zip(sites, others, strict=True):
@@ -101,19 +101,11 @@ def _variant(
     renderer: Renderer, site: ProvableSite, hint: str, placement: Placement, max_context: int | None
 ) -> Response:
     """The context with a hint, up to the end of the call; and where the call begins."""
-    span = site.span
-    first = 0 if max_context is None else max(0, span.header_start - max_context)
-    context = teacher_context(renderer, site.rendered, span, hint, placement=placement, first=first)
-    start, end = (span.start, span.end) if span.call_start is None else (span.call_start, span.call_end or span.end)
-    moved = context.start - span.start
-    return context.ids[: end + moved], start + moved
-
-
-def _other_hints(sites: Sequence[ProvableSite], seed: int) -> list[ProvableSite | None]:
-    """For each site one of another kind, drawn once and the same in every run."""
-    draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
-    by_kind = {kind: [each for each in sites if each.kind != kind] for kind in {site.kind for site in sites}}
-    return [draw.choice(by_kind[site.kind]) if by_kind[site.kind] else None for site in sites]
+    first = 0 if max_context is None else max(0, site.span.header_start - max_context)
+    turn = hinted_turn(renderer, site.rendered, site.span, hint, placement=placement, part="call", first=first)
+    if isinstance(turn, str):
+        raise InputError(explain(f"hint of site {site.site_id}", got=turn, expected="a turn that can be taught"))
+    return turn.ids, turn.teacher_start
 
 
 def _proof(

@@ -17,10 +17,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from composer_replication.batch.eval_mode import evaluating
 from composer_replication.errors import UnsupportedModelError, explain
-from composer_replication.loss.linear import LinearHead
+from composer_replication.loss.linear.head import LinearHead
 from composer_replication.loss.rows import check_finite_rows
+from composer_replication.objective.adapters import evaluating
 from composer_replication.objective.wrapped import unwrapped
 
 _PROBE_TOKENS = 4

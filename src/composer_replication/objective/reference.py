@@ -8,15 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from composer_replication.batch.eval_mode import evaluating
+from composer_replication.batch.flat_batch import checked_keys, read_pairs
 from composer_replication.batch.tree import build_tree
+from composer_replication.batch.tree_batch import PairRows, Tokens, TreeBatch, check_ids
 from composer_replication.errors import InputError, explain
-from composer_replication.objective import contract
+from composer_replication.objective.adapters import evaluating
+from composer_replication.objective.attention.forward import hidden_rows
 from composer_replication.objective.channels import in_head_dtype, summed_logprobs
-from composer_replication.objective.flat_channels import sequence_logprobs
-from composer_replication.objective.forward import tree_hidden_states
 from composer_replication.objective.model_head import causal_lm_of, embedding_count, head_of
-from composer_replication.objective.tree_batch import TreeBatch, check_ids
 from composer_replication.objective.wrapped import agreed_most, inside_forward
 
 Response = tuple[Sequence[int], int]
@@ -28,20 +27,11 @@ def reference_logprobs(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[s
 
     Call it once, before the first optimizer step, and keep the result: `batch |= reference_logprobs(model, batch)`.
     """
-    inputs = {key: value for key, value in inputs.items() if value is not None}
-    contract.check_keys(inputs)
-    contract.check_ids_in_vocabulary(inputs, embedding_count(model))
-    pairs = contract.read_pair_channel(inputs, needs_reference=False)
-    if pairs is None:
-        raise InputError(explain("batch", got=sorted(inputs), expected="the dpo_chosen_* and dpo_rejected_* keys"))
-    both = pairs
-
-    def work() -> Tensor:
-        head = head_of(model, both.chosen.sequences.input_ids)
-        return sequence_logprobs(model, head, both.chosen, both.rejected)[0]
-
-    with torch.no_grad(), evaluating(model):
-        chosen, rejected = inside_forward(model, causal_lm_of(model), work).chunk(2)
+    given = checked_keys(inputs, embedding_count(model))
+    sequences, pairs = read_pairs(given, needs_reference=False)
+    if sequences is None:
+        raise InputError(explain("batch", got=sorted(given), expected="the dpo_chosen_* and dpo_rejected_* keys"))
+    chosen, rejected = _pair_logprobs(model, sequences, pairs).chunk(2)
     return {"dpo_chosen_ref_logprobs": chosen.clone(), "dpo_rejected_ref_logprobs": rejected.clone()}
 
 
@@ -50,26 +40,16 @@ def with_reference(model: nn.Module, batch: TreeBatch) -> TreeBatch:
 
     A window may cut a context; numbers computed on the whole session would then belong to another one.
     """
-    pairs = batch.pairs
     batch.check(embedding_count(model))
-    (anywhere,) = agreed_most([model], [int(pairs is not None)])
+    (anywhere,) = agreed_most([model], [int(batch.pairs is not None)])
     if not anywhere:
         return batch
-
-    def work() -> Tensor:
-        head = head_of(model, batch.tree.input_ids[None])
-        hidden = tree_hidden_states(model, batch.tree).hidden
-        if pairs is None:  # only here so that processes that have some are not left alone
-            return hidden[:0].sum()
-        rows = in_head_dtype(hidden[pairs.rows], head)
-        return summed_logprobs(head, rows, pairs.targets, pairs.response, 2 * pairs.num_pairs)[0]
-
-    with torch.no_grad(), evaluating(model):
-        found = inside_forward(model, causal_lm_of(model), work)
-    if pairs is None:
+    found = _pair_logprobs(model, batch.tree, batch.pairs)  # also without any: processes that have some wait for it
+    if batch.pairs is None:
         return batch
     chosen, rejected = found.chunk(2)
-    return replace(batch, pairs=replace(pairs, chosen_reference=chosen.clone(), rejected_reference=rejected.clone()))
+    known = replace(batch.pairs, chosen_reference=chosen.clone(), rejected_reference=rejected.clone())
+    return replace(batch, pairs=known)
 
 
 def response_logprobs(model: nn.Module, responses: Sequence[Response]) -> Tensor:
@@ -88,11 +68,24 @@ def response_logprobs(model: nn.Module, responses: Sequence[Response]) -> Tensor
     tokens = torch.cat([row[start:] for row, (_, start) in zip(tree.rows, responses, strict=True)])
     lengths = torch.tensor([len(ids) - start for ids, start in responses], device=device)
     owner = torch.arange(len(responses), device=device).repeat_interleave(lengths)
+    return _logprobs(model, tree, rows, tree.input_ids[tokens], owner, len(responses))
 
+
+def _pair_logprobs(model: nn.Module, tokens: Tokens, pairs: PairRows | None) -> Tensor:
+    """Of both sides (2P,), chosen first."""
+    if pairs is None:
+        nothing = torch.empty(0, dtype=torch.int64, device=tokens.input_ids.device)
+        return _logprobs(model, tokens, nothing, nothing, nothing, 0)
+    return _logprobs(model, tokens, pairs.rows, pairs.targets, pairs.response, 2 * pairs.num_pairs)
+
+
+def _logprobs(
+    model: nn.Module, tokens: Tokens, rows_N: Tensor, targets_N: Tensor, owner_N: Tensor, num_responses: int
+) -> Tensor:
     def work() -> Tensor:
-        head = head_of(model, tree.input_ids[None])
-        hidden = in_head_dtype(tree_hidden_states(model, tree).hidden[rows], head)
-        return summed_logprobs(head, hidden, tree.input_ids[tokens], owner, len(responses))[0]
+        head = head_of(model, tokens.input_ids.reshape(1, -1))
+        rows_NH = in_head_dtype(hidden_rows(model, tokens).hidden[rows_N], head)
+        return summed_logprobs(head, rows_NH, targets_N, owner_N, num_responses)[0]
 
     with torch.no_grad(), evaluating(model):
         return inside_forward(model, causal_lm_of(model), work)

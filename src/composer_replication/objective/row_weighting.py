@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.errors import InputError, ShapeError, explain
-from composer_replication.loss.linear import LinearHead, TeacherTerm
+from composer_replication.loss.linear.head import LinearHead, TeacherTerm
 from composer_replication.loss.linear.row_stats import RowStats, linear_row_stats
 from composer_replication.loss.row_weights import position_decay, sigmoid_gate, teacher_certainty, with_mean_one
 from composer_replication.loss.rows import check_positive, check_unit_interval
@@ -117,22 +117,6 @@ class RowGroup(NamedTuple):
     def of_channel(self, values_N: Tensor) -> Tensor:
         """What belongs to these rows of what belongs to the channel's."""
         return values_N if self.numbers is None else values_N[self.numbers]
-
-
-def positions_in_sites(*sides: tuple[Tensor, Tensor]) -> Tensor:
-    """j of every row, from the (sequence, position) of the rows on each side, student and teacher.
-
-    A site begins where a side does not go on with the next position of the same sequence. Two hints for one turn have
-    two contexts, and two turns have at least a header between them.
-    """
-    sequence_N = sides[0][0]
-    number_N = torch.arange(sequence_N.numel(), device=sequence_N.device)
-    goes_on = torch.ones_like(number_N[1:], dtype=torch.bool)
-    for sequence, position in sides:
-        goes_on &= (sequence[1:] == sequence[:-1]) & (position[1:] == position[:-1] + 1)
-    begin_N = number_N.clone()
-    begin_N[1:].masked_fill_(goes_on, 0)
-    return number_N - begin_N.cummax(0).values if number_N.numel() else number_N
 
 
 def row_groups(

@@ -1,9 +1,16 @@
-"""Teachers' answers to preference pairs: actions compared by meaning, voted on, and set against the student's own."""
+"""Teachers' answers to preference pairs: what most of them did is set against what the student did.
+
+agreement        what became of the states, and how far teachers agree
+extract          states and answers to pairs
+normalise/       which pairs are worth training on
+replayed         from states to such pairs in one call
+export     pairs as rows for other trainers, their actions as messages
+"""
 
 from __future__ import annotations
 
-from composer_replication.pairs.equality import same_action
+from composer_replication.actions.equality import same_action
+from composer_replication.actions.reply import parse_reply
 from composer_replication.pairs.extract import extract_dpo_pairs, save_pairs
-from composer_replication.pairs.parse_reply import parse_reply
 
 __all__ = ["extract_dpo_pairs", "parse_reply", "same_action", "save_pairs"]

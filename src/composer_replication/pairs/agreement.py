@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from composer_replication.pairs.consensus import Vote
+from composer_replication.teacher_replay.votes.consensus import Vote
 
 
 @dataclass(slots=True)

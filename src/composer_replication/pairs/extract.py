@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
+from composer_replication.actions.arguments import Tools
+from composer_replication.actions.equality import action_key, action_kind
+from composer_replication.actions.reply import parse_reply
 from composer_replication.atomic import staged, written_through
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, explain
 from composer_replication.pairs.agreement import PairReport
-from composer_replication.pairs.answers import reply_text, voter_of
-from composer_replication.pairs.consensus import Vote, count_votes
-from composer_replication.pairs.context import ContextAlong, Tools
-from composer_replication.pairs.equality import action_key, action_kind
-from composer_replication.pairs.parse_reply import parse_reply
+from composer_replication.teacher_replay.votes.answers import reply_text, voter_of
+from composer_replication.teacher_replay.votes.consensus import Vote, count_votes
+from composer_replication.teacher_replay.votes.context import StateContexts
 from composer_replication.types import Action, DPOPair, TeacherCallResult, TraceState
 
 
@@ -29,6 +30,7 @@ class PairRecord:
     classes: tuple[tuple[str, ...], ...]
     student_kind: str
     chosen_kind: str
+    chosen_action: Action | None  # what the chosen text says, without thinking; None where the text is to keep it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ def extract_pairs(
         given = answers.setdefault(result["state_id"], {})
         if result["teacher_slug"] not in given or given[result["teacher_slug"]]["error"] is not None:
             given[result["teacher_slug"]] = result  # after a failure, the answer to a second question
-    work = _Extraction(order, agreement_threshold, cwd, tools)
+    work = _Extraction(order, agreement_threshold, StateContexts(cwd=cwd, tools=tools))
     for state in states:
         work.take(state, answers.pop(_unused(state["state_id"], work.seen), {}))
     work.report.num_states, work.report.num_pairs = len(work.seen), len(work.records)
@@ -102,12 +104,10 @@ class _Extraction:
 
     order: list[str]
     threshold: int
-    cwd: str | None
-    tools: Tools | None
+    contexts: StateContexts
     records: list[PairRecord] = field(default_factory=list[PairRecord])
     report: PairReport = field(default_factory=PairReport)
     seen: set[str] = field(default_factory=set[str])
-    _along: tuple[object, object, ContextAlong] | None = None
 
     def take(self, state: TraceState, answers: Mapping[str, TeacherCallResult]) -> None:
         try:
@@ -115,7 +115,7 @@ class _Extraction:
         except InputError:
             self.report.drop("student_unreadable")
             return
-        context = self._contexts(state).at(state["messages"])
+        context = self.contexts.at(state)
         actions = {name: self._action(answers[name]) for name in self.order if name in answers}
         keys = {name: None if action is None else action_key(action, context) for name, action in actions.items()}
         student_key, kind = action_key(student, context), action_kind(student)
@@ -154,6 +154,7 @@ class _Extraction:
             classes=tuple(each.teachers for each in result.classes),
             student_kind=kind,
             chosen_kind=action_kind(action),
+            chosen_action=action,
         )
 
     def _action(self, result: TeacherCallResult) -> Action | None:
@@ -162,13 +163,6 @@ class _Extraction:
         if action is None:
             self.report.fail(reason)
         return action
-
-    def _contexts(self, state: TraceState) -> ContextAlong:
-        own = cast("Mapping[str, Any]", state)
-        cwd, tools = own.get("cwd", self.cwd), own.get("tools", self.tools)
-        if self._along is None or self._along[0] != cwd or self._along[1] != tools:
-            self._along = (cwd, tools, ContextAlong(cwd=cwd, tools=tools))
-        return self._along[2]
 
 
 def _unused(state_id: str, seen: set[str]) -> str:

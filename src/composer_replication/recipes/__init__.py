@@ -1,1 +1,4 @@
-"""The same kernels inside other engines, one folder each; a folder never imports another engine's."""
+"""The same kernels inside other engines, one folder each; a folder never imports another engine's.
+
+prime_rl  a loss function for PRIME-RL's trainer
+"""

@@ -1,4 +1,7 @@
-"""Known import path of teacher replay and the pair filters; the code lives in `teacher_replay/` and `pairs/`."""
+"""Known import path of teacher replay and the pair filters; the code lives in `teacher_replay/` and `pairs/`.
+
+normalize  the pair filters
+"""
 
 from composer_replication.replaysim.normalize import DJNormalizer, NormalizedDPOPair, replay_and_normalize_trace
 from composer_replication.teacher_replay import DPOPair, TeacherCallResult, extract_dpo_pairs, replay_trace

@@ -1,4 +1,20 @@
-"""The run directory: what each step of the pipeline leaves behind for the next, and how far it can be trusted."""
+"""The run directory: what each step of the pipeline leaves behind for the next, and how far it can be trusted.
+
+artefacts      which files there may be, and which command writes each
+sidecar        what a file of records is, what it came from, and its checksum
+source_paths   how a sidecar names a file outside of the run
+records        JSONL beside its sidecar, written whole and checked before it is read
+journal        JSONL that grows while a run goes on
+lineage        what an artefact was made from, and whether that has changed
+directory      the run itself
+conversations  the reader of conversations.jsonl
+sites          the reader of sites.jsonl
+pairs          the reader of pairs.jsonl
+tools          the reader of tools.jsonl: which tools a session is shown with
+split          which sessions are learnt from, and which are held out
+elsewhere      what was made from the run outside of it
+forget         sessions out of what was made of them
+"""
 
 from composer_replication.runs.artefacts import ARTEFACTS, Artefact
 from composer_replication.runs.directory import RunDir

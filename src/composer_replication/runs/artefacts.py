@@ -38,6 +38,7 @@ _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
     ("session_sources", "session_sources.jsonl", "crf ingest", "records"),
     ("forgotten", "forgotten.jsonl", "crf forget", "records"),
     ("tools", "tools.jsonl", "crf ingest", "records"),
+    ("elsewhere", "elsewhere.jsonl", "crf export", "journal"),
     ("sites", "sites.jsonl", "crf sites", "records"),
     ("teacher_calls", "teacher_calls.jsonl", "crf replay", "records"),
     ("teacher_cache", "teacher_cache.sqlite", "crf replay", "file"),

@@ -11,6 +11,7 @@ from composer_replication.runs.directory import RunDir
 from composer_replication.types import Conversation, Link, Provenance, ToolCall, ToolResult, Turn, Usage
 
 SCHEMA, VERSION = "conversation", 2
+KEYS = frozenset(each.name for each in fields(Conversation))
 _CONVERSATION, _TURN, _LINK, _CALL, _RESULT, _USAGE = (
     tuple(each.name for each in fields(kind)) for kind in (Conversation, Turn, Link, ToolCall, ToolResult, Usage)
 )
@@ -43,9 +44,9 @@ def from_row(row: Mapping[str, Any]) -> Conversation:
         ) from error
 
 
-def read_conversations(run: RunDir) -> Iterator[Conversation]:
-    """The conversations of a run, in order, one at a time."""
-    return (from_row(row) for row in run.read_jsonl("conversations", schema=SCHEMA, version=VERSION))
+def read_conversations(run: RunDir, *, verify: bool = True) -> Iterator[Conversation]:
+    """The conversations of a run, in order, one at a time; `verify` as for `RunDir.read_jsonl`."""
+    return (from_row(row) for row in run.read_jsonl("conversations", schema=SCHEMA, version=VERSION, verify=verify))
 
 
 def _turn(row: Mapping[str, Any]) -> Turn:

@@ -14,8 +14,16 @@ from composer_replication.errors import InputError, RunError, explain
 from composer_replication.runs.artefacts import find_artefact
 from composer_replication.runs.journal import Journal, JournalContents, read_journal
 from composer_replication.runs.lineage import Lineage, hash_source, trace_lineage
-from composer_replication.runs.records import Row, not_found, open_records, read_records, refuse_old, write_records
-from composer_replication.runs.sidecar import ArtefactMeta, Setting, check_schema, now
+from composer_replication.runs.records import (
+    Line,
+    Row,
+    not_found,
+    open_records,
+    read_records,
+    refuse_old,
+    write_records,
+)
+from composer_replication.runs.sidecar import ArtefactMeta, Setting, Source, check_schema, now
 
 MARKER = "run.json"
 _LOCK = ".lock"
@@ -119,11 +127,11 @@ class RunDir:
     def write_jsonl(
         self,
         name: str,
-        rows: Iterable[Row],
+        rows: Iterable[Row | Line],
         *,
         schema: str,
         version: int,
-        sources: Iterable[str | Path] = (),
+        sources: Iterable[str | Path | Source] = (),
         config_hash: str | None = None,
         counts: Mapping[str, int] | None = None,
         drops: Mapping[str, int] | None = None,
@@ -131,15 +139,15 @@ class RunDir:
     ) -> ArtefactMeta:
         """Replace artefact `name` by `rows`, which all have the same keys, and describe it in its sidecar.
 
-        Keys stay in the order they have. A source is an artefact's name or the path of a file. `counts` and `drops`
-        are read after the last row, so a generator may fill them on its way. An exception before the first rename,
-        from `rows` too, leaves the old artefact as it was. An OSError of the second rename leaves a pair that reading
-        refuses; one of the sync after both leaves the new artefact, which a power cut may still undo. Writing again
-        repairs either.
+        Keys stay in the order they have. A source is an artefact's name, the path of a file, or either as `source` said
+        it was when it was read. `counts` and `drops` are read after the last row, so a generator may fill them on its
+        way. An exception before the first rename, from `rows` too, leaves the old artefact as it was. An OSError of the
+        second rename leaves a pair that reading refuses; one of the sync after both leaves the new artefact, which a
+        power cut may still undo. Writing again repairs either.
         """
         artefact = find_artefact(name, kind="records")
         # Hashed before the first row is asked for: a source that changes under us must look changed, not current.
-        hashed = tuple(hash_source(self.root, _not_itself(source, name)) for source in sources)
+        hashed = tuple(_hashed(self.root, source, name) for source in sources)
 
         draft = ArtefactMeta(
             artefact=name,
@@ -168,6 +176,21 @@ class RunDir:
         refuse_old(meta, artefact, self.root)
         return read_records(self.root, artefact, schema=schema, version=version, verify=verify)
 
+    def source(self, name: str) -> Source:
+        """Artefact `name` as it is now: of records what the sidecar says, which reading them holds them to."""
+        if find_artefact(name).kind != "records":
+            return hash_source(self.root, name)
+        return Source(kind="artefact", name=name, sha256=self.meta(name).sha256)
+
+    def is_current(self, name: str) -> bool:
+        """Whether artefact `name` is there and as new as the artefacts it was made from, by their sidecars."""
+        if not self.path(name).exists():
+            return False
+        sources = self.meta(name).sources if find_artefact(name).kind == "records" else ()
+        return all(
+            self.is_current(each.name) and self.source(each.name) == each for each in sources if each.kind == "artefact"
+        )
+
     def append_jsonl(self, name: str) -> Journal:
         """Open journal `name` for appending; use it in a `with` block."""
         return Journal(self.root / find_artefact(name, kind="journal").file_name)
@@ -185,10 +208,10 @@ class RunDir:
         return trace_lineage(self.root, name)
 
 
-def _not_itself(source: str | Path, name: str) -> str | Path:
+def _hashed(root: Path, source: str | Path | Source, name: str) -> Source:
     if source == name:
         raise InputError(f"artefact {name!r} cannot be its own source: writing it would make it stale at once")
-    return source
+    return source if isinstance(source, Source) else hash_source(root, source)
 
 
 def _files_of(name: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from composer_replication.canonical_json import decode_object, encode
 from composer_replication.errors import ArtefactCorruptError, RunError, explain
 
 SIDECAR_VERSION = 1
-Setting = str | bool | int
+Setting = str | bool | int | float | list[str] | None
 _T = TypeVar("_T")
 
 

@@ -1,10 +1,21 @@
-"""Which turn erred, how, and whose doing it was. Only what the model did wrong may be taught."""
+"""Which turn erred, how, and whose doing it was. Only what the model did wrong may be taught.
 
-from composer_replication.sites.classify import Verdict, classify
+taxonomy       what can go wrong, whose doing it usually is, and a verdict on one result
+view           a result's text as rules read it, every place traceable back
+rule           how one kind of failure looks; rules of your own
+harness_rules  what the agent refused, and calls that it could not even make
+file_rules     failures of tools that read and change files
+shell_rules    failures of commands that are the machine's or the model's slips
+work_rules     failures that are the work: tests, checks, builds, programs
+excuses        what the session had shown before, where that speaks for the model
+classify       one result: did it fail, how, and whose doing was it
+find           a conversation's failing calls as sites
+"""
+
+from composer_replication.sites.classify import classify
 from composer_replication.sites.find import MIN_CONFIDENCE, find_error_sites
-from composer_replication.sites.registry import register_rule, unregister_rule
-from composer_replication.sites.rule import FailureRule, rule
-from composer_replication.sites.taxonomy import BLAMES, KINDS, USUAL_BLAME
+from composer_replication.sites.rule import FailureRule, register_rule, rule, unregister_rule
+from composer_replication.sites.taxonomy import BLAMES, KINDS, USUAL_BLAME, Verdict
 
 __all__ = [
     "BLAMES",

@@ -11,18 +11,19 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
-from composer_replication.sites.commands import Command, is_path
+from composer_replication.actions.session_state import SessionState
+from composer_replication.actions.shell.command import Command, is_path
+from composer_replication.actions.tools import Channel, channel_of, command_text, is_edit, is_shell, plain_name
+from composer_replication.sites.excuses import reconsidered
 from composer_replication.sites.file_rules import EDITS, ELSEWHERE, FAULTS, PATCHES, READS
-from composer_replication.sites.harness_calls import FILE_ARGUMENTS, OWN_WORDS, SERVER_ARGUMENTS, TOOL_NAME
-from composer_replication.sites.harness_rules import REFUSALS
+from composer_replication.sites.harness_rules import FILE_ARGUMENTS, OWN_WORDS, REFUSALS, SERVER_ARGUMENTS, TOOL_NAME
 from composer_replication.sites.rule import FailureRule, rule
 from composer_replication.sites.shell_rules import MACHINE, SLIPS, WITHHELD
-from composer_replication.sites.tools import Channel, channel_of, command_text, is_edit, is_shell, plain_name
+from composer_replication.sites.taxonomy import Verdict as Verdict
 from composer_replication.sites.view import View
 from composer_replication.sites.work_rules import BUILDS, CHECKS, MISSING, PROGRAMS, TESTS
-from composer_replication.types import Blame
 
 _SOFT_CONFIDENCE = 0.5
 _EXIT = rule(
@@ -85,35 +86,13 @@ _FULL_MESSAGE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a result is. Where it is no failure, `kind` is empty and `reason` says what spoke against one."""
-
-    kind: str
-    blame: Blame
-    confidence: float
-    span: tuple[int, int]
-    is_soft: bool
-    reason: str
-
-    @property
-    def is_failure(self) -> bool:
-        return self.kind != ""
-
-
-class Before(Protocol):
-    """What the session had shown until this call; see `history`."""
-
-    def reconsidered(self, verdict: Verdict, tool: str, arguments: Mapping[str, Any], text: str) -> Verdict: ...
-
-
 def classify(
     tool: str,
     arguments: Mapping[str, Any],
     text: str,
     is_error: bool | None,
     *,
-    before: Before | None = None,
+    before: SessionState | None = None,
     extra_rules: Iterable[FailureRule] = (),
 ) -> Verdict:
     """`is_error` is None where the format has no flag: then the text alone decides, and only clear cases count."""
@@ -130,7 +109,7 @@ def classify(
         is_edit=is_edit(tool),
     )
     verdict = result.verdict()
-    return verdict if before is None else before.reconsidered(verdict, tool, arguments, text)
+    return verdict if before is None else reconsidered(verdict, tool, arguments, text, before)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from composer_replication.actions.session_state import SessionState
+from composer_replication.actions.tools import channel_of, command_text
 from composer_replication.canonical_json import encode
 from composer_replication.errors import InputError
-from composer_replication.sites.classify import Verdict, classify
-from composer_replication.sites.history import History
-from composer_replication.sites.registry import registered_rules
-from composer_replication.sites.rule import FailureRule
-from composer_replication.sites.tools import channel_of, command_text
+from composer_replication.sites.classify import classify
+from composer_replication.sites.rule import FailureRule, registered_rules
+from composer_replication.sites.taxonomy import Verdict
 from composer_replication.sites.view import View
 from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult, Turn
 
@@ -68,7 +68,7 @@ class _Finder:
     ) -> None:
         self._conversation, self._min_confidence, self._rules = conversation, min_confidence, rules
         self._passed_over = passed_over
-        self._history = History()
+        self._state = SessionState()
         self._failed: dict[bytes, tuple[ErrorSite, int, int]] = {}  # call -> its last failure, when, and known since
         self._num_calls = 0
         self._turn = 0
@@ -107,7 +107,7 @@ class _Finder:
             if turn.role == "user" and last is not None:
                 yield from self._from_user(turn, last, next(iter(open_calls), ""))
             if turn.role != "assistant" and not _is_observation(self._conversation, turn):
-                self._history.heard(turn.text)
+                self._state.heard(turn.text)
         for turn, call in open_calls.values():
             nothing = ToolResult(call_id=call.id, text="", is_error=None)
             self._pass_over(_Answered(turn, call, turn, nothing), "a call without a result")
@@ -127,9 +127,9 @@ class _Finder:
     def _judge(self, answered: _Answered) -> ErrorSite | None:
         call, result = answered.call, answered.result
         verdict = classify(
-            call.name, call.arguments, result.text, result.is_error, before=self._history, extra_rules=self._rules
+            call.name, call.arguments, result.text, result.is_error, before=self._state, extra_rules=self._rules
         )
-        self._history.add(call.name, call.arguments, verdict, result.text)
+        self._state.add(call, result.text, failed=verdict.is_failure)
         if not verdict.is_failure:
             if self._failed:
                 self._failed.pop(_key(call), None)

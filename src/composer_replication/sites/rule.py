@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from composer_replication.actions.shell.command import Command
+from composer_replication.actions.tools import Channel
 from composer_replication.errors import InputError, explain
-from composer_replication.sites.commands import Command
 from composer_replication.sites.taxonomy import BLAMES, USUAL_BLAME
-from composer_replication.sites.tools import Channel
 from composer_replication.sites.view import View
 from composer_replication.types import Blame
 
@@ -112,3 +112,24 @@ def rule(
         confidence=confidence,
         accept=accept,
     )
+
+
+_registered: list[FailureRule] = []
+
+
+def register_rule(rule: FailureRule) -> None:
+    """Try this rule first from now on; the one registered first goes first."""
+    if not isinstance(rule, FailureRule):
+        raise InputError(explain("rule", got=type(rule).__name__, expected="a FailureRule, as `rule(...)` makes one"))
+    _registered.append(rule)
+
+
+def unregister_rule(rule: FailureRule) -> None:
+    """Take back what `register_rule` was given."""
+    if rule not in _registered:
+        raise InputError(explain("rule", got=rule.kind, expected="a rule that was registered"))
+    _registered.remove(rule)
+
+
+def registered_rules() -> tuple[FailureRule, ...]:
+    return tuple(_registered)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 
-from composer_replication.sites.commands import Command
-from composer_replication.sites.known_commands import SET_UP, UTILITIES, WELL_KNOWN
+from composer_replication.actions.shell.command import SET_UP, UTILITIES, WELL_KNOWN, Command
 from composer_replication.sites.rule import FailureRule, rule
 
 _NO_FILE = (

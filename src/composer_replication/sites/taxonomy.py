@@ -6,6 +6,7 @@ The kinds are those of the design's table, in its order, with what the labelled 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from composer_replication.types import Blame
@@ -43,3 +44,19 @@ _TABLE: tuple[tuple[str, Blame, str], ...] = (
 KINDS: Mapping[str, str] = MappingProxyType({kind: meaning for kind, _, meaning in _TABLE})
 USUAL_BLAME: Mapping[str, Blame] = MappingProxyType({kind: blame for kind, blame, _ in _TABLE})
 BLAMES: tuple[Blame, ...] = ("model", "harness", "task", "user", "env", "unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a result is. Where it is no failure, `kind` is empty and `reason` says what spoke against one."""
+
+    kind: str
+    blame: Blame
+    confidence: float
+    span: tuple[int, int]
+    is_soft: bool
+    reason: str
+
+    @property
+    def is_failure(self) -> bool:
+        return self.kind != ""

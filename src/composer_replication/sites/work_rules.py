@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from composer_replication.sites.commands import Command
+from composer_replication.actions.shell.command import Command
 from composer_replication.sites.rule import FailureRule, rule
 
 TESTS: tuple[FailureRule, ...] = (

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.last_gate import LastGate
-from composer_replication.teacher_replay.client import TeacherClient
-from composer_replication.teacher_replay.endpoints import Endpoints
-from composer_replication.teacher_replay.outcome import Failure, Reply
+from composer_replication.teacher_replay.endpoint.client import TeacherClient
+from composer_replication.teacher_replay.endpoint.outcome import Failure, Reply
+from composer_replication.teacher_replay.endpoint.trust import Endpoints
 from composer_replication.teacher_replay.requests import Request
-from composer_replication.teacher_replay.store import TeacherStore
-from composer_replication.teacher_replay.store_words import Elsewhere, Refused
+from composer_replication.teacher_replay.store.ledger import TeacherStore
+from composer_replication.teacher_replay.store.tables import Elsewhere, Refused
 
 _log = logging.getLogger(__name__)
 # How often to look whether another process has the answer that it is asking for.

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from composer_replication.actions.messages import content_text
 from composer_replication.ingestion.states import ORIGIN
 from composer_replication.types import Message
 
@@ -125,13 +126,5 @@ def _fenced_block(block: Any, mark: str) -> Any:
 
 
 def _text(content: object) -> str:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        parts = cast("list[Any]", content)
-        return "\n".join(_part(part) for part in parts if isinstance(part, dict))
-    return ""
-
-
-def _part(part: dict[str, Any]) -> str:
-    return _text(part.get("content")) if _is_result(part) else str(part.get("text", ""))
+    """Text with what tools returned, which may be a part of content or hold parts of its own."""
+    return content_text(content, other=lambda part: _text(part.get("content")) if _is_result(part) else None)

@@ -17,21 +17,17 @@ from typing import Any, NamedTuple
 from composer_replication.actions.write import arguments_text
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import HintContext
-from composer_replication.hint_generator.run_sites import read_sites
 from composer_replication.hint_generator.write import MAX_SENTENCES, HintWriter, count_sentences
-from composer_replication.ingestion.last_gate import Find, LastGate, gate_of
+from composer_replication.ingestion.last_gate import Find, LastGate
 from composer_replication.privacy import Scrubber
-from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import read_conversations
 from composer_replication.teacher_replay.ask import NOT_SENT, Answer, Asker
-from composer_replication.teacher_replay.client import TeacherClient
+from composer_replication.teacher_replay.endpoint.client import TeacherClient
 from composer_replication.teacher_replay.fence import as_data
 from composer_replication.teacher_replay.lanes import work_off
 from composer_replication.teacher_replay.money import check_cap
-from composer_replication.teacher_replay.replay import ReplayOptions
+from composer_replication.teacher_replay.replay import ReplayOptions, teachers_of
 from composer_replication.teacher_replay.requests import RequestBuilder
-from composer_replication.teacher_replay.store import TeacherStore
-from composer_replication.teacher_replay.teachers import read_teachers
+from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.types import Conversation, ErrorSite, Message, Turn
 
 _SYSTEM = (
@@ -75,11 +71,9 @@ async def write_hints(
 ) -> WrittenHints:
     """Ask one model for the hint of every site that may be taught; same client, cap and store as a replay.
 
-    A request that looks as if it held a secret is not sent. `write_run_hints` knows whether a run was scrubbed.
+    A request that looks as if it held a secret is not sent.
     """
-    (known,) = read_teachers(
-        [teacher], environment=environment, api_key=api_key, base_url=options.base_url, prices=options.prices
-    )
+    (known,) = teachers_of([teacher], api_key, replace(options, environment=environment))
     texts, held_back, counts = dict[str, str](), dict[str, str](), Counter[str]()
     gate = options.last_gate or LastGate(environment)
     builder = RequestBuilder(known, options.settings._replace(fence=False))  # the prompt has its own marks
@@ -108,30 +102,6 @@ async def write_hints(
         async with client:
             await work_off((item for item in sites if item[0].is_kept), one, num_workers=options.max_concurrency)
     return WrittenHints(texts, counts, held_back)
-
-
-async def write_run_hints(
-    run: RunDir,
-    teacher: Mapping[str, Any],
-    *,
-    max_total_usd: float,
-    options: ReplayOptions,
-    environment: Mapping[str, str],
-    api_key: str | None = None,
-    no_scrub: bool = False,
-) -> WrittenHints:
-    """`write_hints` for the sites of a run; one that was made with `--no-scrub` is refused unless it is said again."""
-    gate = gate_of(run, environment, no_scrub=no_scrub, given=options.last_gate)
-    conversations = {each.id: each for each in read_conversations(run)}
-    sites = ((site, conversations[site.conversation_id]) for site, _ in read_sites(run))
-    return await write_hints(
-        sites,
-        teacher,
-        max_total_usd=max_total_usd,
-        api_key=api_key,
-        options=replace(options, last_gate=gate),
-        environment=environment,
-    )
 
 
 def _text_of(answer: Answer) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from decimal import Decimal, InvalidOperation
+from difflib import get_close_matches
 from typing import Any, NamedTuple, cast
 
 import orjson
 
 from composer_replication.errors import InputError, explain
-from composer_replication.teacher_replay.client import TeacherClient
+from composer_replication.teacher_replay.endpoint.client import TeacherClient
 from composer_replication.types import TeacherSpec
 
 _MILLION = Decimal(1_000_000)
@@ -48,7 +49,9 @@ def with_prices(teachers: Iterable[Mapping[str, Any]], listed: Iterable[Listed])
         entry = known.get(slug)
         if entry is None or entry.spec is None:
             got = "not in the list" if entry is None else "no price there"
-            raise InputError(explain(f"teacher {slug}", got=got, expected="a model with a price"))
+            near = get_close_matches(slug, [each for each in known if each != slug and known[each].spec], n=1)
+            fix = f"Did you mean {near[0]}?" if near else ""
+            raise InputError(explain(f"teacher {slug}", got=got, expected="a model with a price", fix=fix))
         found.append(cast("TeacherSpec", {**teacher, **entry.spec}))
     return found
 

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from composer_replication.actions.calls import tool_call
+from composer_replication.actions.messages import content_text, message_calls
 from composer_replication.actions.write import text_of
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.teacher_replay.ask import Answer, Asker, Patience
-from composer_replication.teacher_replay.client import TeacherClient
+from composer_replication.teacher_replay.endpoint.client import TeacherClient
 from composer_replication.teacher_replay.fence import flags
-from composer_replication.teacher_replay.gating import Gate, gate_of
 from composer_replication.teacher_replay.lanes import (
     Numbered,
     by_teacher,
@@ -28,9 +27,10 @@ from composer_replication.teacher_replay.lanes import (
 )
 from composer_replication.teacher_replay.money import Price, check_cap, to_dollars
 from composer_replication.teacher_replay.requests import Request, RequestBuilder, Settings
-from composer_replication.teacher_replay.store import TeacherStore
-from composer_replication.teacher_replay.store_words import Meter
+from composer_replication.teacher_replay.store.ledger import TeacherStore
+from composer_replication.teacher_replay.store.tables import Meter
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
+from composer_replication.teacher_replay.votes.gate import Gate, gate_of
 from composer_replication.types import Action, TeacherCallResult, TeacherSpec, TraceState
 
 _log = logging.getLogger(__name__)
@@ -129,7 +129,8 @@ async def replay_trace(
         if not (result["error"] or "").startswith("budget: "):
             found[state, teacher] = result
 
-    report = await replay(states, teachers, max_total_usd, api_key, options=given, on_result=keep)
+    known = teachers_of(teachers, api_key, given)
+    report = await replay(states, known, max_total_usd, options=given, on_result=keep)
     if why := report.given_up or report.stopped:
         _warn_of_stop(why, found.values())
     return [found[place] for place in sorted(found)]
@@ -140,11 +141,26 @@ def _warn_of_stop(why: str, results: Collection[TeacherCallResult]) -> None:
     _log.warning("stopped, %d of %d calls were kept back: %s", num_kept_back, len(results), why)
 
 
+def environment_of(options: ReplayOptions) -> Mapping[str, str]:
+    """Where keys and known secrets are looked up."""
+    return os.environ if options.environment is None else options.environment
+
+
+def teachers_of(specs: Iterable[Mapping[str, Any]], api_key: str | None, options: ReplayOptions) -> list[Teacher]:
+    """The teachers that are described, each with its key and price."""
+    return read_teachers(
+        specs,
+        environment=environment_of(options),
+        api_key=api_key,
+        base_url=options.base_url,
+        prices=options.prices,
+    )
+
+
 async def replay(
     states: Iterable[TraceState],
-    teachers: Sequence[Mapping[str, Any]],
+    teachers: Sequence[Teacher],
     max_total_usd: float,
-    api_key: str | None,
     *,
     options: ReplayOptions,
     on_result: OnResult,
@@ -153,18 +169,14 @@ async def replay(
 ) -> ReplayReport:
     """As `replay_trace`, with each result handed over as it comes: memory does not grow with the number of states.
     `store` is one that is open already, instead of `options.cache`; it stays open."""
-    environment = os.environ if options.environment is None else options.environment
-    known = read_teachers(
-        teachers, environment=environment, api_key=api_key, base_url=options.base_url, prices=options.prices
-    )
     cap_nano = check_cap(max_total_usd)
     report = ReplayReport()
     client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
     with TeacherStore(options.cache) if store is None else contextlib.nullcontext(store) as store:
-        gate = options.last_gate or LastGate(environment)
+        gate = options.last_gate or LastGate(environment_of(options))
         asker = Asker(client, store, cap_nano=cap_nano, gate=gate, patience=options.patience)
         async with client:
-            run = _Replay(asker, known, options, _with_meter(on_result, on_meter, store))
+            run = _Replay(asker, teachers, options, _with_meter(on_result, on_meter, store))
             await run.all_of(states, options.order, num_workers=options.max_concurrency)
         meter = store.meter()
         report.counts = dict(asker.counts) | dict(run.gate.counts if run.gate else {})
@@ -186,7 +198,7 @@ def _with_meter(on_result: OnResult, on_meter: OnMeter | None, store: TeacherSto
 
 
 class _Replay:
-    def __init__(self, asker: Asker, teachers: list[Teacher], options: ReplayOptions, on_result: OnResult) -> None:
+    def __init__(self, asker: Asker, teachers: Sequence[Teacher], options: ReplayOptions, on_result: OnResult) -> None:
         self._asker, self._on_result = asker, on_result
         self._builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
         self._slugs = [teacher.slug for teacher in teachers]
@@ -241,7 +253,7 @@ class _Replay:
             answer = Answer(None, f"not sent: {error}"[:300], False, False, 0.0, 0)
         else:
             answer = await self._asker.ask(request)
-        result = call_result(state, self._slugs[teacher], answer)
+        result = call_result(state["state_id"], flags(state["messages"]), self._slugs[teacher], answer)
         self._on_result(number, teacher, result)
         return result
 
@@ -270,11 +282,12 @@ def _check(state: TraceState, number: int) -> None:
         raise InputError(explain(f"state {state['state_id']}", got="no messages", expected="at least one"))
 
 
-def call_result(state: TraceState, slug: str, answer: Answer) -> TeacherCallResult:
+def call_result(state_id: str, found: list[str], slug: str, answer: Answer) -> TeacherCallResult:
+    """What came of a call, with the flags that were found on its state."""
     reply = answer.reply or {}
     message = reply.get("message")
     return TeacherCallResult(
-        state_id=state["state_id"],
+        state_id=state_id,
         teacher_slug=slug,
         response_text=None if message is None or answer.error else reply_text(message),
         latency_s=answer.latency_s,
@@ -286,14 +299,10 @@ def call_result(state: TraceState, slug: str, answer: Answer) -> TeacherCallResu
         finish_reason=reply.get("finish_reason"),
         is_cached=answer.is_cached,
         attempts=answer.attempts,
-        flags=flags(state["messages"]),
+        flags=found,
     )
 
 
 def reply_text(message: Mapping[str, Any]) -> str:
     """A teacher's message in the form of a student's action: text, then a line for each call."""
-    calls = [
-        tool_call(call["id"], call["function"]["name"], call["function"]["arguments"])
-        for call in message.get("tool_calls") or ()
-    ]
-    return text_of(Action(text=str(message.get("content") or ""), calls=tuple(calls)))
+    return text_of(Action(text=content_text(message.get("content")), calls=message_calls(message, "a reply")))

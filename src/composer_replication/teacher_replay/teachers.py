@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+from composer_replication.canonical_json import decode
 from composer_replication.errors import InputError, explain
 from composer_replication.teacher_replay.money import Price, price_of
 from composer_replication.types import TeacherSpec
@@ -50,6 +52,27 @@ class Teacher:
     @property
     def is_openrouter(self) -> bool:
         return self.base_url.rstrip("/") == OPENROUTER
+
+
+def read_specs(path: str | None, key: str) -> list[dict[str, Any]]:
+    """The descriptions of teachers in a file that `crf teachers` wrote; `key` is the option that names the file."""
+
+    def refused(got: object) -> InputError:
+        expected, fix = "a JSON list of teachers, each an object", "`crf teachers -o teachers.json` writes one."
+        return InputError(explain(f"{key} {path or ''}".rstrip(), got=got, expected=expected, fix=fix))
+
+    if path is None:
+        raise refused("none")
+    try:
+        specs: Any = decode(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise refused(error) from error
+    if not isinstance(specs, list):
+        raise refused(f"JSON, but no list: {type(specs).__name__}")
+    for number, each in enumerate(cast("list[object]", specs), start=1):
+        if not isinstance(each, dict):
+            raise refused(f"a list whose item {number} is {each!r:.60}")
+    return cast("list[dict[str, Any]]", specs)
 
 
 def read_teachers(

@@ -1,6 +1,21 @@
-"""Objective to a better model: trainers, teachers, presets, and the collator of all three channels.
+"""Objective to a better model. Names are resolved when they are first used: importing this loads no trainer.
 
-Names are resolved when they are first used: importing the package loads neither transformers' trainer nor TRL.
+channel_settings   the knobs of channels 2 and 3, and how a weight changes over a run
+presets            what a preset says, as arguments
+teachers           who teaches channel 2 over a run
+start_model        the start weights, as a trainer takes them
+callbacks          `metrics.jsonl`, and how a trainer hears of its own steps
+checkpoints/       complete or passed over, resumed bit for bit
+watch/             will it fit, has it collapsed, why does it not learn
+overrides          every method of transformers' and TRL's trainers that a part takes over, a line each
+offline/           parts of the offline trainer
+offline_trainer    training on logged sessions
+composer/          parts of the composer trainer
+composer_trainer   GRPO with two more channels, inside TRL
+traces/            one trace as rows of token ids
+data_collator      traces to a batch for all three channels
+reference          a known path: `sessions.reference`
+from_config/       what `crf train` does, as a library
 """
 
 from __future__ import annotations
@@ -9,23 +24,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from composer_replication.rollouts.sites import RolloutOptions
+    from composer_replication.sessions.dataset import LoggedSessions
     from composer_replication.trainer.channel_settings import ChannelSettings
-    from composer_replication.trainer.composer_rollouts import RolloutOptions
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-    from composer_replication.trainer.logged_sessions import LoggedSessions
     from composer_replication.trainer.offline_trainer import OfflineTrainer
     from composer_replication.trainer.presets import composer_grpo_config, trainer_arguments
     from composer_replication.trainer.teachers import TeacherKeeper
 
 _HOMES = {
-    "ChannelSettings": "channel_settings",
-    "ComposerReplicationTrainer": "composer_trainer",
-    "LoggedSessions": "logged_sessions",
-    "OfflineTrainer": "offline_trainer",
-    "RolloutOptions": "composer_rollouts",
-    "TeacherKeeper": "teachers",
-    "composer_grpo_config": "presets",
-    "trainer_arguments": "presets",
+    "ChannelSettings": "trainer.channel_settings",
+    "ComposerReplicationTrainer": "trainer.composer_trainer",
+    "LoggedSessions": "sessions.dataset",
+    "OfflineTrainer": "trainer.offline_trainer",
+    "RolloutOptions": "rollouts.sites",
+    "TeacherKeeper": "trainer.teachers",
+    "composer_grpo_config": "trainer.presets",
+    "trainer_arguments": "trainer.presets",
 }
 
 __all__ = [
@@ -43,6 +58,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"composer_replication.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

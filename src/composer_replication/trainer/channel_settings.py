@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.taid import TAIDScheduler
+from composer_replication.objective.knobs import LossKnobs
 
 Anneal = Literal["none", "linear"]
-_NOT_LOSS_OPTIONS = frozenset({"alpha_sdpo", "beta_replay", "anneal", "anneal_end", "sdpo_is_clip"})
-_TAID = frozenset({"taid_start", "taid_end", "taid_rate", "taid_momentum"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChannelSettings:
+class ChannelSettings(LossKnobs):
     """The knobs of `compose_loss`, by the same names, and the annealing of channel 2's weight.
 
     `sdpo_is_clip` weighs a rollout's token that older weights sampled by min(clip, p now / p then), without gradient.
@@ -23,17 +21,6 @@ class ChannelSettings:
     With `anneal="linear"` the weight goes from `alpha_sdpo` at the first step to `alpha_sdpo * anneal_end` at the last.
     """
 
-    alpha_sdpo: float = 0.1
-    beta_replay: float = 0.05
-    sdpo_jsd_beta: float = 0.5
-    sdpo_temperature: float = 1.0
-    sdpo_token_clip: float | None = None
-    replay_dpo_beta: float = 0.1
-    dpo_variant: Literal["dpo", "simpo"] = "dpo"
-    sdpo_wrapper: Literal["none", "taid", "entropy_opd"] = "none"
-    simpo_beta: float = 2.0
-    simpo_gamma: float = 1.0
-    entropy_opd_h_max: float | None = None
     sdpo_is_clip: float | None = None
     taid_start: float = 0.4
     taid_end: float = 1.0
@@ -43,9 +30,7 @@ class ChannelSettings:
     anneal_end: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("alpha_sdpo", "beta_replay"):
-            if not getattr(self, name) >= 0:
-                raise InputError(explain(name, got=getattr(self, name), expected="0 or more"))
+        super().__post_init__()
         if self.sdpo_is_clip is not None and not self.sdpo_is_clip > 0:
             raise InputError(explain("sdpo_is_clip", got=self.sdpo_is_clip, expected="above 0, or None"))
         self.taid_schedule(1)  # raises where its numbers cannot be
@@ -63,8 +48,8 @@ class ChannelSettings:
 
     def loss_options(self) -> dict[str, Any]:
         """Keyword arguments of `compose_loss`, without the weights and without TAID's t, which move."""
-        options: Mapping[str, Any] = self.__dict__
-        return {name: value for name, value in options.items() if name not in _NOT_LOSS_OPTIONS | _TAID}
+        names = {each.name for each in fields(LossKnobs)} - {"alpha_sdpo", "beta_replay"}
+        return {name: value for name, value in vars(self).items() if name in names}
 
     def taid_schedule(self, total_steps: int) -> TAIDScheduler:
         """How TAID's t moves over a run of so many steps."""

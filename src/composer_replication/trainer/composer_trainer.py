@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
 
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.adapters import has_adapter
@@ -25,23 +22,18 @@ from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.objective.wrapped import is_sharded
 from composer_replication.optional import available, require
-from composer_replication.trainer.alarm import CollapseAlarm
-from composer_replication.trainer.alarm_diagnosis import RunDiagnosis
+from composer_replication.rollouts.sites import RolloutOptions
+from composer_replication.trainer.callbacks import MetricsFile, TellSteps
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.checkpoints import SafeCheckpoints
-from composer_replication.trainer.composer_channels import Clock, ComposerChannels, Term
-from composer_replication.trainer.composer_figures import (
-    LOGGED_PAIRS,
-    LOGGED_SITES,
-    ROLLOUT_SITES,
-    ComposerFigures,
-)
-from composer_replication.trainer.composer_rollouts import RolloutOptions, TeachableRollouts, answering
-from composer_replication.trainer.composer_state import RememberedRollouts
-from composer_replication.trainer.logged_channel import LoggedStore, with_what_is_needed
-from composer_replication.trainer.metrics_file import MetricsFile
-from composer_replication.trainer.teacher_sharding import attach_teacher, shard_teacher
-from composer_replication.trainer.teachers import TeacherKeeper, TeacherKind, live_teacher_warning
+from composer_replication.trainer.composer.channels import ComposerChannels
+from composer_replication.trainer.composer.generation import Generation, answering
+from composer_replication.trainer.composer.logged import LoggedStore, with_what_is_needed
+from composer_replication.trainer.composer.loss import ChannelLoss, ComposerFigures
+from composer_replication.trainer.composer.state import load_run_state, run_geometry, run_state
+from composer_replication.trainer.overrides import TaughtRollouts
+from composer_replication.trainer.teachers import TeacherKeeper, TeacherKind, attach_teacher, live_teacher_warning
+from composer_replication.trainer.watch.alarm import CollapseAlarm
+from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
 
 
 class _WithoutTrl:
@@ -63,7 +55,7 @@ _KNOBS = {each.name for each in fields(ChannelSettings)}
 _NOT_GIVEN = object()
 
 
-class ComposerReplicationTrainer(RememberedRollouts, SafeCheckpoints, TeachableRollouts, _Trainer):
+class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
     """`trl.GRPOTrainer` with channels 2 and 3. All of its arguments are passed on; those below are new.
 
     Args:
@@ -114,53 +106,56 @@ class ComposerReplicationTrainer(RememberedRollouts, SafeCheckpoints, TeachableR
             "replay_dpo_beta": replay_dpo_beta,
             **{name: kwargs.pop(name) for name in sorted(_KNOBS & kwargs.keys())},
         }
-        self.settings = _settings_of(knobs, settings)
-        self.site_counts, self.num_rollouts, self.figures = Counter(), 0, ComposerFigures()
-        self._rollout_options = rollouts or RolloutOptions()
-        self._wants_sites = self.settings.alpha_sdpo > 0 or measure_channels
-        self._wants_contrast = sdpo_weighting is not None and sdpo_weighting.contrast is not None
-        self._generated = self._rewards_of_all = self._start_model = None
+        self.settings, self.figures = _settings_of(knobs, settings), ComposerFigures()
+        self.wants_sites = self.settings.alpha_sdpo > 0 or measure_channels
         super().__init__(*args, **kwargs)
-        self._check_arguments()
+        options = rollouts or RolloutOptions()
+        self._check_arguments(options)
         self.reward_funcs = [
             answering(name, each) for name, each in zip(self.reward_func_names, self.reward_funcs, strict=True)
         ]
-        keeper = teacher if isinstance(teacher, TeacherKeeper) else TeacherKeeper(teacher)
-        self._site_finder = self._make_site_finder() if self._wants_sites else None
-        logged = self._make_store(trace_dataset, data_collator, logged_sessions, logged_batch_size)
+        self.teacher = teacher if isinstance(teacher, TeacherKeeper) else TeacherKeeper(teacher)
+        self.sampling = Generation(
+            self,
+            options,
+            self.figures,
+            wants_sites=self.wants_sites,
+            wants_contrast=sdpo_weighting is not None and sdpo_weighting.contrast is not None,
+        )
         self.channels = ComposerChannels(
             self.settings,
-            keeper,
+            self.teacher,
             weighting=sdpo_weighting,
-            logged=logged,
-            sum_over=self._sum_over,
+            logged=self._make_store(trace_dataset, data_collator, logged_sessions, logged_batch_size),
+            sum_over=self.sum_over,
             autocast=self.accelerator.autocast,
         )
-        self._attach_teacher(keeper)
-        self._start_model = self._make_start_model()
+        self.channel_loss = ChannelLoss(self, self.channels, self.figures, wants_sites=self.wants_sites)
+        self._attach_teacher(self.teacher)
+        self.sampling.start_model = self._make_start_model(options)
         self.alarm = alarm or CollapseAlarm()
         self._add_callbacks(diagnosis, metrics_path)
-        self._tell_channels(keeper)
+        self._tell_channels()
 
-    def _tell_channels(self, keeper: TeacherKeeper) -> None:
+    def _tell_channels(self) -> None:
         """At a level that a plain script shows."""
         if not self.accelerator.is_main_process:
             return
         logger.warning("channels on: %s", ", ".join(self.channels_on()))
-        if warning := live_teacher_warning(keeper.kind, self.settings.alpha_sdpo, self):
+        if warning := live_teacher_warning(self.teacher.kind, self.settings.alpha_sdpo, self):
             logger.warning(warning)
 
-    def _check_arguments(self) -> None:
+    def _check_arguments(self, options: RolloutOptions) -> None:
         if is_sharded(self.model):  # by hand: tells the base class to leave the wrapping to whoever did it
             self.is_distributed_loading_by_transformers = True
-        if self._rollout_options.max_resamples and self.multi_objective_aggregation != "sum_then_normalize":
+        if options.max_resamples and self.multi_objective_aggregation != "sum_then_normalize":
             expected = "'sum_then_normalize': the other one scales by a batch that is no longer the same"
             raise InputError(
                 explain("aggregation with max_resamples", got=self.multi_objective_aggregation, expected=expected)
             )
 
     def _add_callbacks(self, diagnosis: RunDiagnosis | None, metrics_path: str | Path | None) -> None:
-        self.add_callback(_AfterStep(self))
+        self.add_callback(TellSteps(self))
         self.add_callback(MetricsFile(metrics_path or Path(self.args.output_dir or "", "metrics.jsonl")))
         self.add_callback(self.alarm)
         self.add_callback(diagnosis or RunDiagnosis(max_completion_length=self.max_completion_length))
@@ -168,70 +163,51 @@ class ComposerReplicationTrainer(RememberedRollouts, SafeCheckpoints, TeachableR
     def channels_on(self) -> list[str]:
         """The channels that this run computes, by name."""
         names = ["grpo"]
-        if self._wants_sites:
+        if self.wants_sites:
             names.append("sdpo on rollouts" if self.settings.alpha_sdpo > 0 else "sdpo on rollouts, measured only")
         if self.channels.logged is not None:
             names += ["sdpo on logged traces"] * (self.settings.alpha_sdpo > 0)
             names += ["trace_replay_dpo"] * (self.settings.beta_replay > 0)
         return names
 
-    # Loss
+    # A step
 
-    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-        if self._site_finder is None and self.channels.logged is None:
-            return super()._compute_loss(model, inputs)
-        clock = self._clock()
-        hints: Term | None = None
-        if self._site_finder is None:
-            policy = super()._compute_loss(model, inputs)
-        else:
-            parent = super()._compute_loss
-            policy, hints = self.channels.rollout_term(model, inputs, clock, lambda: parent(model, inputs))
-        total = policy if hints is None else policy + hints.loss
-        terms: dict[str, Term] = {}
-        if self.channels.logged is not None and clock.is_training:
-            with self.accelerator.autocast():
-                terms = self.channels.logged_term(model, clock, self.accelerator.device)
-            for term in terms.values():
-                total = total + term.loss
-        self._log_terms(policy, total, hints, terms, clock)
-        return total
+    def before_steps(self) -> None:
+        """TAID's schedule is made where it is first asked for."""
 
-    def _clock(self) -> Clock:
-        is_training = self.model.training
-        return Clock(
-            step=self.state.global_step,
-            total_steps=self.state.max_steps,
-            accumulation=self.current_gradient_accumulation_steps if is_training else 1,
-            num_processes=self.accelerator.num_processes,
-            steps_per_generation=self.args.steps_per_generation or 1,
-            is_training=is_training,
-            temperature=self.temperature,
-        )
+    def after_step(self) -> None:
+        """After an optimiser step, before anything is logged or saved."""
+        self.channels.after_step(self.model, self.state.global_step)
+        self.figures.end_step(self._metrics["train"])
 
-    def _log_terms(
-        self, policy: Tensor, total: Tensor, hints: Term | None, logged: dict[str, Term], clock: Clock
-    ) -> None:
-        """Under the names users know."""
-        metrics = self._metrics["train" if clock.is_training else "eval"]
-        both = self._sum_over(torch.stack([policy.detach(), total.detach()]).float()) / clock.num_processes
-        metrics["loss/grpo"].append(float(both[0]) * clock.accumulation)
-        metrics["loss/total"].append(float(both[1]) * clock.accumulation)
-        terms: dict[str, Term | None] = {ROLLOUT_SITES: hints} if self._wants_sites else {}
-        named = {LOGGED_SITES: logged.get("sdpo_jsd"), LOGGED_PAIRS: logged.get("trace_replay_dpo")}
-        terms |= named if logged else {}
-        self.figures.add_terms(metrics, terms, self.channels.alpha(clock), self.settings.beta_replay, clock)
+    def mode(self) -> str:
+        """As TRL's metrics are kept."""
+        return "train" if self.model.training else "eval"
+
+    def sum_over(self, values: Tensor) -> Tensor:
+        """Added up over all processes."""
+        return values if self.accelerator.num_processes == 1 else self.accelerator.reduce(values, reduction="sum")
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        mode = "train" if self.model.training else "eval"
+        mode = self.mode()
         self._metrics[mode].update({name: [mean] for name, mean in self.figures.take(mode).items()})
         super().log(logs, start_time)
 
+    def resume_geometry(self) -> dict[str, Any]:
+        return {**super().resume_geometry(), **run_geometry(self)}
+
+    def extra_state(self) -> dict[str, Any]:
+        return {**super().extra_state(), "composer": run_state(self)}
+
+    def load_extra_state(self, tree: dict[str, Any]) -> None:
+        super().load_extra_state(tree)
+        load_run_state(self, tree["composer"])
+
     # Parts
 
-    def _make_start_model(self) -> nn.Module | None:
+    def _make_start_model(self, options: RolloutOptions) -> nn.Module | None:
         """A copy of the start weights for k1, where neither an adapter nor TRL's reference model has them."""
-        if not self._rollout_options.k1_coefficient or self.ref_model is not None or has_adapter(self.model):
+        if not options.k1_coefficient or self.ref_model is not None or has_adapter(self.model):
             return None
         from trl.trainer.utils import add_fused_lm_head
 
@@ -261,23 +237,6 @@ class ComposerReplicationTrainer(RememberedRollouts, SafeCheckpoints, TeachableR
         attach_teacher(keeper, self.model)
         if keeper.model is not None and not is_sharded(keeper.model):
             keeper.replace_model(keeper.model.to(self.accelerator.device))
-
-    def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
-        model, loader = super()._prepare_for_training(*args, **options)
-        shard_teacher(self.channels.teacher, model)
-        return model, loader
-
-
-class _AfterStep(TrainerCallback):
-    """Tells the channels of every optimiser step, before anything is logged or saved."""
-
-    def __init__(self, trainer: ComposerReplicationTrainer) -> None:
-        self._trainer = trainer
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del args, control, kwargs
-        self._trainer.channels.after_step(self._trainer.model, state.global_step)
-        self._trainer.figures.end_step(self._trainer._metrics["train"])
 
 
 def _settings_of(knobs: dict[str, Any], settings: ChannelSettings | None) -> ChannelSettings:

@@ -11,25 +11,25 @@ from typing import Any, Literal, Protocol, TypedDict, cast
 import torch
 from torch import Tensor
 
+from composer_replication.batch.alignment import IGNORE_INDEX
+from composer_replication.batch.flat_batch import Wanted, read_flat_batch
 from composer_replication.batch.hint_placement import PLACEMENTS, Placement
-from composer_replication.batch.left_cut import LeftCut
 from composer_replication.batch.pair_tokens import PairIds
-from composer_replication.batch.render import Renderer
-from composer_replication.batch.thinking import ThinkingRules
+from composer_replication.batch.render.left_cut import LeftCut
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError, explain
-from composer_replication.objective import contract
-from composer_replication.objective.alignment import IGNORE_INDEX
-from composer_replication.trainer.pair_rows import PairMaker
-from composer_replication.trainer.row_tensors import (
+from composer_replication.trainer.traces.pairs import PairMaker
+from composer_replication.trainer.traces.rows import Hinted, RowMaker, SiteRow, StudentRow, TraceRows
+from composer_replication.trainer.traces.sites import marked_errors
+from composer_replication.trainer.traces.tensors import (
     ReferenceLookup,
     pair_tensors,
     reference_tensors,
     site_tensors,
     student_tensors,
 )
-from composer_replication.trainer.trace_rows import Hinted, RowMaker, SiteRow, StudentRow, TraceRows
-from composer_replication.trainer.trace_sites import marked_errors
 from composer_replication.types import Conversation, DPOPair
 
 __all__ = [
@@ -83,7 +83,7 @@ class CollatorConfig:
     `ignore_index` (-100 or 0) stands in `sdpo_loss_mask` where a token is no target; all other masks are 0 and 1.
     `placement` is where a hint goes, `tools` are schemas for the template, `chat_template` replaces the tokenizer's.
     `thinking` says what becomes of the messages' `reasoning_content`: by default that of the student itself, known by
-    the messages' `model`, is learned (`ThinkingRules.student_models`; `batch.thinking.ALL_OWN` where all of it is).
+    the messages' `model`, is learned (`ThinkingRules.student_models`; `render.thinking.ALL_OWN` where all of it is).
     """
 
     max_seq_len: int = 4096
@@ -248,7 +248,7 @@ class ComposerDataCollator:
             batch |= pair_tensors(pairs, pad)
         if pairs and self.reference is not None:
             batch |= reference_tensors(pairs, self.reference)
-        contract.read_batch(batch, self._num_ids, contract.Channels(True, True, self.reference is not None))
+        read_flat_batch(batch, self._num_ids, Wanted(reference=self.reference is not None))
         return batch
 
 

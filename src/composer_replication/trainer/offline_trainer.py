@@ -17,42 +17,42 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.taid import TAIDScheduler
-from composer_replication.objective.components import CHANNELS, LossComponents
+from composer_replication.objective.components import LossComponents
 from composer_replication.objective.compose import compose_loss
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.objective.wrapped import is_sharded
+from composer_replication.sessions.dataset import LoggedSessions
+from composer_replication.sessions.stored import KEY, SessionBatch, collate, items_of, moved
+from composer_replication.trainer.callbacks import MetricsFile, TellSteps
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.checkpoints import SafeCheckpoints
-from composer_replication.trainer.logged_sessions import LoggedSessions
-from composer_replication.trainer.metrics_file import MetricsFile
-from composer_replication.trainer.offline_batch import KEY, SessionBatch, collate, items_of
-from composer_replication.trainer.offline_checks import (
+from composer_replication.trainer.offline.checks import (
     channels_that_cannot_run,
     channels_that_never_ran,
     check_arguments,
     plan_run,
     ready_sessions,
 )
-from composer_replication.trainer.offline_metrics import NAMES, ChannelLog, EvaluationSums, weighted_sum, weighted_total
-from composer_replication.trainer.offline_model import Quantization, check_router_loss, prepare_model
-from composer_replication.trainer.offline_steps import TellSteps
-from composer_replication.trainer.offline_windows import moved
-from composer_replication.trainer.planner import MemoryPlan
-from composer_replication.trainer.teacher_sharding import (
+from composer_replication.trainer.offline.figures import NAMES, ChannelLog, EvaluationSums, weighted_sum, weighted_total
+from composer_replication.trainer.overrides import WithTeacher
+from composer_replication.trainer.start_model import Quantization, check_router_loss, prepare_model
+from composer_replication.trainer.teachers import (
+    TeacherKeeper,
     attach_teacher,
+    live_teacher_warning,
     load_local_state,
     local_state,
     reshard,
     shard_teacher,
 )
-from composer_replication.trainer.teachers import TeacherKeeper, live_teacher_warning
+from composer_replication.trainer.watch.planner import MemoryPlan
 
 _log = logging.getLogger(__name__)
 
 
-class OfflineTrainer(SafeCheckpoints, Trainer):
+class OfflineTrainer(WithTeacher, Trainer):
     """Trains a model on `LoggedSessions`.
 
     A micro-batch is `per_device_train_batch_size` items of `sessions`, side by side in one tree batch. Pairs without
@@ -292,8 +292,3 @@ class OfflineTrainer(SafeCheckpoints, Trainer):
     def _train_sessions(self) -> LoggedSessions:
         assert isinstance(self.train_dataset, LoggedSessions)
         return self.train_dataset
-
-    def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
-        model, loader = super()._prepare_for_training(*args, **options)
-        shard_teacher(self.teacher, model)
-        return model, loader

@@ -17,9 +17,9 @@ from composer_replication.config import CrfConfig, TrainConfig, load
 from composer_replication.config.writer import value_text
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
+from composer_replication.rollouts.effort import EffortWeights, TextTokenizer, effort_penalty_reward
+from composer_replication.rollouts.sites import RolloutOptions
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.composer_rollouts import RolloutOptions
-from composer_replication.trainer.effort import EffortWeights, TextTokenizer, effort_penalty_reward
 from composer_replication.trainer.teachers import TeacherKeeper
 
 PresetName = Literal["composer", "dapo", "none"]
@@ -146,17 +146,28 @@ def trainer_arguments(preset: PresetName = "composer") -> dict[str, Any]:
     for rewards that a preset adds (`preset_rewards`).
     """
     config = preset_config(preset)
-    grpo, teacher = config.train.grpo, config.train.teacher
     return {
         "settings": channel_settings(config),
-        "teacher": TeacherKeeper(teacher.kind, ema_rate=teacher.ema_rate, live_share=teacher.live_share),
-        "rollouts": RolloutOptions(
-            placement=config.train.batch.placement,
-            part=config.train.batch.part,
-            max_resamples=grpo.max_resamples if grpo.dynamic_sampling else 0,
-            k1_coefficient=grpo.k1_coefficient,
-        ),
+        "teacher": teacher_of(config),
+        "rollouts": rollout_options(config),
     }
+
+
+def teacher_of(config: CrfConfig) -> TeacherKeeper:
+    """As [train.teacher] says."""
+    teacher = config.train.teacher
+    return TeacherKeeper(teacher.kind, ema_rate=teacher.ema_rate, live_share=teacher.live_share)
+
+
+def rollout_options(config: CrfConfig) -> RolloutOptions:
+    """As [train.batch] and [train.grpo] say."""
+    batch, grpo = config.train.batch, config.train.grpo
+    return RolloutOptions(
+        placement=batch.placement,
+        part=batch.part,
+        max_resamples=grpo.max_resamples if grpo.dynamic_sampling else 0,
+        k1_coefficient=grpo.k1_coefficient,
+    )
 
 
 def preset_rewards(config: TrainConfig, tokenizer: TextTokenizer) -> list[Callable[..., list[float]]]:

@@ -6,10 +6,10 @@ import unicodedata
 from functools import cache
 from pathlib import Path
 
-from composer_replication.batch.escape import insert_raw
-from composer_replication.batch.messages import to_chat
-from composer_replication.batch.render import Renderer
-from composer_replication.batch.thinking import ALL_OWN
+from composer_replication.batch.render.escape import insert_raw
+from composer_replication.batch.render.messages import to_chat
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.batch.render.thinking import ALL_OWN
 from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 from tokenizer_assets import load
 

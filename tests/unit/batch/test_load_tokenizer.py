@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import transformers
 
-from composer_replication.batch.load_tokenizer import load_tokenizer
+from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.errors import InputError
 from tokenizer_assets import load
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from composer_replication.batch.load_tokenizer import load_tokenizer
-from composer_replication.batch.model_folder import load_config, load_model
+from composer_replication.batch.model_folder import load_config, load_model, load_tokenizer
 from composer_replication.errors import InputError
 from tiny_models import build
 from tokenizer_assets import load

@@ -19,7 +19,7 @@ from render_checks import (
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import InputError
 from tokenizer_assets import FAMILIES, load
 

@@ -8,7 +8,7 @@ import pytest
 from render_checks import TOOLS, check_exact, coding_session, decode
 
 from composer_replication.batch.pair_tokens import pair_ids, response_ids
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.objective.fingerprint import _digest_of
 from tokenizer_assets import load
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.batch import tree_flash
 from composer_replication.batch.tree import build_tree, pack_trees
-from composer_replication.batch.tree_attention import attend_to_tree, tree_mask
 from composer_replication.errors import InputError
+from composer_replication.objective.attention import flash as tree_flash
+from composer_replication.objective.attention.attend import attend_to_tree, tree_mask
 
 HEADS, KEY_HEADS, DIM = 4, 2, 8
 sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), min_size=1, max_size=9)

@@ -11,8 +11,9 @@ from crf import crf, must
 from run_pieces import write_chat, write_session, write_subagent
 
 from composer_replication.cli.main import build_parser, main
-from composer_replication.ingestion import IngestReport, atif
-from composer_replication.ingestion.source import SourceFile
+from composer_replication.ingestion import IngestReport
+from composer_replication.ingestion.formats import atif
+from composer_replication.ingestion.reading.source import SourceFile
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from claude_records import Log, call, text
 from crf import crf, must
 
 from composer_replication.batch.hint_placement import PLACEMENTS
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.site_view import SiteView, view_site
-from composer_replication.cli import inspect as verb
 from composer_replication.cli.main import main
-from composer_replication.hint_generator.run_sites import find_site, read_sites
+from composer_replication.config import CrfConfig, describe
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
-from composer_replication.trainer.run_renderer import tools_of
+from composer_replication.runs.sites import find_site, read_sites
+from composer_replication.trainer.from_config.renderer import tools_of
 from tokenizer_assets import load
 
 NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"
@@ -268,4 +268,5 @@ def test_as_a_process_it_says_what_is_missing_and_prints_no_traceback(folder, tm
 
 
 def test_the_placements_on_offer_are_those_there_are():
-    assert verb._PLACEMENTS == PLACEMENTS
+    (documented,) = [each.type_text for each in describe(CrfConfig) if each.path == "train.batch.placement"]
+    assert documented == " | ".join(f'"{each}"' for each in PLACEMENTS)

@@ -64,6 +64,15 @@ def test_prices_come_from_the_endpoint(ready, server):
     unknown = crf("teachers", "--slug", "no/such", "--base-url", server.base_url, cwd=ready)
     assert unknown.returncode == 1
     assert "no/such: got not in the list" in unknown.stderr
+    typed = crf("teachers", "--slug", "openai/gpt5", "--base-url", server.base_url, cwd=ready)
+    assert "openai/gpt5: got not in the list, expected a model with a price. Did you mean openai/gpt-5?" in typed.stderr
+
+
+def test_without_a_connection_teachers_says_what_to_write_and_names_the_nearest(tmp_path):
+    done = crf("teachers", "--slug", "openai/gpt5", "--base-url", "http://127.0.0.1:9/v1", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "GET http://127.0.0.1:9/v1/models: got ConnectError, expected an answer. Prices are looked up" in done.stderr
+    assert "openai/gpt5 is none of ours: did you mean openai/gpt-5?" in done.stderr
 
 
 def test_a_dry_run_says_what_it_would_cost_and_sends_nothing(ready, server):
@@ -73,6 +82,50 @@ def test_a_dry_run_says_what_it_would_cost_and_sends_nothing(ready, server):
     assert "$0.0000 of the cap of $5 is spent" in done.stderr
     assert server.requests()["num_chat"] == 0
     assert not (ready / "run" / "teacher_calls.jsonl").exists()
+
+
+def test_a_dry_run_prints_json_where_json_is_asked_for(ready, server):
+    done = replay(ready, "--dry-run", "--json")
+    said = json.loads(done.stdout)
+    assert (said["done"], said["states"], said["num_calls"], said["num_cached"], said["cap_usd"]) == (
+        False,
+        8,
+        24,
+        0,
+        5,
+    )
+    assert said["num_fitting"] == 24
+    assert 0 < said["low_usd"] < said["high_usd"]
+    assert server.requests()["num_chat"] == 0
+
+
+def test_a_dry_run_says_when_the_cap_will_stop_most_of_the_requests(ready, server):
+    assert "the cap leaves room" not in replay(ready, "--dry-run").stderr
+    small = ("--max-usd", "0.02", "--max-tokens", "256")
+    said = json.loads(replay(ready, "--dry-run", "--json", *small).stdout)
+    assert 0 < said["num_fitting"] < said["num_calls"] / 2
+    words = replay(ready, "--dry-run", *small).stderr
+    assert f"the cap leaves room for about {said['num_fitting']} of them" in words
+    assert "--set replay.concurrency=N, now 64" in words
+    assert replay(ready, *small).returncode == 0
+    sent = server.requests()["num_chat"]
+    assert sent < 12  # so it was
+
+
+def test_known_flags_and_keys_are_the_same_and_a_key_of_another_step_is_refused(ready):
+    flags = replay(ready, "--dry-run", "--json", "--limit", "2", "--max-tokens", "64", "--no-tools")
+    keys = [f"--set=replay.{each}" for each in ("limit=2", "max_tokens=64", "send_tools=false")]
+    assert json.loads(flags.stdout) == json.loads(replay(ready, "--dry-run", "--json", *keys).stdout)
+    wrong = replay(ready, "--dry-run", "--set", "train.model=x")
+    assert wrong.returncode == 1
+    assert (
+        "--set train.model: got an option of [train], expected one of [replay], which `crf replay` reads"
+        in wrong.stderr
+    )
+    typed = replay(ready, "--dry-run", "--set", "replay.max_token=3")
+    assert "replay.max_token, expected one of" in typed.stderr
+    assert "Did you mean replay.max_tokens?" in typed.stderr
+    assert "replay.limit: got 0 (int), expected int >= 1 or none" in replay(ready, "--limit", "0").stderr
 
 
 def test_calls_are_written_in_order_and_asked_once(ready, server):
@@ -191,8 +244,8 @@ def test_a_wrong_key_stops_after_three_calls_and_says_which_key(ready):
 
 
 def test_the_bar_shows_what_is_spent_and_held():
-    from composer_replication.cli.replay_progress import CallBar
-    from composer_replication.teacher_replay.store_words import Meter
+    from composer_replication.cli.progress import CallBar
+    from composer_replication.teacher_replay.store.tables import Meter
 
     bar = CallBar(5.0)
     bar.on_meter(Meter(spent=598_600_000, reserved=20_000_000, unknown=1_500_000, num_unknown=1, halted=None))

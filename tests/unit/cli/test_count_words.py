@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 
-from composer_replication.batch import render, windows
-from composer_replication.cli.count_words import MEANINGS, explained
-from composer_replication.objective import hint_proof, session_records
-from composer_replication.trainer import good_turns, offline_sessions
+from composer_replication.batch import pair_tokens, session_records, taught_turns, windows
+from composer_replication.batch.render import renderer
+from composer_replication.cli.pages.count_words import MEANINGS, explained, of_good_turns
+from composer_replication.objective import hint_proof
+from composer_replication.sessions import good_turns, rendering
 
 REASONS = {
     windows: ("LONGER_THAN_WINDOW", "SHORT_CONTEXT", "CUT_IN_MESSAGE"),
-    session_records: (
-        *("HINT_HAS_NO_PLACE", "HINT_MAKES_NO_TOKENS", "NOTHING_BEFORE_IT", "REFERENCE_SAW_MORE", "NO_WRONG_HINT"),
-    ),
+    session_records: ("REFERENCE_SAW_MORE", "NO_WRONG_HINT"),
+    taught_turns: ("HINT_HAS_NO_PLACE", "HINT_MAKES_NO_TOKENS", "NOTHING_BEFORE_IT"),
     hint_proof: ("HINT_DOES_NOTHING", "NO_OTHER_KIND"),
-    render: ("TEXT_FOLLOWS_CALL", "THINKING_COMES_LATE", "WITHOUT_ANSWER"),
-    offline_sessions: (
-        *("NOT_RENDERED", "NOT_IN_RENDERING", "WITHOUT_ANSWER", "EQUAL_ANSWERS", "CONTEXTS_DIFFER", "NO_SUCH_TURN"),
-    ),
+    renderer: ("TEXT_FOLLOWS_CALL", "THINKING_COMES_LATE", "WITHOUT_ANSWER"),
+    rendering: ("NOT_RENDERED", "NOT_IN_RENDERING", "NO_SUCH_TURN"),
+    pair_tokens: ("WITHOUT_ANSWER", "EQUAL_ANSWERS", "CONTEXTS_DIFFER"),
     good_turns: (*("REFUSED", "BLOCKED", "INTERRUPTED", "FAILED", "FAILED_AS_WORK", "REJECTED", "IMAGE", "UNSEEN"),),
 }
 
@@ -46,3 +45,11 @@ def test_a_dry_run_explains_what_it_counts(train):
     assert "lm_ce: failed_call" in counted["drops"]
     for name in ("cut in message", "short context", "failed_call", "longer_than_window"):
         assert [line for line in out.splitlines() if line.startswith(f"{name}: ")]
+
+
+def test_good_turns_and_those_left_out_add_up_or_it_is_said_why_not():
+    counts = {"model_turns": 10, "good_turns": 7}
+    assert of_good_turns(counts, {"lm_ce: failed_call": 3, "sdpo_kl: longer_than_window": 5}) == []
+    assert of_good_turns({}, {"lm_ce: failed_call": 3}) == []
+    (line,) = of_good_turns(counts, {"lm_ce: failed_call": 3, "lm_ce: longer_than_window": 2})
+    assert line == "2 of the good turns are left out as well: no window holds them"

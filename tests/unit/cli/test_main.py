@@ -14,7 +14,7 @@ import safetensors
 
 from composer_replication.cli import console, inspect, sites
 from composer_replication.cli import main as command
-from composer_replication.cli.replay_progress import call_progress
+from composer_replication.cli.progress import byte_progress, call_progress
 
 UNFORESEEN = [
     RuntimeError(),
@@ -105,7 +105,7 @@ def test_streams_that_were_closed_are_no_terminals_and_stop_nothing(
             patch.setattr(sys, name, None)
             assert not inspect._is_colour(None)
             assert console.terminal_width() == 160
-            with console.byte_progress("reading", quiet=False) as progress:
+            with byte_progress("reading", quiet=False) as progress:
                 progress(1, 2)
             with call_progress(3, 5.0, quiet=False):
                 console.say("talk")

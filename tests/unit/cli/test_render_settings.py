@@ -10,8 +10,8 @@ from crf import must
 from transformers import Qwen2Config
 
 from composer_replication.cli.main import main
-from composer_replication.hint_generator.run_sites import read_sites
 from composer_replication.runs import RunDir
+from composer_replication.runs.sites import read_sites
 from tokenizer_assets import load
 
 NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.cli.token_canvas import Canvas, Token, cells, cut_to, one_line, visible
+from composer_replication.cli.pages.token_canvas import Canvas, Token, cells, cut_to, one_line, visible
 
 OPEN, CLOSE = "\u2039", "\u203a"
 

@@ -13,14 +13,15 @@ from safetensors.torch import load_file
 from train_runs import GRPO, adapter_of, same
 from transformers import AutoModelForCausalLM, training_args
 
-from composer_replication.cli import train_progress
+from composer_replication.cli import progress as train_progress
 from composer_replication.cli.main import main
 from composer_replication.config import CrfConfig, describe, load
 from composer_replication.runs import RunDir
-from composer_replication.trainer import planner, run_arguments
 from composer_replication.trainer.checkpoints import weights_digest
-from composer_replication.trainer.offline_checks import NO_PAIR
-from composer_replication.trainer.run_folder import TrainingFolder
+from composer_replication.trainer.from_config import arguments as run_arguments
+from composer_replication.trainer.from_config.folder import TrainingFolder
+from composer_replication.trainer.offline.checks import NO_PAIR
+from composer_replication.trainer.watch import planner
 
 
 def test_a_run_leaves_config_metrics_checkpoint_adapter_and_a_record_of_where_they_are_from(train, folder):
@@ -239,7 +240,8 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_trained_is_one_sentence_and_nothing_is_written(train, case, monkeypatch):
     arguments, expected = BAD[case]
-    monkeypatch.setattr(run_arguments, "available", lambda _package: False)
+    needed = {"accelerate", "peft", "trl", "datasets"}  # what the extra has; all else is not there
+    monkeypatch.setattr(run_arguments, "available", lambda package: package in needed)
     monkeypatch.setattr(training_args, "is_torch_bf16_gpu_available", lambda: False)
     status, out, err = train(*arguments)
     assert status == 1
@@ -248,6 +250,8 @@ def test_what_cannot_be_trained_is_one_sentence_and_nothing_is_written(train, ca
     assert expected in last
     assert (out, "Traceback" in err, "\x1b" in err) == ("", False, False)
     assert not (train.output / "adapter").exists()
+    if case in ("half precision without a GPU", "wandb that is not there", "4 bits that cannot be had"):
+        assert "reading the sessions" not in err  # what takes no reading to find out is said before it
 
 
 def test_without_sites_the_command_to_type_is_named(train, folder, tmp_path):

@@ -11,12 +11,13 @@ import pytest
 from train_runs import GRPO, adapter_of, same
 
 from composer_replication import optional
-from composer_replication.cli import train_progress
-from composer_replication.cli.train_progress import PhaseLines, as_shown, duration
+from composer_replication.cli import progress as train_progress
+from composer_replication.cli.progress import PhaseLines, as_shown, duration
 from composer_replication.objective import hint_proof
 from composer_replication.runs import RunDir
-from composer_replication.trainer import reference, run_requirements
-from composer_replication.trainer.phases import Phase
+from composer_replication.sessions import reference
+from composer_replication.sessions.phases import Phase
+from composer_replication.trainer.from_config import arguments
 
 PROOF = ("--set", "train.proof.on=true", "--set", "train.optimiser.steps=1")
 
@@ -150,7 +151,7 @@ def test_a_finished_run_whose_newest_checkpoint_is_damaged_makes_its_last_step_a
 @pytest.mark.parametrize(("mode", "missing"), [((), "accelerate, no peft"), (GRPO, "accelerate, no peft, no trl")])
 def test_without_the_extra_the_command_that_installs_it_is_named(train, monkeypatch, mode, missing):
     absent = ("accelerate", "peft", "trl", "datasets")
-    monkeypatch.setattr(run_requirements, "available", lambda name: name not in absent and optional.available(name))
+    monkeypatch.setattr(arguments, "available", lambda name: name not in absent and optional.available(name))
     status, out, err = train(*mode)
     assert (status, out) == (1, "")
     assert f"got no {missing}" in err

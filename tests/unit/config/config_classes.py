@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-from composer_replication.config import check_options, option, section
+from composer_replication.config import option, section, table
 
 
-@dataclass(frozen=True, kw_only=True)
+@table("outer.inner")
 class Inner:
     ratio: float = option(0.5, "A number.", at_least=0, below=1)
     mode: Literal["fast", "none"] = option("fast", "A choice.")
 
-    def __post_init__(self) -> None:
-        check_options(self, section="outer.inner")
 
-
-@dataclass(frozen=True, kw_only=True)
+@table("outer")
 class Outer:
     flag: bool = option(False, "A switch.")
     count: int = option(3, "A count.")
@@ -26,15 +22,11 @@ class Outer:
     limit: float | None = option(None, "A limit.", above=0)
     label: str | None = option(None, "A label.")
     names: tuple[str, ...] = option(("a", "b"), "Names.")
-    span: tuple[int, float] = option((1, 2.0), "A span.")
-    weights: dict[str, float] = option({"a": 1.0}, "Weights.", at_least=-10)  # noqa: RUF009
-    inner: Inner = section(Inner, "More.")  # noqa: RUF009
-
-    def __post_init__(self) -> None:
-        check_options(self, section="outer")
+    weights: dict[str, float] = option({"a": 1.0}, "Weights.", at_least=-10)
+    inner: Inner = section(Inner, "More.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@table("")
 class Root:
     top: int = option(1, "At the top.")
-    outer: Outer = section(Outer, "A section.")  # noqa: RUF009
+    outer: Outer = section(Outer, "A section.")

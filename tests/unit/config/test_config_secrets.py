@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 import tomllib
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from config_classes import Root
 
-from composer_replication.config import check_options, load, loads, option, section
+from composer_replication.config import load, loads, option, section, table
 from composer_replication.errors import ConfigError
 
 VALUE = "sk-live-4242"
 
 
-@dataclass(frozen=True, kw_only=True)
+@table("replay")
 class Replay:
     api_key: str = option("", "A key.")
     pin_password: int = option(0, "A number.", at_least=0, at_most=9999)
@@ -25,13 +24,10 @@ class Replay:
     max_usd: float = option(5.0, "A limit.")
     tokenizer: int = option(0, "No secret.")
 
-    def __post_init__(self) -> None:
-        check_options(self, section="replay")
 
-
-@dataclass(frozen=True, kw_only=True)
+@table("")
 class WithReplay:
-    replay: Replay = section(Replay, "Replay.")  # noqa: RUF009
+    replay: Replay = section(Replay, "Replay.")
 
 
 def message_of(config_class: type, text: str = "", *overrides: str) -> str:

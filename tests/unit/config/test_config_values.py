@@ -31,7 +31,6 @@ Choice = Literal["dpo", "simpo"]
         (Bare("none"), Literal["none", "taid"], "none"),
         ([1, 2], tuple[float, ...], (1.0, 2.0)),
         ([], tuple[int, ...], ()),
-        ([1, "a"], tuple[int, str], (1, "a")),
         ({"a": 1}, dict[str, float], {"a": 1.0}),
     ],
 )
@@ -69,8 +68,6 @@ def test_the_parts_of_a_list_and_a_table_are_converted_too() -> None:
         (1, Choice | None, '"dpo" | "simpo" or none'),
         ("ab", tuple[str, ...], "list of str"),
         ([1, "a"], tuple[int, ...], "list of int"),
-        ([1], tuple[int, str], "list of int, str"),
-        ([1, 2, 3], tuple[int, str], "list of int, str"),
         ({"a": True}, dict[str, float], "table of float"),
         ({"\ud800": 1.0}, dict[str, float], "table of float"),
         ([], dict[str, float], "table of float"),
@@ -110,7 +107,7 @@ def test_bounds_hold_at_their_ends_and_are_told(
             assert f"float{text}" in str(caught.value)
 
 
-@pytest.mark.parametrize("annotation", [int | str, int | str | None, list[int], bytes, None])
+@pytest.mark.parametrize("annotation", [int | str, int | str | None, list[int], tuple[int, str], bytes, None])
 def test_a_type_that_toml_cannot_hold_is_the_programmers_error(annotation: object) -> None:
     with pytest.raises(TypeError, match="an option cannot be"):
         coerce(1, annotation, path="a")

@@ -27,7 +27,6 @@ outers = st.builds(
     limit=st.none() | st.floats(min_value=0, exclude_min=True, allow_infinity=False),
     label=st.none() | text,
     names=st.lists(text, max_size=3).map(tuple),
-    span=st.tuples(int64, finite),
     weights=st.dictionaries(text, st.floats(-10, 10), max_size=3),
     inner=st.builds(Inner, ratio=st.floats(0, 0.99), mode=st.sampled_from(["fast", "none"])),
 )
@@ -39,7 +38,6 @@ NASTY = Outer(
     count=-(2**63),
     names=("", "\n", "'"),
     weights={"": 1.0, "a.b": -0.0, "a b\n": 1e-300, '"': 2.0},
-    span=(2**63 - 1, 1.7976931348623157e308),
 )
 
 
@@ -81,7 +79,6 @@ def test_the_text_is_plain_and_in_the_order_of_declaration() -> None:
         "# limit unset\n"
         "# label unset\n"
         'names = ["a", "b"]\n'
-        "span = [1, 2.0]\n"
         "weights = {a = 0.5, b = 1.0}\n"
         "\n"
         "[outer.inner]\n"

@@ -124,8 +124,8 @@ def test_the_switches_are_those_of_the_objective() -> None:
 def test_the_defaults_of_teacher_and_batches_are_those_of_the_functions() -> None:
     import inspect
 
+    from composer_replication.batch.session_batch import session_batches
     from composer_replication.objective.hint_proof import prove_hints
-    from composer_replication.objective.session_batch import session_batches
     from composer_replication.trainer.teachers import TeacherKeeper
 
     config = TrainConfig()

@@ -6,7 +6,7 @@ import pytest
 
 from composer_replication.errors import InputError
 from composer_replication.hint_generator import HINT_TEMPLATES, count_sentences, dispatch, register, write_hint
-from composer_replication.hint_generator.seen import SeenAlong
+from composer_replication.hint_generator.facts import StateAlong
 from composer_replication.privacy import Scrubber
 from composer_replication.sites import USUAL_BLAME, find_error_sites, rule
 from cpu_time import least_cpu_seconds
@@ -365,7 +365,7 @@ def test_hints_of_long_sessions_are_written_in_time():
     conversation = session.conversation()
 
     def write_all() -> None:
-        along = SeenAlong(conversation)
+        along = StateAlong(conversation)
         for site in find_error_sites(conversation):
             write_hint(site, conversation, along=along)
 

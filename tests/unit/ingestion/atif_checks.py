@@ -8,7 +8,7 @@ import orjson
 from atif import Trajectory
 from small_formats import read_bytes
 
-from composer_replication.ingestion import atif
+from composer_replication.ingestion.formats import atif
 from composer_replication.types import Provenance
 
 

@@ -27,7 +27,7 @@ from format_records import (
     opencode_tool,
 )
 
-from composer_replication.ingestion import (
+from composer_replication.ingestion.formats import (
     atif,
     claude_code,
     codex,

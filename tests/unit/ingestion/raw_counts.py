@@ -127,7 +127,8 @@ def lost(path, conversations):
 
 
 def main(folder):
-    from composer_replication.ingestion import IngestReport, SourceFile, claude_code
+    from composer_replication.ingestion import IngestReport, SourceFile
+    from composer_replication.ingestion.formats import claude_code
 
     total, missing = Counter(), Counter()
     for path in sorted(Path(folder).rglob("*.jsonl")):

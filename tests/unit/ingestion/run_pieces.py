@@ -6,10 +6,12 @@ import json
 
 from claude_records import Log, call, text
 
+from composer_replication.config import ReplayConfig
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import SCHEMA, VERSION
+from composer_replication.steps.states import RunStates
 
 ARTEFACTS = ("conversations.jsonl", "session_sources.jsonl", "tools.jsonl")
 
@@ -62,3 +64,8 @@ def stored(run):
 
 def bytes_of(run):
     return {name: (run.root / name).read_bytes() for name in ARTEFACTS}
+
+
+def run_states(run, **options):
+    """The states that a replay with these options asks about."""
+    return [each.state for each in RunStates(ReplayConfig(**options), run).read()]

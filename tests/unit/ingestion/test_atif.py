@@ -10,7 +10,7 @@ from atif_checks import assert_same, validate, written
 from small_formats import JUNK, flipped, read_bytes, read_json, replaced
 
 from composer_replication.canonical_json import encode
-from composer_replication.ingestion import atif
+from composer_replication.ingestion.formats import atif
 from composer_replication.runs.conversations import to_row
 from composer_replication.types import Conversation, Link, Provenance, ToolCall, ToolResult, Turn, Usage
 

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_formats import SHARED
 
-from composer_replication.ingestion import atif, registry
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion import registry
+from composer_replication.ingestion.formats import atif
+from composer_replication.ingestion.reading.source import IngestReport, SourceFile
 from composer_replication.ingestion.states import action_text
 from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn, Usage
 

@@ -7,8 +7,9 @@ import json
 import pytest
 from claude_records import Log, call, text, thinking
 
-from composer_replication.ingestion import claude_code, ingest
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion import ingest
+from composer_replication.ingestion.formats import claude_code
+from composer_replication.ingestion.reading.source import IngestReport, SourceFile
 from composer_replication.ingestion.states import action_text, states
 
 

@@ -23,7 +23,7 @@ from session_bytes import (
     texts,
 )
 
-from composer_replication.ingestion import codex
+from composer_replication.ingestion.formats import codex
 from composer_replication.types import Link, Usage
 
 SESSION = [

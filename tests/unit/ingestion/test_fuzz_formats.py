@@ -14,8 +14,8 @@ from claude_mutations import truncate as cut_off
 from format_sessions import SAID, SESSIONS
 
 from composer_replication.canonical_json import encode
-from composer_replication.ingestion.atif import to_atif
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.formats.atif import to_atif
+from composer_replication.ingestion.reading.source import IngestReport, SourceFile
 from composer_replication.ingestion.states import action_text, states
 from composer_replication.runs import conversations as rows
 

@@ -22,7 +22,7 @@ from session_bytes import (
     texts,
 )
 
-from composer_replication.ingestion import gemini
+from composer_replication.ingestion.formats import gemini
 from composer_replication.types import Link, Usage
 
 CALLS = [

@@ -10,7 +10,7 @@ from session_bytes import ingest
 
 from composer_replication.canonical_json import encode
 from composer_replication.ingestion import registry
-from composer_replication.ingestion.atif import to_atif
+from composer_replication.ingestion.formats.atif import to_atif
 from composer_replication.ingestion.scrubbing import scrub_conversation
 from composer_replication.ingestion.states import action_text
 from composer_replication.privacy import Scrubber

@@ -10,7 +10,7 @@ from small_formats import read_bytes
 from test_claude_beside import Session
 from test_claude_code import read
 
-from composer_replication.ingestion import (
+from composer_replication.ingestion.formats import (
     atif,
     codex,
     gemini,
@@ -20,7 +20,7 @@ from composer_replication.ingestion import (
     openhands,
     sweagent,
 )
-from composer_replication.ingestion.unplaced import unplaced_in
+from composer_replication.ingestion.reading.counts import unplaced_in
 
 PIXEL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 WORDS = {"type": "text", "text": "look"}

@@ -9,7 +9,7 @@ import zipfile
 
 from small_formats import flipped, read_bytes, read_path, replaced, sample, tally
 
-from composer_replication.ingestion import inspect_eval
+from composer_replication.ingestion.formats import inspect_eval
 
 LONG = "x" * 200
 MESSAGES = [

@@ -8,7 +8,7 @@ import pytest
 from run_pieces import bytes_of, ingested, stored, write_chat, write_session, write_subagent
 
 from composer_replication.errors import InputError
-from composer_replication.ingestion import family_reading
+from composer_replication.ingestion.cache import family_reading
 from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.runs import RunDir
 
@@ -28,9 +28,9 @@ def read_files(monkeypatch):
     """Names of the families that were really read, in order."""
     names = []
 
-    def spy(draft, family, scrubber, *, real=family_reading.read_lines):
+    def spy(draft, family, *rest, real=family_reading.read_lines):
         names.append(family.name)
-        return real(draft, family, scrubber)
+        return real(draft, family, *rest)
 
     monkeypatch.setattr(family_reading, "read_lines", spy)
     return names

@@ -12,9 +12,9 @@ from claude_records import Log, text
 from run_pieces import bytes_of, ingested, stored, write_chat, write_session, write_subagent
 
 from composer_replication.errors import InputError, RunError
-from composer_replication.ingestion.forget import forget
 from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.runs import RunDir
+from composer_replication.steps.forget import forget
 
 LONG = (
     "a sentence that is long enough to be known again wherever it turns up, in a copy or in what went on from it. " * 5
@@ -62,10 +62,10 @@ def test_what_is_gone_of_a_family_stays_however_often_the_rest_is_read_again(tmp
 
 
 def test_a_new_file_with_the_inode_of_a_deleted_one_does_not_take_its_place(tmp_path, monkeypatch):
-    from composer_replication.ingestion import families
+    from composer_replication.ingestion import discovery
 
-    real = families._stamp_of
-    monkeypatch.setattr(families, "_stamp_of", lambda path: real(path)._replace(inode=7))
+    real = discovery._stamp_of
+    monkeypatch.setattr(discovery, "_stamp_of", lambda path: real(path)._replace(inode=7))
     write_session(tmp_path / "logs", "11111111-aaaa").unlink()
     gone = write_session(tmp_path / "logs", "11111111-aaaa", said="first")
     run, _ = ingested(tmp_path / "run", tmp_path / "logs")
@@ -131,7 +131,7 @@ def test_of_a_session_and_an_older_copy_of_it_only_the_longer_one_stays(tmp_path
 
 
 def test_an_export_beside_the_logs_is_a_copy(tmp_path):
-    from composer_replication.ingestion.export import export_atif
+    from composer_replication.steps.export import export_atif
 
     logs = tmp_path / "logs"
     write_session(logs, "11111111-aaaa", said=LONG)
@@ -277,7 +277,7 @@ def test_people_whose_folders_look_alike_scrubbed_keep_their_sessions(tmp_path):
 
 
 def test_a_very_long_line_is_named_and_not_held_in_memory(tmp_path, monkeypatch):
-    from composer_replication.ingestion import source
+    from composer_replication.ingestion.reading import source
 
     monkeypatch.setattr(source, "MAX_LINE_BYTES", 10_000)
     path = write_session(tmp_path / "logs", "11111111-aaaa")

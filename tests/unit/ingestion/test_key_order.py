@@ -6,23 +6,22 @@ import json
 
 import pytest
 from claude_records import Log, call, text
-from run_pieces import ingested, write_chat
+from run_pieces import ingested, run_states, write_chat
 
+from composer_replication.actions.equality import action_key
 from composer_replication.actions.parse import answer_turn
 from composer_replication.batch.pair_tokens import pair_ids
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import RunError
 from composer_replication.ingestion import IngestReport, SourceFile
-from composer_replication.ingestion.atif import read as read_atif
-from composer_replication.ingestion.content_marks import mark_of
-from composer_replication.ingestion.export import export_atif
+from composer_replication.ingestion.cache.content_marks import mark_of
+from composer_replication.ingestion.formats.atif import read as read_atif
 from composer_replication.ingestion.states import states, trace_state
-from composer_replication.pairs.equality import action_key
 from composer_replication.pairs.export import export_preferences
 from composer_replication.pairs.extract import save_pairs
 from composer_replication.runs.conversations import SCHEMA, VERSION, read_conversations
+from composer_replication.steps.export import export_atif
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
-from composer_replication.teacher_replay.run_replay import Which, run_states
 from composer_replication.teacher_replay.teachers import read_teachers
 from composer_replication.types import Action, ToolCall
 from tokenizer_assets import FAMILIES, load
@@ -93,7 +92,7 @@ def test_requests_to_teachers_have_it_in_calls_and_schemas_and_keys_do_not_depen
     (teacher,) = read_teachers(
         [{"slug": "t", "base_url": "http://localhost:1/v1", "input_per_mtok": 1, "output_per_mtok": 1}], environment={}
     )
-    last = list(run_states(run, Which(send_tools=True)))[-1]
+    last = run_states(run)[-1]
     request = RequestBuilder(teacher, Settings()).build(last["messages"], last["tools"])
     body = json.loads(request.body)
     (tool,) = body["tools"]

@@ -7,7 +7,7 @@ import re
 
 from small_formats import flipped, read_bytes, read_json, read_path, replaced, sample, tally
 
-from composer_replication.ingestion import mini_sweagent
+from composer_replication.ingestion.formats import mini_sweagent
 from composer_replication.ingestion.states import states
 from composer_replication.teacher_replay.fence import flags
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings

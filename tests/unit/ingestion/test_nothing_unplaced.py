@@ -11,11 +11,8 @@ from small_formats import JUNK, read_json
 from test_claude_beside import Session
 from test_claude_code import read
 
-from composer_replication.ingestion import sweagent
-from composer_replication.ingestion.families import count
-from composer_replication.ingestion.source import IngestReport
-from composer_replication.ingestion.unplaced import unplaced_in, unplaced_in_row
-from composer_replication.runs.conversations import to_row
+from composer_replication.ingestion.formats import sweagent
+from composer_replication.ingestion.reading.counts import counts_of, unplaced_in
 from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 
 
@@ -89,11 +86,10 @@ def turns_of(*steps):
 )
 def test_calls_without_a_result_are_counted_by_what_became_of_them(steps, expected):
     names = {"flight": "calls in flight at the end of a log", "interrupted": "calls that the user interrupted"}
-    conversation, report = turns_of(*steps), IngestReport()
+    conversation = turns_of(*steps)
     wanted = {names.get(name, name): number for name, number in expected.items()}
-    assert dict(unplaced_in(conversation)) == dict(unplaced_in_row(to_row(conversation))) == wanted
-    count(conversation, report)
-    assert {name: report.counts[name] for name in wanted} == wanted
+    assert dict(unplaced_in(conversation)) == wanted
+    assert {name: counts_of(conversation)[name] for name in wanted} == wanted
 
 
 def test_the_summary_of_an_ingest_says_so_by_format(tmp_path):

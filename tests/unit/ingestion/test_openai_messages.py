@@ -19,7 +19,7 @@ from session_bytes import (
     texts,
 )
 
-from composer_replication.ingestion import openai_messages
+from composer_replication.ingestion.formats import openai_messages
 from composer_replication.types import Usage
 
 MESSAGES = [

@@ -14,7 +14,7 @@ from session_bytes import all_fixtures, counted, head, ingest, jsonl, mutations,
 from small_formats import read_json
 
 from composer_replication.actions.write import action_text, text_follows_call
-from composer_replication.ingestion import opencode
+from composer_replication.ingestion.formats import opencode
 from composer_replication.types import Link, Usage
 
 TOKENS = {"input": 10, "output": 5, "reasoning": 2, "cache": {"read": 4, "write": 3}}

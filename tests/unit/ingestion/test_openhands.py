@@ -6,7 +6,7 @@ import json
 
 from small_formats import flipped, read_bytes, read_json, read_path, replaced, sample, tally
 
-from composer_replication.ingestion import openhands
+from composer_replication.ingestion.formats import openhands
 
 
 def _metadata(call_id, name, *calls, response="r1", text="Thinking."):

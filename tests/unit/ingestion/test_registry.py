@@ -9,7 +9,7 @@ from claude_records import Log, call, text
 
 from composer_replication.errors import InputError
 from composer_replication.ingestion import FORMATS, ClaudeCodeIngester, IngestReport, ingest
-from composer_replication.ingestion.schemas import infer_tool_schemas
+from composer_replication.ingestion.schemas import ToolSchemas
 from composer_replication.runs.conversations import from_row, to_row
 
 
@@ -87,7 +87,10 @@ def test_schemas_are_inferred_from_calls_that_worked(tmp_path):
     log.result("c3", "missing path", is_error=True)
     path = tmp_path / "s.jsonl"
     path.write_bytes(log.lines())
-    schema = infer_tool_schemas(conversations(path)[0].values())["claude_code", "Edit"]
+    (conversation,) = conversations(path)[0].values()
+    schemas = ToolSchemas()
+    schemas.add_row(to_row(conversation))
+    schema = schemas.schemas()["claude_code", "Edit"]
     assert schema["required"] == ["path"]
     assert schema["properties"] == {
         "count": {"type": "integer"},

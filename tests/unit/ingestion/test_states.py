@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from small_formats import read_json
 
-from composer_replication.ingestion import atif
+from composer_replication.ingestion.formats import atif
 from composer_replication.ingestion.states import action_text
 from composer_replication.types import Provenance, ToolCall, Turn
 

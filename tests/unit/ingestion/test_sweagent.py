@@ -6,7 +6,7 @@ import json
 
 from small_formats import flipped, read_bytes, read_json, read_path, replaced, sample, tally
 
-from composer_replication.ingestion import sweagent
+from composer_replication.ingestion.formats import sweagent
 
 
 def _call(id, name, arguments):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from run_pieces import ingested
+from run_pieces import ingested, run_states
 from two_agents import CLAUDE, CODEX, tool_names, two_agents_run
 
+from composer_replication.config import SitesConfig
 from composer_replication.errors import RunError
-from composer_replication.hint_generator.run_sites import write_sites
-from composer_replication.ingestion.forget import forget
 from composer_replication.runs.tools import SCHEMA, VERSION, read_tools
-from composer_replication.teacher_replay.run_replay import Which, run_states
-from composer_replication.trainer.run_renderer import tools_of
+from composer_replication.steps.forget import forget
+from composer_replication.steps.sites import write_sites
+from composer_replication.trainer.from_config.renderer import tools_of
 
 GIVEN = {"shell": {"type": "object", "properties": {}}, "Ask": {"type": "object"}}
 
@@ -78,15 +78,15 @@ def files_of(run):
 def test_tools_that_do_not_say_whose_they_are_are_refused_with_the_command_that_makes_them_anew(tmp_path):
     run = two_agents_run(tmp_path)
     made_anew = run.path("tools").read_bytes()
-    write_sites(run)
+    write_sites(SitesConfig(), run)
     rows = [{key: row[key] for key in row if key != "format"} for row in map(json.loads, made_anew.splitlines())]
     run.write_jsonl("tools", rows, schema=SCHEMA, version=2, sources=["conversations"])
     everything = files_of(run)
     refused = rf"tools.jsonl.*got 2 .*do not say whose tool.*`crf ingest PATH\.\.\. -o {run.root}`"
     for reader in (
         lambda: tools_of(run),
-        lambda: list(run_states(run, Which())),
-        lambda: write_sites(run),
+        lambda: run_states(run),
+        lambda: write_sites(SitesConfig(), run),
         lambda: forget(run, ["aaaaaaaa-1111"]),
     ):
         with pytest.raises(RunError, match=refused):

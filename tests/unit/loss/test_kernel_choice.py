@@ -12,8 +12,8 @@ from composer_replication.loss.linear import (
     TeacherTerm,
     linear_divergence,
 )
-from composer_replication.loss.linear.kernels import divergence_kernel
 from composer_replication.loss.linear.tiles import plan_tiles
+from composer_replication.loss.linear.weighted import divergence_kernel
 
 CUDA = torch.device("cuda")
 

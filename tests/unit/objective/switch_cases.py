@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from composer_replication import compose_loss
-from composer_replication.objective.tree_batch import SessionTargets
+from composer_replication.batch.tree_batch import SessionTargets
 
 TRUNK = [5, 9, 13, 21, 8, 34, 55, 3, 17, 29, 41, 2, 11, 7]
 OTHER = [5, 9, 13, 40, 45, 46, 47, 48]  # leaves the trunk inside its own site

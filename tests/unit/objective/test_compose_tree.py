@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication import compose_loss
+from composer_replication.batch.tree_batch import SessionTargets
 from composer_replication.errors import AlignmentError, BatchKeyError, InputError
 from composer_replication.objective.reference import reference_logprobs, with_reference
-from composer_replication.objective.tree_batch import SessionTargets
 from tiny_models import build
 
 TRUNK = [5, 9, 13, 21, 8, 34, 55, 3, 17, 29, 41, 2, 11, 7]

@@ -10,12 +10,12 @@ from switch_cases import channel_2, flat_of, sites, tree_of
 from window_checks import asked, check_sites, model_for, of_channel, path, renderer_of
 
 from composer_replication.batch.hint_placement import PLACEMENTS, teacher_context
+from composer_replication.batch.packed_batch import denominators_of, pack_batches
+from composer_replication.batch.taught_turns import wrong_hints
+from composer_replication.batch.tree_batch import SessionTargets
 from composer_replication.errors import AlignmentError, BatchKeyError, InputError, ShapeError
 from composer_replication.objective import hint_proof
-from composer_replication.objective.packed_batch import denominators_of, pack_batches
 from composer_replication.objective.row_weighting import RowWeighting
-from composer_replication.objective.tree_batch import SessionTargets
-from composer_replication.objective.wrong_hints import wrong_hints
 from tiny_models import build
 
 CONTRAST = RowWeighting(contrast=1.0)
@@ -211,7 +211,7 @@ def test_a_wrong_hint_is_that_of_another_kind_and_the_one_the_proof_takes():
             hint_proof.ProvableSite(site_id=hint, rendered=None, span=None, hint=hint, kind=kind)
             for hint, kind in zip(hints, kinds, strict=True)
         ]
-        assert found == [other.hint for other in hint_proof._other_hints(as_proved, seed)]
+        assert found == [other.hint for other in wrong_hints(as_proved, kinds, seed=seed)]
     assert wrong_hints(["x", "y"], ["a", "a"]) == [None, None]
     assert wrong_hints([], []) == []
     with pytest.raises(InputError, match="hints and kinds"):

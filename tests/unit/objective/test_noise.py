@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, FalconConfig, GPTNeoXConfig, Mixt
 from transformers.integrations.neftune import activate_neftune, deactivate_neftune
 
 from composer_replication import compose_loss
+from composer_replication.batch.tree_batch import SessionTargets
 from composer_replication.objective.noise import is_noisy
 from composer_replication.objective.teachers import WeightedTeacher
-from composer_replication.objective.tree_batch import SessionTargets
 from tiny_models import build as tiny
 
 SIZE = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from composer_replication.batch.alignment import positions_in_sites
 from composer_replication.errors import InputError, ShapeError
 from composer_replication.loss import JSD
 from composer_replication.loss.linear import LinearHead
 from composer_replication.objective.channels import Denominators, Options, Preference, hint_channel
-from composer_replication.objective.row_weighting import Contrast, HintTargets, RowWeighting, positions_in_sites
+from composer_replication.objective.row_weighting import Contrast, HintTargets, RowWeighting
 from composer_replication.objective.teachers import Teacher
 
 
@@ -112,7 +113,7 @@ def test_no_tensor_has_all_rows_times_the_vocabulary():
 
 def test_a_site_begins_where_any_side_does_not_go_on():
     def rows(*places):
-        return torch.tensor([each[0] for each in places]), torch.tensor([each[1] for each in places])
+        return torch.tensor([sequence * 10 + position for sequence, position in places], dtype=torch.int64)
 
     student = rows((0, 3), (0, 4), (0, 5), (0, 6), (0, 5), (0, 6), (1, 7))
     teacher = rows((0, 8), (0, 9), (1, 8), (1, 9), (2, 4), (2, 5), (2, 6))

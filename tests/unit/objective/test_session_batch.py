@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from window_checks import HINT, Asked, asked, check_sites, conversation, of_channel, renderer_of
 
 from chat_templates import SMALL_FAMILIES
+from composer_replication.batch import taught_turns
 from composer_replication.batch.hint_placement import PLACEMENTS, teacher_context
-from composer_replication.batch.render import Renderer, TurnSpan
+from composer_replication.batch.packed_batch import pack_batches
+from composer_replication.batch.render.renderer import Renderer, TurnSpan
+from composer_replication.batch.session_batch import Item, SiteHint, TokenPair, session_batches
+from composer_replication.batch.tree_batch import SessionTargets
 from composer_replication.errors import AlignmentError, InputError
-from composer_replication.objective import session_batch
-from composer_replication.objective.packed_batch import pack_batches
-from composer_replication.objective.session_batch import Item, SiteHint, TokenPair, session_batches
-from composer_replication.objective.tree_batch import SessionTargets
 from cpu_time import cpu_seconds
 from session_pieces import Session
 from tokenizer_assets import FAMILIES, load
@@ -112,7 +112,7 @@ def test_a_shift_by_one_in_the_hinted_context_stops_the_session(monkeypatch):
         context = teacher_context(*given, **options)
         return context._replace(start=context.start + 1)
 
-    monkeypatch.setattr(session_batch, "teacher_context", shifted)
+    monkeypatch.setattr(taught_turns, "teacher_context", shifted)
     with pytest.raises(AlignmentError, match="target tokens of the two sides"):
         asked("llama3").batches(budget=2_000)
 
@@ -261,7 +261,7 @@ def test_a_hint_that_finds_no_place_in_its_window_is_dropped_and_an_empty_window
     made = session_batches(renderer, rendered, sites=sites, responses=[], budget=150, overlap=10, placement="head")
     assert [window.items for window in made.windows] == [(Item("sdpo_jsd", 0),), (Item("sdpo_jsd", 1),)]
     assert spans[1].end < made.windows[1].first <= cut
-    monkeypatch.setattr(session_batch, "teacher_context", only_in_whole_sessions)
+    monkeypatch.setattr(taught_turns, "teacher_context", only_in_whole_sessions)
     made = session_batches(renderer, rendered, sites=sites, responses=[], budget=150, overlap=10, placement="head")
     assert [window.items for window in made.windows] == [(Item("sdpo_jsd", 0),)]
     assert made.dropped == {Item("sdpo_jsd", 1): "hint_has_no_place"}

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from window_checks import HINT, asked, flat_of, losses, model_for
 
+from composer_replication.batch.packed_batch import denominators_of, pack_batches
 from composer_replication.batch.windows import plan_packs
-from composer_replication.objective.packed_batch import denominators_of, pack_batches
 
 PARTS = ("lm_ce", "sdpo_jsd", "trace_replay_dpo", "total")
 TOLERANCE = {torch.float64: (1e-10, 1e-10), torch.float32: (1e-5, 2e-5)}  # values, gradients (relative L2)
@@ -91,7 +91,7 @@ def test_packing_several_sessions_equals_doing_them_one_by_one():
     model = model_for(sessions[0].renderer)
     assert_adds_up(model, batches, packed)
     padded = type(packed)(
-        packed.tree.padded(128), packed.response, packed.student_rows, packed.teacher_rows, packed.pairs
+        packed.response, packed.student_rows, packed.teacher_rows, packed.pairs, tree=packed.tree.padded(128)
     )
     assert_same(losses(model, padded), losses(model, packed))
 

@@ -9,8 +9,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from composer_replication.batch.tree import build_tree, pack_trees
-from composer_replication.objective import forward, tree_trial
-from composer_replication.objective.forward import tree_hidden_states, why_flat
+from composer_replication.objective.attention import forward
+from composer_replication.objective.attention import trial as tree_trial
+from composer_replication.objective.attention.forward import tree_hidden_states, why_flat
 from composer_replication.objective.model_head import hidden_states
 from model_families import FAMILIES, build
 

@@ -10,8 +10,8 @@ import torch
 
 from composer_replication import compose_loss
 from composer_replication.batch.hint_placement import teacher_context
-from composer_replication.batch.render import RenderedSequence, Renderer
-from composer_replication.objective.session_batch import SiteHint, TokenPair, session_batches
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer
+from composer_replication.batch.session_batch import SiteHint, TokenPair, session_batches
 from session_pieces import Session
 from tiny_models import build
 from tokenizer_assets import load

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from composer_replication.actions.calls import tool_call
-from composer_replication.pairs.context import ActionContext
-from composer_replication.pairs.equality import action_key
+from composer_replication.actions.equality import ActionContext, action_key
 from composer_replication.types import Action
 
 CWD = "/repo"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from action_forms import CWD, call, calls, key
 
-from composer_replication.pairs.context import ActionContext
-from composer_replication.pairs.edits import changes_of, edit_operations
-from composer_replication.pairs.patches import read_patch
+from composer_replication.actions.edits import changes_of, edit_operations
+from composer_replication.actions.equality import ActionContext
+from composer_replication.actions.patches import read_patch
 
 TEXT = "import os\n\n\ndef f(a):\n    return a + 1\n\n\ndef g(a):\n    return a + 1\n"
 AFTER = TEXT.replace("def f(a):\n    return a + 1", "def f(a):\n    return a + 2")

@@ -9,8 +9,9 @@ from action_forms import CWD, bash, call, calls, key, said
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.pairs.context import ActionContext, context_of_messages
-from composer_replication.pairs.parse_reply import parse_reply
+from composer_replication.actions.equality import ActionContext
+from composer_replication.actions.reply import parse_reply
+from composer_replication.teacher_replay.votes.context import ContextAlong
 from cpu_time import least_cpu_seconds
 
 MEGABYTE = 2**20
@@ -64,7 +65,7 @@ def test_a_megabyte_of_result_takes_linear_time(unit):
             {"role": "assistant", "content": None, "tool_calls": [made]},
             {"role": "tool", "tool_call_id": "1", "content": text},
         ]
-        assert least_cpu_seconds(lambda: context_of_messages(messages, cwd=CWD), enough=LIMIT_S) < LIMIT_S  # noqa: B023
+        assert least_cpu_seconds(lambda: ContextAlong(cwd=CWD).at(messages), enough=LIMIT_S) < LIMIT_S  # noqa: B023
 
 
 def test_patches_of_many_equal_lines_take_little_time():

@@ -10,9 +10,9 @@ from action_forms import CWD, call, key
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.pairs.arguments import canonical_arguments
-from composer_replication.pairs.context import ActionContext, tool_schemas
-from composer_replication.pairs.paths import normal_path
+from composer_replication.actions.arguments import canonical_arguments, tool_schemas
+from composer_replication.actions.equality import ActionContext
+from composer_replication.actions.paths import normal_path
 
 SEARCH = {
     "type": "object",

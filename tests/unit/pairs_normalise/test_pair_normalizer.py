@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.pairs.normalise.document_dedup import DocumentDeduplicator
 from composer_replication.pairs.normalise.normalizer import DJNormalizer, NormalizedDPOPair
+from composer_replication.pairs.normalise.operators import DocumentDeduplicator
 from composer_replication.pairs.normalise.pair_texts import pair_text
 
 

@@ -10,11 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.pairs.normalise.document_dedup import DocumentDeduplicator
-from composer_replication.pairs.normalise.ranges import RangeFilter
-from composer_replication.pairs.normalise.special_characters import SpecialCharactersFilter, special_ratio
-from composer_replication.pairs.normalise.text_length import TextLengthFilter
-from composer_replication.pairs.normalise.words_num import WordsNumFilter, count_words
+from composer_replication.pairs.normalise.operators import (
+    DocumentDeduplicator,
+    RangeFilter,
+    SpecialCharactersFilter,
+    TextLengthFilter,
+    WordsNumFilter,
+    count_words,
+)
+from composer_replication.pairs.normalise.special_characters import special_ratio
 from cpu_time import least_cpu_seconds
 
 ANY = st.text(st.characters(), max_size=60)

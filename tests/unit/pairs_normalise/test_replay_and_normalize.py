@@ -10,7 +10,7 @@ import pytest
 from composer_replication import teacher_replay
 from composer_replication.errors import ArtefactNotFoundError, InputError
 from composer_replication.pairs.normalise.normalizer import DJNormalizer
-from composer_replication.teacher_replay.normalized import replay_and_normalize_trace, replay_and_normalize_trace_sync
+from composer_replication.pairs.replayed import replay_and_normalize_trace, replay_and_normalize_trace_sync
 
 STATES: Any = [
     {"state_id": f"s{n}", "messages": [{"role": "user", "content": f"Task {n}"}], "student_action": "Give up now."}

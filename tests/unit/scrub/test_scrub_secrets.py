@@ -99,7 +99,7 @@ CLEAN = [
     "request 258c7280-ae70-4798-800f-63464d01a85d failed",
     "toolu_01Dwt4CUN4SDdzLNw58q4nMz",
     "call_a1B2c3D4e5F6g7H8i9J0k1L2",
-    "src/composer_replication/objective/alignment.py",
+    "src/composer_replication/batch/alignment.py",
     "getUserAccountSettingsFromLocalStorageOrDefault",
     "test_that_a_very_long_function_name_is_not_a_secret_2",
     "max_tokens: 4096, input_tokens=1234567, cache_creation_input_tokens: 99",

@@ -43,6 +43,15 @@ def test_results_that_arrive_late_and_out_of_order_find_their_call():
     ]
 
 
+def test_a_file_that_was_only_searched_has_not_been_read():
+    for tool, blame in (("Grep", "model"), ("Read", "unknown")):
+        session = Session()
+        session.call(tool, "12:def total(items):", **{"path" if tool == "Grep" else "file_path": "/repo/a.py"})
+        session.call("Edit", NOT_READ, is_error=True, file_path="/repo/a.py", old_string="a", new_string="b")
+        (site,) = find_error_sites(session.conversation())
+        assert (site.kind, site.blame) == ("edit_not_read", blame)
+
+
 def test_the_same_call_failing_again_the_same_way_is_counted_with_what_lies_between():
     session = Session()
     session.call("Read", NO_FILE, is_error=True, file_path="/x")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from composer_replication.teacher_replay.ask import Patience
-from composer_replication.teacher_replay.replay import ReplayOptions, replay
+from composer_replication.teacher_replay.replay import ReplayOptions, replay, teachers_of
 from composer_replication.teacher_replay.requests import Settings
 
 TEACHERS = [
@@ -65,5 +65,6 @@ async def collect(asked, options, *, cap=100.0, api_key=KEY, teachers=TEACHERS):
         assert (state, teacher) not in found
         found[state, teacher] = result
 
-    report = await replay(asked, teachers, cap, api_key, options=options, on_result=keep)
+    known = teachers_of(teachers, api_key, options)
+    report = await replay(asked, known, cap, options=options, on_result=keep)
     return found, report

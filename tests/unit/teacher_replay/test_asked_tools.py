@@ -7,13 +7,15 @@ import asyncio
 import pytest
 from claude_records import Log, call
 from replay_pieces import KEY, TEACHERS, options_for
-from run_pieces import ingested
+from run_pieces import ingested, run_states
 
+from composer_replication.config import ReplayConfig
 from composer_replication.errors import RunError
-from composer_replication.ingestion.forget import forget
-from composer_replication.runs.asked_tools import AskedTools
-from composer_replication.teacher_replay.run_replay import Which, replay_run, run_states
-from composer_replication.teacher_replay.teachers import read_teachers
+from composer_replication.steps.forget import forget
+from composer_replication.steps.replay import ask as ask_all
+from composer_replication.steps.replay import plan_replay
+from composer_replication.teacher_replay.asked_tools import AskedTools
+from composer_replication.teacher_replay.replay import teachers_of
 from fault_server import FaultServer
 
 
@@ -34,13 +36,9 @@ def write(folder, name, *tools):
 
 def ask(run, server):
     options = options_for(server, cache=run.path("teacher_cache"))
-    teachers = read_teachers(TEACHERS, environment={}, base_url=options.base_url)
     before = server.requests()["num_chat"]
-    asyncio.run(
-        replay_run(
-            run, Which(), TEACHERS, teachers, max_total_usd=10, api_key=KEY, options=options, on_call=lambda _: None
-        )
-    )
+    plan = plan_replay(ReplayConfig(max_usd=10), run, teachers=teachers_of(TEACHERS, KEY, options), options=options)
+    asyncio.run(ask_all(plan))
     return server.requests()["num_chat"] - before
 
 
@@ -67,11 +65,11 @@ def test_one_more_session_costs_no_answer_of_the_others(tmp_path, logs):
 
 def test_a_session_that_goes_on_with_another_tool_is_asked_about_with_it(tmp_path, logs):
     run, _ = ingested(tmp_path / "run", logs)
-    for state in run_states(run, Which()):
+    for state in run_states(run):
         AskedTools(run).keep(state["session_id"], state["tools"])
     write(logs, "aaaaaaaa-1111", ("Read", {"path": "a"}), ("Grep", {"pattern": "x"}))
     run, _ = ingested(tmp_path / "run", logs)
-    shown = [{tool["function"]["name"] for tool in state["tools"]} for state in run_states(run, Which())]
+    shown = [{tool["function"]["name"] for tool in state["tools"]} for state in run_states(run)]
     assert all("Grep" in names for names in shown)
 
 

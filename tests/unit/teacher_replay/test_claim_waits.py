@@ -12,9 +12,9 @@ from replay_pieces import KEY, TEACHERS
 from composer_replication.ingestion.last_gate import OpenGate
 from composer_replication.teacher_replay import ask
 from composer_replication.teacher_replay.ask import Asker, Patience
-from composer_replication.teacher_replay.outcome import Failure
+from composer_replication.teacher_replay.endpoint.outcome import Failure
 from composer_replication.teacher_replay.requests import Request
-from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.teachers import read_teachers
 
 

@@ -12,19 +12,21 @@ import pytest
 from replay_pieces import KEY, TEACHERS, collect, options_for, states
 from test_hint_writer import RULE, message
 
+from composer_replication.config import SitesConfig
 from composer_replication.errors import InputError, RunError
-from composer_replication.hint_generator.run_sites import write_sites
 from composer_replication.ingestion import last_gate
-from composer_replication.ingestion.export import export_atif
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.ingestion.last_gate import LastGate, OpenGate, gate_of
 from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.pairs.export import export_preferences
 from composer_replication.privacy import Scrubber
 from composer_replication.runs import RunDir
+from composer_replication.runs.sites import read_sites
 from composer_replication.sites import find_error_sites
+from composer_replication.steps.export import export_atif
+from composer_replication.steps.sites import write_sites
 from composer_replication.teacher_replay.ask import HELD_BACK
-from composer_replication.teacher_replay.hint_writer import prompt_of, write_hints, write_run_hints
+from composer_replication.teacher_replay.hint_writer import prompt_of, write_hints
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 from composer_replication.teacher_replay.teachers import read_teachers
 from cpu_time import cpu_seconds, least_cpu_seconds
@@ -219,17 +221,17 @@ def test_a_run_made_without_scrubbing_needs_the_word_once_more(tmp_path):
     with pytest.raises(RunError, match="made with --no-scrub"):
         export_atif(run, tmp_path / "atif")
     assert not (tmp_path / "atif").exists()
-    write_sites(run, min_confidence=0.2)
-    ask = {"max_total_usd": 1.0, "api_key": KEY, "environment": {}}
+    section = SitesConfig(min_confidence=0.2, writer=str(tmp_path / "teachers.json"))
     with FaultServer() as server:
+        (tmp_path / "teachers.json").write_text(json.dumps([{**TEACHERS[1], "base_url": server.base_url}]))
         with pytest.raises(RunError, match="made with --no-scrub"):
-            asyncio.run(write_run_hints(run, TEACHERS[1], options=options_for(server), **ask))
-        with pytest.raises(RunError, match="made with --no-scrub"):
-            asyncio.run(write_run_hints(run, TEACHERS[1], options=options_for(server, last_gate=LastGate({})), **ask))
+            write_sites(section, run)
         assert server.requests()["num_chat"] == 0
         server.script([message(RULE)])
-        found = asyncio.run(write_run_hints(run, TEACHERS[1], options=options_for(server), no_scrub=True, **ask))
-    assert dict(found.counts) == {"written": 1}
+        assert dict(write_sites(section, run, no_scrub=True).hints) == {"written": 1}
+        assert dict(write_sites(section, run, no_scrub=True).hints) == {"written": 1}  # from the store
+        assert server.requests()["num_chat"] == 1
+    assert [(hint.source, hint.text) for _, hint in read_sites(run) if hint] == [("writer", RULE)]
 
 
 def test_an_export_with_a_secret_writes_nothing_and_names_the_step(tmp_path):

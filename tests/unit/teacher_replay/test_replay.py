@@ -13,7 +13,7 @@ from replay_pieces import KEY, TEACHERS, collect, options_for, states
 from composer_replication.errors import InputError
 from composer_replication.teacher_replay import replay_trace
 from composer_replication.teacher_replay.replay import ReplayOptions
-from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.teachers import Teacher, read_teachers
 from fault_server import FAULTS, FaultServer, Reply, evenly, group
 

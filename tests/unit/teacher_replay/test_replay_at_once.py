@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 from crf import must
 from replay_pieces import TEACHERS
+from run_pieces import run_states
 from test_replay_kill import calls_of, environment, write_chats
 
 from composer_replication.runs import RunDir
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
-from composer_replication.teacher_replay.run_replay import Which, run_states
-from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.teachers import read_teachers
 from fault_server import FaultServer, fingerprint
 
@@ -54,7 +54,7 @@ def names_of(run, server):
     found = {}
     for teacher in read_teachers(specs, environment={}):
         builder = RequestBuilder(teacher, Settings(max_tokens=32))
-        for state in run_states(RunDir.open(run), Which()):
+        for state in run_states(RunDir.open(run)):
             request = builder.build(state["messages"], state.get("tools"), state["session_id"])
             found[request.key] = fingerprint(json.loads(request.body))
     return found

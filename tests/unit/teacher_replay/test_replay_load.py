@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from replay_pieces import KEY, TEACHERS, options_for, states
 
-from composer_replication.teacher_replay.replay import replay
+from composer_replication.teacher_replay.replay import replay, teachers_of
 from fault_server import FAULTS, FaultServer, evenly
 
 NUM_RUNS = 100 if os.environ.get("CRF_TEST_PROFILE") == "full" else 1
@@ -46,8 +46,8 @@ def test_full_runs_at_twenty_percent_faults(tmp_path, note):
                 if result["error"]:
                     errors.add(result["error"].partition(":")[0])
 
-            asked = states(NUM_SESSIONS, NUM_EACH)
-            asyncio.run(replay(asked, TEACHERS, cap, KEY, options=options, on_result=keep))
+            asked, known = states(NUM_SESSIONS, NUM_EACH), teachers_of(TEACHERS, KEY, options)
+            asyncio.run(replay(asked, known, cap, options=options, on_result=keep))
             assert set(found) == {1}
             assert server.total_usd() <= Decimal(str(cap))
             assert options.order != "in_order" or server.out_of_order() == []
@@ -61,13 +61,15 @@ def test_memory_does_not_grow_with_the_number_of_states(note):
     with FaultServer() as server:
         options = options_for(server, max_concurrency=64)
 
+        known = teachers_of(TEACHERS[:1], KEY, options)
+
         def ask(num_sessions):
             asked, seen = states(num_sessions, 2, size=4000), [0.0]
 
             def look(*_):
                 seen[0] = max(seen[0], resident_mb())
 
-            asyncio.run(replay(asked, TEACHERS[:1], 1000.0, KEY, options=options, on_result=look))
+            asyncio.run(replay(asked, known, 1000.0, options=options, on_result=look))
             return seen[0]
 
         ask(100)

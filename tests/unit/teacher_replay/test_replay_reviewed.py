@@ -11,9 +11,9 @@ from replay_pieces import KEY, TEACHERS, collect, options_for, states
 from composer_replication.errors import InputError
 from composer_replication.teacher_replay import replay_trace
 from composer_replication.teacher_replay.ask import Patience
+from composer_replication.teacher_replay.endpoint.outcome import Failure, read_response
 from composer_replication.teacher_replay.fence import fence, flags
 from composer_replication.teacher_replay.hint_writer import why_refused
-from composer_replication.teacher_replay.outcome import Failure, read_response
 from composer_replication.teacher_replay.replay import ReplayOptions
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 from composer_replication.teacher_replay.teachers import read_teachers

@@ -6,16 +6,16 @@ import json
 
 import pytest
 from claude_records import Log, call, text, thinking
-from run_pieces import ingested
+from run_pieces import ingested, run_states
 
-from composer_replication.errors import InputError
-from composer_replication.hint_generator.run_sites import write_sites
-from composer_replication.pairs.normalise.normalizer import DJNormalizer
-from composer_replication.teacher_replay.run_failures import read_failures
-from composer_replication.teacher_replay.run_pairs import SCHEMA as PAIR_SCHEMA
-from composer_replication.teacher_replay.run_pairs import VERSION as PAIR_VERSION
-from composer_replication.teacher_replay.run_pairs import PairChoices, write_pairs
-from composer_replication.teacher_replay.run_replay import SCHEMA, VERSION, Which, run_states
+from composer_replication.config import PairsConfig, SitesConfig
+from composer_replication.runs.pairs import SCHEMA as PAIR_SCHEMA
+from composer_replication.runs.pairs import VERSION as PAIR_VERSION
+from composer_replication.sessions.source import read_sessions
+from composer_replication.steps.pairs import write_pairs
+from composer_replication.steps.replay import SCHEMA, VERSION
+from composer_replication.steps.sites import write_sites
+from composer_replication.types import Action, ToolCall
 
 REFUSED = "The user doesn't want to proceed with this tool use. The tool use was rejected (eg. if it was a file edit)."
 RESULTS = (
@@ -43,7 +43,7 @@ def run(tmp_path):
     log.assistant("last", thinking("done, I think"), text("All is well."))
     (tmp_path / "s-1.jsonl").write_bytes(log.lines())
     run, _ = ingested(tmp_path / "run", tmp_path / "s-1.jsonl")
-    rows = [answer(state, slug) for state in run_states(run, Which(send_tools=False)) for slug in ("x/a", "x/b")]
+    rows = [answer(state, slug) for state in run_states(run, send_tools=False) for slug in ("x/a", "x/b")]
     run.write_jsonl("teacher_calls", rows, schema=SCHEMA, version=VERSION, sources=["conversations"], settings=SETTINGS)
     return run
 
@@ -68,7 +68,7 @@ def rows_of(run):
 
 
 def make(run, export=None, **choices):
-    return write_pairs(run, normalizer=DJNormalizer(skip_dj=True), export=export, choices=PairChoices(**choices))
+    return write_pairs(PairsConfig(filters="none", **choices), run, export=export)
 
 
 def test_pairs_are_made_where_the_action_failed_or_was_refused(run):
@@ -98,10 +98,10 @@ def test_where_it_worked_pairs_are_made_on_request_and_counted(run):
 def test_the_pairs_are_the_same_with_and_without_sites(run):
     make(run)
     without = rows_of(run)
-    assert not read_failures(run).is_from_sites
-    write_sites(run)
-    assert read_failures(run).is_from_sites
+    assert [each.name for each in run.meta("pairs").sources] == ["conversations", "teacher_calls"]
+    write_sites(SitesConfig(), run)
     make(run)
+    assert [each.name for each in run.meta("pairs").sources] == ["conversations", "teacher_calls", "sites"]
     assert rows_of(run) == without
     assert run.lineage("pairs").stale == ()
 
@@ -117,6 +117,27 @@ def test_thinking_is_on_neither_side(run, tmp_path):
             assert word not in text_of_file
 
 
+def test_what_was_chosen_stands_in_its_row_as_an_action_too(run):
+    """Its text alone would read as a thought and a call of Bash, without the words between them."""
+    words = "As the log says:\n[THINKING] hm\nso"
+    entry = {"id": "t", "type": "function", "function": {"name": "Glob", "arguments": '{"pattern":"*","path":"/repo"}'}}
+    message = {"role": "assistant", "content": words, "tool_calls": [entry]}
+    calls = [
+        {**row, "message": message, "response_text": f"{words}\n[TOOL_USE] name=Glob input={{}}"}
+        for row in run.read_jsonl("teacher_calls", schema=SCHEMA, version=VERSION)
+    ]
+    run.write_jsonl(
+        "teacher_calls", calls, schema=SCHEMA, version=VERSION, sources=["conversations"], settings=SETTINGS
+    )
+    make(run)
+    row = rows_of(run)[0]
+    arguments = {"pattern": "*", "path": "/repo"}
+    call_row = {"id": "t", "name": "Glob", "arguments": arguments, "raw_arguments": None}
+    assert row["chosen_action"] == {"text": words, "calls": [call_row]}
+    (session,) = read_sessions(run, with_sites=False, with_pairs=True)
+    assert session.pairs[0].action == Action(text=words, calls=(ToolCall(**call_row),))
+
+
 def test_thinking_stays_where_it_is_asked_for(run, tmp_path):
     make(run, export=tmp_path / "out.jsonl", thinking=True)
     row = rows_of(run)[0]
@@ -129,7 +150,23 @@ def test_thinking_stays_where_it_is_asked_for(run, tmp_path):
 
 
 def test_a_replay_can_ask_about_just_those_states(run):
-    asked = [state["state_id"] for state in run_states(run, Which(only_failed=True))]
+    asked = [state["state_id"] for state in run_states(run, states="failed")]
     assert asked == ["s-1::0000", "s-1::0001"]
-    with pytest.raises(InputError, match="only_failed"):
-        Which(only_failed=True, only_sites=True)
+
+
+def test_settings_are_values_in_the_sidecar_and_those_of_earlier_versions_are_read_too(run):
+    assert run.meta("teacher_calls").settings == SETTINGS  # all of it text, as it was written before
+    make(run)
+    earlier = rows_of(run)
+    calls = list(run.read_jsonl("teacher_calls", schema=SCHEMA, version=VERSION))
+    settings = {
+        "teachers": ["x/a", "x/b"],
+        "gate": "none",
+        "threshold": 2,
+        "send_tools": False,
+        "max_history_tokens": None,
+    }
+    run.write_jsonl("teacher_calls", calls, schema=SCHEMA, version=VERSION, settings=settings)
+    make(run)
+    assert rows_of(run) == earlier
+    assert run.meta("pairs").settings["threshold"] == 2

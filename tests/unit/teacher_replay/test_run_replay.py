@@ -8,16 +8,16 @@ import json
 import pytest
 from replay_pieces import KEY, TEACHERS, options_for
 
+from composer_replication.config import ReplayConfig
 from composer_replication.errors import RunError, StaleArtefactError
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.ingestion.last_gate import LastGate, OpenGate
 from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.runs import RunDir
-from composer_replication.teacher_replay import run_replay
+from composer_replication.steps import replay as step
 from composer_replication.teacher_replay.ask import HELD_BACK
-from composer_replication.teacher_replay.run_replay import Which, replay_run
-from composer_replication.teacher_replay.store import TeacherStore
-from composer_replication.teacher_replay.teachers import read_teachers
+from composer_replication.teacher_replay.replay import teachers_of
+from composer_replication.teacher_replay.store.ledger import TeacherStore
 from fault_server import FaultServer
 
 
@@ -42,9 +42,8 @@ def run(tmp_path):
 def replayed(run, server, on_call=lambda _: None, goes_on=False, **changes):
     specs = [{**TEACHERS[1], "base_url": server.base_url}]
     options = options_for(None, **({"cache": run.path("teacher_cache"), "max_concurrency": 1} | changes))
-    teachers = read_teachers(specs, environment={}, api_key=KEY)
-    ask = {"max_total_usd": 5.0, "api_key": KEY, "options": options, "on_call": on_call, "goes_on": goes_on}
-    return asyncio.run(replay_run(run, Which(), specs, teachers, **ask))
+    plan = step.plan_replay(ReplayConfig(), run, teachers=teachers_of(specs, KEY, options), options=options)
+    return asyncio.run(step.ask(plan, on_call=on_call, goes_on=goes_on)).report
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_an_ingest_during_the_replay_is_named_and_the_answers_stay_in_the_store(
 
 @pytest.mark.usefixtures("without_locks")
 def test_an_ingest_while_the_calls_are_written_leaves_the_calls_as_they_were(run, tmp_path, monkeypatch):
-    rows_of = run_replay._rows
+    rows_of = step._rows
 
     def changing_at_the_end(*given):
         yield from rows_of(*given)
@@ -88,7 +87,7 @@ def test_an_ingest_while_the_calls_are_written_leaves_the_calls_as_they_were(run
     with FaultServer() as server:
         replayed(run, server)
         before = run.path("teacher_calls").read_bytes()
-        monkeypatch.setattr(run_replay, "_rows", changing_at_the_end)
+        monkeypatch.setattr(step, "_rows", changing_at_the_end)
         with pytest.raises(StaleArtefactError, match="changed during the replay"):
             replayed(run, server)
     assert run.path("teacher_calls").read_bytes() == before

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import ArtefactCorruptError
-from composer_replication.teacher_replay.store import TeacherStore
-from composer_replication.teacher_replay.store_words import Refused
+from composer_replication.teacher_replay.store.ledger import TeacherStore
+from composer_replication.teacher_replay.store.tables import Refused
 
 SRC = Path(__file__).parents[3] / "src"
 REPLY = (b"k", "t", {"message": {"content": "yes"}})
@@ -101,7 +101,7 @@ def test_many_threads_of_several_stores_on_one_file_never_pass_the_cap(tmp_path)
 
 WORKER = """
 import sys, time
-from composer_replication.teacher_replay.store import TeacherStore
+from composer_replication.teacher_replay.store.ledger import TeacherStore
 store = TeacherStore(sys.argv[1])
 print(store.reserve(b"held", "t", 700, 1000), flush=True)
 time.sleep(60)

@@ -10,11 +10,11 @@ import pytest
 from crf import crf
 from replay_pieces import TEACHERS
 
-from composer_replication.cli.failures import in_words
+from composer_replication.cli.main import in_words
 from composer_replication.errors import ArtefactCorruptError, InputError
-from composer_replication.teacher_replay import store_tables
-from composer_replication.teacher_replay.store import TeacherStore
-from composer_replication.teacher_replay.store_words import Refused
+from composer_replication.teacher_replay.store import tables
+from composer_replication.teacher_replay.store.ledger import TeacherStore
+from composer_replication.teacher_replay.store.tables import Refused
 
 FIX = "Nothing was changed. Put an earlier copy of the file back"
 
@@ -231,7 +231,7 @@ def test_a_store_of_the_version_before_whose_books_are_wrong_is_not_upgraded(tmp
 
 
 def test_another_process_that_upgrades_while_we_look_is_no_damage(tmp_path, monkeypatch):
-    path, version_of, done = old_store(tmp_path, "PRAGMA journal_mode = WAL"), store_tables.version_of, []
+    path, version_of, done = old_store(tmp_path, "PRAGMA journal_mode = WAL"), tables.version_of, []
 
     def upgraded_right_after(connection):
         version = version_of(connection)
@@ -240,7 +240,7 @@ def test_another_process_that_upgrades_while_we_look_is_no_damage(tmp_path, monk
             TeacherStore(path).close()
         return version
 
-    monkeypatch.setattr(store_tables, "version_of", upgraded_right_after)
+    monkeypatch.setattr(tables, "version_of", upgraded_right_after)
     with TeacherStore(path) as store:
         assert store.meter() == (500, 0, 100, 4, "a reason")
     assert done == [2]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from run_pieces import ingested
+from run_pieces import ingested, run_states
 from two_agents import CLAUDE_ONLY, CODEX_ONLY, claude_session, tool_names, two_agents_run
 
 from composer_replication.teacher_replay.replay import request_of
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
-from composer_replication.teacher_replay.run_replay import Which, run_states
 from composer_replication.teacher_replay.teachers import read_teachers
 
 TEACHER = {"slug": "t", "base_url": "http://localhost:1/v1", "input_per_mtok": 1, "output_per_mtok": 1}
@@ -25,7 +24,7 @@ KEYS = {
 def requests_of(run):
     (teacher,) = read_teachers([TEACHER], environment={})
     builder = RequestBuilder(teacher, Settings())
-    return [request_of(builder, state) for state in run_states(run, Which())]
+    return [request_of(builder, state) for state in run_states(run)]
 
 
 @pytest.mark.parametrize("how", KEYS)
@@ -43,7 +42,7 @@ def test_requests_of_a_run_with_one_agent_keep_their_keys_and_bytes(tmp_path, ho
 
 def test_a_session_is_asked_about_with_the_tools_of_its_own_agent(tmp_path):
     sent = {}
-    for state in run_states(two_agents_run(tmp_path), Which()):
+    for state in run_states(two_agents_run(tmp_path)):
         sent.setdefault(state["session_id"], []).append(state["tools"])
     assert {identity: tool_names(tools[0]) for identity, tools in sent.items()} == {
         "aaaaaaaa-1111": ["Edit", "Read", "shell"],

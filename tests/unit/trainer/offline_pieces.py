@@ -7,11 +7,11 @@ from functools import cache
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, TrainingArguments
 
-from composer_replication.batch.render import Renderer
-from composer_replication.hint_generator import run_sites
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.runs import RunDir
+from composer_replication.runs import sites as site_rows
 from composer_replication.runs.conversations import to_row
-from composer_replication.trainer.logged_sessions import LoggedPair, LoggedSession, LoggedSessions
+from composer_replication.sessions.dataset import LoggedPair, LoggedSession, LoggedSessions
 from composer_replication.trainer.offline_trainer import OfflineTrainer
 from composer_replication.types import ErrorSite, Hint
 from session_pieces import Session
@@ -75,7 +75,7 @@ def sessions_of(*numbers, budget=512, made=None, **options) -> LoggedSessions:
 def write_run(folder, sessions):
     run = RunDir.create(folder)
     run.write_jsonl("conversations", (to_row(s.conversation) for s in sessions), schema="conversation", version=2)
-    sites = (run_sites.to_row(*each) for s in sessions for each in s.sites)
+    sites = (site_rows.to_row(*each) for s in sessions for each in s.sites)
     run.write_jsonl("sites", sites, schema="error_site", version=1, sources=["conversations"])
     pairs = (
         {"state_id": p.state_id, "conversation_id": s.conversation.id, "turn_number": p.turn_number, "chosen": p.chosen}

@@ -101,7 +101,7 @@ def test_a_turn_before_which_nothing_stands_is_no_target():
     batch = collator([{"turns": turns, "final_reward": 0.0}])
     assert decode(collator.renderer, batch["input_ids"][0].tolist()).startswith("First.\nQ0")
     assert marked(collator, batch) == "A0.\n"
-    assert dict(collator.counts) == {"turn_without_context": 1, "site_without_context": 1}
+    assert dict(collator.counts) == {"turn_nothing_before_it": 1, "site_nothing_before_it": 1}
 
 
 def test_a_turn_in_the_middle_that_is_too_long_is_context_and_counted_as_what_it_is():

@@ -14,11 +14,10 @@ from trl import GRPOTrainer
 from composer_replication import compose_loss
 from composer_replication.errors import AlignmentError, InputError
 from composer_replication.objective.row_weighting import RowWeighting
-from composer_replication.trainer.composer_rollouts import RolloutOptions
+from composer_replication.rollouts.channel import place_sites
+from composer_replication.rollouts.sites import RolloutOptions, TaughtTurn
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.data_collator import CollatorConfig, ComposerDataCollator
-from composer_replication.trainer.rollout_channel import place_sites
-from composer_replication.trainer.rollout_sites import TaughtTurn
 from rollouts.tiny_policy import ScriptedGeneration, load_tokenizer, save_policy
 from rollouts.trainers import light_process, make, questions, quick_config, spy, weights
 
@@ -198,7 +197,7 @@ def test_a_rollout_that_trl_masks_is_not_taught(policy: Path, tmp_path: Path) ->
         trainer = scripted(policy, tmp_path / str(masked), settings, alpha_sdpo=1.0)
         ScriptedGeneration(trainer, cut)
         trainer.train()
-        found[masked] = trainer.site_counts
+        found[masked] = trainer.sampling.site_counts
     assert found[False]["dropped:masked_by_trl"] == 0
     assert found[True]["dropped:masked_by_trl"] == 1
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.trainer.diagnosis import diagnose, findings
+from composer_replication.trainer.watch.diagnosis import diagnose, findings
 
 HEALTHY = [
     {
@@ -110,7 +110,7 @@ def test_a_healthy_run_has_no_diagnosis() -> None:
 
 
 def test_every_rule_has_both_histories() -> None:
-    from composer_replication.trainer import diagnosis
+    from composer_replication.trainer.watch import diagnosis
 
     assert list(SPEAKS) == list(SILENT) == list(diagnosis._RULES)
 
@@ -185,7 +185,7 @@ def test_a_metric_that_was_not_logged_says_nothing() -> None:
 
 
 def test_a_running_run_is_told_each_reason_once_and_the_end_sums_up() -> None:
-    from composer_replication.trainer.alarm_diagnosis import RunDiagnosis
+    from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
 
     told: list[str] = []
     callback = RunDiagnosis(every=4, say=told.append)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.dynamic_sampling import (
+from composer_replication.rollouts.resample import (
     Drawn,
     equal_reward_groups,
     group_advantages,

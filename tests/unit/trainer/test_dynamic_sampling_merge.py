@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.dynamic_sampling_merge import merge_groups
+from composer_replication.rollouts.merge import ImagesBySample, merge_groups
 
 PAD = 99
 PER_TOKEN = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
@@ -143,7 +144,8 @@ def test_images_go_with_their_rollouts() -> None:
         count = int(grids.prod(-1).sum())
         batch |= {"pixel_values": first + torch.arange(count).float()[:, None].repeat(1, 3)}
         batch |= {"image_grid_thw": grids, "num_images": images}
-    merged = merge_groups(one, other, [(0, 0)], 2, pad_id=PAD)
+    images = ImagesBySample(split_pixel_values_by_grid, unsplit_pixel_values_by_grid)
+    merged = merge_groups(one, other, [(0, 0)], 2, pad_id=PAD, images=images)
     assert merged["num_images"] == [1, 2, 2, 1]
     # Images have 1, 2, 1, ... rows: the old ones of rows 2 and 3 begin at their row 1.
     assert merged["pixel_values"][:, 0].tolist() == [100, 101, 102, 103, 1, 2, 3, 4, 5]

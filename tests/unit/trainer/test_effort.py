@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.effort import Effort, EffortWeights, effort_cost, effort_penalty_reward
+from composer_replication.rollouts.effort import Effort, EffortWeights, effort_cost, effort_penalty_reward
 
 ROUNDING = 1e-12
 efforts = st.floats(0, 1e6)

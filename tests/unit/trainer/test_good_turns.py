@@ -8,8 +8,8 @@ import pytest
 from offline_pieces import logged, renderer, sessions_of, site, write_run
 from render_checks import decode
 
-from composer_replication.trainer.good_turns import good_turns
-from composer_replication.trainer.logged_sessions import LoggedPair, LoggedSession, LoggedSessions
+from composer_replication.sessions.dataset import LoggedPair, LoggedSession, LoggedSessions
+from composer_replication.sessions.good_turns import good_turns
 from session_pieces import Session
 
 

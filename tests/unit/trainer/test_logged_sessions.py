@@ -8,14 +8,14 @@ import pytest
 import torch
 from offline_pieces import HINTS, hint_of, logged, renderer, sessions_of, site, tiny, write_run
 
+from composer_replication.batch.session_batch import SiteHint, TokenPair, session_batches
 from composer_replication.errors import ArtefactNotFoundError, InputError, StaleArtefactError
 from composer_replication.objective import hint_proof
 from composer_replication.objective.reference import with_reference
-from composer_replication.objective.session_batch import SiteHint, TokenPair, session_batches
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import to_row
-from composer_replication.trainer import offline_proof
-from composer_replication.trainer.logged_sessions import LoggedPair, LoggedSession, LoggedSessions
+from composer_replication.sessions import proof as offline_proof
+from composer_replication.sessions.dataset import LoggedPair, LoggedSession, LoggedSessions
 from session_pieces import Session
 
 

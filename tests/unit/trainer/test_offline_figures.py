@@ -9,8 +9,8 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig
 
 from composer_replication import compose_loss
+from composer_replication.batch.packed_batch import pack_batches
 from composer_replication.errors import ConfigError
-from composer_replication.objective.packed_batch import pack_batches
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.teachers import TeacherKeeper
 

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from composer_replication.errors import ConfigError, StaleArtefactError
 from composer_replication.objective.compose import compose_loss
+from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.logged_sessions import LoggedSessions
-from composer_replication.trainer.offline_memory import StepSettings, parts_of, shape_of
-from composer_replication.trainer.offline_model import prepare_model
 from composer_replication.trainer.offline_trainer import OfflineTrainer
+from composer_replication.trainer.start_model import prepare_model
+from composer_replication.trainer.watch.step_memory import StepSettings, parts_of, shape_of
 
 PAIRS = ChannelSettings(alpha_sdpo=0.0, beta_replay=1.0, replay_dpo_beta=1.0)
 BF16 = {"bf16": True}

@@ -9,12 +9,12 @@ import torch
 from offline_pieces import arguments, logged, sessions_of, tiny, trainer_of
 
 from composer_replication import compose_loss
+from composer_replication.batch.packed_batch import denominators_of, pack_batches
+from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import ConfigError, InactiveChannelError, InputError, MissingExtraError
-from composer_replication.objective.components import CHANNELS
-from composer_replication.objective.packed_batch import denominators_of, pack_batches
 from composer_replication.objective.teachers import WeightedTeacher
 from composer_replication.runs.journal import read_journal
-from composer_replication.trainer import offline_model
+from composer_replication.trainer import start_model
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.offline_trainer import OfflineTrainer
 from composer_replication.trainer.teachers import TeacherKeeper
@@ -285,10 +285,10 @@ def test_every_log_call_is_a_line_of_the_metrics_file(tmp_path):
 
 
 def test_four_bits_without_bitsandbytes_is_an_error_with_the_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(offline_model, "available", lambda name: name != "bitsandbytes")
+    monkeypatch.setattr(start_model, "available", lambda name: name != "bitsandbytes")
     with pytest.raises(MissingExtraError, match="pip install bitsandbytes"):
         OfflineTrainer("model", arguments(tmp_path), sessions_of(0), quantization="4bit")
-    monkeypatch.setattr(offline_model, "available", lambda name: True)
+    monkeypatch.setattr(start_model, "available", lambda name: True)
     with pytest.raises(ConfigError, match="name or folder"):
         trainer_of(tmp_path, sessions_of(0), quantization="4bit", peft_config=lora())
     with pytest.raises(ConfigError, match="cannot be trained"):

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from render_checks import decode
 
-from composer_replication.batch.render import Renderer
-from composer_replication.batch.thinking import ThinkingRules
-from composer_replication.trainer.logged_sessions import LoggedPair, LoggedSession, LoggedSessions
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.batch.render.thinking import ThinkingRules
+from composer_replication.sessions.dataset import LoggedPair, LoggedSession, LoggedSessions
+from composer_replication.types import Action
 from session_pieces import Session
 from tokenizer_assets import load
 
@@ -54,3 +55,13 @@ def test_thoughts_of_both_sides_are_compared_where_both_may_be_learned():
     assert before == same
     assert yes == "Zorro says yes.\n</think>\n\nYes.<|end|>"
     assert no == "Zorro says no.\n</think>\n\nNo.<|end|>"
+
+
+def test_an_action_is_rendered_as_it_is_and_not_as_its_text_would_be_read():
+    renderer = Renderer(load("thinker"), thinking=ThinkingRules(student_models=("*",)))
+    said = "[THINKING] is how the log marks it.\nYes."
+    session = logged(said)
+    (pair,) = session.pairs
+    session = replace(session, pairs=[pair._replace(action=Action(text=said, calls=()))])
+    found = LoggedSessions.from_sessions([session], renderer, budget=512)
+    assert sides(renderer, found)[0][1].endswith(f"{said}<|end|>")

@@ -13,14 +13,14 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds, pair_ids
-from composer_replication.batch.render import Renderer
-from composer_replication.batch.thinking import ThinkingRules
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.batch.tree import build_tree
 from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, UnsupportedModelError
 from composer_replication.objective.fingerprint import fingerprint_of, precision_of, weights_digest
 from composer_replication.objective.reference import response_logprobs
-from composer_replication.trainer import reference
-from composer_replication.trainer.reference import ReferenceLogprobs, precompute_ref_logprobs
+from composer_replication.sessions import reference
+from composer_replication.sessions.reference import ReferenceLogprobs, precompute_ref_logprobs
 from composer_replication.types import Turn
 from tokenizer_assets import load
 

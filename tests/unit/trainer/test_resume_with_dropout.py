@@ -11,10 +11,10 @@ import torch
 from offline_pieces import logged, sessions_of, tiny, trainer_of
 from peft import LoraConfig
 
-from composer_replication.batch.render import Renderer
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.logged_sessions import LoggedSessions
 from composer_replication.trainer.teachers import TeacherKeeper
 from rollouts.tiny_policy import load_tokenizer, save_policy
 from rollouts.trainers import by_first_token, light_process, make, questions, quick_config

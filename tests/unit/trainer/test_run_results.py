@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from composer_replication.trainer.run_parts import held_out_rows
-from composer_replication.trainer.run_results import channel_results, metric_names
+from composer_replication.trainer.from_config.parts import held_out_rows
+from composer_replication.trainer.from_config.results import channel_results, metric_names
 
 
 def test_a_channels_steps_are_those_since_the_line_before():

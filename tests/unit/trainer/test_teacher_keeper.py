@@ -10,7 +10,7 @@ from offline_pieces import tiny
 
 from composer_replication.errors import InputError, StaleArtefactError
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.logged_sampler import CyclingSampler
+from composer_replication.trainer.composer.logged import CyclingSampler
 from composer_replication.trainer.teachers import TeacherKeeper
 
 

@@ -10,14 +10,15 @@ import pytest
 from offline_pieces import logged
 
 from composer_replication.actions.write import thinking_comes_late
-from composer_replication.batch.render import THINKING_COMES_LATE, WITHOUT_ANSWER, Renderer
-from composer_replication.batch.thinking import ThinkingRules
+from composer_replication.batch.render.renderer import THINKING_COMES_LATE, WITHOUT_ANSWER, Renderer
+from composer_replication.batch.render.thinking import ThinkingRules
+from composer_replication.config import ReplayConfig
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
-from composer_replication.teacher_replay.run_replay import Which, run_states
-from composer_replication.trainer.good_turns import good_turns
-from composer_replication.trainer.logged_sessions import LoggedSession
+from composer_replication.sessions.dataset import LoggedSession
+from composer_replication.sessions.good_turns import good_turns
+from composer_replication.steps.states import RunStates
 from composer_replication.types import Conversation, ToolCall, ToolResult, Turn
 from session_pieces import HERE, Session
 from tokenizer_assets import load
@@ -43,7 +44,7 @@ def test_words_of_the_harness_in_the_models_place_are_context_and_nobodys_action
     run, (conversation,) = ingested(tmp_path, {"s.jsonl": "".join(json.dumps(each) + "\n" for each in records)})
     assert [turn.origin for turn in conversation.turns] == ["human", "model", "meta"]
     assert good_turns(LoggedSession(conversation=conversation)).good == {"m1"}
-    assert [state["state_id"] for state in run_states(run, Which())] == ["s::0000"]
+    assert [each.state["state_id"] for each in RunStates(ReplayConfig(), run).read()] == ["s::0000"]
 
 
 def test_two_answers_to_one_question_are_two_sessions(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.loss.linear import products
-from composer_replication.loss.linear.operands import Operands
+from composer_replication.loss.linear.head import Operands
 from composer_replication.loss.linear.tiles import TilePlan
 
 # (tile, logits_nV, where its logit gradient goes or None, scratch tiles) -> None

@@ -86,6 +86,31 @@ class TeacherTerm:
         return replace(self, hidden=self.hidden.detach(), head=self.head.detached())
 
 
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """Hidden rows and head, ready for matrix products; gradients are cast back to the originals' dtypes."""
+
+    hidden: Tensor
+    head: LinearHead
+
+
+def prepare_operands(hidden_NH: Tensor, head: LinearHead) -> Operands:
+    """Detach both; under autocast cast both to its dtype, as the model's own head would be."""
+    hidden, head = hidden_NH.detach(), head.detached()
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+        hidden, head = hidden.to(dtype), replace(head, weight=head.weight.to(dtype))
+    return Operands(hidden.contiguous(), replace(head, weight=head.weight.contiguous()))
+
+
+def prepared_term(term: TeacherTerm) -> TeacherTerm:
+    if term.hidden is None or term.head is None:
+        return term
+    operands = prepare_operands(term.hidden, term.head)
+    return TeacherTerm(operands.hidden, operands.head, term.coefficient)
+
+
 def check_rows_and_head(hidden: Tensor, head: LinearHead, name: str) -> None:
     """hidden is (N, H) in the head's dtype, on its device; the bias, if any, is (V,)."""
     weight, bias = head.weight, head.bias
@@ -134,3 +159,8 @@ def check_teacher_terms(terms: Sequence[TeacherTerm], num_rows: int, vocab: int)
                     expected=f"{(num_rows, vocab)}, the student's",
                 )
             )
+
+
+def check_row_vector(values: Tensor, hidden_NH: Tensor, name: str) -> None:
+    if values.shape != hidden_NH.shape[:1]:
+        raise ShapeError(explain(f"{name} shape", got=tuple(values.shape), expected=f"({hidden_NH.shape[0]},)"))

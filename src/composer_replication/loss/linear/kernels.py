@@ -1,4 +1,4 @@
-"""Which row losses have a Triton kernel, and how to call it; Triton itself is imported on first use on a GPU."""
+"""How to call a Triton kernel of a row loss; Triton itself is imported on first use on a GPU."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from torch import Tensor
 
 from composer_replication.errors import InputError, explain
 from composer_replication.loss import rows
-from composer_replication.loss.entropy_opd import EntropyGate
-from composer_replication.loss.jsd import JSD
-from composer_replication.loss.taid import CrossEntropyToTeacher
 
 Backend = Literal["auto", "torch", "triton"]
 BACKENDS = ("auto", "torch", "triton")
@@ -82,22 +79,6 @@ def wants_triton(backend: str, operand: Tensor) -> bool:
 @cache
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
-
-
-def divergence_kernel(divergence: rows.Divergence, vocab: int) -> DivergenceKernel | None:
-    """The kernel of this divergence, or None where only the torch formula exists (top-k variants, custom ones).
-
-    The exact type decides: a subclass may have changed the formula.
-    """
-    if type(divergence) is JSD and divergence.top_k is None:
-        mode = {0.0: "kl_ts", 1.0: "kl_st"}.get(divergence.beta, "jsd")
-        return DivergenceKernel(mode, beta=divergence.beta, temperature=divergence.temperature)
-    if type(divergence) is CrossEntropyToTeacher:
-        return DivergenceKernel("cross_entropy")
-    if type(divergence) is EntropyGate and divergence.gate == "soft":
-        scale = divergence.entropy_scale(vocab)
-        return DivergenceKernel("entropy_soft", temperature=divergence.temperature, entropy_scale=scale)
-    return None
 
 
 def token_stats(logits_nV: Tensor, token_ids_n: Tensor) -> TokenStats:

@@ -17,12 +17,15 @@ from composer_replication.loss import rows
 from composer_replication.loss.linear import kernels, products
 from composer_replication.loss.linear.deferred import check_now_or_after_backward
 from composer_replication.loss.linear.gradients import Wanted, accumulate_gradients, visit_tiles
-from composer_replication.loss.linear.head import LinearHead, check_rows_and_head
-from composer_replication.loss.linear.operands import Operands, prepare_operands
-from composer_replication.loss.linear.saved import with_tensors, without_tensors
-from composer_replication.loss.linear.tile_losses import ChosenTokens
+from composer_replication.loss.linear.head import (
+    LinearHead,
+    Operands,
+    check_row_vector,
+    check_rows_and_head,
+    prepare_operands,
+)
+from composer_replication.loss.linear.tile_losses import ChosenTokens, with_tensors, without_tensors
 from composer_replication.loss.linear.tiles import TilePlan, plan_tiles
-from composer_replication.loss.linear.weighted import check_row_vector
 
 
 def linear_token_logprobs(

@@ -18,13 +18,14 @@ from composer_replication.loss.linear.gradients import visit_tiles
 from composer_replication.loss.linear.head import (
     LinearHead,
     TeacherTerm,
+    check_row_vector,
     check_rows_and_head,
     check_teacher_terms,
+    prepare_operands,
+    prepared_term,
 )
-from composer_replication.loss.linear.operands import prepare_operands
 from composer_replication.loss.linear.tile_losses import ChosenTokens, num_term_tiles, sum_of_terms
 from composer_replication.loss.linear.tiles import plan_tiles
-from composer_replication.loss.linear.weighted import check_row_vector, prepared_term
 
 
 class RowStats(NamedTuple):

@@ -15,22 +15,33 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from composer_replication.errors import ShapeError, explain
 from composer_replication.loss import rows
+from composer_replication.loss.entropy_opd import EntropyGate
+from composer_replication.loss.jsd import JSD
 from composer_replication.loss.linear import kernels, products
 from composer_replication.loss.linear.deferred import check_now_or_after_backward
 from composer_replication.loss.linear.gradients import Gradients, Wanted, accumulate_gradients
 from composer_replication.loss.linear.head import (
     LinearHead,
+    Operands,
     TeacherTerm,
+    check_row_vector,
     check_rows_and_head,
     check_teacher_terms,
+    prepare_operands,
+    prepared_term,
 )
-from composer_replication.loss.linear.operands import Operands, prepare_operands
-from composer_replication.loss.linear.saved import with_tensors, without_tensors
-from composer_replication.loss.linear.tile_losses import ChosenTokens, CrossEntropyTile, DivergenceTile, TileLoss
+from composer_replication.loss.linear.tile_losses import (
+    ChosenTokens,
+    CrossEntropyTile,
+    DivergenceTile,
+    TileLoss,
+    with_tensors,
+    without_tensors,
+)
 from composer_replication.loss.linear.tiles import TilePlan, plan_tiles
 from composer_replication.loss.lm_ce import check_label_smoothing
+from composer_replication.loss.taid import CrossEntropyToTeacher
 
 
 class LinearLoss(NamedTuple):
@@ -63,7 +74,7 @@ def linear_divergence(
         rows.check_positive(token_clip, "token_clip")
     student = prepare_operands(hidden_NH, head)
     terms = tuple(prepared_term(term) for term in teacher_terms)
-    kernel = kernels.divergence_kernel(divergence, vocab) if kernels.wants_triton(backend, student.hidden) else None
+    kernel = divergence_kernel(divergence, vocab) if kernels.wants_triton(backend, student.hidden) else None
     tile_loss = DivergenceTile(divergence, terms, token_clip, kernel)
     return _weighted_sum(hidden_NH, head, student, tile_loss, row_weights, token_clip, tile_rows)
 
@@ -89,16 +100,20 @@ def linear_cross_entropy(
     return _weighted_sum(hidden_NH, head, student, tile_loss, row_weights, None, tile_rows)
 
 
-def check_row_vector(values: Tensor, hidden_NH: Tensor, name: str) -> None:
-    if values.shape != hidden_NH.shape[:1]:
-        raise ShapeError(explain(f"{name} shape", got=tuple(values.shape), expected=f"({hidden_NH.shape[0]},)"))
+def divergence_kernel(divergence: rows.Divergence, vocab: int) -> kernels.DivergenceKernel | None:
+    """The kernel of this divergence, or None where only the torch formula exists (top-k variants, custom ones).
 
-
-def prepared_term(term: TeacherTerm) -> TeacherTerm:
-    if term.hidden is None or term.head is None:
-        return term
-    operands = prepare_operands(term.hidden, term.head)
-    return TeacherTerm(operands.hidden, operands.head, term.coefficient)
+    The exact type decides: a subclass may have changed the formula.
+    """
+    if type(divergence) is JSD and divergence.top_k is None:
+        mode = {0.0: "kl_ts", 1.0: "kl_st"}.get(divergence.beta, "jsd")
+        return kernels.DivergenceKernel(mode, beta=divergence.beta, temperature=divergence.temperature)
+    if type(divergence) is CrossEntropyToTeacher:
+        return kernels.DivergenceKernel("cross_entropy")
+    if type(divergence) is EntropyGate and divergence.gate == "soft":
+        scale = divergence.entropy_scale(vocab)
+        return kernels.DivergenceKernel("entropy_soft", temperature=divergence.temperature, entropy_scale=scale)
+    return None
 
 
 def _weighted_sum(

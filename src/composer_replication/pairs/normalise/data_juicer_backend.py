@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import available, require
-from composer_replication.pairs.normalise.ranges import Judge
+from composer_replication.pairs.normalise.operators import Judge
 from composer_replication.pairs.normalise.recipe import Step, refuse
 
 EXTRA = "replaysim"

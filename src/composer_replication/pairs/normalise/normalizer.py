@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from composer_replication.errors import InputError, explain
 from composer_replication.pairs.normalise.data_juicer_backend import data_juicer_judge
-from composer_replication.pairs.normalise.operators import native_judge
+from composer_replication.pairs.normalise.operators import Judge, native_judge
 from composer_replication.pairs.normalise.pair_texts import check_pair, pair_text
-from composer_replication.pairs.normalise.ranges import Judge
 from composer_replication.pairs.normalise.recipe import Recipe, Step, read_recipe
 from composer_replication.types import DPOPair, Message
 

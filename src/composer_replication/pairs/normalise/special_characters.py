@@ -1,4 +1,4 @@
-"""special_characters_filter: the share of a text that is neither letter nor sign of a script.
+"""The characters that special_characters_filter counts: what is neither letter nor sign of a script.
 
 Special is every ASCII punctuation mark, digit and blank, every emoji that is one code point, and a list of further
 signs that also holds a few letters. So the digits and operators of a calculation count in full: see
@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import re
 import string
-from dataclasses import dataclass
-
-from composer_replication.pairs.normalise.ranges import Judge, RangeFilter
 
 # Every code point beyond ASCII that data-juicer 1.6.1 (with emoji 2.2.0) counts as special, found by asking its filter
 # about each; `make test-replaysim` asks again.
@@ -54,17 +51,6 @@ ORDINARY = rf"(?:[^{_FIRST_PLANE}{_ANY_BEYOND}]|(?=[{_ANY_BEYOND}])[^{_BEYOND}])
 """The pattern of one character that is not special."""
 
 _SPECIAL = re.compile(rf"[{_FIRST_PLANE}]+|(?=[{_ANY_BEYOND}])[{_BEYOND}]+")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpecialCharactersFilter(RangeFilter):
-    """Keeps a text whose share of special characters is `min_ratio` to `max_ratio`."""
-
-    min_ratio: float | None = 0.0
-    max_ratio: float | None = 0.25
-
-    def judge(self) -> Judge:
-        return lambda text: self.is_kept(special_ratio(text), self.min_ratio, self.max_ratio)
 
 
 def special_ratio(text: str) -> float:

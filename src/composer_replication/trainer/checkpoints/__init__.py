@@ -1,13 +1,26 @@
-"""Checkpoints that are complete or passed over, hold no pickle, and let a run go on bit for bit."""
+"""Checkpoints that are complete or passed over, hold no pickle, and let a run go on bit for bit.
 
-from composer_replication.trainer.checkpoints.identity import weights_digest
+run_checkpoints  one run's: what a Trainer does otherwise when it saves and loads
+identity         which model a checkpoint belongs to
+contents         what a checkpoint may hold
+manifest         what makes one complete: its files and their hashes
+resume           which checkpoint a run goes on from, and whether it is one of this run's
+tensor_file      safetensors, written tensor by tensor
+tree_file        a tree of plain values and tensors as two files
+weights          weights and the optimiser's state, whole or sharded
+rng              every random number generator of a process
+data_cursor      where a run is in its data
+save_attempt     one try at saving, agreed on by all processes
+rotation         old checkpoints make room for new ones
+stopping         a signal ends training after the step at hand
+"""
+
+from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.trainer.checkpoints.manifest import check_manifest, newest_complete, write_manifest
-from composer_replication.trainer.checkpoints.mixin import SafeCheckpoints
 from composer_replication.trainer.checkpoints.rng import rng_tree, set_rng_tree
 from composer_replication.trainer.checkpoints.tree_file import load_tree, save_tree
 
 __all__ = [
-    "SafeCheckpoints",
     "check_manifest",
     "load_tree",
     "newest_complete",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from composer_replication.errors import StaleArtefactError, explain
+from composer_replication.objective.fingerprint import bare_name, weights_digest
 from composer_replication.objective.wrapped import unwrapped
 
 # What a config says about how a model is run, and what the trainer itself sets in it.
@@ -27,10 +26,6 @@ _VOLATILE = {
     "pad_token_id",
 }
 _ADAPTER_VOLATILE = {"base_model_name_or_path", "revision", "inference_mode", "auto_mapping"}
-# Wrappers put their own steps into parameters' names.
-_WRAPPER_STEPS = ("_orig_mod.", "_checkpoint_wrapped_module.", "module._fsdp_wrapped_module.")
-_SAMPLED_TENSORS = 64
-_SAMPLED_VALUES = 4096
 _MAX_NAMED = 6
 
 
@@ -45,25 +40,11 @@ def model_identity(model: nn.Module) -> dict[str, Any]:
         "config": _plain(config.to_dict(), _VOLATILE) if hasattr(config, "to_dict") else {},
         "adapters": {name: _plain(each.to_dict(), _ADAPTER_VOLATILE) for name, each in adapters.items()},
         "parameters": {
-            _bare_name(name): f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}"
+            bare_name(name): f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}"
             for name, each in bare.named_parameters()
         },
-        "base_weights": _base_sample(bare) if adapters else None,
+        "base_weights": weights_digest(bare) if adapters else None,
     }
-
-
-def weights_digest(model: nn.Module) -> str:
-    """A digest of some values of every parameter: the same for the same weights, on any device, wrapped or not.
-
-    Of a sharded parameter the part on this process is read, since all processes would have to gather the whole at the
-    same moment: compare such a digest with one of the same process and the same sharding. A parameter on the meta
-    device counts with its name, dtype and shape.
-    """
-    digest = hashlib.sha256()
-    for name, tensor in sorted(unwrapped(model).named_parameters(), key=lambda item: _bare_name(item[0])):
-        local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        digest.update(_sample(name, local))
-    return digest.hexdigest()
 
 
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
@@ -94,33 +75,6 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
             yield f"parameter {name}: {old.get(name, 'none')} in the checkpoint, {new.get(name, 'none')} in use"
     if saved["base_weights"] != now["base_weights"]:
         yield "other frozen weights below the adapter than those it was trained on"
-
-
-def _base_sample(model: nn.Module) -> str:
-    """A digest of some values of some frozen tensors: reading all of a large base at every start would take long."""
-    frozen = [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
-    digest = hashlib.sha256()
-    for name, tensor in frozen[:: max(1, len(frozen) // _SAMPLED_TENSORS)]:
-        whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # pyright: ignore
-        digest.update(_sample(name, whole))
-    return digest.hexdigest()
-
-
-def _sample(name: str, tensor: Tensor) -> bytes:
-    """A tensor's name, dtype and shape, and values of it that are evenly spread."""
-    head = f"{_bare_name(name)} {tensor.dtype} {list(tensor.shape)}\n".encode()
-    if tensor.is_meta or not tensor.numel():
-        return head
-    values = tensor.detach().reshape(-1)
-    # An odd step: one that divides the length of the rows would read the same few columns of each.
-    values = values[:: max(1, values.numel() // _SAMPLED_VALUES) | 1].contiguous().cpu()
-    return head + values.view(torch.uint8).numpy().tobytes()
-
-
-def _bare_name(name: str) -> str:
-    for step in _WRAPPER_STEPS:
-        name = name.replace(step, "")
-    return name
 
 
 def _plain(settings: Mapping[str, Any], volatile: set[str]) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from composer_replication.trainer.checkpoints.contents import (
 
 MANIFEST = "manifest.json"
 _SCHEMA = "composer_replication.checkpoint"
-_VERSION = 1
+_VERSION = 2
+SAMPLED = 1
+"""The version whose `base_weights` is a digest of some values, which nothing can be compared with any more."""
 _FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]*)(\.replaced)?")
 
 _log = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ArtefactNotFoundError(message) from error
     except (ValueError, OSError) as error:
         raise ArtefactCorruptError(explain(str(path), got=str(error), expected="a JSON object")) from error
-    if (fields.get("schema"), fields.get("version")) != (_SCHEMA, _VERSION):
+    if fields.get("schema") != _SCHEMA or fields.get("version") not in (SAMPLED, _VERSION):
         got = f"schema {fields.get('schema')} version {fields.get('version')}"
         raise ArtefactCorruptError(explain(str(path), got=got, expected=f"{_SCHEMA} version {_VERSION}"))
     check_fields(fields, str(path))

@@ -14,14 +14,15 @@ from composer_replication.errors import (
     StaleArtefactError,
     explain,
 )
-from composer_replication.trainer.checkpoints.agreement import most_anywhere
 from composer_replication.trainer.checkpoints.identity import check_identity
 from composer_replication.trainer.checkpoints.manifest import (
+    SAMPLED,
     check_manifest,
     checkpoints_in,
     newest_complete,
     read_manifest,
 )
+from composer_replication.trainer.checkpoints.save_attempt import most_anywhere
 
 # Buffers and generators belong to a process; what is skipped in the data, to the size of a batch.
 _SIZES_OF_WHAT_IS_SKIPPED = {"per_device_train_batch_size", "gradient_accumulation_steps", "num_examples"}
@@ -61,8 +62,13 @@ def checkpoint_to_resume(trainer: Any, wanted: bool | str | Path | None) -> Path
 
 def check_fits(trainer: Any, folder: Path, identity: dict[str, Any], geometry: dict[str, Any]) -> None:
     """Raise StaleArtefactError if the checkpoint is another model's, or its place in the data means nothing here."""
-    about = read_manifest(folder)["about"]
-    check_identity(about["model"], identity, folder)
+    manifest = read_manifest(folder)
+    about = manifest["about"]
+    model: dict[str, Any] = about["model"]
+    if manifest["version"] == SAMPLED and model["base_weights"] is not None:
+        _log.warning("%s is of an earlier version: that the weights below its adapter are these is not checked", folder)
+        model = model | {"base_weights": identity["base_weights"]}
+    check_identity(model, identity, folder)
     if about["weights_only"]:
         fix = "Save with save_only_model=False what is to be resumed."
         message = explain(f"checkpoint {folder}", got="weights only", expected="optimiser and data too", fix=fix)

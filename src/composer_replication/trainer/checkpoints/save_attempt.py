@@ -10,9 +10,18 @@ from collections.abc import Generator
 from pathlib import Path
 
 import torch
+from torch import distributed
 
 from composer_replication.errors import ComposerError, RunError, explain
-from composer_replication.trainer.checkpoints.agreement import most_anywhere
+
+
+def most_anywhere(value: int, device: torch.device | str) -> int:
+    """The largest `value` of all processes; also a point that none passes before all have reached it."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return value
+    agreed = torch.tensor([value], device=device)
+    distributed.all_reduce(agreed, op=distributed.ReduceOp.MAX)
+    return int(agreed.item())
 
 
 class SaveAttempt:

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
-from composer_replication.trainer.checkpoints.agreement import most_anywhere
+from composer_replication.trainer.checkpoints.save_attempt import most_anywhere
 
 
 class StopRequest:

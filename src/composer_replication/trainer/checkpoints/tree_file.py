@@ -1,15 +1,30 @@
-"""A tree of plain values and tensors as two files, safetensors and JSON, whole or not at all."""
+"""A tree of plain values and tensors as two files, safetensors and JSON, whole or not at all.
+
+Leaves that JSON holds exactly (None, booleans, text, finite floats, integers of 64 bits) and lists stand as they are.
+Everything else is an object with one key, which names its kind:
+
+    {"dict": [[key, value], ...]}  order kept; keys are leaves or tuples of leaves, so 1 and "1" are two keys
+    {"tuple": [...]}
+    {"tensor": name}               its bytes are in the table of tensors, by this name
+    {"float": 16 hex digits}       NaN and infinities, bit for bit
+    {"int": decimal text}          beyond 64 bits
+    {"text": hex of UTF-8}         with lone surrogates, which JSON cannot hold
+"""
 
 from __future__ import annotations
 
+import math
+import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import torch
+from torch import Tensor
 
 from composer_replication.atomic import commit_together, staged
 from composer_replication.canonical_json import decode_object, encode
-from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, explain
+from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, InputError, explain
 from composer_replication.trainer.checkpoints.tensor_file import raw_dtypes, read_tensors, write_tensors
-from composer_replication.trainer.checkpoints.tree_codec import TreeDecoder, TreeEncoder
 
 _SCHEMA = "composer_replication.tree"
 _VERSION = 1
@@ -59,3 +74,104 @@ def load_tree(folder: Path, name: str, *, device: str = "cpu") -> Any:
 def has_tree(folder: Path, name: str) -> bool:
     """Whether `save_tree` wrote a tree of this name here."""
     return (Path(folder) / f"{name}.json").is_file()
+
+
+_PLAIN_TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_KEYS = (str, int, float, type(None))  # bool is an int
+
+
+class TreeEncoder:
+    """Collects the tensors of a tree while it turns the tree into JSON."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self.tensors: dict[str, Tensor] = {}
+
+    def encode(self, value: Any, path: str = "") -> object:
+        if isinstance(value, Tensor):
+            return {"tensor": self._add(value, path)}
+        if isinstance(value, dict):
+            items = cast("dict[Any, Any]", value).items()
+            return {"dict": [[self._key(key, path), self.encode(each, _below(path, key))] for key, each in items]}
+        if isinstance(value, list | tuple):
+            each = [self.encode(item, _below(path, index)) for index, item in enumerate(cast("list[Any]", value))]
+            return {"tuple": each} if isinstance(value, tuple) else each
+        if isinstance(value, _KEYS):
+            return _leaf(value)
+        raise self._refuse(path, type(value).__name__, "None, bool, int, float, str, dict, list, tuple or tensor")
+
+    def _key(self, key: Any, path: str) -> object:
+        if isinstance(key, tuple):
+            return {"tuple": [self._key(each, path) for each in cast("tuple[Any, ...]", key)]}
+        if isinstance(key, _KEYS):
+            return _leaf(key)
+        raise self._refuse(path, f"a key of type {type(key).__name__}", "keys of text, numbers, None or tuples of them")
+
+    def _add(self, tensor: Tensor, path: str) -> str:
+        if type(tensor) not in _PLAIN_TENSORS:
+            fix = "A sharded tensor is gathered first (full_tensor(), or a full state dict)."
+            raise self._refuse(path, f"a tensor of class {type(tensor).__name__}", "a plain tensor", fix)
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout} and {tensor.dtype}"
+            raise self._refuse(path, f"a tensor {kind}", "a dense tensor with values")
+        name = f"{len(self.tensors)} {path}"  # the number keeps names apart, the path is for whoever looks inside
+        self.tensors[name.encode("utf-8", "replace").decode()] = tensor.detach()
+        return next(reversed(self.tensors))
+
+    def _refuse(self, path: str, got: str, expected: str, fix: str = "") -> InputError:
+        return InputError(explain(f"{self._where}, at {path or 'the root'!r}", got=got, expected=expected, fix=fix))
+
+
+class TreeDecoder:
+    """Turns the JSON of a TreeEncoder back into the tree."""
+
+    def __init__(self, where: str, tensors: dict[str, Tensor]) -> None:
+        self._where = where
+        self._tensors = tensors
+
+    def decode(self, node: Any) -> Any:
+        if isinstance(node, list):
+            return [self.decode(each) for each in cast("list[Any]", node)]
+        if not isinstance(node, dict):
+            return node
+        try:
+            (kind, content), *more = cast("dict[str, Any]", node).items()
+            if not more:
+                return self._tagged(kind, content)
+        except (ValueError, TypeError, KeyError, struct.error) as error:
+            got = f"{node!r:.80} ({error!r})"
+            raise ArtefactCorruptError(explain(self._where, got=got, expected="what save_tree writes")) from error
+        raise ArtefactCorruptError(explain(self._where, got=f"{node!r:.80}", expected="one kind per object"))
+
+    def _tagged(self, kind: str, content: Any) -> Any:
+        if kind == "dict":
+            return {self.decode(key): self.decode(value) for key, value in content}
+        if kind == "tuple":
+            return tuple(self.decode(each) for each in content)
+        if kind == "tensor":
+            return self._tensors[content]
+        if kind == "float":
+            return struct.unpack(">d", bytes.fromhex(content))[0]
+        if kind == "int":
+            return int(content)
+        if kind == "text":
+            return bytes.fromhex(content).decode("utf-8", "surrogatepass")
+        raise KeyError(kind)
+
+
+def _leaf(value: Any) -> object:
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return int(value) if -(2**63) <= value < 2**63 else {"int": str(int(value))}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": struct.pack(">d", value).hex()}
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return {"text": value.encode("utf-8", "surrogatepass").hex()}
+    return str(value)
+
+
+def _below(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)

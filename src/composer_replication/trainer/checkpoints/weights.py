@@ -1,6 +1,7 @@
 """Weights of a checkpoint: `save_pretrained` writes them, and every one of them must find its place again.
 
-Under an adapter only the adapter is saved. Under FSDP2 whole weights are gathered, and spread again from process 0.
+Under an adapter only the adapter is saved. Under FSDP2 whole weights are gathered, and spread again from process 0; so
+is the optimiser's state, which is kept by number of parameter where the model is whole and by name where it is sharded.
 """
 
 from __future__ import annotations
@@ -136,3 +137,29 @@ def _untied(model: Any, wanted: dict[str, Tensor], seen: set[str]) -> set[str]:
 def _other_weights(folder: Path, got: str) -> StaleArtefactError:
     fix = "Build the model the checkpoint was saved with."
     return StaleArtefactError(explain(f"checkpoint {folder}", got=got, expected="those of the model in use", fix=fix))
+
+
+def optimiser_tree(model: nn.Module, optimiser: Any) -> dict[str, Any]:
+    """Of an FSDP2 model the whole state, gathered: on process 0, and empty elsewhere; every process has to call it."""
+    if not is_sharded(model):
+        return optimiser.state_dict()
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return dict(get_optimizer_state_dict(model, _inner(optimiser), options=options))
+
+
+def load_optimiser_tree(model: nn.Module, optimiser: Any, tree: dict[str, Any]) -> None:
+    """What `optimiser_tree` gave; every process gives the same tree."""
+    if not is_sharded(model):
+        optimiser.load_state_dict(tree)
+        return
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+    options = StateDictOptions(full_state_dict=True)
+    set_optimizer_state_dict(model, _inner(optimiser), tree, options=options)
+
+
+def _inner(optimiser: Any) -> Any:
+    """The optimiser inside accelerate's wrapper."""
+    return getattr(optimiser, "optimizer", optimiser)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from checkpoint_folders import ABOUT, MODEL, change_manifest, checkpoint
 
 from composer_replication.errors import StaleArtefactError
+from composer_replication.objective import fingerprint
 from composer_replication.trainer.checkpoints import weights_digest
 from composer_replication.trainer.checkpoints.identity import check_identity, model_identity
+from composer_replication.trainer.checkpoints.resume import check_fits
 from kill_and_resume.small_runs import small_model
 
 
@@ -85,17 +89,41 @@ def test_the_digest_of_weights_tells_a_change_of_any_parameter():
     assert len(seen) == 1 + len(parameters)
 
 
-def test_the_digest_of_weights_reads_little_of_a_large_one_and_of_every_column():
+def test_the_digest_of_weights_reads_every_value():
     layer = torch.nn.Linear(1024, 64, bias=False)
-    for column in (1, 2, 511):
-        before = weights_digest(layer)
+    seen = {weights_digest(layer)}
+    for place in (0, 1, 17, 1024 * 64 - 1):
         with torch.no_grad():
-            layer.weight[:, column] += 1.0
-        assert weights_digest(layer) != before
-    before = weights_digest(layer)
+            layer.weight.view(-1)[place] += 1.0
+        seen.add(weights_digest(layer))
+    assert len(seen) == 5
+
+
+def test_one_changed_value_below_an_adapter_is_said_wherever_it_is():
+    """A tensor of more values than a sample would have read."""
+    one, other = small_model(lora=True), small_model(lora=True)
+    weight = other.get_base_model().transformer.h[0].mlp.c_fc.weight
     with torch.no_grad():
-        layer.weight.view(-1)[1] += 1.0  # the second value: the next one that is read is the eighteenth
-    assert weights_digest(layer) == before
+        weight.view(-1)[1] += 1e-3
+    assert "other frozen weights below the adapter" in said(one, other)
+
+
+def test_weights_are_hashed_once_and_again_when_they_change(monkeypatch):
+    model, hashed = small_model(), []
+    whole = fingerprint._hashed
+    monkeypatch.setattr(fingerprint, "_hashed", lambda *given: hashed.append(1) or whole(*given))
+    first = weights_digest(model)
+    assert (weights_digest(model), weights_digest(torch.compile(model, backend="eager")), len(hashed)) == (
+        first,
+        first,
+        1,
+    )
+    with torch.no_grad():
+        model.lm_head.weight.view(-1)[1] += 1.0
+    second = weights_digest(model)
+    model.lm_head.weight.data.mul_(2.0)  # no count of changes sees it, a sample does
+    assert len({first, second, weights_digest(model)}) == len(hashed) == 3
+    assert weights_digest(small_model()) == first
 
 
 def test_the_digest_of_weights_tells_dtype_shape_and_name():
@@ -114,3 +142,24 @@ def test_weights_without_values_have_a_digest():
         one, other = torch.nn.Linear(4, 6), torch.nn.Linear(4, 7)
     assert weights_digest(one) != weights_digest(other)
     assert weights_digest(torch.nn.ParameterList([torch.nn.Parameter(torch.empty(0, 3))])) != weights_digest(one)
+
+
+def fits(folder, identity):
+    args = SimpleNamespace(ignore_data_skip=False)
+    check_fits(SimpleNamespace(args=args), folder, identity, ABOUT["data"])
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_digest_of_some_values_which_an_earlier_version_kept_is_not_compared_and_that_is_said(
+    tmp_path, caplog, version
+):
+    folder = checkpoint(tmp_path, 1)
+    about = ABOUT | {"model": MODEL | {"base_weights": "of some values"}}
+    change_manifest(folder, version=version, about=about)
+    now = MODEL | {"base_weights": "of all bytes"}
+    if version == 1:
+        fits(folder, now)
+        assert "that the weights below its adapter are these is not checked" in caplog.text
+    else:
+        with pytest.raises(StaleArtefactError, match="other frozen weights below the adapter"):
+            fits(folder, now)

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from composer_replication.trainer.checkpoints.data_cursor import DataCursor
-from composer_replication.trainer.checkpoints.mixin import SafeCheckpoints
 from composer_replication.trainer.checkpoints.tree_file import load_tree
+from composer_replication.trainer.overrides import SafeCheckpoints
 
 STEPS = 10
 
@@ -21,9 +20,8 @@ class Part(SafeCheckpoints):
         self.args, self.state = SimpleNamespace(process_index=0), SimpleNamespace(global_step=first)
         self._tr_loss, self._total_loss_scalar = torch.tensor(0.0), 0.0
         self._initial_global_step = self._globalstep_last_logged = first
-        self._cursor = DataCursor()
         if saved is not None:
-            self._take_up_loss_sum(saved)
+            self.checkpoints.take_up_loss_sum(saved)
 
     def make_steps(self, loss):
         """Ten steps of this loss, the last three of them after the last log line."""
@@ -38,7 +36,7 @@ class Part(SafeCheckpoints):
 
     def train_loss(self):
         """As the loop ends."""
-        self._speak_for_all_steps()
+        self.checkpoints.speak_for_all_steps()
         made = max(self.state.global_step - self._initial_global_step, 0.001)
         return (self._total_loss_scalar + float(self._tr_loss)) / made
 

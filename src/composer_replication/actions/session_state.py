@@ -1,0 +1,212 @@
+"""What a session had shown so far: tools and programs that worked, files as they were read, paths, whole files.
+
+Whoever reads a session tells it what was said and what each call brought, in order; sites ask it whether a failure was
+the model's doing, hints what may be stated, votes what an edit would leave. Every call is looked at once for each kind
+of question, and only when the first such question comes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from typing import NamedTuple
+
+from composer_replication.actions.shell.command import Command, is_path
+from composer_replication.actions.shown_files import ShownFiles
+from composer_replication.actions.tools import (
+    LINE_NUMBER,
+    channel_of,
+    command_text,
+    is_edit,
+    path_argument,
+    plain_name,
+    word_set,
+)
+from composer_replication.types import ToolCall
+
+# Enough for any session; a listing of a whole disk is not searched.
+_MAX_TEXT = 400_000
+_MAX_PATHS = 2000
+_MAX_LINES = 5000
+_MAX_WORD = 300
+_MAX_CANDIDATES = 40
+_EDGES = "'\"`()[]{}<>,;:!?*=|"
+_FINDERS = ("glob", "ls", "list_directory", "find_file", "list_dir", "list_files", "grep")
+_LISTS = re.compile(r"^\s*(?:ls|find|fd|tree|rg --files|git ls-files)\b")
+_BUILDERS = word_set(
+    "make cmake gmake ninja gcc g++ clang cargo go javac tsc webpack vite mvn gradle gradlew dotnet bazel npm yarn pnpm"
+)
+_REMOVERS = frozenset({("rm", ""), ("mv", ""), ("rmdir", ""), ("unlink", ""), ("git", "rm"), ("git", "mv")})
+
+
+class _Event(NamedTuple):
+    """What came back for a call, or words of somebody but the model."""
+
+    call: ToolCall | None
+    text: str
+    failed: bool
+
+
+class SessionState:
+    """Grows in the order of the session. `tools` are those that answered, with the parameters their calls had.
+
+    `read` holds files by the path they were asked for, as the tool showed them; `files` whole ones by normal path.
+    """
+
+    def __init__(self, cwd: str | None = None) -> None:
+        self.tools: dict[str, set[str]] = {}
+        self.read: dict[str, str] = {}
+        self.reader: str | None = None
+        self.finder: str | None = None
+        self._commands: list[str] = []
+        self._events: list[_Event] = []
+        self._listings: list[str] = []  # and single paths, not looked through yet
+        self._paths: set[str] = set()
+        self._shell, self._num_in_shell = _Shell(), 0
+        self._files, self._num_in_files = ShownFiles(cwd), 0
+
+    def heard(self, text: str) -> None:
+        """Words of the user, or of anybody but the model."""
+        self._events.append(_Event(None, text, failed=False))
+
+    def add(self, call: ToolCall, text: str, *, failed: bool) -> None:
+        """A call and what came back for it."""
+        self._events.append(_Event(call, text, failed))
+        if failed:
+            return
+        self.tools.setdefault(call.name, set()).update(call.arguments)
+        channel, path = channel_of(call.name), path_argument(call.arguments)
+        if channel == "shell":
+            self._commands.append(command_text(call.name, call.arguments))
+            self._listings += [text] if _LISTS.match(self._commands[-1]) else []
+        elif channel == "file":
+            self._listings += [path] if path else []
+            if plain_name(call.name) in _FINDERS:
+                self.finder = self.finder or call.name
+                self._listings.append(text)
+            elif path and is_edit(call.name) and call.arguments.get("command") != "view":
+                self.read.pop(path, None)  # what it holds now was not shown
+            elif path:
+                self.reader = self.reader or call.name
+                self.read[path] = text[:_MAX_TEXT]
+
+    @property
+    def programs(self) -> set[str]:
+        """Programs that commands ran and that worked."""
+        return self._shell_so_far().programs
+
+    @property
+    def build_failed(self) -> bool:
+        """Whether the last thing that was built could not be."""
+        return self._shell_so_far().build_failed
+
+    def has_shown(self, path: str) -> bool:
+        """Whether a text has shown this path, as it is or as the end of a longer one, since it was last removed."""
+        return self._shell_so_far().has_shown(path)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Whole files that were shown, as they are after the edits since."""
+        return self._files_so_far().files
+
+    @property
+    def shell_moved(self) -> bool:
+        """Whether the shell may stand elsewhere than where the session began."""
+        shown = self._files_so_far()
+        return shown.folder != shown.cwd
+
+    def was_in_a_command(self, path: str) -> bool:
+        """Whether a shell command named the file, which does not count as reading it."""
+        return any(path in command or path.rpartition("/")[2] in command for command in self._commands)
+
+    def similar_path(self, path: str) -> str | None:
+        """A path that was shown and may have been meant."""
+        name = path.rpartition("/")[2]
+        shown = self._paths_so_far()
+        near = [other for other in shown if other != path and abs(len(other) - len(path)) < 12 and name[:2] in other]
+        closest = difflib.get_close_matches(path[:_MAX_WORD], sorted(near)[: _MAX_CANDIDATES * 5], n=1, cutoff=0.75)
+        return closest[0] if closest else None
+
+    def closest_line(self, path: str, wanted: str) -> str | None:
+        """The line of the file, as last read, that is most like the first line of what was to be replaced."""
+        text = self.read.get(path)
+        target = next((line for line in wanted.splitlines() if line.strip()), "")[:200]
+        if text is None or not target:
+            return None
+        words = set(re.findall(r"\w+", target))
+        lines = [LINE_NUMBER.sub("", line, count=1)[:200] for line in text.splitlines()[:_MAX_LINES]]
+        shared = Counter({line: len(words & set(re.findall(r"\w+", line))) for line in lines if line.strip()})
+        likely = [line for line, number in shared.most_common(_MAX_CANDIDATES) if number]
+        near = difflib.get_close_matches(target, likely, n=1, cutoff=0.5)
+        return near[0] if near else None
+
+    def _shell_so_far(self) -> _Shell:
+        for event in self._events[self._num_in_shell :]:
+            self._shell.take(event)
+        self._num_in_shell = len(self._events)
+        return self._shell
+
+    def _files_so_far(self) -> ShownFiles:
+        for call, text, failed in self._events[self._num_in_files :]:
+            if call is None:
+                self._files.heard(text)
+            elif not failed:
+                self._files.take(call, text)
+        self._num_in_files = len(self._events)
+        return self._files
+
+    def _paths_so_far(self) -> set[str]:
+        for text in self._listings:
+            words = (word.strip(_EDGES) for word in text[:_MAX_TEXT].split())
+            for word in words:
+                if len(self._paths) < _MAX_PATHS and len(word) < _MAX_WORD and is_path(word):
+                    self._paths.add(word)
+        self._listings.clear()
+        return self._paths
+
+
+class _Shell:
+    """What commands did: programs, builds, paths that went. Texts are kept, and searched only for a missing path."""
+
+    def __init__(self) -> None:
+        self.programs: set[str] = set()
+        self.build_failed = False
+        self._texts: list[str] = []
+        self._removed: dict[str, int] = {}  # a path -> how many texts had been shown when it went
+
+    def take(self, event: _Event) -> None:
+        call, text, failed = event
+        if call is None:
+            self._texts.append(text)
+            return
+        command = Command.of(command_text(call.name, call.arguments))
+        programs = command.programs
+        if any(name in _BUILDERS for name, _ in programs):
+            self.build_failed = failed
+        if failed:
+            return
+        path = path_argument(call.arguments)
+        if channel_of(call.name) == "file" and path:
+            self._texts.append(path)
+        self.programs.update(name for name, _ in programs)
+        if any(pair in _REMOVERS or (pair[0], "") in _REMOVERS for pair in programs):
+            self._removed |= dict.fromkeys(command.words, len(self._texts))
+        elif command.only_shows:
+            self._texts.append(command.text)
+        self._texts.append(text)
+
+    def has_shown(self, path: str) -> bool:
+        name = path.removeprefix("./")
+        since = max(self._removed.get(path, 0), self._removed.get(name.rpartition("/")[2], 0))
+        return any(_stands_in(name, text[:_MAX_TEXT]) for text in self._texts[since:])
+
+
+def _stands_in(path: str, text: str) -> bool:
+    position = text.find(path)
+    while position >= 0:
+        before, after = text[position - 1 : position], text[position + len(path) : position + len(path) + 1]
+        if not (before.isalnum() or before in ("_", "-")) and not (after.isalnum() or after in ("_", "-", "/")):
+            return True
+        position = text.find(path, position + 1)
+    return False

@@ -1,0 +1,190 @@
+"""What a shell command is about: the words it names, the programs it runs, and whether it only shows other text.
+
+Read off the tree where the command is understood, else off its letters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from composer_replication.actions.shell.dollars import NotUnderstood
+from composer_replication.actions.shell.tree import Simple, commands_in, parse_script, shell_script
+from composer_replication.actions.tools import word_set
+
+_MAX_LENGTH = 20_000
+_MAX_WORDS = 24
+_MAX_DEPTH = 4
+_SPLIT = re.compile(r"&&|\|\||[;|&\n(){}]|\$\(|`")  # where the tree cannot be read
+_ASSIGNMENT = re.compile(r"^\w+=\S*$")
+_WORD = re.compile(r"[^\s'\"`()<>|;&,=]+")
+_WRAPPERS = word_set(
+    "sudo time env nohup exec command xargs timeout nice stdbuf then do else if while ! bash sh zsh -c -lc -e"
+)
+# These print what is in files and logs: an error in their output is somebody else's, unless it begins with their name.
+_SHOW = word_set(
+    "cat bat head tail less more grep egrep fgrep rg ag ack sed awk cut sort uniq wc nl tac diff cmp strings xxd od jq"
+    " yq echo printf history journalctl dmesg zcat man info type which file stat tree ls find fd ps top df du env"
+    " printenv export set column fold tee cd pwd true date curl wget get-content get-childitem select-string"
+)
+_SHOW_PAIRS = frozenset(
+    ("git", each) for each in ("log", "show", "diff", "blame", "grep", "status", "reflog", "cat-file", "branch")
+) | frozenset(
+    {("docker", "logs"), ("kubectl", "logs"), ("kubectl", "describe"), ("gh", "run")}
+    | {("gh", "pr"), ("gh", "issue"), ("gh", "api"), ("heroku", "logs"), ("pm2", "logs"), ("npm", "view")}
+)
+_NO_PROGRAMS = word_set("for done fi break continue case")
+_SHELLS = word_set("bash sh zsh dash fish ksh -bash (eval)")
+_GIT_SAYS = frozenset({"fatal", "error", "warning", "hint", "致命错误", "schwerwiegend", "erreur"})
+_SPEAKER = re.compile(r"\s*(?P<name>[^\s:：]{1,80}) ?[:：]")
+_REMOTE = word_set("ssh vagrant multipass lxc heroku")
+_REMOTE_PAIRS = frozenset(
+    {("docker", "exec"), ("docker", "run"), ("docker", "compose"), ("podman", "exec"), ("kubectl", "exec")}
+)
+_EXPECTED = re.compile(r"\|\|(?!\s*(?:exit|return) [1-9])|;\s*true\s*$")
+_NEUTRAL = word_set("cd pwd true sleep export set source . echo printf tee head tail wait")
+
+# Part of a project's set-up rather than of the shell: where one is missing, the machine was not prepared.
+SET_UP = word_set(
+    "pytest tox nox jest vitest mocha eslint prettier tsc ruff mypy flake8 black isort pylint pyright phpunit rspec"
+    " rubocop npm npx yarn pnpm bun deno cargo rustc rustup go gofmt golangci-lint mvn gradle javac java dotnet"
+    " cmake ninja gcc g++ clang cc poetry pipenv uv pip pip3 bundle gem ruby php composer mix elixir iex swift"
+    " flutter dart ghc stack cabal sbt lein vite webpack storybook cypress alembic celery gunicorn uvicorn flask"
+    " rails bazel just task buf protoc sqlc phpstan asdf ponyc playwright pre-commit coverage hatch pdm node"
+)
+# What one may take for granted on the wrong machine.
+UTILITIES = word_set(
+    "tree rg fd ag ack bat batcat jq yq wget curl sed awk gsed gawk grep egrep find cat head tail less more vim vi"
+    " nano open pbcopy pbpaste xclip top htop unzip zip tar python python2 sqlite3 make apt apt-get brew yum dnf"
+    " which where dir cls ipconfig ifconfig netstat ss lsof telnet nc nmap rsync timeout gtimeout watch column tac"
+    " shuf xmllint nslookup dig strings xxd hexdump md5 md5sum shasum sha256sum readlink realpath greadlink gdate"
+    " seq bc xdg-open lsd exa"
+)
+WELL_KNOWN = sorted(UTILITIES | SET_UP | word_set("python3 git ls cp mv rm mkdir echo chmod docker kubectl"))
+
+
+@dataclass(frozen=True)
+class Command:
+    """One shell command, possibly of several parts."""
+
+    text: str
+
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def of(text: str) -> Command:
+        """One object per text while it is being looked at, so that it is taken apart once."""
+        return Command(text[:_MAX_LENGTH])
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Everything in it that may name a file or a program, with and without the folder in front."""
+        found = _WORD.findall(self.text)
+        trimmed = {word.strip("\\.:").rstrip("/") for word in found} | set(found)
+        return frozenset(trimmed | {word.rpartition("/")[2] for word in trimmed})
+
+    @cached_property
+    def programs(self) -> tuple[tuple[str, str], ...]:
+        """(program, its first argument) of each part, wrappers and assignments left out."""
+        return tuple(pair for words in _command_lines(self.text) if (pair := _program(words)) is not None)
+
+    @cached_property
+    def only_shows(self) -> bool:
+        """Whether all it does is print text that was there before."""
+        active = [pair for pair in self.programs if pair[0] not in _NEUTRAL]
+        shown = [pair for pair in self.programs if pair[0] in _SHOW or pair in _SHOW_PAIRS]
+        return bool(shown) and all(pair[0] in _SHOW or pair in _SHOW_PAIRS for pair in active)
+
+    @cached_property
+    def _paths(self) -> tuple[str, ...]:
+        """Words that are paths or file names, in one spelling."""
+        spelled = {_one_spelling(word) for word in self.words}
+        return tuple(word for word in spelled if is_path(word))
+
+    def names(self, thing: str) -> bool:
+        """Whether the command itself says this path or program: what it complains of was typed, not come across."""
+        thing = _one_spelling(thing.strip("'\"`‘’“”«»「」 ").rstrip("/\\"))
+        if not thing:
+            return False
+        if thing in self.words or (len(thing) > 2 and thing in self.text.replace("\\", "/")):
+            return True
+        return any(thing.endswith(f"/{word}") for word in self._paths)
+
+    @property
+    def expects_failure(self) -> bool:
+        """Whether it says itself that a failure is fine."""
+        return _EXPECTED.search(self.text) is not None
+
+    def is_own(self, line: str) -> bool:
+        """Whether a line of output is a message of a program that the command runs, or of the shell that runs it."""
+        speaker = _SPEAKER.match(line)
+        if speaker is None:
+            return False
+        name = speaker["name"].rpartition("/")[2].lower()
+        if name in _SHELLS:
+            return True
+        programs = {program.lower() for program, _ in self.programs}
+        if name == "error" and programs & {"pytest", "py.test"}:
+            return True
+        return name in programs or ("git" in programs and name in _GIT_SAYS)
+
+    def calls(self, name: str) -> bool:
+        """Whether a part of the command is this very program, rather than something that is handed a word like it."""
+        name = name.strip("'\"`‘’").rpartition("/")[2]
+        if name in _WRAPPERS and name in self.words:
+            return True
+        return any(name in (program, program.rpartition("\\")[2]) for program, _ in self.programs)
+
+    @cached_property
+    def only_git(self) -> bool:
+        """Whether nothing in it but git itself can have run git: no script, no build, no package manager."""
+        others = [name for name, _ in self.programs if name not in _SHOW and name not in _NEUTRAL]
+        return "git" in others and all(name == "git" for name in others)
+
+    @cached_property
+    def is_remote(self) -> bool:
+        """Whether it runs somewhere else: what is missing there is not what was typed here."""
+        return any(name in _REMOTE or (name, first) in _REMOTE_PAIRS for name, first in self.programs)
+
+    def runs(self, program: str) -> bool:
+        return any(name == program for name, _ in self.programs)
+
+
+def is_path(word: str) -> bool:
+    """Whether a word looks like a file: a folder in front of it, or a dot in it."""
+    return len(word) > 2 and ("/" in word or "." in word)
+
+
+def _command_lines(text: str, depth: int = 0) -> Iterator[list[str]]:
+    """The words of every command in a text: in loops, in expansions, and in what a shell is given to run."""
+    try:
+        tree = parse_script(text)
+    except NotUnderstood:
+        yield from ([word.strip("'\"") for word in part.split()[:_MAX_WORDS]] for part in _SPLIT.split(text))
+        return
+    for command in (command for _, command in commands_in(tree) if isinstance(command, Simple)):
+        words = [word.raw if word.literal is None else word.literal for word in command.words[:_MAX_WORDS]]
+        script = shell_script(words)
+        if script is None:
+            yield words
+        pieces = (piece.text for word in command.words for piece in word.pieces if piece.text.startswith("$("))
+        inner = [piece[2:-1] for piece in pieces] if script is None else [script]
+        for inside in inner if depth < _MAX_DEPTH else ():
+            yield from _command_lines(inside, depth + 1)
+
+
+def _one_spelling(path: str) -> str:
+    return path.replace("\\", "/").removeprefix("./")
+
+
+def _program(words: list[str]) -> tuple[str, str] | None:
+    while words and (words[0] in _WRAPPERS or _ASSIGNMENT.match(words[0]) or words[0].isdigit() or not words[0]):
+        words = words[1:]
+    if not words or words[0] in _NO_PROGRAMS:
+        return None
+    name = words[0].rpartition("/")[2]
+    rest = [word for word in words[1:] if not word.startswith("-")]
+    if name.startswith("python") and "-m" in words[:3] and len(words) > words.index("-m") + 1:
+        return words[words.index("-m") + 1], rest[1] if len(rest) > 1 else ""
+    return name, rest[0] if rest else ""

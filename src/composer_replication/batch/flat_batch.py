@@ -1,0 +1,299 @@
+"""The documented keys of a batch: which ones a channel needs, what they must look like, and the rows they select.
+
+The contrast with a wrong hint (`RowWeighting.contrast`) has keys of its own, read only where the switch is on:
+
+    ctx_contrast_input_ids (B'', T'')   the sites' contexts with a hint of another kind
+    ctx_contrast_attention_mask         optional
+    sdpo_contrast_index (N, 2)          for row n of channel 2 the row that predicts the same token; -1, -1: has none
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from composer_replication.batch.alignment import (
+    Sequences,
+    check_alignment,
+    check_not_in_padding,
+    positions_in_sites,
+    read_index,
+    rows_predicting,
+    token_mask,
+    widened,
+)
+from composer_replication.batch.tree_batch import ContrastRows, FlatBatch, PairRows, TargetRows
+from composer_replication.errors import BatchKeyError, InputError, ShapeError, explain
+
+STUDENT_KEYS = ("input_ids", "response_mask", "attention_mask")
+HINT_KEYS = (
+    "ctx_teacher_input_ids",
+    "ctx_teacher_attention_mask",
+    "sdpo_loss_mask",
+    "sdpo_student_index",
+    "sdpo_teacher_index",
+)
+CONTRAST_KEYS = ("ctx_contrast_input_ids", "ctx_contrast_attention_mask", "sdpo_contrast_index")
+PAIR_REQUIRED = (
+    "dpo_chosen_input_ids",
+    "dpo_chosen_response_mask",
+    "dpo_rejected_input_ids",
+    "dpo_rejected_response_mask",
+)
+PAIR_REFERENCE = ("dpo_chosen_ref_logprobs", "dpo_rejected_ref_logprobs")
+ID_KEYS = (
+    "input_ids",
+    "ctx_teacher_input_ids",
+    "ctx_contrast_input_ids",
+    "dpo_chosen_input_ids",
+    "dpo_rejected_input_ids",
+)
+PAIR_SIDES = ("chosen", "rejected")
+PAIR_OPTIONAL = ("dpo_chosen_attention_mask", "dpo_rejected_attention_mask")
+
+
+def _read_sequences(inputs: Mapping[str, Tensor], ids_key: str, mask_key: str) -> Sequences:
+    ids = inputs[ids_key]
+    if ids.dim() != 2 or not ids.numel():
+        raise ShapeError(explain(f"{ids_key} shape", got=tuple(ids.shape), expected="(B, T), neither of them 0"))
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise ShapeError(explain(f"{ids_key} dtype", got=ids.dtype, expected="int64 or int32"))
+    mask = inputs.get(mask_key)
+    return Sequences(ids, None if mask is None else token_mask(mask, ids.shape, mask_key))
+
+
+class Wanted(NamedTuple):
+    """Which channels have a weight, whether the pairs need a reference, and whether sites need a wrong hint."""
+
+    hints: bool = True
+    pairs: bool = True
+    reference: bool = True
+    contrast: bool = False
+
+
+class HintRows(NamedTuple):
+    """Channel 2: row n of the student and row n of the teacher predict the same token."""
+
+    teacher: Sequences
+    student_rows: Tensor
+    teacher_rows: Tensor
+
+
+def read_flat_batch(inputs: Mapping[str, Tensor], num_embeddings: int, wanted: Wanted) -> FlatBatch:
+    """Everything checked before the first forward pass; a key whose value is None counts as absent."""
+    inputs = checked_keys(inputs, num_embeddings)
+    student, response_rows = _read_student(inputs)
+    response = TargetRows(response_rows, student.next_tokens(response_rows))
+    hint = _read_hints(inputs, student) if wanted.hints else None
+    pair_sequences, pairs = read_pairs(inputs, needs_reference=wanted.reference) if wanted.pairs else (None, None)
+    if hint is None:
+        if wanted.hints and wanted.contrast and (present := _present_keys(inputs, CONTRAST_KEYS)):
+            raise BatchKeyError(_half_a_channel("channel 2's contrast", present, "ctx_teacher_input_ids"))
+        nothing = response_rows[:0]
+        return FlatBatch(response, nothing, nothing, pairs, sequences=student, pair_sequences=pair_sequences)
+    position_N = positions_in_sites(hint.student_rows, hint.teacher_rows)
+    wrong, contrast = _read_contrast(inputs, student, hint) if wanted.contrast else (None, None)
+    is_first_N = position_N == 0
+    without = is_first_N.index_fill(0, contrast.numbers, False) if contrast is not None else is_first_N
+    return FlatBatch(
+        response,
+        hint.student_rows,
+        hint.teacher_rows,
+        pairs,
+        target_tokens=student.next_tokens(hint.student_rows),
+        site_position=position_N,
+        contrast=contrast,
+        sites_without_contrast=int(without.sum()) if wanted.contrast else 0,
+        sequences=student,
+        contexts=hint.teacher,
+        wrong_contexts=wrong,
+        pair_sequences=pair_sequences,
+    )
+
+
+def checked_keys(inputs: Mapping[str, Tensor], num_embeddings: int) -> dict[str, Tensor]:
+    """Without the keys whose value is None; those that are left have names we know and ids of the vocabulary."""
+    given = {key: value for key, value in inputs.items() if value is not None}  # pyright: ignore[reportUnnecessaryComparison]
+    _check_keys(given)
+    _check_ids_in_vocabulary(given, num_embeddings)
+    return given
+
+
+def _check_keys(inputs: Mapping[str, Tensor]) -> None:
+    """Keys that look like ours but are not, and values that are no tensors: a typo must not switch a channel off."""
+    known = {*STUDENT_KEYS, *HINT_KEYS, *CONTRAST_KEYS, *PAIR_REQUIRED, *PAIR_REFERENCE, *PAIR_OPTIONAL}
+    for key, value in inputs.items():
+        if key in known and not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ShapeError(explain(key, got=type(value).__name__, expected="a tensor"))
+        if key == "position_ids":
+            fix = "Positions are counted from the attention mask; leave the key out."
+            raise BatchKeyError(explain("batch key", got=repr(key), expected="none of that name", fix=fix))
+        if key not in known and key.startswith(("dpo_", "sdpo_", "ctx_teacher", "ctx_contrast")):
+            close = difflib.get_close_matches(key, known, n=1)
+            fix = f"Did you mean {close[0]!r}?" if close else ""
+            raise BatchKeyError(explain("batch key", got=repr(key), expected=f"one of {sorted(known)}", fix=fix))
+
+
+def _check_ids_in_vocabulary(inputs: Mapping[str, Tensor], num_embeddings: int) -> None:
+    """Every id of every sequence, padding included, has an embedding: a GPU's own complaint would end the process."""
+    for key in ID_KEYS:
+        ids = inputs.get(key)
+        if ids is None or ids.is_floating_point():
+            continue
+        outside = ((ids < 0) | (ids >= num_embeddings)).nonzero()
+        if outside.numel():
+            where = tuple(outside[0].tolist())
+            raise InputError(
+                explain(
+                    f"{key}{list(where)} out of range ({outside.shape[0]} such ids)",
+                    got=int(ids[where]),
+                    expected=f"0..{num_embeddings - 1}",
+                    fix="Pad with a real token id and say so in the attention mask.",
+                )
+            )
+
+
+def _read_student(inputs: Mapping[str, Tensor]) -> tuple[Sequences, Tensor]:
+    """The student's sequences and the rows that predict response tokens."""
+    missing = [key for key in ("input_ids", "response_mask") if key not in inputs]
+    if missing:
+        raise BatchKeyError(explain("batch keys", got=sorted(inputs), expected=f"also {missing}"))
+    student = _read_sequences(inputs, "input_ids", "attention_mask")
+    counted = token_mask(inputs["response_mask"], student.input_ids.shape, "response_mask")
+    check_not_in_padding(counted, student, "response_mask")
+    return student, rows_predicting(counted, student)
+
+
+def _read_hints(inputs: Mapping[str, Tensor], student: Sequences) -> HintRows | None:
+    """Channel 2's inputs, or None when all its keys are absent or empty."""
+    present = _present_keys(inputs, HINT_KEYS)
+    if not present:
+        return None
+    if "ctx_teacher_input_ids" not in present:
+        raise BatchKeyError(_half_a_channel("channel 2 (SDPO)", present, "ctx_teacher_input_ids"))
+    teacher = _read_sequences(inputs, "ctx_teacher_input_ids", "ctx_teacher_attention_mask")
+    index_keys = {"sdpo_student_index", "sdpo_teacher_index"}
+    if given := index_keys & set(inputs):
+        if given != index_keys:
+            raise BatchKeyError(_half_a_channel("channel 2 (SDPO)", present, *sorted(index_keys - given)))
+        student_rows = read_index(inputs["sdpo_student_index"], student, "sdpo_student_index")
+        teacher_rows = read_index(inputs["sdpo_teacher_index"], teacher, "sdpo_teacher_index")
+        _check_mask_agrees(inputs, student, student_rows)
+    else:
+        student_rows = teacher_rows = _rows_of_equal_shapes(inputs, student, teacher)
+    check_alignment(student, student_rows, teacher, teacher_rows)
+    return HintRows(teacher, student_rows, teacher_rows) if len(student_rows) else None
+
+
+def _read_contrast(
+    inputs: Mapping[str, Tensor], student: Sequences, hint: HintRows
+) -> tuple[Sequences | None, ContrastRows | None]:
+    """The wrong hints, checked and aligned as the right ones are; None where there are none."""
+    present = _present_keys(inputs, CONTRAST_KEYS)
+    if not present:
+        return None, None
+    if missing := [key for key in ("ctx_contrast_input_ids", "sdpo_contrast_index") if key not in present]:
+        raise BatchKeyError(_half_a_channel("channel 2's contrast", present, *missing))
+    sequences = _read_sequences(inputs, "ctx_contrast_input_ids", "ctx_contrast_attention_mask")
+    index, num_rows = inputs["sdpo_contrast_index"], len(hint.student_rows)
+    if index.shape != (num_rows, 2):
+        expected = f"{(num_rows, 2)}, a row for each of channel 2's"
+        raise ShapeError(explain("sdpo_contrast_index", got=tuple(index.shape), expected=expected))
+    numbers_M = (index != -1).any(-1).nonzero()[:, 0]
+    rows = read_index(index[numbers_M], sequences, "sdpo_contrast_index, rows that are not -1")
+    check_alignment(student, hint.student_rows[numbers_M], sequences, rows)
+    return (sequences, ContrastRows(numbers_M, rows)) if len(rows) else (None, None)
+
+
+def read_pairs(
+    inputs: Mapping[str, Tensor], *, needs_reference: bool
+) -> tuple[Sequences, PairRows] | tuple[None, None]:
+    """Channel 3's inputs, chosen sequences above rejected ones; None when all its keys are absent or empty."""
+    present = _present_keys(inputs, (*PAIR_REQUIRED, *PAIR_REFERENCE, *PAIR_OPTIONAL))
+    if not present:
+        return None, None
+    required = (*PAIR_REQUIRED, *PAIR_REFERENCE) if needs_reference else PAIR_REQUIRED
+    if missing := [key for key in required if key not in present]:
+        fix = " Compute them once with the frozen start weights." if set(missing) <= set(PAIR_REFERENCE) else ""
+        raise BatchKeyError(_half_a_channel("channel 3 (DPO)", present, *missing) + fix)
+    (chosen, chosen_counted), (rejected, rejected_counted) = (_read_side(inputs, side) for side in PAIR_SIDES)
+    num_pairs = chosen.input_ids.shape[0]
+    if num_pairs != rejected.input_ids.shape[0]:
+        counts = (num_pairs, rejected.input_ids.shape[0])
+        raise ShapeError(explain("dpo_chosen and dpo_rejected sequences", got=counts, expected="one number of pairs"))
+    both = chosen.above(rejected)
+    counted = torch.cat([widened(each, both.width) for each in (chosen_counted, rejected_counted)])
+    rows = rows_predicting(counted, both)
+    references = [_reference(inputs, side, num_pairs) if needs_reference else None for side in PAIR_SIDES]
+    return both, PairRows(rows, both.next_tokens(rows), rows // both.width, num_pairs, *references)
+
+
+def _present_keys(inputs: Mapping[str, Tensor], keys: tuple[str, ...]) -> list[str]:
+    return [key for key in keys if key in inputs and inputs[key].numel() > 0]
+
+
+def _half_a_channel(channel: str, present: list[str], *missing: str) -> str:
+    fix = "Give all of them, none of them, or weight 0."
+    return explain(f"{channel} has half its keys", got=present, expected=f"also {', '.join(missing)}", fix=fix)
+
+
+def _check_mask_agrees(inputs: Mapping[str, Tensor], student: Sequences, rows: Tensor) -> None:
+    """A mask beside index pairs must mark the very tokens the pairs predict."""
+    if (mask := inputs.get("sdpo_loss_mask")) is None:
+        return
+    counted = token_mask(mask, student.input_ids.shape, "sdpo_loss_mask")
+    predicted = torch.zeros_like(counted)
+    predicted.view(-1)[rows + 1] = True
+    if not torch.equal(predicted[:, 1:], counted[:, 1:]):
+        counts = f"{int(counted[:, 1:].sum())} marked tokens, {int(predicted.sum())} indexed ones"
+        raise BatchKeyError(
+            explain("sdpo_loss_mask and sdpo_student_index", got=counts, expected="the same tokens", fix="Drop one.")
+        )
+
+
+def _rows_of_equal_shapes(inputs: Mapping[str, Tensor], student: Sequences, teacher: Sequences) -> Tensor:
+    shape = student.input_ids.shape
+    if teacher.input_ids.shape != shape:
+        raise ShapeError(
+            explain(
+                "ctx_teacher_input_ids without index pairs",
+                got=tuple(teacher.input_ids.shape),
+                expected=f"{tuple(shape)}, as input_ids",
+                fix="Give sdpo_student_index and sdpo_teacher_index when the hinted context is longer.",
+            )
+        )
+    mask = inputs.get("sdpo_loss_mask")
+    if mask is None:
+        counted = torch.ones_like(student.input_ids, dtype=torch.bool)
+        for side in (student, teacher):
+            counted = counted if side.attention_mask is None else counted & side.attention_mask
+        return rows_predicting(counted, student)
+    counted = token_mask(mask, shape, "sdpo_loss_mask")
+    for side in (student, teacher):
+        check_not_in_padding(counted, side, "sdpo_loss_mask")
+    return rows_predicting(counted, student)
+
+
+def _read_side(inputs: Mapping[str, Tensor], side: str) -> tuple[Sequences, Tensor]:
+    """Sequences and which of their tokens are the response; each has some."""
+    sequences = _read_sequences(inputs, f"dpo_{side}_input_ids", f"dpo_{side}_attention_mask")
+    name = f"dpo_{side}_response_mask"
+    counted = token_mask(inputs[name], sequences.input_ids.shape, name)
+    check_not_in_padding(counted, sequences, name)
+    lengths = torch.bincount(rows_predicting(counted, sequences) // sequences.width, minlength=counted.shape[0])
+    if bool((lengths == 0).any()):
+        pair = int((lengths == 0).nonzero()[0, 0])
+        raise InputError(explain(f"{name} of pair {pair}", got="no response token", expected="at least one"))
+    return sequences, counted
+
+
+def _reference(inputs: Mapping[str, Tensor], side: str, num_pairs: int) -> Tensor:
+    reference = inputs[f"dpo_{side}_ref_logprobs"].detach()
+    if reference.shape != (num_pairs,):
+        expected = f"({num_pairs},), one summed log-prob per pair"
+        raise ShapeError(explain(f"dpo_{side}_ref_logprobs", got=tuple(reference.shape), expected=expected))
+    return reference

@@ -1,0 +1,14 @@
+"""A conversation as token ids with exact spans: the template is asked what it can say, and is never guessed at.
+
+templates   a tokenizer's chat template as a function from messages to text
+escape      text that must never become a special token
+thinking    what becomes of a turn's thinking
+dialect     what a template can say, found by asking it
+messages    turns as the messages that this dialect shows
+turn_edges  where a turn begins and ends in a rendering
+pieces      a rendering cut at the turns' edges, each cut proved
+encode      pieces of text as token ids
+renderer    all of it: `Renderer.render`
+left_cut    where a sequence begins that is too long
+token_text  the way back: what single tokens say
+"""

@@ -1,0 +1,262 @@
+"""Conversations to token ids with exact spans: one pass over one rendering, piece by piece.
+
+The text before an assistant turn and the turn itself are encoded on their own, so the edges of a span are edges of
+tokens, and the context is what the model sees when it is asked. See `pieces` for where the edges come from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from composer_replication.actions.write import text_follows_call, thinking_comes_late
+from composer_replication.batch.render.dialect import read_dialect
+from composer_replication.batch.render.encode import PieceEncoder
+from composer_replication.batch.render.escape import ProtectedTokens
+from composer_replication.batch.render.messages import WRAPPERS, Chat, to_chat
+from composer_replication.batch.render.pieces import Cutter, TurnPiece
+from composer_replication.batch.render.templates import ChatTemplate, prefix_preserving, template_source
+from composer_replication.batch.render.thinking import Outcome, ThinkingRules
+from composer_replication.errors import AlignmentError, InputError, explain
+from composer_replication.types import Conversation, Turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
+Tools = Sequence[Mapping[str, Any]] | Mapping[str | None, Sequence[Mapping[str, Any]]]
+"""Schemas of tools for all conversations; or by `Conversation.format`, under None those of all other formats."""
+TEXT_FOLLOWS_CALL, THINKING_COMES_LATE, WITHOUT_ANSWER = "text_follows_call", "thinking_comes_late", "without_answer"
+"""Templates write a turn's text before its calls: such a turn would be learned in an order it was not written in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnSpan:
+    """Where an assistant turn stands in a sequence: header at [header_start, start), its own tokens at [start, end).
+
+    [start, end) has the end-of-turn token, except where a rollout's ids were cut off before it. The calls are at
+    [call_start, call_end), None where there are none. `text` is what the template wrote for the turn. `thinking` says
+    what was done with the turn's; the header ends with an empty thought where `has_empty_thought`. `no_target` says why
+    the tokens may be context and no target, and is empty where they may be both.
+    """
+
+    turn_id: str
+    header_start: int
+    start: int
+    end: int
+    call_start: int | None
+    call_end: int | None
+    text: str
+    previous_role: str
+    is_verbatim: bool
+    thinking: Outcome = "none"
+    has_empty_thought: bool = False
+    no_target: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedSequence:
+    """Token ids that end with the last turn of `spans`; `notes` counts what the template could not say as it was."""
+
+    conversation_id: str
+    ids: list[int]
+    spans: list[TurnSpan]
+    notes: Mapping[str, int]
+
+
+class Renderer:
+    """Renders conversations with a tokenizer's chat template, or with `chat_template` in its place.
+
+    Args:
+        tools: schemas of the tools, shown to the template (and as text in the system prompt if it shows none); or a
+            mapping, so that a conversation is shown those of its own format.
+        thinking: what becomes of the turns' thinking; the template decides where it shows what it is given.
+        prefer_prefix_preserving: use the variant of a template that never rewrites history, where one is known, so
+            that a session is one sequence. A `chat_template` given here is used as it is.
+        template_options: further variables of the template, such as `enable_thinking`.
+
+    `counts` adds up over calls: conversations, turns, sequences, every note, and turns by what was done with thinking.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        tools: Tools | None = None,
+        chat_template: str | None = None,
+        thinking: ThinkingRules | None = None,
+        prefer_prefix_preserving: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        by_format: Mapping[str | None, Sequence[Mapping[str, Any]]]
+        by_format = tools if isinstance(tools, Mapping) else {None: tools or ()}
+        source = template_source(tokenizer, chat_template, [tool for own in by_format.values() for tool in own])
+        if chat_template is None and prefer_prefix_preserving:
+            source = prefix_preserving(source) or source
+        self.tokenizer = tokenizer
+        self.template = ChatTemplate(tokenizer, source, template_options)
+        self.protected = ProtectedTokens(tokenizer, source + WRAPPERS)
+        self.dialect = read_dialect(self.template, self.protected)
+        self.encoder = PieceEncoder(tokenizer, self.protected)
+        self.counts: Counter[str] = Counter()
+        self._tools = {name: list(own) for name, own in by_format.items()}
+        self._escaped = {name: [self.protected.escape_tree(tool) for tool in own] for name, own in by_format.items()}
+        self._is_by_format = isinstance(tools, Mapping)
+        self.thinking = thinking or ThinkingRules()
+        self._num_tokens = len(tokenizer)
+        self._stop_ids = frozenset(self.protected.ids[stop] for stop in self.dialect.stops)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that decides which ids a conversation becomes, besides the tokenizer; plain data."""
+        return {
+            "template": self.template.source,
+            "options": self.template.options,
+            "tools": self._settings_of_tools(),
+            "thinking": {**asdict(self.thinking), "student_models": list(self.thinking.student_models)},
+        }
+
+    def tools_for(self, format_name: str) -> list[Mapping[str, Any]]:
+        """The tools that conversations of this format are shown with."""
+        return _of_format(self._tools, format_name)
+
+    def _settings_of_tools(self) -> Any:
+        """Keys that JSON can sort; a list where one list holds for all."""
+        return {name or "": own for name, own in self._tools.items()} if self._is_by_format else self._tools[None]
+
+    def render(self, conversation: Conversation) -> list[RenderedSequence]:
+        """Sequences that hold every assistant turn once; several where the template rewrites what was said."""
+        if not conversation.turns:
+            fix = "Leave it out."
+            raise InputError(explain(f"conversation {conversation.id}", got="no turns", expected="some", fix=fix))
+        chat, cut = self._cut(conversation)
+        cut = [self._with_sampled_ids(pieces) for pieces in cut]
+        encoded = iter(self.encoder.encode([text for turns in cut for turn in turns for text in _texts(turn)]))
+        notes = dict(chat.notes)
+        sequences = [self._sequence(conversation.id, pieces, encoded, notes) for pieces in cut]
+        self.counts.update(chat.notes)
+        self.counts.update(conversations=1, sequences=len(cut), turns=sum(map(len, cut)))
+        self.counts.update(thinking_counts(sequences))
+        if not cut:
+            self.counts["without_assistant_turn"] += 1
+        return sequences
+
+    def _cut(self, conversation: Conversation) -> tuple[Chat, list[list[TurnPiece]]]:
+        """The conversation in the template's dialect, or with calls as text where it refuses that."""
+        refusal: InputError | None = None
+        given, escaped = self.tools_for(conversation.format), _of_format(self._escaped, conversation.format)
+        for dialect in dict.fromkeys((self.dialect, self.dialect.without_tools())):
+            shown, as_text = (escaped, None) if dialect.tools else (None, given)
+            chat = to_chat(conversation, dialect, self.protected, thinking=self.thinking, tools=as_text)
+            if refusal is not None:
+                chat.notes["refused_by_template"] += 1
+            try:
+                return chat, Cutter(self.template, dialect, self.protected, shown).cut(chat)
+            except AlignmentError as error:  # calls as text would hide it, and be nothing that the model writes
+                raise AlignmentError(f"conversation {conversation.id}: {error}") from error
+            except InputError as error:
+                refusal = error
+        raise InputError(f"conversation {conversation.id}: {refusal}") from refusal
+
+    def _with_sampled_ids(self, pieces: list[TurnPiece]) -> list[TurnPiece]:
+        """Sampled ids follow the whole generation prompt; a turn that was cut off is ended by what comes after it."""
+        missing_stop, last_stop, changed = "", "", list[TurnPiece]()
+        for piece in pieces:
+            sampled = piece.turn.token_ids
+            prompt_tail = piece.prompt_tail if sampled else ""
+            before, header_start = piece.context, piece.header_start
+            if last_stop in self.protected.swallows_after:  # as in a prompt, where both stand in one text
+                before = before.lstrip()
+                header_start -= len(piece.context) - len(before)
+            last_stop = piece.stop
+            context, header_start = missing_stop + before + prompt_tail, len(missing_stop) + header_start
+            changed.append(replace(piece, context=context, header_start=header_start))
+            missing_stop = piece.stop if sampled and sampled[-1] not in self._stop_ids else ""
+            if sampled and not all(0 <= index < self._num_tokens for index in sampled):
+                got, expected = f"{min(sampled)} to {max(sampled)}", f"0 to {self._num_tokens - 1}"
+                raise InputError(explain(f"token ids of turn {piece.turn.id}", got=got, expected=expected))
+        return changed
+
+    def _sequence(
+        self, conversation_id: str, pieces: list[TurnPiece], encoded: Iterator[list[int]], notes: Mapping[str, int]
+    ) -> RenderedSequence:
+        ids: list[int] = []
+        spans: list[TurnSpan] = []
+        for piece in pieces:
+            context_ids, own_ids = next(encoded), next(encoded)
+            header_start = len(ids) + self._header_index(piece, context_ids)
+            ids += context_ids
+            start = len(ids)
+            ids += piece.turn.token_ids or own_ids
+            spans.append(self._span(piece, own_ids, header_start, start, len(ids)))
+        return RenderedSequence(conversation_id=conversation_id, ids=ids, spans=spans, notes=notes)
+
+    def _header_index(self, piece: TurnPiece, context_ids: list[int]) -> int:
+        """Tokens before the header. It begins with a special token in most templates; if not, with the one in it."""
+        header = piece.context[piece.header_start :]
+        if not header:
+            return len(context_ids)
+        header_ids = self.encoder.encode([header])[0]
+        if context_ids[-len(header_ids) :] == header_ids:
+            return len(context_ids) - len(header_ids)
+        return self.encoder.token_at(piece.context, piece.header_start)
+
+    def _span(self, piece: TurnPiece, own_ids: list[int], header_start: int, start: int, end: int) -> TurnSpan:
+        call_start, call_end = self._call_tokens(piece, own_ids)
+        return TurnSpan(
+            turn_id=piece.turn.id,
+            header_start=header_start,
+            start=start,
+            end=end,
+            call_start=None if call_start is None else start + call_start,
+            call_end=None if call_end is None else start + call_end,
+            text=self.protected.plain(piece.completion),
+            previous_role=piece.previous_role,
+            is_verbatim=bool(piece.turn.token_ids),
+            thinking=piece.thinking,
+            has_empty_thought=piece.has_empty_thought,
+            no_target=why_no_target(piece.turn, piece.thinking),
+        )
+
+    def _call_tokens(self, piece: TurnPiece, own_ids: list[int]) -> tuple[int | None, int | None]:
+        if piece.call is None:
+            return None, None
+        first, last = (self.encoder.token_at(piece.completion, position) for position in piece.call)
+        sampled = piece.turn.token_ids
+        if not sampled:
+            return first, last
+        # The sampled text may differ from the rendering; the token that opens a call is the same in both.
+        opening = own_ids[first]
+        if opening not in self.encoder.protected_ids or opening not in sampled:
+            return None, None
+        return sampled.index(opening), len(sampled) - int(sampled[-1] in self._stop_ids)
+
+
+def why_no_target(turn: Turn, thinking: Outcome) -> str:
+    """Why no channel learns a turn as a template shows it, or nothing; sampled ids are what they are."""
+    is_shown = thinking in ("target", "context")
+    if turn.token_ids:
+        return ""
+    if text_follows_call(turn):
+        return TEXT_FOLLOWS_CALL
+    if is_shown and thinking_comes_late(turn):
+        return THINKING_COMES_LATE
+    has_answer = turn.calls or turn.text.strip() or thinking == "target"
+    return "" if has_answer else WITHOUT_ANSWER
+
+
+def thinking_counts(sequences: Sequence[RenderedSequence]) -> Counter[str]:
+    """Turns by what was done with their thinking, and those whose header ends with an empty thought."""
+    spans = [span for sequence in sequences for span in sequence.spans]
+    found = Counter(f"thinking_{span.thinking}" for span in spans if span.thinking != "none")
+    return found + Counter(empty_thought_as_header=sum(span.has_empty_thought for span in spans))
+
+
+def _of_format(tools: Mapping[str | None, list[T]], format_name: str) -> list[T]:
+    return tools[format_name] if format_name in tools else tools.get(None, [])
+
+
+def _texts(piece: TurnPiece) -> tuple[str, str]:
+    return piece.context, piece.completion

@@ -1,0 +1,274 @@
+"""What `compose_loss` reads: which rows predict what, of one token tree or of padded sequences.
+
+`SessionTargets` makes a tree of a session: flat sequences with targets in, rows of the tree out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from composer_replication.batch.alignment import Sequences
+from composer_replication.batch.tree import TokenTree, build_tree
+from composer_replication.errors import AlignmentError, BatchKeyError, InputError, explain
+
+CHANNELS = ("lm_ce", "sdpo_jsd", "trace_replay_dpo")
+
+
+class TargetRows(NamedTuple):
+    """Rows, and the token that each of them predicts."""
+
+    rows: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PairRows:
+    """Channel 3: rows that predict the responses, the token of each, and whose it is (chosen first, then rejected)."""
+
+    rows: Tensor
+    targets: Tensor
+    response: Tensor
+    num_pairs: int
+    chosen_reference: Tensor | None
+    rejected_reference: Tensor | None
+
+    def references(self) -> tuple[Tensor, Tensor]:
+        if self.chosen_reference is None or self.rejected_reference is None:
+            raise BatchKeyError(explain("reference log-probs of the pairs", got=None, expected="two numbers a pair"))
+        return self.chosen_reference, self.rejected_reference
+
+
+class ContrastRows(NamedTuple):
+    """Rows below a wrong hint; `numbers` says which of channel 2's rows predict the same tokens."""
+
+    numbers: Tensor
+    rows: Tensor
+
+
+Tokens = TokenTree | Sequences
+"""What one pass reads; a row is a number in the tree's layout, or sequence * T + position of padded sequences."""
+
+
+class Passes(NamedTuple):
+    """Whose rows the channels read: the student's, the hinted and wrongly hinted contexts', the pairs'."""
+
+    student: Tokens
+    hinted: Tokens
+    contrast: Tokens
+    pairs: Tokens
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelRows:
+    """The rows of each channel. Row n of student and teacher predict the same token.
+
+    That token and its number in its site are known to batches that are read or built here; some switches need them.
+    """
+
+    response: TargetRows
+    student_rows: Tensor
+    teacher_rows: Tensor
+    pairs: PairRows | None
+    target_tokens: Tensor | None = None
+    site_position: Tensor | None = None
+    contrast: ContrastRows | None = None
+    sites_without_contrast: int = 0
+
+    def counts(self, *, hints: bool = True, pairs: bool = True) -> dict[str, int]:
+        """Items of each channel that is asked for."""
+        num_pairs = self.pairs.num_pairs if pairs and self.pairs is not None else 0
+        found = (self.response.rows.numel(), self.student_rows.numel() if hints else 0, num_pairs)
+        return dict(zip(CHANNELS, found, strict=True))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TreeBatch(ChannelRows):
+    """All rows are those of one tree, and one pass gives them: what `compose_loss` takes instead of a mapping."""
+
+    tree: TokenTree
+
+    @property
+    def passes(self) -> Passes:
+        return Passes(self.tree, self.tree, self.tree, self.tree)
+
+    def check(self, num_embeddings: int) -> None:
+        """Raise where an id has no embedding."""
+        check_ids(self.tree.input_ids, num_embeddings)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FlatBatch(ChannelRows):
+    """Padded sequences: the teacher's contexts and the pairs are passes of their own (`batch.flat_batch` reads them).
+
+    The hinted contexts then keep nothing for a backward pass, and channel 1 has the same bits with channel 2 on or off.
+    """
+
+    sequences: Sequences
+    contexts: Sequences | None = None
+    wrong_contexts: Sequences | None = None
+    pair_sequences: Sequences | None = None
+
+    @property
+    def passes(self) -> Passes:
+        """What is not there is one token, a pass for each: another process may have it, and all run it together."""
+        others = (self.contexts, self.wrong_contexts, self.pair_sequences)
+        return Passes(self.sequences, *(each or Sequences(self.sequences.input_ids[:1, :1]) for each in others))
+
+
+class _Range(NamedTuple):
+    """Tokens [start, end) of a sequence, by its number."""
+
+    sequence: int
+    start: int
+    end: int
+
+
+class _Site(NamedTuple):
+    """The same target tokens in the student's sequence, in the hinted and in the wrongly hinted one."""
+
+    student: _Range
+    teacher: _Range
+    contrast: _Range | None
+
+
+@dataclass
+class SessionTargets:
+    """Collects the sequences of a session with what counts in each; `build` merges them into a tree.
+
+    A target is a range of *tokens* [start, end) of its sequence; the rows that predict them lie one earlier.
+    """
+
+    _sequences: list[Sequence[int]] = field(default_factory=list[Sequence[int]])
+    _responses: list[_Range] = field(default_factory=list[_Range])
+    _sites: list[_Site] = field(default_factory=list[_Site])
+    _chosen: list[_Range] = field(default_factory=list[_Range])
+    _rejected: list[_Range] = field(default_factory=list[_Range])
+    _references: list[tuple[float, float] | None] = field(default_factory=list[tuple[float, float] | None])
+    _number_of: dict[int, int] = field(default_factory=dict[int, int])
+
+    def add_response(self, ids: Sequence[int], start: int, end: int) -> None:
+        """Channel 1: tokens [start, end) of a sequence."""
+        self._responses.append(self._add(ids, start, end))
+
+    def add_site(
+        self,
+        ids: Sequence[int],
+        start: int,
+        end: int,
+        teacher_ids: Sequence[int],
+        teacher_start: int,
+        *,
+        contrast_ids: Sequence[int] | None = None,
+        contrast_start: int | None = None,
+    ) -> None:
+        """Channel 2: the erring turn's tokens, and where they stand in the context with its hint and with a wrong one.
+
+        The wrong hint is for `RowWeighting.contrast`; a site may be without.
+        """
+        if (contrast_ids is None) != (contrast_start is None):
+            got = "contrast_ids or contrast_start alone"
+            raise InputError(explain("contrast of a site", got=got, expected="both, or neither"))
+        _check_same_tokens(ids[start:end], teacher_ids, teacher_start)
+        student = self._add(ids, start, end)
+        teacher = self._add(teacher_ids, teacher_start, teacher_start + end - start)
+        contrast = None
+        if contrast_ids is not None and contrast_start is not None:
+            _check_same_tokens(ids[start:end], contrast_ids, contrast_start)
+            contrast = self._add(contrast_ids, contrast_start, contrast_start + end - start)
+        self._sites.append(_Site(student, teacher, contrast))
+
+    def add_pair(
+        self,
+        chosen_ids: Sequence[int],
+        chosen_start: int,
+        rejected_ids: Sequence[int],
+        rejected_start: int,
+        *,
+        references: tuple[float, float] | None = None,
+    ) -> None:
+        """Channel 3: a response is its sequence from its start on; `references` are the start weights' log-probs."""
+        self._chosen.append(self._add(chosen_ids, chosen_start, len(chosen_ids)))
+        self._rejected.append(self._add(rejected_ids, rejected_start, len(rejected_ids)))
+        self._references.append(references)
+
+    def build(self, device: str | torch.device = "cpu") -> TreeBatch:
+        """The tree of everything that was added."""
+        if not self._sequences:
+            raise InputError(explain("session", got="no sequence", expected="at least one"))
+        tree = build_tree(self._sequences).to(device)
+        student = _rows(tree, [each.student for each in self._sites])
+        sizes = torch.tensor([each.student.end - each.student.start for each in self._sites], dtype=torch.int64)
+        firsts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+        numbers = torch.arange(firsts.numel())
+        has_contrast = torch.tensor([each.contrast is not None for each in self._sites], dtype=torch.bool)
+        contrast = None
+        if bool(has_contrast.any()):
+            rows = _rows(tree, [each.contrast for each in self._sites if each.contrast is not None]).rows
+            contrast = ContrastRows(numbers[has_contrast.repeat_interleave(sizes)].to(device), rows)
+        return TreeBatch(
+            _rows(tree, self._responses),
+            student.rows,
+            _rows(tree, [each.teacher for each in self._sites]).rows,
+            self._pairs(tree),
+            tree=tree,
+            target_tokens=student.targets,
+            site_position=(numbers - firsts).to(device),
+            contrast=contrast,
+            sites_without_contrast=int((~has_contrast).sum()),
+        )
+
+    def _pairs(self, tree: TokenTree) -> PairRows | None:
+        if not self._chosen:
+            return None
+        sides = [*self._chosen, *self._rejected]
+        found = _rows(tree, sides)
+        lengths = torch.tensor([end - start for _, start, end in sides], device=found.rows.device)
+        response = torch.arange(len(sides), device=found.rows.device).repeat_interleave(lengths)
+        known = [each for each in self._references if each is not None]
+        if len(known) not in (0, len(self._chosen)):
+            got = f"{len(known)} of {len(self._chosen)} pairs"
+            raise InputError(explain("reference log-probs", got=got, expected="all of the pairs, or none"))
+        both = torch.tensor(known, dtype=torch.float64, device=found.rows.device) if known else None
+        chosen, rejected = (None, None) if both is None else both.unbind(1)
+        return PairRows(found.rows, found.targets, response, len(self._chosen), chosen, rejected)
+
+    def _add(self, ids: Sequence[int], start: int, end: int) -> _Range:
+        if not 0 < start < end <= len(ids):
+            expected = f"0 < start < end <= {len(ids)}: nothing predicts a first token"
+            raise InputError(explain("target range", got=(start, end), expected=expected))
+        number = self._number_of.get(id(ids))
+        if number is None or self._sequences[number] != ids:  # a list that was reused holds another sequence
+            number = self._number_of[id(ids)] = len(self._sequences)
+            self._sequences.append(list(ids))
+        return _Range(number, start, end)
+
+
+def _check_same_tokens(targets: Sequence[int], other_ids: Sequence[int], other_start: int) -> None:
+    there = list(other_ids[other_start : other_start + len(targets)])
+    if list(targets) != there:
+        fix = "Both ranges name the target tokens themselves; the hinted context has them further on"
+        got = f"{list(targets)[:5]}… and {there[:5]}…"
+        raise AlignmentError(explain("target tokens of the two sides", got=got, expected="the same", fix=fix))
+
+
+def check_ids(ids: Tensor, num_embeddings: int) -> None:
+    """Every id has an embedding: a GPU's own complaint would end the process."""
+    least, most = int(ids.min()), int(ids.max())
+    if most >= num_embeddings or least < 0:
+        expected = f"ids from 0 to {num_embeddings - 1}"
+        raise InputError(explain("token ids of the tree", got=f"{least} to {most}", expected=expected))
+
+
+def _rows(tree: TokenTree, ranges: Sequence[_Range]) -> TargetRows:
+    """The rows that predict tokens [start, end) of each sequence, one after the other."""
+    if not ranges:
+        nothing = torch.empty(0, dtype=torch.int64, device=tree.input_ids.device)
+        return TargetRows(nothing, nothing)
+    rows = torch.cat([tree.rows[sequence][start - 1 : end - 1] for sequence, start, end in ranges])
+    tokens = torch.cat([tree.rows[sequence][start:end] for sequence, start, end in ranges])
+    return TargetRows(rows, tree.input_ids[tokens])

@@ -1,0 +1,274 @@
+"""ATIF (Agent Trajectory Interchange Format) documents, with those of their sub-agents; `to_atif` writes them.
+
+The error flag of a result is `extra["is_error"]` (None where it is missing). `Turn.extra["atif"]` keeps the fields of a
+step that a turn has no place for, and `Turn.extra["read_from"]` where the log stood that the document was made from.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from composer_replication.ingestion.formats.atif_write import (
+    CACHE_KEY,
+    ERROR_KEY,
+    KEPT_OF_DOCUMENT,
+    KEPT_OF_METRICS,
+    KEPT_OF_STEP,
+    OURS,
+    RAW_KEY,
+    UNKNOWN_VERSION,
+    USUAL_ORIGIN,
+)
+from composer_replication.ingestion.formats.atif_write import to_atif as to_atif
+from composer_replication.ingestion.reading.documents import read_lines_or_document
+from composer_replication.ingestion.reading.json_text import as_utf8
+from composer_replication.ingestion.reading.source import IngestReport, Record, SourceFile, as_text, image_count
+from composer_replication.ingestion.reading.turn_list import (
+    NO_CALL,
+    TurnList,
+    as_list,
+    as_record,
+    as_string,
+    count,
+    logged_call,
+    outline,
+    stem,
+    unique,
+    usage_of,
+)
+from composer_replication.types import (
+    Conversation,
+    Link,
+    LinkKind,
+    Origin,
+    Provenance,
+    Role,
+    ToolCall,
+    ToolResult,
+    Turn,
+    Usage,
+)
+
+FORMAT = "atif"
+_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
+_ROLES: dict[str, Role] = {"system": "system", "user": "user", "agent": "assistant"}
+
+
+def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001
+    keys, head = outline(head), as_utf8(head)
+    return ("schema_version" in keys and b'"ATIF-' in head) or {"steps[].step_id", "steps[].source"} <= keys
+
+
+def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    taken: set[str] = set()
+    for _, document in read_lines_or_document(source, report):
+        if isinstance(document, dict):
+            yield from _family(document, source, report, taken)
+        else:
+            report.skip("not a JSON object", source.name)
+
+
+def _family(document: Record, source: SourceFile, report: IngestReport, taken: set[str]) -> Iterator[Conversation]:
+    waiting: deque[tuple[Record, Link | None, str]] = deque([(document, None, stem(source.name))])
+    while waiting:
+        trajectory, parent, name = waiting.popleft()
+        reader = _Trajectory(trajectory, unique(_id(trajectory) or name, taken), source.name, report)
+        conversation = reader.conversation(parent)
+        if conversation.turns:
+            yield conversation
+        for index, child in enumerate(as_list(trajectory.get("subagent_trajectories"))):
+            if not isinstance(child, dict):
+                report.skip("sub-agent is not an object", source.name)
+                continue
+            link = reader.links.get(_id(child) or "") or Link(kind="subagent", conversation_id=conversation.id)
+            waiting.append((child, link, f"{name}:{index}"))
+
+
+def _id(trajectory: Record) -> str | None:
+    return as_string(trajectory.get("trajectory_id")) or as_string(trajectory.get("session_id"))
+
+
+class _Trajectory:
+    """One document's steps as turns, and the links of the sub-agents it names."""
+
+    def __init__(self, document: Record, id: str, file: str, report: IngestReport) -> None:
+        self.turns, self.links = TurnList(file, report), dict[str, Link]()
+        self._document, self._id, self._file, self._report = document, id, file, report
+        self._agent = as_record(document.get("agent"))
+        children = [as_record(each) for each in as_list(document.get("subagent_trajectories"))]
+        self._embedded = {_id(each) for each in children}
+
+    def conversation(self, parent: Link | None) -> Conversation:
+        steps = self._document.get("steps")
+        if not isinstance(steps, list):
+            self._report.skip("no steps", self._file)
+        self.turns.each(as_list(steps), self._add)
+        document, own = self._document, as_record(as_record(self._document.get("extra")).get(OURS))
+        version, source_format = as_string(self._agent.get("version")), as_string(own.get("format"))
+        kept = {key: document[key] for key in KEPT_OF_DOCUMENT if document.get(key) is not None}
+        kept |= _rest("extra", document.get("extra"), {OURS})
+        named = {"version", "name"} if self._agent.get("name") == source_format else {"version"}
+        kept |= _rest("agent", self._agent, named)
+        extra = self.turns.kept(as_record(own.get("extra")), 0)
+        if source_format not in (None, FORMAT):
+            extra["source_format"] = source_format
+        return Conversation(
+            id=self._id,
+            format=FORMAT,
+            turns=tuple(self.turns.turns),
+            parent=_link(own.get("parent"), parent) or parent,
+            session_id=as_string(document.get("session_id")),
+            title=as_string(own.get("title")),
+            cwd=as_string(own.get("cwd")),
+            agent_version=None if version == UNKNOWN_VERSION else version,
+            extra=extra | self.turns.kept({"atif": kept} if kept else {}, 0),
+        )
+
+    def _add(self, step: Record, number: int) -> None:
+        source = step.get("source")
+        if not isinstance(source, str) or source not in _ROLES:
+            self._report.skip(f"unknown record type {source!r}", self._file, number)
+            return
+        own = as_record(as_record(step.get("extra")).get(OURS))
+        results = [
+            each for each in as_list(as_record(step.get("observation")).get("results")) if isinstance(each, dict)
+        ]
+        turn = self._turn(step, own, number)
+        if own.get("role") == "tool":
+            self._add_results(replace(turn, role="tool", origin=_origin(step, own, "tool")), results)
+            return
+        # A system step may be there for its results alone.
+        if source != "system" or turn.text or own or not results:
+            turn = self.turns.add(turn)
+        for tool_turn in as_list(own.get("tool_turns")) if results else []:
+            part = as_record(tool_turn)
+            taken, results = results[: count(part.get("n"))], results[count(part.get("n")) :]
+            if taken:
+                self._add_results(self._tool_turn(step, part, turn, number), taken, caller=turn)
+        if results:
+            self._add_results(self._tool_turn(step, {}, turn, number), results, caller=turn)
+
+    def _turn(self, step: Record, own: Record, number: int) -> Turn:
+        role, message = _ROLES[step["source"]], step.get("message")
+        metrics = as_record(step.get("metrics")) or as_record(own.get("metrics"))
+        kept = {key: step[key] for key in KEPT_OF_STEP if step.get(key) is not None}
+        kept |= {key: metrics[key] for key in KEPT_OF_METRICS if metrics.get(key) is not None}
+        kept |= _rest("extra", step.get("extra"), {OURS}) | _rest("metrics_extra", metrics.get("extra"), {CACHE_KEY})
+        kept |= {"message": message} if isinstance(message, list) else {}
+        model = step.get("model_name", self._agent.get("model_name")) if role == "assistant" else own.get("model")
+        return Turn(
+            id=as_string(own.get("id")) or as_text(step.get("step_id", number)),
+            role=role,
+            origin=_origin(step, own, role),
+            text=as_text(message),
+            thinking=as_text(step.get("reasoning_content", own.get("thinking"))),
+            calls=self._calls(step, number) if role == "assistant" else (),
+            parent_id=as_string(own.get("parent_id")),
+            model=as_string(model),
+            usage=_usage(metrics),
+            timestamp=as_string(step.get("timestamp")) or as_string(own.get("timestamp")),
+            provenance=Provenance(file=self._file, lines=(number,)),
+            token_ids=self._numbers(metrics.get("completion_token_ids"), int, number),
+            logprobs=self._numbers(metrics.get("logprobs"), float, number),
+            extra=image_count(message)
+            | self._extra(own, number)
+            | self.turns.kept({"atif": self.turns.kept(kept, number)} if kept else {}, number),
+        )
+
+    def _extra(self, own: Record, number: int) -> Record:
+        """What the conversation that was written kept beside this turn, and where that turn had been read."""
+        read_from = {"read_from": own["read_from"]} if isinstance(own.get("read_from"), dict) else {}
+        extra = self.turns.kept(as_record(own.get("extra")) | read_from, number)
+        agents = extra.get("agents", {})
+        if not isinstance(agents, dict) or not all(isinstance(each, str) for each in agents.values()):
+            self._report.skip("broken agents", self._file, number)
+            del extra["agents"]
+        return extra
+
+    def _calls(self, step: Record, number: int) -> tuple[ToolCall, ...]:
+        calls: list[ToolCall] = []
+        for entry in as_list(step.get("tool_calls")):
+            if not isinstance(entry, dict):
+                self._report.skip(NO_CALL, self._file, number)
+                continue
+            call = logged_call(entry.get("tool_call_id"), entry.get("function_name"), entry.get("arguments"))
+            raw = as_record(entry.get("extra")).get(RAW_KEY)
+            calls.append(replace(call, raw_arguments=raw) if isinstance(raw, str) else call)
+        return tuple(calls)
+
+    def _tool_turn(self, step: Record, own: Record, turn: Turn, number: int) -> Turn:
+        return Turn(
+            id=as_string(own.get("id")) or f"{turn.id}:observation",
+            role="tool",
+            origin=_origin(step, own, "tool"),
+            parent_id=as_string(own.get("parent_id")),
+            timestamp=as_string(own.get("timestamp")),
+            provenance=Provenance(file=self._file, lines=(number,)),
+            extra=self._extra(own, number),
+        )
+
+    def _add_results(self, turn: Turn, entries: list[Record], caller: Turn | None = None) -> None:
+        results: list[ToolResult] = []
+        outside: dict[str, list[Any]] = {}
+        for entry in entries:
+            flag, id = as_record(entry.get("extra")).get(ERROR_KEY), as_text(entry.get("source_call_id"))
+            is_error = flag if isinstance(flag, bool) else None
+            results.append(ToolResult(call_id=id, text=as_text(entry.get("content")), is_error=is_error))
+            for ref in map(as_record, as_list(entry.get("subagent_trajectory_ref"))):
+                child = as_string(ref.get("trajectory_id"))
+                if child in self._embedded and child is not None:
+                    hook = None if caller is None else caller.id
+                    self.links.setdefault(
+                        child, Link(kind="subagent", conversation_id=self._id, turn_id=hook, call_id=id)
+                    )
+                else:
+                    outside.setdefault(id, []).append(ref)
+        extra = image_count(*(entry.get("content") for entry in entries)) | dict(turn.extra)
+        if outside:
+            extra |= self.turns.kept(
+                {"atif": {**extra.get("atif", {}), "references": outside}}, turn.provenance.lines[0]
+            )
+        self.turns.add(replace(turn, results=tuple(results), extra=extra))
+
+    def _numbers(self, given: Any, kind: type, number: int) -> Any:
+        """A tuple of numbers, or None; a list with anything else in it is counted and left out as a whole."""
+        if given is None:
+            return None
+        good = (int,) if kind is int else (int, float)
+        if isinstance(given, list) and all(isinstance(each, good) and not isinstance(each, bool) for each in given):
+            return tuple(map(kind, given))
+        self._report.skip("broken token ids or logprobs", self._file, number)
+        return None
+
+
+def _origin(step: Record, own: Record, role: Role) -> Origin:
+    if step.get("is_copied_context") is True:
+        return "copied"
+    if own.get("origin") in get_args(Origin):
+        return cast("Origin", own["origin"])
+    # A step without any model call was dispatched by the harness.
+    return "meta" if role == "assistant" and step.get("llm_call_count") == 0 else USUAL_ORIGIN[role]
+
+
+def _usage(metrics: Record) -> Usage | None:
+    is_counted = any(isinstance(metrics.get(key), int) for key in _COUNTS)
+    return usage_of(metrics, *_COUNTS, f"extra.{CACHE_KEY}") if is_counted else None
+
+
+def _link(given: Any, parent: Link | None) -> Link | None:
+    link = as_record(given)
+    kind, where = link.get("kind"), as_string(link.get("conversation_id"))
+    if kind not in get_args(LinkKind) or where is None:
+        return None
+    where = where if parent is None else parent.conversation_id
+    turn_id, call_id = as_string(link.get("turn_id")), as_string(link.get("call_id"))
+    return Link(kind=cast("LinkKind", kind), conversation_id=where, turn_id=turn_id, call_id=call_id)
+
+
+def _rest(name: str, given: Any, ours: set[str]) -> Record:
+    rest = {key: value for key, value in as_record(given).items() if key not in ours}
+    return {name: rest} if rest else {}

@@ -1,0 +1,207 @@
+"""A conversation as an ATIF document (schema ATIF-v1.8).
+
+What the schema has no field for travels in its `extra` fields: `is_error` in a result's, `raw_arguments` in a call's,
+and what belongs to a turn or a conversation under `composer_replication` in a step's and the document's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from composer_replication.ingestion.reading.source import as_text
+from composer_replication.ingestion.reading.turn_list import as_list, as_record
+from composer_replication.types import Conversation, Origin, ToolCall, Turn
+
+SCHEMA_VERSION = "ATIF-v1.8"
+OURS = "composer_replication"
+ERROR_KEY = "is_error"
+RAW_KEY = "raw_arguments"
+CACHE_KEY = "cache_creation_tokens"
+UNKNOWN_VERSION = "unknown"
+USUAL_ORIGIN: dict[str, Origin] = {"system": "meta", "user": "human", "assistant": "model", "tool": "tool"}
+# Fields of the schema that a conversation or a turn has no place for; `extra["atif"]` keeps those that were read.
+KEPT_OF_DOCUMENT = ("notes", "final_metrics", "continued_trajectory_ref")
+KEPT_OF_STEP = ("reasoning_effort", "llm_call_count")
+KEPT_OF_METRICS = ("cost_usd", "prompt_token_ids")
+_SOURCES = {"system": "system", "user": "user", "assistant": "agent", "tool": "system"}
+
+
+def to_atif(conversation: Conversation, *, subagents: Iterable[Conversation] = ()) -> dict[str, Any]:
+    """The document as plain JSON data; conversations of `subagents` are embedded below the one they hang on."""
+    children: dict[str, list[Conversation]] = {}
+    for each in subagents:
+        if each.parent is not None:
+            children.setdefault(each.parent.conversation_id, []).append(each)
+    return _document(conversation, children, {conversation.id})
+
+
+def is_iso(timestamp: str) -> bool:
+    """Whether the schema accepts the timestamp."""
+    try:
+        datetime.fromisoformat(timestamp.replace("Z", "+00:00"))
+    except ValueError:
+        return False
+    return True
+
+
+def _document(conversation: Conversation, children: Mapping[str, list[Conversation]], seen: set[str]) -> dict[str, Any]:
+    kept = as_record(conversation.extra.get("atif"))
+    agent = as_record(kept.get("agent"))
+    source_format = as_text(conversation.extra.get("source_format", conversation.format))
+    below = [each for each in children.get(conversation.id, []) if each.id not in seen]
+    seen |= {each.id for each in below}
+    parent = conversation.parent
+    own = {
+        "format": source_format,
+        "title": conversation.title,
+        "cwd": conversation.cwd,
+        "parent": None if parent is None else asdict(parent),
+        "extra": {key: each for key, each in conversation.extra.items() if key not in ("atif", "source_format")}
+        or None,
+    }
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "session_id": conversation.session_id,
+        "trajectory_id": conversation.id,
+        "agent": {"name": source_format, **agent, "version": conversation.agent_version or UNKNOWN_VERSION},
+        "steps": _steps(conversation.turns, _references(below)),
+        **{key: kept.get(key) for key in KEPT_OF_DOCUMENT},
+        "extra": {**as_record(kept.get("extra")), OURS: _given(own)},
+        "subagent_trajectories": [_document(each, children, seen) for each in below] or None,
+    }
+    return _given(document)
+
+
+def _references(children: list[Conversation]) -> dict[str, list[dict[str, Any]]]:
+    references: dict[str, list[dict[str, Any]]] = {}
+    for child in children:
+        if child.parent is not None and child.parent.call_id is not None:
+            references.setdefault(child.parent.call_id, []).append({"trajectory_id": child.id})
+    return references
+
+
+def _steps(turns: tuple[Turn, ...], references: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = []
+    caller: Turn | None = None  # the assistant turn of the last step
+    for turn in turns:
+        results = _results(turn, references)
+        if caller is not None and _answers(turn, caller):
+            steps[-1].setdefault("observation", {"results": []})["results"] += results
+            steps[-1]["extra"][OURS].setdefault("tool_turns", []).append({**_own(turn), "n": len(results)})
+            continue
+        step = _step(turn, len(steps) + 1)
+        if results:
+            step["observation"] = {"results": results}
+        steps.append(step)
+        caller = turn if turn.role == "assistant" else None
+    return steps
+
+
+def _answers(turn: Turn, caller: Turn) -> bool:
+    """Whether a turn is nothing but results of the calls before it, which a step shows beside its calls."""
+    ids = {call.id for call in caller.calls}
+    return (
+        turn.role == "tool"
+        and bool(turn.results)
+        and all(result.call_id in ids for result in turn.results)
+        and (turn.origin == "copied") == (caller.origin == "copied")
+        and not (turn.text or turn.thinking or turn.model or _metrics(turn, {}))
+    )
+
+
+def _step(turn: Turn, number: int) -> dict[str, Any]:
+    kept = as_record(turn.extra.get("atif"))
+    own, metrics = _own(turn), _metrics(turn, kept)
+    step: dict[str, Any] = {"step_id": number, "source": _SOURCES[turn.role], "message": _message(turn, kept)}
+    if turn.timestamp is not None and is_iso(turn.timestamp):
+        step["timestamp"] = turn.timestamp
+        del own["timestamp"]
+    if turn.role == "assistant":
+        step |= _given(
+            {
+                "model_name": turn.model,
+                "reasoning_content": turn.thinking or None,
+                "tool_calls": [_call(call) for call in turn.calls] or None,
+                "metrics": metrics or None,
+                **{key: kept.get(key) for key in KEPT_OF_STEP},
+            }
+        )
+    else:  # the schema knows these on an agent's steps only
+        own |= _given({"model": turn.model, "thinking": turn.thinking or None, "metrics": metrics or None})
+    if turn.role == "tool":
+        own["role"] = "tool"
+    if turn.origin == "copied":
+        step["is_copied_context"] = True
+    step["extra"] = {**as_record(kept.get("extra")), OURS: own}
+    return step
+
+
+def _own(turn: Turn) -> dict[str, Any]:
+    read_from = turn.extra.get("read_from", {"file": turn.provenance.file, "lines": list(turn.provenance.lines)})
+    extra = {key: each for key, each in turn.extra.items() if key not in ("atif", "read_from")}
+    return _given(
+        {
+            "id": turn.id,
+            "origin": None if turn.origin in (USUAL_ORIGIN[turn.role], "copied") else turn.origin,
+            "parent_id": turn.parent_id,
+            "timestamp": turn.timestamp,
+            "read_from": read_from,
+            "extra": extra or None,
+        }
+    )
+
+
+def _message(turn: Turn, kept: Mapping[str, Any]) -> Any:
+    """The parts of a multimodal message as they were read, as long as the text is still theirs."""
+    parts = kept.get("message")
+    return parts if isinstance(parts, list) and as_text(parts) == turn.text else turn.text
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    extra = None if call.raw_arguments is None else {RAW_KEY: call.raw_arguments}
+    arguments = dict(call.arguments)
+    return _given({"tool_call_id": call.id, "function_name": call.name, "arguments": arguments, "extra": extra})
+
+
+def _results(turn: Turn, references: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    outside = as_record(as_record(turn.extra.get("atif")).get("references"))
+    return [
+        _given(
+            {
+                "source_call_id": result.call_id or None,
+                "content": result.text,
+                # Each sub-agent hangs on one result.
+                "subagent_trajectory_ref": references.pop(result.call_id, []) + as_list(outside.get(result.call_id))
+                or None,
+                "extra": None if result.is_error is None else {ERROR_KEY: result.is_error},
+            }
+        )
+        for result in turn.results
+    ]
+
+
+def _metrics(turn: Turn, kept: Mapping[str, Any]) -> dict[str, Any]:
+    usage, metrics, extra = turn.usage, {}, dict(as_record(kept.get("metrics_extra")))
+    if usage is not None:
+        # The schema counts cached tokens within the prompt's; ours are disjoint.
+        metrics["prompt_tokens"] = usage.input_tokens + usage.cache_read_tokens + usage.cache_creation_tokens
+        metrics["completion_tokens"] = usage.output_tokens
+        metrics["cached_tokens"] = usage.cache_read_tokens or None
+        if usage.cache_creation_tokens:
+            extra[CACHE_KEY] = usage.cache_creation_tokens
+    if turn.token_ids is not None:
+        metrics["completion_token_ids"] = list(turn.token_ids)
+    if turn.logprobs is not None and all(map(math.isfinite, turn.logprobs)):
+        metrics["logprobs"] = list(turn.logprobs)
+    elif turn.logprobs is not None:  # JSON has no infinity
+        extra["logprobs"] = [repr(each) for each in turn.logprobs]
+    metrics |= {key: kept.get(key) for key in KEPT_OF_METRICS}
+    return _given({**metrics, "extra": extra or None})
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if value is not None}

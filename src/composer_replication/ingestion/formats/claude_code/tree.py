@@ -1,0 +1,261 @@
+"""A Claude Code log as a tree of records, and the paths through it that were really lived.
+
+Records point to their parent by uuid. Most parents are records that carry no message (progress, hooks), an assistant
+message is split over several records, parallel calls make their results siblings, a rewind leaves a dead branch, and a
+compaction starts a new tree that only a logical link ties to the old one. So the whole tree is built first, and what is
+dropped is dropped afterwards; the path from the last record to the root is not all of what the model saw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from composer_replication.ingestion.formats.claude_code.attachments import Attachment, attachment_kind, attachment_of
+from composer_replication.ingestion.formats.claude_code.links import Links
+from composer_replication.ingestion.formats.claude_code.order import behind_their_parents, without_copies
+from composer_replication.ingestion.formats.claude_code.record import Entry, Node, node_of
+from composer_replication.ingestion.formats.claude_code.sidechains import Chain
+from composer_replication.ingestion.reading.source import TOO_DEEP, IngestReport, Record
+
+_MESSAGE_TYPES = frozenset({"user", "assistant"})
+# Known records that hold no message. Anything else is counted under its own name.
+_SILENT_TYPES = frozenset(
+    {
+        "progress",
+        "system",
+        "file-history-snapshot",
+        "queue-operation",
+        "summary",
+        "permission-mode",
+        "ai-title",
+        "agent-setting",
+        "bridge-session",
+        "worktree-state",
+        "pr-link",
+        "agent-name",
+        "custom-title",
+        "last-prompt",
+    }
+)
+
+
+@dataclass(slots=True)
+class RecordTree:
+    """All records of one log; `nearest` knows those without a message too."""
+
+    file: str
+    report: IngestReport
+    is_agent: bool = False
+    """Whether it is a sub-agent's own file."""
+    nodes: dict[str, Node] = field(default_factory=dict[str, Node])
+    nearest: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
+    """Any record -> the nearest node at or above it."""
+    chain_of: dict[str, Chain] = field(default_factory=dict[str, Chain])
+    """Any record of a sidechain -> the inline sub-agent it is of."""
+    title: str | None = None
+    num_records: int = 0
+    num_silent: int = 0
+    """Records of a known type that hold no message."""
+    attachments: list[Record] = field(default_factory=list[Record])
+    queue_operations: list[tuple[int, Record]] = field(default_factory=list[tuple[int, Record]])
+    ended_at: dict[str, str] = field(default_factory=dict[str, str])
+    """The start of a context (a boundary, or a summary that lost its own) -> where the context before it ended."""
+    _entries: list[Entry] = field(default_factory=list[Entry])
+
+    def add(self, line: int, record: Record) -> None:
+        """Take a record; what it hangs from is decided by `settle`, when all of them are known."""
+        kind = record.get("type")
+        kind = kind if isinstance(kind, str) else type(kind).__name__
+        self.num_records += 1
+        holds_message = kind in _MESSAGE_TYPES
+        shown = self._attachment(record, line) if kind == "attachment" else None
+        is_boundary = not holds_message and self._is_boundary(kind, record, line)
+        uuid = record.get("uuid")
+        if not isinstance(uuid, str):
+            if not holds_message and shown is None:
+                return
+            uuid = f"line-{line}"
+        # In a sub-agent's own file every record is marked as a sidechain; there it is the main thread.
+        is_sidechain = record.get("isSidechain") is True and not self.is_agent
+        is_node = holds_message or is_boundary or shown is not None
+        node = node_of(uuid, kind, line, record, is_sidechain, shown) if is_node else None
+        parent, time = record.get("parentUuid"), record.get("timestamp")
+        agent = record.get("agentId") if is_sidechain else None
+        agent = agent if isinstance(agent, str) else None
+        self._entries.append(Entry(line, uuid, parent, is_sidechain, time, node, agent))
+
+    def settle(self) -> None:
+        """Once all records are there: copies out, each behind its parent, and links that cannot be right replaced."""
+        kept = without_copies(self._entries, self.file, self.report)
+        links = Links(self.file, self.report)
+        links.settle(behind_their_parents(kept))
+        self.nodes, self.nearest, self.ended_at = links.nodes, links.nearest, links.ended_at
+        self.chain_of = links.chain_of
+        self._entries = []
+
+    def _is_boundary(self, kind: str, record: Record, line: int) -> bool:
+        """Whether a record without a message is a compaction's boundary; all others are only counted."""
+        if kind == "system" and record.get("subtype") == "compact_boundary":
+            return True
+        if kind in _SILENT_TYPES:
+            self.num_silent += 1
+            if kind == "queue-operation":
+                self.queue_operations.append((line, record))
+        elif kind != "attachment":
+            self.report.skip(f"unknown record type {kind!r}", self.file, line)
+        if kind == "summary":
+            self.report.counts["summaries"] += 1
+            self.title = record["summary"] if isinstance(record.get("summary"), str) else self.title
+        return False
+
+    def _attachment(self, record: Record, line: int) -> Attachment | None:
+        """What the model was shown; what it never was is counted by its kind."""
+        self.attachments.append(record)
+        try:
+            shown = attachment_of(record)
+        except RecursionError:
+            self.report.skip(TOO_DEEP, self.file, line)
+            return None
+        if shown is None:
+            self.num_silent += 1
+            self.report.counts[f"attachments not shown: {attachment_kind(record)}"] += 1
+        return shown
+
+    def ancestor(self, uuid: str | None) -> str | None:
+        """The nearest record at or above `uuid` that is a node."""
+        return None if uuid is None else self.nearest.get(uuid)
+
+    def path_to_root(self, uuid: str | None) -> list[Node]:
+        """From the node at or above `uuid` up to its root or to the start of its context, which is included."""
+        path: list[Node] = []
+        node_id = self.ancestor(uuid)
+        while node_id is not None:
+            node = self.nodes[node_id]
+            path.append(node)
+            if self.is_start(node):
+                break
+            node_id = self.ancestor(node.parent)
+        return path
+
+    def is_start(self, node: Node) -> bool:
+        """Whether a compaction begins a context here."""
+        return node.is_boundary or node.uuid in self.ended_at
+
+
+@dataclass(slots=True)
+class Part:
+    """The records of one context in file order, and what it began at (None: the start of the session)."""
+
+    nodes: list[Node]
+    boundary: Node | None
+
+
+def live_parts(tree: RecordTree) -> list[Part]:
+    """The main thread as it stood at the end, cut at compactions, oldest part first."""
+    main = _MainThread(tree)
+    leaf = next((node for node in reversed(main.nodes) if not node.is_boundary and node.attachment is None), None)
+    parts: list[Part] = []
+    taken: set[str] = set()
+    while leaf is not None:
+        path = tree.path_to_root(leaf.uuid)
+        boundary = path[-1] if tree.is_start(path[-1]) else None
+        lived = main.with_siblings([node for node in path if not node.is_boundary], taken)
+        taken |= {node.uuid for node in lived}
+        parts.append(Part(lived, boundary))
+        leaf = None if boundary is None else _before_boundary(tree, boundary, taken)
+    return parts[::-1]
+
+
+class _MainThread:
+    """The main thread's nodes, by message and by the calls they answer: each part looks up only what is its own."""
+
+    def __init__(self, tree: RecordTree) -> None:
+        self.nodes = [node for node in tree.nodes.values() if not node.is_sidechain]
+        self._of_message: dict[str, list[Node]] = {}
+        self._answers: dict[str, list[Node]] = {}
+        self._hanging = _attachments_without_successor(tree, self.nodes)
+        self._context: dict[str, str | None] = {}
+        """Node -> the start of the context it is in."""
+        for node in self.nodes:
+            above = tree.ancestor(node.parent)
+            self._context[node.uuid] = node.uuid if tree.is_start(node) else self._context.get(above or "")
+            if node.kind == "assistant":
+                self._of_message.setdefault(node.message_key, []).append(node)
+            elif node.kind == "user":
+                for call_id in node.answered:
+                    self._answers.setdefault(call_id, []).append(node)
+
+    def with_siblings(self, path: list[Node], taken: set[str]) -> list[Node]:
+        """The path plus what belongs to it sideways: other records of its messages, and the results of its calls."""
+        keys = {node.message_key: None for node in path if node.kind == "assistant"}
+        messages = [node for key in keys for node in self._of_message.get(key, ())]
+        calls = {call_id for node in messages for call_id in node.called}
+        answers = [node for call_id in calls for node in self._answers.get(call_id, ())]
+        context = self._context[path[0].uuid] if path else None
+        answers = [node for node in answers if self._context[node.uuid] == context]
+        siblings = [node for node in answers if calls.issuperset(node.answered)]
+        lived = {node.uuid: node for node in (*path, *messages, *siblings)}
+        if self._hanging:
+            lived |= {each.uuid: each for uuid in list(lived) for each in self._hanging.get(uuid, ())}
+        lived = {uuid: node for uuid, node in lived.items() if uuid not in taken and not node.is_sidechain}
+        return sorted(lived.values(), key=lambda node: node.index)
+
+
+def _attachments_without_successor(tree: RecordTree, nodes: list[Node]) -> dict[str, list[Node]]:
+    """Message -> attachments below it that no message goes on from: those of parallel calls, and at the end."""
+    shown = [node for node in nodes if node.attachment is not None]
+    if not shown:
+        return {}
+    carrying: set[str] = set()
+    for node in nodes:
+        above = tree.ancestor(node.parent) if node.attachment is None else None
+        while above is not None and tree.nodes[above].attachment is not None and above not in carrying:
+            carrying.add(above)
+            above = tree.ancestor(tree.nodes[above].parent)
+    hanging: dict[str, list[Node]] = {}
+    message_above: dict[str, str] = {}  # of each attachment, so that a row of them is walked once
+    for node in shown:
+        above = tree.ancestor(node.parent) or ""
+        message_above[node.uuid] = above = message_above.get(above, above)
+        if node.uuid not in carrying:
+            hanging.setdefault(above, []).append(node)
+    return hanging
+
+
+def _before_boundary(tree: RecordTree, boundary: Node | None, taken: set[str]) -> Node | None:
+    """Where the context before a compaction ended; what another context took already is no end of this one."""
+    while boundary is not None:
+        path = tree.path_to_root(tree.ended_at.get(boundary.uuid))
+        for node in path:
+            if node.uuid not in taken and not node.is_boundary:
+                return node
+        boundary = path[-1] if path and tree.is_start(path[-1]) else None
+    return None
+
+
+def sidechains(tree: RecordTree) -> list[list[Node]]:
+    """The inline sub-agents, each with its records in file order."""
+    groups: dict[str, list[Node]] = {}
+    for node in tree.nodes.values():
+        if node.is_sidechain and not node.is_boundary:
+            groups.setdefault(tree.chain_of[node.uuid].name, []).append(node)
+    return list(groups.values())
+
+
+def groups_apart(tree: RecordTree, nodes: list[Node]) -> list[list[Node]]:
+    """Nodes that hang together by parent links among themselves, each group in file order."""
+    group_of: dict[str, list[Node]] = {}
+    groups: list[list[Node]] = []
+    for node in nodes:
+        parent = tree.ancestor(node.parent)
+        key = f"message {node.message_key}" if node.kind == "assistant" else ""
+        # A message stays whole, wherever the parents of its records lie.
+        group = group_of.get(key) or group_of.get(parent or "")
+        if group is None:
+            group = []
+            groups.append(group)
+        group.append(node)
+        group_of[node.uuid] = group
+        if key:
+            group_of[key] = group
+    return groups

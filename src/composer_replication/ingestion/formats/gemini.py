@@ -1,0 +1,233 @@
+"""Gemini CLI chats: one JSON document, later a JSONL log that is folded first (same id again, `$set`, `$rewindTo`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from composer_replication.ingestion.reading.documents import head_values, read_lines_or_document
+from composer_replication.ingestion.reading.source import (
+    TOO_DEEP,
+    IngestReport,
+    Record,
+    SourceFile,
+    as_text,
+    check_depth,
+    image_count,
+)
+from composer_replication.ingestion.reading.turn_list import (
+    NO_CALL,
+    as_list,
+    as_record,
+    as_string,
+    kept_fields,
+    logged_call,
+    usage_of,
+)
+from composer_replication.types import Conversation, Link, Origin, Provenance, ToolCall, ToolResult, Turn
+
+FORMAT = "gemini"
+
+_TYPES = {"user", "gemini", "info", "error", "warning"}
+# Written on the screen, never shown to the model.
+_SCREEN_ONLY = {"info", "error", "warning"}
+# How a call can end; before that, nothing has come back.
+_IS_ERROR = {"success": False, "error": True, "cancelled": True}
+
+
+def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it all)
+    return any(isinstance(value, dict) and _is_chat(cast("Record", value)) for value in head_values(head))
+
+
+def _is_chat(value: Record) -> bool:
+    if as_string(value.get("sessionId")) and ("projectHash" in value or "startTime" in value):
+        return "message" not in value and "uuid" not in value
+    return value.get("type") == "gemini" and "id" in value
+
+
+def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    """The chat as one conversation, or several where its context was replaced by a summary."""
+    log = _Log(source=source, report=report)
+    for line, value in read_lines_or_document(source, report):
+        if isinstance(value, dict):
+            log.fold(cast("Record", value), line)
+        else:
+            report.skip("not a JSON object", source.name, line)
+    yield from log.conversations()
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A message as last written, and every line it was written on."""
+
+    message: Record
+    lines: tuple[int, ...]
+    copied: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Log:
+    """What the log says in the end; `before` are the contexts that a summary replaced."""
+
+    source: SourceFile
+    report: IngestReport
+    meta: Record = field(default_factory=dict[str, Any])
+    entries: dict[str, _Entry] = field(default_factory=dict[str, _Entry])
+    before: list[dict[str, _Entry]] = field(default_factory=list[dict[str, _Entry]])
+
+    def fold(self, record: Record, line: int) -> None:
+        if "$rewindTo" in record:
+            self._rewind(as_string(record["$rewindTo"]), line)
+        elif "$set" in record or "sessionId" in record or isinstance(record.get("messages"), list):
+            change = record.get("$set", record)
+            if not isinstance(change, dict):
+                self.report.skip("unknown record type $set", self.source.name, line)
+                return
+            messages = change.get("messages")
+            if isinstance(messages, list):
+                self._replace(cast("list[Any]", messages), line)
+            fields = {key: value for key, value in change.items() if key != "messages"}
+            self.meta.update(kept_fields(fields, self.source.name, line, self.report))
+        else:
+            self._put(self.entries, record, line, line)
+
+    def _put(self, entries: dict[str, _Entry], message: Any, line: int, position: int) -> None:
+        kind = as_string(message.get("type")) if isinstance(message, dict) else None
+        if kind not in _TYPES:
+            self.report.skip(f"unknown record type {kind}", self.source.name, line or position)
+            return
+        key = as_string(message.get("id")) or f"message-{position}"
+        if line == 0:
+            # A document is no log: two messages with one id are two messages.
+            key = key if key not in entries else f"{key}#{position}"
+        known = entries.get(key) or self.entries.get(key)
+        lines = known.lines if known else ()
+        place = line or position
+        entries[key] = _Entry(message, lines if place in lines else (*lines, place))
+
+    def _rewind(self, target: str | None, line: int) -> None:
+        """The message it names goes too, and everything after it; an unknown name takes everything."""
+        ids = list(self.entries)
+        if target not in self.entries:
+            self.report.skip("rewind to an unknown message", self.source.name, line)
+        gone = ids[ids.index(target) :] if target in self.entries else ids
+        for key in gone:
+            del self.entries[key]
+        self.report.counts["rewound messages"] += len(gone)
+
+    def _replace(self, messages: list[Any], line: int) -> None:
+        """A whole new list: new messages in place of answers begin a new context, all else only corrects this one."""
+        entries: dict[str, _Entry] = {}
+        for position, message in enumerate(messages, start=1):
+            self._put(entries, message, line, position)
+        lost = [key for key, entry in self.entries.items() if key not in entries and entry.message["type"] == "gemini"]
+        if lost and entries.keys() - self.entries.keys():
+            self.before.append(self.entries)
+            for key in entries.keys() & self.entries.keys():
+                entries[key].copied = True
+        self.entries = entries
+
+    def conversations(self) -> Iterator[Conversation]:
+        session_id = as_string(self.meta.get("sessionId")) or Path(self.source.name).stem
+        parent: Link | None = None
+        for number, entries in enumerate([*self.before, self.entries]):
+            turns = tuple(turn for key, entry in entries.items() for turn in self._whole_turns(key, entry))
+            if not turns:
+                continue
+            conversation_id = f"{session_id}:{number}" if number else session_id
+            directories = self.meta.get("directories")
+            yield Conversation(
+                id=conversation_id,
+                format=FORMAT,
+                turns=turns,
+                parent=parent,
+                session_id=session_id,
+                title=as_string(self.meta.get("summary")),
+                cwd=as_string(directories[0]) if isinstance(directories, list) and directories else None,
+                extra={key: value for key, value in self.meta.items() if key not in ("sessionId", "summary")},
+            )
+            parent = Link(kind="compaction", conversation_id=conversation_id, turn_id=turns[-1].id)
+
+    def _whole_turns(self, key: str, entry: _Entry) -> list[Turn]:
+        try:
+            return list(self._turns(key, entry))
+        except RecursionError:
+            self.report.skip(TOO_DEEP, self.source.name, entry.lines[-1])
+            return []
+
+    def _turns(self, key: str, entry: _Entry) -> Iterator[Turn]:
+        message = entry.message
+        kind = message["type"]
+        if kind in _SCREEN_ONLY:
+            self.report.counts[f"ignored gemini {kind}"] += 1
+            return
+        where = Provenance(file=self.source.name, lines=entry.lines)
+        copied = ("copied", "copied", "copied")
+        origins: tuple[Origin, Origin, Origin] = copied if entry.copied else ("human", "model", "tool")
+        text, written = _parts_text(message.get("content")), as_string(message.get("timestamp"))
+        if kind == "user":
+            images = image_count(message.get("content"))
+            yield Turn(
+                id=key, role="user", origin=origins[0], text=text, timestamp=written, provenance=where, extra=images
+            )
+            return
+        calls, results = self._calls(message.get("toolCalls"), key, entry.lines[-1])
+        yield Turn(
+            id=key,
+            role="assistant",
+            origin=origins[1],
+            text=text,
+            thinking=_thinking(message.get("thoughts")),
+            calls=calls,
+            model=as_string(message.get("model")),
+            usage=usage_of(message.get("tokens"), "input", "output thoughts", "cached"),
+            timestamp=written,
+            provenance=where,
+        )
+        if results:
+            shown = image_count(*(as_record(call).get("result") for call in as_list(message.get("toolCalls"))))
+            yield Turn(
+                id=f"{key}:results", role="tool", origin=origins[2], results=results, provenance=where, extra=shown
+            )
+
+    def _calls(self, written: Any, key: str, line: int) -> tuple[tuple[ToolCall, ...], tuple[ToolResult, ...]]:
+        calls: list[ToolCall] = []
+        results: list[ToolResult] = []
+        for index, call in enumerate(as_list(written)):
+            if not isinstance(call, dict):
+                self.report.skip(NO_CALL, self.source.name, line)
+                continue
+            call_id = as_string(call.get("id")) or f"{key}:call-{index}"
+            calls.append(logged_call(call_id, call.get("name"), call.get("args")))
+            is_error = _IS_ERROR.get(as_string(call.get("status")) or "")
+            if call.get("result") is not None or is_error is not None:
+                text = _parts_text(call.get("result")) or as_text(call.get("resultDisplay"))
+                results.append(ToolResult(call_id=call_id, text=text, is_error=is_error))
+        return tuple(calls), tuple(results)
+
+
+def _parts_text(content: Any) -> str:
+    """Text of a part list: plain text, or what a tool answered (its output, its error, or all it said, as JSON)."""
+    if isinstance(content, list):
+        return "\n".join(_parts_text(each) for each in cast("list[Any]", content))
+    answer = content.get("functionResponse") if isinstance(content, dict) else None
+    if not isinstance(answer, dict):
+        return as_text(content)
+    response = answer.get("response")
+    if not isinstance(response, dict):
+        return as_text(response)
+    said = response.get("output", response.get("error"))
+    if said is not None:
+        return as_text(said)
+    check_depth(response)
+    return orjson.dumps(response).decode()
+
+
+def _thinking(thoughts: Any) -> str:
+    kept = [thought for thought in as_list(thoughts) if isinstance(thought, dict)]
+    pairs = [(as_text(thought.get("subject")), as_text(thought.get("description"))) for thought in kept]
+    return "\n\n".join(": ".join(part for part in pair if part) for pair in pairs if any(pair))

@@ -1,0 +1,240 @@
+"""Inspect `.eval` logs: a zip with one JSON document per sample, read in memory and never unpacked to disk.
+
+Sizes are capped, names of members are only compared, and a compression method that the standard library cannot read
+costs that sample alone.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from composer_replication.ingestion.reading.documents import before_damage, parsed
+from composer_replication.ingestion.reading.source import (
+    MAX_LINE_BYTES,
+    IngestReport,
+    Record,
+    SourceFile,
+    as_text,
+    image_count,
+)
+from composer_replication.ingestion.reading.turn_list import (
+    TurnList,
+    as_list,
+    as_record,
+    as_string,
+    stem,
+    unique,
+    usage_of,
+)
+from composer_replication.types import Conversation
+
+FORMAT = "inspect_eval"
+MAX_MEMBER_BYTES = MAX_LINE_BYTES
+MAX_TOTAL_BYTES = 4 * 2**30  # of one archive; the samples beyond that are left out
+# Decided by the archive's directory, before anything is read: sessions in JSON pack to a tenth or a twentieth, and a
+# file of a few megabytes that claims gigabytes is there to keep a reader busy.
+MAX_RATIO, FREE_BYTES = 50, 64 * 2**20
+MAX_MEMBERS = 100_000
+# What Inspect writes and zipfile can unpack in bounded steps; its newer zstd (93) waits for a newer Python.
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_SAMPLE = re.compile(r"samples/[^/\\]+\.json")
+_ATTACHMENT = re.compile(r"(?:attachment|tc)://([0-9a-fA-F]+)")
+_CACHED = ("input_tokens_cache_read", "input_tokens_cache_write")
+_BROKEN = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, zlib.error, struct.error)
+
+
+def sniff(head: bytes, path: Path) -> bool:
+    if not head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        return False
+    return path.suffix == ".eval" or b"_journal/start.json" in head
+
+
+def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    try:
+        archive = zipfile.ZipFile(source.path)
+    except _BROKEN as error:
+        report.skip(f"unreadable zip: {type(error).__name__}", source.name)
+        return
+    with archive:
+        # A name written again replaces what it named before.
+        members = {info.filename: info for info in archive.infolist()}
+        samples = [info for name, info in members.items() if _SAMPLE.fullmatch(name)]
+        if (reason := _too_large(archive, samples, source.path)) is not None:
+            report.skip(reason, source.name)
+            return
+        left, taken = MAX_TOTAL_BYTES, set[str]()
+        header = as_record(as_record(_load(archive, members.get("header.json"), left, source.name, report)).get("eval"))
+        if not samples:
+            report.skip("no samples", source.name)
+        for index, info in enumerate(samples):
+            sample = _load(archive, info, left, source.name, report)
+            left -= info.file_size
+            if isinstance(sample, dict):
+                yield from _conversation(sample, header, f"{stem(source.name)}:{index}", source.name, report, taken)
+            elif sample is not None:
+                report.skip("sample is not an object", source.name)
+
+
+def _too_large(archive: zipfile.ZipFile, samples: list[zipfile.ZipInfo], path: Path) -> str | None:
+    """Why an archive is left out unread, or None."""
+    if len(archive.infolist()) > MAX_MEMBERS:
+        return f"zip with more than {MAX_MEMBERS:,} members"
+    allowed = max(FREE_BYTES, MAX_RATIO * path.stat().st_size)
+    return "zip that unpacks to too much" if sum(info.file_size for info in samples) > allowed else None
+
+
+def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo | None, left: int, file: str, report: IngestReport) -> Any:
+    """A member's JSON, or None with the reason counted."""
+    if info is None:
+        return None
+    limit = min(MAX_MEMBER_BYTES, left)
+    if info.file_size > limit:
+        report.skip("zip member too large", file)
+        return None
+    if info.compress_type not in _METHODS:
+        report.skip(f"zip compression method {info.compress_type} is not readable", file)
+        return None
+    try:
+        with archive.open(info) as member:
+            data = member.read(limit + 1)
+    except _BROKEN as error:
+        report.skip(f"broken zip member: {type(error).__name__}", file)
+        return None
+    if len(data) > limit:
+        report.skip("zip member too large", file)
+        return None
+    try:
+        return parsed(data, report)
+    except ValueError:
+        value, position = before_damage(data)
+        report.skip("invalid JSON document", file, position)
+        return value or None
+
+
+def _conversation(
+    sample: Record, header: Record, name: str, file: str, report: IngestReport, taken: set[str]
+) -> Iterator[Conversation]:
+    reader = _Sample(sample, file, report)
+    reader.turns.each(reader.messages(), reader.add)
+    if not reader.turns.turns:
+        report.skip("sample without messages", file)
+        return
+    kept = {key: sample[key] for key in ("epoch", "target", "scores", "error") if sample.get(key) is not None}
+    task = {key: header[key] for key in ("task", "model") if isinstance(header.get(key), str)}
+    packages = as_record(header.get("packages"))
+    yield from reader.turns.conversation(
+        unique(as_string(sample.get("uuid")) or name, taken),
+        FORMAT,
+        # Epochs of a sample are one task; samples of an evaluation are not.
+        session_id=f"{as_string(header.get('eval_id')) or name}/{sample.get('id', name)}",
+        title=as_string(header.get("task")),
+        agent_version=as_string(packages.get("inspect_ai")),
+        extra=reader.turns.kept({"sample_id": sample.get("id"), **kept, **task}),
+    )
+
+
+class _Sample:
+    """One sample's messages with their references resolved."""
+
+    def __init__(self, sample: Record, file: str, report: IngestReport) -> None:
+        self.turns = TurnList(file, report)
+        self._sample, self._file, self._report = sample, file, report
+        self._attachments = as_record(sample.get("attachments"))
+        self._left = MAX_MEMBER_BYTES  # attachments may be named often: what they grow to is capped as well
+        self._events = [
+            each for each in as_list(sample.get("events")) if isinstance(each, dict) and each.get("event") == "model"
+        ]
+        self._event_of = {as_string(_output_message(event).get("id")): event for event in self._events}
+
+    def messages(self) -> list[Any]:
+        """The sample's messages; where it has none, the last model call's input and answer."""
+        given = as_list(self._sample.get("messages"))
+        if given or not self._events:
+            return given
+        last = self._events[-1]
+        data = as_record(self._sample.get("events_data"))
+        pool = as_list(self._sample.get("message_pool")) or as_list(data.get("messages"))
+        answer = _output_message(last)
+        return as_list(last.get("input")) + self._from_pool(last.get("input_refs"), pool) + ([answer] if answer else [])
+
+    def _from_pool(self, refs: Any, pool: list[Any]) -> list[Any]:
+        """Messages by ranges of the pool, its end left out; the same range twice is no more than the pool's length."""
+        messages: list[Any] = []
+        for ref in as_list(refs):
+            bounds = [each for each in as_list(ref) if isinstance(each, int)]
+            good = len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] <= len(pool)
+            if not good or len(messages) + bounds[1] - bounds[0] > max(len(pool), 1) * 4:
+                self._report.skip("message reference outside the pool", self._file)
+                continue
+            messages += pool[bounds[0] : bounds[1]]
+        return messages
+
+    def add(self, message: Record, number: int) -> None:
+        message = self._resolved(message, number)
+        role, id = message.get("role"), as_string(message.get("id")) or str(number)
+        if role == "tool":
+            error = message.get("error")
+            failed = self.turns.kept({"error": error} if error is not None else {}, number)
+            extra = failed | image_count(message.get("content"))
+            call_id, text = as_text(message.get("tool_call_id")), _tool_text(message)
+            self.turns.answer(call_id, text, error is not None, id=id, line=number, extra=extra)
+        elif not self.turns.add_message(
+            message, id, number, **self._answered(message, id) if role == "assistant" else {}
+        ):
+            self.turns.skip(f"unknown record type {role!r}", number)
+
+    def _answered(self, message: Record, id: str) -> Record:
+        """What of an assistant's message is in its blocks, and in the event of the model call that it answers."""
+        content = message.get("content")
+        blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        event = self._event_of.get(id, {})
+        usage = as_record(event.get("output")).get("usage")
+        return {
+            "text": as_text([each for each in blocks if not _is_reasoning(each)]),
+            "thinking": "\n".join(_reasoning(each) for each in blocks if _is_reasoning(each)),
+            "model": as_string(message.get("model")) or as_string(event.get("model")),
+            "usage": usage_of(usage, "input_tokens", "output_tokens", *_CACHED, is_disjoint=True),
+            "timestamp": as_string(event.get("timestamp")),
+            "extra": {},
+        }
+
+    def _resolved(self, value: Any, number: int) -> Any:
+        """The value with `attachment://` references replaced by what they name."""
+        if isinstance(value, dict):
+            return {key: self._resolved(each, number) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self._resolved(each, number) for each in value]
+        match = _ATTACHMENT.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            return value
+        attachment = self._attachments.get(match[1])
+        if not isinstance(attachment, str) or len(attachment) > self._left:
+            self._report.skip("attachment is missing or too large", self._file, number)
+            return value
+        self._left -= len(attachment)
+        return attachment
+
+
+def _output_message(event: Record) -> Record:
+    choices = as_list(as_record(event.get("output")).get("choices"))
+    return as_record(as_record(choices[0]).get("message")) if choices else {}
+
+
+def _is_reasoning(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "reasoning"
+
+
+def _reasoning(block: Record) -> str:
+    return as_text(block.get("summary") if block.get("redacted") is True else block.get("reasoning"))
+
+
+def _tool_text(message: Record) -> str:
+    """What the tool said and, if it failed, the error the model was shown."""
+    content, error = as_text(message.get("content")), as_text(as_record(message.get("error")).get("message"))
+    return content if error in content else f"{error}\n{content}" if content else error

@@ -1,0 +1,86 @@
+"""mini-swe-agent trajectories: a list of messages, or a document that holds one; commands stand inside the text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from composer_replication.ingestion.reading.documents import read_lines_or_document
+from composer_replication.ingestion.reading.json_text import as_utf8
+from composer_replication.ingestion.reading.source import IngestReport, Record, SourceFile, as_text, image_count
+from composer_replication.ingestion.reading.turn_list import TurnList, as_record, as_string, outline, stem, unique
+from composer_replication.types import Conversation, Origin
+
+FORMAT = "mini_sweagent"
+# What the agent's own templates leave in every trajectory.
+_MARKS = (b"mswea_bash_command", b"<returncode>", b"mini-swe-agent")
+_OUTPUT_MARKS = ("<returncode>", "<output", "<exception>")
+# How the harness begins when it speaks about its protocol. Whatever else it writes may hold what a program printed.
+_PROTOCOL = re.compile(
+    r"\s*(?:please\b|<format_error>|format error|(?:tool )?call error|error parsing|interrupted|the user\b"
+    r"|limits? ?exceeded|(?:your|the) (?:last )?(?:response|output|message|answer)\b)",
+    re.IGNORECASE,
+)
+_KEPT = ("exit_status", "submission")
+
+
+def sniff(head: bytes, path: Path) -> bool:
+    keys, head = outline(head), as_utf8(head)
+    ours = path.name.endswith(".traj.json") or any(mark in head for mark in _MARKS)
+    if head.lstrip()[:1] == b"[":
+        return ours and {"[].role", "[].content"} <= keys
+    if "info.mini_version" in keys:
+        return True
+    return ours and path.suffix == ".json" and "messages[].role" in keys and "info" in keys
+
+
+def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    taken: set[str] = set()
+    for _, document in read_lines_or_document(source, report):
+        yield from _conversation(document, source, report, taken)
+
+
+def _conversation(document: Any, source: SourceFile, report: IngestReport, taken: set[str]) -> Iterator[Conversation]:
+    record = as_record(document)
+    messages = document if isinstance(document, list) else record.get("messages")
+    if not isinstance(messages, list):
+        report.skip("no list of messages", source.name)
+        return
+    turns, info = TurnList(source.name, report), as_record(record.get("info"))
+    turns.each(messages, lambda message, number: _add(turns, message, number))
+    yield from turns.conversation(
+        unique(as_string(record.get("instance_id")) or stem(source.name), taken),
+        FORMAT,
+        agent_version=as_string(info.get("mini_version")),
+        extra=turns.kept({key: info[key] for key in _KEPT if key in info}),
+    )
+
+
+def _add(turns: TurnList, message: Record, number: int) -> None:
+    role, content, id = message.get("role"), message.get("content"), str(number)
+    if role == "tool":
+        call_id, extra = as_text(message.get("tool_call_id")), image_count(content)
+        turns.answer(call_id, as_text(content), None, id=id, line=number, extra=extra)
+        return
+    # Later versions call tools; a command inside the text is the model's text and stays there.
+    given = {"origin": _origin(turns, as_text(content))} if role == "user" else {"model": _model(message)}
+    if not turns.add_message(message, id, number, **given):
+        turns.skip(f"unknown record type {role!r}", number)
+
+
+def _origin(turns: TurnList, text: str) -> Origin:
+    """After the model has spoken the harness writes as the user: outputs of commands, and words about the protocol.
+
+    The templates of outputs are the user's to write, and the last output stands alone, so words are known, not outputs.
+    """
+    if not any(turn.role == "assistant" for turn in turns.turns):
+        return "human"
+    holds_output = any(mark in text for mark in _OUTPUT_MARKS)
+    return "meta" if not holds_output and _PROTOCOL.match(text) else "tool"
+
+
+def _model(message: Record) -> str | None:
+    response = as_record(as_record(message.get("extra")).get("response"))
+    return as_string(response.get("model"))

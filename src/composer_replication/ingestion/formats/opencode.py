@@ -1,0 +1,250 @@
+"""OpenCode exports: {info, messages: [{info, parts}]}, where a tool part holds the call and what came back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from composer_replication.ingestion.reading.documents import head_values, read_lines_or_document
+from composer_replication.ingestion.reading.source import (
+    IMAGE,
+    TOO_DEEP,
+    IngestReport,
+    Record,
+    SourceFile,
+    as_text,
+    is_image,
+)
+from composer_replication.ingestion.reading.turn_list import (
+    NO_OBJECT,
+    TurnList,
+    as_list,
+    as_record,
+    as_string,
+    logged_call,
+    usage_of,
+)
+from composer_replication.types import Conversation, Link, Origin, ToolCall, ToolResult
+
+FORMAT = "opencode"
+
+# Bookkeeping of the agent, no part of what was said.
+_IGNORED_PARTS = {"step-finish", "snapshot", "patch", "agent", "retry", "compaction", "subtask"}
+_TOKENS = ("input", "output reasoning", "cache.read", "cache.write")
+
+
+def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it all)
+    return any(isinstance(value, dict) and _is_export(cast("Record", value)) for value in head_values(head))
+
+
+def _is_export(value: Record) -> bool:
+    info, messages = value.get("info"), value.get("messages")
+    if not isinstance(info, dict) or not isinstance(messages, list):
+        return False
+    if not messages:
+        return (as_string(info.get("id")) or "").startswith("ses")
+    first = cast("list[Any]", messages)[0]
+    return isinstance(first, dict) and isinstance(first.get("info"), dict)
+
+
+def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    """The session as one conversation, or several where a summary took the place of what was said before."""
+    values = (value for _, value in read_lines_or_document(source, report))
+    for number, value in enumerate(values):
+        if isinstance(value, dict) and isinstance(value.get("messages"), list):
+            yield from _session(cast("Record", value), number, source, report)
+        else:
+            report.skip("no messages", source.name)
+
+
+def _session(record: Record, number: int, source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    turns = TurnList(source.name, report)
+    info, stem = turns.kept(as_record(record.get("info"))), Path(source.name).stem
+    session_id = as_string(info.get("id")) or (f"{stem}:{number}" if number else stem)
+    owner, part = as_string(info.get("parentID")), 0
+    parent = Link(kind="subagent", conversation_id=owner) if owner else None
+    for position, message in enumerate(cast("list[Any]", record["messages"]), start=1):
+        if not isinstance(message, dict):
+            turns.skip(NO_OBJECT, position)
+            continue
+        if turns.turns and _is_summary(message):
+            (done,) = _conversation(turns, info, session_id, part, parent)
+            yield done
+            parent = Link(kind="compaction", conversation_id=done.id, turn_id=turns.turns[-1].id)
+            part, turns = part + 1, TurnList(source.name, report)
+        _Message(message, position, turns).add()
+    yield from _conversation(turns, info, session_id, part, parent)
+
+
+def _conversation(
+    turns: TurnList, info: Record, session_id: str, part: int, parent: Link | None
+) -> Iterator[Conversation]:
+    kept = ("id", "title", "directory", "version")
+    return turns.conversation(
+        f"{session_id}:{part}" if part else session_id,
+        FORMAT,
+        parent=parent,
+        session_id=session_id,
+        title=as_string(info.get("title")),
+        cwd=as_string(info.get("directory")),
+        agent_version=as_string(info.get("version")),
+        extra={key: value for key, value in info.items() if key not in kept},
+    )
+
+
+def _is_summary(message: Record) -> bool:
+    info = as_record(message.get("info"))
+    return info.get("role") == "assistant" and info.get("summary") is True
+
+
+@dataclass(slots=True)
+class _Step:
+    """What one answer of the model holds: a message has several where the model was asked again after its calls."""
+
+    texts: list[str] = field(default_factory=list[str])
+    thoughts: list[str] = field(default_factory=list[str])
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    results: list[ToolResult] = field(default_factory=list[ToolResult])
+    order: list[str] = field(default_factory=list[str])
+    images: int = 0
+
+    @property
+    def extra(self) -> Record:
+        """The order of the blocks where it is not thinking, text, calls; and how many images the calls brought."""
+        plain = ("thinking", "text", "call")
+        if self.order == sorted(self.order, key=plain.index):
+            return {}
+        # Thoughts are joined by an empty line: the first newline of it is the end of the thought before.
+        last = len(self.thoughts) - 1
+        sizes = {
+            "thinking": iter([len(each) + (number < last) for number, each in enumerate(self.thoughts)]),
+            "text": iter(map(len, self.texts)),
+            "call": iter(range(len(self.calls))),
+        }
+        return {"blocks": [[kind, next(sizes[kind])] for kind in self.order]}
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.texts or self.thoughts or self.calls)
+
+
+class _Message:
+    """One message of the export, its place, and the turns it is added to."""
+
+    def __init__(self, message: Record, position: int, turns: TurnList) -> None:
+        self._message, self._position, self._turns = message, position, turns
+        self._info = as_record(message.get("info"))
+        self._id = as_string(self._info.get("id")) or f"message-{position}"
+        created = as_record(self._info.get("time")).get("created")
+        self._timestamp = None if created is None else str(created)
+
+    def add(self) -> None:
+        role = self._info.get("role")
+        try:
+            if role == "user":
+                self._add_user()
+            elif role == "assistant":
+                self._add_assistant()
+            else:
+                self._turns.skip(f"unknown role {role}", self._position)
+        except RecursionError:
+            self._turns.skip(TOO_DEEP, self._position)
+
+    def _parts(self) -> Iterator[Record]:
+        for part in as_list(self._message.get("parts")):
+            if isinstance(part, dict):
+                yield cast("Record", part)
+            else:
+                self._turns.skip("part is no object", self._position)
+
+    def _add_user(self) -> None:
+        texts: list[str] = []
+        origin: Origin = "meta"
+        images = 0
+        for part in self._parts():
+            kind = as_string(part.get("type"))
+            if kind == "text" and part.get("ignored"):
+                self._turns.report.counts["ignored opencode text"] += 1
+            elif kind == "text":
+                texts.append(as_text(part.get("text")))
+                # Text the agent put in for the user (a file's content, a reminder) is marked as synthetic.
+                origin = origin if part.get("synthetic") else "human"
+            elif kind == "file":
+                images += is_image(part)
+                name = part.get("filename") or part.get("url") or ""
+                texts.append(IMAGE if is_image(part) else f"[file {name}]")
+                origin = "human"
+            else:
+                self._count_other(kind)
+        if texts:
+            extra = {"images": images} if images else {}
+            said, when = "\n".join(texts), self._timestamp
+            self._turns.say(self._id, "user", origin, self._position, said, timestamp=when, extra=extra)
+
+    def _add_assistant(self) -> None:
+        steps = [step for step in self._steps() if not step.is_empty]
+        failed = {} if self._info.get("error") is None else {"error": self._info["error"]}
+        failed = self._turns.kept(failed, self._position)
+        if not steps and failed:
+            steps = [_Step()]
+        for number, step in enumerate(steps):
+            turn_id = f"{self._id}#{number + 1}" if number else self._id
+            last = number == len(steps) - 1
+            self._turns.say(
+                turn_id,
+                "assistant",
+                "summary" if _is_summary(self._message) else "model",
+                self._position,
+                "\n".join(step.texts),
+                thinking="\n\n".join(step.thoughts),
+                calls=tuple(step.calls),
+                parent_id=as_string(self._info.get("parentID")),
+                model=as_string(self._info.get("modelID")),
+                usage=usage_of(self._info.get("tokens"), *_TOKENS, is_disjoint=True) if last else None,
+                timestamp=self._timestamp,
+                extra=step.extra | (failed if last else {}),
+            )
+            if step.results:
+                results, extra = tuple(step.results), {"images": step.images} if step.images else {}
+                self._turns.say(f"{turn_id}:results", "tool", "tool", self._position, results=results, extra=extra)
+
+    def _steps(self) -> list[_Step]:
+        steps = [_Step()]
+        for index, part in enumerate(self._parts()):
+            kind = as_string(part.get("type"))
+            if kind == "step-start":
+                steps.append(_Step())
+            elif kind == "text":
+                steps[-1].texts.append(as_text(part.get("text")))
+                steps[-1].order.append("text")
+            elif kind == "reasoning":
+                steps[-1].thoughts.append(as_text(part.get("text")))
+                steps[-1].order.append("thinking")
+            elif kind == "tool":
+                self._add_tool(part, index, steps[-1])
+            else:
+                self._count_other(kind)
+        return steps
+
+    def _add_tool(self, part: Record, index: int, step: _Step) -> None:
+        state = as_record(part.get("state"))
+        call_id = as_string(part.get("callID")) or f"{self._id}:call-{index}"
+        step.calls.append(logged_call(call_id, part.get("tool"), state.get("input")))
+        step.order.append("call")
+        step.images += sum(is_image(each) for each in as_list(state.get("attachments")))
+        status = state.get("status")
+        if status == "completed":
+            step.results.append(ToolResult(call_id=call_id, text=as_text(state.get("output")), is_error=False))
+        elif status == "error":
+            text = as_text(state.get("error", state.get("output")))
+            step.results.append(ToolResult(call_id=call_id, text=text, is_error=True))
+        elif status not in ("pending", "running"):
+            self._turns.skip(f"unknown tool status {status}", self._position)
+
+    def _count_other(self, kind: str | None) -> None:
+        if kind in _IGNORED_PARTS:
+            self._turns.report.counts[f"ignored opencode {kind}"] += 1
+        else:
+            self._turns.skip(f"unknown record type part/{kind}", self._position)

@@ -1,0 +1,253 @@
+"""OpenHands output: JSONL with a `history` of events, or a saved trajectory that is the list of events itself.
+
+Older files hold [action, observation] pairs, or events without ids and call metadata; both are read. An error is what
+the format flags: `success`, an exit code, `extras.error`, or an error observation; other results carry None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from composer_replication.ingestion.reading.documents import read_lines_or_document
+from composer_replication.ingestion.reading.source import IMAGE, TOO_DEEP, IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.reading.turn_list import (
+    TurnList,
+    as_list,
+    as_record,
+    as_string,
+    logged_call,
+    openai_usage,
+    outline,
+    stem,
+    unique,
+)
+from composer_replication.types import Conversation, Origin, Role, ToolCall
+
+FORMAT = "openhands"
+
+
+def _words(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+# Events of the harness that no model wrote or saw.
+_HARNESS = _words(
+    "null change_agent_state agent_state_changed recall initialize start pause resume stop close condensation_request"
+    " add_task modify_task loop_recovery"
+)
+_ORIGINS: dict[str, Origin] = {"system": "meta", "user": "human", "summary": "summary", "meta": "meta"}
+_OBSERVATIONS = _words(
+    "run run_ipython read write edit browse browse_interactive think delegate error mcp success user_rejected"
+    " task_tracking chat"
+)
+# Arguments of an action that the harness added to those of the model's call.
+_NOT_ARGUMENTS = _words(
+    "thought blocking is_static cwd hidden confirmation_state security_risk is_confirmed keep_prompt timeout"
+)
+
+
+def sniff(head: bytes, path: Path) -> bool:
+    keys = outline(head)
+    if path.suffix == ".traj" or "trajectory" in keys or "history[].role" in keys:
+        return False
+    for event in ("history[]", "history[][]", "[]", "[][]"):
+        inside = {key.removeprefix(f"{event}.") for key in keys if key.startswith(f"{event}.")}
+        if inside & {"action", "observation"} and inside & {"args", "extras", "source", "content"}:
+            return "role" not in inside
+    # A large patch may fill the head before the history begins.
+    return {"instance_id", "test_result"} <= keys or {"instance_id", "metadata.agent_class"} <= keys
+
+
+def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    taken: set[str] = set()
+    in_lines = source.path.suffix == ".jsonl"
+    for index, (line, value) in enumerate(read_lines_or_document(source, report)):
+        record = {"history": value} if isinstance(value, list) else value
+        name = f"{stem(source.name)}:{index}" if in_lines else stem(source.name)
+        yield from _conversation(as_record(record), name, line if in_lines else 0, source.name, report, taken)
+
+
+def _conversation(
+    record: Record, name: str, line: int, file: str, report: IngestReport, taken: set[str]
+) -> Iterator[Conversation]:
+    history = record.get("history")
+    if not isinstance(history, list):
+        report.skip("no history", file, line)
+        return
+    reader = _History(file, line, report)
+    for index, entry in enumerate(history, start=1):
+        # Each pair starts anew: its observation answers its own action.
+        for event in entry if isinstance(entry, list) else [entry]:
+            try:
+                reader.add(event, index)
+            except RecursionError:
+                report.skip(TOO_DEEP, file, line or index)
+    metadata = as_record(record.get("metadata"))
+    extra = {key: record[key] for key in ("instance_id", "error", "test_result") if record.get(key) is not None}
+    extra |= {"tools": reader.tools} if reader.tools else {}
+    yield from reader.turns.conversation(
+        unique(as_string(record.get("instance_id")) or name, taken),
+        FORMAT,
+        agent_version=reader.version or as_string(metadata.get("git_commit")),
+        extra=reader.turns.kept(extra, line),
+    )
+
+
+@dataclass(slots=True)
+class _History:
+    """Events of one history as turns: calls of one model response together, observations by their call."""
+
+    file: str
+    line: int
+    report: IngestReport
+    version: str | None = None
+    tools: list[Any] = field(default_factory=list[Any])
+    turns: TurnList = field(init=False)
+    _response_at: dict[str, int] = field(default_factory=dict[str, int])
+    _call_of_event: dict[int, str] = field(default_factory=dict[int, str])
+
+    def __post_init__(self) -> None:
+        self.turns = TurnList(self.file, self.report)
+
+    def add(self, event: Any, index: int) -> None:
+        line = self.line or index
+        if not isinstance(event, dict):
+            if event is not None:  # a pair without its observation
+                self.report.skip("event is not an object", self.file, line)
+        elif isinstance(event.get("action"), str):
+            self._add_action(event, event["action"], index, line)
+        elif isinstance(event.get("observation"), str):
+            self._add_observation(event, event["observation"], index, line)
+        else:
+            self.report.skip("unknown record type event", self.file, line)
+
+    def _add_action(self, event: Record, action: str, index: int, line: int) -> None:
+        args = as_record(event.get("args"))
+        text = as_text(args.get("content", event.get("message")))
+        if action == "system":
+            self.tools = self.tools or as_list(args.get("tools"))
+            self.version = self.version or as_string(args.get("openhands_version"))
+            self._say(event, "system", text, index, line)
+        elif action == "condensation":
+            # The model goes on with less than the turns that stand here; the summary is what it got instead.
+            self.report.skip("condensed history is kept unfolded", self.file, line)
+            if args.get("summary"):
+                self._say(event, "summary", as_text(args["summary"]), index, line)
+        elif action in _HARNESS:
+            self.report.counts["openhands harness events"] += 1
+        elif event.get("source") == "user":
+            self._say(event, "user", text, index, line)
+        elif action == "message":
+            self._add_assistant(event, text, (), index, line)
+        else:
+            self._add_calls(event, action, args, index, line)
+
+    def _say(self, event: Record, kind: str, text: str, index: int, line: int) -> None:
+        role: Role = "system" if kind == "system" else "user"
+        text, extra = _with_images(text, event.get("args"))
+        when = as_string(event.get("timestamp"))
+        self.turns.say(_event_id(event, index), role, _ORIGINS[kind], line, text, timestamp=when, extra=extra)
+
+    def _add_calls(self, event: Record, action: str, args: Record, index: int, line: int) -> None:
+        metadata = as_record(event.get("tool_call_metadata"))
+        response = as_record(metadata.get("model_response"))
+        known = self.turns.calls(_message(response), line)
+        call_id = as_string(metadata.get("tool_call_id")) or f"event-{_event_id(event, index)}"
+        if isinstance(event.get("id"), int):
+            self._call_of_event[event["id"]] = call_id
+        at = self._response_at.get(as_string(response.get("id")) or "")
+        if at is not None:  # a later call of a response that is already here
+            if all(call.id != call_id for call in self.turns.turns[at].calls):
+                self.turns.add_calls(at, (_call_of_action(call_id, metadata, action, args),))
+            return
+        if all(call.id != call_id for call in known):
+            known = (*known, _call_of_action(call_id, metadata, action, args))
+        content = _message(response).get("content")
+        text = as_text(content if content is not None else args.get("thought"))
+        self._add_assistant(event, text, known, index, line)
+
+    def _add_assistant(self, event: Record, text: str, calls: tuple[ToolCall, ...], index: int, line: int) -> None:
+        response = as_record(as_record(event.get("tool_call_metadata")).get("model_response"))
+        if response_id := as_string(response.get("id")):
+            self._response_at[response_id] = len(self.turns.turns)
+        self.turns.say(
+            _event_id(event, index),
+            "assistant",
+            "model",
+            line,
+            text,
+            thinking=as_text(_message(response).get("reasoning_content")),
+            calls=calls,
+            model=as_string(response.get("model")),
+            usage=openai_usage(response.get("usage")),
+            timestamp=as_string(event.get("timestamp")),
+            extra={"response_id": response_id} if response_id else {},
+        )
+
+    def _add_observation(self, event: Record, kind: str, index: int, line: int) -> None:
+        if kind == "recall" and (knowledge := _knowledge(event)):
+            self._say(event, "meta", knowledge, index, line)
+            return
+        cause, waiting = event.get("cause"), self.turns.open_calls()
+        call_id = as_string(as_record(event.get("tool_call_metadata")).get("tool_call_id"))
+        if call_id is None and isinstance(cause, int):
+            call_id = self._call_of_event.get(cause)
+        if call_id is None and kind in _OBSERVATIONS and "id" not in event and waiting:
+            call_id = waiting[0].id  # events without ids: in order
+        if call_id is None and kind not in _OBSERVATIONS:
+            if kind in _HARNESS:
+                self.report.counts["openhands harness events"] += 1
+            else:
+                self.report.skip(f"unknown record type {kind!r}", self.file, line)
+            return
+        text, extra = _with_images(as_text(event.get("content")), event.get("extras"))
+        when, id = as_string(event.get("timestamp")), _event_id(event, index)
+        is_error = _is_error(event, kind)
+        self.turns.answer(call_id or "", text, is_error, id=id, line=line, extra=extra, timestamp=when)
+
+
+def _with_images(text: str, shown: Any) -> tuple[str, Record]:
+    """The text with a mark for each image that is shown with it, and how many there are."""
+    number = len(as_list(as_record(shown).get("image_urls")))
+    return "\n".join([text, *[IMAGE] * number]), {"images": number} if number else {}
+
+
+def _event_id(event: Record, index: int) -> str:
+    given = event.get("id")
+    made_up = f"{'o' if 'observation' in event else 'a'}{index}"
+    return str(given) if isinstance(given, int | str) and given != "" else made_up
+
+
+def _message(response: Record) -> Record:
+    choices = as_list(response.get("choices"))
+    return as_record(as_record(choices[0]).get("message")) if choices else {}
+
+
+def _call_of_action(call_id: str, metadata: Record, action: str, args: Record) -> ToolCall:
+    """The call as the action shows it, for events that do not keep the model's own words."""
+    arguments = {key: value for key, value in args.items() if action == "think" or key not in _NOT_ARGUMENTS}
+    return logged_call(call_id, as_string(metadata.get("function_name")) or action, arguments)
+
+
+def _knowledge(event: Record) -> str:
+    """The text that a recall puts before the model."""
+    extras = as_record(event.get("extras"))
+    notes = [as_record(each).get("content") for each in as_list(extras.get("microagent_knowledge"))]
+    parts = [extras.get("repo_instructions"), extras.get("additional_agent_instructions"), *notes]
+    return "\n\n".join(as_text(part) for part in parts if part)
+
+
+def _is_error(event: Record, kind: str) -> bool | None:
+    extras = as_record(event.get("extras"))
+    exit_code = extras.get("exit_code", as_record(extras.get("metadata")).get("exit_code"))
+    if kind == "error":
+        return True
+    if isinstance(event.get("success"), bool):
+        return not event["success"]
+    if isinstance(exit_code, int):
+        return exit_code != 0
+    error = extras.get("error")
+    return error if isinstance(error, bool) else None

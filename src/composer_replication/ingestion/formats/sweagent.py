@@ -1,0 +1,139 @@
+"""SWE-agent `.traj` files: the history of messages where there is one, else the steps of the trajectory.
+
+The format has no error flag: `is_error` is always None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from composer_replication.ingestion.reading.documents import read_lines_or_document
+from composer_replication.ingestion.reading.json_text import as_utf8
+from composer_replication.ingestion.reading.source import IngestReport, Record, SourceFile, as_text, image_count
+from composer_replication.ingestion.reading.turn_list import (
+    TurnList,
+    as_list,
+    as_record,
+    as_string,
+    outline,
+    stem,
+    unique,
+)
+from composer_replication.types import Conversation, ToolCall
+
+FORMAT = "sweagent"
+# An action that was no function call is a line for the agent's shell.
+SHELL = "bash"
+_STEP_KEYS = frozenset({"action", "observation", "response", "thought", "state"})
+
+
+def sniff(head: bytes, path: Path) -> bool:
+    keys, head = outline(head), as_utf8(head)
+    if head.lstrip()[:1] != b"{":
+        return False
+    steps = len({f"trajectory[].{key}" for key in _STEP_KEYS} & keys)
+    history = "history[].role" in keys and bool({"history[].agent", "history[].message_type"} & keys)
+    return steps >= 2 or history or (path.suffix == ".traj" and bool({"trajectory", "history", "attempts"} & keys))
+
+
+def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    taken: set[str] = set()
+    for _, value in read_lines_or_document(source, report):
+        document, name = as_record(value), stem(source.name)
+        # An agent that retries keeps all attempts, and a copy of the best one at the top.
+        attempts = [each for each in as_list(document.get("attempts")) if isinstance(each, dict)]
+        for index, attempt in enumerate(attempts):
+            yield from _conversation(attempt, unique(f"{name}:{index}", taken), source.name, report)
+        if not attempts:
+            yield from _conversation(document, unique(name, taken), source.name, report)
+
+
+def _conversation(document: Record, id: str, file: str, report: IngestReport) -> Iterator[Conversation]:
+    history, steps = document.get("history"), document.get("trajectory")
+    if not isinstance(history, list) and not isinstance(steps, list):
+        report.skip("neither history nor trajectory", file)
+        return
+    spoken = any(isinstance(each, dict) and each.get("role") == "assistant" for each in as_list(history))
+    turns = TurnList(file, report)
+    turns.each(as_list(history), lambda message, number: _add_message(turns, message, number))
+    if not spoken and steps:
+        turns.each(as_list(steps), lambda step, number: _add_step(turns, step, number))
+    else:
+        _add_last_observation(turns, as_list(steps))
+    info = as_record(document.get("info"))
+    extra = {key: info[key] for key in ("exit_status", "submission", "model_stats") if key in info}
+    if environment := as_string(document.get("environment")):
+        extra["environment"] = environment
+    version = as_string(info.get("swe_agent_version"))
+    yield from turns.conversation(id, FORMAT, agent_version=version, extra=turns.kept(extra))
+
+
+def _add_message(turns: TurnList, message: Record, number: int) -> None:
+    role, content, id = message.get("role"), message.get("content"), str(number)
+    waiting = [call.id for call in turns.open_calls()]
+    # Demonstrations are shown to the model; nobody in this session wrote them.
+    given: Record = {"origin": "copied"} if message.get("is_demo") is True else {}
+    if role == "tool" or (role == "user" and waiting and _is_observation(message)):
+        # One observation answers all calls it names; without names it answers the first that waits.
+        ids = [as_text(each) for each in as_list(message.get("tool_call_ids"))]
+        ids = ids or [as_text(message.get("tool_call_id"))] if role == "tool" else ids or waiting[:1]
+        for call_id in ids:
+            turns.answer(call_id, as_text(content), None, id=id, line=number, extra=image_count(content))
+        return
+    given |= _spoken(turns, message, number) if role == "assistant" else {}
+    if not turns.add_message(message, id, number, **given):
+        turns.skip(f"unknown record type {role!r}", number)
+
+
+def _spoken(turns: TurnList, message: Record, number: int) -> Record:
+    """What an assistant's message has in places of its own: an action, the thought before it, thinking in blocks."""
+    content, action = as_text(message.get("content")), as_text(message.get("action"))
+    calls, text, extra = turns.calls(message, number), content, {}
+    if not calls and action.strip():
+        calls = (_shell(action, number),)
+        text = as_text(message["thought"]) if isinstance(message.get("thought"), str) else content
+        extra = {} if text == content else {"content": content}  # the message as the model wrote it
+    blocks = [each for each in as_list(message.get("thinking_blocks")) if isinstance(each, dict)]
+    thinking = "\n".join(as_text(block.get("thinking")) for block in blocks)
+    return {"text": text, "thinking": thinking, "calls": calls, "extra": extra}
+
+
+def _is_observation(message: Record) -> bool:
+    """Whether a user's message, while a call waits, is what came back: older versions do not say what a message is."""
+    return message.get("message_type") in (None, "observation") and message.get("is_demo") is not True
+
+
+def _add_last_observation(turns: TurnList, steps: list[Any]) -> None:
+    """The history ends with the last action; what came back for it is in the last step alone."""
+    waiting, last = turns.open_calls(), as_record(steps[-1]) if steps else {}
+    if len(waiting) != 1 or waiting[0] not in turns.turns[-1].calls or last.get("observation") is None:
+        return
+    asked = waiting[0].arguments.get("input")
+    if asked is None or asked == as_text(last.get("action")):
+        line = turns.turns[-1].provenance.lines[-1]
+        turns.answer(waiting[0].id, as_text(last["observation"]), None, id=f"observation-{line}", line=line)
+
+
+def _add_step(turns: TurnList, step: Record, number: int) -> None:
+    if not _STEP_KEYS & step.keys():
+        turns.skip("unknown record type step", number)
+        return
+    response, action = as_text(step.get("response")), as_text(step.get("action"))
+    text = as_text(step["thought"]) if isinstance(step.get("thought"), str) else response
+    calls = (_shell(action, number),) if action.strip() else ()
+    extra: dict[str, Any] = {} if response in ("", text) else {"content": response}
+    extra |= turns.kept({"state": step["state"]} if "state" in step else {}, number)
+    turns.say(f"step-{number}", "assistant", "model", number, text, calls=calls, extra=extra)
+    observation, id = step.get("observation"), f"observation-{number}"
+    if observation is None:
+        return
+    if calls:
+        turns.answer(calls[0].id, as_text(observation), None, id=id, line=number)
+    else:  # the harness answered words that held no action
+        turns.say(id, "user", "meta", number, as_text(observation))
+
+
+def _shell(action: str, number: int) -> ToolCall:
+    return ToolCall(id=f"action-{number}", name=SHELL, arguments={"input": action})

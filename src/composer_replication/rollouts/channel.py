@@ -1,0 +1,217 @@
+"""Channel 2 on the rollouts of a micro-batch: the student's rows are those of the policy's own pass.
+
+The trainer's loss runs the policy over prompt + completion. A hook on its body takes the last hidden states as they
+come out, still inside the forward of whatever wraps the model, and computes the divergence there: no second pass of the
+student, and whole weights under FSDP2. The teachers' passes, without gradient, are made before it, over one tree of
+all hinted contexts: rollouts of a group share their prompt, sites of a rollout their history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.batch.tree import TokenTree, build_tree
+from composer_replication.errors import AlignmentError, InputError, explain
+from composer_replication.loss.linear import LinearHead, linear_token_logprobs
+from composer_replication.objective.batch_channels import rows_by_part
+from composer_replication.objective.channels import Channel, Options, hint_channel, in_head_dtype
+from composer_replication.objective.model_head import causal_lm_of, decoder_of, head_of
+from composer_replication.objective.row_weighting import Contrast, HintTargets
+from composer_replication.objective.teachers import Teacher, models_of
+from composer_replication.objective.wrapped import agreed_most
+from composer_replication.rollouts.sites import TaughtTurn
+
+
+class Importance(NamedTuple):
+    """Log-probs of the completion's tokens when they were sampled, at that temperature, and the largest weight."""
+
+    old_logprobs_BC: Tensor
+    temperature: float
+    clip: float
+
+    def weights(self, head: LinearHead, rows_NH: Tensor, sites: MicroBatchSites, length: int) -> Tensor:
+        """min(clip, p now / p then) of each target token, without gradient."""
+        warm = replace(head, scale=head.scale / self.temperature)
+        now_N = linear_token_logprobs(rows_NH.detach(), warm.detached(), sites.targets_N)
+        completion = sites.position_N + 1 - (length - self.old_logprobs_BC.shape[1])
+        then_N = self.old_logprobs_BC[sites.sequence_N, completion]
+        return (now_N - then_N).clamp(-20.0, 20.0).exp().clamp(max=self.clip)
+
+
+class MicroBatchSites(NamedTuple):
+    """Rows of the padded batch that predict the erring turns' tokens, and the tree of the teachers' contexts.
+
+    `contrast_numbers_M` are the rows that have a wrong hint; `wrong_rows_M` and `unhinted_rows_M` are theirs.
+    """
+
+    sequence_N: Tensor
+    position_N: Tensor
+    targets_N: Tensor
+    turn_position_N: Tensor
+    tree: TokenTree
+    teacher_rows_N: Tensor
+    contrast_numbers_M: Tensor
+    wrong_rows_M: Tensor
+    unhinted_rows_M: Tensor
+    without_contrast: int
+
+
+def place_sites(
+    sites: Sequence[Sequence[TaughtTurn]], prompt_mask: Tensor, input_ids: Tensor, completion_mask: Tensor | None = None
+) -> MicroBatchSites | None:
+    """Where the turns of each sample are in the left-padded batch; None where there are none.
+
+    Every pair of rows must predict the same token: what was shuffled, split or padded wrongly is an error here.
+    """
+    flat = [(sample, turn) for sample, turns in enumerate(sites) for turn in turns]
+    if not flat:
+        return None
+    device = input_ids.device
+    first = (prompt_mask.shape[1] - prompt_mask.sum(1)).tolist()  # where each prompt begins behind its padding
+    sizes = [turn.end - turn.start for _, turn in flat]
+    begins = [first[sample] + turn.start - 1 for sample, turn in flat]
+    sequence_N = torch.cat([torch.full((size,), sample) for (sample, _), size in zip(flat, sizes, strict=True)])
+    position_N = torch.cat([torch.arange(each, each + size) for each, size in zip(begins, sizes, strict=True)])
+    _check_inside(position_N, input_ids.shape[1])
+    targets_N = input_ids[sequence_N.to(device), position_N.to(device) + 1]
+    if completion_mask is not None:
+        seen_N = torch.cat([prompt_mask, completion_mask], 1)[sequence_N.to(device), position_N.to(device)]
+        if not bool(seen_N.all()):
+            got = f"{int((seen_N == 0).sum())} rows that the attention mask leaves out"
+            raise AlignmentError(explain("erring turns in the batch", got=got, expected="rows the policy computes"))
+    contexts = _Contexts(flat, input_ids, begins)
+    contexts.check_targets(targets_N)
+    turn_position_N = torch.cat([torch.arange(size) for size in sizes])
+    return MicroBatchSites(
+        sequence_N.to(device), position_N.to(device), targets_N, turn_position_N.to(device), *contexts.placed(device)
+    )
+
+
+class _Contexts:
+    """The teachers' sequences of a micro-batch: each turn's hinted ids, then wrong and unhinted ones for a contrast."""
+
+    def __init__(self, flat: list[tuple[int, TaughtTurn]], input_ids: Tensor, begins: list[int]) -> None:
+        self._turns = [turn for _, turn in flat]
+        self._contrasted = [number for number, turn in enumerate(self._turns) if turn.wrong_ids is not None]
+        rows = input_ids.cpu()
+        self._sequences = [(turn.teacher_ids.cpu(), turn.teacher_start) for turn in self._turns]
+        for number in self._contrasted:
+            sample, turn = flat[number]
+            begin = begins[number] + 1 - turn.start
+            assert turn.wrong_ids is not None
+            self._sequences.append((turn.wrong_ids.cpu(), turn.wrong_start))
+            self._sequences.append((rows[sample, begin : begin + turn.end], turn.start))
+
+    def check_targets(self, targets_N: Tensor) -> None:
+        """Raise unless every hinted sequence predicts the tokens of the batch."""
+        sizes = [turn.end - turn.start for turn in self._turns]
+        wanted = targets_N.cpu().split(sizes)
+        numbers = list(range(len(self._turns))) + [number for number in self._contrasted for _ in range(2)]
+        for (ids, start), number in zip(self._sequences, numbers, strict=True):
+            if not torch.equal(ids[start : start + sizes[number]], wanted[number]):
+                got = f"turn {self._turns[number].turn_id}, whose tokens differ from the batch's"
+                fix = "The batch was reordered without its sites."
+                raise AlignmentError(explain("erring turns in the batch", got=got, expected="the same", fix=fix))
+
+    def placed(self, device: torch.device) -> tuple[TokenTree, Tensor, Tensor, Tensor, Tensor, int]:
+        """The tree, and the rows in it that predict the turns' tokens."""
+        tree = build_tree([ids for ids, _ in self._sequences]).to(device)
+        sizes = [turn.end - turn.start for turn in self._turns]
+        numbers = [*range(len(self._turns)), *(number for number in self._contrasted for _ in range(2))]
+        rows = [
+            tree.rows[place][start - 1 : start - 1 + sizes[number]]
+            for place, ((_, start), number) in enumerate(zip(self._sequences, numbers, strict=True))
+        ]
+        hinted, others = rows[: len(self._turns)], rows[len(self._turns) :]
+        nothing = torch.empty(0, dtype=torch.int64, device=device)
+        firsts = torch.tensor([0, *sizes]).cumsum(0).tolist()
+        in_channel = [torch.arange(firsts[n], firsts[n] + sizes[n], device=device) for n in self._contrasted]
+        numbers_M = torch.cat(in_channel or [nothing])
+        wrong, unhinted = torch.cat(others[::2] or [nothing]), torch.cat(others[1::2] or [nothing])
+        return tree, torch.cat(hinted), numbers_M, wrong, unhinted, len(self._turns) - len(self._contrasted)
+
+
+def _check_inside(position_N: Tensor, length: int) -> None:
+    if int(position_N.max()) + 1 >= length or int(position_N.min()) < 0:
+        got = f"rows {int(position_N.min())} to {int(position_N.max())} of {length}"
+        raise AlignmentError(explain("erring turns in the batch", got=got, expected="rows inside it"))
+
+
+class RolloutChannel:
+    """Channel 2 of one micro-batch: `teach`, then the policy's loss inside `listening`, then `result`."""
+
+    def __init__(
+        self, model: nn.Module, sites: MicroBatchSites | None, options: Options, importance: Importance | None = None
+    ) -> None:
+        self._model, self._sites, self._options, self._importance = model, sites, options, importance
+        self._teachers: list[Teacher] = []
+        self._targets = HintTargets()
+        self._shape: tuple[int, ...] | None = None
+        self._found: Channel | None = None
+        self._is_busy = False
+
+    def teach(self, probe_ids: Tensor) -> bool:
+        """The teachers' passes; whether any process of a sharded model has sites, and so all of them ran one."""
+        has_sites = self._sites is not None
+        (anywhere,) = agreed_most(models_of(self._model, self._options.teachers), [int(has_sites)])
+        if not anywhere:
+            return False
+        sites = self._sites
+        tree = sites.tree if sites else build_tree([[0, 0]]).to(probe_ids.device)
+        rows = (
+            (sites.teacher_rows_N, sites.wrong_rows_M, sites.unhinted_rows_M)
+            if sites
+            else (probe_ids.new_empty(0),) * 3
+        )
+        parts = [(tree, each) for each in rows]
+        self._teachers, wrong, unhinted = rows_by_part(self._model, self._options.teachers, parts)
+        if sites is not None:
+            contrast = Contrast(sites.contrast_numbers_M, wrong, unhinted) if self._options.contrasts else None
+            self._targets = HintTargets(sites.targets_N, sites.turn_position_N, contrast, sites.without_contrast)
+        return True
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While the policy's loss is computed; the body must run exactly once."""
+        body: nn.Module = decoder_of(causal_lm_of(self._model))
+        handle = body.register_forward_hook(self._hear)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _hear(self, _body: nn.Module, _inputs: object, output: object) -> None:
+        if self._is_busy:  # the first look at a model's head runs its body, too
+            return
+        if self._shape is not None:
+            fix = "A trainer that runs the policy in pieces cannot share its pass."
+            raise InputError(explain("policy passes in one loss", got="two or more", expected="one", fix=fix))
+        hidden_BTH: Tensor = output.last_hidden_state  # pyright: ignore[reportAttributeAccessIssue]
+        self._shape = tuple(hidden_BTH.shape)
+        sites = self._sites
+        if sites is None:
+            return
+        self._is_busy = True
+        try:
+            head = head_of(self._model, sites.tree.input_ids[None])
+        finally:
+            self._is_busy = False
+        rows_NH = in_head_dtype(hidden_BTH[sites.sequence_N, sites.position_N], head)
+        targets = self._targets
+        if self._importance is not None:
+            weights_N = self._importance.weights(head, rows_NH, sites, hidden_BTH.shape[1])
+            targets = targets._replace(importance_N=weights_N)
+        self._found = hint_channel(head, rows_NH, self._teachers, self._options, targets)
+
+    def result(self, batch_size: int, length: int) -> Channel | None:
+        """The channel's loss; None where this micro-batch has no sites. What was heard must be this batch's pass."""
+        if self._shape is None or self._shape[:2] != (batch_size, length):
+            got = "no pass" if self._shape is None else f"rows of shape {self._shape[:2]}"
+            raise AlignmentError(explain("hidden rows of the policy", got=got, expected=f"{(batch_size, length)}"))
+        return self._found

@@ -1,0 +1,134 @@
+"""What a generation step returns, as rollouts: with the tools each could use and what its environment says."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from composer_replication.errors import InputError, explain
+from composer_replication.rollouts.conversation import Rollout
+
+# Python refuses such arguments before the function, and so before anything that could take a note.
+_NOT_A_MAPPING = "argument after ** must be a mapping"
+
+
+class ToolRecord:
+    """Which calls of one rollout raised: a tool's own text about an error is no error, and only the tool knows."""
+
+    def __init__(self) -> None:
+        self._raised: dict[str, list[bool]] = {}
+
+    def watched(self, tools: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+        """The same functions, with what happens in them noted."""
+        return {name: self._watched(name, tool) for name, tool in tools.items()}
+
+    def _watched(self, name: str, tool: Callable[..., Any]) -> Callable[..., Any]:
+        """Refuses what the tool refuses, in its words: arguments are bound by it alone, and at the same moment."""
+        seen = self._raised.setdefault(name, [])
+
+        async def outcome(coroutine: Any, place: int) -> Any:
+            result = await coroutine
+            seen[place] = False
+            return result
+
+        @functools.wraps(tool)
+        def noted(*args: Any, **named: Any) -> Any:
+            seen.append(True)
+            place = len(seen) - 1
+            result = tool(*args, **named)
+            if inspect.iscoroutine(result):
+                return outcome(result, place)
+            seen[place] = False
+            return result
+
+        return noted
+
+    def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[bool]:
+        """Of each tool message; a name that no tool has was refused."""
+        left = {name: iter(raised) for name, raised in self._raised.items()}
+        return [_next(left, each) for each in messages if each.get("role") == "tool"]
+
+
+def _next(left: dict[str, Iterator[bool]], message: Mapping[str, Any]) -> bool:
+    name, content = str(message.get("name", "")), message.get("content")
+    never_ran = isinstance(content, str) and content.startswith("{'error'") and _NOT_A_MAPPING in content
+    return True if never_ran or name not in left else next(left[name], True)
+
+
+def gather_rollouts(
+    prompts: Sequence[Any],
+    generated: tuple[Any, ...],
+    *,
+    name: str,
+    environments: Sequence[Any] | None,
+    tools_of: Callable[[int], Sequence[Any]],
+    raised: Sequence[ToolRecord] | None = None,
+) -> list[Rollout]:
+    """One rollout a sample, in the order of `prompts`: before anything shuffles them.
+
+    `generated` is what TRL's `_generate` returns. Environments are pooled and reused, so what they say is read now:
+    an attribute `signals`, or the field of that name that a rollout function returned.
+    """
+    prompt_ids, completion_ids, masks, completions, _, extra, *_ = generated
+    given: Any = extra.get("signals") if isinstance(extra, Mapping) else None
+    rollouts: list[Rollout] = []
+    for number, prompt in enumerate(prompts):
+        signals: Any = given[number] if given is not None else None
+        if signals is None and environments:
+            signals = getattr(environments[number], "signals", None)
+        messages = _messages(completions[number])
+        rollouts.append(
+            Rollout(
+                rollout_id=f"{name}-{number}",
+                prompt_ids=prompt_ids[number],
+                completion_ids=completion_ids[number],
+                sampled=None if masks is None else masks[number],
+                prompt=prompt if isinstance(prompt, list) else [],
+                messages=messages,
+                signals=_checked(signals, number),
+                raised=None if raised is None else raised[number].of_messages(messages),
+                tools=schemas_of(tools_of(number)),
+            )
+        )
+    return rollouts
+
+
+def _messages(completion: Any) -> list[dict[str, Any]]:
+    return completion if isinstance(completion, list) else [{"role": "assistant", "content": str(completion)}]
+
+
+def _checked(signals: Any, number: int) -> tuple[Mapping[str, Any], ...]:
+    """Copies: the environment is reset, and its list emptied, while these wait for their step."""
+    if signals is None:
+        return ()
+    if isinstance(signals, str | Mapping) or not isinstance(signals, Sequence):
+        expected = "a list of mappings with turn, kind and message"
+        raise InputError(explain(f"signals of rollout {number}", got=type(signals).__name__, expected=expected))
+    for signal in signals:
+        if not isinstance(signal, Mapping) or not isinstance(signal.get("turn"), int):
+            expected = "a mapping with `turn` (number of the assistant message, from 0), `kind` and `message`"
+            raise InputError(explain(f"signal of rollout {number}", got=repr(signal)[:80], expected=expected))
+    return tuple(dict(signal) for signal in signals)
+
+
+_schemas: WeakKeyDictionary[Any, Mapping[str, Any]] = WeakKeyDictionary()
+
+
+def schemas_of(tools: Sequence[Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Parameter schemas by tool name; of functions those that the template shows, from signature and docstring."""
+    schemas = [each if isinstance(each, Mapping) else _schema(each) for each in tools]
+    functions: list[Any] = [each.get("function", each) for each in schemas]
+    return {str(each["name"]): each.get("parameters") or {} for each in functions}
+
+
+def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:
+    """Made once for a function, or for the function of a method, whatever instance it is bound to."""
+    function = getattr(tool, "__func__", tool)
+    if function not in _schemas:
+        from transformers.utils.chat_template_utils import get_json_schema
+
+        _schemas[function] = get_json_schema(tool)
+    return _schemas[function]

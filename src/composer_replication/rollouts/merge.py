@@ -1,0 +1,151 @@
+"""A batch of rollouts in which some groups are exchanged for those of another batch.
+
+The two were padded on their own: prompts on the left, completions on the right, each to its own width. Rows are brought
+to the wider of the two with what TRL pads them with; what a mask counts is the same before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from composer_replication.errors import InputError, ShapeError, explain
+
+Batch = dict[str, Any]
+Total = Callable[[Tensor], Tensor]
+# What stands in the padding; pad_id where it is None.
+_PROMPT_PADDING: dict[str, float | None] = {"prompt_ids": None, "prompt_mask": 0}
+_COMPLETION_PADDING: dict[str, float | None] = {
+    "completion_ids": None,
+    "completion_mask": 0,
+    "tool_mask": 1,
+    "old_per_token_logps": 0.0,
+    "ref_per_token_logps": 0.0,
+    "sampling_per_token_logps": 0.0,
+    "importance_sampling_ratio": 1.0,
+    "advantages": 0.0,
+}
+_BOTH_PARTS = ("token_type_ids", "mm_token_type_ids")
+_COUNT = "num_items_in_batch"
+
+
+class ImagesBySample(NamedTuple):
+    """How an engine cuts a batch's pixels, which it lays out by image or by tile, into one item a sample, and back."""
+
+    split: Callable[[Batch], Batch]
+    join: Callable[[Batch], Batch]
+
+
+def here_alone(count: Tensor) -> Tensor:
+    """The total over all processes where there is one."""
+    return count
+
+
+def merge_groups(
+    batch: Batch,
+    replacement: Batch,
+    groups: Sequence[tuple[int, int]],
+    num_generations: int,
+    *,
+    pad_id: int,
+    total: Total = here_alone,
+    images: ImagesBySample | None = None,
+) -> Batch:
+    """`batch` with group `old` exchanged for `replacement`'s group `new`, for each (old, new) of `groups`.
+
+    Per-sample lists go with their rows, and so must not depend on how wide the padding is. `num_items_in_batch` is
+    counted anew. Advantages go with their rows too: where they are scaled by the whole batch, compute them again with
+    `group_advantages`. `total` is called on every process, whether it exchanges anything or not.
+    `images` is for batches with pixels.
+    """
+    old, new = (_by_sample(dict(each), images) for each in (batch, replacement))
+    for one, other in ((old, new), (new, old)):
+        if "tool_mask" in other and "tool_mask" not in one:
+            one["tool_mask"] = torch.ones_like(one["completion_ids"], dtype=other["tool_mask"].dtype)
+    if old.keys() != new.keys():
+        got = f"{sorted(old.keys() ^ new.keys())} in one of the two"
+        raise InputError(explain("batches to merge", got=got, expected="the same keys in both"))
+    sources = _sources(len(old["prompt_ids"]), groups, num_generations)
+    merged = {key: _merged(key, old, new, sources, pad_id) for key in old if key != _COUNT}
+    if _COUNT in old:
+        merged[_COUNT] = total(_loss_mask(merged).sum()).to(old[_COUNT].dtype)
+    ordered = {key: merged[key] for key in old}
+    return images.join(ordered) if images is not None and isinstance(ordered.get("pixel_values"), list) else ordered
+
+
+def _sources(size: int, groups: Sequence[tuple[int, int]], num_generations: int) -> list[int]:
+    """For each row of the merged batch, its place in the old rows followed by the new ones."""
+    sources = list(range(size))
+    for old, new in groups:
+        if not 0 <= old < size // num_generations:
+            raise InputError(explain("group", got=old, expected=f"0 to {size // num_generations - 1}"))
+        for row in range(num_generations):
+            sources[old * num_generations + row] = size + new * num_generations + row
+    return sources
+
+
+def _merged(key: str, old: Batch, new: Batch, sources: Sequence[int], pad_id: int) -> Any:
+    one, other = old[key], new[key]
+    if one is None:
+        return None
+    if isinstance(one, list):
+        rows = [*one, *other]
+        return [rows[source] for source in sources]
+    if one.dim() == 0:
+        return one
+    one, other = _same_width(key, old, new, pad_id)
+    if one.shape[1:] != other.shape[1:]:
+        got = f"{tuple(one.shape)} and {tuple(other.shape)}"
+        raise ShapeError(explain(f"{key} of two batches", got=got, expected="rows of one shape"))
+    return torch.cat([one, other])[torch.tensor(sources, device=one.device)]
+
+
+def _same_width(key: str, old: Batch, new: Batch, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Both values of a key, padded to the wider of the two where the key has one column a token."""
+    prompts = max(old["prompt_ids"].shape[1], new["prompt_ids"].shape[1])
+    completions = max(old["completion_ids"].shape[1], new["completion_ids"].shape[1])
+    if key in _PROMPT_PADDING:
+        value = _PROMPT_PADDING[key]
+        padding = pad_id if value is None else value
+        return _padded(old[key], prompts, 0, padding), _padded(new[key], prompts, 0, padding)
+    if key in _BOTH_PARTS:
+        return _both_parts(key, old, prompts, completions), _both_parts(key, new, prompts, completions)
+    if key in _COMPLETION_PADDING and _has_column_a_token(key, old) and _has_column_a_token(key, new):
+        value = _COMPLETION_PADDING[key]
+        padding = pad_id if value is None else value
+        return _padded(old[key], 0, completions, padding), _padded(new[key], 0, completions, padding)
+    return old[key], new[key]
+
+
+def _has_column_a_token(key: str, batch: Batch) -> bool:
+    """Ratios of whole sequences have one column, and advantages none, unless a subclass gives one a token."""
+    return batch[key].dim() == 2 and batch[key].shape[1] == batch["completion_ids"].shape[1]
+
+
+def _padded(values: Tensor, left_to: int, right_to: int, padding: float) -> Tensor:
+    missing = (max(0, left_to - values.shape[1]), max(0, right_to - values.shape[1]))
+    return F.pad(values, missing, value=padding)
+
+
+def _both_parts(key: str, batch: Batch, prompts: int, completions: int) -> Tensor:
+    """Prompt and completion in one row: each is padded on its own side, with the type of ordinary text."""
+    width = batch["prompt_ids"].shape[1]
+    types = batch[key]
+    return torch.cat([_padded(types[:, :width], prompts, 0, 0), _padded(types[:, width:], 0, completions, 0)], dim=1)
+
+
+def _loss_mask(batch: Batch) -> Tensor:
+    mask = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+def _by_sample(batch: Batch, images: ImagesBySample | None) -> Batch:
+    if batch.get("pixel_values") is None:
+        return batch
+    if images is None:
+        raise InputError(explain("batch with pixel_values", got="no `images`", expected="how they are cut by sample"))
+    return images.split(batch)

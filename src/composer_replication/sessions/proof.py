@@ -1,0 +1,182 @@
+"""The hint proof of a data set: figures for every site, kept as `hint_proof.jsonl` and not computed twice.
+
+While it is made, each site's figures go to `hint_proof.partial.jsonl`: an interrupt loses those of one site.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import distributed, nn
+
+from composer_replication.batch.hint_placement import Placement
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.errors import ArtefactCorruptError
+from composer_replication.objective.fingerprint import fingerprint_of
+from composer_replication.objective.hint_proof import HintProof, ProvableSite, prove_hints
+from composer_replication.objective.wrapped import agreed_most
+from composer_replication.runs import RunDir
+from composer_replication.runs.journal import Journal, read_journal
+from composer_replication.sessions.phases import Phase, tell_phase
+
+if TYPE_CHECKING:
+    from composer_replication.sessions.rendering import KeptSite
+
+SCHEMA, VERSION = "hint_proof", 1
+_NAME = "hint_proof"
+_PARTIAL = "hint_proof.partial.jsonl"
+_SOURCES = ("conversations", "sites")
+_PROOF = tuple(each.name for each in fields(HintProof))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofSettings:
+    """What the figures depend on besides the weights and the sites, and the margin that decides."""
+
+    margin: float
+    placement: Placement
+    max_context: int
+    seed: int
+
+
+def prove_sites(
+    model: nn.Module, renderer: Renderer, sites: Sequence[KeptSite], settings: ProofSettings, run: RunDir | None
+) -> list[HintProof]:
+    """One proof a site, from the run directory if its figures are those of this model and these sites.
+
+    Processes that prove the same sites write the same file; each write replaces it whole.
+    """
+    said = _settings_of(model, renderer, settings) if run is not None else {}
+    if run is not None:
+        known = _stored(run, said)
+        if known is not None and [each.site.id for each in sites] == [proof.site_id for proof in known]:
+            return known
+    provable = [
+        ProvableSite(site_id=each.site.id, rendered=each.rendered, span=each.span, hint=each.hint, kind=each.site.kind)
+        for each in sites
+    ]
+    with _PartialProofs.open(run, said, provable, model) as partial:
+        partial.tell()
+        options = {**asdict(settings), "known": tuple(partial.proofs), "on_proof": partial.add}
+        proofs = prove_hints(model, renderer, provable, **options)
+    if run is not None:
+        _store(run, sites, proofs, said)
+        partial.remove()
+    return proofs
+
+
+def read_proofs(run: RunDir) -> list[HintProof]:
+    """The proofs of a run, in the order of its sites."""
+    rows = run.read_jsonl(_NAME, schema=SCHEMA, version=VERSION)
+    return [HintProof(**{name: cast("Any", row[name]) for name in _PROOF}) for row in rows]
+
+
+class _PartialProofs:
+    """The proofs so far, in the order of the sites; of several processes the first writes them."""
+
+    def __init__(self, path: Path | None, total: int, proofs: list[HintProof], journal: Journal | None) -> None:
+        self.path, self.proofs, self._total, self._journal = path, proofs, total, journal
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, run: RunDir | None, said: dict[str, str], sites: Sequence[ProvableSite], model: nn.Module
+    ) -> Generator[_PartialProofs]:
+        """What an earlier call left, if it was about the very same; and a journal to go on with."""
+        if run is None:
+            yield cls(None, len(sites), [], None)
+            return
+        path = run.path(_NAME).with_name(_PARTIAL)
+        made_of = {name: run.meta(name).sha256 for name in _SOURCES}
+        header = {"settings": said, "sites": _digest(sites), "made_of": made_of}
+        known = _first_known(sites, _read_partial(path, header))
+        # As many on every process that holds a part of the weights: they have to make their passes together.
+        least = -agreed_most([model], [-len(known)])[0]
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
+            yield cls(path, len(sites), known[:least], None)
+            return
+        if not known:
+            path.unlink(missing_ok=True)
+        with Journal(path) as journal:
+            if not known:
+                journal.append(header)
+            yield cls(path, len(sites), known[:least], journal)
+
+    def add(self, proof: HintProof) -> None:
+        if self._journal is not None:
+            self._journal.append(asdict(proof))
+        self.proofs.append(proof)
+        self.tell()
+
+    def tell(self) -> None:
+        done, total = len(self.proofs), self._total
+        tell_phase(Phase(name="hint proof", done=done, total=total, items="sites", kept_in=self.path))
+
+    def remove(self) -> None:
+        """Once the whole artefact is there."""
+        if self.path is not None and self._journal is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _read_partial(path: Path, header: Mapping[str, object]) -> list[HintProof]:
+    try:
+        rows = read_journal(path).rows
+    except (FileNotFoundError, ArtefactCorruptError):  # nothing that could be gone on from
+        return []
+    if not rows or rows[0] != header:
+        return []
+    return [HintProof(**cast("Any", row)) for row in rows[1:]]
+
+
+def _first_known(sites: Sequence[ProvableSite], proofs: Sequence[HintProof]) -> list[HintProof]:
+    """Proofs of the first sites, up to one that has none. Runs that write at the same time mix their lines."""
+    by_site = {proof.site_id: proof for proof in proofs}
+    return [by_site[site.site_id] for site in takewhile(lambda site: site.site_id in by_site, sites)]
+
+
+def _digest(sites: Sequence[ProvableSite]) -> str:
+    """Of what is proved: the sites with their hints, whose order decides which hint each is compared with."""
+    return hashlib.sha256(repr([(each.site_id, each.kind, each.hint) for each in sites]).encode()).hexdigest()
+
+
+def _stored(run: RunDir, said: dict[str, str]) -> list[HintProof] | None:
+    if not run.path(_NAME).exists() or run.meta(_NAME).settings != said or run.lineage(_NAME).stale:
+        return None
+    return read_proofs(run)
+
+
+def _store(run: RunDir, sites: Sequence[KeptSite], proofs: Sequence[HintProof], said: dict[str, str]) -> None:
+    rows = (
+        {
+            **asdict(proof),
+            "advantage": proof.advantage,
+            "conversation_id": each.site.conversation_id,
+            "turn_id": each.site.turn_id,
+            "kind": each.site.kind,
+        }
+        for each, proof in zip(sites, proofs, strict=True)
+    )
+    reasons = Counter(proof.reason for proof in proofs)
+    kept = reasons.pop("kept", 0)
+    run.write_jsonl(
+        _NAME,
+        rows,
+        schema=SCHEMA,
+        version=VERSION,
+        sources=_SOURCES,
+        counts={"sites": len(proofs), "kept": kept},
+        drops=reasons,
+        settings=said,
+    )
+
+
+def _settings_of(model: nn.Module, renderer: Renderer, settings: ProofSettings) -> dict[str, str]:
+    said = {name: str(value) for name, value in asdict(settings).items()}
+    return said | fingerprint_of(model, renderer)._asdict()

@@ -1,0 +1,196 @@
+"""Reference log-probs of preference pairs, computed once with the frozen start weights and kept beside the data.
+
+A DPO step compares the model with what it was at the start. Those numbers belong to the start weights, the tokenizer,
+the template and the precision; they are stored with a fingerprint of all four, and a store with another one is an
+error, not a reference. A store without a precision, as older ones are, is stale. Under an adapter the start weights are
+the model with the adapter off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from composer_replication.atomic import atomic_write_bytes, directory_lock
+from composer_replication.batch.pair_tokens import PairIds, ResponseIds
+from composer_replication.batch.prefixes import SharedPrefixes
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, explain
+from composer_replication.objective.adapters import start_weights
+from composer_replication.objective.fingerprint import Fingerprint, fingerprint_of
+from composer_replication.objective.reference import response_logprobs
+from composer_replication.objective.wrapped import agreed_most
+from composer_replication.sessions.phases import Phase, tell_phase
+
+__all__ = ["ReferenceLogprobs", "precompute_ref_logprobs"]
+
+_SCHEMA = "composer_replication.ref_logprobs"
+_VERSION = "1"
+
+
+class ReferenceLogprobs:
+    """Summed log-probs of responses, by the digest of their ids, and what they were computed with."""
+
+    def __init__(self, fingerprint: Fingerprint, values: dict[bytes, float] | None = None) -> None:
+        self.fingerprint = fingerprint
+        self._values = dict(values or {})
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, response: ResponseIds) -> bool:
+        return _key(*response) in self._values
+
+    def lookup(
+        self, chosen_ids: Sequence[int], chosen_start: int, rejected_ids: Sequence[int], rejected_start: int
+    ) -> tuple[float, float]:
+        """Of both sides of a pair; a pair that was never computed is an error, never a zero."""
+        return self._value(chosen_ids, chosen_start), self._value(rejected_ids, rejected_start)
+
+    def add(self, response: ResponseIds, value: float) -> None:
+        self._values[_key(*response)] = value
+
+    def take_over(self, other: ReferenceLogprobs) -> None:
+        """What another store of the same fingerprint holds and this one does not."""
+        self._values = other._values | self._values
+
+    def save(self, path: str | Path) -> None:
+        """As safetensors, whole or not at all."""
+        from safetensors.torch import save
+
+        keys = sorted(self._values)
+        tensors = {
+            "keys": torch.tensor([list(key) for key in keys], dtype=torch.uint8).reshape(-1, 32),
+            "logprobs": torch.tensor([self._values[key] for key in keys], dtype=torch.float64),
+        }
+        about = {"schema": _SCHEMA, "version": _VERSION, **self.fingerprint._asdict()}
+        atomic_write_bytes(path, save(tensors, metadata=about))
+
+    @classmethod
+    def load(cls, path: str | Path, expected: Fingerprint) -> ReferenceLogprobs:
+        """What `save` wrote, if it was computed with what is in use now."""
+        about, tensors = _read(Path(path))
+        found = Fingerprint(*(about.get(name, "") for name in Fingerprint._fields))
+        if different := found.differences(expected):
+            fix = "They are numbers of something else: delete the file, or go back to what it was made with."
+            got = f"other {' and '.join(different)} than those in use"
+            raise StaleArtefactError(explain(f"reference log-probs in {path}", got=got, expected="the same", fix=fix))
+        keys, values = (tensors[name].tolist() for name in ("keys", "logprobs"))
+        return cls(found, {bytes(key): value for key, value in zip(keys, values, strict=True)})
+
+    def _value(self, ids: Sequence[int], start: int) -> float:
+        value = self._values.get(_key(ids, start))
+        if value is None:
+            got = f"none for a response of {len(ids) - start} tokens after {start}"
+            fix = "Run precompute_ref_logprobs on these pairs, with the renderer that makes the batches."
+            raise InputError(explain("reference log-prob", got=got, expected="one computed before", fix=fix))
+        return value
+
+
+def precompute_ref_logprobs(
+    model: nn.Module,
+    renderer: Renderer,
+    pairs: Iterable[PairIds],
+    *,
+    path: str | Path | None = None,
+    max_tree_tokens: int = 32_768,
+) -> ReferenceLogprobs:
+    """Log-probs of both sides of every pair under the start weights; call it before the first optimizer step.
+
+    Responses that share a context share its computation, in trees of at most `max_tree_tokens` (a longer response is a
+    tree of its own). With a `path`, what it holds is taken over if its fingerprint fits (StaleArtefactError if not),
+    only what is missing is computed, and each pass is stored as it comes. Call it under the autocast that training runs
+    under, as the trainers do: in another precision the model at the start is not its own reference.
+    """
+    if max_tree_tokens < 1:
+        raise InputError(explain("max_tree_tokens", got=max_tree_tokens, expected="1 or more"))
+    fingerprint = fingerprint_of(model, renderer)
+    known = path is not None and Path(path).exists()
+    store = ReferenceLogprobs.load(Path(path), fingerprint) if path and known else ReferenceLogprobs(fingerprint)
+    wanted = {_key(*each): each for pair in pairs for each in pair}
+    missing = [each for each in wanted.values() if each not in store]
+    groups = list(_groups(missing, max_tree_tokens))
+    where = None if path is None else Path(path)
+    _compute(model, store, groups, len(wanted), where)
+    if where is not None and not missing and not known:
+        _save_with_others(store, where)
+    return store
+
+
+def _compute(
+    model: nn.Module, store: ReferenceLogprobs, groups: list[list[ResponseIds]], total: int, path: Path | None
+) -> None:
+    """A pass a group, each stored before the next: an interrupt loses one."""
+
+    def tell(left: int) -> None:
+        tell_phase(Phase(name="reference log-probs", done=total - left, total=total, items="responses", kept_in=path))
+
+    (passes,) = agreed_most([model], [len(groups)])
+    left = sum(map(len, groups))
+    with start_weights(model):
+        for group in groups:
+            tell(left)
+            found = response_logprobs(model, group).tolist()
+            for response, value in zip(group, found, strict=True):
+                store.add(response, value)
+            if path is not None:
+                _save_with_others(store, path)
+            left -= len(group)
+        for _ in range(passes - len(groups)):  # another process has more, and its passes take all of us
+            response_logprobs(model, [([0, 0], 1)])
+    if groups:
+        tell(left)
+
+
+def _save_with_others(store: ReferenceLogprobs, path: Path) -> None:
+    """Written together with what other processes have put there meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with directory_lock(path.parent, exclusive=True):
+        if path.exists():
+            store.take_over(ReferenceLogprobs.load(path, store.fingerprint))
+        store.save(path)
+
+
+def _groups(responses: list[ResponseIds], max_tree_tokens: int) -> Iterator[list[ResponseIds]]:
+    """Neighbours in sorted order, as many as fit: they share the most."""
+    if not responses:
+        return
+    prefixes = SharedPrefixes([torch.tensor(each.ids) for each in responses])
+    group: list[ResponseIds] = []
+    size = 0
+    for number, shared in prefixes.in_sorted_order():
+        response = responses[number]
+        new = len(response.ids) - (shared if group else 0)
+        if group and size + new > max_tree_tokens:
+            yield group
+            group, size, new = [], 0, len(response.ids)
+        group.append(response)
+        size += new
+    yield group
+
+
+def _key(ids: Sequence[int], start: int) -> bytes:
+    return hashlib.sha256(array("q", [start, *ids]).tobytes()).digest()
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            about, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        fix = "Delete it; it is computed again."
+        raise ArtefactCorruptError(explain(str(path), got=str(error), expected="safetensors", fix=fix)) from error
+    shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+    number = shapes.get("logprobs", (0,))[0]
+    wanted = {"keys": (number, 32), "logprobs": (number,)}
+    if (about.get("schema"), about.get("version")) != (_SCHEMA, _VERSION) or shapes != wanted:
+        got = f"schema {about.get('schema')} version {about.get('version')}, {shapes}"
+        raise ArtefactCorruptError(explain(str(path), got=got, expected=f"{_SCHEMA} version {_VERSION}, {wanted}"))
+    return about, tensors

@@ -1,0 +1,224 @@
+"""One logged session as token ids, made once: which turns, sites and pairs each channel may have, drops by name.
+
+Windows, proofs and references are made of what is here. The conversation itself is not kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from composer_replication.actions.parse import answer_turn
+from composer_replication.actions.write import turn_of
+from composer_replication.batch.hint_placement import Placement
+from composer_replication.batch.pair_tokens import compared_ids
+from composer_replication.batch.render.renderer import (
+    RenderedSequence,
+    Renderer,
+    TurnSpan,
+    thinking_counts,
+)
+from composer_replication.batch.session_records import TokenPair
+from composer_replication.batch.taught_turns import Part
+from composer_replication.batch.tree_batch import CHANNELS
+from composer_replication.errors import AlignmentError, InputError, explain
+from composer_replication.runs.pairs import LoggedPair
+from composer_replication.sessions.good_turns import good_turns, taught_otherwise
+from composer_replication.sessions.source import LoggedSession
+from composer_replication.types import Conversation, ErrorSite
+
+Responses = Literal["good", "all", "none"]
+RESPONSES: tuple[Responses, ...] = ("good", "all", "none")
+NOT_RENDERED = "not_rendered"
+NOT_IN_RENDERING = "turn_not_in_rendering"
+NO_SUCH_TURN = "pair_of_no_such_turn"
+_RESPONSES, _SITES, _PAIRS = CHANNELS
+_known_ids: dict[int, int] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowSettings:
+    """How sessions are cut and what is taken from them.
+
+    `responses` are the turns of channel 1: those that nothing speaks against (`good`, see `good_turns`, which also
+    reads `work_failures`), all of the model's own that no pair rejects and no kept site blames, or none. Turns that
+    were copied from another conversation are never among them. `use_sites` and `use_pairs` switch channels 2 and 3.
+    With `contrast` a site also has the hint of a site of another kind, as a wrong one. The rest is that of
+    `session_batches`.
+    """
+
+    budget: int
+    overlap: int = 0
+    responses: Responses = "good"
+    work_failures: bool = False
+    use_sites: bool = True
+    use_pairs: bool = True
+    placement: Placement = "before_turn"
+    part: Part = "turn"
+    max_length: int | None = None
+    contrast: bool = False
+
+    def __post_init__(self) -> None:
+        if self.responses not in RESPONSES:
+            raise InputError(explain("responses", got=repr(self.responses), expected=f"one of {RESPONSES}"))
+
+
+class KeptSite(NamedTuple):
+    """A site that may teach, its hint, and where its turn stands."""
+
+    site: ErrorSite
+    hint: str
+    rendered: RenderedSequence
+    span: TurnSpan
+
+
+class PairSide(NamedTuple):
+    """A response from its start on, after the first tokens of its session and what else stands before it."""
+
+    num_shared: int
+    rest: list[int]
+    start: int
+
+    @classmethod
+    def of(cls, ids: list[int], start: int, session: list[int]) -> PairSide:
+        """Most of a pair's context is the session's own: many pairs would hold it many times."""
+        shared = start if ids[:start] == session[:start] else 0
+        return cls(shared, ids[shared:], start)
+
+    def ids(self, session: list[int]) -> list[int]:
+        return [*session[: self.num_shared], *self.rest]
+
+
+class KeptPair(NamedTuple):
+    """A pair as token ids, and where its turn stands."""
+
+    state_id: str
+    rendered: RenderedSequence
+    chosen: PairSide
+    rejected: PairSide
+
+    def tokens(self) -> TokenPair:
+        chosen, rejected = (side.ids(self.rendered.ids) for side in (self.chosen, self.rejected))
+        return TokenPair(
+            chosen_ids=chosen,
+            chosen_start=self.chosen.start,
+            rejected_ids=rejected,
+            rejected_start=self.rejected.start,
+        )
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class RenderedSession:
+    """The token ids of one conversation, and what may be learned in them.
+
+    `responses` are ids of turns. `hints` are those of all sites that may teach (id, kind, text): wrong hints are drawn
+    from them. `counts` says what there is, `drops` what is missing, as `channel: reason`.
+    """
+
+    conversation_id: str
+    models: frozenset[str]
+    sequences: list[RenderedSequence]
+    responses: frozenset[str] = frozenset()
+    sites: list[KeptSite] = field(default_factory=list[KeptSite])
+    pairs: list[KeptPair] = field(default_factory=list[KeptPair])
+    hints: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    counts: Counter[str] = field(default_factory=Counter[str])
+    drops: Counter[str] = field(default_factory=Counter[str])
+
+
+def render_session(renderer: Renderer, session: LoggedSession, settings: WindowSettings) -> RenderedSession:
+    """What the channels that are on may have of a session."""
+    conversation = session.conversation
+    found = RenderedSession(conversation_id=conversation.id, models=models_of(conversation), sequences=[])
+    found.counts["conversations"] += 1
+    try:
+        found.sequences = [_with_shared_ids(each) for each in renderer.render(conversation)]
+    except AlignmentError:  # a template that puts one message's text into another's turn: of no use for any
+        raise
+    except InputError:  # no turns, or none that this template can show
+        found.drops[f"conversations: {NOT_RENDERED}"] += 1
+    found.counts.update(thinking_counts(found.sequences))
+    if settings.use_sites:
+        _keep_sites(found, session)
+    if settings.use_pairs:
+        _keep_pairs(found, session, renderer)
+    found.responses = _responses(found, session, settings)
+    return found
+
+
+def models_of(conversation: Conversation) -> frozenset[str]:
+    """Names of the models that wrote its turns; an empty one where a turn does not say."""
+    return frozenset(turn.model or "" for turn in conversation.turns if turn.role == "assistant")
+
+
+def _with_shared_ids(sequence: RenderedSequence) -> RenderedSequence:
+    """One number object for each id: a list of them then takes 8 bytes a token, and not 36."""
+    return replace(sequence, ids=[_known_ids.setdefault(each, each) for each in sequence.ids])
+
+
+def _keep_sites(into: RenderedSession, session: LoggedSession) -> None:
+    """Sites that may teach and have a hint, in the order of the session; the others are counted."""
+    places = {span.turn_id: (rendered, span) for rendered in into.sequences for span in rendered.spans}
+    for site, hint in session.sites:
+        if not site.is_kept:
+            continue
+        if hint is not None:
+            into.hints.append((site.id, site.kind, hint.text))
+        if hint is None or not hint.text.strip():
+            into.drops[f"{_SITES}: without_hint"] += 1
+        elif site.turn_id not in places:
+            into.drops[f"{_SITES}: {NOT_IN_RENDERING}"] += 1
+        else:
+            into.sites.append(KeptSite(site, hint.text, *places[site.turn_id]))
+
+
+def _responses(into: RenderedSession, session: LoggedSession, settings: WindowSettings) -> frozenset[str]:
+    """Ids of the turns of channel 1; the model's other turns are counted by what speaks against them."""
+    if settings.responses == "none":
+        return frozenset()
+    if settings.responses == "all":
+        own = {turn.id for turn in session.conversation.turns if turn.origin == "model"}
+        return frozenset(own - taught_otherwise(session))
+    found = good_turns(session, work_failures=settings.work_failures)
+    into.counts.update(model_turns=len(found.good) + len(found.not_good), good_turns=len(found.good))
+    into.drops.update(f"{_RESPONSES}: {reason}" for reason in found.not_good.values())
+    return found.good
+
+
+def _keep_pairs(into: RenderedSession, session: LoggedSession, renderer: Renderer) -> None:
+    turns = session.conversation.turns
+    asked = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
+    places = {span.turn_id: (rendered, span) for rendered in into.sequences for span in rendered.spans}
+    for pair in session.pairs:
+        index = asked[pair.turn_number] if 0 <= pair.turn_number < len(asked) else None
+        kept: KeptPair | str = NO_SUCH_TURN
+        if index is not None:
+            place = places.get(turns[index].id)
+            kept = _pair(renderer, session.conversation, index, pair, *place) if place else NOT_IN_RENDERING
+        if isinstance(kept, KeptPair):
+            into.pairs.append(kept)
+        else:
+            into.drops[f"{_PAIRS}: {kept}"] += 1
+
+
+def _pair(
+    renderer: Renderer,
+    conversation: Conversation,
+    index: int,
+    pair: LoggedPair,
+    rendered: RenderedSequence,
+    span: TurnSpan,
+) -> KeptPair | str:
+    """Chosen against logged; or why not. The logged side is the session itself where the contexts agree."""
+    before, logged = conversation.turns[:index], conversation.turns[index]
+    name = f"{pair.state_id}:chosen"
+    answer = answer_turn(pair.chosen, turn_id=name) if pair.action is None else turn_of(pair.action, turn_id=name)
+    named = {"conversation_id": pair.state_id, "format_name": conversation.format}  # for the session's tools
+    try:
+        sides = compared_ids(renderer, before, answer, logged, **named, logged=(rendered, span))
+    except InputError:
+        return NOT_RENDERED
+    if isinstance(sides, str):
+        return sides
+    return KeptPair(pair.state_id, rendered, *(PairSide.of(ids, start, rendered.ids) for ids, start in sides))

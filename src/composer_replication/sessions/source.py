@@ -1,0 +1,52 @@
+"""Where logged sessions come from: a run directory's conversations, each with its sites and pairs, one at a time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from composer_replication.errors import StaleArtefactError, explain
+from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.conversations import read_conversations
+from composer_replication.runs.pairs import LoggedPair, read_pairs
+from composer_replication.runs.sites import read_sites
+from composer_replication.types import Conversation, ErrorSite, Hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedSession:
+    """A conversation, the failures found in it with their hints, and pairs of answers to its states."""
+
+    conversation: Conversation
+    sites: Sequence[tuple[ErrorSite, Hint | None]] = ()
+    pairs: Sequence[LoggedPair] = ()
+
+
+def read_sessions(run: RunDir, *, with_sites: bool, with_pairs: bool) -> Iterator[LoggedSession]:
+    """The conversations of a run directory with its sites and pairs, which must be those of these conversations."""
+    for name, used in (("sites", with_sites), ("pairs", with_pairs)):
+        if used:
+            _check_current(run, name)
+    sites: dict[str, list[tuple[ErrorSite, Hint | None]]] = defaultdict(list)
+    for site, hint in read_sites(run) if with_sites else ():
+        sites[site.conversation_id].append((site, hint))
+    pairs: dict[str, list[LoggedPair]] = defaultdict(list)
+    for conversation_id, pair in read_pairs(run) if with_pairs else ():
+        pairs[conversation_id].append(pair)
+    for conversation in read_conversations(run):
+        identity = conversation.id
+        yield LoggedSession(conversation=conversation, sites=sites.pop(identity, ()), pairs=pairs.pop(identity, ()))
+
+
+def has_artefact(run: RunDir, name: str) -> bool:
+    return run.path(name).exists()
+
+
+def _check_current(run: RunDir, name: str) -> None:
+    stale = run.lineage(name).stale
+    if stale:
+        command = ARTEFACTS[stale[0]].command
+        got = f"{' and '.join(stale)} older than what they were made of"
+        fix = f"Turns may have moved since. Run `{command}` again."
+        raise StaleArtefactError(explain(f"{run.path(name)}", got=got, expected="the newest", fix=fix))

@@ -1,0 +1,118 @@
+"""`crf forget`: a session and everything made from it out of a run. Each stage forgets its own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from composer_replication.errors import InputError, explain
+from composer_replication.ingestion import forget as ingested
+from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs import conversations as rows
+from composer_replication.runs.elsewhere import MadeElsewhere, made_elsewhere
+from composer_replication.runs.forget import delete_artefact, filtered_of, forget_rows
+from composer_replication.runs.tools import read_tools
+from composer_replication.teacher_replay.store import forget as replayed
+from composer_replication.teacher_replay.store.forget import AnswersOfRun
+
+MIN_PREFIX = 6
+# Made by the ingest itself, before it, or only a list of places.
+_NOT_DERIVED = frozenset({"config", "conversations", "session_sources", "tools", "forgotten", "elsewhere"})
+_Link = tuple[str, str | None, str | None]
+"""The id of a conversation, of its session, and of the conversation it goes on from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forgetting:
+    """What forgetting some sessions takes away: conversations, rows of artefacts, and whole artefacts.
+
+    `answers` are the paid ones of a replay; None without a store of them. `elsewhere` was made from the run outside of
+    it, may hold the sessions or have learnt from them, and stays: whoever forgets has to delete it.
+    """
+
+    conversations: tuple[str, ...]
+    filtered: tuple[str, ...]
+    deleted: tuple[str, ...]
+    answers: AnswersOfRun | None = None
+    elsewhere: tuple[MadeElsewhere, ...] = ()
+
+
+def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
+    """What `forget` would take away; nothing is changed. Each of `sessions` is an id, or the start of just one."""
+    links = list(_links(run))
+    chosen = {each for name in sessions for each in _matching(name, links)}
+    size = -1
+    while size != len(chosen):  # sub-agents of sub-agents, part after part
+        size = len(chosen)
+        chosen |= {identity for identity, _, parent in links if parent in chosen}
+    there = [name for name in ARTEFACTS if name not in _NOT_DERIVED and run.path(name).exists()]
+    alive = {identity for identity, _, _ in links} - chosen
+    answers = replayed.count_answers(run, alive, chosen)
+    # A file that is no store of answers goes whole.
+    derived = [name for name in there if name not in replayed.OWN or (name == replayed.STORE and answers is None)]
+    filtered = filtered_of(run, derived)
+    return Forgetting(
+        conversations=tuple(identity for identity, _, _ in links if identity in chosen),
+        filtered=filtered,
+        deleted=tuple(name for name in derived if name not in filtered),
+        answers=answers,
+        elsewhere=made_elsewhere(run),
+    )
+
+
+def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = False) -> Forgetting:
+    """Take the sessions out of the run, with the rows and artefacts that were made from them.
+
+    Stopped half way, it can be repeated: the conversations go last, so that they can still be named. Paid answers of
+    which nobody knows whose they are go only with `discard_answers`.
+    """
+    with run.exclusive("forget", against=("replay", "training")):
+        run.remove_leftovers(*ARTEFACTS)
+        plan = plan_forgetting(run, sessions)
+        if plan.answers is not None and plan.answers.num_unowned and not discard_answers:
+            raise _unowned(run, plan.answers)
+        read_tools(run)  # what cannot be read is found out before anything is taken away
+        gone = frozenset(plan.conversations)
+        alive = {identity for identity, _, _ in _links(run)} - gone
+        ingested.mark(run, gone)  # first: from here on, no crash brings them back
+        replayed.forget(run, gone, alive)
+        for name in plan.deleted:
+            delete_artefact(run, name)
+        metas = {name: run.meta(name) for name in plan.filtered}
+        for name, meta in metas.items():
+            forget_rows(run, name, gone, meta)
+        ingested.forget(run, gone)
+        for name, meta in metas.items():  # once more: they are current only beside the new conversations
+            forget_rows(run, name, gone, meta)
+        return plan
+
+
+def _unowned(run: RunDir, answers: AnswersOfRun) -> InputError:
+    got = f"{answers.num_unowned:,} answers of which it does not say for whom they were asked"
+    fix = (
+        "`crf replay` as it was run before writes it down: what is answered is not asked or paid for again. "
+        "`crf forget --discard-answers` throws those answers away"
+    )
+    return InputError(explain(run.path(replayed.STORE).name, got=got, expected="answers with their sessions", fix=fix))
+
+
+def _links(run: RunDir) -> Iterator[_Link]:
+    stored: Iterator[dict[str, Any]] = run.read_jsonl("conversations", schema=rows.SCHEMA, version=rows.VERSION)
+    return ((row["id"], row["session_id"], (row["parent"] or {}).get("conversation_id")) for row in stored)
+
+
+def _matching(name: str, links: Sequence[_Link]) -> set[str]:
+    exact = {identity for identity, session, _ in links if name in (identity, session)}
+    if exact:
+        return exact
+    names = {each for identity, session, _ in links for each in (session or identity, identity)}
+    started = {each for each in names if len(name) >= MIN_PREFIX and each.startswith(name)}
+    sessions = {session or identity for identity, session, _ in links if {identity, session} & started}
+    if len(sessions) == 1:
+        return _matching(sessions.pop(), links)
+    near = sorted(started) or difflib.get_close_matches(name, sorted(names), n=3)
+    expected = f"the id of a session, or at least {MIN_PREFIX} characters that only one begins with"
+    fix = f"Did you mean {' or '.join(near[:3])}?" if near else "The ids are in conversations.jsonl: session_id, or id"
+    raise InputError(explain("session", got=repr(name), expected=expected, fix=fix))

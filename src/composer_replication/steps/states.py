@@ -1,0 +1,118 @@
+"""The states of a run, as `crf replay` asks about them and `crf pairs` compares them; and which of their turns failed.
+
+A state is what a model had seen before a turn, and the turn is what it did then. Both steps read it here, with the
+tools that the session is asked about with.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from composer_replication.config import ReplayConfig
+from composer_replication.ingestion.states import states, trace_state
+from composer_replication.runs import RunDir
+from composer_replication.runs.conversations import read_conversations
+from composer_replication.runs.sites import read_sites
+from composer_replication.runs.tools import read_tools
+from composer_replication.sites import find_error_sites
+from composer_replication.sites.find import NO_FAILURE
+from composer_replication.teacher_replay.asked_tools import AskedTools
+from composer_replication.types import Conversation, ErrorSite, TraceState, Turn
+
+# Tests that fail, a linter or a compiler that finds something: the call did what it was made for.
+PART_OF_THE_WORK = frozenset({"test_failure", "lint_or_typecheck", "compile_error"})
+
+
+class StateOfTurn(NamedTuple):
+    """A state, with the conversation and the turn that its action is, and the kinds of the turn's failing calls."""
+
+    state: TraceState
+    conversation_id: str
+    turn: Turn
+    failures: tuple[str, ...] = ()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a call of the turn failed, was refused, stopped or blocked, other than as part of the work."""
+        return any(kind not in PART_OF_THE_WORK for kind in self.failures)
+
+
+_Failures = dict[str, tuple[str, ...]]
+"""Kinds of failing calls by the id of their turn."""
+
+
+class RunStates:
+    """The states of a run; reading them again gives the same ones as long as the run is the same.
+
+    `knows_failures`: `failures` of a state are looked up, kept as a site or not, whoever's doing it was. They are those
+    of `sites.jsonl`, or found in the conversations where that is not there or older than they are.
+    """
+
+    def __init__(self, section: ReplayConfig, run: RunDir, *, knows_failures: bool = False) -> None:
+        self._section, self._run = section, run
+        knows_failures = knows_failures or section.states == "failed"
+        self.reads_sites = section.states == "sites" or (knows_failures and run.is_current("sites"))
+        self._finds = knows_failures and not self.reads_sites
+        self._taught: set[tuple[str, str]] = set()
+        self._failures: dict[str, _Failures] = defaultdict(dict)
+        for site in (site for site, _ in read_sites(run)) if self.reads_sites else ():
+            if site.is_kept:
+                self._taught.add((site.conversation_id, site.turn_id))
+            _add_failure(self._failures[site.conversation_id], site)
+
+    @property
+    def sources(self) -> list[str]:
+        """Artefacts that these states are made of."""
+        return ["conversations", *(["sites"] if self.reads_sites else [])]
+
+    def read(self, only: Iterable[str] | None = None, *, verify: bool = True) -> Iterator[StateOfTurn]:
+        """Session by session; messages are shared between the states of one. `only`: ids of the states, as read before.
+
+        `verify=False` is for a file whose checksum was compared by an earlier reading.
+        """
+        section = self._section
+        tools, asked = (read_tools(self._run), AskedTools(self._run)) if section.send_tools else (None, None)
+        ids, number = None if only is None else set(only), 0
+        for conversation in read_conversations(self._run, verify=verify):
+            shown = asked.of(conversation, tools.of(conversation.format)) if tools and asked else None
+            failures = self._failures_of(conversation) if ids is None else {}
+            for each in self._of(conversation, failures):
+                if not (self._is_wanted(each) if ids is None else each.state["state_id"] in ids):
+                    continue
+                if section.limit is not None and number >= section.limit:
+                    return
+                number += 1
+                if shown:
+                    each.state["tools"] = shown
+                yield each
+
+    def _of(self, conversation: Conversation, failures: _Failures) -> Iterator[StateOfTurn]:
+        history = states(conversation, max_history_tokens=self._section.max_history_tokens)
+        for index, (messages, turn) in enumerate(history):
+            if turn.origin == "meta":  # what the harness wrote in the model's place is nobody's action
+                continue
+            # A log with a system prompt of its own needs none of ours in front of it.
+            is_own = len(messages) > 1 and messages[1].get("role") == "system"
+            state = trace_state(f"{conversation.id}::{index:04d}", messages[1:] if is_own else messages, turn)
+            state["session_id"], state["cwd"] = conversation.id, conversation.cwd
+            yield StateOfTurn(state, conversation.id, turn, failures.get(turn.id, ()))
+
+    def _failures_of(self, conversation: Conversation) -> _Failures:
+        if not self._finds:
+            return self._failures.get(conversation.id, {})
+        found: _Failures = {}
+        for site in find_error_sites(conversation):
+            _add_failure(found, site)
+        return found
+
+    def _is_wanted(self, each: StateOfTurn) -> bool:
+        if self._section.states == "sites":
+            return (each.conversation_id, each.turn.id) in self._taught
+        return self._section.states == "all" or each.has_failed
+
+
+def _add_failure(failures: _Failures, site: ErrorSite) -> None:
+    if site.kind != NO_FAILURE:
+        failures[site.turn_id] = (*failures.get(site.turn_id, ()), site.kind)

@@ -1,0 +1,36 @@
+"""The pipeline as a table: every step of a run in order, with the artefacts that it reads and writes.
+
+What it reads "if there" it can do without: a replay then finds failures itself, and a training has no channel 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+
+class Step(NamedTuple):
+    """One step; its name is its command, its section of the config (`train` reads more), and its file."""
+
+    name: str
+    function_name: str
+    reads: tuple[str, ...]
+    reads_if_there: tuple[str, ...]
+    writes: tuple[str, ...]
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """`function(section, run, **what is said for once)`; loaded when it is asked for."""
+        return getattr(import_module(f"composer_replication.steps.{self.name}"), self.function_name)
+
+
+_INGESTED = ("conversations", "tools")
+_TRAINED = ("config", "hint_proof", "ref_logprobs", "metrics", "checkpoints", "adapter", "model")
+STEPS = (
+    Step("ingest", "ingest", (), (), (*_INGESTED, "session_sources")),
+    Step("sites", "write_sites", _INGESTED, (), ("sites",)),
+    Step("replay", "replay", _INGESTED, ("sites",), ("teacher_calls", "teacher_cache", "asked_tools")),
+    Step("pairs", "write_pairs", (*_INGESTED, "teacher_calls"), ("sites", "asked_tools"), ("pairs",)),
+    Step("train", "train", _INGESTED, ("sites", "pairs"), _TRAINED),
+)

@@ -1,0 +1,102 @@
+"""What a replay would ask and cost, found out before a cent is spent and before a byte goes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from composer_replication.errors import InputError
+from composer_replication.ingestion.last_gate import Find, LastGate
+from composer_replication.teacher_replay.fence import flags
+from composer_replication.teacher_replay.lanes import session_of
+from composer_replication.teacher_replay.money import to_dollars
+from composer_replication.teacher_replay.replay import ReplayOptions, request_of
+from composer_replication.teacher_replay.requests import RequestBuilder
+from composer_replication.teacher_replay.store.ledger import TeacherStore
+from composer_replication.teacher_replay.teachers import Teacher
+from composer_replication.types import TraceState
+
+# Real prompts have about four bytes a token, and answers of coding agents are short: the low end of what it may cost.
+_BYTES_PER_TOKEN, _USUAL_ANSWER = 4, 120
+
+
+class PlannedState(NamedTuple):
+    """A state that is asked about; `keys` are those of its requests, by teacher, empty where none can hold it."""
+
+    state_id: str
+    session: str
+    flags: list[str]
+    keys: tuple[bytes, ...]
+
+
+@dataclass(kw_only=True)
+class PriceRange:
+    """Before a cent is spent: calls to send, calls in the store, the price range of those to send.
+
+    `spent_usd` is of earlier replays. `num_fitting` is about how many calls the cap leaves room for: a call holds the
+    most it can cost until it is answered, and one that finds no room is not sent.
+    """
+
+    num_calls: int = 0
+    num_cached: int = 0
+    num_fitting: int = 0
+    low_usd: float = 0.0
+    high_usd: float = 0.0
+    spent_usd: float = 0.0
+
+
+class Survey:
+    """Builds the requests of all states, looks at their bytes, and adds up what is not in the store.
+
+    `finds` are texts that look as if they held a secret, each once, at the first state that shows it.
+    """
+
+    def __init__(
+        self, teachers: Sequence[Teacher], options: ReplayOptions, store: TeacherStore, gate: LastGate
+    ) -> None:
+        self._builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
+        self._teachers, self._store, self._gate = teachers, store, gate
+        self._concurrency = options.max_concurrency
+        self._low = self._high = self._num_calls = self._num_cached = 0
+        self.finds: dict[bytes, Find] = {}
+
+    def look_at(self, state: TraceState) -> PlannedState:
+        keys: list[bytes] = []
+        for teacher, builder in zip(self._teachers, self._builders, strict=True):
+            try:
+                request = request_of(builder, state)
+            except InputError:  # it will be a call with that error, and costs nothing
+                keys.append(b"")
+                continue
+            keys.append(request.key)
+            if self._store.reply(request.key) is not None:
+                self._num_cached += 1
+                continue
+            self._num_calls += 1
+            for find in self._gate.in_request(request.body, request.place):
+                self.finds.setdefault(find.digest, find)
+            self._high += request.bound_nano
+            self._low += teacher.price.bound(len(request.body) // _BYTES_PER_TOKEN, _USUAL_ANSWER)
+        return PlannedState(state["state_id"], session_of(state), flags(state["messages"]), tuple(keys))
+
+    def price(self, spent: int, left: int) -> PriceRange:
+        """What asking everyone once would cost at least and at most, cached replies aside."""
+        return PriceRange(
+            num_calls=self._num_calls,
+            num_cached=self._num_cached,
+            num_fitting=self._fitting(left),
+            low_usd=to_dollars(self._low),
+            high_usd=to_dollars(self._high),
+            spent_usd=to_dollars(spent),
+        )
+
+    def _fitting(self, left: int) -> int:
+        """Calls under way hold their bounds; where these alone fill the cap, whoever comes next is turned away."""
+        if not self._high:
+            return self._num_calls
+        bound, usual = self._high / self._num_calls, self._low / self._num_calls
+        num_at_once = min(self._concurrency, self._num_calls)
+        if left < num_at_once * bound:
+            return max(0, int(left / bound))
+        return min(self._num_calls, num_at_once + int((left - num_at_once * bound) / max(usual, 1)))

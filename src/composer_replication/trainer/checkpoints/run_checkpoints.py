@@ -1,0 +1,280 @@
+"""Checkpoints of one trainer's run as safetensors and JSON, complete or passed over, resumed bit for bit.
+
+`trainer.overrides` hands the methods of `transformers.Trainer` over; `original` is always its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import StaleArtefactError, explain
+from composer_replication.trainer.checkpoints.data_cursor import DataCursor, restore_samplers
+from composer_replication.trainer.checkpoints.identity import model_identity
+from composer_replication.trainer.checkpoints.manifest import check_manifest, read_manifest, write_manifest
+from composer_replication.trainer.checkpoints.resume import (
+    check_fits,
+    checkpoint_to_resume,
+    data_geometry,
+    refuse_what_pickles,
+)
+from composer_replication.trainer.checkpoints.rng import rng_tree, set_rng_tree
+from composer_replication.trainer.checkpoints.rotation import drop_replaced, make_room, rotate
+from composer_replication.trainer.checkpoints.save_attempt import SaveAttempt
+from composer_replication.trainer.checkpoints.tree_file import has_tree, load_tree, save_tree
+from composer_replication.trainer.checkpoints.weights import (
+    load_optimiser_tree,
+    load_weights,
+    optimiser_tree,
+    save_weights,
+    whole_state,
+)
+
+Original = Callable[..., Any]
+_log = logging.getLogger(__name__)
+
+
+class RunCheckpoints:
+    """A checkpoint folder holds the weights as `save_pretrained` writes them, `trainer_state.json`, and as trees
+    `optimizer`, `scheduler`, `scaler` (fp16), and per process `rng-N`, `cursor-N` and `extra-N`; it is complete when
+    `manifest.json` is there. Nothing is pickled, nothing is unpickled.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.cursor = DataCursor()
+        self._attempt: SaveAttempt | None = None
+        self._identity: dict[str, Any] | None = None
+        self._resumed_cursor: dict[str, Any] | None = None
+        self._is_loss_whole = True
+
+    # ---- training
+
+    def train(self, original: Original, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """`Trainer.train`; True takes the newest complete checkpoint of the output folder, a path takes that one."""
+        from composer_replication.trainer.checkpoints.stopping import CheckpointTiming, StopRequest
+
+        trainer = self._trainer
+        refuse_what_pickles(trainer)
+        self._identity = model_identity(trainer.model)
+        self.cursor, self._resumed_cursor, trainer.stopped_by = DataCursor(), None, ""
+        trainer.was_finished, self._is_loss_whole = False, True
+        folder = trainer.resumed_from = checkpoint_to_resume(trainer, resume_from_checkpoint)
+        if folder is not None:
+            check_fits(trainer, folder, self._identity, data_geometry(trainer))
+            if 0 < trainer.args.max_steps <= read_manifest(folder)["step"]:
+                return self._take_finished(folder)
+        request = StopRequest()
+        timing = CheckpointTiming(request)
+        trainer.add_callback(timing)
+        try:
+            with request.listening(trainer.stop_signals):
+                result = original(None if folder is None else str(folder), *args, **kwargs)
+        finally:
+            trainer.remove_callback(timing)
+        if timing.stopped_at is not None:
+            self._tell_stop(request.signal_name or "a signal to another process", timing.stopped_at)
+        return result
+
+    def _tell_stop(self, heard: str, step: int) -> None:
+        if step >= self._trainer.state.max_steps:  # there is nothing to resume: the run is whole
+            _log.warning("%s: heard in the last step, which was made and saved; the run is whole", heard)
+            return
+        self._trainer.stopped_by = heard
+        place = Path(self._trainer.args.output_dir) / f"checkpoint-{step}"
+        _log.warning("%s: stopped after step %d; resume from %s", heard, step, place)
+
+    def _take_finished(self, folder: Path) -> Any:
+        """Of a run that made all its steps there is nothing left to train: the base class would make one more."""
+        from transformers.trainer_callback import TrainerState
+        from transformers.trainer_utils import TrainOutput
+
+        trainer = self._trainer
+        trainer.was_finished = True
+        load_weights(trainer.model, folder)
+        state = trainer.state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
+        _log.warning("%s has all %d steps; nothing is left to train", folder, trainer.args.max_steps)
+        loss = _mean_loss(load_tree(folder, f"cursor-{trainer.args.process_index}")["loss"], state.global_step)
+        return TrainOutput(state.global_step, loss, {"train_loss": loss})
+
+    def run_epoch(self, original: Original, *args: Any, **kwargs: Any) -> None:
+        loader, resumed = kwargs["train_dataloader"], self._resumed_cursor
+        if resumed is not None:
+            mid_epoch = kwargs["steps_trained_in_current_epoch"] > 0
+            if not mid_epoch:
+                self.load_rng_state(kwargs["resume_from_checkpoint"])
+            restore_samplers(loader, resumed, epoch=kwargs["epoch"], mid_epoch=mid_epoch)
+            self.take_up_loss_sum(resumed["loss"])
+            self._resumed_cursor = None
+        self.cursor.epoch_begins(loader)
+        original(*args, **kwargs)
+
+    def finalize_training(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        self.speak_for_all_steps()
+        with self._keeping_all_checkpoints():  # the newest stays, also beside a better one
+            return original(*args, **kwargs)
+
+    # ---- saving
+
+    def save_checkpoint(self, original: Original, model: Any, trial: Any) -> None:
+        trainer = self._trainer
+        folder = Path(trainer._get_output_dir(trial=trial)) / f"checkpoint-{trainer.state.global_step}"
+        attempt = self._attempt = SaveAttempt(folder, trainer.args.device)
+        try:
+            with attempt.writing():
+                if trainer.args.should_save:
+                    make_room(folder)
+            attempt.agree()  # nobody writes into a folder that another process is about to clear
+            with attempt.writing(), self._keeping_all_checkpoints():
+                original(model, trial)
+            attempt.agree()
+            with attempt.writing():
+                if trainer.args.should_save:
+                    write_manifest(folder, step=trainer.state.global_step, about=self._about())
+            attempt.agree()
+        finally:
+            self._attempt = None
+        if trainer.args.should_save:
+            drop_replaced(folder)
+            best = trainer.state.best_model_checkpoint
+            rotate(folder.parent, trainer.args.save_total_limit, keep=[Path(best)] if best else [])
+
+    def save_model(self, original: Original, output_dir: str | None, is_internal: bool) -> None:
+        """`Trainer.save_model` without `training_args.bin`; under FSDP2 whole, whatever its state dict type."""
+        trainer = self._trainer
+        with self._noting_failure():
+            state = whole_state(trainer.model_wrapped)
+            if state is None:
+                original(output_dir, is_internal)
+                return
+            if trainer.args.should_save:
+                self.save(output_dir, state)
+            if trainer.args.push_to_hub and not is_internal:
+                trainer.push_to_hub(commit_message="Model save", revision=trainer.args.hub_revision)
+
+    def save(self, output_dir: str | None, state_dict: dict[str, Any] | None) -> None:
+        trainer = self._trainer
+        folder = Path(output_dir or trainer.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        # A checkpoint keeps the names of the model in memory; what leaves the run, those that other tools know.
+        save_weights(trainer.model, folder, state_dict, own_names=self._attempt is not None)
+        tokenizer: Any = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
+        if trainer.args.should_save and hasattr(tokenizer, "save_pretrained"):
+            tokenizer.save_pretrained(str(folder))
+
+    def save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        trainer = self._trainer
+        with self._noting_failure():
+            optimiser = optimiser_tree(trainer.model_wrapped, trainer.optimizer)
+            if trainer.args.should_save:
+                save_tree(Path(output_dir), "optimizer", optimiser)
+                save_tree(Path(output_dir), "scheduler", trainer.lr_scheduler.state_dict())
+
+    def save_scaler(self, output_dir: str) -> None:
+        scaler = getattr(self._trainer.accelerator, "scaler", None)
+        with self._noting_failure():
+            if scaler is not None and self._trainer.args.should_save:
+                save_tree(Path(output_dir), "scaler", scaler.state_dict())
+
+    def save_rng_state(self, output_dir: str) -> None:
+        trainer = self._trainer
+        folder, number = Path(output_dir), trainer.args.process_index
+        with self._noting_failure():
+            folder.mkdir(parents=True, exist_ok=True)  # process 0 may still be on its way here
+            loss = {"sum": trainer._tr_loss, "last_logged_step": trainer._globalstep_last_logged}
+            if self._is_loss_whole:  # else it is of some steps only, and must not pass for one of all
+                loss["total"] = trainer._total_loss_scalar
+            save_tree(folder, f"cursor-{number}", self.cursor.tree() | {"loss": loss})
+            save_tree(folder, f"extra-{number}", trainer.extra_state())
+            save_tree(folder, f"rng-{number}", rng_tree())
+
+    # ---- loading
+
+    def load_from_checkpoint(self, folder: str, model: Any) -> None:
+        load_weights(self._trainer.model if model is None else model, Path(folder))
+
+    def load_best_model(self) -> None:
+        state = self._trainer.state
+        best = Path(state.best_model_checkpoint or "")
+        check_manifest(best)
+        _log.info("loading the best model, of %s (%s)", best, state.best_metric)
+        load_weights(self._trainer.model, best)
+
+    def load_optimizer_and_scheduler(self, original: Original, checkpoint: str | None) -> None:
+        original(checkpoint)  # finds no file of its own; a subclass may have one in JSON
+        if checkpoint is None:
+            return
+        trainer = self._trainer
+        folder, number = Path(checkpoint), trainer.args.process_index
+        load_optimiser_tree(trainer.model_wrapped, trainer.optimizer, load_tree(folder, "optimizer"))
+        trainer.lr_scheduler.load_state_dict(load_tree(folder, "scheduler"))
+        self._resumed_cursor = load_tree(folder, f"cursor-{number}")
+        try:
+            trainer.load_extra_state(load_tree(folder, f"extra-{number}"))
+        except KeyError as error:
+            fix = "Go on with the version that saved it, or begin anew in another folder."
+            got = f"no {error} among what it remembers"
+            expected = "a checkpoint of this version"
+            raise StaleArtefactError(explain(str(folder), got=got, expected=expected, fix=fix)) from error
+
+    def load_scaler(self, checkpoint: str | None) -> None:
+        scaler: Any = getattr(self._trainer.accelerator, "scaler", None)
+        if checkpoint is not None and scaler is not None and has_tree(Path(checkpoint), "scaler"):
+            scaler.load_state_dict(load_tree(Path(checkpoint), "scaler"))
+
+    def load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            set_rng_tree(load_tree(Path(checkpoint), f"rng-{self._trainer.args.process_index}"))
+
+    # ---- parts of the above
+
+    def _about(self) -> dict[str, Any]:
+        """What the manifest says about the run besides its files."""
+        return {
+            "model": self._identity,
+            "data": data_geometry(self._trainer),
+            "weights_only": self._trainer.args.save_only_model,
+            "process": self._trainer.args.process_index,
+        }
+
+    def take_up_loss_sum(self, saved: dict[str, Any]) -> None:
+        """The loss since the last log line and before it: the next line and the mean at the end are then those of a
+        run that was never interrupted."""
+        trainer = self._trainer
+        trainer._tr_loss = saved["sum"].to(trainer._tr_loss)
+        # A checkpoint of an earlier version has no total, nor have those of a run that went on from one: the mean is
+        # then one over the steps of this call.
+        trainer._total_loss_scalar = saved.get("total", -float(saved["sum"]))
+        self._is_loss_whole = "total" in saved
+        trainer._globalstep_last_logged = saved["last_logged_step"]
+
+    def speak_for_all_steps(self) -> None:
+        """Have `train_loss` be the mean over the whole run: it is divided by the steps of this call alone."""
+        trainer = self._trainer
+        first, last = getattr(trainer, "_initial_global_step", 0), trainer.state.global_step
+        if first and last and self._is_loss_whole:
+            rest = trainer._tr_loss.item()
+            mean = (trainer._total_loss_scalar + rest) / last
+            trainer._total_loss_scalar = mean * max(last - first, 0.001) - rest
+
+    @contextlib.contextmanager
+    def _keeping_all_checkpoints(self) -> Generator[None]:
+        """The loop's own rotation off: it counts folders, not complete checkpoints."""
+        args = self._trainer.args
+        limit, args.save_total_limit = args.save_total_limit, None
+        try:
+            yield
+        finally:
+            args.save_total_limit = limit
+
+    def _noting_failure(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._attempt is None else self._attempt.writing()
+
+
+def _mean_loss(saved: dict[str, Any], steps: int) -> float:
+    """Over all steps of a run, from what a checkpoint keeps of its loss; NaN where an earlier version kept none."""
+    return (saved.get("total", math.nan) + float(saved["sum"])) / max(steps, 1)

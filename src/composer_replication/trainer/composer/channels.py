@@ -1,0 +1,200 @@
+"""The two channels that a policy-gradient trainer gets beside its own: their terms of a step, and their state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.batch.tree_batch import TreeBatch
+from composer_replication.errors import InputError, explain
+from composer_replication.loss.taid import TAIDScheduler
+from composer_replication.objective.channels import Options
+from composer_replication.objective.compose import channel_options, compose_loss
+from composer_replication.objective.row_weighting import RowWeighting
+from composer_replication.rollouts.channel import Importance, RolloutChannel, place_sites
+from composer_replication.rollouts.sites import ITEMS, SITES, TaughtTurn
+from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.teachers import TeacherKeeper, load_local_state, local_state, reshard
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.composer.logged import LoggedBatch, LoggedStore
+
+SumOver = Callable[[Tensor], Tensor]
+
+
+class Clock(NamedTuple):
+    """Where a micro-step stands: finished optimiser steps of how many, micro-steps in this one, processes."""
+
+    step: int
+    total_steps: int
+    accumulation: int
+    num_processes: int
+    steps_per_generation: int
+    is_training: bool
+    temperature: float = 1.0
+
+
+class Term(NamedTuple):
+    """A channel's share of a micro-step's loss, already scaled; its mean per item over all processes, and the items."""
+
+    loss: Tensor
+    mean: float
+    items: float
+
+
+class ComposerChannels:
+    """Channels 2 and 3 of one run."""
+
+    def __init__(
+        self,
+        settings: ChannelSettings,
+        teacher: TeacherKeeper,
+        *,
+        weighting: RowWeighting | None = None,
+        logged: LoggedStore | None = None,
+        sum_over: SumOver,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.settings, self.teacher, self.logged = settings, teacher, logged
+        self._weighting, self._sum_over, self._autocast = weighting, sum_over, autocast
+        self.taid: TAIDScheduler | None = None
+        self._taid_losses: list[tuple[float, float]] = []
+        if settings.beta_replay > 0 and logged is None:
+            fix = "Give trace_dataset and data_collator, or logged_sessions; or set beta_replay to 0."
+            raise InputError(
+                explain("beta_replay", got=f"{settings.beta_replay}, no logged pairs", expected="pairs", fix=fix)
+            )
+
+    def rollout_term(
+        self, model: nn.Module, inputs: Mapping[str, Any], clock: Clock, policy_loss: Callable[[], Tensor]
+    ) -> tuple[Tensor, Term | None]:
+        """The policy's own loss, and channel 2 on the rows of the same pass (None where nobody has a site)."""
+        prompt_mask, prompt, completion = inputs["prompt_mask"], inputs["prompt_ids"], inputs["completion_ids"]
+        input_ids = torch.cat([prompt, completion], dim=1)
+        turns = [[TaughtTurn(**each) for each in sample] for sample in inputs[SITES]]
+        items = float(inputs[ITEMS])
+        if not items:
+            return policy_loss(), None
+        # The count is that of a whole generation batch; a step sees its share of it.
+        share = clock.accumulation / clock.steps_per_generation if clock.is_training else 1.0
+        options = self._options(model, clock, {"sdpo_jsd": items * share / clock.num_processes})
+        placed = place_sites(turns, prompt_mask, input_ids, inputs["completion_mask"])
+        channel = RolloutChannel(model, placed, options, self._importance(inputs, clock))
+        with self._autocast():  # as the policy's own pass is
+            channel.teach(input_ids)
+        with channel.listening():
+            loss = policy_loss()
+        found = channel.result(*input_ids.shape)
+        term = loss.new_zeros(()) if found is None else self.alpha(clock) * found.value
+        measured = self._measured(term, found.value if found else None, found.items if found else 0, options)
+        if clock.is_training and measured.items:
+            self._taid_losses.append((measured.mean, measured.items))
+        return loss, measured
+
+    def logged_term(self, model: nn.Module, clock: Clock, device: torch.device) -> dict[str, Term]:
+        """Both channels of the next logged batch, by name; their losses are shares of one accumulated step."""
+        assert self.logged is not None
+        batch = self.logged.next_batch(device)
+        counts = counts_of(batch)
+        names = list(counts)
+        totals = self._sum_over(torch.tensor([float(counts[name]) for name in names], device=device)).tolist()
+        shares = {
+            name: total * clock.accumulation / clock.num_processes for name, total in zip(names, totals, strict=True)
+        }
+        weights = {"alpha_sdpo": self.alpha(clock), "beta_replay": self.settings.beta_replay}
+        options: dict[str, Any] = self.settings.loss_options() | weights | {"taid_t": self._taid_t(clock)}
+        options |= {"sdpo_teachers": self.teacher.shares(), "sdpo_weighting": self._weighting}
+        denominators = {name: share for name, share in shares.items() if share}
+        found = compose_loss(model, batch, denominators=denominators, **options)
+        values = {"sdpo_jsd": found.sdpo_jsd, "trace_replay_dpo": found.trace_replay_dpo}
+        # No row of channel 1: an exact 0, whose backward runs through every layer, as on processes that have more.
+        nothing = found.lm_ce
+        scale = {"sdpo_jsd": weights["alpha_sdpo"], "trace_replay_dpo": weights["beta_replay"]}
+        # A channel whose weight is 0 was not computed: the 0 it has is no figure of its items.
+        ran = {name: total if scale[name] > 0 else 0.0 for name, total in zip(names, totals, strict=True)}
+        terms = {
+            name: Term(scale[name] * values[name] + nothing, self._mean(values[name], shares[name], items), items)
+            for name, items in ran.items()
+        }
+        if terms["sdpo_jsd"].items:
+            self._taid_losses.append((terms["sdpo_jsd"].mean, terms["sdpo_jsd"].items))
+        return terms
+
+    def alpha(self, clock: Clock) -> float:
+        return self.settings.alpha_at(clock.step, clock.total_steps)
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        """After an optimiser step: the teacher moves, and TAID's t where channel 2 ran."""
+        reshard(self.teacher)
+        self.teacher.after_step(model)
+        items = sum(count for _, count in self._taid_losses)
+        if self.taid is not None and items:
+            self.taid.update_t(sum(mean * count for mean, count in self._taid_losses) / items, step)
+        self._taid_losses.clear()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "teacher": local_state(self.teacher),
+            "taid": None if self.taid is None else self.taid.state_dict(),
+            "logged": None if self.logged is None else self.logged.sampler.state(),
+        }
+
+    def load_state(self, tree: Mapping[str, Any], total_steps: int) -> None:
+        load_local_state(self.teacher, tree["teacher"])
+        if tree["taid"] is not None:
+            self.taid = self.settings.taid_schedule(total_steps)
+            self.taid.load_state_dict(tree["taid"])
+        if tree["logged"] is not None and self.logged is not None:
+            self.logged.sampler.load_state(tree["logged"])
+
+    def _options(self, model: nn.Module, clock: Clock, denominators: Mapping[str, float]) -> Options:
+        return channel_options(
+            model,
+            replace(self.settings, alpha_sdpo=self.alpha(clock), beta_replay=0.0),
+            taid_t=self._taid_t(clock),
+            denominators=denominators,
+            sdpo_teachers=self.teacher.shares(),
+            sdpo_weighting=self._weighting,
+        )
+
+    def _importance(self, inputs: Mapping[str, Any], clock: Clock) -> Importance | None:
+        """Only where rollouts are older than the weights does TRL keep their log-probs."""
+        old, clip = inputs.get("old_per_token_logps"), self.settings.sdpo_is_clip
+        return None if old is None or clip is None else Importance(old, clock.temperature, clip)
+
+    def _taid_t(self, clock: Clock) -> float | None:
+        if self.settings.sdpo_wrapper != "taid":
+            return None
+        if self.taid is None and not clock.is_training:  # how long the run will be is known only in training
+            return self.settings.taid_start
+        if self.taid is None:
+            self.taid = self.settings.taid_schedule(clock.total_steps)
+        return self.taid.t
+
+    def _measured(self, loss: Tensor, value: Tensor | None, items: int, options: Options) -> Term:
+        """A term with its mean over all processes: sums and counts, as a mean of means would weigh them wrongly."""
+        local = 0.0 if value is None else float(value.detach()) * options.divide.of("sdpo_jsd", items)
+        total, count = self._sum_over(torch.tensor([local, float(items)], device=loss.device)).tolist()
+        return Term(loss, total / count if count else 0.0, count)
+
+    def _mean(self, value: Tensor, share: float, total: float) -> float:
+        if not total:
+            return 0.0
+        return float(self._sum_over(value.detach().float() * share)) / total
+
+
+def counts_of(batch: LoggedBatch) -> dict[str, int]:
+    """Target rows of channel 2 and pairs of channel 3."""
+    if isinstance(batch, TreeBatch):
+        counts = batch.counts(hints=True, pairs=True)
+        return {name: counts.get(name, 0) for name in ("sdpo_jsd", "trace_replay_dpo")}
+    rows, pairs = batch.get("sdpo_student_index"), batch.get("dpo_chosen_input_ids")
+    return {
+        "sdpo_jsd": 0 if rows is None else int(rows.shape[0]),
+        "trace_replay_dpo": 0 if pairs is None else int(pairs.shape[0]),
+    }

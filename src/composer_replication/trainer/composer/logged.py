@@ -1,0 +1,132 @@
+"""Logged traces beside rollouts, for channels 2 and 3: which batch comes next, and what it holds.
+
+The order is new each time round, the same in every run, and known after a restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.batch.packed_batch import pack_batches
+from composer_replication.batch.tree_batch import TreeBatch
+from composer_replication.errors import InputError, StaleArtefactError, explain
+from composer_replication.sessions.reference import precompute_ref_logprobs
+from composer_replication.trainer.channel_settings import ChannelSettings
+
+if TYPE_CHECKING:
+    from composer_replication.sessions.dataset import LoggedSessions
+
+Collator = Callable[[Sequence[Any]], dict[str, Tensor]]
+LoggedBatch = dict[str, Tensor] | TreeBatch
+
+
+class LoggedStore:
+    """Traces with a collator, or sessions that are trees already; drawn in an order of their own."""
+
+    def __init__(
+        self,
+        *,
+        traces: Sequence[Any] | None,
+        collator: Collator | None,
+        sessions: LoggedSessions | None,
+        batch_size: int,
+        seed: int,
+        process: int = 0,
+        num_processes: int = 1,
+    ) -> None:
+        if (traces is None) == (sessions is None) or (traces is None) != (collator is None):
+            got = [name for name, each in (("trace_dataset", traces), ("data_collator", collator)) if each is not None]
+            got += ["logged_sessions"] if sessions is not None else []
+            expected = "trace_dataset with data_collator, or logged_sessions"
+            raise InputError(explain("logged traces", got=got, expected=expected))
+        if batch_size < 1:
+            raise InputError(explain("logged_batch_size", got=batch_size, expected="1 or more"))
+        self._traces, self._collator, self._sessions, self._batch_size = traces, collator, sessions, batch_size
+        size = len(traces) if traces is not None else len(sessions or ())
+        self.sampler = CyclingSampler(size, seed=seed, process=process, num_processes=num_processes)
+
+    @property
+    def digest(self) -> str:
+        """Of what is drawn from."""
+        if self._sessions is not None:
+            return self._sessions.digest
+        return digest_of(self._traces or ())
+
+    def next_batch(self, device: torch.device) -> LoggedBatch:
+        """The next traces as one batch with nothing in channel 1, which is the rollouts'."""
+        numbers = self.sampler.draw(self._batch_size)
+        if self._sessions is not None:
+            return pack_batches([self._sessions.items[number].batch(device) for number in numbers])
+        assert self._traces is not None
+        assert self._collator is not None
+        batch = self._collator([self._traces[number] for number in numbers])
+        batch.pop("rewards", None)
+        batch["response_mask"] = torch.zeros_like(batch["response_mask"])
+        return {name: value.to(device) for name, value in batch.items()}
+
+
+def with_what_is_needed(
+    model: nn.Module, settings: ChannelSettings, traces: Any, collator: Any, sessions: LoggedSessions | None
+) -> LoggedSessions | None:
+    """The sessions without a target of channel 1; pairs, of sessions or traces, get their reference log-probs."""
+    if not (settings.alpha_sdpo > 0 or settings.beta_replay > 0):
+        got = "logged traces, with both weights 0"
+        raise InputError(explain("alpha_sdpo, beta_replay", got=got, expected="one above 0, or no traces"))
+    needs_reference = settings.beta_replay > 0 and settings.dpo_variant == "dpo"
+    if sessions is not None:
+        sessions = sessions.without_responses()
+        if needs_reference and not sessions.has_references:
+            sessions = sessions.with_references(model)
+        sessions.check_references(model)
+    elif needs_reference and traces is not None and collator is not None and collator.reference is None:
+        collator.reference = precompute_ref_logprobs(model, collator.renderer, collator.pairs(traces))
+    return sessions
+
+
+def digest_of(rows: Iterable[Any]) -> str:
+    """Of a data set's rows as text: a run goes on with the same ones or not at all."""
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(repr(row).encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
+
+
+class CyclingSampler:
+    """Numbers 0 to size - 1 without end. Every process draws the same order and takes its own share of each draw."""
+
+    def __init__(self, size: int, *, seed: int, process: int = 0, num_processes: int = 1) -> None:
+        if size < 1:
+            raise InputError(explain("logged items", got=size, expected="at least one"))
+        self._size, self._seed, self._process, self._num_processes = size, seed, process, num_processes
+        self._drawn = 0
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def draw(self, count: int) -> list[int]:
+        """The next `count` of this process; all processes together take num_processes times as many."""
+        first = self._drawn + self._process * count
+        self._drawn += count * self._num_processes
+        return [self._at(position) for position in range(first, first + count)]
+
+    def _at(self, position: int) -> int:
+        time_round, place = divmod(position, self._size)
+        if self._order[0] != time_round:
+            order = list(range(self._size))
+            random.Random(f"{self._seed}:{time_round}").shuffle(order)  # noqa: S311 (an order, not a secret)
+            self._order = time_round, order
+        return self._order[1][place]
+
+    def state(self) -> dict[str, Any]:
+        return {"size": self._size, "seed": self._seed, "drawn": self._drawn}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        if (tree["size"], tree["seed"]) != (self._size, self._seed):
+            got, expected = f"{self._size} items, seed {self._seed}", f"{tree['size']} items, seed {tree['seed']}"
+            fix = "Resume with the logged sessions the run began with."
+            raise StaleArtefactError(explain("logged items", got=got, expected=expected, fix=fix))
+        self._drawn = tree["drawn"]

@@ -1,0 +1,156 @@
+"""`crf train` with rollouts: prompts, rewards and environment by name, and the trainer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import set_seed
+
+from composer_replication.batch.tree_batch import CHANNELS
+from composer_replication.config.train_grpo import GRPOSection
+from composer_replication.errors import ComposerError, ConfigError, explain
+from composer_replication.optional import require
+from composer_replication.sessions.dataset import LoggedSessions
+from composer_replication.sessions.phases import Say
+from composer_replication.sessions.source import has_artefact
+from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+from composer_replication.trainer.from_config.arguments import make_arguments, refused
+from composer_replication.trainer.from_config.folder import TrainingFolder
+from composer_replication.trainer.from_config.parts import (
+    Inputs,
+    lora_config,
+    named_object,
+    prompts_of,
+    weighting_of,
+)
+from composer_replication.trainer.from_config.renderer import unmatched_models
+from composer_replication.trainer.offline.checks import NO_PAIR
+from composer_replication.trainer.presets import (
+    channel_settings,
+    grpo_arguments,
+    preset_rewards,
+    rollout_options,
+    teacher_of,
+    training_arguments,
+)
+from composer_replication.trainer.start_model import adapter_refused, prepare_model
+from composer_replication.trainer.watch.alarm import CollapseAlarm
+from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
+
+
+def grpo_arguments_of(inputs: Inputs, folder: TrainingFolder) -> Any:
+    """A `trl.GRPOConfig`; what TRL refuses is told in its own words."""
+    trl = require("trl", extra="train")
+    train = inputs.config.train
+    return make_arguments(
+        trl.GRPOConfig,
+        train,
+        output_dir=str(folder.checkpoints),
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        per_device_eval_batch_size=train.grpo.num_generations,
+        chat_template_kwargs=dict(inputs.config.render.template_variables) or None,
+        **training_arguments(train),
+        **grpo_arguments(train),
+    )
+
+
+def grpo_trainer(
+    inputs: Inputs, args: Any, folder: TrainingFolder, alarm: CollapseAlarm | None, diagnosis: RunDiagnosis, say: Say
+) -> tuple[ComposerReplicationTrainer, LoggedSessions | None]:
+    """The trainer, and the run's logged sessions that it has beside its rollouts, where a run is named."""
+    config, grpo = inputs.config, inputs.config.train.grpo
+    rewards, environment = _rewards_and_environment(grpo)
+    prompts, held_out = prompts_of(inputs)
+    set_seed(config.train.optimiser.seed)
+    model, adapter = _model(inputs, args)
+    logged = _logged(inputs, model, say)
+    try:
+        trainer = ComposerReplicationTrainer(
+            model=model,
+            args=args,
+            reward_funcs=[*rewards, *preset_rewards(config.train, inputs.tokenizer)],
+            train_dataset=prompts,
+            eval_dataset=held_out,
+            processing_class=inputs.tokenizer,
+            peft_config=adapter,
+            environment_factory=environment,
+            settings=_settings(inputs, logged, say),
+            teacher=teacher_of(config),
+            sdpo_weighting=weighting_of(config),
+            rollouts=rollout_options(config),
+            logged_sessions=logged,
+            alarm=alarm or CollapseAlarm(()),
+            diagnosis=diagnosis,
+            metrics_path=folder.metrics,
+        )
+    except ComposerError:
+        raise
+    except ValueError as error:
+        of_adapter = adapter is not None and "target modules" in str(error).lower()
+        raise adapter_refused(error, model) if of_adapter else refused(error, config.train) from error
+    return trainer, logged
+
+
+def _rewards_and_environment(grpo: GRPOSection) -> tuple[list[Any], Any | None]:
+    rewards = [named_object(path, "train.grpo.rewards") for path in grpo.rewards]
+    environment = None if grpo.environment is None else named_object(grpo.environment, "train.grpo.environment")
+    if not rewards and environment is None:
+        expected = "one as module:function, or an environment with get_reward"
+        raise ConfigError(explain("train.grpo.rewards", got="none", expected=expected))
+    return rewards, environment
+
+
+def _model(inputs: Inputs, args: Any) -> tuple[Any, Any | None]:
+    """The start weights, and the adapter that the trainer puts on; weights in 4 bits have theirs already."""
+    adapter = lora_config(inputs.config.train.adapter)
+    assert inputs.config.train.model is not None
+    if inputs.config.train.adapter.kind == "qlora":
+        return prepare_model(inputs.config.train.model, args, peft_config=adapter, quantization="4bit"), None
+    model = prepare_model(
+        inputs.config.train.model, args, peft_config=None, quantization="none", adapter_follows=adapter is not None
+    )
+    return model, adapter
+
+
+def _settings(inputs: Inputs, logged: LoggedSessions | None, say: Say) -> ChannelSettings:
+    """As the config says; channel 3 is off, and said to be, where there is no pair to learn from."""
+    settings = channel_settings(inputs.config)
+    if settings.beta_replay == 0 or (logged is not None and logged.channels[CHANNELS[2]]):
+        return settings
+    say(NO_PAIR.format(settings.beta_replay))
+    return replace(settings, beta_replay=0.0)
+
+
+def _logged(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
+    """Sites and pairs of the run directory, where there is one with some."""
+    config, run = inputs.config, inputs.run
+    if run is None:
+        return None
+    use_sites = config.loss.alpha_sdpo > 0 and has_artefact(run, "sites")
+    use_pairs = config.loss.beta_replay > 0 and has_artefact(run, "pairs")
+    if not (use_sites or use_pairs):
+        return None
+    sessions = LoggedSessions.from_run(
+        run,
+        inputs.renderer,
+        budget=config.train.batch.budget,
+        overlap=config.train.batch.overlap,
+        placement=config.train.batch.placement,
+        part=config.train.batch.part,
+        responses="none",
+        use_sites=use_sites,
+        use_pairs=use_pairs,
+        contrast=config.train.switches.contrast is not None,
+    )
+    for remark in unmatched_models(config.render, sessions.models):
+        say(remark)
+    if use_sites and config.train.proof.on:
+        device = next(model.parameters()).device.type
+        with torch.autocast(device, torch.bfloat16, enabled=config.train.optimiser.bf16):  # as the steps are
+            sessions = sessions.prove(model, config.train.proof.margin)
+    sessions.require_items()
+    return sessions

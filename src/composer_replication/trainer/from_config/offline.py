@@ -1,0 +1,178 @@
+"""`crf train` on logged sessions: their windows, the memory a step takes, the trainer, what its hint proof kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.config import CrfConfig
+from composer_replication.errors import ConfigError, InputError, explain
+from composer_replication.runs.split import split_conversations
+from composer_replication.sessions.dataset import LoggedSession, LoggedSessions, sessions_of_run
+from composer_replication.sessions.phases import Say
+from composer_replication.sessions.rendering import RenderedSession, WindowSettings, render_session
+from composer_replication.sessions.windows import cut_sessions
+from composer_replication.trainer.from_config.arguments import make_arguments
+from composer_replication.trainer.from_config.folder import TrainingFolder
+from composer_replication.trainer.from_config.parts import Inputs, lora_config, model_config, weighting_of
+from composer_replication.trainer.presets import channel_settings, teacher_of, training_arguments
+from composer_replication.trainer.start_model import weight_dtype
+from composer_replication.trainer.watch.planner import MemoryPlan, plan_memory
+from composer_replication.types import Conversation
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback, TrainingArguments
+
+    from composer_replication.trainer.offline_trainer import OfflineTrainer
+
+SOURCES = ("conversations", "tools", "sites", "pairs")
+
+
+class OfflineData(NamedTuple):
+    """Sessions to train on, and those that are held out where there are evaluations."""
+
+    train: LoggedSessions
+    held_out: LoggedSessions | None
+    models: frozenset[str]
+    """Names of the models that wrote the run's turns."""
+
+
+def offline_data(inputs: Inputs) -> OfflineData:
+    """The windows of the run's sessions, as [train.batch] says, for the channels that have a weight."""
+    config = inputs.config
+    if inputs.run is None:
+        raise ConfigError(explain("train.run", got="none", expected="a run directory (`crf ingest`, `crf sites`)"))
+    options: dict[str, Any] = {
+        **_cutting(config),
+        "responses": "good" if config.train.channels.good_turns else "none",
+        "work_failures": config.train.channels.work_failures,
+        "use_sites": config.loss.alpha_sdpo > 0,
+        "contrast": config.train.switches.contrast is not None,
+    }
+    if config.loss.beta_replay == 0:
+        options["use_pairs"] = False
+    validation = config.split.validation if config.train.eval_every else 0.0
+    sessions, settings = sessions_of_run(inputs.run, **options)
+    rendered: list[RenderedSession] = []
+
+    def conversations() -> Iterator[Conversation]:
+        """Rendered as they are read: the split is drawn in the same pass, and no conversation is kept."""
+        for session in sessions:
+            rendered.append(render_session(inputs.renderer, session, settings))
+            yield session.conversation
+
+    sides = split_conversations(conversations(), validation=validation, test=config.split.test, by=config.split.by)
+    train, held_out = (
+        LoggedSessions(
+            (each for each in rendered if each.conversation_id in side), inputs.renderer, settings, run=inputs.run
+        )
+        for side in (sides.train, sides.validation)
+    )
+    if validation and not len(held_out):
+        fix = "Set train.eval_every = 0, a larger split.validation, or ingest more sessions."
+        got = f"no target in {config.split.validation:.0%} of the sessions"
+        raise InputError(explain("train.eval_every", got=got, expected="some to evaluate on", fix=fix))
+    return OfflineData(train, held_out if validation else None, frozenset().union(*(each.models for each in rendered)))
+
+
+def why_not_taught(config: CrfConfig, renderer: Renderer, session: LoggedSession) -> str:
+    """The reason that a training counts for a session's only site, where no window holds it; empty where one does.
+
+    Whether a window holds a target depends on nothing else in the session. A hint may still fail its proof.
+    """
+    settings = WindowSettings(**_cutting(config), responses="none", use_pairs=False)
+    rendered = render_session(renderer, session, settings)
+    found = cut_sessions(renderer, [rendered], settings)
+    if any(window.site_ids for window in found.windows):
+        return ""
+    return ", ".join(name.partition(": ")[2] for name in found.drops)
+
+
+def _cutting(config: CrfConfig) -> dict[str, Any]:
+    batch = config.train.batch
+    return {"budget": batch.budget, "overlap": batch.overlap, "placement": batch.placement, "part": batch.part}
+
+
+def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
+    """Whether a step on the longest trees fits the device at hand; needs the model's config, not its weights."""
+    train = inputs.config.train
+    sizes = sorted((item.num_tokens for item in sessions.items), reverse=True)
+    size = 2 if train.optimiser.bf16 else 4
+    assert train.model is not None
+    return plan_memory(
+        model_config(train.model),
+        longest_tree=sum(sizes[: train.optimiser.per_device]),
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        weight_bytes=weight_dtype(bf16=train.optimiser.bf16, has_adapter=train.adapter.kind != "none").itemsize,
+        compute_bytes=size,
+        checkpointing=train.optimiser.checkpointing,
+        lora_rank=None if train.adapter.kind == "none" else train.adapter.rank,
+        four_bit=train.adapter.kind == "qlora",
+        teacher=train.teacher.kind,
+        accumulation=train.optimiser.accumulation,
+    )
+
+
+def offline_arguments(inputs: Inputs, folder: TrainingFolder) -> TrainingArguments:
+    """Progress is told by whoever called; pinned memory is of use to a GPU alone."""
+    from transformers import TrainingArguments
+
+    return make_arguments(
+        TrainingArguments,
+        inputs.config.train,
+        output_dir=str(folder.checkpoints),
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        **training_arguments(inputs.config.train),
+    )
+
+
+def offline_trainer(
+    inputs: Inputs,
+    data: OfflineData,
+    args: TrainingArguments,
+    folder: TrainingFolder,
+    callbacks: list[TrainerCallback],
+) -> OfflineTrainer:
+    """The trainer, with hints proved and reference log-probs there."""
+    from transformers import set_seed
+
+    from composer_replication.trainer.offline_trainer import OfflineTrainer
+
+    config = inputs.config
+    assert config.train.model is not None
+    set_seed(config.train.optimiser.seed)  # the adapter's first values are drawn before the trainer sets it
+    return OfflineTrainer(
+        config.train.model,
+        args,
+        data.train,
+        settings=channel_settings(config),
+        teacher=teacher_of(config),
+        weighting=weighting_of(config),
+        lm_weight=1.0 if config.train.channels.good_turns else 0.0,
+        eval_sessions=data.held_out,
+        peft_config=lora_config(config.train.adapter),
+        quantization="4bit" if config.train.adapter.kind == "qlora" else "none",
+        hint_margin=config.train.proof.margin if _has_proof(inputs) else None,
+        metrics_path=folder.metrics,
+        callbacks=callbacks,
+        processing_class=inputs.tokenizer,
+    )
+
+
+def tell_proof(sessions: LoggedSessions, say: Say) -> None:
+    """What the hint proof kept, in a line."""
+    if sessions.proofs is None:
+        return
+    reasons = Counter(proof.reason for proof in sessions.proofs)
+    kept = reasons.pop("kept", 0)
+    dropped = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in sorted(reasons.items()))
+    say(f"hint proof: {kept} of {len(sessions.proofs)} sites teach{f'; dropped: {dropped}' if dropped else ''}")
+
+
+def _has_proof(inputs: Inputs) -> bool:
+    return inputs.config.train.proof.on and inputs.config.loss.alpha_sdpo > 0

@@ -1,0 +1,141 @@
+"""Parts of a training, each made from the config alone: tokenizer, renderer, adapter, teacher, switches, prompts."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from composer_replication.batch.model_folder import load_config, load_tokenizer
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.config import CrfConfig
+from composer_replication.config.train_sections import AdapterConfig
+from composer_replication.errors import ConfigError, explain
+from composer_replication.objective.row_weighting import RowWeighting
+from composer_replication.optional import require
+from composer_replication.runs import RunDir
+from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
+
+_DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_EVALUATED_OF = 10
+"""One prompt of so many is held out where there are evaluations."""
+
+
+class Inputs(NamedTuple):
+    """What both modes need."""
+
+    config: CrfConfig
+    run: RunDir | None
+    tokenizer: Any
+    renderer: Renderer
+
+
+def read_inputs(config: CrfConfig) -> Inputs:
+    """The run directory and the tokenizer; whatever the config says that nothing here would listen to is refused."""
+    if config.train.model is None:
+        raise ConfigError(explain("train.model", got="none", expected="a folder with weights, or a name on the hub"))
+    _refuse_what_is_not_read(config)
+    run = None if config.train.run is None else RunDir.open(config.train.run)
+    tokenizer = load_tokenizer(config.train.model)
+    return Inputs(config, run, tokenizer, make_renderer(config.render, tokenizer, tools_of(run)))
+
+
+def hide_progress_bars() -> None:
+    """Those that transformers shows while it loads and saves."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def model_config(name: str) -> Any:
+    """The config of the start weights, without the weights."""
+    return load_config(name, what=f"train.model {name!r}")
+
+
+def lora_config(adapter: AdapterConfig) -> Any | None:
+    """The adapter as PEFT takes it; None where all weights are trained."""
+    if adapter.kind == "none":
+        return None
+    peft = require("peft", extra="train")
+    targets = list(adapter.targets)
+    return peft.LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        target_modules=targets[0] if targets == ["all-linear"] else targets,
+        task_type="CAUSAL_LM",
+    )
+
+
+def weighting_of(config: CrfConfig) -> RowWeighting | None:
+    """The switches of channel 2, or None where all of them are off."""
+    weighting = RowWeighting(**vars(config.train.switches))
+    return weighting if weighting.changes_weights or weighting.contrast is not None else None
+
+
+def held_out_rows(number: int) -> tuple[list[int], list[int]]:
+    """Numbers of rows to train on, and of those to evaluate on."""
+    held_out = list(range(_EVALUATED_OF - 1, number, _EVALUATED_OF)) or [number - 1]
+    return sorted(set(range(number)) - set(held_out)), held_out
+
+
+def is_dotted(name: str) -> bool:
+    return _DOTTED.fullmatch(name) is not None
+
+
+def named_object(path: str, option: str) -> Any:
+    """What `module:name` names."""
+    if not is_dotted(path):
+        raise ConfigError(explain(option, got=repr(path), expected="module:name"))
+    module_name, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        fix = "A module is looked for in the folder the command runs in, and among what is installed."
+        raise ConfigError(explain(f"{option} {path}", got=str(error), expected="a name to import", fix=fix)) from error
+
+
+def load_prompts(name: str) -> Any:
+    """A `datasets.Dataset` with prompts: of a function (`module:name`), a file, a folder, or the hub."""
+    datasets = require("datasets", extra="train")
+    path = Path(name)
+    if is_dotted(name) and not path.exists():
+        found = named_object(name, "train.grpo.dataset")()
+    elif path.is_file():
+        kind = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}.get(path.suffix)
+        if kind is None:
+            expected = "a file that ends in .jsonl, .json, .csv or .parquet"
+            raise ConfigError(explain("train.grpo.dataset", got=name, expected=expected))
+        found = datasets.load_dataset(kind, data_files=str(path), split="train")
+    elif (path / "state.json").exists():
+        found = datasets.load_from_disk(str(path))
+    else:
+        found = datasets.load_dataset(name, split="train")
+    if "prompt" not in found.column_names:
+        fix = "Name a function that makes prompts of them instead: module:function."
+        got = f"the columns {', '.join(found.column_names)}"
+        raise ConfigError(explain(f"train.grpo.dataset {name}", got=got, expected="a column prompt", fix=fix))
+    return found
+
+
+def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
+    """Prompts to train on and, where there are evaluations, those that are held out."""
+    train = inputs.config.train
+    if train.grpo.dataset is None:
+        expected = "a file, a folder, a name on the hub or module:function"
+        raise ConfigError(explain("train.grpo.dataset", got="none", expected=expected))
+    prompts = load_prompts(train.grpo.dataset)
+    if not len(prompts):
+        raise ConfigError(explain(f"train.grpo.dataset {train.grpo.dataset}", got="no prompts", expected="some"))
+    if not train.eval_every or len(prompts) == 1:
+        return prompts, None
+    kept, held_out = held_out_rows(len(prompts))
+    return prompts.select(kept), prompts.select(held_out)
+
+
+def _refuse_what_is_not_read(config: CrfConfig) -> None:
+    """An option that a trainer has no use for must not look as if it had been followed."""
+    if config.loss.lm_ce_label_smoothing:
+        got = config.loss.lm_ce_label_smoothing
+        raise ConfigError(explain("loss.lm_ce_label_smoothing", got=got, expected="0: trainers do not smooth labels"))

@@ -1,0 +1,168 @@
+"""What a training did: each channel, the diagnosis, the alarms, and a record of where the weights are from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from composer_replication.atomic import atomic_write_json
+from composer_replication.config import CrfConfig
+from composer_replication.config.writer import config_hash
+from composer_replication.runs import RunDir
+from composer_replication.runs.lineage import hash_source
+from composer_replication.runs.sidecar import Source, now, sha256_of_file
+from composer_replication.trainer.from_config.parts import is_dotted
+from composer_replication.trainer.offline.figures import NAMES
+from composer_replication.version import __version__
+
+RECORD = "training.json"
+_SCHEMA, _VERSION = "composer_replication.training", 2
+# By the names of the metrics; which of them a run has depends on its mode.
+OFFLINE_CHANNELS = ("lm_ce", "sdpo_kl", "trace_replay_dpo")
+GRPO_CHANNELS = ("grpo", "sdpo_kl", "sdpo_kl_logged", "trace_replay_dpo")
+_WEIGHTS = {"sdpo_kl": "alpha_sdpo", "sdpo_kl_logged": "alpha_sdpo", "trace_replay_dpo": "beta_replay"}
+
+
+class NamedSource(NamedTuple):
+    """What a run with rollouts was made of, as its config names it."""
+
+    kind: str
+    name: str
+    sha256: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelResult:
+    """One channel over a run; losses are those of the first and the last line of metrics on which it ran."""
+
+    name: str
+    weight: float
+    steps: int
+    first_loss: float | None
+    last_loss: float | None
+
+    @property
+    def never_ran(self) -> bool:
+        return self.steps == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """What `run_training` did and where it is. `saved` is the folder of the weights, once all steps are made."""
+
+    steps: int
+    total_steps: int
+    stopped_by: str
+    saved: Path | None
+    checkpoints: Path
+    metrics: Path
+    channels: tuple[ChannelResult, ...]
+    diagnosis: tuple[str, ...]
+    alarms: tuple[str, ...]
+    counts: Mapping[str, int]
+    drops: Mapping[str, int]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.saved is not None
+
+    def as_json(self) -> dict[str, Any]:
+        plain = asdict(self)
+        return {name: str(value) if isinstance(value, Path) else value for name, value in plain.items()}
+
+
+def channel_results(
+    names: Sequence[str], history: Sequence[Mapping[str, Any]], weights: Mapping[str, float]
+) -> tuple[ChannelResult, ...]:
+    """From the lines of metrics, each of which speaks for the steps since the one before.
+
+    `ran/NAME` is the share of those on which a channel ran; where it is not logged, a loss speaks for all of them.
+    """
+    found: list[ChannelResult] = []
+    for name in names:
+        lines = [(at, line) for at, line in enumerate(history) if f"loss/{name}" in line]
+        losses = [line[f"loss/{name}"] for _, line in lines]
+        found.append(
+            ChannelResult(
+                name=name,
+                weight=weights.get(_WEIGHTS.get(name, name), 1.0),
+                steps=sum(round(line.get(f"ran/{name}", 1.0) * _steps_of(history, at)) for at, line in lines),
+                first_loss=losses[0] if losses else None,
+                last_loss=losses[-1] if losses else None,
+            )
+        )
+    return tuple(found)
+
+
+def sources_of(run: RunDir | None, names: Iterable[str]) -> list[Source]:
+    """The artefacts that a training reads, as they are now."""
+    return [] if run is None else [hash_source(run.root, name) for name in names if run.path(name).exists()]
+
+
+def named_sources(config: CrfConfig) -> list[NamedSource]:
+    """Prompts, rewards and environment of a run with rollouts, as the config names them; sha256 is that of the file.
+
+    Nothing is hashed of what is not one file: a folder, or a name on the hub.
+    """
+    grpo = config.train.grpo
+    if config.train.mode != "grpo":
+        return []
+    named = [("dataset", grpo.dataset), *(("reward", each) for each in grpo.rewards), ("environment", grpo.environment)]
+    return [NamedSource(kind, name, _hash_of_named(name)) for kind, name in named if name is not None]
+
+
+def metric_names(numbers: Mapping[str, int]) -> dict[str, int]:
+    """Counts, or drops (`channel: reason`), with the channels called as metrics call them."""
+    return {":".join([NAMES.get(first, first), *rest]): n for (first, *rest), n in _split_keys(numbers)}
+
+
+def write_record(
+    folder: Path,
+    config: CrfConfig,
+    result: TrainingResult,
+    sources: Sequence[Source | NamedSource],
+    start_digest: str,
+) -> None:
+    """`training.json`: what the weights in this folder were made of, with which settings, and what each channel did.
+
+    `start_digest` is `weights_digest` of the model before its first step: all bytes of the weights below an adapter.
+    """
+    record = {
+        "schema": _SCHEMA,
+        "version": _VERSION,
+        "tool_version": __version__,
+        "created": now(),
+        "config_hash": config_hash(config),
+        "start_weights": config.train.model,
+        "start_digest": start_digest,
+        "mode": config.train.mode,
+        "sources": [{"kind": each.kind, "name": each.name, "sha256": each.sha256} for each in sources],
+        "steps": result.steps,
+        "channels": [asdict(each) for each in result.channels],
+        "diagnosis": list(result.diagnosis),
+        "alarms": list(result.alarms),
+        "counts": dict(result.counts),
+        "drops": dict(result.drops),
+    }
+    atomic_write_json(folder / RECORD, record)
+
+
+def _split_keys(numbers: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
+    return ((name.split(":"), number) for name, number in numbers.items())
+
+
+def _hash_of_named(name: str) -> str | None:
+    """Of the file that a path or `module:name` stands for; the module has been imported."""
+    path = Path(name)
+    if is_dotted(name) and not path.exists():
+        module = sys.modules.get(name.partition(":")[0])
+        path = Path(getattr(module, "__file__", None) or "")
+    return sha256_of_file(path) if path.is_file() else None
+
+
+def _steps_of(history: Sequence[Mapping[str, Any]], at: int) -> int:
+    before = [line["step"] for line in history[:at] if "loss" in line and "step" in line]
+    return int(history[at].get("step", 0)) - int(before[-1] if before else 0)

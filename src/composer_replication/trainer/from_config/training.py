@@ -1,0 +1,267 @@
+"""From a config to trained weights: what `crf train` does, as a library.
+
+config -> run directory, tokenizer -> sessions (or prompts) -> memory plan -> trainer -> checkpoints, weights, record
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PrinterCallback, TrainerCallback
+
+from composer_replication.config import CrfConfig
+from composer_replication.errors import InputError, StaleArtefactError, explain
+from composer_replication.objective.fingerprint import weights_digest
+from composer_replication.sessions.dataset import LoggedSessions
+from composer_replication.sessions.phases import OnPhase, Say, telling_phases
+from composer_replication.trainer.from_config.arguments import check_extra
+from composer_replication.trainer.from_config.folder import TrainingFolder
+from composer_replication.trainer.from_config.offline import SOURCES, offline_data, offline_memory
+from composer_replication.trainer.from_config.parts import Inputs, read_inputs
+from composer_replication.trainer.from_config.renderer import thinking_in_words, unmatched_models
+from composer_replication.trainer.from_config.results import (
+    GRPO_CHANNELS,
+    OFFLINE_CHANNELS,
+    TrainingResult,
+    channel_results,
+    metric_names,
+    named_sources,
+    sources_of,
+    write_record,
+)
+from composer_replication.trainer.watch.alarm import CollapseAlarm
+from composer_replication.trainer.watch.diagnosis import diagnose
+from composer_replication.trainer.watch.planner import MemoryPlan
+from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
+
+__all__ = ["Progress", "run_training"]
+
+OnLog = Callable[[int, int, Mapping[str, Any]], None]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Whom to tell: of sentences, of work before the first step, of every step (step, all steps), of every line of
+    metrics (and the figures)."""
+
+    say: Say = field(default_factory=lambda: _log.info)
+    on_step: Callable[[int, int], None] = field(default_factory=lambda: lambda _step, _total: None)
+    on_log: OnLog = field(default_factory=lambda: lambda _step, _total, _figures: None)
+    on_phase: OnPhase = field(default_factory=lambda: lambda _phase: None)
+
+
+def run_training(
+    config: CrfConfig, *, resume: bool = False, must_fit: bool = True, progress: Progress | None = None
+) -> TrainingResult:
+    """Train as the config says, and write checkpoints, metrics, the weights and a record of where they are from.
+
+    `resume` insists on a checkpoint to go on from; without it `train.resume` decides. A plan that does not fit the
+    memory is refused if it must. SIGTERM and Ctrl-C end the run after the step at hand, with a checkpoint.
+    """
+    told = progress or Progress()
+    check_extra(config.train)
+    inputs, folder = read_inputs(config), TrainingFolder.of(config)
+    goes_on = folder.resumes(asked=resume, wanted=config.train.resume)
+    make = _make_offline if config.train.mode == "offline" else _make_grpo
+    alarm = CollapseAlarm.from_config(config.train.alarm, say=told.say) if config.train.alarm.on else None
+    made = make(inputs, folder, alarm, told, must_fit)
+    used = contextlib.nullcontext() if inputs.run is None else inputs.run.used_for("training")
+    with used, folder.held(is_main=made.args.process_index == 0):
+        changes = folder.changed_options(config) if goes_on else []
+        for change in changes:  # before anything is compared
+            told.say(f"set otherwise than when the run began: {change}")
+        sources = sources_of(inputs.run, made.sources)
+        with telling_phases(told.on_phase, told.say):
+            trainer, sessions = made.build()
+        start_digest = weights_digest(trainer.model)
+        trainer.remove_callback(PrinterCallback)  # it prints dictionaries
+        trainer.add_callback(_Reports(told, folder, config, lambda: trainer.resumed_from))
+        trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
+        made.before(trainer)
+        _train(trainer, goes_on, changes)
+        if trainer.was_finished:
+            done = trainer.state.global_step
+            told.say(f"all {done} steps are made; for more raise train.optimiser.steps, for a new run set train.output")
+        result = _result(config, folder, trainer, alarm, sessions)
+        if result.stopped_by:
+            return result
+        return _save(config, folder, trainer, result, [*sources, *named_sources(config)], start_digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """A mode's own parts: its arguments, what builds its trainer and the logged sessions in it, what to say before."""
+
+    args: Any
+    build: Callable[[], tuple[Any, LoggedSessions | None]]
+    before: Callable[[Any], None]
+    sources: Sequence[str]
+
+
+class _Reports(TrainerCallback):
+    """Passes steps and lines of metrics on. The config is written once a checkpoint to go on from was found to fit."""
+
+    def __init__(
+        self, told: Progress, folder: TrainingFolder, config: CrfConfig, resumed_from: Callable[[], Path | None]
+    ) -> None:
+        self._told, self._folder, self._config, self._resumed_from = told, folder, config, resumed_from
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del args, control, kwargs
+        if not state.is_world_process_zero:
+            return
+        if (folder := self._resumed_from()) is not None:
+            self._told.say(f"going on from {folder.name} in {folder.parent}")
+        self._folder.write_config(self._config)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del args, control, kwargs
+        if state.is_world_process_zero:
+            self._told.on_step(state.global_step, state.max_steps)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        del args, control, kwargs
+        if state.is_world_process_zero and logs:
+            self._told.on_log(state.global_step, state.max_steps, logs)
+
+
+def _make_offline(
+    inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, told: Progress, must_fit: bool
+) -> _Made:
+    from composer_replication.trainer.from_config import offline as run_offline
+
+    args = run_offline.offline_arguments(inputs, folder)  # first: what is refused here takes no reading
+    told.say(f"reading the sessions of {inputs.config.train.run}")
+    data = offline_data(inputs)
+    for remark in unmatched_models(inputs.config.render, data.models):
+        told.say(remark)
+    data.train.require_items()
+    _tell_data(data.train, told.say)
+    _check_memory(offline_memory(inputs, data.train), told.say, must_fit)
+    diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_while_it_runs(told.say))
+    callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
+    return _Made(
+        args=args,
+        build=lambda: _with_sessions(run_offline.offline_trainer(inputs, data, args, folder, callbacks)),
+        before=lambda trainer: run_offline.tell_proof(trainer.train_dataset, told.say),
+        sources=SOURCES,
+    )
+
+
+def _with_sessions(trainer: Any) -> tuple[Any, LoggedSessions]:
+    """Those that the trainer's hint proof left."""
+    return trainer, trainer.train_dataset
+
+
+def _make_grpo(
+    inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, told: Progress, must_fit: bool
+) -> _Made:
+    from composer_replication.trainer.from_config import grpo as run_grpo
+
+    del must_fit  # what rollouts take depends on their lengths, which nobody knows
+    args = run_grpo.grpo_arguments_of(inputs, folder)
+    train = inputs.config.train
+    length, say = train.grpo.max_completion_length, _while_it_runs(told.say)
+    diagnosis = RunDiagnosis(every=train.diagnose_every, max_completion_length=length, say=say)
+    return _Made(
+        args=args,
+        build=lambda: run_grpo.grpo_trainer(inputs, args, folder, alarm, diagnosis, told.say),
+        before=lambda trainer: told.say(f"channels: {', '.join(trainer.channels_on())}"),
+        sources=SOURCES,
+    )
+
+
+def _tell_data(sessions: LoggedSessions, say: Say) -> None:
+    """What was done with thinking, and how many turns channel 1 has of how many."""
+    if words := thinking_in_words(sessions.counts):
+        say(words)
+    if "good_turns" in sessions.counts:
+        left_out = sorted((name, n) for name, n in sessions.drops.items() if name.startswith("lm_ce: "))
+        why = ", ".join(f"{name.removeprefix('lm_ce: ').replace('_', ' ')} {n}" for name, n in left_out)
+        said = f"good turns (channel 1): {sessions.counts['good_turns']} of {sessions.counts['model_turns']}"
+        say(f"{said}; left out: {why}" if why else said)
+
+
+def _check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
+    if plan.fits:
+        say(f"memory: {str(plan).splitlines()[-1]}")
+    elif not must_fit:
+        say(f"memory:\n{plan}")
+    else:
+        verdict = f"{plan.peak / 2**30:.2f} GiB"
+        expected = f"at most nine tenths of {plan.available / 2**30:.2f} GiB"
+        raise InputError(explain("memory of a step", got=verdict, expected=expected, fix=" ".join(plan.advice)))
+
+
+def _train(trainer: Any, goes_on: bool, changes: Sequence[str]) -> None:
+    """Where the checkpoint is refused, the error names the options that changed: a weight of 0 makes other sessions."""
+    try:
+        trainer.train(resume_from_checkpoint=goes_on)
+    except StaleArtefactError as error:
+        if not changes:
+            raise
+        raise StaleArtefactError(f"{error} Set otherwise than when the run began: {'; '.join(changes)}.") from error
+
+
+def _while_it_runs(say: Say) -> Say:
+    """Without the sentences of the end, which are part of the result."""
+    return lambda text: None if text.startswith("The whole run: ") else say(text)
+
+
+def _result(
+    config: CrfConfig,
+    folder: TrainingFolder,
+    trainer: Any,
+    alarm: CollapseAlarm | None,
+    sessions: LoggedSessions | None,
+) -> TrainingResult:
+    state, is_offline = trainer.state, config.train.mode == "offline"
+    weights = {"alpha_sdpo": config.loss.alpha_sdpo, "beta_replay": config.loss.beta_replay}
+    if is_offline:
+        weights["lm_ce"] = trainer.lm_weight
+    counts, drops = ({}, {}) if sessions is None else (sessions.counts, sessions.drops)
+    names = OFFLINE_CHANNELS if is_offline else GRPO_CHANNELS
+    length = None if is_offline else config.train.grpo.max_completion_length
+    return TrainingResult(
+        steps=state.global_step,
+        total_steps=state.max_steps,
+        stopped_by=trainer.stopped_by,
+        saved=None,
+        checkpoints=folder.checkpoints,
+        metrics=folder.metrics,
+        channels=channel_results(names, state.log_history, weights),
+        diagnosis=tuple(diagnose(state.log_history, max_completion_length=length, items=counts)),
+        alarms=tuple(f"step {each.step}: {each.in_words()}" for each in (alarm.alarms if alarm else ())),
+        counts=metric_names(counts),
+        drops=metric_names(drops),
+    )
+
+
+def _save(
+    config: CrfConfig,
+    folder: TrainingFolder,
+    trainer: Any,
+    result: TrainingResult,
+    sources: Sequence[Any],
+    start_digest: str,
+) -> TrainingResult:
+    """The weights under a temporary name, then the record, then both in their place."""
+    is_adapter = config.train.adapter.kind != "none"
+    place = folder.trained(is_adapter=is_adapter)
+    finished = replace(result, saved=place)
+    making = place.with_name(f".{place.name}.making")
+    if trainer.args.should_save:
+        shutil.rmtree(making, ignore_errors=True)
+    trainer.save_model(str(making))
+    if trainer.args.should_save:
+        write_record(making, config, finished, sources, start_digest)
+        folder.replace_trained(making, is_adapter=is_adapter)
+    return finished

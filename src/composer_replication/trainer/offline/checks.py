@@ -1,0 +1,99 @@
+"""What an offline run is told: before it begins, settings that cannot work; at the end, channels that never ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from composer_replication.batch.tree_batch import CHANNELS
+from composer_replication.errors import ConfigError, InactiveChannelError, explain
+from composer_replication.objective.model_head import causal_lm_of
+from composer_replication.objective.wrapped import is_sharded, unwrapped
+from composer_replication.sessions.dataset import LoggedSessions
+from composer_replication.trainer.offline.figures import ChannelLog
+from composer_replication.trainer.watch.planner import MemoryPlan, free_memory, plan_memory
+
+NO_PAIR = (
+    "channel trace_replay_dpo cannot run: beta_replay is {:g}, and there is no preference pair in the run;"
+    " `crf replay` and `crf pairs` make some, loss.beta_replay = 0 says that none are wanted"
+)
+_KNOBS = dict(zip(CHANNELS, ("lm_weight", "alpha_sdpo", "beta_replay"), strict=True))
+
+
+def check_arguments(args: Any) -> None:
+    """One device a process, and as many micro-batches on each."""
+    if args.n_gpu > 1:
+        fix = "Start one process a GPU: `torchrun --nproc-per-node N` or `accelerate launch`."
+        raise ConfigError(explain("GPUs of this process", got=args.n_gpu, expected=1, fix=fix))
+    if args.world_size > 1 and not args.accelerator_config.even_batches:
+        fix = "A process with fewer micro-batches than the others would leave them waiting."
+        raise ConfigError(explain("accelerator_config.even_batches", got=False, expected=True, fix=fix))
+
+
+def ready_sessions(
+    sessions: LoggedSessions, model: nn.Module, reference_path: str | Path | None = None, *, needs_references: bool
+) -> LoggedSessions:
+    """With items, and with reference log-probs where they are needed; called under the autocast of the steps."""
+    sessions.require_items()
+    if needs_references and sessions.has_references:
+        sessions.check_references(model)
+    elif needs_references:
+        sessions = sessions.with_references(model, reference_path)
+    return sessions
+
+
+def channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, float]) -> list[str]:
+    """A sentence for each channel with a weight and no items; a run without any channel is refused."""
+    if not any(items[name] and weights[name] > 0 for name in CHANNELS):
+        got = ", ".join(f"{_KNOBS[name]} {weights[name]:g} with {items[name]} items" for name in CHANNELS)
+        fix = "Give a channel that has items a weight, or the sessions sites and pairs."
+        raise InactiveChannelError(explain("channels", got=got, expected="one that runs", fix=fix))
+    return [
+        NO_PAIR.format(weights[name])
+        if name == CHANNELS[2]
+        else f"channel {name} cannot run: {_KNOBS[name]} is {weights[name]:g}, and there is no item"
+        for name in CHANNELS
+        if weights[name] > 0 and not items[name]
+    ]
+
+
+def channels_that_never_ran(log: ChannelLog, items: Mapping[str, int]) -> Iterator[str]:
+    """A sentence for each: the largest weight it had, its items in the steps that were made, and in all sessions."""
+    for name in CHANNELS:
+        if not log.ran_steps.get(name, 0):
+            seen = f"{log.seen_items[name]:,} of its {items[name]:,} items in them"
+            yield (
+                f"channel {name} never ran in {log.num_steps} steps: {seen}, {_KNOBS[name]} {log.top_weights[name]:g}"
+            )
+
+
+def plan_run(model: nn.Module, args: Any, sessions: LoggedSessions, teacher: str) -> MemoryPlan:
+    """The memory of the largest step that these sessions can make, on the device of this process.
+
+    The model is there already: what it takes counts as free.
+    """
+    bare = unwrapped(model)
+    adapters: Mapping[str, Any] = getattr(bare, "peft_config", None) or {}
+    sizes = sorted((item.num_tokens for item in sessions.items), reverse=True)
+    weight_bytes = next((each.element_size() for each in bare.parameters() if each.is_floating_point()), 4)
+    held = sum(each.numel() * each.element_size() for each in bare.parameters())
+    optim = str(getattr(args.optim, "value", args.optim))
+    return plan_memory(
+        causal_lm_of(model).config,
+        longest_tree=sum(sizes[: args.per_device_train_batch_size]),
+        available=free_memory(args.device) + held,
+        device=args.device,
+        weight_bytes=weight_bytes,
+        compute_bytes=2 if args.bf16 or args.fp16 else weight_bytes,
+        checkpointing=args.gradient_checkpointing,
+        lora_rank=max((each.r for each in adapters.values() if hasattr(each, "r")), default=None),
+        four_bit=any(each.dtype == torch.uint8 for each in bare.parameters()),
+        teacher=teacher,
+        optimizer="adamw_8bit" if "8bit" in optim else "sgd" if optim == "sgd" else "adamw",
+        accumulation=args.gradient_accumulation_steps,
+        num_shards=args.world_size if args.fsdp or is_sharded(model) else 1,
+    )

@@ -1,0 +1,119 @@
+"""Every method of transformers' and TRL's trainers that a part takes over, a line each: the part is given the original.
+
+`tests/contract/test_transformers_trainer.py` and `test_trl.py` hold what these methods rely on, and `test_overrides.py`
+that no other file overrides a private one. The class that uses one of these names a trainer after it in its bases.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer_replication.trainer.checkpoints.run_checkpoints import RunCheckpoints
+from composer_replication.trainer.teachers import TeacherKeeper, with_sharded_teacher
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.composer.generation import Generation
+    from composer_replication.trainer.composer.loss import ChannelLoss
+
+_Trainer: Any = object
+
+
+class SafeCheckpoints(_Trainer):
+    """Put before a Trainer class: `class MyTrainer(SafeCheckpoints, Trainer)`. See `checkpoints.run_checkpoints`."""
+
+    stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
+    """Signals that end training after the step at hand, with a checkpoint; add SIGINT for Ctrl-C."""
+    stopped_by: str = ""
+    """The name of the signal that ended the last `train`, or nothing."""
+    was_finished: bool = False
+    """Whether the last `train` found all steps made, and took the weights of their checkpoint."""
+    resumed_from: Path | None = None
+    """The checkpoint that the last `train` went on from."""
+
+    @functools.cached_property
+    def checkpoints(self) -> RunCheckpoints:
+        return RunCheckpoints(self)
+
+    def extra_state(self) -> dict[str, Any]:
+        """What else this process needs to go on as if nothing had happened, as a tree; add to what `super` gives."""
+        return {}
+
+    def load_extra_state(self, tree: dict[str, Any]) -> None:
+        """Take back what `extra_state` gave, before the first step; call `super` too."""
+
+    def resume_geometry(self) -> dict[str, Any]:
+        """Settings, as JSON, that have to be the same on resume; add to what `super` gives. Another one is refused."""
+        return {}
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return self.checkpoints.train(super().train, resume_from_checkpoint, *args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        self.checkpoints.save_model(super().save_model, output_dir, _internal_call)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        self.checkpoints.run_epoch(super()._run_epoch, *args, **kwargs)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        return self.checkpoints.finalize_training(super()._finalize_training, *args, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.checkpoints.save_checkpoint(super()._save_checkpoint, model, trial)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        self.checkpoints.save(output_dir, state_dict)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        self.checkpoints.save_optimizer_and_scheduler(output_dir)
+
+    def _save_scaler(self, output_dir: str) -> None:
+        self.checkpoints.save_scaler(output_dir)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        self.checkpoints.save_rng_state(output_dir)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        self.checkpoints.load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        self.checkpoints.load_best_model()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        self.checkpoints.load_optimizer_and_scheduler(super()._load_optimizer_and_scheduler, checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        self.checkpoints.load_scaler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        self.checkpoints.load_rng_state(checkpoint)
+
+
+class WithTeacher(SafeCheckpoints):
+    """A trainer that owns the teacher of channel 2."""
+
+    teacher: TeacherKeeper
+
+    def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
+        return with_sharded_teacher(self.teacher, super()._prepare_for_training(*args, **options))
+
+
+class TaughtRollouts(WithTeacher):
+    """A GRPO trainer whose rollouts are taught from."""
+
+    sampling: Generation
+    channel_loss: ChannelLoss
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        return self.sampling.generate(super()._generate, prompts)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        return self.sampling.score(super()._generate_and_score_completions, inputs)
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        return self.sampling.rewards(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        return self.channel_loss.compute(super()._compute_loss, model, inputs)

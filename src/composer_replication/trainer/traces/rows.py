@@ -1,0 +1,147 @@
+"""One trace as rows of token ids: the student's sequences, and a hinted context for every site.
+
+A sequence that is too long is cut on the left, at the start of a message where one starts in time. A target is never
+cut: a turn or a site that does not fit whole is left out, and `counts` says why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from composer_replication.batch.hint_placement import Placement
+from composer_replication.batch.render.left_cut import LeftCut
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.taught_turns import NOTHING_BEFORE_IT, HintedTurn, hinted_turn
+from composer_replication.types import Conversation
+
+# Why a turn, or the site at it, is no target.
+LONGER, LEFT_OF_CUT = "longer_than_max_seq_len", "left_of_cut"
+
+
+class StudentRow(NamedTuple):
+    """A sequence of the student; its targets are the turns at [start, end)."""
+
+    ids: list[int]
+    targets: list[tuple[int, int]]
+
+
+class SiteRow(NamedTuple):
+    """A hinted context: its turn is ids[start:], and begins at `student_start` in the student's row of that number."""
+
+    ids: list[int]
+    start: int
+    student_row: int
+    student_start: int
+
+
+class Hinted(NamedTuple):
+    """A turn, by id, and what to say before it."""
+
+    turn_id: str
+    hint: str
+
+
+class TraceRows(NamedTuple):
+    """What one trace gives; a site's `student_row` counts within the trace."""
+
+    students: list[StudentRow]
+    sites: list[SiteRow]
+
+
+class _Fitted(NamedTuple):
+    """The tokens [first, end) of a sequence; `lost` are the turns that are no whole targets there, with the reason."""
+
+    sequence: RenderedSequence
+    first: int
+    end: int
+    lost: dict[str, str]
+
+
+class RowMaker:
+    """Renders with one template and fits into one length; what is left out is added to `counts`."""
+
+    def __init__(
+        self, renderer: Renderer, cut: LeftCut, counts: Counter[str], *, max_seq_len: int, placement: Placement
+    ) -> None:
+        self._renderer, self._cut, self._counts = renderer, cut, counts
+        self._max_seq_len = max_seq_len
+        self._placement: Placement = placement
+
+    def rows(self, conversation: Conversation, hints: Sequence[Hinted]) -> TraceRows:
+        """A row for each sequence that holds a whole assistant turn, and one for each hint whose turn is in them."""
+        found = TraceRows([], [])
+        sequences = self._renderer.render(conversation)
+        if not sequences:
+            self._counts["no_assistant_turn"] += 1
+        for sequence in sequences:
+            fitted = self._fit(sequence)
+            targets = {span.turn_id: span for span in sequence.spans if span.turn_id not in fitted.lost}
+            for hinted in hints:
+                if reason := fitted.lost.get(hinted.turn_id):
+                    self._counts[f"site_{reason}"] += 1
+                elif span := targets.get(hinted.turn_id):
+                    found.sites.extend(self._site_rows(fitted, span, hinted.hint, len(found.students)))
+            if targets:
+                spans = [(span.start - fitted.first, span.end - fitted.first) for span in targets.values()]
+                found.students.append(StudentRow(sequence.ids[fitted.first : fitted.end], spans))
+        return found
+
+    def _fit(self, sequence: RenderedSequence) -> _Fitted:
+        """The end of the sequence, as much as fits; a last turn that is too long by itself is left off first."""
+        spans, first = list(sequence.spans), None
+        while spans and first is None:
+            last = spans[-1]
+            first = self._first(sequence, last, self._max_seq_len)
+            if first is None:
+                spans.pop()
+        end = spans[-1].end if spans else 0
+        lost = {
+            span.turn_id: self._reason(span)
+            for span in sequence.spans
+            if first is None or span.end > end or span.header_start < first or span.start <= first
+        }
+        lost = {span.turn_id: span.no_target for span in sequence.spans if span.no_target} | lost
+        self._counts.update(f"turn_{reason}" for reason in lost.values())
+        if first or end < len(sequence.ids):
+            self._counts["sequence_cut"] += 1
+        return _Fitted(sequence, first or 0, end, lost)
+
+    def _reason(self, span: TurnSpan) -> str:
+        if span.start == 0:
+            return NOTHING_BEFORE_IT
+        return LONGER if span.end - _latest(span) > self._max_seq_len else LEFT_OF_CUT
+
+    def _first(self, sequence: RenderedSequence, span: TurnSpan, limit: int) -> int | None:
+        if span.start == 0:
+            return None if span.end > limit else 0
+        return self._cut.first(sequence.ids, end=span.end, limit=limit, latest=_latest(span))
+
+    def _site_rows(self, fitted: _Fitted, span: TurnSpan, hint: str, student_row: int) -> list[SiteRow]:
+        turn = self._hinted(fitted, span, hint)
+        if isinstance(turn, str):
+            self._counts[turn] += 1
+            return []
+        used = turn.context.placement
+        if used != self._placement:
+            self._counts[f"placement_fell_back:{self._placement}->{used}"] += 1
+        return [SiteRow(turn.ids, turn.teacher_start, student_row, turn.start - fitted.first)]
+
+    def _hinted(self, fitted: _Fitted, span: TurnSpan, hint: str) -> HintedTurn | str:
+        """The student's own context with the hint; only where both do not fit does the teacher begin later."""
+        first: int | None = fitted.first
+        while first is not None:
+            turn = hinted_turn(self._renderer, fitted.sequence, span, hint, placement=self._placement, first=first)
+            over = 0 if isinstance(turn, str) else len(turn.context.ids) - self._max_seq_len
+            if over <= 0:
+                if first > fitted.first and not isinstance(turn, str):
+                    self._counts["teacher_context_cut"] += 1
+                return turn
+            first = self._first(fitted.sequence, span, span.end - first - over)
+        return f"site_{LONGER}"
+
+
+def _latest(span: TurnSpan) -> int:
+    """The last token that may come first: the header is whole, and something predicts the turn's first token."""
+    return min(span.header_start, span.start - 1)

@@ -1,0 +1,58 @@
+"""Forgetting: each stage cleans its own files, and what lies outside of the run is named."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from run_pieces import ingested, write_session
+
+import composer_replication
+from composer_replication.runs.elsewhere import made_elsewhere, note_elsewhere
+from composer_replication.steps.export import export_atif
+from composer_replication.steps.forget import forget, plan_forgetting
+
+SRC = Path(composer_replication.__file__).parent
+
+
+@pytest.fixture
+def run(tmp_path):
+    for name in ("11111111-aaaa", "22222222-bbbb"):
+        write_session(tmp_path / "logs", name)
+    return ingested(tmp_path / "run", tmp_path / "logs")[0]
+
+
+def test_only_the_stage_that_owns_the_store_speaks_sql():
+    speakers = set()
+    for path in SRC.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if "sqlite3" in [*names, getattr(node, "module", None)]:
+                speakers.add(path.relative_to(SRC).parts[0])
+    assert speakers == {"teacher_replay"}
+
+
+def test_exports_and_weights_outside_of_the_run_are_named_as_long_as_they_are_there(run, tmp_path):
+    assert plan_forgetting(run, ["11111111-aaaa"]).elsewhere == ()
+    export_atif(run, tmp_path / "documents")
+    (tmp_path / "out" / "checkpoints").mkdir(parents=True)
+    note_elsewhere(run, "checkpoints", tmp_path / "out" / "checkpoints")
+    note_elsewhere(run, "checkpoints", tmp_path / "out" / "checkpoints")
+    note_elsewhere(run, "trained weights", tmp_path / "out" / "adapter")  # never got that far
+    note_elsewhere(run, "trained weights", run.path("adapter"))  # in the run: an artefact of it
+    names = [(each.what, Path(each.path).name) for each in forget(run, ["11111111-aaaa"]).elsewhere]
+    assert names == [("ATIF documents", "documents"), ("checkpoints", "checkpoints")]
+    (tmp_path / "out" / "checkpoints").rmdir()
+    assert [each.what for each in made_elsewhere(run)] == ["ATIF documents"]
+
+
+def test_the_command_names_them_and_says_that_they_stay(run, tmp_path, capsys):
+    from composer_replication.cli.main import main
+
+    export_atif(run, tmp_path / "documents")
+    assert main(["forget", "11111111-aaaa", "--run", str(run.root), "--yes"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("Not removed, outside of the run: ")
+    assert line.endswith("documents (ATIF documents) may hold them")
+    assert (tmp_path / "documents").exists()
