@@ -13,6 +13,9 @@ from composer_replication.errors import InputError, explain
 from composer_replication.types import ToolCall
 
 MAX_DEPTH = 50  # of values inside arguments; templates walk through them by recursion
+_LEAVES = frozenset(
+    (str, int, float, bool, type(None))
+)  # every call of every log is looked at: nearly all of it is these
 _LONG_INTEGER = re.compile(r"\d{19}")
 
 
@@ -27,11 +30,11 @@ def tool_call(identity: str, name: str, arguments: object) -> ToolCall:
         given, raw = _object_in(given)
     elif given is not None and not isinstance(given, Mapping):
         raw = json.dumps(given, ensure_ascii=False, default=str)
-    found = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) and raw is None else {}
-    if not is_flat_enough(found):
+    table = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) and raw is None else {}
+    if not is_flat_enough(table):
         expected = f"values nested at most {MAX_DEPTH} deep"
         raise InputError(explain(f"arguments of a call of {name!r}", got="deeper ones", expected=expected))
-    return ToolCall(id=identity, name=name, arguments=dict(found), raw_arguments=raw)
+    return ToolCall(id=identity, name=name, arguments=dict(table), raw_arguments=raw)
 
 
 def json_value(text: str) -> object:
@@ -65,13 +68,13 @@ def is_flat_enough(value: object) -> bool:
     """Whether what is in a value is nested at most `MAX_DEPTH` deep; level by level, for this must not recurse."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        level = [each for outer in level for each in _inside(outer) if isinstance(each, Mapping | list | tuple)]
+        level = [inner for outer in level for inner in _inside(outer) if type(inner) not in _LEAVES]
         if not level:
             return True
     return False
 
 
 def _inside(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         return cast("Mapping[str, object]", value).values()
     return cast("list[object]", value) if isinstance(value, list | tuple) else ()

@@ -35,18 +35,18 @@ def written_calls(message: Mapping[str, Any]) -> list[WrittenCall]:
 
     A record of nothing but nulls, which is how a table shows a message without a call, is none of them.
     """
-    found: list[WrittenCall] = []
+    calls: list[WrittenCall] = []
     for key in _CALL_KEYS:
         value = message.get(key)
         is_list = isinstance(value, list | tuple)
         for entry in cast("Sequence[object]", value) if is_list else (value,) if value or key == "tool_calls" else ():
             if not _is_null(entry):
-                found.append(_written(entry, f"tool call {len(found)}" if is_list or key == "tool_call" else key))
+                calls.append(_written(entry, f"tool call {len(calls)}" if is_list or key == "tool_call" else key))
     content = message.get("content")
     for number, part in enumerate(cast("Sequence[object]", content) if isinstance(content, list | tuple) else ()):
         if isinstance(part, Mapping) and part.get("type") == "tool_use":
-            found.append(_written(cast("object", part), f"block {number}"))
-    return found
+            calls.append(_written(cast("object", part), f"block {number}"))
+    return calls
 
 
 def message_calls(
@@ -98,7 +98,7 @@ def thinking_text(message: Mapping[str, Any], where: str) -> str:
 
 def _is_null(entry: object) -> bool:
     fields = cast("Mapping[str, object]", entry).values() if isinstance(entry, Mapping) else ()
-    return entry is None or (bool(fields) and all(each is None for each in fields))
+    return entry is None or (bool(fields) and all(value is None for value in fields))
 
 
 def _written(entry: object, place: str) -> WrittenCall:

@@ -124,9 +124,9 @@ class SessionState:
         """A path that was shown and may have been meant."""
         name = path.rpartition("/")[2]
         shown = self._paths_so_far()
-        near = [each for each in shown if each != path and abs(len(each) - len(path)) < 12 and name[:2] in each]
-        found = difflib.get_close_matches(path[:_MAX_WORD], sorted(near)[: _MAX_CANDIDATES * 5], n=1, cutoff=0.75)
-        return found[0] if found else None
+        near = [other for other in shown if other != path and abs(len(other) - len(path)) < 12 and name[:2] in other]
+        closest = difflib.get_close_matches(path[:_MAX_WORD], sorted(near)[: _MAX_CANDIDATES * 5], n=1, cutoff=0.75)
+        return closest[0] if closest else None
 
     def closest_line(self, path: str, wanted: str) -> str | None:
         """The line of the file, as last read, that is most like the first line of what was to be replaced."""

@@ -1,7 +1,7 @@
 """Whole files as a session has shown and changed them: out of what tools show, with line numbers and notes taken off.
 
-Parts of files and views that are cut are refused.
-A view does not say whether the last line ends in a newline; text files do, so one is added where none is shown.
+Parts of files and views that are cut are refused. A view does not say whether the last line ends in a newline; text
+files do, so one is added where none is shown.
 """
 
 from __future__ import annotations

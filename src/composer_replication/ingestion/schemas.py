@@ -15,6 +15,8 @@ from composer_replication.errors import InputError, explain
 _Tool = tuple[str, str]
 """The format of the logs, which says whose tool it is, and the tool's name: two agents may have tools of one name."""
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+_KINDS = {kind: frozenset((name,)) for kind, name in _TYPES.items()}
+_NULL = frozenset(("null",))
 
 
 @dataclass(slots=True)
@@ -22,8 +24,15 @@ class _Calls:
     """The good calls of one tool: how many, and of each argument the types and how many calls had it."""
 
     number: int = 0
-    kinds: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    kinds: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     present: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, number: int, kinds: Mapping[str, frozenset[str]], present: Mapping[str, int]) -> None:
+        self.number += number
+        self.present.update(present)
+        for name, theirs in kinds.items():
+            ours = self.kinds.get(name, theirs)
+            self.kinds[name] = ours if theirs <= ours else ours | theirs
 
 
 class ToolSchemas:
@@ -32,31 +41,19 @@ class ToolSchemas:
     def __init__(self) -> None:
         self._calls: dict[_Tool, _Calls] = {}
 
-    @staticmethod
-    def of_row(row: Mapping[str, Any]) -> ToolSchemas:
+    def add_row(self, row: Mapping[str, Any]) -> None:
         """The good calls of a row of `conversations.jsonl`. A failed call teaches nothing about what is required."""
-        schemas, turns = ToolSchemas(), row["turns"]
+        turns = row["turns"]
         failed = {result["call_id"] for turn in turns for result in turn["results"] if result["is_error"] is True}
         for call in (call for turn in turns for call in turn["calls"]):
             if call["raw_arguments"] is None and call["id"] not in failed:
-                calls = schemas._calls.setdefault((row["format"], call["name"]), _Calls())
-                calls.number += 1
-                for name, value in call["arguments"].items():
-                    calls.kinds.setdefault(name, set()).add(_TYPES.get(type(value), "null"))
-                    calls.present[name] += 1
-        return schemas
+                kinds = {name: _KINDS.get(type(value), _NULL) for name, value in call["arguments"].items()}
+                self._calls.setdefault((row["format"], call["name"]), _Calls()).add(1, kinds, dict.fromkeys(kinds, 1))
 
     def add(self, other: ToolSchemas) -> None:
         """Those of later conversations."""
         for tool, theirs in other._calls.items():
-            calls = self._calls.setdefault(tool, _Calls())
-            calls.number += theirs.number
-            calls.present.update(theirs.present)
-            for name, kinds in theirs.kinds.items():
-                calls.kinds.setdefault(name, set()).update(kinds)
-
-    def add_row(self, row: Mapping[str, Any]) -> None:
-        self.add(ToolSchemas.of_row(row))
+            self._calls.setdefault(tool, _Calls()).add(theirs.number, theirs.kinds, theirs.present)
 
     def num_calls(self) -> dict[_Tool, int]:
         return {tool: calls.number for tool, calls in sorted(self._calls.items())}
@@ -124,6 +121,6 @@ def _named_schema(tool: Any, where: str) -> tuple[str, dict[str, Any]]:
     return name, schema
 
 
-def _property(kinds: set[str]) -> dict[str, Any]:
+def _property(kinds: frozenset[str]) -> dict[str, Any]:
     ordered = sorted(kinds)
     return {"type": ordered[0] if len(ordered) == 1 else ordered}

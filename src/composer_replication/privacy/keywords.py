@@ -13,6 +13,7 @@ from itertools import chain
 _CACHE_SIZE = 1 << 17
 # Lower-case letters stay, everything else parts words; triggers are letters only, or letters and the end of a word.
 _TABLE = bytes(code if 97 <= code <= 122 else code + 32 if 65 <= code <= 90 else 32 for code in range(256))
+_ESCAPED = frozenset((b"n", b"r", b"t"))  # the end of a line that JSON has written before a word
 _LONGEST = 64  # longer ones are no words; they would only fill the cache
 
 
@@ -59,9 +60,10 @@ class WordFilter:
                 loaded[word] = (*loaded.get(word, ()), trigger)
                 found.add(trigger)
                 at = joined.find(trigger, end)
-        for word in self._whole.intersection(words):
-            loaded[word] = (*loaded.get(word, ()), word)
-            found.add(word)
+        escaped = {word: word[1:] for word in words if word[:1] in _ESCAPED and word[1:] in self._whole}
+        for word, whole in (escaped | {word: word for word in self._whole.intersection(words)}).items():
+            loaded[word] = (*loaded.get(word, ()), whole)
+            found.add(whole)
         if len(self._plain) + len(self._loaded) >= _CACHE_SIZE:
             self._plain.clear()
             self._loaded.clear()

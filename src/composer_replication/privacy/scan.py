@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from composer_replication.privacy import identity, rules
 from composer_replication.privacy.encodings import encoded, fragments
+from composer_replication.privacy.encodings.crossing import beside, crossing
 from composer_replication.privacy.encodings.encoded import (
     Decoded,
     base85,
@@ -16,22 +17,32 @@ from composer_replication.privacy.encodings.encoded import (
     speaks_of_base85,
     wrapped_base64,
 )
-from composer_replication.privacy.encodings.views import has_colours, unbroken, uncoloured, unescaped, unquoted
-from composer_replication.privacy.encodings.wraps import SCHEMES, SHORT_KEYS, broken, crossing, touches_end
+from composer_replication.privacy.encodings.views import (
+    encrypted_blocks,
+    has_colours,
+    unbroken,
+    uncoloured,
+    unescaped,
+    unquoted,
+)
+from composer_replication.privacy.encodings.wraps import SCHEMES, SHORT_KEYS, broken, touches_end
 from composer_replication.privacy.keywords import WordFilter, any_of
+from composer_replication.privacy.merging import merge, moved, spread, without
 from composer_replication.privacy.named import commands, options, tables
 from composer_replication.privacy.named.assignments import KEYWORDS, keyword_spans, searched_words
 from composer_replication.privacy.named.assignments import WHOLE_WORDS as KEYWORDS_ALONE
 from composer_replication.privacy.named.commands import command_spans
 from composer_replication.privacy.named.markup import manifest_spans
 from composer_replication.privacy.named.tables import table_spans
-from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digit, is_strong, structure_spans
+from composer_replication.privacy.rules import Rule, Span, has_digit, is_strong, structure_spans
 from composer_replication.privacy.shapes import entropy
 from composer_replication.privacy.shapes.exact import ExactValues
+from composer_replication.privacy.shapes.human import human_spans, is_shaped, is_unfamiliar
+from composer_replication.privacy.shapes.surroundings import Surroundings
 from composer_replication.privacy.shapes.vendors import RUN_RULES, VENDOR_RULES
 from composer_replication.privacy.spoken import lists, speech
 from composer_replication.privacy.spoken.nearby import WHOLE_WORDS as NEARBY_WORDS
-from composer_replication.privacy.spoken.nearby import nearby_spans, slashed_spans
+from composer_replication.privacy.spoken.nearby import nearby_spans
 
 _Runs = list[tuple[int, str]]
 _Triggers = list[tuple[str, Rule]]
@@ -52,7 +63,12 @@ _ESCAPE_HEAD = re.compile(r"u[0-9a-fA-F]{4}|[nrt]")
 _WORDY = re.compile(
     r"(?:[./_=~$+-]*+(?:[A-Z]?[a-z]{2,20}+(?:[A-Z][a-z]{2,20}+)*+|[a-z]|[A-Z]{1,10}+|[0-9]{1,6}+)(?=[./_=~$+-]|$))++[./_=~$+-]*+"
 )
+_PLAIN_WORD = re.compile(r"[!-~]{8,40}")
 _USER_PASSWORD = re.compile(r"[\w.@+-]{1,64}:([^\0\s:]{6,100})")
+
+
+def _is_words(run: str) -> bool:
+    return _WORDY.fullmatch(run) is not None
 
 
 def _is_suspect(run: str) -> bool:
@@ -68,6 +84,7 @@ class Scanner:
         self._entropy = use_entropy
         self._clean_runs: set[str] = set()
         # A session repeats its ids and hashes: what is a question of the run alone is answered once.
+        self._is_words = lru_cache(maxsize=_REMEMBERED)(_is_words)
         self._is_suspect = lru_cache(maxsize=_REMEMBERED)(_is_suspect)
         self._random_in = lru_cache(maxsize=_REMEMBERED)(entropy.run_spans)
         self._decoded_in = lru_cache(maxsize=_REMEMBERED)(decoded_in_run)
@@ -77,6 +94,7 @@ class Scanner:
         whole = (
             KEYWORDS_ALONE
             | options.WHOLE_WORDS
+            | commands.WHOLE_WORDS
             | speech.WHOLE_WORDS
             | encoded.WHOLE_WORDS
             | fragments.WHOLE_WORDS
@@ -102,7 +120,7 @@ class Scanner:
         """
         flat = text.encode("latin-1", "replace")
         runs = self.new_runs(text, flat)
-        odd = [(start, run) for start, run in runs if not _WORDY.fullmatch(run)]
+        odd = [(start, run) for start, run in runs if not self._is_words(run)]
         suspects = [(start, run) for start, run in odd if self._is_suspect(run)]
         active = self.words.active(flat)
         if words is not None:
@@ -114,20 +132,9 @@ class Scanner:
         found += structure_spans(text, active)
         found += command_spans(text, active)
         lower = flat.lower() if active else flat
-        names: list[int] = []  # where names end that a line end parts from their value
-        calls: list[int] = []  # and programs, from their options
-        if active:
-            found += keyword_spans(text, lower, active, names)
-            found += options.option_spans(text, lower, active, calls)
-            found += table_spans(text, lower, active)
-            found += manifest_spans(text, active)
-            if has_colours(text):
-                found += _between_colours(text, lower, active)
-            found += nearby_spans(text, lower, active)
-            found += lists.list_spans(text, lower, active)
-        if active or not text.isascii():
-            found += speech.speech_spans(text, lower, active)
-        found += slashed_spans(text)
+        unfinished: tuple[list[int], list[int]] = ([], [])  # where names and programs end that a line end cuts off
+        found += _told(text, lower, active, unfinished)
+        found += human_spans(text, flat)
         for rule in self._extra:
             if rule.triggered(text):
                 found += rule.spans(text)
@@ -135,14 +142,13 @@ class Scanner:
         if depth == 0:
             depends.update(run for start, run in suspects if touches_end(text, start + len(run)))
             self._remember(runs, found, triggers, depends)
-        if depth == 0 and (joined := broken(text, lower, active, suspects, names, calls)) is not None:
-            view, named = joined
-            found += crossing(text, view.led_back(self.spans(view.text, key, depth + 1)), named)
-        if depth == 0:
+            if (joined := broken(text, lower, active, suspects, *unfinished)) is not None:
+                view, named = joined
+                found += crossing(text, view.led_back(self.spans(view.text, key, depth + 1)), named)
             found += self._in_mail(text, key)
         if depth < _MAX_DEPTH:
             found += self._encoded(text, key, depth, suspects, found, active)
-        return _spread(text, _merge(text, found)) if found else []
+        return _settled(text, found, depth) if found else []
 
     def _in_mail(self, text: str, key: str) -> Iterator[Span]:
         """Lines that a mail quotes, without their signs, and lines that its encoding has broken."""
@@ -155,7 +161,7 @@ class Scanner:
         """Look into every run that is no word; returns those that are clean only because of what stands around them."""
         if not suspects:
             return set()
-        around, depends = entropy.Surroundings(text, key), set()
+        around, depends = Surroundings(text, key), set()
         known = found[:64]
         for start, run in suspects:
             end = start + len(run)
@@ -173,13 +179,13 @@ class Scanner:
     ) -> list[Span]:
         behind: list[Span] = []
         if "%" in text:
-            behind += self._percent(_without(text, found), key, depth)
+            behind += self._percent(without(text, found), key, depth)
         starts = [start for start, run in suspects if 60 <= len(run) <= 82]
         if len(starts) > 1 or (starts and "\n" in text):
             behind += self._wrapped(text, starts, depth)
         if speaks_of_base85(text, active):
             behind += [Span(*piece[:2], "ENCODED_SECRET") for piece in base85(text) if self._says_secret(piece, depth)]
-        if "\\" in text and (view := unescaped(text)) is not None:
+        if ("\\" in text or "&#" in text) and (view := unescaped(text)) is not None:
             behind += view.led_back(self.spans(view.text, key, depth + 1))
         return behind
 
@@ -208,29 +214,31 @@ class Scanner:
             if not found or not any(span.start < start + len(run) and start < span.end for span in found):
                 self._clean_runs.add(run)
 
-    def _in_run(self, around: entropy.Surroundings, start: int, run: str, depth: int) -> list[Span] | None:
+    def _in_run(self, around: Surroundings, start: int, run: str, depth: int) -> list[Span] | None:
         """Secrets inside one run; None when it is clean only because of what stands around it."""
         found, readable, depends = [], [], False
         if around.in_mail_signature(start):
             return None
         if has_digit(run):
             rules_here = dict.fromkeys([rule for trigger, rule in _RUN_TRIGGERS if trigger in run])
-            found = [_moved(span, start) for rule in rules_here for span in rule.spans(run)]
+            found = [moved(span, start) for rule in rules_here for span in rule.spans(run)]
         for piece in self._decoded_in(run) if depth < _MAX_DEPTH else ():
             if self._says_secret(piece, depth):
                 found.append(Span(start + piece.start, start + piece.end, "ENCODED_SECRET"))
             elif piece.is_plain():  # it looks random, but it says what it is
                 readable.append(piece)
         for span in self._random_in(run) if self._entropy else ():
-            moved = _moved(span, start)
-            if around.is_public(moved, start):
+            here = moved(span, start)
+            if around.is_public(here, start):
                 depends = True
             elif not any(piece.start <= span.start and span.end <= piece.end for piece in readable):
-                found.append(moved)
+                found.append(here)
         return None if depends and not found else found
 
     def _says_secret(self, piece: Decoded, depth: int) -> bool:
         if self.spans(piece.text, depth=depth + 1):
+            return True
+        if _PLAIN_WORD.fullmatch(piece.text) and (is_shaped(piece.text) or is_unfamiliar(piece.text)):
             return True
         login = _USER_PASSWORD.fullmatch(piece.text.strip())
         return login is not None and piece.text.isascii() and is_strong(login[1])
@@ -253,6 +261,31 @@ class Scanner:
                 yield Span(piece.start, piece.end, "ENCODED_SECRET")
 
 
+def _told(text: str, lower: bytes, active: Set[bytes], unfinished: tuple[list[int], list[int]]) -> Iterator[Span]:
+    """What names, options, headings, manifests and sentences tell. `active`: the trigger words that occur."""
+    if active:
+        yield from keyword_spans(text, lower, active, unfinished[0])
+        yield from options.option_spans(text, lower, active, unfinished[1])
+        yield from table_spans(text, lower, active)
+        yield from manifest_spans(text, active)
+        if has_colours(text):
+            yield from _between_colours(text, lower, active)
+        yield from nearby_spans(text, lower, active)
+        yield from lists.list_spans(text, lower, active)
+    if active or not text.isascii():
+        yield from speech.speech_spans(text, lower, active)
+
+
+def _settled(text: str, found: list[Span], depth: int) -> list[Span]:
+    """What goes in the end: nothing that is encrypted, no overlaps, and the parts and copies of what was found."""
+    if blocks := encrypted_blocks(text):
+        found = [span for span in found if not any(begin <= span.start < end for begin, end in blocks)]
+    spans = merge(text, found)
+    if depth == 0 and spans and "\n" in text:
+        spans = merge(text, [*spans, *beside(text, spans)])
+    return spread(text, spans)
+
+
 def _vendor_triggers(runs: _Runs) -> _Triggers:
     if not runs:
         return []
@@ -267,47 +300,3 @@ def _between_colours(text: str, lower: bytes, active: Set[bytes]) -> Iterable[Sp
     if view is None:
         return ()
     return view.led_back(keyword_spans(view.text, view.text.encode("latin-1", "replace").lower(), active))
-
-
-def _without(text: str, found: list[Span]) -> str:
-    """The text with blanks for what is already found."""
-    for span in found if len(found) <= 64 else ():
-        text = text[: span.start] + " " * (span.end - span.start) + text[span.end :]
-    return text
-
-
-def _moved(span: Span, by: int) -> Span:
-    return Span(span.start + by, span.end + by, span.kind)
-
-
-def _merge(text: str, found: list[Span]) -> list[Span]:
-    """Overlaps become one span that covers all of them; the kind is that of the earliest layer. Placeholders stay."""
-    order = {id(span): index for index, span in enumerate(found)}
-    merged: list[Span] = []
-    ranks: list[int] = []
-    for span in sorted(found, key=lambda span: (span.start, -span.end)):
-        rank = order[id(span)]
-        if merged and span.start < merged[-1].end:
-            last = merged[-1]
-            same = (last.start, last.end) == (span.start, span.end)
-            kind = span.kind if same and rank < ranks[-1] else last.kind
-            merged[-1] = Span(last.start, max(last.end, span.end), kind)
-            ranks[-1] = min(rank, ranks[-1]) if same else ranks[-1]
-        else:
-            merged.append(span)
-            ranks.append(rank)
-    return [span for span in merged if not PLACEHOLDER.fullmatch(text[span.start : span.end])]
-
-
-def _spread(text: str, spans: list[Span]) -> list[Span]:
-    """The same value elsewhere in the same text is the same secret, whatever stands beside it."""
-    if len(spans) > 64:  # a dump: every line has its own name, and the search would cost lines times length
-        return spans
-    extra: list[Span] = []
-    for value, kind in {text[span.start : span.end]: span.kind for span in spans}.items():
-        if len(value) >= 8 and is_strong(value):
-            at = text.find(value)
-            while at >= 0:
-                extra.append(Span(at, at + len(value), kind))
-                at = text.find(value, at + len(value))
-    return _merge(text, spans + extra) if len(extra) > len(spans) else spans

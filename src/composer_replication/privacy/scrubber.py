@@ -30,7 +30,7 @@ from composer_replication.privacy.report import ScrubReport
 from composer_replication.privacy.rules import Rule, Span
 from composer_replication.privacy.scan import Scanner
 from composer_replication.privacy.seen import CACHED_LENGTH, Mark, Seen, is_trivial, mark_of
-from composer_replication.privacy.shapes.entropy import names_a_hash
+from composer_replication.privacy.shapes.surroundings import names_a_hash
 
 _SHORTEST = 6
 # A replacement can bring two pieces together that match as one; more than a few rounds would be a bug.

@@ -88,7 +88,9 @@ def test_schemas_are_inferred_from_calls_that_worked(tmp_path):
     path = tmp_path / "s.jsonl"
     path.write_bytes(log.lines())
     (conversation,) = conversations(path)[0].values()
-    schema = ToolSchemas.of_row(to_row(conversation)).schemas()["claude_code", "Edit"]
+    schemas = ToolSchemas()
+    schemas.add_row(to_row(conversation))
+    schema = schemas.schemas()["claude_code", "Edit"]
     assert schema["required"] == ["path"]
     assert schema["properties"] == {
         "count": {"type": "integer"},

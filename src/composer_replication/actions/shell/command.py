@@ -157,21 +157,21 @@ def is_path(word: str) -> bool:
 
 
 def _command_lines(text: str, depth: int = 0) -> Iterator[list[str]]:
-    """The words of every command in a text: in loops, in expansions, and in what a shell is told to run."""
+    """The words of every command in a text: in loops, in expansions, and in what a shell is given to run."""
     try:
-        script = parse_script(text)
+        tree = parse_script(text)
     except NotUnderstood:
         yield from ([word.strip("'\"") for word in part.split()[:_MAX_WORDS]] for part in _SPLIT.split(text))
         return
-    for command in (each for _, each in commands_in(script) if isinstance(each, Simple)):
+    for command in (command for _, command in commands_in(tree) if isinstance(command, Simple)):
         words = [word.raw if word.literal is None else word.literal for word in command.words[:_MAX_WORDS]]
-        told = shell_script(words)
-        if told is None:
+        script = shell_script(words)
+        if script is None:
             yield words
         pieces = (piece.text for word in command.words for piece in word.pieces if piece.text.startswith("$("))
-        inner = [each[2:-1] for each in pieces] if told is None else [told]
-        for each in inner if depth < _MAX_DEPTH else ():
-            yield from _command_lines(each, depth + 1)
+        inner = [piece[2:-1] for piece in pieces] if script is None else [script]
+        for inside in inner if depth < _MAX_DEPTH else ():
+            yield from _command_lines(inside, depth + 1)
 
 
 def _one_spelling(path: str) -> str:

@@ -39,7 +39,9 @@ def facts_of(row: Row, forgotten: frozenset[str]) -> RowFacts:
     marks = list(marks_along(row))
     beginning = row["turns"][0]["id"] if row["turns"] else ""
     whole = marks[-1] if marks else "whole:"
-    return RowFacts(row["id"], whole, beginning, is_forgotten(row, marks, forgotten), ToolSchemas.of_row(row))
+    tools = ToolSchemas()
+    tools.add_row(row)
+    return RowFacts(row["id"], whole, beginning, is_forgotten(row, marks, forgotten), tools)
 
 
 def marks_along(row: Row) -> Iterator[str]:

@@ -95,7 +95,7 @@ def speaks_of_base85(text: str, words: Set[bytes]) -> bool:
     """Whether a text names base85 or has its frame: without that every word with signs in it would be one."""
     if "~" in text and "<~" in text:
         return True
-    return not words.isdisjoint(WHOLE_WORDS) and _NAMES_85.search(text) is not None
+    return not words.isdisjoint(WHOLE_WORDS) and "85" in text and _NAMES_85.search(text) is not None
 
 
 def base85(text: str) -> Iterator[Decoded]:

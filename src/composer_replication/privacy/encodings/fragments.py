@@ -6,7 +6,7 @@ The pieces are looked for among the words of a text, like any trigger: a text wi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from composer_replication.privacy.rules import word_set
 
@@ -43,14 +43,26 @@ for _left, _right in _cuts():
     _LEFTS[_right.encode()] = (*_LEFTS.get(_right.encode(), ()), _left.encode())
 RARE_PIECES: frozenset[bytes] = frozenset(_rarer())
 WHOLE_WORDS: frozenset[bytes] = RARE_PIECES | {mark + right for right in _AFTER for mark in (b"", b"n")}
+_LONGEST_INDENT = 60
 _END = rb"(?<=[a-z_]%b)[ \t\r\\`]*+(?:\d{1,6}[?\t|:][ \t]*+)?+[+>|]?[ \t]*+([a-z]{1,14})(?![a-z])"
 _ENDS = tuple((mark, re.compile(pattern + _END % pattern)) for mark, pattern in ((b"\n", rb"\n"), (b"\\n", rb"\\n")))
 
 
-def broken_words(lower: bytes) -> Iterator[tuple[int, int]]:
-    """The line ends that stand inside such a word: from the end itself to the rest of the word."""
-    for mark, pattern in _ENDS:
-        for match in pattern.finditer(lower) if mark in lower else ():
-            lefts = _LEFTS.get(match[1])
-            if lefts and lower.endswith(lefts, max(0, match.start() - 14), match.start()):
-                yield match.start(), match.start(1)
+def broken_words(lower: bytes, pieces: Iterable[bytes]) -> Iterator[tuple[int, int]]:
+    """The line ends that stand inside such a word: from the end itself to the rest of the word.
+
+    `pieces`: which of them occur. A line end is looked at where one of them stands beside it.
+    """
+    for piece in pieces:
+        at = lower.find(piece)
+        while at >= 0:
+            end = at + len(piece)
+            for mark, pattern in _ENDS:
+                before = lower.rfind(mark, max(0, at - _LONGEST_INDENT), at)
+                behind = lower.find(mark, end, end + 2 + len(mark))
+                for place in (before, behind):
+                    match = pattern.match(lower, place) if place >= 0 else None
+                    lefts = _LEFTS.get(match[1]) if match else None
+                    if match and lefts and lower.endswith(lefts, max(0, place - 14), place):
+                        yield match.start(), match.start(1)
+            at = lower.find(piece, end)

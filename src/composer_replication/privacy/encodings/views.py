@@ -17,6 +17,10 @@ _Edit = tuple[int, int, str]  # from, to, and what is written instead
 _ESCAPE = re.compile(
     r"\\(?:(?<=[^\0\s\\]\\)(?:\r?\n|\\\\n)[ \t]*(?=[^\0\s\\])|\\{0,2}u00([2-7][0-9a-fA-F])|\\{0,2}(/))"
 )
+_ENTITY = re.compile(r"&#(?:[xX]([2-7][0-9a-fA-F])|(3[2-9]|[4-9]\d|1[01]\d|12[0-6]));")
+_ENCRYPTED = re.compile(
+    r"ENC\[[A-Z0-9_]{3,20},[^\0\]\n]{0,4000}\]|ANSIBLE_VAULT;[^\0\n]{0,40}(?:(?:\n|\\n)[ \t]*+[0-9a-f]++)++"
+)
 _COLOUR = re.compile(r"(?:\x1b|\\{1,4}(?:u001[bB]|x1[bB]|033|e))\[[0-9;:?]{0,20}[A-Za-z]")
 _WRITTEN_COLOUR = re.compile(r"\\(?:u001[bB]|x1[bB]|033|e)\[")  # in a text that was printed as JSON, or in a script
 _WORD_REST = re.compile(r"[^\0\s]*")
@@ -29,7 +33,7 @@ _QUOTE_SIGN = re.compile(r"(?:(?<=\n)|\A)>(?:[ ]?>)*[ ]?")
 # At the end of a line and directly before the rest of a word, not before a name with a value of its own.
 _SOFT_END = r"(?<=[!-<>-~]=)\r?\n(?=[!-~])(?![\w.-]{1,60}\s?[:=](?!3D|\r?\n))"
 _SOFT_BREAK = re.compile(f"={_SOFT_END}")
-_SOFT = re.compile(f"=(?:{_SOFT_END}|3D)")
+_SOFT = re.compile(f"=(?:{_SOFT_END.replace('[!-<', '[ -<')}|3D)")  # where it is known, behind a blank, too
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+")
 _SHORTEST_PADDED = 19
 
@@ -70,9 +74,17 @@ class View:
 
 def unescaped(text: str) -> View | None:
     """The text without line continuations and JSON escapes, or None when it has none."""
-    matches = _ESCAPE.finditer(text)
-    edits = [(*match.span(), chr(int(match[1], 16)) if match[1] else match[2] or "") for match in matches]
-    return View(text, edits) if edits else None
+    edits: list[_Edit] = []
+    if "\\" in text:
+        matches = _ESCAPE.finditer(text)
+        edits += [(*match.span(), chr(int(match[1], 16)) if match[1] else match[2] or "") for match in matches]
+    if "&#" in text:
+        edits += [(*match.span(), _character(match)) for match in _ENTITY.finditer(text)]
+    return View(text, sorted(edits)) if edits else None
+
+
+def _character(entity: re.Match[str]) -> str:
+    return chr(int(entity[1], 16) if entity[1] else int(entity[2]))
 
 
 def unquoted(text: str) -> View | None:
@@ -103,6 +115,13 @@ def _pads(text: str, at: int) -> bool:
     """Whether the sign at the end of a line is the end of base64."""
     run = _BASE64.match(text[max(0, at - _LEAD) : at][::-1])
     return run is not None and run.end() >= _SHORTEST_PADDED and run.end() % 4 == 3
+
+
+def encrypted_blocks(text: str) -> list[tuple[int, int]]:
+    """What sops and ansible-vault have encrypted: it is as random as a key, and nobody's secret without one."""
+    if "ENC[" not in text and "_VAULT;" not in text:
+        return []
+    return [match.span() for match in _ENCRYPTED.finditer(text)]
 
 
 def has_colours(text: str) -> bool:

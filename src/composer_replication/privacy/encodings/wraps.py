@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from composer_replication.privacy.encodings.fragments import RARE_PIECES, WHOLE_WORDS, broken_words
 from composer_replication.privacy.encodings.views import View
 from composer_replication.privacy.named.names import Strength, name_strength
-from composer_replication.privacy.rules import Span, is_strong, word_set
-from composer_replication.privacy.shapes.entropy import HEX_KIND, KIND, is_public_id, is_wordy, names_a_secret
+from composer_replication.privacy.rules import word_set
+from composer_replication.privacy.shapes.entropy import is_public_id
+from composer_replication.privacy.shapes.surroundings import names_a_secret
 
 _Edit = tuple[int, int, str]
 Joint = tuple[int, int]  # from the last character before a line end to the first one behind it
@@ -28,22 +29,21 @@ _NO_VALUE = frozenset(("", "\n", *"()[]{}<>,;|\"'"))
 _NO_NAME = frozenset("#*/|<>({[")
 _INDENT = 60
 _AFTER_END = re.compile(r"(?:\r?\n|\\{1,2}n)[ \t`]*(?:\d{1,6}[→:|\t][ \t]*)?(?P<sign>[+>│|-][ \t]*)?")
-_LINE_START = re.compile(r"(?:\n|\\n)[ \t+>|\"']*\Z")
 _PIECE = re.compile(r"[^\0\s\"'`,;(){}\[\]<>|]{1,200}")
 _SIGN = re.compile(r"[\])\"'`]{0,3}[ \t]{0,3}[:=\"'`]")
 _DIGEST = re.compile(r"(?:[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64})")
 _ALNUM = re.compile(r"[A-Za-z0-9]")
 # A digit, or capitals where no word has them.
-_ODD = re.compile(r"[0-9]|[a-z][A-Z]{2}|[a-z][A-Z][a-z][A-Z]|[A-Z]{2}[a-z][A-Z]")
-_WORDS = re.compile(
+ODD = re.compile(r"[0-9]|[a-z][A-Z]{2}|[a-z][A-Z][a-z][A-Z]|[A-Z]{2}[a-z][A-Z]")
+WORDS = re.compile(
     r"(?:[./_=~$+:@#-]*+(?:[A-Z]?[a-z]{1,20}+(?:[A-Z][a-z]{1,20}+)*+|[A-Z]{1,20}+|[0-9]{1,6}+)(?=[./_=~$+:@#!?-]|$))++[./_=~$+:@#!?-]*+"
 )
 # `NAME=value` and `name: value` begin something new.
-_NEW_LINE = re.compile(r"[A-Za-z_][\w.-]{1,60}(?:=(?!=?\Z)|:)|\*\*|//|#|\.\.|\+\+|--|\d{1,6}(?:→|[.)]\Z)|/\w+/")
+NEW_LINE = re.compile(r"[A-Za-z_][\w.-]{1,60}(?:=(?!=?\Z)|:)|\*\*|//|#|\.\.|\+\+|--|\d{1,6}(?:→|[.)]\Z)|/\w+/")
 _STATEMENT = re.compile(r"([A-Za-z_][\w.-]{1,60})\s?[=:]")
 _DATA = re.compile(r"(?:[A-Za-z0-9+/]{57,}+(?:\r?\n|\\n)[ \t]*+)++[A-Za-z0-9+/=]*+")  # the lines of a file in base64
 _LOGIN = re.compile(
-    r"://[^\0\s/@\"'`<>\\]{0,100}(?P<end>\r?\n|\\n)[ \t+>|]{0,40}[^\0\s/\"'`<>\\]{0,100}"
+    r"://[^\0\s/@\"'`<>\\]{0,100}(?P<end>\r?\n|\\n)[ \t+>|]{0,40}(?:\d{1,6}[→:|\t][ \t]{0,9})?[^\0\s/\"'`<>\\]{0,100}"
     r"(?:\n[ \t+>|]{0,40}[^\0\s/\"'`<>\\]{1,100}){0,3}@"
 )
 # An address that is cut before its user: `postgres:` and `//ada:...`.
@@ -58,8 +58,7 @@ _NARROWEST = 20  # no terminal is narrower
 _SHORTEST = 20  # characters of a value that nothing names
 _APART = "\n\0\n"
 _MOST_JOINTS = 2000
-_WRAPPED_DATA = 57  # lines of base64 at least as long on both sides are those of a file
-_SECRET_LINE = 160
+WRAPPED_DATA = 57  # lines of base64 at least as long on both sides are those of a file
 _LONGEST_COMMAND = 4000  # of a text in which a program's name is looked for that falls into two words
 
 
@@ -83,8 +82,8 @@ def broken(
     itself cross a line end.
     """
     named = {*_open(text, names), *_open(text, calls, words=True)} if names or calls else set()
-    if not active.isdisjoint(RARE_PIECES if len(text) > _LONGEST_COMMAND else WHOLE_WORDS):
-        named.update(broken_words(lower))
+    if pieces := active & (RARE_PIECES if len(text) > _LONGEST_COMMAND else WHOLE_WORDS):
+        named.update(broken_words(lower, pieces))
     if "@" in text:
         named.update(_logins(text))
         if not active.isdisjoint(SCHEMES):
@@ -150,7 +149,7 @@ def _of_one_value(text: str, ends: Set[int]) -> Iterator[Joint]:
         start, end = joint
         line = _line_start(text, start)
         data = _DATA.match(text, line) if joined != line else None
-        if data and data.end() > end + _WRAPPED_DATA and not names_a_secret(text[max(0, line - 80) : line].rstrip()):
+        if data and data.end() > end + WRAPPED_DATA and not names_a_secret(text[max(0, line - 80) : line].rstrip()):
             skip = data.end()
             continue
         if (data := _DATA.match(text, end)) and not names_a_secret(text[line:start]):
@@ -171,13 +170,13 @@ def _line_start(text: str, start: int) -> int:
 def _may_be_one(text: str, line: int, start: int, end: int) -> bool:
     """Whether the pieces around a line end could be one broken value: not two words, two paths or two statements."""
     ahead = _PIECE.match(text, end)
-    if ahead is None or _NEW_LINE.match(ahead[0]):
+    if ahead is None or NEW_LINE.match(ahead[0]):
         return False
     back = _PIECE.match(text[max(line, start - 200) : start][::-1])
     if back is None:
         return False
     left, right = back[0][::-1], ahead[0]
-    if not (_ODD.search(left) or _ODD.search(right)) or not _ALNUM.search(right) or not right.isascii():
+    if not (ODD.search(left) or ODD.search(right)) or not _ALNUM.search(right) or not right.isascii():
         return False
     if is_public_id(left) or is_public_id(right):
         return False
@@ -188,7 +187,7 @@ def _may_be_one(text: str, line: int, start: int, end: int) -> bool:
     if _DIGEST.fullmatch(left) or _DIGEST.fullmatch(right):
         return False
     both = len(left) + len(right)
-    return both >= _SHORTEST and not (_WORDS.fullmatch(left) and _WORDS.fullmatch(right))
+    return both >= _SHORTEST and not (WORDS.fullmatch(left) and WORDS.fullmatch(right))
 
 
 def _is_named(lead: str, left: str) -> bool:
@@ -284,35 +283,3 @@ def _chain(text: str, joint: Joint) -> Iterator[Joint]:
             break
         yield before, line
         line = begin
-
-
-def crossing(text: str, spans: Iterable[Span], named: bool) -> Iterator[Span]:
-    """Of what was found in the joined text, led back: what crosses a line end and is no listing.
-
-    Where a name was broken, what stands behind it counts, too.
-    """
-    for span in spans:
-        value = text[span.start : span.end]
-        ends = [at for mark in ("\n", "\\n") if (at := value.find(mark)) >= 0]
-        random = span.kind in (KIND, HEX_KIND)
-        if not ends:
-            if named and not random and _is_told(text, span):
-                yield span
-        elif not random or _is_one(text, span, value[: min(ends)].rstrip("\\\r"), value[min(ends) :]):
-            yield span
-
-
-def _is_told(text: str, span: Span) -> bool:
-    """Whether a value that stands first on its line, behind a name on the line before, is none of the words that do."""
-    first = _LINE_START.search(text, max(0, span.start - 40), span.start)
-    return not first or text[span.end : span.end + 1] in ("'", '"') or is_strong(text[span.start : span.end])
-
-
-def _is_one(text: str, span: Span, left: str, rest: str) -> bool:
-    """Random characters over two lines with nothing that names them: one value, or two of a list, or a file."""
-    right = rest.removeprefix("\\n").strip("\n\r\t +>-|│")
-    if names_a_secret(text[max(0, span.start - _SECRET_LINE) : span.start]):
-        return True
-    if span.kind == HEX_KIND or is_wordy(left) or is_wordy(right):
-        return False
-    return min(len(left), len(right)) < _WRAPPED_DATA and not (_WORDS.fullmatch(left) or _WORDS.fullmatch(right))

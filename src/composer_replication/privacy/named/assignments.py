@@ -9,34 +9,14 @@ import re
 from collections.abc import Iterator, Set
 from functools import lru_cache
 
-from composer_replication.privacy.named.declarations import arguments, handed, own_quotes, typed, wrapped
-from composer_replication.privacy.named.extents import (
-    bare_end,
-    in_connection_string,
-    in_properties,
-    is_env,
-    quoted,
-    skip_scheme,
-)
+from composer_replication.privacy.named.declarations import arguments, handed, typed
 from composer_replication.privacy.named.markup import named_in_document
 from composer_replication.privacy.named.names import Strength, name_strength
-from composer_replication.privacy.named.plausible import (
-    is_credential,
-    is_directory,
-    is_given,
-    is_handle,
-    is_identifier,
-    is_login,
-    is_passphrase,
-    is_path,
-    is_plausible,
-    is_random_value,
-    is_said,
-    names_handle,
-)
-from composer_replication.privacy.rules import PLACEHOLDER, Span, has_digit, is_strong
-from composer_replication.privacy.shapes.entropy import is_public_id
-from composer_replication.privacy.spoken.said import DIGITS, NUMBER_NAMES, continued, counted, kind_of, spoken
+from composer_replication.privacy.named.plausible import is_given, is_plausible, names_handle
+from composer_replication.privacy.named.values import WIDE_SIGNS, is_called, is_handed, stands_as_name, value_after
+from composer_replication.privacy.rules import PLACEHOLDER, Span
+from composer_replication.privacy.shapes.human import is_unfamiliar
+from composer_replication.privacy.spoken.said import continued, counted, told_behind
 from composer_replication.privacy.spoken.speech import spoken_before
 
 # What to look for among the words of a text, and what to search the text for then. A blank ends a word: `sig ` is one
@@ -56,7 +36,12 @@ _SEARCHED: dict[bytes, tuple[bytes, ...]] = {
     b"salt ": (b"salt",),
     b"otp": (b"otp",),
     b"code ": (b"code=",),
-    b"login ": (b"_login=",),
+    b"login ": (b"_login=", b"login("),
+    b"connect ": (b"connect(",),
+    b"begin ": (b"begin(",),
+    b"pdo ": (b"pdo(",),
+    b"construct ": (b"construct(",),
+    b"bind ": (b"bind(",),
     b"pin ": (b"pin",),
     b"pw ": (b"pw",),
     b"mdp ": (b"mdp",),
@@ -64,7 +49,7 @@ _SEARCHED: dict[bytes, tuple[bytes, ...]] = {
 }
 WHOLE_WORDS = frozenset((b"assword",))  # `expect "assword:"`; inside of other words it is found as `pass`
 KEYWORDS: tuple[bytes, ...] = tuple(_SEARCHED)
-_ALL_KEYWORDS = frozenset(KEYWORDS)
+_ORDER = {keyword: number for number, keyword in enumerate(KEYWORDS)}
 # The same word over and over without a blank or a quote is machine-made; each hit would read the whole of it again.
 _LARGEST_CROWD = 32
 _BREAK = re.compile(rb"[\s\"'`<>\\\0]")
@@ -73,47 +58,34 @@ _TAIL = re.compile(r"[A-Za-z0-9_]*+(?:[.-][A-Za-z0-9_]++)*+")
 _BEFORE_NAMES = frozenset(" \n\t\"'`([{<=:,;/*\0")
 _KIND_OF_KEY = re.compile(r"(?i)(?:api|access|secret|private|license|encryption|auth|signing|master|account) $")
 # What can stand directly behind a name that has a value.
-_WIDE_SIGNS = "\uff1a\uff1d"  # a colon and an equals sign as wide as a Chinese character
-_BEHIND_NAMES = frozenset("*|=:\"'`\\])>,( \t\n+?!{[;<.&\u2019" + _WIDE_SIGNS)
-# Between name and value: a closing quote or bracket, then a sign; in code also a comma, a call or a tag.
-_SIGN = re.compile(
-    r"(?P<close>\\*[\"'`]?[\])]?\*{0,2})(?:\.{2,60})?\s{0,3}(?P<sign>=>|:=|\+=|\?=|==|!=|<-|::|[:=\uff1a"
-    r"\uff1d])(?!=)\*{0,2}[ \t]*"
-    r"(?P<here><<[-~]?\\*[\"']?\w{1,20}\\*[\"']?[ \t]*(?:\\n|\n)[ \t]*)?"
-    r"(?:(?:\\n|\n)[ \t]*(?=\\*[\"']))?"
-    r"(?:!(?:!?[a-z]+)?[ \t]+)?(?:[|>][+-]?[ \t]*(?:\\n|\n)[ \t]*)?"
-    r"(?:\[-|\{\+)?(?:(?:str|bytes|f|b|r|u|Some|String::from|new String)(?=\\*[\"'(])\(?)?"
-)
-_CALL = re.compile(
-    r"(?P<close>\]?\\*[\"'`]?)(?:\)\.(?:type|fill|sendKeys|send_keys))?\s?"
-    # In PHP's own notation, behind a prompt that is answered, and for whom a password is set.
-    r"(?P<sign>[,(]|\s|;s:\d{1,5}:|(?::\s?\\*[\"'`])\)?;?\s{0,4}(?:send|sendline|write|type)\w{0,10}\("
-    r"?|\sFOR\s[^\0\n=;]{1,80}=|\s<<<)\s{0,12}(?=\\*[\"'`])"
-)
-# What is taken when the environment has nothing.
-_FALLBACK = re.compile(
-    r"(?P<close>(?:[:?] ?)?\\*[\"'`]?[\])]{0,2})\s{0,3}(?P<sign>\|\||\?\?|\?:|or\b)\s{0,3}(?=\\*[\"'`])"
-)
-_TAG = re.compile(r"(?P<close>)(?P<sign>>)(?=[^\0<>\s@:\"'`])")
-_VALUE_FIELD = re.compile(
-    r"(?P<close>\\*[\"'`]?)(?P<sign>(?::\s?\{)?[\s,;]{0,6}(?:\\n|\n)?[\s-]*\\*[\"']?(?:value|Value|default)\\*[\"']?\s?[:=]\s*)"
-)
-_CELL = re.compile(r"(?P<close>\*{0,2}`?)[ \t]{0,40}(?P<sign>\|)[ \t]{0,40}(?=[^\0\s|])")
-_SPACE = re.compile(r"(?P<close>\\*[\"'`]?\]?)(?P<sign>[ \t]+(?:\d{1,2}[ \t]+)?|\\t)(?=[^\0\s=:\-&|>(){}\[\],;])")
-_NAME = re.compile(r"(?:[A-Za-z]{1,16}+[_-])++[A-Za-z]{1,16}+")
-_WORD_OF_CODE = re.compile(r"[A-Za-z_.]+")
-_TEST_NAME = re.compile(r"[Tt]est\w*+(?:[/.:]+[\w-]++)*+|\w++(?:(?:/|::)[\w.-]++)++")
+_BEHIND_NAMES = frozenset("*|=:\"'`\\])>,( \t\n+?!{[;<.&\u2019" + WIDE_SIGNS)
 _NEXT_IN_LIST = re.compile(r"(\\*[\"'])\s{0,3},\s{0,40}\1((?:(?!\1)[^\0\n]){4,200})(?=\1)")
 _IS = re.compile(r"\s(?:is|was)\s")
 _LISTED = re.compile(
     r"(?i:user|login|account|username|admin|as)\b[^\0\n]{0,30}[,;/|]\s\Z|\b(?:new|old) \Z"
 )  # `user ada, pass ...`
 _LOGIN_NAMES = frozenset((b"auth", b"cred", b"login"))
-_A_DIGIT = re.compile("[0-9]")
-_VALUE_REACH = 120
+# A key without blanks, or in groups of four.
+_A_KEY = re.compile(r"[^\0\s\"'`]{16}|[A-Za-z2-7]{4} [A-Za-z2-7]{4} [A-Za-z2-7]{4} ")
+_VALUE_REACH = 160
 _COUNTED = frozenset((b"key", b"secret", b"pass", b"seed", b"token"))
 _ENDS_SPEECH = frozenset(("", "\u2019", "\0"))
-_CALLED = frozenset((b"auth", b"cred", b"jwt", b"hmac", b"connection"))
+_BEFORE_TOLD = frozenset(" :=\t\n\"'`*,)\u2019" + WIDE_SIGNS)
+_CALLED = frozenset(
+    (
+        b"auth",
+        b"cred",
+        b"jwt",
+        b"hmac",
+        b"connection",
+        b"login(",
+        b"connect(",
+        b"begin(",
+        b"pdo(",
+        b"construct(",
+        b"bind(",
+    )
+)
 # A name, or a name and the beginning of a value, at the end of a line.
 _CUT_OFF = re.compile(
     r"[\"'`\])]{0,3}(?::[ \t]?[\w\[\]., |]{1,40}(?==|[ \t]=))?(?:[ \t]{0,3}(?:=>|:=|[:=]|[ \t]))?[ \t]{0,3}"
@@ -126,8 +98,6 @@ _CUT_SPEECH = re.compile(
 _CUT_NAME = re.compile(
     r"(?i:api|access|secret|private|signing|account|encryption|master)_?(?P<end>\r?\n|\\n)[ \t+>|]*_?\Z"
 )
-_ADDRESS_PART = re.compile(r"[?&;#]")
-_IS_VALUE = re.compile(r"=\\*[\"']?\Z")
 # `--password-stdin`, `--vault-password-file`: what follows is no password; and the keys that everybody may know.
 _NO_VALUE = re.compile(r"(?i)[_-](?:stdin|fd|prompt)$")
 _RESOURCE = re.compile(r"\b[au]rn:[^\0\s\"'`<>()]{0,200}:\Z")
@@ -135,7 +105,8 @@ _RESOURCE = re.compile(r"\b[au]rn:[^\0\s\"'`<>()]{0,200}:\Z")
 
 def searched_words(active: Set[bytes]) -> list[bytes]:
     """What the text is searched for when these key words occur in it."""
-    return [word for keyword in KEYWORDS if keyword in active for word in _SEARCHED[keyword]]
+    here = sorted(active & _ORDER.keys(), key=_ORDER.__getitem__)
+    return [word for keyword in here for word in _SEARCHED[keyword]]
 
 
 def keyword_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[int] | None = None) -> Iterator[Span]:
@@ -144,7 +115,7 @@ def keyword_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[
     `lower` is the text, one byte a character, lower-cased; `active` are the key words known to occur in it. Where names
     end that have a line end where their value is goes to `unfinished`.
     """
-    for word in searched_words(active) if active & _ALL_KEYWORDS else ():
+    for word in searched_words(active):
         yield from _spans_of(text, lower, word, [] if unfinished is None else unfinished)
 
 
@@ -178,53 +149,80 @@ def _listed(text: str, span: Span) -> Iterator[Span]:
 
 def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> Span | None:
     # The `=` of `sig=` belongs to the sign, not to the name.
-    stem_end = position + len(keyword) - keyword.endswith(b"=")
+    stem_end = position + len(keyword) - keyword.endswith((b"=", b"("))
     tail = _TAIL.match(text, stem_end)
     end = tail.end() if tail else stem_end
     after = text[end : end + 1]
     if after not in _BEHIND_NAMES:
-        return _said_before(text, position, end) if after in _ENDS_SPEECH else None
+        return _said_before(text, _name_start(text, position), end) if after in _ENDS_SPEECH else None
     start = _name_start(text, position)
     if start < position and text[start - 1 : start] == "\\" and text[start] in "nrt":
         start += 1
     name = text[start:end]
-    if keyword not in _CALLED and _says_nothing(name, text[position:end]) and (after != "(" or "." not in name):
+    if keyword in _CALLED:
+        if after and after in "( " and (span := _positional(text, end, keyword)):
+            return span
+    elif _says_nothing(name, text[position:end]) and (after != "(" or "." not in name):
         return None
-    if keyword == b"code=" and text[start - 1 : start] not in ("?", "&"):  # the rest of names with a code say more
-        return None
-    if after and after in "( " and keyword in _CALLED and (span := _positional(text, end, keyword)):
-        return span
-    if after == "(" and name_strength(name) == Strength.PASSWORD and (span := _positional(text, end, b"jwt")):
-        return Span(span.start, span.end, "PASSWORD")
-    if after == "(" and "." in text[stem_end:end]:  # a method of it: what it is given is told by the name before it
-        end = text.rfind(".", stem_end, end)
-        name, after = text[start:end], "."
-    if after == ">" and text[start - 1 : start] == "<" and PLACEHOLDER.match(text, start - 1):
-        return None
-    if _NO_VALUE.search(name) or (keyword == b"key" and _is_public(text, position)):
-        return None
+    if after == "(":
+        if name_strength(name) == Strength.PASSWORD and (span := _positional(text, end, b"jwt")):
+            return Span(span.start, span.end, "PASSWORD")
+        if "." in text[stem_end:end]:  # a method of it: what it is given is told by the name before it
+            end = text.rfind(".", stem_end, end)
+            name = text[start:end]
     strength = _strength_at(text, position, name, keyword)
-    if (strength >= Strength.TOKEN or keyword == b"auth") and _CUT_OFF.match(text, end):
-        unfinished.append(end)
-    elif strength == Strength.PASSWORD and (said := _CUT_SPEECH.match(text, end)):
-        unfinished.append(said.start("value"))
+    if not _is_no_name(text, start, position, name, keyword):
+        _note_unfinished(text, start, end, strength, keyword, unfinished)
+        if _may_have_value(text, position, start, end, strength, keyword):
+            return _value_of(text, start, end, strength, keyword)
+    return None
+
+
+def _is_no_name(text: str, start: int, position: int, name: str, keyword: bytes) -> bool:
+    """A placeholder, a public key, an option that reads from elsewhere, a code that is no login."""
+    before = text[start - 1 : start]
+    if keyword == b"code=" and before not in ("?", "&"):  # the rest of names with a code say more
+        return True
+    if before == "<" and PLACEHOLDER.match(text, start - 1):
+        return True
+    return _NO_VALUE.search(name) is not None or (keyword == b"key" and _is_public(text, position))
+
+
+def _note_unfinished(
+    text: str, start: int, end: int, strength: Strength, keyword: bytes, unfinished: list[int]
+) -> None:
+    """Remember a name that a line end parts from its value, or from its own first word."""
+    if strength >= Strength.TOKEN or keyword == b"auth":
+        if _CUT_OFF.match(text, end):
+            unfinished.append(end)
+        elif strength == Strength.PASSWORD and (said := _CUT_SPEECH.match(text, end)):
+            unfinished.append(said.start("value"))
     elif strength == Strength.WEAK and keyword == b"key" and (cut := _cut_name(text, start)):
         unfinished.append(cut.start("end"))  # `api` on the line before
-    if name.lower() in ("pass", "pwd") and not _is_named(text, start, end):  # a verb, a command
-        return None
-    if text[start - 1 : start] == ":" and _RESOURCE.search(text, max(0, start - 240), start):
-        return None
-    if strength == Strength.NONE and name_strength(text[position:end]) < Strength.TOKEN:
-        return None
-    if strength <= Strength.WEAK and keyword not in _LOGIN_NAMES and not _A_DIGIT.search(text, end, end + _VALUE_REACH):
-        return None  # only a random value counts behind such a name, and random values have digits
-    span = _value_after(text, start, end, max(strength, Strength.WEAK))
+
+
+def _may_have_value(text: str, position: int, start: int, end: int, strength: Strength, keyword: bytes) -> bool:
+    if strength <= Strength.WEAK:
+        if strength == Strength.NONE and name_strength(text[position:end]) < Strength.TOKEN:
+            return False
+        if keyword not in _LOGIN_NAMES and not _A_KEY.search(text, end, end + _VALUE_REACH):
+            return False  # only a random value counts behind such a name, and random values are long
+    elif text[start:end].lower() in ("pass", "pwd") and not _is_named(text, start, end):  # a verb, a command
+        return False
+    return not (text[start - 1 : start] == ":" and _RESOURCE.search(text, max(0, start - 240), start))
+
+
+def _value_of(text: str, start: int, end: int, strength: Strength, keyword: bytes) -> Span | None:
+    """What stands behind a name, or before it."""
+    span = value_after(text, start, end, max(strength, Strength.WEAK))
     if span is None and text[end] in " :=[" and keyword in _COUNTED:
         span = counted(text, end, strength)
     if span is None and strength >= Strength.TOKEN:
         span = named_in_document(text, start, end, strength)
-    if span is None and strength >= Strength.TOKEN and start and text[start - 1] in " `*":
-        return spoken_before(text, start)
+        if span is None and start and text[start - 1] in " `*":
+            span = spoken_before(text, start)
+    if span is None and strength == Strength.PASSWORD and text[end] in _BEFORE_TOLD:
+        span = told_behind(text, end, direct=True)
     return span
 
 
@@ -263,7 +261,10 @@ def _positional(text: str, end: int, keyword: bytes) -> Span | None:
     """The password among the arguments of a login, behind the user; the key of a signature wherever it stands."""
     signs = keyword in (b"jwt", b"hmac")
     for index, (begin, stop) in arguments(text, end + 1):
-        if (index or signs) and is_given(text[begin:stop]) and is_plausible(text[begin:stop], Strength.PASSWORD, True):
+        handed_over = (
+            is_handed(text[begin:stop]) if signs else is_given(text[begin:stop]) or is_unfamiliar(text[begin:stop])
+        )
+        if (index or signs) and handed_over and is_plausible(text[begin:stop], Strength.PASSWORD, True):
             return Span(begin, stop, "SECRET" if signs else "USER_PASSWORD")
     return None
 
@@ -273,13 +274,13 @@ def _is_named(text: str, start: int, end: int) -> bool:
     before = text[start - 1 : start]
     if text[end] in ".{[":
         return handed(text, end) is not None or typed(text, end) is not None
-    keyed = before in ("'", '"', "`", "#") and text[end] in "'\"`\\" and _CALL.match(text, end) is not None
+    keyed = before in ("'", '"', "`", "#") and text[end] in "'\"`\\" and is_called(text, end)
     return (
         before in ("-", "<")
         or keyed
         or _LISTED.search(text, max(0, start - 44), start) is not None
         or _IS.match(text, end) is not None
-        or (_SIGN.match(text, end) or _FALLBACK.match(text, end) or typed(text, end)) is not None
+        or stands_as_name(text, end)
     )
 
 
@@ -291,122 +292,3 @@ def _strength_at(text: str, position: int, name: str, keyword: bytes) -> Strengt
         return Strength.WEAK
     apart = strength == Strength.WEAK and name.lower() == "key"  # `api key`, in two words
     return Strength.TOKEN if apart and _KIND_OF_KEY.search(text, max(0, position - 12), position) else strength
-
-
-def _value_after(text: str, start: int, end: int, strength: Strength) -> Span | None:
-    """The value behind a name, if it is one."""
-    if text[start - 1 : start] not in ("<", ":") and (match := typed(text, end)):
-        return _literal(text, start, match, strength)
-    if match := _SIGN.match(text, end):
-        return (
-            _value_at(text, start, match, strength)
-            or _in_code(text, start, end, strength)
-            or spoken(text, start, end, strength)
-        )
-    if match := _VALUE_FIELD.match(text, end):
-        return _value_at(text, start, match, strength)
-    if match := _FALLBACK.match(text, end) or _CALL.match(text, end):
-        span = _value_at(text, start, match, strength)
-        return span if span and _is_argument(text[span.start : span.end], strength, text[start - 1 : start]) else None
-    if (match := handed(text, end)) and (span := _value_at(text, start, match, strength)):
-        return span if is_given(text[span.start : span.end]) else None
-    if text[end] == ">" and (match := _TAG.match(text, end)):
-        return _value_at(text, start, match, strength)
-    if match := _CELL.match(text, end):
-        return _value_at(text, start, match, strength, spaced=True)
-    if (match := _SPACE.match(text, end)) and not _IS_VALUE.search(text, max(0, start - 6), start):
-        flag = text[max(0, start - 2) : start].endswith("-")
-        if (span := _value_at(text, start, match, strength, spaced=not flag)) is not None:
-            return span
-    return spoken(text, start, end, strength)
-
-
-def _literal(text: str, start: int, match: re.Match[str], strength: Strength) -> Span | None:
-    """A literal behind a type or inside a call. A call gets other texts, too: there only what no word could be."""
-    span = _value_at(text, start, match, strength)
-    around = text[match.end("sign") : match.end()]
-    if span and "[" in around and is_identifier(text[span.start : span.end]):  # a list of names of code
-        return None
-    called = "(" in around
-    return span if span and (not called or is_given(text[span.start : span.end])) else None
-
-
-def _in_code(text: str, start: int, end: int, strength: Strength) -> Span | None:
-    """Behind a sign: a cast, a call around the literal, or quotes that only one language has."""
-    if match := wrapped(text, end):
-        return _literal(text, start, match, strength)
-    if (bounds := own_quotes(text, end)) and is_plausible(text[slice(*bounds)], strength, True):
-        return Span(*bounds, kind_of(strength))
-    return None
-
-
-def _is_argument(value: str, strength: Strength, before: str) -> bool:
-    """In a call only a value without spaces: messages and labels stand there too. Behind an option: small words."""
-    if before == "-" and strength == Strength.PASSWORD and is_passphrase(value):
-        return True
-    if is_path(value) or (is_identifier(value) and not has_digit(value)):
-        return False
-    return " " not in value and (has_digit(value) or (strength == Strength.PASSWORD and not value.isalpha()))
-
-
-def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *, spaced: bool = False) -> Span | None:
-    name = text[start : match.start()]
-    if bounds := quoted(text, match.end()):
-        begin, end = bounds
-        literal = True
-    else:
-        if match["sign"] in ("==", "!="):  # compared with a variable, not with a text
-            return None
-        if match.re is _VALUE_FIELD and text.startswith("{", match.end()):  # an expression
-            return None
-        begin, env = match.end(), is_env(text, start, match)
-        end = bare_end(text, start, begin, env)
-        if names_handle(name):  # of an address, which goes on
-            end = begin + len(_ADDRESS_PART.split(text[begin:end], maxsplit=1)[0])
-        literal = env or spaced or text[start - 1 : start] in ("-", "?", "&") or match.re in (_TAG, _VALUE_FIELD)
-        here = match.re is _SIGN and match["here"] is not None
-        literal = literal or here or in_connection_string(text, start, end)
-        if not literal and is_strong(text[begin:end]) and not is_identifier(text[begin:end]):
-            said = (
-                match["sign"] in _WIDE_SIGNS
-                or _is_setting(text, start, match)
-                or (match["sign"] == ":" and is_credential(name, text[begin:end]))
-            )
-            literal = said or in_properties(text, start, begin, end)
-    begin = skip_scheme(text, begin, end)
-    value = text[begin:end]
-    if value.startswith("?") and text[start - 2 : start] == "${":  # what a shell says when there is none
-        return None
-    if not value or (spaced and not is_said(value.rstrip("!?*:;,._"))) or is_directory(name, value):
-        return None
-    if text[begin - 1] == "`" and _WORD_OF_CODE.fullmatch(value):  # code in a sentence
-        return None
-    if name.upper() == "PASS" and match["sign"] == ":" and _TEST_NAME.fullmatch(value):
-        return None
-    if DIGITS.fullmatch(value) and name.lower() in NUMBER_NAMES:
-        return Span(begin, end, "PASSWORD")
-    if strength == Strength.WEAK and not (
-        is_random_value(value) or is_handle(name, value) or is_credential(name, value) or is_login(name, value)
-    ):
-        return None
-    if (
-        strength == Strength.TOKEN
-        and not has_digit(value)
-        and name_strength(value) >= Strength.TOKEN
-        and _NAME.fullmatch(value)
-    ):
-        return None  # the name of a field or a header
-    if names_handle(name) and is_public_id(value):  # the sessions of agents have uuids for names
-        return None
-    return Span(begin, end, kind_of(strength)) if is_plausible(value, strength, literal) else None
-
-
-def _is_setting(text: str, start: int, match: re.Match[str]) -> bool:
-    """`Password:...` without a blank among other such pairs, as Go prints them, and `NAME := ...` of a makefile."""
-    name = text[start : match.start()]
-    if match["sign"] == "=" and text[match.start() : match.start() + 2].isspace():  # in columns
-        return True
-    if match["sign"] == "=>" and match["close"].endswith("]"):  # as PHP prints an array
-        return True
-    printed = match["sign"] == ":" and match.end() - match.start() == 1 and text[start - 1 : start] in (" ", "{")
-    return printed or (match["sign"] in (":=", "?=") and name.upper() == name)

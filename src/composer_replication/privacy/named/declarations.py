@@ -54,7 +54,7 @@ OWN_QUOTES = re.compile(
 
 # The arguments of a call that logs in or signs: `basic_auth("ada", Some("..."))`, `jwt.encode(payload, "...")`.
 _ARGUMENT = re.compile(
-    rf"\s{{0,9}}(?:{_CALLEE})?{_KEYWORD}{_LETTERS}(?:(?P<quote>{_QUOTE})(?P<value>(?:(?!(?P=quote))[^\0"
+    rf"\s{{0,40}}(?:\d{{1,6}}[→:|\t]\s{{0,40}})?(?:{_CALLEE})?{_KEYWORD}{_LETTERS}(?:(?P<quote>{_QUOTE})(?P<value>(?:(?!(?P=quote))[^\0"
     rf"\n]){{0,200}})(?P=quote)"
     r"|[^\0\n\"'`(),]{0,80}(?:\([^\0\n\"'`()]{0,60}\))?)\){0,2}\s{0,3}(?P<more>,)?"
 )

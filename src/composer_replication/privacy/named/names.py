@@ -19,6 +19,7 @@ class Strength(IntEnum):
     PASSWORD = 3  # `password`: short and wordy values too
 
 
+_VERSION = re.compile(r"\d\.\d")  # of a file or a package, which is no name of a value
 _SPLIT = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 _PASSWORDS = ("password", "passwd", "passphrase", "passcode", "pwd", "passwort", "contrasena", "senha", "motdepasse",
               "keypass", "storepass", "dbpass", "userpass", "rootpass", "adminpass", "smtppass", "remotepass",
@@ -148,7 +149,7 @@ _NO_TOKENS = word_set(
 # Every name that says anything has one of these in it: most names have none, and are done with.
 _STEM = re.compile(
     "pass|pwd|pw|psk|secret|token|key|cred|auth|jwt|bearer|conn|otp|cvv|cvc|pin|code|sess|senha|contrase|wachtwoord|wort"
-    "|salasana|kodeord|phrase|mdp|" + "|".join(_WEAK_LAST)
+    "|salasana|kodeord|phrase|mdp|wort|clave|parol|hasl|hesl|" + "|".join(_WEAK_LAST)
 )
 
 
@@ -165,16 +166,23 @@ PASSWORD_WORDS = word_set(
 )
 
 
+# What makes a name one of a secret wherever it stands: `passphrase_hex`, `TLSPSKValue`.
+_ANYWHERE = ("password", "passwd", "passphrase", "passcode", "secret", "apikey", "psk", "mdp", "passwort", "pwd")
+_KINDS_OF_KEYS = word_set("api access secret private signing encryption master auth account license")
+
+
 @lru_cache(maxsize=8192)
 def name_strength(name: str) -> Strength:
     """What a name says about its value. A key that holds a value or a placeholder itself is no name."""
-    if not _STEM.search(name.lower()) or "<" in name or "=" in name or ": " in name:
+    if not _STEM.search(name.lower()) or "<" in name or "=" in name or ": " in name or _VERSION.search(name):
         return Strength.NONE
     words = [word.lower() for word in _SPLIT.findall(name)]
     words = [word for word in words if not word.isdigit()] or [""]
     joined = "".join(words)
     last = words[-1]
     counted = last == "tokens" and not _HARMLESS.isdisjoint(words)  # input_tokens, max_tokens
+    if last == "id" and words[-2:-1] == ["key"]:
+        return Strength.WEAK
     if (
         last in _HARMLESS
         or counted
@@ -199,8 +207,10 @@ def name_strength(name: str) -> Strength:
         "twofactorcode",
     ):
         return Strength.TOKEN
-    if any(word in ("password", "passwd", "secret", "apikey") for word in words):
-        return Strength.TOKEN if len(words) > 1 else Strength.NONE
+    if len(words) > 1 and any(word.endswith(_ANYWHERE) or word in PASSWORD_WORDS for word in words):
+        return Strength.TOKEN
+    if last == "key" and not _KINDS_OF_KEYS.isdisjoint(words):
+        return Strength.TOKEN
     if last in _WEAK_LAST or joined.endswith(("key", "auth", "sessid", "sessionid")) or last == "tokens":
         return Strength.WEAK
     return Strength.NONE

@@ -1,92 +1,15 @@
-"""Secrets on command lines, by program: which of its options and words hold a secret, and how options are written.
-
-One row a program. `-p` is a short option with a secret, written `-pX`, `-p X`, `-p=X` or last in a cluster (`-ksp
-X`); `-p=` only takes what is written directly behind it; `--name` and `-name` are long options. A sign behind an
-option means that a user stands before the secret, with that sign between them (`-u:`, `-U%`, `-u,`). `a+b` is a
-program with its verb. `#2` is the second word that is no option, `/` a word of the form user/secret, `@` one with
-user:secret@host, `=` every `name=secret`. A `!` wants a value that no word could be.
-"""
+"""Secrets on command lines: the options and words of known programs that hold one, however they are written."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence, Set
-from typing import NamedTuple
 
 from composer_replication.privacy.named.names import Strength
 from composer_replication.privacy.named.plausible import is_given, is_plausible
+from composer_replication.privacy.named.programs import PROGRAMS, Program
 from composer_replication.privacy.rules import Span, is_strong
 
-_TABLE = r"""
-curl                -u: -U: --user: --proxy-user: --pass --oauth2-bearer --proxy-pass --tlspassword
-http https xh       -a: --auth:
-wget aria2c         --password --http-passwd --http-password --ftp-password --proxy-password
-sshpass             -p
-mysql mysqldump mysqladmin mysqlimport mysqlshow mysqlsh mysqlcheck mysqlpump mysqlslap mysqlbinlog -p=
-mariadb mariadb-dump mariadb-admin mariadb-import mariadb-check -p=
-mycli pgcli litecli -p
-redis-cli valkey-cli keydb-cli -a --pass
-redis-server valkey-server --requirepass --masterauth
-login               -p
-az                  -p --admin-password
-mongo mongosh mongodump mongorestore mongoexport mongoimport mongostat mongotop -p --password
-cqlsh cypher-shell psexec psexec.py evil-winrm crackmapexec netexec nxc hydra rdesktop -p
-yt-dlp youtube-dl ncftpput ncftpget twine rabbitmqadmin supabase dsmadmc winexe borgbackup -p
-influx              -t! -p
-doctl glab hcloud   -t!
-sqlcmd bcp isql osql tsql fisql mosquitto_pub mosquitto_sub ipmitool unzip zip zipcloak arangosh -P
-ssh-keygen          -N -P
-7z 7za 7zr 7zz rar unrar -p= -hp=
-ldapsearch ldapmodify ldapadd ldapdelete ldapwhoami ldapcompare -w
-ldappasswd slappasswd -s -a -w
-smbclient rpcclient smbmap smbget winexe net -U%
-lftp                -u,
-openssl             -k -passin -passout -pass -password
-openssl+passwd      #1! #2!
-qpdf                --encrypt #1!
-useradd usermod adduser -p
-security            -w -p
-snmpwalk snmpget snmpset snmpbulkwalk snmptable -c! -A -X
-plink pscp psftp putty kitty -pw
-x11vnc vncviewer    -passwd
-swaks               -ap
-sendemail           -xp
-pdftotext pdfimages pdfinfo pdftoppm qpdf -upw -opw
-hatch+publish poetry+publish uv+publish flit+publish -a -p -t!
-nuget+push nuget+setapikey -k #1!
-svn                 --password
-xfreerdp wfreerdp   /p:
-cmdkey              /pass:
-net+user            #2!
-net+use             #3! #2! #4!
-htpasswd            -b:3
-mosquitto_passwd    -b:3
-vault+login bw+unlock snyk+auth ngrok+authtoken config+add-authtoken wandb+login rclone+obscure cargo+login #1!
-railway+login glab+login doppler+login netlify+login logfire+auth modal+token expo+login stripe+login #1!
-bw+login lpass+login #2!
-reset-admin-password reset-password #1! #2!
-user:password       #2!
-rabbitmqctl+add_user rabbitmqctl+change_password rabbitmqctl+authenticate_user #2!
-consul+kv+put etcdctl+put #2!
-http-basic.*        #2!
-pulumi+config+set   #2!
-set-secret-key rootpw #1!
-mc+alias+set mc+config+host #3! #4!
-wpa_passphrase      #2
-kv+put vault+write secret+put secrets+set config:set config+set secrets+import env+set vars+set =!
-keyvault+secret secretsmanager ssm+put-parameter secret+set secrets+create secret+create secret+add --value --body -b!
-secretsmanager keyvault+secret --secret-string --secret
-keychain            -p
-sqlplus sqlldr exp expdp imp impdp rman /
-impacket-psexec impacket-secretsdump secretsdump.py wmiexec.py psexec.py smbexec.py GetUserSPNs.py @
-kafka-configs       --add-config
-cryptsetup          --key
-bundle+config       #2:
-jenkins-cli java-cli -auth:
-etcdctl elasticdump --user: --auth:
-community           #1!
-smbclient           #2!
-"""
 _LONGEST = 2000
 _MOST_WORDS = 80
 _LONGEST_CUT = 120
@@ -107,56 +30,7 @@ _AT_HOST = re.compile(r"(?:[\w.-]{1,60}/)?[\w.$-]{1,60}:(?P<value>[^\0\s\"'\\]{3
 _SIGNS = ":%,"
 
 
-class _Program(NamedTuple):
-    words: tuple[str, ...]  # `vault login` is known by both
-    short: dict[str, str]  # letter: the sign between user and secret, and marks
-    long: dict[str, str]
-    places: dict[str, str]
-    shapes: frozenset[str]
-    called: re.Pattern[bytes]  # its name and a blank, in small letters
-    worth: re.Pattern[str]  # one of its options, as a line has them
-
-
-def _program(name: str, entries: Sequence[str]) -> _Program:
-    short: dict[str, str] = {}
-    long: dict[str, str] = {}
-    places: dict[str, str] = {}
-    shapes: set[str] = set()
-    for entry in entries:
-        body = entry.rstrip("!=:%,0123456789") if not entry.startswith("#") else entry[:2]
-        marks = entry[len(body) :]
-        if entry in ("/", "=!", "@"):
-            shapes.add(entry[0])
-        elif entry.startswith("#"):
-            places[body[1:]] = marks
-        elif entry.startswith("/"):
-            long[entry] = "="
-        elif re.fullmatch(r"-[A-Za-z]", body):
-            short[body[1]] = marks
-        else:
-            long[body] = marks
-    letters = "".join(map(re.escape, short))
-    options = [rf"[\s\"']-[A-Za-z]{{0,8}}[{letters}]"] if letters else []
-    worth = re.compile("|".join([*options, *map(re.escape, long)]) or "(?!)")
-    first = re.escape(name.split("+")[0].rstrip("*").lower()).encode()
-    called = re.compile(first + (rb"[^\0\s]{0,100}" if name.endswith("*") else rb"(?=[ \t\r\n]|\\+[\nn])"))
-    return _Program(tuple(name.split("+")), short, long, places, frozenset(shapes), called, worth)
-
-
-def _programs() -> dict[bytes, list[_Program]]:
-    found: dict[bytes, list[_Program]] = {}
-    for row in _TABLE.strip().splitlines():
-        parts = row.split()
-        first = next(i for i, part in enumerate(parts) if not re.match(r"[A-Za-z0-9]", part))
-        for name in parts[:first]:
-            program = _program(name, parts[first:])
-            letters = max(re.findall("[a-z]+", program.words[0].lower()), key=len)
-            found.setdefault(letters.encode(), []).append(program)
-    return found
-
-
-_PROGRAMS = _programs()
-WHOLE_WORDS: frozenset[bytes] = frozenset(_PROGRAMS)  # a text is looked at when one of them is a word of it
+WHOLE_WORDS: frozenset[bytes] = frozenset(PROGRAMS)  # a text is looked at when one of them is a word of it
 
 
 # Letters that stand everywhere: in addresses, and at the end of a time. Such a command is looked for in short texts.
@@ -172,12 +46,12 @@ def option_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[i
     for letters in sorted(active & WHOLE_WORDS):
         if letters in _EVERYWHERE and (len(text) > _LONGEST_TEXT or _EVERYWHERE[letters] not in text):
             continue
-        for program in _PROGRAMS[letters]:
+        for program in PROGRAMS[letters]:
             if not program.words[1:] or program.words[1] in text:
                 yield from _calls(text, lower, program, unfinished)
 
 
-def _calls(text: str, lower: bytes, program: _Program, unfinished: list[int] | None) -> Iterator[Span]:
+def _calls(text: str, lower: bytes, program: Program, unfinished: list[int] | None) -> Iterator[Span]:
     done = 0
     for match in program.called.finditer(lower):
         at, end = match.span()
@@ -193,7 +67,7 @@ def _calls(text: str, lower: bytes, program: _Program, unfinished: list[int] | N
             yield from _call(text, words, program)
 
 
-def _is_worth(text: str, end: int, program: _Program) -> bool:
+def _is_worth(text: str, end: int, program: Program) -> bool:
     """Whether the line has what the program needs: most places that have its name are no command."""
     newline = text.find("\n", end, end + _LONGEST)
     line = text[end : newline if newline >= 0 else end + _LONGEST]
@@ -204,7 +78,7 @@ def _is_worth(text: str, end: int, program: _Program) -> bool:
     return line.endswith("\\") or program.worth.search(line) is not None
 
 
-def _is_cut(text: str, end: int, program: _Program) -> bool:
+def _is_cut(text: str, end: int, program: Program) -> bool:
     """Whether the line ends soon and it or the next one has an option with a secret."""
     newline = text.find("\n", end, end + _LONGEST_CUT)
     if newline < 0:
@@ -226,7 +100,7 @@ def _words(text: str, begin: int) -> Iterator[tuple[int, int]]:
         begin = word.end()
 
 
-def _call(text: str, words: Sequence[tuple[int, int]], program: _Program) -> Iterator[Span]:
+def _call(text: str, words: Sequence[tuple[int, int]], program: Program) -> Iterator[Span]:
     following = list(program.words[1:])
     place = 0
     index = 0
@@ -283,7 +157,7 @@ def _takes_value(word: str) -> bool:
     )
 
 
-def _positional(text: str, start: int, stop: int, place: int, program: _Program) -> Iterator[Span]:
+def _positional(text: str, start: int, stop: int, place: int, program: Program) -> Iterator[Span]:
     marks = program.places.get(str(place))
     if place == 103 or marks is not None:
         yield from _secret(text, start, stop, marks or "")
@@ -297,7 +171,7 @@ def _positional(text: str, start: int, stop: int, place: int, program: _Program)
 
 
 def _option(
-    text: str, start: int, stop: int, after: tuple[int, int] | None, program: _Program
+    text: str, start: int, stop: int, after: tuple[int, int] | None, program: Program
 ) -> tuple[Span | None, int] | None:
     """The secret of an option, and whether it took the next word; None when the option holds none."""
     word = text[start:stop]

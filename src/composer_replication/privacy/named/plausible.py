@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from composer_replication.privacy.named.harmless import is_uncommon
 from composer_replication.privacy.named.names import PASSWORD_WORDS, Strength, name_strength
-from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, has_digit, is_strong, word_set
+from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, has_digit, is_strong
 from composer_replication.privacy.shapes.entropy import looks_random
 
 _PLACEHOLDER_PART = re.compile(
@@ -15,7 +16,10 @@ _PLACEHOLDER_PART = re.compile(
     r"|os\.environ|getenv|env\.|secrets\."
 )
 _PLACEHOLDER_WHOLE = re.compile(
-    r"(?i)#[0-9a-f]{3,8}|[0-9a-f]{7,64}\.{2,3}[0-9a-f]{7,64}|\{[^\0{}]*\}|\$(?!(?-i:[a-z]{2,12}[A-Z][a-z]{1,12}_?\d{2,4}$))\w+|%[sd]|%[A-Z_]+%|options?|flags?|arguments?|parameters?|pro"
+    r"(?i)\[[a-z _-]+\]|0x[0-9a-f]{1,16}|\$\{?(?-i:[A-Z_]{2,}+)\}?(?:/[^\0]*)?"
+    r"|#[0-9a-f]{3,8}|[0-9a-f]{7,64}\.{2,3}[0-9a-f]{7,64}|\{[^\0{}]*\}"
+    r"|\$(?!(?-i:[a-z]{2,12}[A-Z][a-z]{1,12}_?\d{2,4}$))\w+|%[sd]|%[A-Z_]+%"
+    r"|options?|flags?|arguments?|parameters?|pro"
     r"mpt|stdin|instead|via"
     r"|and|my[_-]?(?:token|secret|key|password)|none|null|nil|undefined|true|false|string|str|text|bea"
     r"rer|basic|password"
@@ -46,7 +50,7 @@ _VERSION = re.compile(
     r"(?:[a-z]{2,12}:)?[\^~<>=v ]*\d++(?:\.\d++)++[\w.+-]*+|(?:workspace|file|link|portal|patch):[^\0\s]*+"
 )
 _SPELLED = re.compile(r"[A-Za-z]+'[a-z]{1,10}")
-_LATIN = re.compile(r"[A-Za-z]")
+_LATIN = re.compile(r"[A-Za-zÀ-ɏͰ-ϿЀ-ӿ]")
 _BRACKET = re.compile(r"[(\[]")
 _DIRECTORY = re.compile(r"(?:~|\.{1,2})?(?:/[^\0/\s]*+)++|[A-Za-z]:[\\/][^\n\0]*|\.{1,2}|~")
 # What signs a request or holds a login is as good as a password, and often plain hex.
@@ -63,6 +67,10 @@ _FOLDERS = re.compile(r"(?:[\w.-]++/)+[\w.-]*+|[a-z]++\[:[a-z]++\]")
 _LICENCE = re.compile(r"(?=[A-Z-]*\d)(?:[A-Z0-9]{4,8}-){3,7}[A-Z0-9]{4,8}")
 _LOGIN_NAME = re.compile(r"(?i)(?:^|[_.-]|(?<=[a-z]))(auth|creds?|credentials?|login)$")
 _USER_AND_PASSWORD = re.compile(r"[\w.@+-]{1,60}[:/]([^\0\s:/@]{6,100})")
+_HASHED_NAME = re.compile(
+    r"(?:[A-Za-z][A-Za-z0-9_.]{0,20}+-)++[0-9a-f]{32,64}"
+)  # of a cache, by the hash of what is in it
+_PAIRS_OF_HEX = re.compile(r"(?:[0-9A-Fa-f]{2}:){7,}[0-9A-Fa-f]{2}")  # a fingerprint
 _HEX_HANDLE = re.compile(r"[0-9a-fA-F]{20,}")
 # What stands beside a secret's name and is none: an algorithm, an address, a date, a version, a path, a pattern.
 _NO_SECRET = re.compile(
@@ -75,6 +83,7 @@ _NO_SECRET = re.compile(
     r"\w.-]*+|\d++\.\d++[\w.-]*+"
     r"|(?:[\w.-]++/)++[\w.-]*+|[^\0\d]*[*?+|\\]\$?|[A-Za-z_]++[:=!,;?*&]++|[a-z]++(?:[;:,][a-z]*+)++|[a-"
     r"z0-9-]{1,40}:\d{2,5}|[A-Za-z_]++(?:\|[A-Za-z_]*+)++|[a-z]++\[:[a-z]++\]"
+    r"|GHSA(?:-[0-9a-z]{4}){3}|(?:CVE|CWE|RFC|ISO|JIRA|PROJ)-[\d-]++|0x[0-9a-f]++|(?:[0-9a-f]{2}:){5,}[0-9a-f]{2}|\$\{?(?-i:[A-Z_]{2,}+)\}?(?:[^\0\w][^\0]*+)?"
     r"|(?:sha-?\d{1,3}|md5):[^\0]*+|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]"
     r"{1,3}\d{1,4}|\d++(?:st|nd|rd|th|px|ms|kb|mb|gb)"
 )
@@ -90,6 +99,8 @@ def is_random_value(value: str) -> bool:
     core = value.strip("\"'")
     if _LICENCE.fullmatch(core):
         return True
+    if _HASHED_NAME.fullmatch(core) or _PAIRS_OF_HEX.fullmatch(core):
+        return False
     return 16 <= len(core) <= 2000 and " " not in core and has_digit(core) and "://" not in core and looks_random(core)
 
 
@@ -158,21 +169,20 @@ def is_passphrase(value: str) -> bool:
     return len(value) >= 14 and (_LOWER_PHRASE.fullmatch(value) or _LOWER_WORDS.fullmatch(value)) is not None
 
 
-# Long words that stand beside `password` and are none.
-_SAID_WORDS = word_set(
-    "something anything whatever everything username placeholder localhost postgres environment plaintext requir"
-    "ed optional"
-    " default example undefined development production incorrect encrypted protected successful successfully alp"
-    "hanumeric"
-    " authentication authorization credential credentials passphrase administrator configuration generated expir"
-    "ed hashed"
-    " changeme unchanged unknown missing invalid disabled enabled following certificate biometric fingerprint anonymous"
-)
+def is_unknown(value: str) -> bool:
+    """Whether a value is none of the words, names of code, files and addresses that stand where passwords do."""
+    return (
+        is_uncommon(value)
+        and not value.startswith(_NO_START)
+        and not _BRACKETS.search(value)
+        and not is_no_secret(value)
+        and is_plausible(value, Strength.PASSWORD, True)
+        and name_strength(value) < Strength.TOKEN
+    )
 
 
-def is_rare_word(value: str) -> bool:
-    """A long word in plain letters that is none of those one says about passwords."""
-    return len(value) >= 9 and value.isascii() and value.isalpha() and value.lower() not in _SAID_WORDS
+_NO_START = ("-", ".", ":", "_", "/", "@", "\\", "#")
+_BRACKETS = re.compile(r"[()\[\]{}<>=\"]|://|\\")
 
 
 def trimmed(value: str, trailing: str) -> str:
@@ -184,7 +194,9 @@ def trimmed(value: str, trailing: str) -> str:
 
 def is_given(value: str) -> bool:
     """Whether a literal that code hands over beside a secret's name is the secret: no word, address or pattern."""
-    if " " in value or not is_strong(value) or _NO_SECRET.fullmatch(value, 0, _JUDGED):
+    if " " in value or _NO_SECRET.fullmatch(value, 0, _JUDGED):
+        return False
+    if not is_strong(value):
         return False
     if _CODE_WORD.fullmatch(value, 0, _JUDGED) and not looks_random(value):
         return False
@@ -227,9 +239,9 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
     length, value = len(value), value[:_LOOKED_AT]
     if len(set(value)) < 3 or not any(map(str.isalnum, value)) or value.startswith(("//", "/*", "./", "../", "~/")):
         return False
-    if not has_digit(value) and (
-        _VERSION.fullmatch(value) or not value.isascii() or _SPELLED.fullmatch(value)
-    ):  # a word of another language
+    if not has_digit(value) and (_VERSION.fullmatch(value) or _SPELLED.fullmatch(value)):
+        return False
+    if not has_digit(value) and not value.isascii() and not (literal and is_uncommon(value)):  # of another language
         return False
     if not value.isascii() and not _LATIN.search(value):
         return False
@@ -243,8 +255,8 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
         return (
             strength == Strength.PASSWORD
             or has_digit(value)
-            or len(value) >= 20
-            or (value.upper() != value and not value.isalpha())
+            or (is_uncommon(value) and not value.istitle())  # and no label
+            or is_passphrase(value)
         )
     if _CODE.fullmatch(value):
         named = strength < Strength.PASSWORD and is_identifier(value)
@@ -257,7 +269,10 @@ def _is_phrase(value: str) -> bool:
     if _PROSE.search(value) or value[-1] in ".:?":
         return False
     return (
-        has_digit(value) or any(sign in value for sign in "!@#$%^&*+=~") or (value.islower() and value.count(" ") > 1)
+        has_digit(value)
+        or any(sign in value for sign in "!@#$%^&*+=~")
+        or (value.islower() and value.count(" ") > 1)
+        or sum(map(is_uncommon, value.split())) > 1
     )
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence, Set
 
 from composer_replication.privacy.named.names import Strength, name_strength
-from composer_replication.privacy.named.plausible import is_passphrase, is_plausible, is_random_value
+from composer_replication.privacy.named.plausible import is_passphrase, is_plausible, is_random_value, is_unknown
 from composer_replication.privacy.rules import Span, is_strong
 
 INSERT = b"insert"
@@ -101,7 +101,7 @@ def _is_secret(value: str, strength: Strength) -> bool:
         return True
     if " " in value or not is_plausible(value, strength, True):
         return False
-    return is_strong(value) if strength == Strength.PASSWORD else is_random_value(value)
+    return is_strong(value) or is_unknown(value) if strength == Strength.PASSWORD else is_random_value(value)
 
 
 def _inserts(text: str, lower: bytes) -> Iterator[Span]:

@@ -58,9 +58,9 @@ def list_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
                 under = yield from _under(text, at, end)
             if needle in _OF_WORDS and (match := _STRINGS.match(text, end)):
                 yield Span(match.start("value") + 1, match.end("value") - 1, "SECRET")
-            if lower.endswith((b"pass", b"pass "), 0, at) and (match := _ANSWER.match(text, end)):
-                if not speaks(match["value"]):
-                    yield Span(*match.span("value"), "PASSWORD")
+            match = _ANSWER.match(text, end) if lower.endswith((b"pass", b"pass "), 0, at) else None
+            if match is not None and not speaks(match["value"]):
+                yield Span(*match.span("value"), "PASSWORD")
             at = lower.find(needle, end)
     if not active.isdisjoint(WHOLE_WORDS):
         for match in _DISK_KEY.finditer(text):

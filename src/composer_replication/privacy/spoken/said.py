@@ -12,11 +12,11 @@ from composer_replication.privacy.named.plausible import (
     is_passphrase,
     is_plausible,
     is_random_value,
-    is_rare_word,
     is_told,
+    is_unknown,
     trimmed,
 )
-from composer_replication.privacy.rules import Span, has_digit
+from composer_replication.privacy.rules import Span, has_digit, word_set
 from composer_replication.privacy.shapes.entropy import is_public_id
 
 _FILLERS = (
@@ -43,10 +43,29 @@ _NEXT_LITERAL = re.compile(
 _ALONE = re.compile(r"\n([ \t]+)\Z")
 _NEXT_BLOCK_LINE = re.compile(r"\n([ \t]+)([A-Za-z0-9+/=_-]{8,200})(?=\r?\n|\Z)")
 _BYTES = re.compile(
-    r"[^\0\n=]{0,30}=\s{0,3}[\w .:\[\]]{0,40}[\[{(]\s{0,9}"
+    r"[^\0\n=]{0,30}=\s{0,3}[\w .:\[\]\"',(]{0,40}[\[{(]\s{0,9}"
     r"((?:(?:0x[0-9a-fA-F]{1,2}+|\d{1,3}+),\s{0,9}+){7,}(?:0x[0-9a-fA-F]{1,2}|\d{1,3}))"
 )
 _GROUPS = re.compile(r"\s?[:=]\s{0,3}((?:[a-zA-Z2-7]{4} ){3,15}[a-zA-Z2-7]{4})(?![A-Za-z])")
+
+
+# What stands between a name and its value in a sentence: words for `is`, or a sign.
+_LINKS = word_set(
+    "is was are be to as equals becomes now it's that's is: -> lautet ist war wird est était c'est es era son è é"
+    " ora são foi eh är var er blir on oli je byl jest był to este sunt adalah ialah yaitu là ni yra buvo olan oldu"
+    " bude będzie nu это есть є είναι és van lett"
+)
+_ENGLISH = frozenset(("is", "was", "it's", "that's"))  # of no other language all words are known
+_SIGNS = (":", "=", "->", "→", "\uff1a")
+_WORD = re.compile(r"[^\0\s]{1,120}")
+_OPENING = "\"'`«„“「(*:=<\uff1a>_"
+_QUOTING = frozenset("\"'`«„“「")
+_TRAILING = ".,;:!?)*_\"'`»”」"
+_NEXT_LINE = re.compile(r"(?:\r?\n[ \t>|]*){1,2}[\"'`*]{0,3}(?P<value>[^\0\s]{5,60}?)[\"'`*]{0,3}[ \t\r]*(?![^\0\n])")
+DIGITS_ALONE = re.compile(r"\d{6,12}")
+_REACH, _MOST_FILLERS = 200, 14
+# Behind a value: the end of the line, a bracket or a remark.
+_REST = re.compile(r"[\"'`»”」*.,;!)\]}]{0,4}(?:[ \t\r]*|[ \t]+(?:#|//|\(|--|<!--)[^\0\n]*|[,;][ \t][^\0\n]*)")
 
 
 def spoken(text: str, start: int, end: int, strength: Strength) -> Span | None:
@@ -84,7 +103,57 @@ def _is_plain_said(text: str, begin: int, value: str, match: re.Match[str]) -> b
     """`the password for this box: ...`, where a line ends with a long word that is no other word one says there."""
     last = begin + len(value)
     ends = text[last : last + 1] in ("", "\n", "\0")
-    return ends and _FOR.match(match[0]) is not None and match[0].rstrip().endswith(":") and is_rare_word(value)
+    return ends and _FOR.match(match[0]) is not None and match[0].rstrip().endswith(":") and is_unknown(value)
+
+
+def told_behind(text: str, end: int, *, direct: bool) -> Span | None:
+    """The first word behind a name that a sign, a word for `is` or a quote leads to and that nobody knows.
+
+    `direct`: also one that nothing leads to, directly behind the name and at the end of what is said.
+    """
+    stop = min(
+        at if at >= 0 else end + _REACH
+        for at in (text.find("\n", end, end + _REACH), text.find("\\n", end, end + _REACH))
+    )
+    sign, linked = False, ""
+    for number, match in enumerate(_WORD.finditer(text, end, stop)):
+        word = match[0]
+        lead = word[: len(word) - len(word.lstrip(_OPENING))]
+        sign = sign or (number == 0 and lead.startswith(_SIGNS))
+        led = sign or linked or (lead and lead[-1] in _QUOTING)
+        if led or (direct and not number):
+            core = trimmed(word[len(lead) :].rstrip("\"'`»”」"), _TRAILING)
+            begin = match.start() + len(lead)
+            if (led and '"' not in core and is_told(core)) or (
+                is_unknown(core) and (linked in _ENGLISH or _ends(text, begin + len(core), stop))
+            ):
+                return Span(begin, begin + len(core), "PASSWORD")
+            if sign and DIGITS_ALONE.fullmatch(core) and _ends(text, begin + len(core), stop):
+                return Span(begin, begin + len(core), "PASSWORD")
+            if sign and core:
+                return None
+        bare = word.strip("*_\"'`()[],").lower()
+        sign, linked = bare.endswith(_SIGNS), bare if bare in _LINKS else ""
+        if number > _MOST_FILLERS:
+            return None
+    return _on_next_line(text, stop) if sign or linked else None
+
+
+def _ends(text: str, at: int, stop: int) -> bool:
+    """Whether nothing is said behind a value: a label or a message goes on."""
+    return _REST.fullmatch(text, at, stop) is not None
+
+
+def _on_next_line(text: str, newline: int) -> Span | None:
+    alone = _NEXT_LINE.match(text, newline)
+    if alone is None or _NEW_FIELD.match(text, newline):
+        return None
+    core = trimmed(alone["value"], _TRAILING)
+    return (
+        Span(alone.start("value"), alone.start("value") + len(core), "PASSWORD")
+        if is_told(core) or is_unknown(core)
+        else None
+    )
 
 
 def continued(text: str, span: Span) -> Iterator[Span]:

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Set
 
 from composer_replication.privacy.keywords import any_of
 from composer_replication.privacy.named.names import PASSWORD_WORDS
-from composer_replication.privacy.named.plausible import is_rare_word, is_told, trimmed
+from composer_replication.privacy.named.plausible import is_told, is_unknown, trimmed
 from composer_replication.privacy.rules import Span, has_digit, word_set
 from composer_replication.privacy.spoken.nearby import near
+from composer_replication.privacy.spoken.said import told_behind
 
 # Words in plain letters, beside those for a password. `pass`, `token` and `key` are looked for by another layer.
 _LOGIN_PLAIN = word_set("code codes log sign logged login creds credentials wifi")
@@ -37,6 +38,7 @@ _HALVES = frozenset(
     max(re.findall("[a-z]+", word), key=len).encode() for word in _OWN_WORDS if re.search("[a-z]{2}", word)
 )
 _WORD_END = re.compile(r"[^\W\d_]{0,8}(?=[\s:=\"'\uff1a\uff1d])|[^\0-\x7f]{0,12}")
+_REST_OF_NAME = re.compile(r"(?:[_.-][A-Za-z]\w{0,20}){1,3}(?=\s?[:=])")
 # What a value stands behind: a sign, a word for `is`, or nothing but a blank; and up to five words before it.
 _FILLER = r"(?:[^\0\s\d\"`«「“<>=\uff1a]{1,24}[ \t]{1,2})"
 _BEHIND = re.compile(
@@ -162,6 +164,8 @@ def _places(text: str, lower: bytes, word: bytes) -> Iterator[tuple[int, int]]:
     at = lower.find(word)
     while at >= 0:
         end = at + len(word)
+        if rest := _REST_OF_NAME.match(text, end):
+            end = rest.end()
         before, after = text[at - 1 : at], text[end : end + 1]
         if (
             not before.isalnum()
@@ -188,9 +192,9 @@ def _around(text: str, start: int, end: int) -> Iterator[Span]:
     ending = _WORD_END.match(text, end)
     end = ending.end() if ending else end
     span = _behind(text, end)
-    if span or (span := spoken_before(text, start)):
+    if span or (span := spoken_before(text, start)) or (span := told_behind(text, end, direct=False)):
         yield span
-    elif (match := _AS_USED.match(text, end)) and is_rare_word(match["value"]):
+    elif (match := _AS_USED.match(text, end)) and is_unknown(match["value"]):
         yield Span(*match.span("value"), "PASSWORD")
 
 
@@ -199,7 +203,11 @@ def _behind(text: str, end: int) -> Span | None:
     if match is None:
         return None
     value = trimmed(match["value"], _TRAILING)
-    told = is_told(value) or (match["sign"] and value.isdigit() and 4 <= len(value) <= 8)
+    told = (
+        is_told(value)
+        or (match["sign"] and is_unknown(value))
+        or (match["sign"] and value.isdigit() and 4 <= len(value) <= 8)
+    )
     return Span(match.start("value"), match.start("value") + len(value), "PASSWORD") if told else None
 
 
@@ -213,7 +221,7 @@ def spoken_before(text: str, start: int) -> Span | None:
     match = _USED_AS.search(text, begin, start) if _LINK_AS.search(lead) else None
     if match is not None:
         group = "value" if match["value"] else "first"
-        if is_rare_word(match[group]) or is_told(match[group]):
+        if is_unknown(match[group]) or is_told(match[group]):
             return Span(*match.span(group), "PASSWORD")
     if not has_digit(lead) and not any(sign in lead for sign in "!@#$%^&*?+~"):
         return None

@@ -179,7 +179,10 @@ def _tell_data(sessions: LoggedSessions, say: Say) -> None:
     if "good_turns" in sessions.counts:
         left_out = sorted((name, n) for name, n in sessions.drops.items() if name.startswith("lm_ce: "))
         why = ", ".join(f"{name.removeprefix('lm_ce: ').replace('_', ' ')} {n}" for name, n in left_out)
-        said = f"good turns (channel 1): {sessions.counts['good_turns']} of {sessions.counts['model_turns']}"
+        good, every = sessions.counts["good_turns"], sessions.counts["model_turns"]
+        both = sum(n for _, n in left_out) - (every - good)
+        why += f" ({both} of these are good turns that no window holds)" if both > 0 else ""
+        said = f"good turns (channel 1): {good} of {every}"
         say(f"{said}; left out: {why}" if why else said)
 
 
