@@ -78,6 +78,8 @@ class Connection(asyncio.Protocol):
     def _next(self) -> None:
         while not self._is_busy and not self._transport.is_closing() and (request := self._request()):
             delivery, self._entry = self._service.handle(request)
+            if self._entry is not None:
+                self._entry.is_given_up = self._is_client_gone
             self._is_busy = True
             closes = request.headers.get("connection", "").lower() == "close"
             self._play(delivery, 0, "close" if closes and delivery.end == "keep" else delivery.end)

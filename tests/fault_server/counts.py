@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +29,11 @@ class Asked:
 class InFlight:
     """A chat request between its last byte read and its last byte sent, or the end of its connection."""
 
-    __slots__ = ("fingerprint", "line", "prompt_tokens")
+    __slots__ = ("fingerprint", "is_given_up", "line", "prompt_tokens")
 
     def __init__(self, line: tuple[str, str], fingerprint: str, prompt_tokens: int) -> None:
         self.line, self.fingerprint, self.prompt_tokens = line, fingerprint, prompt_tokens
+        self.is_given_up: Callable[[], bool] = lambda: False  # its connection knows
 
 
 class Counts:
@@ -56,7 +58,7 @@ class Counts:
         line = (chat.session, chat.model)
         others = self.in_flight.setdefault(line, [])
         # An attempt that the client gave up may still be seen here; only another question is out of line.
-        overlaps = any(each.fingerprint != chat.fingerprint for each in others)
+        overlaps = any(each.fingerprint != chat.fingerprint and not each.is_given_up() for each in others)
         asked = self.by_fingerprint.setdefault(chat.fingerprint, Asked(chat.model, chat.session))
         if not is_given_up:
             self.order.setdefault(line, []).append((chat.num_messages, chat.fingerprint, overlaps))
