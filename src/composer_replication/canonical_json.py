@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import orjson
 
@@ -60,6 +60,15 @@ def decode_object(data: bytes | memoryview) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError(f"got a JSON {type(value).__name__}, expected an object")
     return cast("dict[str, object]", value)
+
+
+def nested_items(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values that are no mappings, by their dotted paths."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from nested_items(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _all_finite(value: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
 from collections.abc import Callable
@@ -24,6 +25,8 @@ class HttpRequest:
     query: str
     headers: dict[str, str]
     body: bytes
+    is_given_up: bool = False
+    """The client had closed its side before this was read: on a busy machine it may have asked something else since."""
 
 
 class Service(Protocol):
@@ -75,6 +78,8 @@ class Connection(asyncio.Protocol):
     def _next(self) -> None:
         while not self._is_busy and not self._transport.is_closing() and (request := self._request()):
             delivery, self._entry = self._service.handle(request)
+            if self._entry is not None:
+                self._entry.is_given_up = self._is_client_gone
             self._is_busy = True
             closes = request.headers.get("connection", "").lower() == "close"
             self._play(delivery, 0, "close" if closes and delivery.end == "keep" else delivery.end)
@@ -95,7 +100,12 @@ class Connection(asyncio.Protocol):
         del self._buffer[:size]
         self._head = None
         path, _, query = target.partition("?")
-        return HttpRequest(method, path, query, headers, body)
+        return HttpRequest(method, path, query, headers, body, self._is_client_gone())
+
+    def _is_client_gone(self) -> bool:
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def _read_head(self) -> bool:
         end = self._buffer.find(b"\r\n\r\n")

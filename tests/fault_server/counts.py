@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +29,11 @@ class Asked:
 class InFlight:
     """A chat request between its last byte read and its last byte sent, or the end of its connection."""
 
-    __slots__ = ("fingerprint", "line", "prompt_tokens")
+    __slots__ = ("fingerprint", "is_given_up", "line", "prompt_tokens")
 
     def __init__(self, line: tuple[str, str], fingerprint: str, prompt_tokens: int) -> None:
         self.line, self.fingerprint, self.prompt_tokens = line, fingerprint, prompt_tokens
+        self.is_given_up: Callable[[], bool] = lambda: False  # its connection knows
 
 
 class Counts:
@@ -51,13 +53,15 @@ class Counts:
         self.max_in_flight = self.num_in_flight
         self.max_connections = self.connections
 
-    def begin(self, chat: ChatRequest) -> InFlight:
+    def begin(self, chat: ChatRequest, *, is_given_up: bool = False) -> InFlight:
+        """A question that was given up before it was read is served and billed, but says nothing of the order."""
         line = (chat.session, chat.model)
         others = self.in_flight.setdefault(line, [])
         # An attempt that the client gave up may still be seen here; only another question is out of line.
-        overlaps = any(each.fingerprint != chat.fingerprint for each in others)
+        overlaps = any(each.fingerprint != chat.fingerprint and not each.is_given_up() for each in others)
         asked = self.by_fingerprint.setdefault(chat.fingerprint, Asked(chat.model, chat.session))
-        self.order.setdefault(line, []).append((chat.num_messages, chat.fingerprint, overlaps))
+        if not is_given_up:
+            self.order.setdefault(line, []).append((chat.num_messages, chat.fingerprint, overlaps))
         asked.attempts += 1
         self._count_cached(line, chat.prompt_tokens)
         entry = InFlight(line, chat.fingerprint, chat.prompt_tokens)
@@ -101,7 +105,7 @@ class Counts:
         for (status, outcome), count in replies.items():
             statuses[status] += count
             outcomes[outcome] += count
-        names = ("num_chat", "with_auth", "without_auth", "refused", "idle_closed", "models_listed")
+        names = ("num_chat", "with_auth", "without_auth", "refused", "idle_closed", "given_up", "models_listed")
         names += ("prompt_tokens", "cached_by_blocks", "cached_by_ends")
         return {
             "by_fingerprint": {name: each.to_json() for name, each in self.by_fingerprint.items()},

@@ -78,10 +78,11 @@ class FaultService:
         except BadRequest as refused:
             totals["refused"] += 1
             return _json(refused.body, refused.status)
-        return self._answer(chat)
+        totals["given_up"] += request.is_given_up
+        return self._answer(chat, is_given_up=request.is_given_up)
 
-    def _answer(self, chat: ChatRequest) -> Handled:
-        entry = self._counts.begin(chat)
+    def _answer(self, chat: ChatRequest, *, is_given_up: bool) -> Handled:
+        entry = self._counts.begin(chat, is_given_up=is_given_up)
         attempt = self._counts.by_fingerprint[chat.fingerprint].attempts - 1
         scripted = self._scripted(chat)
         exchange = self._decide(chat, attempt, scripted)

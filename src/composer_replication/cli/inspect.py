@@ -49,10 +49,10 @@ def run(args: argparse.Namespace) -> int:
 
         config = load_with_preset(args.config, overrides_of(args))
         refuse_unread(args)
-        shown = inspect_site(config, run_dir, args.site, tools=read_schemas(args.tools) if args.tools else None)
-    # Without a config there is no training that could leave the site out.
-    left_out = _in_words(shown.left_out, config) if args.config or args.set else ""
-    view = shown.view
+        tools = read_schemas(args.tools) if args.tools else None
+        is_training = bool(args.config or args.set)
+        shown = inspect_site(config, run_dir, args.site, tools=tools, is_training=is_training)
+    view, left_out = shown.view, _in_words(shown.left_out, config)
     if args.json:
         from composer_replication.canonical_json import encode_as_written
         from composer_replication.cli.console import write_json
@@ -62,12 +62,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from composer_replication.cli.pages.site_page import site_page
 
-    tools = f"{shown.num_tools} of {args.tools or shown.format}" if shown.num_tools else "none"
+    of_tools = f"{shown.num_tools} of {args.tools or shown.format}" if shown.num_tools else "none"
     sys.stdout.write(
         site_page(
             view,
             shown.renderer,
-            tokenizer=f"{config.train.model}, tools: {tools}",
+            tokenizer=f"{config.train.model}, tools: {of_tools}",
             asked=config.train.batch.placement,
             left_out=left_out,
             num_context=args.context,

@@ -93,7 +93,7 @@ class OptionSpec:
     def scalar(self) -> type[object]:
         """What one typed word is read as."""
         kind = optional_inner(self.annotation) or self.annotation
-        return kind if kind in (int, float) else str  # pyright: ignore[reportReturnType]
+        return next((each for each in (int, float) if each is kind), str)
 
 
 class OptionDoc(NamedTuple):

@@ -21,7 +21,7 @@ from composer_replication.privacy.fields import (
     written_secret,
 )
 from composer_replication.privacy.named.names import Strength, name_strength
-from composer_replication.privacy.seen import Seen, is_trivial, mark_of
+from composer_replication.privacy.seen import Seen, is_id, is_trivial, mark_of
 
 
 class Gatherer:
@@ -54,8 +54,8 @@ class Gatherer:
             kind = item.__class__
             if key in plain_keys:
                 if kind is str:
-                    if item not in clean and len(item) >= shortest and not is_trivial(item):
-                        self._text(item)
+                    if item not in clean and len(item) >= shortest and not (19 < len(item) < 37 and is_id(item)):
+                        self._unknown(item)
                 elif kind not in SCALARS:
                     self._nodes.append((item, Strength.NONE))
             elif key.__class__ is str and not (key in OPAQUE and key == opaque_field(node) and self._is_blob(item)):
@@ -78,9 +78,11 @@ class Gatherer:
             self._nodes.append((item, strength))
 
     def _text(self, text: str) -> None:
+        if len(text) >= self._seen.shortest and not is_trivial(text):
+            self._unknown(text)
+
+    def _unknown(self, text: str) -> None:
         seen = self._seen
-        if len(text) < seen.shortest or is_trivial(text):
-            return
         mark = mark_of(text)
         if mark in seen.people:
             self.special = True

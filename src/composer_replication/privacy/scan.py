@@ -94,6 +94,7 @@ class Scanner:
         whole = (
             KEYWORDS_ALONE
             | options.WHOLE_WORDS
+            | commands.WHOLE_WORDS
             | speech.WHOLE_WORDS
             | encoded.WHOLE_WORDS
             | fragments.WHOLE_WORDS

@@ -13,7 +13,7 @@ _TRIVIAL = re.compile(
     r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z?"
 )
 
-_fullmatch = _TRIVIAL.fullmatch  # looked up once: it runs on every id of every record
+is_id = _TRIVIAL.fullmatch  # looked up once: it runs on every id of every record
 
 
 def mark_of(text: str) -> Mark:
@@ -23,7 +23,7 @@ def mark_of(text: str) -> Mark:
 
 def is_trivial(text: str) -> bool:
     """Whether a text is only an id or a time."""
-    return 19 < len(text) < 37 and _fullmatch(text) is not None
+    return 19 < len(text) < 37 and is_id(text) is not None
 
 
 class Seen:

@@ -23,7 +23,7 @@ from composer_replication.runs.pairs import LoggedPair
 from composer_replication.sessions.proof import ProofSettings, prove_sites
 from composer_replication.sessions.reference import precompute_ref_logprobs
 from composer_replication.sessions.rendering import RenderedSession, WindowSettings, render_session
-from composer_replication.sessions.source import LoggedSession, has_artefact, read_sessions
+from composer_replication.sessions.source import LoggedSession, read_sessions
 from composer_replication.sessions.stored import SessionItem, StoredWindow
 from composer_replication.sessions.windows import cut_sessions
 from composer_replication.types import Conversation
@@ -33,9 +33,9 @@ __all__ = ["LoggedPair", "LoggedSession", "LoggedSessions", "SessionItem", "sess
 
 def sessions_of_run(run: RunDir, *, budget: int, **settings: Any) -> tuple[Iterator[LoggedSession], WindowSettings]:
     """The sessions of a run directory with what these settings need of its sites and, where it has some, its pairs."""
-    settings.setdefault("use_pairs", has_artefact(run, "pairs"))
+    settings.setdefault("use_pairs", run.path("pairs").exists())
     chosen = WindowSettings(budget=budget, **settings)
-    has_sites = chosen.responses == "all" and has_artefact(run, "sites")
+    has_sites = chosen.responses == "all" and run.path("sites").exists()
     needs_sites = chosen.use_sites or chosen.responses == "good" or has_sites
     # A turn that a pair rejects is not a good one, whether or not channel 3 is on.
     needs_pairs = chosen.use_pairs or (chosen.responses != "none" and run.is_current("pairs"))

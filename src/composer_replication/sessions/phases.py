@@ -38,16 +38,6 @@ Say = Callable[[str], None]
 _listener: ContextVar[OnPhase | None] = ContextVar("phase_listener", default=None)
 
 
-@contextmanager
-def phases_told_to(listener: OnPhase) -> Generator[None]:
-    """Whoever works inside tells this listener how far it is."""
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
-
-
 def tell_phase(phase: Phase) -> None:
     """To whoever listens; nobody has to."""
     listener = _listener.get()
@@ -64,13 +54,16 @@ def telling_phases(on_phase: OnPhase, say: Say) -> Generator[None]:
         latest[:] = [phase]
         on_phase(phase)
 
+    token = _listener.set(hear)
     try:
-        with phases_told_to(hear), _sigterm_as_ctrl_c():
+        with _sigterm_as_ctrl_c():
             yield
     except KeyboardInterrupt:
         if latest and not latest[0].is_over:
             say(latest[0].when_interrupted())
         raise
+    finally:
+        _listener.reset(token)
 
 
 @contextmanager

@@ -39,10 +39,6 @@ def read_sessions(run: RunDir, *, with_sites: bool, with_pairs: bool) -> Iterato
         yield LoggedSession(conversation=conversation, sites=sites.pop(identity, ()), pairs=pairs.pop(identity, ()))
 
 
-def has_artefact(run: RunDir, name: str) -> bool:
-    return run.path(name).exists()
-
-
 def _check_current(run: RunDir, name: str) -> None:
     stale = run.lineage(name).stale
     if stale:

@@ -35,9 +35,17 @@ class Inspected(NamedTuple):
 
 
 def inspect_site(
-    config: CrfConfig, run: RunDir, identity: str, *, tools: Sequence[dict[str, Any]] | None = None
+    config: CrfConfig,
+    run: RunDir,
+    identity: str,
+    *,
+    tools: Sequence[dict[str, Any]] | None = None,
+    is_training: bool = True,
 ) -> Inspected:
-    """The site's tokens, as `crf train` with this config makes them. `tools` are shown instead of the run's."""
+    """The site's tokens, as `crf train` with this config makes them. `tools` are shown instead of the run's.
+
+    Without a training in mind nothing is left out.
+    """
     site, hint, conversation = read_site(run, identity)
     if not config.train.model:
         expected = "the folder or the name of the model that is to be trained, such as `--tokenizer qwen2.5/`"
@@ -45,7 +53,7 @@ def inspect_site(
     shown = tools_of(run) if tools is None else list(tools)
     renderer = make_renderer(config.render, load_tokenizer(config.train.model), shown)
     view = view_site(renderer, conversation, site, hint, placement=config.train.batch.placement)
-    left_out = _why_left_out(config, renderer, conversation, site, hint)
+    left_out = _why_left_out(config, renderer, conversation, site, hint) if is_training else ""
     num_tools = len(renderer.tools_for(conversation.format))
     return Inspected(view, renderer, conversation.format, num_tools, left_out)
 

@@ -146,7 +146,7 @@ def environment_of(options: ReplayOptions) -> Mapping[str, str]:
     return os.environ if options.environment is None else options.environment
 
 
-def teachers_of(specs: Iterable[Mapping[str, Any]], api_key: str | None, options: ReplayOptions) -> list[Teacher]:
+def teachers_of(specs: Sequence[Mapping[str, Any]], api_key: str | None, options: ReplayOptions) -> list[Teacher]:
     """The teachers that are described, each with its key and price."""
     return read_teachers(
         specs,

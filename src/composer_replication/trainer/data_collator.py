@@ -20,8 +20,7 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError, explain
-from composer_replication.trainer.traces.pairs import PairMaker
-from composer_replication.trainer.traces.rows import Hinted, RowMaker, SiteRow, StudentRow, TraceRows
+from composer_replication.trainer.traces.rows import Hinted, PairMaker, RowMaker, SiteRow, StudentRow, TraceRows
 from composer_replication.trainer.traces.sites import marked_errors
 from composer_replication.trainer.traces.tensors import (
     ReferenceLookup,

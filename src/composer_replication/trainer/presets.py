@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
+from composer_replication.canonical_json import nested_items
 from composer_replication.config import CrfConfig, TrainConfig, load
 from composer_replication.config.writer import value_text
 from composer_replication.errors import InputError, explain
@@ -54,32 +55,14 @@ def load_with_preset(path: str | os.PathLike[str] | None = None, overrides: Iter
     given = load(CrfConfig, path, overrides)  # whatever is wrong with the file is told here, by its own name
     if given.train.preset == "none":
         return given
-    in_file = [] if path is None else list(_settings(tomllib.loads(Path(path).read_text(encoding="utf-8"))))
+    table = {} if path is None else tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    in_file = [f"{key}={value_text(value)}" for key, value in nested_items(table)]  # known keys: they need no quotes
     return load(CrfConfig, preset_path(given.train.preset), [*in_file, *overrides])
 
 
 def preset_config(name: PresetName) -> CrfConfig:
     """The config that a preset is, without anything else said."""
     return load_with_preset(overrides=[f"train.preset={name}"])
-
-
-def preset_settings(name: PresetName) -> dict[str, Any]:
-    """The knobs of a preset that are not TRL's, by the names of `ChannelSettings`, `TeacherKeeper` and [train.grpo].
-
-    `teacher` is the kind of teacher.
-    """
-    config = preset_config(name)
-    grpo, teacher = config.train.grpo, config.train.teacher
-    return {
-        **vars(channel_settings(config)),
-        "teacher": teacher.kind,
-        "ema_rate": teacher.ema_rate,
-        "live_share": teacher.live_share,
-        "k1_coefficient": grpo.k1_coefficient,
-        "dynamic_sampling": grpo.dynamic_sampling,
-        "max_resamples": grpo.max_resamples,
-        "soft_overlong": grpo.soft_overlong,
-    }
 
 
 def channel_settings(config: CrfConfig) -> ChannelSettings:
@@ -187,12 +170,3 @@ def overlong_reward(max_completion_length: int, soft_length: int) -> Callable[..
     """DAPO's soft overlong punishment: 0 up to `soft_length` before the limit, then falling to -1 at the limit."""
     rewards = require("trl.rewards", extra="train")
     return rewards.get_soft_overlong_punishment(max_completion_len=max_completion_length, soft_punish_cache=soft_length)
-
-
-def _settings(table: Mapping[str, object], prefix: str = "") -> Iterator[str]:
-    """The settings of a file that has loaded, as overrides: its keys are known, and so need no quotes."""
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _settings(cast("dict[str, object]", value), f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}={value_text(value)}"

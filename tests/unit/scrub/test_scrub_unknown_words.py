@@ -27,7 +27,7 @@ FOUND = [
     ("rotated it just now. old: Knaeckebrot_Rund_11", "Knaeckebrot_Rund_11"),
     (f"echo {HEX} | xxd -r -p", HEX),
     (f"<p>password: <code>{ENTITIES}</code></p>", ENTITIES),
-    ("пароль: ЗимнийСад2044 и посмотри", "ЗимнийСад2044"),
+    ("пароль: ЗимнийСад2044 и посмотри", "ЗимнийСад2044"),  # noqa: RUF001
 ]
 STAYS = [
     "the password is required and must have twelve characters",

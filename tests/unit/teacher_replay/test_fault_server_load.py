@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -42,6 +44,23 @@ def test_the_order_of_a_session_is_seen():
         named = request_bytes(state("f", 0), X_Session_Id="mine")
         asyncio.run(ask_all(server.port, [named], num_connections=1))
         assert set(server.sessions()["mine"]) == {MODEL}
+
+
+def test_a_question_that_was_given_up_before_it_was_read_says_nothing_of_the_order():
+    """On a busy machine the server may read it when its client, which waits a second, is at a later state."""
+    turns = [{"role": "assistant", "content": str(at)} for at in range(3)]
+    later, earlier = chat_body("same"), chat_body("same")
+    later["messages"] = [*later["messages"], *turns]
+    with FaultServer() as server:
+        assert server._process is not None
+        os.kill(server._process.pid, signal.SIGSTOP)
+        with socket.create_connection(("127.0.0.1", server.port)) as sock:
+            sock.sendall(request_bytes(later))
+        os.kill(server._process.pid, signal.SIGCONT)
+        wait_until(lambda: server.requests()["given_up"] == 1)
+        ask(server, earlier)
+        assert server.out_of_order() == []
+        assert len(server.ledger()) == 2
 
 
 def test_the_ledger_outlives_a_reset_in_the_file_and_a_client_that_vanished(tmp_path):

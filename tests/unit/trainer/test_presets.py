@@ -21,9 +21,18 @@ from composer_replication.trainer.presets import (
     preset_config,
     preset_path,
     preset_rewards,
-    preset_settings,
     training_arguments,
 )
+
+
+def preset_settings(name: str) -> dict[str, Any]:
+    """The knobs of a preset that are not TRL's, by the names of ChannelSettings, TeacherKeeper and [train.grpo]."""
+    config = preset_config(name)
+    grpo, teacher = config.train.grpo, config.train.teacher
+    own = {"teacher": teacher.kind, "ema_rate": teacher.ema_rate, "live_share": teacher.live_share}
+    names = ("k1_coefficient", "dynamic_sampling", "max_resamples", "soft_overlong")
+    return vars(channel_settings(config)) | own | {each: getattr(grpo, each) for each in names}
+
 
 CPU: dict[str, Any] = {"use_cpu": True, "bf16": False, "report_to": "none"}
 Preset = Literal["composer", "dapo"]

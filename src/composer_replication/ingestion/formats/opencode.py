@@ -137,8 +137,11 @@ class _Message:
         self._message, self._position, self._turns = message, position, turns
         self._info = as_record(message.get("info"))
         self._id = as_string(self._info.get("id")) or f"message-{position}"
+
+    @property
+    def _timestamp(self) -> str | None:
         created = as_record(self._info.get("time")).get("created")
-        self._timestamp = None if created is None else str(created)
+        return None if created is None else str(created)
 
     def add(self) -> None:
         role = self._info.get("role")

@@ -7,7 +7,6 @@ passes         the two ways to a tree's rows: one masked pass, or its sequences
 rules          what a config says against trees
 trial          the experiment: what the rows of this very tree depend on
 watch          which layers attend in it, and with which mask
-expert_blocks  experiments that compare bits, beside mixtures of experts
 causality      whether rows depend on their past alone, which padding and sharing need
 forward        all of it: `tree_hidden_states`
 """

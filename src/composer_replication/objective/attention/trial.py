@@ -10,7 +10,7 @@ depend on. Four things are looked at, and the first that fails decides:
                 positions (the trunk, and the end of the trunk run as a branch): what is left is the rounding of kernels
 
 Bit for bit is fair in any precision: the shapes, the mask and every other row are the same, so each product adds up
-the same numbers in the same order. (Mixtures of experts are the exception: `objective.attention.expert_blocks`.)
+the same numbers in the same order. (Mixtures of experts are the exception: `attention.causality`.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from composer_replication.batch.tree import Stretch, TokenTree
 from composer_replication.objective.adapters import evaluating
 from composer_replication.objective.attention.attend import Kind
-from composer_replication.objective.attention.expert_blocks import other_tokens, same_bits, same_rows_for_experts
+from composer_replication.objective.attention.causality import other_tokens, same_bits, same_rows_for_experts
 from composer_replication.objective.attention.passes import MaskedTree, compute_dtype, masked, run_tree
 from composer_replication.objective.attention.rules import text_config
 from composer_replication.objective.attention.watch import Seen, watched_attention

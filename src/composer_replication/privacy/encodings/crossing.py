@@ -12,6 +12,7 @@ from composer_replication.privacy.shapes.entropy import HEX_KIND, KIND, is_publi
 from composer_replication.privacy.shapes.surroundings import names_a_secret
 
 _LEAD = 300  # before a secret
+_MOST_SPANS, _MOST_PIECES = 64, 8  # more are a dump: every line of it is found by itself
 _LINE_START = re.compile(r"(?:\n|\\n)[ \t+>|\"']*\Z")
 _TO_NEXT = r"[\\=`]{0,2}(?:\r?\n|\\n)[ \t]{0,60}+(?:\d{1,6}[→:|\t][ \t]{0,60}+)?+[+>|│]?[ \t]{0,60}+"
 _NEXT_PIECE = re.compile(rf"{_TO_NEXT}(?P<piece>[A-Za-z0-9+/_.~-]{{4,200}})(?![:=])")
@@ -46,9 +47,12 @@ def crossing(text: str, spans: Iterable[Span], named: bool) -> Iterator[Span]:
 
 def beside(text: str, spans: Sequence[Span]) -> Iterator[Span]:
     """The odd words on the other side of the line ends that secrets touch: parts of them, too short to tell alone."""
-    for span in spans:
+    for span in spans if len(spans) <= _MOST_SPANS else ():
         end = span.end
-        while (match := _NEXT_PIECE.match(text, end)) and _is_part(text, *match.span("piece")):
+        for _ in range(_MOST_PIECES):
+            match = _NEXT_PIECE.match(text, end)
+            if match is None or not _is_part(text, *match.span("piece")):
+                break
             yield Span(*match.span("piece"), span.kind)
             end = match.end()
         begin = max(0, span.start - _LEAD)

@@ -49,7 +49,7 @@ _SEARCHED: dict[bytes, tuple[bytes, ...]] = {
 }
 WHOLE_WORDS = frozenset((b"assword",))  # `expect "assword:"`; inside of other words it is found as `pass`
 KEYWORDS: tuple[bytes, ...] = tuple(_SEARCHED)
-_ALL_KEYWORDS = frozenset(KEYWORDS)
+_ORDER = {keyword: number for number, keyword in enumerate(KEYWORDS)}
 # The same word over and over without a blank or a quote is machine-made; each hit would read the whole of it again.
 _LARGEST_CROWD = 32
 _BREAK = re.compile(rb"[\s\"'`<>\\\0]")
@@ -105,7 +105,8 @@ _RESOURCE = re.compile(r"\b[au]rn:[^\0\s\"'`<>()]{0,200}:\Z")
 
 def searched_words(active: Set[bytes]) -> list[bytes]:
     """What the text is searched for when these key words occur in it."""
-    return [word for keyword in KEYWORDS if keyword in active for word in _SEARCHED[keyword]]
+    here = sorted(active & _ORDER.keys(), key=_ORDER.__getitem__)
+    return [word for keyword in here for word in _SEARCHED[keyword]]
 
 
 def keyword_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[int] | None = None) -> Iterator[Span]:
@@ -114,7 +115,7 @@ def keyword_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[
     `lower` is the text, one byte a character, lower-cased; `active` are the key words known to occur in it. Where names
     end that have a line end where their value is goes to `unfinished`.
     """
-    for word in searched_words(active) if active & _ALL_KEYWORDS else ():
+    for word in searched_words(active):
         yield from _spans_of(text, lower, word, [] if unfinished is None else unfinished)
 
 

@@ -70,8 +70,9 @@ _STORED = (
     rf"{_S}(?:-\w{{1,4}}{_S})?(?:{_QUOTE}%s(?:\\{{1,2}}n)?{_QUOTE}{_S})?{_WORD}{_QUOTE}\s?>{{1,2}}\s?"
     r"[^\0\s;|&]{0,80}(?:pass|secret|token|passwd|\.key)"
 )
-_PIPED = tuple((program, re.compile(program + _ECHOED)) for program in ("echo", "printf", "yes"))
-_INTO_FILE = tuple((program, re.compile(program + _STORED)) for program in ("echo", "printf"))
+_PIPED = tuple((program.encode(), re.compile(program + _ECHOED)) for program in ("echo", "printf", "yes"))
+_INTO_FILE = tuple((program.encode(), re.compile(program + _STORED)) for program in ("echo", "printf"))
+WHOLE_WORDS = frozenset(program for program, _ in _PIPED)
 _HERE = re.compile(rf"<<<\s?{_WORD}")
 _LOGIN_OF = re.compile(r"[\w.-]{1,40}:")
 _LONGEST_LINE = 300
@@ -148,7 +149,7 @@ def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
             if also in text:
                 yield from _matches(pattern, text, kind, strong)
     if active & _READ_WORDS:
-        yield from _read_spans(text)
+        yield from _read_spans(text, active)
     if ":5432:" in text:
         yield from _matches(_PGPASS, text, "PASSWORD", True)
     if "@" in text:
@@ -157,15 +158,15 @@ def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
         yield from _matches(_ORACLE, text, "PASSWORD", False)
 
 
-def _read_spans(text: str) -> Iterator[Span]:
+def _read_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
     """What is piped into a program that reads a password, or stands behind its `<<<`."""
-    for pattern in [pattern for name, pattern in _PIPED if name in text] if "|" in text else ():
+    for pattern in [pattern for name, pattern in _PIPED if name in active] if "|" in text else ():
         for match in pattern.finditer(text):
             if _READER.search(match["reader"]):
                 begin, end = match.span("value")
                 login = _LOGIN_OF.match(text, begin, end) if "chpasswd" in match["reader"] else None
                 yield from _checked(text, login.end() if login else begin, end)
-    for pattern in [pattern for name, pattern in _INTO_FILE if name in text] if ">" in text else ():
+    for pattern in [pattern for name, pattern in _INTO_FILE if name in active] if ">" in text else ():
         for match in pattern.finditer(text):
             yield from _checked(text, *match.span("value"))
     for match in _HERE.finditer(text) if "<<<" in text else ():

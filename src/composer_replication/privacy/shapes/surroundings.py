@@ -109,7 +109,8 @@ class Surroundings:
             return True
         if span.kind == KIND and (_is_media(self._text, span.start, run_start) or self._in_file(span.start)):
             return True
-        if span.kind == KIND and _names_hash(lead):  # and as long as one is: other things stand behind the word, too
+        # As long as a hash is, and behind a sign: behind the mere word stand other things, too.
+        if span.kind == KIND and not lead.rstrip(" \t")[-1:].isalnum() and _names_hash(lead):
             whole = _BASE64.match(self._text, run_start)
             return whole is not None and len(whole[0]) in _DIGEST_LENGTHS_64
         if span.kind == HEX_KIND and _is_sequence(self._text[span.start : span.end]):

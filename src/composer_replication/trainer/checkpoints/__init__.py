@@ -8,16 +8,15 @@ resume           which checkpoint a run goes on from, and whether it is one of t
 tensor_file      safetensors, written tensor by tensor
 tree_file        a tree of plain values and tensors as two files
 weights          weights and the optimiser's state, whole or sharded
-rng              every random number generator of a process
-data_cursor      where a run is in its data
+data_cursor      where a run is in its data, and every random number generator of a process
 save_attempt     one try at saving, agreed on by all processes
 rotation         old checkpoints make room for new ones
 stopping         a signal ends training after the step at hand
 """
 
 from composer_replication.objective.fingerprint import weights_digest
+from composer_replication.trainer.checkpoints.data_cursor import rng_tree, set_rng_tree
 from composer_replication.trainer.checkpoints.manifest import check_manifest, newest_complete, write_manifest
-from composer_replication.trainer.checkpoints.rng import rng_tree, set_rng_tree
 from composer_replication.trainer.checkpoints.tree_file import load_tree, save_tree
 
 __all__ = [

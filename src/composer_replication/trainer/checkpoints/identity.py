@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from composer_replication.canonical_json import nested_items
 from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.objective.fingerprint import bare_name, weights_digest
 from composer_replication.objective.wrapped import unwrapped
@@ -64,7 +65,7 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
         old, new = (", ".join(sorted(each["adapters"])) or "none" for each in (saved, now))
         yield f"adapters {old} in the checkpoint, {new} in use"
     for part in ("config", "adapters"):
-        old, new = (dict(_flat(each[part])) for each in (saved, now))
+        old, new = (dict(nested_items(each[part])) for each in (saved, now))
         # A key that only one of the two knows is most often one that another version of a library has.
         for key in sorted(old.keys() & new.keys()):
             if old[key] != new[key]:
@@ -84,11 +85,3 @@ def _plain(settings: Mapping[str, Any], volatile: set[str]) -> dict[str, Any]:
 
 def _as_text(value: Any) -> Any:
     return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
-
-
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _flat(each, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, value

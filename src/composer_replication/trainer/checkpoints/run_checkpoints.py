@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import StaleArtefactError, explain
-from composer_replication.trainer.checkpoints.data_cursor import DataCursor, restore_samplers
+from composer_replication.trainer.checkpoints.data_cursor import DataCursor, restore_samplers, rng_tree, set_rng_tree
 from composer_replication.trainer.checkpoints.identity import model_identity
 from composer_replication.trainer.checkpoints.manifest import check_manifest, read_manifest, write_manifest
 from composer_replication.trainer.checkpoints.resume import (
@@ -22,7 +22,6 @@ from composer_replication.trainer.checkpoints.resume import (
     data_geometry,
     refuse_what_pickles,
 )
-from composer_replication.trainer.checkpoints.rng import rng_tree, set_rng_tree
 from composer_replication.trainer.checkpoints.rotation import drop_replaced, make_room, rotate
 from composer_replication.trainer.checkpoints.save_attempt import SaveAttempt
 from composer_replication.trainer.checkpoints.tree_file import has_tree, load_tree, save_tree

@@ -6,12 +6,12 @@ import contextlib
 import os
 import shutil
 import tomllib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from composer_replication.atomic import try_lock
+from composer_replication.canonical_json import nested_items
 from composer_replication.config import CrfConfig
 from composer_replication.config.writer import RESOLVED_NAME, to_toml, value_text, write_resolved
 from composer_replication.errors import ArtefactNotFoundError, ConfigError, RunError, explain
@@ -127,10 +127,10 @@ class TrainingFolder:
         if not self.config.exists():
             return []
         try:
-            before = dict(_flat(tomllib.loads(self.config.read_text(encoding="utf-8"))))
+            before = dict(nested_items(tomllib.loads(self.config.read_text(encoding="utf-8"))))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError):  # somebody edited it: nothing to compare with
             return []
-        now = dict(_flat(tomllib.loads(to_toml(config))))
+        now = dict(nested_items(tomllib.loads(to_toml(config))))
         paths = sorted(
             path for path in (before.keys() | now.keys()) - _ABOUT_PLACES if path.startswith(_READ_BY_TRAINING)
         )
@@ -155,11 +155,3 @@ def _has_manifest(folder: Path) -> bool:
     except (RunError, OSError):
         return False
     return True
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(cast("dict[str, Any]", value), f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -14,7 +14,6 @@ from composer_replication.errors import ComposerError, ConfigError, explain
 from composer_replication.optional import require
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import Say
-from composer_replication.sessions.source import has_artefact
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.from_config.arguments import make_arguments, refused
@@ -130,8 +129,8 @@ def _logged(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
     config, run = inputs.config, inputs.run
     if run is None:
         return None
-    use_sites = config.loss.alpha_sdpo > 0 and has_artefact(run, "sites")
-    use_pairs = config.loss.beta_replay > 0 and has_artefact(run, "pairs")
+    use_sites = config.loss.alpha_sdpo > 0 and run.path("sites").exists()
+    use_pairs = config.loss.beta_replay > 0 and run.path("pairs").exists()
     if not (use_sites or use_pairs):
         return None
     sessions = LoggedSessions.from_run(

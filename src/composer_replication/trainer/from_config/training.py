@@ -78,7 +78,7 @@ def run_training(
         changes = folder.changed_options(config) if goes_on else []
         for change in changes:  # before anything is compared
             told.say(f"set otherwise than when the run began: {change}")
-        sources = sources_of(inputs.run, made.sources)
+        sources = sources_of(inputs.run, SOURCES)
         with telling_phases(told.on_phase, told.say):
             trainer, sessions = made.build()
         start_digest = weights_digest(trainer.model)
@@ -103,7 +103,6 @@ class _Made:
     args: Any
     build: Callable[[], tuple[Any, LoggedSessions | None]]
     before: Callable[[Any], None]
-    sources: Sequence[str]
 
 
 class _Reports(TrainerCallback):
@@ -148,17 +147,12 @@ def _make_offline(
     _check_memory(offline_memory(inputs, data.train), told.say, must_fit)
     diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_while_it_runs(told.say))
     callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
+    parts = inputs, data, args, folder, callbacks
     return _Made(
         args=args,
-        build=lambda: _with_sessions(run_offline.offline_trainer(inputs, data, args, folder, callbacks)),
+        build=lambda: ((trainer := run_offline.offline_trainer(*parts)), trainer.train_dataset),  # what a proof left
         before=lambda trainer: run_offline.tell_proof(trainer.train_dataset, told.say),
-        sources=SOURCES,
     )
-
-
-def _with_sessions(trainer: Any) -> tuple[Any, LoggedSessions]:
-    """Those that the trainer's hint proof left."""
-    return trainer, trainer.train_dataset
 
 
 def _make_grpo(
@@ -175,7 +169,6 @@ def _make_grpo(
         args=args,
         build=lambda: run_grpo.grpo_trainer(inputs, args, folder, alarm, diagnosis, told.say),
         before=lambda trainer: told.say(f"channels: {', '.join(trainer.channels_on())}"),
-        sources=SOURCES,
     )
 
 
@@ -186,7 +179,10 @@ def _tell_data(sessions: LoggedSessions, say: Say) -> None:
     if "good_turns" in sessions.counts:
         left_out = sorted((name, n) for name, n in sessions.drops.items() if name.startswith("lm_ce: "))
         why = ", ".join(f"{name.removeprefix('lm_ce: ').replace('_', ' ')} {n}" for name, n in left_out)
-        said = f"good turns (channel 1): {sessions.counts['good_turns']} of {sessions.counts['model_turns']}"
+        good, every = sessions.counts["good_turns"], sessions.counts["model_turns"]
+        both = sum(n for _, n in left_out) - (every - good)
+        why += f" ({both} of these are good turns that no window holds)" if both > 0 else ""
+        said = f"good turns (channel 1): {good} of {every}"
         say(f"{said}; left out: {why}" if why else said)
 
 
