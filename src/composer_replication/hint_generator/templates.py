@@ -167,41 +167,23 @@ def hint_git_state(ctx: HintContext | None = None) -> str:
     return f"{rule} Git said {message}." if message else rule
 
 
-def hint_wrong_folder(ctx: HintContext | None = None) -> str:
-    """A path or a project that is there, only not from where the shell stands."""
-    return (
-        "Mind the folder that the shell stands in: earlier commands may have changed it. Name paths from that folder, or"
-        " give the absolute path."
-    )
+# The same whatever was typed: what is right stands in no fact of the session.
+_ALWAYS = {
+    "wrong_folder": "Mind the folder that the shell stands in: earlier commands may have changed it. Name paths from"
+    " that folder, or give the absolute path.",
+    "usage_error": "Use only options, arguments and names that this program has: its `--help`, or its list of tasks or"
+    " commands, shows them. Options differ between programs and between systems.",
+    "shell_syntax": "Close every quote and bracket, and put single quotes around text that the shell must not read,"
+    " such as patterns, addresses and inline programs. Longer text is safer in a file or a here-document.",
+    "api_misuse": "Take the endpoint, the identifiers and the fields from what the service has returned or from its"
+    " documentation, instead of composing them from memory.",
+    "hook_blocked": "This project checks such calls and has refused one before. Do first what the check asks for, then"
+    " call.",
+}
 
 
-def hint_usage_error(ctx: HintContext | None = None) -> str:
-    """An option, an argument or a name that a program does not have."""
-    return (
-        "Use only options, arguments and names that this program has: its `--help`, or its list of tasks or commands,"
-        " shows them. Options differ between programs and between systems."
-    )
-
-
-def hint_shell_syntax(ctx: HintContext | None = None) -> str:
-    """Quoting, or a program on the command line that cannot be read."""
-    return (
-        "Close every quote and bracket, and put single quotes around text that the shell must not read, such as"
-        " patterns, addresses and inline programs. Longer text is safer in a file or a here-document."
-    )
-
-
-def hint_api_misuse(ctx: HintContext | None = None) -> str:
-    """An endpoint that is not there, or that takes something else."""
-    return (
-        "Take the endpoint, the identifiers and the fields from what the service has returned or from its"
-        " documentation, instead of composing them from memory."
-    )
-
-
-def hint_hook_blocked(ctx: HintContext | None = None) -> str:
-    """A gate of the project that had refused the same before."""
-    return "This project checks such calls and has refused one before. Do first what the check asks for, then call."
+def _always(text: str) -> Template:
+    return lambda _=None: text
 
 
 def _takes(ctx: HintContext | None) -> str:
@@ -234,11 +216,7 @@ HINT_TEMPLATES: dict[str, Template] = {
     "cmd_not_found": hint_cmd_not_found,
     "shell_path_missing": hint_shell_path_missing,
     "git_state": hint_git_state,
-    "wrong_folder": hint_wrong_folder,
-    "usage_error": hint_usage_error,
-    "shell_syntax": hint_shell_syntax,
-    "api_misuse": hint_api_misuse,
-    "hook_blocked": hint_hook_blocked,
+    **{kind: _always(text) for kind, text in _ALWAYS.items()},
 }
 
 

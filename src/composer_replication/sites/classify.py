@@ -70,6 +70,8 @@ _TROUBLE = (
 )
 _ONE_MESSAGE = 600
 _NEAR_AN_END = 12
+_ENVELOPE_LINES = 4
+_STREAMS = re.compile(r"^(?:Error|Stderr|Output|Stdout): (?:\(none\)|\(empty\))?\s*$", re.MULTILINE)  # of an envelope
 # Looks whether something is there: that it is not is the answer.
 _PROBES = re.compile(r"\s*(?:/\S{1,40}/)?(?:ls|find|stat|test|\[|file|du|lsd|exa|gls): ")
 _REPEATS_COMMAND = re.compile(r"^Command: .*", re.MULTILINE)  # an envelope that says what was run
@@ -220,7 +222,7 @@ class _Result:
             by_hook = _HOOK.search(self.view.text) is not None
             return replace(found, blame="unknown", reason="a hook may have said this") if by_hook else found
         begin = self.view.here(found.span[0])
-        before = _REPEATS_COMMAND.sub("", self.view.text[:begin])
+        before = _STREAMS.sub("", _REPEATS_COMMAND.sub("", self.view.text[:begin]))
         message = self.view.text[begin : begin + 300].partition("\n")[0]
         if _TROUBLE_BEFORE.search(before) is not None:
             return replace(found, blame="unknown", reason="something else in the command had failed before")
@@ -269,6 +271,15 @@ class _Result:
     def _exit(self) -> tuple[int, int] | None:
         return next(_EXIT.matches(self.view, self.command), None)
 
+    @cached_property
+    def _states_exit(self) -> bool:
+        """Whether the tool itself says that the command failed: in its first or its last lines, around the output."""
+        if self._exit is None:
+            return False
+        begin, end = self._exit
+        text = self.view.text
+        return text.count("\n", 0, begin) <= _ENVELOPE_LINES or text.rstrip().count("\n", end) <= _ENVELOPE_LINES
+
     @property
     def _failed(self) -> bool:
         return self.is_error is True or self._exit is not None
@@ -291,7 +302,7 @@ class _Result:
             if span is None:
                 continue
             is_soft = self._is_soft and each.whose not in ("user", "harness")
-            confidence = each.confidence * (_SOFT_CONFIDENCE if is_soft else 1.0)
+            confidence = each.confidence * (_SOFT_CONFIDENCE if is_soft and not self._states_exit else 1.0)
             verdict = Verdict(each.kind, each.whose, confidence, self.view.place(*span), is_soft, f"rule {each.kind}")
             if each.whose != "model":
                 return verdict

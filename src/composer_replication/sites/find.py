@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from composer_replication.actions.session_state import SessionState
+from composer_replication.actions.shell.command import Command
 from composer_replication.actions.tools import channel_of, command_text
 from composer_replication.canonical_json import encode
 from composer_replication.errors import InputError
@@ -30,6 +31,9 @@ _WORTH_ANOTHER_TRY = frozenset(
     ["network", "timeout", "os_permission", "test_failure", "lint_or_typecheck", "compile_error", "python_exception"]
 )
 _SURE = 0.7
+_SAME_GATE = "a hook or gate had refused the same before"
+_GATED = frozenset({("git", "commit"), ("git", "push")})
+_PARTICULAR = re.compile(r"\S*[/\d.]\S*")  # paths, numbers, hashes: what differs between two refusals of one kind
 # These ask again until something has happened, or run what is being worked on.
 _ASKS_ON = re.compile(
     r"\b(?:sleep|watch|wait|checks?|status|logs?|ps|pgrep|curl|run|tests?|lint|build|make|compile|vet|fmt|go|cargo|npm"
@@ -79,6 +83,7 @@ class _Finder:
         self._passed_over = passed_over
         self._state = SessionState(conversation.cwd)
         self._failed: dict[bytes, tuple[ErrorSite, int, int]] = {}  # call -> its last failure, when, and known since
+        self._gates: dict[str, int] = {}  # what a hook refused -> since when that is known
         self._num_calls = 0
         self._turn = 0
         self._heard_at = -1  # the last turn in which somebody but the model spoke
@@ -148,10 +153,23 @@ class _Finder:
                 self._pass_over(answered, verdict.reason)
             return None
         key = _key(call)
-        again = self._failed_again(answered, verdict, key)
+        again = self._refused_again(answered, verdict) or self._failed_again(answered, verdict, key)
         site = self._with_repeats(self._site(answered, again or verdict), key)
         self._failed[key] = (site, self._num_calls, self._turn)
         return site
+
+    def _refused_again(self, answered: _Answered, verdict: Verdict) -> Verdict | None:
+        """The verdict on a call that a hook or a gate refused for what it had refused before: a convention by now."""
+        command = Command.of(command_text(answered.call.name, answered.call.arguments))
+        by_git = command.only_git and any(pair in _GATED for pair in command.programs)
+        if verdict.kind != "hook_blocked" and not (by_git and verdict.kind == "lint_or_typecheck"):
+            return None
+        start, end = verdict.span
+        gate = _PARTICULAR.sub("", answered.result.text[start:end])
+        known_at = self._gates.setdefault(gate, self._turn)
+        if not gate.strip() or known_at >= self._made_at.get(answered.call.id, self._turn):
+            return None
+        return replace(verdict, kind="hook_blocked", blame="model", confidence=_SURE, reason=_SAME_GATE)
 
     def _failed_again(self, answered: _Answered, verdict: Verdict, key: bytes) -> Verdict | None:
         """The verdict on a call whose failure was known and that was made again with nothing done in between.

@@ -245,3 +245,69 @@ def test_the_same_call_again_with_nothing_in_between_is_the_models(command, text
 def test_what_a_tool_does_not_offer_is_told_from_what_it_could_not_do(tool, text, kind, blame):
     verdict = classify(tool, {}, text, True)
     assert (verdict.kind, verdict.blame) == (kind, blame)
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("git commit -m x", "Exit code 1\nsrc/{}.go is not formatted\n"),
+        ("deploy", "PreToolUse:Bash hook error: {}: code is not formatted, run the formatter first"),
+    ],
+)
+def test_what_a_gate_refuses_a_second_time_is_a_convention_that_was_not_kept(command, text):
+    session = Session()
+    for name in ("a1", "b2"):
+        session.call("Bash", text.format(name), is_error=True, command=command)
+        session.call("Bash", "", command=f"touch {name}")
+    first, second = find_error_sites(session.conversation())
+    assert not first.is_kept
+    assert (second.kind, second.is_kept) == ("hook_blocked", True)
+
+
+def test_another_refusal_is_not_the_second_of_its_kind():
+    session = Session()
+    session.call("Bash", "PreToolUse:Bash hook error: no force pushes", is_error=True, command="git push -f")
+    session.call("Bash", "PreToolUse:Bash hook error: run the formatter first", is_error=True, command="git push")
+    assert not any(site.is_kept for site in find_error_sites(session.conversation()))
+
+
+# Written by hand after the agents' envelopes: there is no log of such a failure among the fixtures.
+AGENTS = [
+    (
+        "exec_command",
+        {"cmd": "cat src/a.py"},
+        "Chunk ID: a1\nWall time: 0.1 seconds\nProcess exited with code 1\nOriginal token count: 9\nOutput:\n"
+        "cat: src/a.py: No such file or directory\n",
+        "shell_path_missing",
+    ),
+    (
+        "run_shell_command",
+        {"command": "cat src/a.py"},
+        "Command: cat src/a.py\nDirectory: (root)\nStdout: (empty)\nStderr: cat: src/a.py: No such file or directory\n"
+        "Error: (none)\nExit Code: 1\nSignal: (none)",
+        "shell_path_missing",
+    ),
+    (
+        "run_shell_command",
+        {"command": "cat src/a.py"},
+        "Command: cat src/a.py\nDirectory: (root)\nOutput: (empty)\nError: cat: src/a.py: No such file or directory\n"
+        "Exit Code: 1",
+        "shell_path_missing",
+    ),
+    ("run_ipython", {"code": "open_file('src/a.py')"}, "ERROR: File src/a.py not found.", "file_not_found"),
+]
+
+
+@pytest.mark.parametrize(("tool", "arguments", "text", "kind"), AGENTS, ids=[each[0] for each in AGENTS])
+def test_a_tool_that_states_the_exit_code_needs_no_flag(tool, arguments, text, kind):
+    session = Session()
+    session.call(tool, text, **arguments)
+    (site,) = find_error_sites(session.conversation())
+    assert (site.kind, site.blame, site.is_kept) == (kind, "model", True)
+
+
+def test_an_exit_code_that_a_command_printed_is_not_the_tools_word():
+    printed = "line\n" * 30 + "Exit code: 1\ncat: src/a.py: No such file or directory\n" + "line\n" * 30
+    session = Session()
+    session.call("exec_command", printed, cmd="sh -c 'cat src/a.py'; seq 30")
+    assert not any(site.is_kept for site in find_error_sites(session.conversation()))
