@@ -12,7 +12,11 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
+from composer_replication.actions.paths import normal_path
 from composer_replication.actions.shell.command import Command, is_path
+from composer_replication.actions.shell.dollars import NotUnderstood
+from composer_replication.actions.shell.keys import folder_after
+from composer_replication.actions.shell.tree import parse_script
 from composer_replication.actions.shown_files import ShownFiles
 from composer_replication.actions.tools import (
     LINE_NUMBER,
@@ -37,6 +41,8 @@ _LISTS = re.compile(r"^\s*(?:ls|find|fd|tree|rg --files|git ls-files)\b")
 _BUILDERS = word_set(
     "make cmake gmake ninja gcc g++ clang cargo go javac tsc webpack vite mvn gradle gradlew dotnet bazel npm yarn pnpm"
 )
+_RESET = re.compile(r"Shell cwd was reset to (\S.{0,400})")
+_MOVERS = frozenset({"cd", "pushd", "popd"})
 _REMOVERS = frozenset({("rm", ""), ("mv", ""), ("rmdir", ""), ("unlink", ""), ("git", "rm"), ("git", "mv")})
 
 
@@ -63,7 +69,10 @@ class SessionState:
         self._events: list[_Event] = []
         self._listings: list[str] = []  # and single paths, not looked through yet
         self._paths: set[str] = set()
-        self._shell, self._num_in_shell = _Shell(), 0
+        self._cwd = cwd
+        self._touched: set[str] = set()  # files that were read, written or edited, by normal path
+        self._refused: set[str] = set()  # and those of which a call failed
+        self._shell, self._num_in_shell = _Shell(cwd), 0
         self._files, self._num_in_files = ShownFiles(cwd), 0
 
     def heard(self, text: str) -> None:
@@ -73,10 +82,11 @@ class SessionState:
     def add(self, call: ToolCall, text: str, *, failed: bool) -> None:
         """A call and what came back for it."""
         self._events.append(_Event(call, text, failed))
+        channel, path = channel_of(call.name), path_argument(call.arguments)
         if failed:
+            self._refused |= {normal_path(path, self._cwd)} if path and channel == "file" else set()
             return
         self.tools.setdefault(call.name, set()).update(call.arguments)
-        channel, path = channel_of(call.name), path_argument(call.arguments)
         if channel == "shell":
             self._commands.append(command_text(call.name, call.arguments))
             self._listings += [text] if _LISTS.match(self._commands[-1]) else []
@@ -85,7 +95,9 @@ class SessionState:
             if plain_name(call.name) in _FINDERS:
                 self.finder = self.finder or call.name
                 self._listings.append(text)
-            elif path and is_edit(call.name) and call.arguments.get("command") != "view":
+                return
+            self._touched |= {normal_path(path, self._cwd)} if path else set()
+            if path and is_edit(call.name) and call.arguments.get("command") != "view":
                 self.read.pop(path, None)  # what it holds now was not shown
             elif path:
                 self.reader = self.reader or call.name
@@ -104,6 +116,18 @@ class SessionState:
     def has_shown(self, path: str) -> bool:
         """Whether a text has shown this path, as it is or as the end of a longer one, since it was last removed."""
         return self._shell_so_far().has_shown(path)
+
+    def has_touched(self, path: str) -> bool:
+        """Whether a tool had read, written or edited this file, however the path was spelled."""
+        return normal_path(path, self._cwd) in self._touched
+
+    def had_failed(self, path: str) -> bool:
+        """Whether a file tool had been refused this path."""
+        return normal_path(path, self._cwd) in self._refused
+
+    def is_from_elsewhere(self, path: str) -> bool:
+        """Whether a relative path was shown, but never from where the shell stands now."""
+        return self._shell_so_far().is_from_elsewhere(path)
 
     @property
     def files(self) -> dict[str, str]:
@@ -169,44 +193,90 @@ class SessionState:
 class _Shell:
     """What commands did: programs, builds, paths that went. Texts are kept, and searched only for a missing path."""
 
-    def __init__(self) -> None:
+    def __init__(self, cwd: str | None) -> None:
         self.programs: set[str] = set()
         self.build_failed = False
+        self.folder = None if cwd is None else normal_path(cwd, None)  # None where it cannot be said
+        self._cwd = self.folder
         self._texts: list[str] = []
+        self._folders: list[str | None] = []  # where the shell stood for each of them, if that matters
+        self._said: list[str] = []  # those of somebody but tools
         self._removed: dict[str, int] = {}  # a path -> how many texts had been shown when it went
 
     def take(self, event: _Event) -> None:
         call, text, failed = event
         if call is None:
-            self._texts.append(text)
+            self._show(text, None)
+            self._said.append(text)
             return
         command = Command.of(command_text(call.name, call.arguments))
         programs = command.programs
         if any(name in _BUILDERS for name, _ in programs):
             self.build_failed = failed
-        if failed:
+        if failed:  # nor does the shell stay where such a command went
             return
+        if any(name in _MOVERS for name, _ in programs):
+            self._follow(command.text, text)
         path = path_argument(call.arguments)
         if channel_of(call.name) == "file" and path:
-            self._texts.append(path)
+            self._show(path, None)
         self.programs.update(name for name, _ in programs)
         if any(pair in _REMOVERS or (pair[0], "") in _REMOVERS for pair in programs):
             self._removed |= dict.fromkeys(command.words, len(self._texts))
         elif command.only_shows:
-            self._texts.append(command.text)
+            self._show(command.text, self.folder)
+        self._show(text, self.folder if command.text else None)
+
+    def _show(self, text: str, folder: str | None) -> None:
         self._texts.append(text)
+        self._folders.append(folder)
+
+    def is_from_elsewhere(self, path: str) -> bool:
+        """Whether a relative path was shown only from other folders, or at the end of longer paths."""
+        if self.folder is None or not self.has_shown(path):
+            return False
+        texts = zip(self._texts, self._folders, strict=True)
+        from_here = f"{self.folder}/{path}"
+        return not any(
+            _stands_in(from_here, text) or (folder in (None, self.folder) and _stands_in(path, text, alone=True))
+            for text, folder in texts
+        )
 
     def has_shown(self, path: str) -> bool:
-        name = path.removeprefix("./")
+        name = path.removeprefix("./").rstrip("/")
         since = max(self._removed.get(path, 0), self._removed.get(name.rpartition("/")[2], 0))
-        return any(_stands_in(name, text[:_MAX_TEXT]) for text in self._texts[since:])
+        if any(_stands_in(name, text[:_MAX_TEXT]) for text in self._texts[since:]):
+            return True
+        inside = name.removeprefix(f"{self._cwd}/")  # as it is called by those who stand in the working folder
+        if self._cwd is None or inside == name or since:
+            return False
+        # A bare name in some output may be of any folder's file; somebody who says it means the one here.
+        texts = self._texts if "/" in inside else self._said
+        return any(_stands_in(inside, text[:_MAX_TEXT]) for text in texts)
+
+    def _follow(self, command: str, output: str) -> None:
+        """Where the shell stands after a command."""
+        reset = _RESET.search(output, max(0, len(output) - 600))
+        if reset is not None:
+            self.folder = normal_path(reset[1].strip(), None)
+            return
+        try:
+            folder = folder_after(parse_script(command), self.folder)
+        except NotUnderstood:
+            folder = None
+        self.folder = None if folder is None else normal_path(folder, None)
 
 
-def _stands_in(path: str, text: str) -> bool:
-    position = text.find(path)
+def _stands_in(path: str, text: str, *, alone: bool = False) -> bool:
+    """Whether the text says this path, or one inside it: a folder whose files were shown is there.
+
+    With `alone`, not as the end of a longer one.
+    """
+    position = text.find(path) if path else -1
     while position >= 0:
         before, after = text[position - 1 : position], text[position + len(path) : position + len(path) + 1]
-        if not (before.isalnum() or before in ("_", "-")) and not (after.isalnum() or after in ("_", "-", "/")):
+        longer = before == "/" and alone and text[position - 2 : position] != "./"
+        if not (before.isalnum() or before in ("_", "-") or longer) and not (after.isalnum() or after in ("_", "-")):
             return True
         position = text.find(path, position + 1)
     return False

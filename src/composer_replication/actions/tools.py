@@ -50,7 +50,7 @@ _FILE = word_set(
     " find_file search_dir search_file open goto scroll_up scroll_down edit_notebook_file directory_tree"
     " read_multiple_files get_file_info edit_anthropic"
 )
-_CODE = word_set("python ipython execute_python code_interpreter run_python jupyter execute_ipython_cell")
+_CODE = word_set("python ipython run_ipython execute_python code_interpreter run_python jupyter execute_ipython_cell")
 # Servers name their tools as they like; most say what they do.
 _VERBS = "(?:read|write|edit|replace|create|delete|list|search|open|view|insert|move|find)"
 _FILE_WORDS = re.compile(

@@ -167,6 +167,25 @@ def hint_git_state(ctx: HintContext | None = None) -> str:
     return f"{rule} Git said {message}." if message else rule
 
 
+# The same whatever was typed: what is right stands in no fact of the session.
+_ALWAYS = {
+    "wrong_folder": "Mind the folder that the shell stands in: earlier commands may have changed it. Name paths from"
+    " that folder, or give the absolute path.",
+    "usage_error": "Use only options, arguments and names that this program has: its `--help`, or its list of tasks or"
+    " commands, shows them. Options differ between programs and between systems.",
+    "shell_syntax": "Close every quote and bracket, and put single quotes around text that the shell must not read,"
+    " such as patterns, addresses and inline programs. Longer text is safer in a file or a here-document.",
+    "api_misuse": "Take the endpoint, the identifiers and the fields from what the service has returned or from its"
+    " documentation, instead of composing them from memory.",
+    "hook_blocked": "This project checks such calls and has refused one before. Do first what the check asks for, then"
+    " call.",
+}
+
+
+def _always(text: str) -> Template:
+    return lambda _=None: text
+
+
 def _takes(ctx: HintContext | None) -> str:
     """The parameters of a schema in words: `a`, `b` (required), `c`."""
     schema = given(ctx, "tool_schema")
@@ -197,6 +216,7 @@ HINT_TEMPLATES: dict[str, Template] = {
     "cmd_not_found": hint_cmd_not_found,
     "shell_path_missing": hint_shell_path_missing,
     "git_state": hint_git_state,
+    **{kind: _always(text) for kind, text in _ALWAYS.items()},
 }
 
 

@@ -6,6 +6,7 @@ rule           how one kind of failure looks; rules of your own
 harness_rules  what the agent refused, and calls that it could not even make
 file_rules     failures of tools that read and change files
 shell_rules    failures of commands that are the machine's or the model's slips
+usage_rules    commands that could not work as they were typed
 work_rules     failures that are the work: tests, checks, builds, programs
 excuses        what the session had shown before, where that speaks for the model
 classify       one result: did it fail, how, and whose doing was it

@@ -18,10 +18,18 @@ from composer_replication.actions.shell.command import Command, is_path
 from composer_replication.actions.tools import Channel, channel_of, command_text, is_edit, is_shell, plain_name
 from composer_replication.sites.excuses import reconsidered
 from composer_replication.sites.file_rules import EDITS, ELSEWHERE, FAULTS, PATCHES, READS
-from composer_replication.sites.harness_rules import FILE_ARGUMENTS, OWN_WORDS, REFUSALS, SERVER_ARGUMENTS, TOOL_NAME
+from composer_replication.sites.harness_rules import (
+    FILE_ARGUMENTS,
+    MISUSES,
+    OWN_WORDS,
+    REFUSALS,
+    SERVER_ARGUMENTS,
+    TOOL_NAME,
+)
 from composer_replication.sites.rule import FailureRule, rule
 from composer_replication.sites.shell_rules import MACHINE, SLIPS, WITHHELD
 from composer_replication.sites.taxonomy import Verdict as Verdict
+from composer_replication.sites.usage_rules import TYPED
 from composer_replication.sites.view import View
 from composer_replication.sites.work_rules import BUILDS, CHECKS, MISSING, PROGRAMS, TESTS
 
@@ -61,6 +69,11 @@ _TROUBLE = (
     *("is a directory", "refused", "reformat", "conflict", "ignored", "killed", "unknown", "timeout"),
 )
 _ONE_MESSAGE = 600
+_NEAR_AN_END = 12
+_ENVELOPE_LINES = 4
+_STREAMS = re.compile(r"^(?:Error|Stderr|Output|Stdout): (?:\(none\)|\(empty\))?\s*$", re.MULTILINE)  # of an envelope
+# Looks whether something is there: that it is not is the answer.
+_PROBES = re.compile(r"\s*(?:/\S{1,40}/)?(?:ls|find|stat|test|\[|file|du|lsd|exa|gls): ")
 _REPEATS_COMMAND = re.compile(r"^Command: .*", re.MULTILINE)  # an envelope that says what was run
 _HOOK = re.compile(r"husky|pre-commit|lint-staged|commit-msg|\bhook\b", re.IGNORECASE)
 # An installation, a download or a build that failed makes what comes after it fail too.
@@ -166,19 +179,20 @@ class _Result:
     def _from_tool(self) -> Verdict | None:
         if self.channel == "other":
             may_speak = self.is_error is True or self.view.is_labelled
-            return (self._first(ELSEWHERE) or self._first(READS)) if may_speak else None
+            return (self._first(ELSEWHERE) or self._first(READS) or self._first(MISUSES)) if may_speak else None
         if not self._may_speak:
             return None
         is_message = self.is_error is True or self.view.is_tagged or self.view.is_labelled
         found = self._first(FAULTS) if is_message else None
         found = found or (self._first(EDITS) if self.is_edit else None)
         may_read = is_message or _FULL_MESSAGE.match(self.view.text) is not None
-        return found or (self._first(READS) if may_read else None)
+        return found or (self._first((*READS, *MISUSES)) if may_read else None)
 
     def _from_shell(self) -> Verdict | None:
         if self.is_error is not True and self.view.text.isascii() and not self.view.has_any(_TROUBLE):
             return None
         found = self._first(WITHHELD)
+        found = found or (self._as_typed() if self._failed else None)
         if found is not None:
             return found
         if self.command.only_shows:
@@ -187,6 +201,17 @@ class _Result:
         found = self._work() or (None if is_expected else self._from_machine()) or self._outcome(PROGRAMS)
         found = found or self._first(PATCHES) or (None if is_expected else self._slip())
         return found or (self._fallback() if self._failed else None)
+
+    def _as_typed(self) -> Verdict | None:
+        """A command that could not work as it was typed says so at once, or as the last thing it does."""
+        found = self._first(TYPED)
+        if found is None or (
+            found.kind == "shell_syntax" and "\\!" in self.view.text and "\\!" not in self.command.text
+        ):
+            return None  # some tools put a backslash before each exclamation mark, whatever the quotes
+        begin = self.view.here(found.span[0])
+        first, rest = self.view.text[:begin], self.view.text[begin:]
+        return found if min(first.count("\n"), rest.rstrip().count("\n")) <= _NEAR_AN_END else None
 
     def _slip(self, is_own: Callable[[str], bool] | None = None) -> Verdict | None:
         """The model's own, unless something else in the same command had gone wrong before."""
@@ -197,10 +222,12 @@ class _Result:
             by_hook = _HOOK.search(self.view.text) is not None
             return replace(found, blame="unknown", reason="a hook may have said this") if by_hook else found
         begin = self.view.here(found.span[0])
-        before = _REPEATS_COMMAND.sub("", self.view.text[:begin])
+        before = _STREAMS.sub("", _REPEATS_COMMAND.sub("", self.view.text[:begin]))
         message = self.view.text[begin : begin + 300].partition("\n")[0]
         if _TROUBLE_BEFORE.search(before) is not None:
             return replace(found, blame="unknown", reason="something else in the command had failed before")
+        if found.kind == "shell_path_missing" and _PROBES.match(message) is not None:
+            return replace(found, blame="task", reason="a look whether the path is there")
         listed = any(is_path(word) and word in before and word in message for word in self.command.words)
         return replace(found, blame="unknown", reason="the same result shows this path") if listed else found
 
@@ -244,6 +271,15 @@ class _Result:
     def _exit(self) -> tuple[int, int] | None:
         return next(_EXIT.matches(self.view, self.command), None)
 
+    @cached_property
+    def _states_exit(self) -> bool:
+        """Whether the tool itself says that the command failed: in its first or its last lines, around the output."""
+        if self._exit is None:
+            return False
+        begin, end = self._exit
+        text = self.view.text
+        return text.count("\n", 0, begin) <= _ENVELOPE_LINES or text.rstrip().count("\n", end) <= _ENVELOPE_LINES
+
     @property
     def _failed(self) -> bool:
         return self.is_error is True or self._exit is not None
@@ -266,7 +302,7 @@ class _Result:
             if span is None:
                 continue
             is_soft = self._is_soft and each.whose not in ("user", "harness")
-            confidence = each.confidence * (_SOFT_CONFIDENCE if is_soft else 1.0)
+            confidence = each.confidence * (_SOFT_CONFIDENCE if is_soft and not self._states_exit else 1.0)
             verdict = Verdict(each.kind, each.whose, confidence, self.view.place(*span), is_soft, f"rule {each.kind}")
             if each.whose != "model":
                 return verdict

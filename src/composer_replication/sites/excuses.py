@@ -14,11 +14,15 @@ from typing import Any
 
 from composer_replication.actions.session_state import SessionState
 from composer_replication.actions.shell.command import Command, is_path
-from composer_replication.actions.tools import LINE_NUMBER, OLD_TEXT, command_text, path_argument, plain_name
+from composer_replication.actions.tools import LINE_NUMBER, OLD_TEXT, command_text, path_argument
 from composer_replication.sites.taxonomy import Verdict
 
 _NOT_BUILT = "the step that makes this path had failed"
 _PRODUCT = re.compile(r"(?:^|/)(?:build|dist|target|out|bin|obj|\.next|node_modules|coverage|_build)/")
+_CHANGES_FOLDER = re.compile(
+    r"(?:^|[\s:)])cd(?::\d+)?: |can't cd to|Set-Location", re.IGNORECASE
+)  # bash, zsh, sh, fish
+_LOOKED_FOR = re.compile(r"(?:stat|lstat|open|chdir) (/\S{1,400}): ")
 _SHELL_SAYS = re.compile(r"\s*(?:/\S*/)?(?:bash|sh|zsh|dash)\b")
 
 
@@ -26,6 +30,8 @@ def reconsidered(verdict: Verdict, tool: str, arguments: Mapping[str, Any], text
     """The verdict, with the model's blame taken back where the session says otherwise."""
     if verdict.blame != "model":
         return verdict
+    if verdict.kind == "shell_path_missing" and _is_elsewhere(tool, arguments, text[slice(*verdict.span)], before):
+        return replace(verdict, kind="wrong_folder", reason="the session had shown this path from another folder")
     reason = next(_excuses(verdict, tool, arguments, text, before), None)
     if reason is None:
         return verdict
@@ -44,16 +50,56 @@ def _excuses(
         yield "this command had worked before"
     if kind == "file_not_found" and path and before.has_shown(path):
         yield "the session had shown this path"
-    if kind == "shell_path_missing" and ": cd: " not in message:  # the folder may be there; the shell has moved
+    if kind == "shell_path_missing" and _CHANGES_FOLDER.search(message) is None:
         paths = [word for word in command.words if word in message and is_path(word)]
         if any(before.has_shown(each) for each in paths):
             yield "the session had shown this path"
         if before.build_failed and any(_PRODUCT.search(each) or _SHELL_SAYS.match(message) for each in paths):
             yield _NOT_BUILT
-    if kind == "edit_not_read" and path in before.read and plain_name(tool) != "write":
-        yield "the session had read this file"
+    if kind == "edit_not_read" and path and before.has_touched(path):
+        yield "the session had read or written this file"
+    if kind == "output_too_large" and path and not before.had_failed(path):
+        yield "nothing had shown how large this file is"
+    if kind == "api_misuse" and any(before.has_shown(each) for each in _urls(arguments)):
+        yield "the session had shown this address"
+    if kind == "usage_error" and any(before.has_shown(each) for each in _names(message, command)):
+        yield "the session had shown this name"
     if kind == "edit_no_match" and path and any(_had(before, path, arguments.get(key)) for key in OLD_TEXT):
         yield "the text was copied from the file as it was last read"
+
+
+def _is_elsewhere(tool: str, arguments: Mapping[str, Any], message: str, before: SessionState) -> bool:
+    """Whether a relative path was typed that the session had shown, and the shell stands in another folder."""
+    command = Command.of(command_text(tool, arguments))
+    asked = _LOOKED_FOR.search(message)
+    words = (word.strip("'\"").removeprefix("./").rstrip("/.") for word in command.text.split())
+    typed = {word for word in words if word in message and (is_path(word) or asked or _CHANGES_FOLDER.search(message))}
+    for path in typed:
+        if path.startswith(("/", "~")) or not path:
+            continue
+        if asked is not None and asked[1].endswith(f"/{path}") and _is_doubled(asked[1].removesuffix(f"/{path}"), path):
+            return True
+        if before.is_from_elsewhere(path) or (_CHANGES_FOLDER.search(message) and before.has_shown(path)):
+            return True
+    return False
+
+
+def _is_doubled(folder: str, path: str) -> bool:
+    """Whether the shell stands inside the very folders that the path begins with."""
+    names = path.split("/")
+    return any(folder.endswith("/" + "/".join(names[:number])) for number in range(1, len(names) + 1))
+
+
+def _urls(arguments: Mapping[str, Any]) -> list[str]:
+    return [each for each in arguments.values() if isinstance(each, str) and each.startswith(("http://", "https://"))]
+
+
+def _names(message: str, command: Command) -> list[str]:
+    """Names of tasks and scripts that the command gives and the message does not know; options are no names."""
+    words = (word.strip("'\"`.,:;") for word in message.split())
+    return [
+        word for word in words if len(word) > 2 and not word.startswith("-") and word in command.words and ":" in word
+    ]
 
 
 def _had(before: SessionState, path: str, wanted: Any) -> bool:

@@ -143,6 +143,22 @@ PATCHES: tuple[FailureRule, ...] = (
             word in command.text for word in ("apply_patch", "git apply", "patch ", "git am")
         ),
     ),
+    rule(  # functions for files, called in a cell of Python
+        "file_not_found",
+        r"^\[?ERROR: File (\S{1,300}?) (?:not found|does not exist)",
+        "error: file",
+        channels="shell",
+        confidence=0.85,
+        accept=lambda match, command: match[1] in command.text,
+    ),
+    rule(
+        "edit_no_match",
+        r"^\[?ERROR: .{0,80}(?:No match found|to_replace|did not appear)",
+        "error: ",
+        channels="shell",
+        confidence=0.85,
+        accept=lambda _, command: "edit_file" in command.text or "replace" in command.text,
+    ),
 )
 
 READS: tuple[FailureRule, ...] = (

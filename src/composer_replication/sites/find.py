@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from composer_replication.actions.session_state import SessionState
+from composer_replication.actions.shell.command import Command
 from composer_replication.actions.tools import channel_of, command_text
 from composer_replication.canonical_json import encode
 from composer_replication.errors import InputError
@@ -26,6 +27,18 @@ _SAID_ABOUT = frozenset({"description", "timeout", "run_in_background", "explana
 _INTERRUPTED = "[Request interrupted by user"
 _BAD_WORDS = ("error", "fail", "exception", "traceback", "not found", "no such", "denied", "fatal", "cannot")
 _LOOKED_AT = 4000
+_WORTH_ANOTHER_TRY = frozenset(
+    ["network", "timeout", "os_permission", "test_failure", "lint_or_typecheck", "compile_error", "python_exception"]
+)
+_SURE = 0.7
+_SAME_GATE = "a hook or gate had refused the same before"
+_GATED = frozenset({("git", "commit"), ("git", "push")})
+_PARTICULAR = re.compile(r"\S*[/\d.]\S*")  # paths, numbers, hashes: what differs between two refusals of one kind
+# These ask again until something has happened, or run what is being worked on.
+_ASKS_ON = re.compile(
+    r"\b(?:sleep|watch|wait|checks?|status|logs?|ps|pgrep|curl|run|tests?|lint|build|make|compile|vet|fmt|go|cargo|npm"
+    r"|python3?|node|pytest)\b"
+)
 # mini-swe-agent has no calls: the command stands in the text, and the next message is what it printed.
 _COMMAND_BLOCK = re.compile(r"```(?:bash|sh|mswea_bash_command)\n(.*?)```", re.DOTALL)
 
@@ -68,10 +81,12 @@ class _Finder:
     ) -> None:
         self._conversation, self._min_confidence, self._rules = conversation, min_confidence, rules
         self._passed_over = passed_over
-        self._state = SessionState()
+        self._state = SessionState(conversation.cwd)
         self._failed: dict[bytes, tuple[ErrorSite, int, int]] = {}  # call -> its last failure, when, and known since
+        self._gates: dict[str, int] = {}  # what a hook refused -> since when that is known
         self._num_calls = 0
         self._turn = 0
+        self._heard_at = -1  # the last turn in which somebody but the model spoke
         self._made_at: dict[str, int] = {}
         self._answers: Counter[str] = Counter()
 
@@ -108,6 +123,7 @@ class _Finder:
                 yield from self._from_user(turn, last, next(iter(open_calls), ""))
             if turn.role != "assistant" and not _is_observation(self._conversation, turn):
                 self._state.heard(turn.text)
+                self._heard_at = number if turn.text.strip() else self._heard_at
         for turn, call in open_calls.values():
             nothing = ToolResult(call_id=call.id, text="", is_error=None)
             self._pass_over(_Answered(turn, call, turn, nothing), "a call without a result")
@@ -137,9 +153,41 @@ class _Finder:
                 self._pass_over(answered, verdict.reason)
             return None
         key = _key(call)
-        site = self._with_repeats(self._site(answered, verdict), key)
+        again = self._refused_again(answered, verdict) or self._failed_again(answered, verdict, key)
+        site = self._with_repeats(self._site(answered, again or verdict), key)
         self._failed[key] = (site, self._num_calls, self._turn)
         return site
+
+    def _refused_again(self, answered: _Answered, verdict: Verdict) -> Verdict | None:
+        """The verdict on a call that a hook or a gate refused for what it had refused before: a convention by now."""
+        command = Command.of(command_text(answered.call.name, answered.call.arguments))
+        by_git = command.only_git and any(pair in _GATED for pair in command.programs)
+        if verdict.kind != "hook_blocked" and not (by_git and verdict.kind == "lint_or_typecheck"):
+            return None
+        start, end = verdict.span
+        gate = _PARTICULAR.sub("", answered.result.text[start:end])
+        known_at = self._gates.setdefault(gate, self._turn)
+        if not gate.strip() or known_at >= self._made_at.get(answered.call.id, self._turn):
+            return None
+        return replace(verdict, kind="hook_blocked", blame="model", confidence=_SURE, reason=_SAME_GATE)
+
+    def _failed_again(self, answered: _Answered, verdict: Verdict, key: bytes) -> Verdict | None:
+        """The verdict on a call whose failure was known and that was made again with nothing done in between.
+
+        Whatever the first failure was, the second is the model's: nothing had changed. Not where the user or the
+        harness refused it, where trying again is right (networks, timeouts), or where it asks how things stand by now;
+        and work that fails is never taught.
+        """
+        earlier, when, known_at = self._failed.get(key, (None, 0, 0))
+        made_at = self._made_at.get(answered.call.id, self._turn)
+        if earlier is None or earlier.kind != verdict.kind or known_at >= made_at or self._num_calls - when > 1:
+            return None
+        if verdict.blame in ("model", "user", "harness") or verdict.kind in _WORTH_ANOTHER_TRY or verdict.is_soft:
+            return None
+        if self._heard_at >= known_at or _waits_or_works(answered.call):
+            return None
+        reason = "the same call had just failed in the same way, and nothing was done in between"
+        return replace(verdict, blame="model", confidence=max(verdict.confidence, _SURE), reason=reason)
 
     def _pass_over(self, answered: _Answered, reason: str) -> None:
         self._passed_over.append(self._site(answered, Verdict(NO_FAILURE, "unknown", 0.0, (0, 0), False, reason)))
@@ -207,6 +255,10 @@ def _key(call: ToolCall) -> bytes:
         return encode([call.name, asked, call.raw_arguments or ""], where="call")
     except InputError:
         return repr((call.name, call.raw_arguments, sorted(call.arguments, key=str))).encode("utf-8", "replace")
+
+
+def _waits_or_works(call: ToolCall) -> bool:
+    return _ASKS_ON.search(command_text(call.name, call.arguments)) is not None
 
 
 def _is_observation(conversation: Conversation, turn: Turn) -> bool:

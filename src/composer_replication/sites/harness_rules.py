@@ -39,7 +39,8 @@ REFUSALS: tuple[FailureRule, ...] = (
     ),
     rule(  # with what had been printed until then
         "user_interrupt",
-        r"^\[Request interrupted by user(?: for tool use)?\]\s*\Z|^(?:aborted|interrupted) by (?:the )?user\b.{0,40}\Z",
+        r"^\[Request interrupted by user(?: for tool use)?\]\s*\Z|^(?:aborted"
+        r"|interrupted) by (?:the )?user\b.{0,40}\Z",
         *("interrupted by", "aborted by"),
         where="end",
         confidence=0.95,
@@ -219,7 +220,8 @@ FILE_ARGUMENTS: tuple[FailureRule, ...] = (
         r"(?:received|got)|(?:MCP error )?-32602|.{0,60}arguments? (?:is|are|was|were) not valid JSON"
         r"|.{0,20}regex parse error"
         r"|.{0,20}(?:invalid|malformed) (?:regex|regular expression|glob)|File must be an? |.{0,60}invalid patch\b"
-        r"|.{0,60}Invalid arguments? for (?:tool|function)|Invalid (?:tool )?(?:arguments?|parameters?|params|input)\b",
+        r"|.{0,60}Invalid arguments? for (?:tool|function)|Invalid (?:tool )?(?:arguments?|parameters?"
+        r"|params|input)\b",
         *("argument", "param", "propert", "field", "validation", "required", "expected", "-32602", "invalid", "regex"),
         *("must be", "validating"),
         channels="file",
@@ -233,5 +235,32 @@ FILE_ARGUMENTS: tuple[FailureRule, ...] = (
         channels="other",
         where="start",
         confidence=0.9,
+    ),
+)
+
+# What a tool says of a call that it does not offer.
+MISUSES: tuple[FailureRule, ...] = (
+    rule(
+        "input_validation",
+        r"(?:Unknown|Invalid|No such) (?:skill|agent|command|mode|type|URL)\b|Skill \S{1,80} (?:not found"
+        r"|is not|cannot be used|does not)"
+        r"|Agent type .{1,80} not found|You are not in plan mode|.{0,40}(?:No (?:task|shell|agent|session)"
+        r"|Task|Shell) (?:found with|with) ID"
+        r"|(?:Task|Shell|Agent) \S{1,80} (?:is not running|not found|does not exist)"
+        r"|.{0,60}is not a valid (?:URL|value|option|choice)",
+        *("skill", "agent", "command", "mode", "type", "url", "task", "shell", "valid", "session"),
+        channels="other",
+        where="start",
+        confidence=0.8,
+    ),
+    rule(
+        "input_validation",
+        r".{0,60}unrecognized file type|.{0,80}cannot read binary files|File is a Jupyter Notebook"
+        r"|Cannot create new file"
+        r"|.{0,40}ripgrep (?:error|failed).{0,80}(?:regex|unrecognized|glob)|.{0,200}is not a (?:notebook|valid)",
+        *("file type", "binary files", "jupyter", "cannot create", "ripgrep", "is not a "),
+        channels="file",
+        where="start",
+        confidence=0.8,
     ),
 )

@@ -14,7 +14,8 @@ from composer_replication.sites.rule import FailureRule, rule
 
 _NO_FILE = (
     r"(?:No such file or directory|Datei oder Verzeichnis nicht gefunden|Aucun fichier ou dossier de ce (?:type|nom)"
-    r"|No existe el (?:archivo|fichero) o el directorio|Arquivo ou diretório inexistente|File o directory non esistente"
+    r"|No existe el (?:archivo|fichero) o el directorio|Arquivo ou diretório inexistente"
+    r"|File o directory non esistente"
     r"|Нет такого файла или каталога|没有那个文件或目录|沒有此一檔案或目錄|そのようなファイルやディレクトリはありません"
     r"|그런 파일이나 디렉터리가 없습니다)"
 )
@@ -113,7 +114,8 @@ MACHINE: tuple[FailureRule, ...] = (
         r"|name resolution"
         r"|name or service not known|connection (?:refused|reset|timed out|aborted|error)|\bConnectionError\b"
         r"|failed to connect|network is unreachable|unable to access 'https?://|unable to connect|no route to host"
-        r"|getaddrinfo|TLS handshake|SSL(?:_|: | error| certificate)|CERTIFICATE_VERIFY|429 too many|too many requests"
+        r"|getaddrinfo|TLS handshake|SSL(?:_|: | error| certificate)|CERTIFICATE_VERIFY|429 too many"
+        r"|too many requests"
         r"|rate limit|(?:HTTP|error|status|code)[^\n]{0,20}\b(?:429|50[0234])\b|service unavailable|bad gateway"
         r"|max retries exceeded|could not read from remote repository|authentication failed|could not read username"
         r"|remote end hung up|proxy error|temporary failure|dial tcp|is the server running"
@@ -220,7 +222,8 @@ MACHINE: tuple[FailureRule, ...] = (
 WITHHELD: tuple[FailureRule, ...] = (
     rule(
         "output_too_large",
-        r"(?:<returncode>-?\d{1,3}</returncode>\s*)?<warning>\s*The output of your last command was too (?:long|large)",
+        r"(?:<returncode>-?\d{1,3}</returncode>\s*)?<warning>\s*The output of your last command was too (?:long"
+        r"|large)",
         *("too long", "too large"),
         channels="shell",
         where="start",
@@ -264,8 +267,19 @@ SLIPS: tuple[FailureRule, ...] = (
         "shell_path_missing",
         r"^.{0,60}(?:cannot access|can't (?:open file|cd to|read)|Cannot find path) .{1,300}"
         r"|pathspec .{1,300} did not match"
-        r"|file or directory not found: .{1,300}",
-        *("cannot access", "can't open file", "can't cd to", "can't read", "pathspec", "cannot find path"),
+        r"|file or directory not found: .{1,300}|\bcd(?::\d+)?: (?:not a directory|string not in pwd): .{1,300}"
+        r"|^cd: The directory .{1,300} does not exist",
+        *(
+            "cannot access",
+            "not a directory",
+            "not in pwd",
+            "cd: the directory",
+            "can't open file",
+            "can't cd to",
+            "can't read",
+            "pathspec",
+            "cannot find path",
+        ),
         "file or directory not found",
         channels="shell",
         confidence=0.85,
@@ -279,14 +293,33 @@ SLIPS: tuple[FailureRule, ...] = (
         r"|unknown revision|bad revision|would be overwritten|commit your changes or stash|you have unstaged changes"
         r"|your index contains uncommitted|nothing to commit|nothing added to commit|no changes added to commit"
         r"|paths are ignored by|a branch named .{1,100} already exists|already exists and is not"
-        r"|src refspec .{1,100} does not match|unrelated histories|not currently on a branch|not something we can merge"
+        r"|src refspec .{1,100} does not match|unrelated histories|not currently on a branch"
+        r"|not something we can merge"
         r"|is not a commit|already checked out|already used by worktree|no such (?:ref|remote|branch)"
-        r"|does not appear to be a git repository|remote .{1,60} already exists|no merge to abort|no rebase in progress"
+        r"|does not appear to be a git repository|remote .{1,60} already exists|no merge to abort"
+        r"|no rebase in progress"
         r"|no cherry-pick|branch .{1,100} not found|not fully merged|does not have any commits|is not a git command"
-        r"|tag .{1,80} already exists|cannot rebase|cannot pull|no tracking information)",
+        r"|tag .{1,80} already exists|cannot rebase|cannot pull|no tracking information|invalid (?:reference"
+        r"|object name|upstream)"
+        r"|not a valid (?:object|ref)|path .{1,200} (?:does not exist in|exists on disk, but not in)"
+        r"|couldn't find remote ref"
+        r"|cannot delete branch|is already used by|already a rebase|partial commit during|must be run in a work tree"
+        r"|has (?:changes staged|local modifications)|without -r|no such path|unknown (?:option|switch)"
+        r"|not a valid \w{1,20} name)",
         *("git", "dépôt", "upstream", "ambigu", "revision", "overwritten", "stash", "unstaged", "uncommitted"),
         *("nothing ", "no changes added", "ignored by", "already", "refspec", "unrelated", "not currently", "merge"),
         *("not a commit", "no such", "rebase", "cherry-pick", "not found", "any commits", "cannot pull", "tracking"),
+        *(
+            "invalid ",
+            "not a valid",
+            "exist in",
+            "on disk",
+            "remote ref",
+            "cannot delete",
+            "partial commit",
+            "work tree",
+        ),
+        *("staged", "local modifications", "without -r", "unknown "),
         channels="shell",
         confidence=0.8,
         accept=_is_gits_own,

@@ -62,6 +62,19 @@ UTILITIES = word_set(
     " shuf xmllint nslookup dig strings xxd hexdump md5 md5sum shasum sha256sum readlink realpath greadlink gdate"
     " seq bc xdg-open lsd exa"
 )
+# Programs that everybody has: none of them is the one that a project is about.
+FAMILIAR = (
+    UTILITIES
+    | SET_UP
+    | _SHOW
+    | _NEUTRAL
+    | word_set(
+        "git gh glab docker podman kubectl helm terraform aws gcloud az heroku ssh scp mise asdf python3 pip3 ls cp mv"
+        " rm mkdir rmdir touch ln chmod chown echo xargs tr kill pkill pgrep patch gunzip gzip psql mysql redis-cli"
+        " systemctl launchctl osascript defaults sw_vers uname whoami id basename dirname mktemp test [ read wait"
+        " set-location get-item remove-item copy-item new-item write-output invoke-webrequest"
+    )
+)
 WELL_KNOWN = sorted(UTILITIES | SET_UP | word_set("python3 git ls cp mv rm mkdir echo chmod docker kubectl"))
 
 
