@@ -15,7 +15,7 @@ from tiny import tiny_model, tiny_tokenizer
 from transformers.utils.import_utils import is_serve_available
 
 from composer_replication.teacher_replay import replay_trace
-from composer_replication.teacher_replay.ask import Patience
+from composer_replication.teacher_replay.ask_and_retry import Patience
 from composer_replication.teacher_replay.replay import ReplayOptions
 from composer_replication.teacher_replay.requests import Settings
 

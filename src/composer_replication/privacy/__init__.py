@@ -6,9 +6,25 @@ record = scope.value(record)      # or scope.text(text)
 scope.report                      # counts by kind, never a value
 scope.reserve(earlier_rows)       # before that, where rows scrubbed earlier are taken over: their numbers stay theirs
 
-In reading order: `scrubber` (placeholders), `gather` and `fields` (records), `seen` (what is clean), `scan` (all layers
-over a text), `merging` (spans), `keywords` (which words occur), `rules` (what a rule is; keys with a frame), the layers
-`named`, `spoken`, `shapes` and `encodings`, `identity` and `people`, `numbering`, `report`, `kingfisher`.
+In reading order:
+
+scrubber    placeholders in a conversation
+gather      the strings of a record, to be scanned together
+fields      what the shape of a JSON object says
+seen        which strings are known to be clean
+scan        all layers over a text
+merging     spans that overlap, values that stand there twice
+keywords    which trigger words occur
+rules       what a rule is; keys with a frame
+named       values that something names
+spoken      secrets that people tell
+shapes      secrets known by what they look like
+encodings   secrets that are written differently
+identity    home folders and user names
+people      other people, when asked for
+numbering   which placeholder stands for which value
+report      counts by kind
+kingfisher  its rules as one more, where it is installed
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.ingestion.last_gate import Find, gate_of, refusal
 from composer_replication.runs import RunDir, Source
 from composer_replication.steps.states import RunStates
-from composer_replication.teacher_replay.ask import answer_of
+from composer_replication.teacher_replay.ask_and_retry import answer_of
 from composer_replication.teacher_replay.asked_tools import AskedTools
 from composer_replication.teacher_replay.lanes import session_of
-from composer_replication.teacher_replay.money import check_cap
+from composer_replication.teacher_replay.nano_dollars import check_cap
 from composer_replication.teacher_replay.replay import (
     OnMeter,
     ReplayOptions,

@@ -1,13 +1,13 @@
 """Teachers asked about logged states: what would they have done? Cached, within a hard cap.
 
 teachers     who is asked, where, with which key and at which price
-money        prices and caps in whole nano-dollars
+nano_dollars  prices and caps in whole nano-dollars
 prices       what an endpoint's models cost, as it says itself
 fence        tool results as data in a prompt, and what in them reads like an instruction
 requests     the bytes of a request, the most it can cost, and the key of its reply
 endpoint/    one attempt, and whether an endpoint is any use
 store/       replies and money spent
-ask          one question: from the store, else within the budget, with patience
+ask_and_retry  one question: from the store, else within the budget, with patience
 lanes        many sessions at once, so that prompt caches help
 votes/       what answers mean together, and whether another one can matter
 replay       every teacher at every state

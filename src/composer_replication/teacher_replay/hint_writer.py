@@ -20,11 +20,11 @@ from composer_replication.hint_generator.context import HintContext
 from composer_replication.hint_generator.write import MAX_SENTENCES, HintWriter, count_sentences
 from composer_replication.ingestion.last_gate import Find, LastGate
 from composer_replication.privacy import Scrubber
-from composer_replication.teacher_replay.ask import NOT_SENT, Answer, Asker
+from composer_replication.teacher_replay.ask_and_retry import NOT_SENT, Answer, Asker
 from composer_replication.teacher_replay.endpoint.client import TeacherClient
 from composer_replication.teacher_replay.fence import as_data
 from composer_replication.teacher_replay.lanes import work_off
-from composer_replication.teacher_replay.money import check_cap
+from composer_replication.teacher_replay.nano_dollars import check_cap
 from composer_replication.teacher_replay.replay import ReplayOptions, teachers_of
 from composer_replication.teacher_replay.requests import RequestBuilder
 from composer_replication.teacher_replay.store.ledger import TeacherStore

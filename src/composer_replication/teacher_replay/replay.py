@@ -14,7 +14,7 @@ from composer_replication.actions.messages import content_text, message_calls
 from composer_replication.actions.write import text_of
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.last_gate import LastGate
-from composer_replication.teacher_replay.ask import Answer, Asker, Patience
+from composer_replication.teacher_replay.ask_and_retry import Answer, Asker, Patience
 from composer_replication.teacher_replay.endpoint.client import TeacherClient
 from composer_replication.teacher_replay.fence import flags
 from composer_replication.teacher_replay.lanes import (
@@ -25,7 +25,7 @@ from composer_replication.teacher_replay.lanes import (
     work_off,
     work_off_lanes,
 )
-from composer_replication.teacher_replay.money import Price, check_cap, to_dollars
+from composer_replication.teacher_replay.nano_dollars import Price, check_cap, to_dollars
 from composer_replication.teacher_replay.requests import Request, RequestBuilder, Settings
 from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.store.tables import Meter

@@ -10,7 +10,7 @@ from composer_replication.errors import InputError
 from composer_replication.ingestion.last_gate import Find, LastGate
 from composer_replication.teacher_replay.fence import flags
 from composer_replication.teacher_replay.lanes import session_of
-from composer_replication.teacher_replay.money import to_dollars
+from composer_replication.teacher_replay.nano_dollars import to_dollars
 from composer_replication.teacher_replay.replay import ReplayOptions, request_of
 from composer_replication.teacher_replay.requests import RequestBuilder
 from composer_replication.teacher_replay.store.ledger import TeacherStore

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from composer_replication.canonical_json import decode
 from composer_replication.errors import InputError, explain
-from composer_replication.teacher_replay.money import Price, price_of
+from composer_replication.teacher_replay.nano_dollars import Price, price_of
 from composer_replication.types import TeacherSpec
 
 OPENROUTER = "https://openrouter.ai/api/v1"

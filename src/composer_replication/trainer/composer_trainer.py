@@ -32,7 +32,7 @@ from composer_replication.trainer.composer.loss import ChannelLoss, ComposerFigu
 from composer_replication.trainer.composer.state import load_run_state, run_geometry, run_state
 from composer_replication.trainer.overrides import TaughtRollouts
 from composer_replication.trainer.teachers import TeacherKeeper, TeacherKind, attach_teacher, live_teacher_warning
-from composer_replication.trainer.watch.alarm import CollapseAlarm
+from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer_replication.teacher_replay.ask import Patience
+from composer_replication.teacher_replay.ask_and_retry import Patience
 from composer_replication.teacher_replay.replay import ReplayOptions, replay, teachers_of
 from composer_replication.teacher_replay.requests import Settings
 

@@ -10,8 +10,8 @@ import pytest
 from replay_pieces import KEY, TEACHERS
 
 from composer_replication.ingestion.last_gate import OpenGate
-from composer_replication.teacher_replay import ask
-from composer_replication.teacher_replay.ask import Asker, Patience
+from composer_replication.teacher_replay import ask_and_retry as ask
+from composer_replication.teacher_replay.ask_and_retry import Asker, Patience
 from composer_replication.teacher_replay.endpoint.outcome import Failure
 from composer_replication.teacher_replay.requests import Request
 from composer_replication.teacher_replay.store.ledger import TeacherStore

@@ -12,7 +12,7 @@ import pytest
 from replay_pieces import KEY, TEACHERS, collect, options_for, states
 
 from composer_replication.teacher_replay import replay_trace
-from composer_replication.teacher_replay.ask import Patience
+from composer_replication.teacher_replay.ask_and_retry import Patience
 from composer_replication.teacher_replay.endpoint.outcome import Failure, read_response
 from composer_replication.teacher_replay.teachers import read_teachers
 from fault_server import FaultServer, Reply

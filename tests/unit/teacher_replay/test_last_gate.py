@@ -25,7 +25,7 @@ from composer_replication.runs.sites import read_sites
 from composer_replication.sites import find_error_sites
 from composer_replication.steps.export import export_atif
 from composer_replication.steps.sites import write_sites
-from composer_replication.teacher_replay.ask import HELD_BACK
+from composer_replication.teacher_replay.ask_and_retry import HELD_BACK
 from composer_replication.teacher_replay.hint_writer import prompt_of, write_hints
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 from composer_replication.teacher_replay.teachers import read_teachers

@@ -10,7 +10,7 @@ from replay_pieces import KEY, TEACHERS, collect, options_for, states
 
 from composer_replication.errors import InputError
 from composer_replication.teacher_replay import replay_trace
-from composer_replication.teacher_replay.ask import Patience
+from composer_replication.teacher_replay.ask_and_retry import Patience
 from composer_replication.teacher_replay.endpoint.outcome import Failure, read_response
 from composer_replication.teacher_replay.fence import fence, flags
 from composer_replication.teacher_replay.hint_writer import why_refused

@@ -15,7 +15,7 @@ from composer_replication.ingestion.last_gate import LastGate, OpenGate
 from composer_replication.ingestion.scrub_settings import ScrubSettings
 from composer_replication.runs import RunDir
 from composer_replication.steps import replay as step
-from composer_replication.teacher_replay.ask import HELD_BACK
+from composer_replication.teacher_replay.ask_and_retry import HELD_BACK
 from composer_replication.teacher_replay.replay import teachers_of
 from composer_replication.teacher_replay.store.ledger import TeacherStore
 from fault_server import FaultServer

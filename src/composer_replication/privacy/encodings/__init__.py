@@ -1,3 +1,8 @@
-"""Secrets that are written differently: `encoded` text, `views` without escapes, and values over several lines, by
-`fragments` of names, `wraps` that join them, and `crossing`, which says what of that counts.
+"""Secrets that are written differently.
+
+encoded    behind an encoding
+views      a text without its escapes
+fragments  names that a line end cuts in two
+wraps      values over several lines
+crossing   what of that counts
 """

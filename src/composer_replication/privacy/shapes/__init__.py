@@ -1,3 +1,8 @@
-"""Secrets known by what they look like: `exact` values, formats of `vendors`, `entropy` and the `surroundings` that say
-that a random string is public, and `human` passwords.
+"""Secrets known by what they look like.
+
+exact         values known beforehand
+vendors       formats of vendors
+entropy       strings that look random
+surroundings  what says that a random string is public
+human         passwords that people make
 """

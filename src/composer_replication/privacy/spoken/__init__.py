@@ -1,1 +1,7 @@
-"""Secrets that people tell: `said` behind a name, `speech` in many languages, `nearby` on the lines around, `lists`."""
+"""Secrets that people tell.
+
+said    in a sentence behind a name
+speech  in many languages
+nearby  on the lines around a word for one
+lists   recovery codes, seed words, passphrases
+"""

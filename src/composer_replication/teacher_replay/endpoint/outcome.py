@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, cast
 import orjson
 
 from composer_replication.actions.messages import call_entry, content_text, written_calls
-from composer_replication.teacher_replay.money import Price, to_nano
+from composer_replication.teacher_replay.nano_dollars import Price, to_nano
 
 Billing = Literal["none", "unknown"]
 Concerns = Literal["call", "account", "connection"]

@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 
 from composer_replication.errors import ArtefactCorruptError, InputError, RunError, explain
-from composer_replication.teacher_replay.money import to_dollars
+from composer_replication.teacher_replay.nano_dollars import to_dollars
 from composer_replication.teacher_replay.store import tables
 from composer_replication.teacher_replay.store.holders import (
     Holder,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from composer_replication.atomic import staged
 from composer_replication.errors import ArtefactCorruptError, RunError, explain
-from composer_replication.teacher_replay.money import to_dollars
+from composer_replication.teacher_replay.nano_dollars import to_dollars
 
 EXPECTED = "a store of teachers' replies"
 VERSION = 3  # 1 did not say whose a reply is, 2 had totals without entries

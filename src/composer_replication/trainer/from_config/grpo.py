@@ -36,7 +36,7 @@ from composer_replication.trainer.presets import (
     training_arguments,
 )
 from composer_replication.trainer.start_model import adapter_refused, prepare_model
-from composer_replication.trainer.watch.alarm import CollapseAlarm
+from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
 
 

@@ -12,10 +12,10 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
 from composer_replication.errors import ConfigError, InputError, explain
 from composer_replication.runs.split import split_conversations
+from composer_replication.sessions.cutting import cut_sessions
 from composer_replication.sessions.dataset import LoggedSession, LoggedSessions, sessions_of_run
 from composer_replication.sessions.phases import Say
 from composer_replication.sessions.rendering import RenderedSession, WindowSettings, render_session
-from composer_replication.sessions.windows import cut_sessions
 from composer_replication.trainer.from_config.arguments import make_arguments
 from composer_replication.trainer.from_config.folder import TrainingFolder
 from composer_replication.trainer.from_config.parts import Inputs, lora_config, model_config, weighting_of

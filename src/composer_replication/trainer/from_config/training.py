@@ -36,7 +36,7 @@ from composer_replication.trainer.from_config.results import (
     sources_of,
     write_record,
 )
-from composer_replication.trainer.watch.alarm import CollapseAlarm
+from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.diagnosis import diagnose
 from composer_replication.trainer.watch.planner import MemoryPlan
 from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis

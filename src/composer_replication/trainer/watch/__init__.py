@@ -4,7 +4,7 @@ step_memory     how much memory a step takes, part by part
 planner         whether it fits, and what to change if not
 watched_metric  when a metric has fallen or risen too far
 best            the best checkpoint, kept whatever the rotation does
-alarm           says that a run is falling apart, keeps the best checkpoint, can end the run
+collapse_alarm  says that a run is falling apart, keeps the best checkpoint, can end the run
 diagnosis       why a run cannot learn, from its lines of metrics
 run_diagnosis   the same while the run goes on
 """
