@@ -7,8 +7,8 @@ scope.report                      # counts by kind, never a value
 scope.reserve(earlier_rows)       # before that, where rows scrubbed earlier are taken over: their numbers stay theirs
 
 In reading order: `scrubber` (placeholders), `gather` and `fields` (records), `seen` (what is clean), `scan` (all layers
-over a text), `keywords` (which words occur), `rules` (what a rule is; keys with a frame), `named`, `spoken`, `shapes`,
-`encodings` (the layers), `identity` and `people`, `numbering`, `report`, `kingfisher`.
+over a text), `merging` (of spans), `keywords` (which words occur), `rules` (what a rule is; keys with a frame), the layers
+`named`, `spoken`, `shapes` and `encodings`, `identity` and `people`, `numbering`, `report`, `kingfisher`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 
 from composer_replication.privacy import identity, rules
-from composer_replication.privacy.encodings import encoded, fragments
+from composer_replication.privacy.encodings import encoded, fragments, views
 from composer_replication.privacy.encodings.crossing import beside, crossing
 from composer_replication.privacy.encodings.encoded import (
     Decoded,
@@ -16,14 +16,6 @@ from composer_replication.privacy.encodings.encoded import (
     percent_encoded,
     speaks_of_base85,
     wrapped_base64,
-)
-from composer_replication.privacy.encodings.views import (
-    encrypted_blocks,
-    has_colours,
-    unbroken,
-    uncoloured,
-    unescaped,
-    unquoted,
 )
 from composer_replication.privacy.encodings.wraps import SCHEMES, SHORT_KEYS, broken, touches_end
 from composer_replication.privacy.keywords import WordFilter, any_of
@@ -152,9 +144,9 @@ class Scanner:
 
     def _in_mail(self, text: str, key: str) -> Iterator[Span]:
         """Lines that a mail quotes, without their signs, and lines that its encoding has broken."""
-        if "\n>" in text and (view := unquoted(text)) is not None:
+        if "\n>" in text and (view := views.unquoted(text)) is not None:
             yield from view.led_back(self.spans(view.text, key))
-        if "=\n" in text and (view := unbroken(text)) is not None:
+        if "=\n" in text and (view := views.unbroken(text)) is not None:
             yield from view.led_back(self.spans(view.text, key, 1))
 
     def _suspects(self, text: str, suspects: _Runs, key: str, depth: int, found: list[Span]) -> set[str]:
@@ -185,7 +177,7 @@ class Scanner:
             behind += self._wrapped(text, starts, depth)
         if speaks_of_base85(text, active):
             behind += [Span(*piece[:2], "ENCODED_SECRET") for piece in base85(text) if self._says_secret(piece, depth)]
-        if ("\\" in text or "&#" in text) and (view := unescaped(text)) is not None:
+        if ("\\" in text or "&#" in text) and (view := views.unescaped(text)) is not None:
             behind += view.led_back(self.spans(view.text, key, depth + 1))
         return behind
 
@@ -268,7 +260,7 @@ def _told(text: str, lower: bytes, active: Set[bytes], unfinished: tuple[list[in
         yield from options.option_spans(text, lower, active, unfinished[1])
         yield from table_spans(text, lower, active)
         yield from manifest_spans(text, active)
-        if has_colours(text):
+        if views.has_colours(text):
             yield from _between_colours(text, lower, active)
         yield from nearby_spans(text, lower, active)
         yield from lists.list_spans(text, lower, active)
@@ -278,7 +270,7 @@ def _told(text: str, lower: bytes, active: Set[bytes], unfinished: tuple[list[in
 
 def _settled(text: str, found: list[Span], depth: int) -> list[Span]:
     """What goes in the end: nothing that is encrypted, no overlaps, and the parts and copies of what was found."""
-    if blocks := encrypted_blocks(text):
+    if blocks := views.encrypted_blocks(text):
         found = [span for span in found if not any(begin <= span.start < end for begin, end in blocks)]
     spans = merge(text, found)
     if depth == 0 and spans and "\n" in text:
@@ -296,7 +288,7 @@ def _vendor_triggers(runs: _Runs) -> _Triggers:
 
 
 def _between_colours(text: str, lower: bytes, active: Set[bytes]) -> Iterable[Span]:
-    view = uncoloured(text, lower, searched_words(active))
+    view = views.uncoloured(text, lower, searched_words(active))
     if view is None:
         return ()
     return view.led_back(keyword_spans(view.text, view.text.encode("latin-1", "replace").lower(), active))

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from composer_replication.runs.directory import RunDir
 from composer_replication.runs.sidecar import now
@@ -16,7 +17,8 @@ Made = Literal["preference data set", "ATIF documents", "checkpoints", "trained 
 _NAME = "elsewhere"
 
 
-class MadeElsewhere(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MadeElsewhere:
     """A file or folder that holds, or has learnt, text of the run's sessions; `path` as the run names it."""
 
     what: str

@@ -37,13 +37,13 @@ def export_atif(
     if gate is None:
         gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     _refuse_secrets(run, gate)
-    note_elsewhere(run, "ATIF documents", folder)
     folder.mkdir(parents=True, exist_ok=True)
     written: dict[str, Path] = {}
     for identity, document in _documents(run):
         path = folder / f"{_file_name(identity, written)}.json"
         atomic_write_json(path, document)
         written[path.stem.lower()] = path
+    note_elsewhere(run, "ATIF documents", folder)
     return list(written.values())
 
 

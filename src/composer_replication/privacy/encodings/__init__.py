@@ -1,3 +1,3 @@
-"""Secrets that are written differently: `encoded` text, `views` without escapes, values over several lines in `wraps`
-and `fragments`.
+"""Secrets that are written differently: `encoded` text, `views` without escapes, and values over several lines, by
+`fragments` of names, `wraps` that join them, and `crossing`, which says what of that counts.
 """

@@ -168,6 +168,7 @@ PASSWORD_WORDS = word_set(
 
 # What makes a name one of a secret wherever it stands: `passphrase_hex`, `TLSPSKValue`.
 _ANYWHERE = ("password", "passwd", "passphrase", "passcode", "secret", "apikey", "psk", "mdp", "passwort", "pwd")
+_CODES = frozenset(("pin", "mfacode", "otpcode", "onetimecode", "twofactorcode"))
 _KINDS_OF_KEYS = word_set("api access secret private signing encryption master auth account license")
 
 
@@ -199,13 +200,7 @@ def name_strength(name: str) -> Strength:
         return Strength.NONE if joined == "oldpwd" else Strength.PASSWORD
     if joined.endswith(_TOKENS):
         return Strength.TOKEN if not (set(words) & _NO_TOKENS) else Strength.WEAK
-    if last in ("otp", "cvv", "cvc", "pincode") or joined in (
-        "pin",
-        "mfacode",
-        "otpcode",
-        "onetimecode",
-        "twofactorcode",
-    ):
+    if last in ("otp", "cvv", "cvc", "pincode") or joined in _CODES:
         return Strength.TOKEN
     if len(words) > 1 and any(word.endswith(_ANYWHERE) or word in PASSWORD_WORDS for word in words):
         return Strength.TOKEN

@@ -122,13 +122,7 @@ def _call(text: str, words: Sequence[tuple[int, int]], program: Program) -> Iter
             if span is not None:
                 yield span
             continue
-        if (
-            word[0] == "-"
-            and "b" in program.short
-            and "3" in program.short["b"]
-            and _CLUSTER.match(word)
-            and "b" in word
-        ):
+        if word[0] == "-" and "3" in program.short.get("b", "") and _CLUSTER.match(word) and "b" in word:
             place = 100 + ("n" in word)  # with `n` no file is named
             continue
         if word[0] == "-":

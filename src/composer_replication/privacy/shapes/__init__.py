@@ -1,1 +1,3 @@
-"""Secrets known by what they look like: `exact` values, formats of `vendors`, `entropy`, and `human` passwords."""
+"""Secrets known by what they look like: `exact` values, formats of `vendors`, `entropy` and the `surroundings` that say
+that a random string is public, and `human` passwords.
+"""
