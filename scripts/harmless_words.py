@@ -56,7 +56,7 @@ def words_of_catalogs(folder: Path) -> Iterator[tuple[Counter[str], Counter[str]
     for path in sorted(folder.rglob("*.mo")):
         with path.open("rb") as file:
             try:
-                catalog = gettext.GNUTranslations(file)._catalog  # the messages themselves have no public name
+                catalog = vars(gettext.GNUTranslations(file))["_catalog"]  # the messages have no public name
             except (UnicodeDecodeError, IndexError):  # its header is broken
                 continue
         here: set[str] = set()

@@ -17,6 +17,7 @@ from composer_replication.objective.wrapped import is_sharded, unwrapped
 # What a config says about the machine, the way of running and the history of a model, not about what it computes.
 _VOLATILE = {
     "_name_or_path",
+    "dtype",  # written into the config of whoever saves; weights are hashed with theirs
     "_attn_implementation",
     "_attn_implementation_internal",
     "_experts_implementation",

@@ -7,7 +7,7 @@ scope.report                      # counts by kind, never a value
 scope.reserve(earlier_rows)       # before that, where rows scrubbed earlier are taken over: their numbers stay theirs
 
 In reading order: `scrubber` (placeholders), `gather` and `fields` (records), `seen` (what is clean), `scan` (all layers
-over a text), `merging` (of spans), `keywords` (which words occur), `rules` (what a rule is; keys with a frame), the layers
+over a text), `merging` (spans), `keywords` (which words occur), `rules` (what a rule is; keys with a frame), the layers
 `named`, `spoken`, `shapes` and `encodings`, `identity` and `people`, `numbering`, `report`, `kingfisher`.
 """
 

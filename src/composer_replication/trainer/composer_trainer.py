@@ -111,17 +111,11 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         super().__init__(*args, **kwargs)
         options = rollouts or RolloutOptions()
         self._check_arguments(options)
-        self.reward_funcs = [
-            answering(name, each) for name, each in zip(self.reward_func_names, self.reward_funcs, strict=True)
-        ]
+        self.reward_funcs = list(map(answering, self.reward_func_names, self.reward_funcs))
         self.teacher = teacher if isinstance(teacher, TeacherKeeper) else TeacherKeeper(teacher)
-        self.sampling = Generation(
-            self,
-            options,
-            self.figures,
-            wants_sites=self.wants_sites,
-            wants_contrast=sdpo_weighting is not None and sdpo_weighting.contrast is not None,
-        )
+        contrast = sdpo_weighting is not None and sdpo_weighting.contrast is not None
+        wants = {"wants_sites": self.wants_sites, "wants_contrast": contrast}
+        self.sampling = Generation(self, options, self.figures, **wants)
         self.channels = ComposerChannels(
             self.settings,
             self.teacher,
