@@ -35,6 +35,8 @@ _NO_COMMAND_WORDS = (
 )
 _DIRECTORY = r"(?:Is a directory|Ist ein Verzeichnis|est un dossier|Es un directorio|是一个目录|ディレクトリです)"
 _QUOTED = re.compile(r"['\"`‘’“”«»「」]([^'\"`‘’“”«»「」]{1,300})['\"`‘’“”«»「」]")
+_RENAMED = re.compile(r"\brename (\S{1,300}) to ")
+_GIT_ASKS = re.compile(r"\b(?:rev-parse|merge-base|show-ref|ls-remote|submodule|clone|fetch|pull|push|remote)\b")
 _TYPED_SHELL = re.compile(r"(?:/\S{0,40}/)?(?:bash|sh|zsh|dash|fish|ksh)\b")
 _SCRIPT_LINE = re.compile(r"\S+: (?:line )?\d+: ")
 _NOT_A_PATH = re.compile(
@@ -76,7 +78,7 @@ def _names_its_path(match: re.Match[str], command: Command) -> bool:
     line = match.string
     if _in_script(line) or command.is_remote or _NOT_A_PATH.search(line) or not command.is_own(line):
         return False
-    pieces = [*_QUOTED.findall(line), *re.split(r"\s?[:：]\s", line)[1:]]
+    pieces = [*_QUOTED.findall(line), *_RENAMED.findall(line), *re.split(r"\s?[:：]\s", line)[1:]]
     return any(command.names(piece.removeprefix("cannot access ").strip()) for piece in pieces if piece)
 
 
@@ -323,5 +325,13 @@ SLIPS: tuple[FailureRule, ...] = (
         channels="shell",
         confidence=0.8,
         accept=_is_gits_own,
+    ),
+    rule(  # whatever else git says that it cannot do: of lone commands that do not merely ask
+        "git_state",
+        r"^fatal: (?!.{0,80}(?:Needed a single revision|remote|unable to|could not|cannot lock|early EOF|protocol))",
+        "fatal: ",
+        channels="shell",
+        confidence=0.7,
+        accept=lambda _, command: command.only_git and not _GIT_ASKS.search(command.text),
     ),
 )

@@ -278,6 +278,27 @@ TYPED: tuple[FailureRule, ...] = (
     ),
     rule(
         "usage_error",
+        r"(?:must provide|required|requires?) .{0,120}when not running interactively"
+        r"|must first push the current branch"
+        r"|a pull request for branch .{1,200} already exists|the input device is not a TTY"
+        r"|build constraints exclude all Go|doesn't have a resource type"
+        r"|^curl: (?:option \S{1,60}: is unknown|\(3\) )|^no such service: ",
+        *("interactively", "first push", "already exists", "not a tty", "build constraints", "resource type", "curl: "),
+        "no such service",
+        channels="shell",
+        confidence=0.75,
+        accept=lambda _, command: _is_familiar(command),
+    ),
+    rule(
+        "api_misuse",
+        r"no such (?:table|column): ([\w.]{1,80})|ERROR: +(?:column|relation) \"([\w.]{1,80})\" does not exist",
+        *("no such table", "no such column", "does not exist"),
+        channels="shell",
+        confidence=0.75,
+        accept=_is_wrong_use,
+    ),
+    rule(
+        "usage_error",
         r"No rule to make target [`'‘]([\w:./-]{1,80})['’]",
         "no rule to make",
         channels="shell",
