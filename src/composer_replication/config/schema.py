@@ -92,8 +92,8 @@ class OptionSpec:
     @property
     def scalar(self) -> type[object]:
         """What one typed word is read as."""
-        kind = optional_inner(self.annotation) or self.annotation
-        return next((each for each in (int, float) if each is kind), str)
+        kind: Any = optional_inner(self.annotation) or self.annotation
+        return kind if kind in (int, float) else str
 
 
 class OptionDoc(NamedTuple):

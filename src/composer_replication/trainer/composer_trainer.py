@@ -114,8 +114,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self.reward_funcs = list(map(answering, self.reward_func_names, self.reward_funcs))
         self.teacher = teacher if isinstance(teacher, TeacherKeeper) else TeacherKeeper(teacher)
         contrast = sdpo_weighting is not None and sdpo_weighting.contrast is not None
-        wants = {"wants_sites": self.wants_sites, "wants_contrast": contrast}
-        self.sampling = Generation(self, options, self.figures, **wants)
+        self.sampling = Generation(self, options, self.figures, wants_sites=self.wants_sites, wants_contrast=contrast)
         self.channels = ComposerChannels(
             self.settings,
             self.teacher,
