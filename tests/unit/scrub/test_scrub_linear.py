@@ -11,7 +11,7 @@ import pytest
 from composer_replication.privacy import Scrubber
 from cpu_time import least_cpu_seconds
 
-HALF = 500_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 150_000
+HALF = 500_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 100_000
 CEILING_S = 15  # a megabyte of the worst takes about five seconds; a runaway pattern takes hours
 NOISE_S = 0.15  # below this a ratio says nothing
 UNITS = {
