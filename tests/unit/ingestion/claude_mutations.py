@@ -165,8 +165,9 @@ def _swap(rng, lines):
 
 
 def _duplicate(rng, lines):
+    """The same bytes at two places: nothing says which is the record and which its copy, so either may be read."""
     at = rng.randrange(len(lines))
-    lines.insert(rng.randrange(at, len(lines)) + 1, (lines[at][0], None))
+    lines.insert(rng.randrange(at, len(lines)) + 1, lines[at])
 
 
 def _drop(rng, lines):
