@@ -38,12 +38,12 @@ def export_atif(
         gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     _refuse_secrets(run, gate)
     folder.mkdir(parents=True, exist_ok=True)
+    note_elsewhere(run, "ATIF documents", folder)  # before the first: a process that dies here leaves no unknown copy
     written: dict[str, Path] = {}
     for identity, document in _documents(run):
         path = folder / f"{_file_name(identity, written)}.json"
         atomic_write_json(path, document)
         written[path.stem.lower()] = path
-    note_elsewhere(run, "ATIF documents", folder)
     return list(written.values())
 
 

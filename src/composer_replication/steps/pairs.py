@@ -86,8 +86,8 @@ def write_pairs(
     )
     num_exported = None
     if export is not None and kept:
+        note_elsewhere(run, "preference data set", export)  # before it is there, so that no copy is unknown
         num_exported = export_preferences(_kept_pairs(kept, records), export, gate=gate)
-        note_elsewhere(run, "preference data set", export)
     return PairsOfRun(report=report, filtered=normalizer.counts, num_exported=num_exported)
 
 

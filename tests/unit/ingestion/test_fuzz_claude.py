@@ -62,8 +62,17 @@ def problem(path, log, damage):
         frames = traceback.extract_tb(error.__traceback__)
         ours = [frame for frame in frames if "composer_replication" in frame.filename] or frames
         return f"{damage.what}: {type(error).__name__} at {Path(ours[-1].filename).name}:{ours[-1].lineno}"
-    wanted = {number: pieces(log[was - 1]) for number, was in damage.intact().items()}
-    return f"{damage.what}: lost a piece" if lost(conversations, wanted) else None
+    return f"{damage.what}: lost a piece" if lost_everywhere(conversations, log, damage.intact()) else None
+
+
+def lost_everywhere(conversations, log, intact):
+    """The pieces that came from none of the places of their line: of two equal lines either may be the one read."""
+    gone = Counter()
+    for number, was in intact.items():
+        missing = lost(conversations, {number: pieces(log[was - 1])})
+        gone.update({(was, kind, content) for _, kind, content in missing})
+    places = Counter(intact.values())
+    return [piece for piece, count in gone.items() if count >= places[piece[0]]]
 
 
 def assert_none(problems, examples):
@@ -81,6 +90,8 @@ def test_the_check_sees_a_lost_record(tmp_path):
     log = session()
     conversations = read(tmp_path / "s-1.jsonl", b"\n".join(log[:-1]), with_branches=True)
     assert lost(conversations, {len(log): pieces(log[-1])}) == [(len(log), "text", "going on")]
+    twice = {len(log): len(log), len(log) + 1: len(log)}  # of two copies one has to be read
+    assert lost_everywhere(conversations, log, twice) == [(len(log), "text", "going on")]
 
 
 def test_random_damage_never_raises_and_never_costs_a_neighbour(tmp_path, note):

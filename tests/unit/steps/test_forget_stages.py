@@ -56,3 +56,15 @@ def test_the_command_names_them_and_says_that_they_stay(run, tmp_path, capsys):
     assert line.startswith("Not removed, outside of the run: ")
     assert line.endswith("documents (ATIF documents) may hold them")
     assert (tmp_path / "documents").exists()
+
+
+def test_an_export_that_breaks_off_is_named_too(run, tmp_path, monkeypatch):
+    """What it had written by then is a copy like any other."""
+
+    def broken(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("composer_replication.steps.export.atomic_write_json", broken)
+    with pytest.raises(OSError, match="no space"):
+        export_atif(run, tmp_path / "documents")
+    assert [each.what for each in made_elsewhere(run)] == ["ATIF documents"]
