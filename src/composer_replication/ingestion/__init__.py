@@ -4,8 +4,7 @@ discovery       which files below a path may be sessions, and which belong toget
 reading/        lines and documents of any make; turns in the making
 formats/        one module a format
 registry        which format a file is, and its conversations
-scrubbing       secrets out of a conversation
-scrub_settings  what a run knows about secrets and people
+scrubbing       secrets out of a conversation, and what a run knows of secrets and people
 cache/          what is read again, what is taken over from the last ingest, and what stays
 schemas         tool schemas, inferred from calls that worked
 into_run        all of it, into a run directory

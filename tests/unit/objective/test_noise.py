@@ -11,7 +11,7 @@ from transformers.integrations.neftune import activate_neftune, deactivate_neftu
 
 from composer_replication import compose_loss
 from composer_replication.batch.tree_batch import SessionTargets
-from composer_replication.objective.noise import is_noisy
+from composer_replication.objective.batch_channels import is_noisy
 from composer_replication.objective.teachers import WeightedTeacher
 from tiny_models import build as tiny
 
