@@ -9,7 +9,7 @@ from itertools import islice
 
 from composer_replication.ingestion import schemas
 from composer_replication.ingestion.cache.content_marks import forgotten_marks
-from composer_replication.ingestion.cache.earlier import write_forgotten
+from composer_replication.ingestion.cache.last_ingest import write_forgotten
 from composer_replication.ingestion.cache.session_sources import (
     Row,
     SessionSource,

@@ -9,11 +9,11 @@ from typing import Any
 
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.ingestion import schemas
-from composer_replication.ingestion.cache.earlier import Earlier, read_earlier
+from composer_replication.ingestion.cache.drop_copies import settle
 from composer_replication.ingestion.cache.gather import GatheredFamily, gather
+from composer_replication.ingestion.cache.last_ingest import Earlier, read_earlier
 from composer_replication.ingestion.cache.planning import Plan, Planned, plan
 from composer_replication.ingestion.cache.session_sources import FORGOTTEN, SessionSource, add_totals, write_accounts
-from composer_replication.ingestion.cache.settle import settle
 from composer_replication.ingestion.cache.summary import IngestSummary
 from composer_replication.ingestion.registry import no_session
 from composer_replication.ingestion.scrubbing import ScrubSettings

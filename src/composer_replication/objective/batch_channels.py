@@ -21,10 +21,10 @@ from composer_replication.objective.channels import (
     response_channel,
     summed_logprobs,
 )
+from composer_replication.objective.distributed import agreed_most
 from composer_replication.objective.model_head import causal_lm_of, head_of
 from composer_replication.objective.row_weighting import Contrast, HintTargets, split_rows
-from composer_replication.objective.teachers import Teacher, WeightedTeacher, is_live, models_of, teacher_rows
-from composer_replication.objective.wrapped import agreed_most
+from composer_replication.objective.teacher_rows import Teacher, WeightedTeacher, is_live, models_of, teacher_rows
 
 
 def batch_channels(

@@ -26,7 +26,7 @@ from composer_replication.errors import InputError, ShapeError, explain
 from composer_replication.loss.linear.head import LinearHead, TeacherTerm
 from composer_replication.loss.linear.row_stats import RowStats, linear_row_stats
 from composer_replication.loss.rows import check_positive, check_unit_interval
-from composer_replication.objective.teachers import Teacher
+from composer_replication.objective.teacher_rows import Teacher
 
 
 @dataclass(frozen=True)

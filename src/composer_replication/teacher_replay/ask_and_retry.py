@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.teacher_replay.endpoint.client import TeacherClient
+from composer_replication.teacher_replay.endpoint.giving_up import Endpoints
 from composer_replication.teacher_replay.endpoint.outcome import Failure, Reply
-from composer_replication.teacher_replay.endpoint.trust import Endpoints
 from composer_replication.teacher_replay.requests import Request
 from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.store.tables import Elsewhere, Refused

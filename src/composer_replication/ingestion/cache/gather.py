@@ -15,8 +15,8 @@ import orjson
 
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.ingestion.cache.content_marks import RowFacts, facts_of
-from composer_replication.ingestion.cache.earlier import Earlier
 from composer_replication.ingestion.cache.family_reading import FamilyLines, read_families
+from composer_replication.ingestion.cache.last_ingest import Earlier
 from composer_replication.ingestion.cache.planning import Planned
 from composer_replication.ingestion.cache.session_sources import Row, SessionSource, with_rows, with_suffix
 from composer_replication.ingestion.discovery import file_order

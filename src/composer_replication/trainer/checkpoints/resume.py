@@ -18,8 +18,8 @@ from composer_replication.errors import (
     StaleArtefactError,
     explain,
 )
+from composer_replication.objective.distributed import unwrapped
 from composer_replication.objective.fingerprint import bare_name, weights_digest
-from composer_replication.objective.wrapped import unwrapped
 from composer_replication.trainer.checkpoints.manifest import (
     SAMPLED,
     check_manifest,

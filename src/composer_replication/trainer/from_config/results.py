@@ -14,7 +14,7 @@ from composer_replication.config.writer import config_hash
 from composer_replication.runs import RunDir
 from composer_replication.runs.lineage import hash_source
 from composer_replication.runs.sidecar import Source, now, sha256_of_file
-from composer_replication.trainer.from_config.parts import is_dotted
+from composer_replication.trainer.from_config.inputs import is_dotted
 from composer_replication.trainer.offline.figures import NAMES
 from composer_replication.version import __version__
 

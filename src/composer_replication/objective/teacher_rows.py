@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.linear.head import LinearHead
 from composer_replication.objective.adapters import below_adapter, check_can_switch_off, evaluating
+from composer_replication.objective.distributed import inside_forward, is_sharded, unwrapped
 from composer_replication.objective.model_head import causal_lm_of, head_of
-from composer_replication.objective.wrapped import inside_forward, is_sharded, unwrapped
 
 
 class WeightedTeacher(NamedTuple):
