@@ -178,16 +178,14 @@ class Fingerprint:
     @staticmethod
     def of(settings: ScrubSettings | None, salt: str | None = None) -> Fingerprint:
         salt = secrets.token_hex(16) if salt is None else salt
-        known = None if settings is None else [dict(settings.env_values), *map(list, _people(settings))]
+        known: list[object] | None = None
+        if settings is not None:
+            known = [dict(settings.env_values), sorted(settings.home_dirs), sorted(settings.user_names)]
         kingfisher = settings is not None and settings.kingfisher
         people = settings is not None and settings.people
         data = encode([_code_hash(), kingfisher, people, known], where="scrub settings")
         digest = hashlib.scrypt(data, salt=salt.encode(), n=2**14, r=8, p=1, dklen=16)
         return Fingerprint(salt, digest.hex())
-
-
-def _people(settings: ScrubSettings) -> tuple[list[str], list[str]]:
-    return sorted(settings.home_dirs), sorted(settings.user_names)
 
 
 def code_files() -> list[Path]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +99,7 @@ def _share(
         return rows, weight, bias
 
     found: list[LinearHead] = []
-    with torch.no_grad(), evaluating(model), _adapter_off(model, teacher):
+    with torch.no_grad(), evaluating(model), below_adapter(model) if teacher.without_adapter else nullcontext():
         rows, weight, bias = inside_forward(model, causal_lm, work)
     return Teacher(rows, replace(found[0], weight=weight, bias=bias), teacher.coefficient)
 
@@ -123,7 +123,3 @@ def _mixed(shares: list[Teacher]) -> list[Teacher]:
         rows = torch.lerp(one.rows_NH, each.rows_NH, share)
         mixed[key] = Teacher(rows, one.head, total)
     return list(mixed.values())
-
-
-def _adapter_off(model: nn.Module, teacher: WeightedTeacher) -> AbstractContextManager[Any]:
-    return below_adapter(model) if teacher.without_adapter else nullcontext()
