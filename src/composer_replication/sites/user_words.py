@@ -58,10 +58,10 @@ _PROPOSES = re.compile(
 )
 # Words that leave no doubt: they say that what was being done is not wanted.
 _PLAIN = re.compile(
-    r"^(?:no\b(?! (?:problem|worries|rush))|nope|don'?t|do not|stop (?!here)|wait|never(?! ?mind)|not (?:as|in|on|to|the"
-    r"|a|with|like)|you (?:just |really )?(?:should|shouldn'?t|must|forgot|missed|need to|have to|were supposed)"
-    r"|that'?s (?:not|wrong)|this is (?:not|wrong)|i (?:said|meant|told)|we don'?t (?:want|need|have)|wrong\b|revert|undo"
-    r"|instead)",
+    r"^(?:no\b(?! (?:problem|worries|rush))|nope|don'?t|do not|stop (?!here)|wait|never(?! ?mind)|not (?:as|in|on|to"
+    r"|the|a|with|like)|you (?:just |really )?(?:should|shouldn'?t|must|forgot|missed|need to|have to|were supposed)"
+    r"|that'?s (?:not|wrong)|this is (?:not|wrong)|i (?:said|meant|told)|we don'?t (?:want|need|have)|wrong\b|revert"
+    r"|undo|instead)",
     re.IGNORECASE,
 )
 _RULE = re.compile(
