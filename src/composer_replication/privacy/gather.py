@@ -23,7 +23,6 @@ from composer_replication.privacy.fields import (
 from composer_replication.privacy.named.names import Strength, name_strength
 from composer_replication.privacy.seen import Seen, is_id, is_trivial, mark_of
 
-
 _NONE = Strength.NONE  # looked up once, as what follows runs on every field of every record
 _LISTS = (list, tuple)
 

@@ -152,7 +152,7 @@ class Scanner:
         unfinished: tuple[list[int], list[int]],
         key: str,
     ) -> list[Span]:
-        """Values that line ends break; lines that a mail quotes, without their signs; lines that its encoding breaks."""
+        """Values that line ends break, lines that a mail quotes, lines that its encoding breaks."""
         found: list[Span] = []
         if "\n" not in text and "\\n" not in text:
             return found
