@@ -16,6 +16,7 @@ _NO_LATIN = re.compile(r"[^\W\d_a-zA-ZªºÀ-ɏḀ-ỹ]")
 _ENDINGS = ("s", "es", "ed", "ing", "ly", "en", "er", "n")
 _SHORTEST_WORD, _SHORTEST = 4, 5
 _SHORTEST_CUT = 6
+_SHORTEST_JUMBLE, _FEWEST_PARTS = 11, 4
 
 
 def stem(word: str) -> str:
@@ -40,5 +41,12 @@ def is_uncommon(value: str) -> bool:
     """Whether a value has a word in it that neither code nor messages have; in Latin letters only."""
     if len(value) < _SHORTEST or _NO_LATIN.search(value):
         return False
-    parts = [part for letters in _LETTERS.findall(value) for part in _SEAM.split(letters)]
-    return any(len(part) >= _SHORTEST_WORD and not is_word(part) for part in parts)
+    words = _LETTERS.findall(value)
+    parts = [part for letters in words for part in _SEAM.split(letters)]
+    return any(len(part) >= _SHORTEST_WORD and not is_word(part) for part in parts) or any(map(_is_jumbled, words))
+
+
+def _is_jumbled(letters: str) -> bool:
+    """Capitals all over a long word: no name of code changes so often, and none has so few letters between."""
+    parts = _SEAM.split(letters) if len(letters) >= _SHORTEST_JUMBLE else ()
+    return len(parts) >= _FEWEST_PARTS and len(letters) < 3 * len(parts) + 2
