@@ -90,6 +90,7 @@ _TOKENS = (
     "walletkey",
     "publishkey",
     "signkey",
+    "webhooksigning",
 )
 _WEAK_LAST = (
     "key",

@@ -138,7 +138,7 @@ def is_said(value: str) -> bool:
         is_strong(value)
         and not value.startswith(("-", ".", ":", "_"))
         and not _NO_SECRET.fullmatch(value, 0, _JUDGED)
-        and not is_identifier(value)
+        and (value.endswith("$") or not is_identifier(value))
         and is_plausible(value, Strength.PASSWORD, True)
         and name_strength(value) == Strength.NONE
     )
