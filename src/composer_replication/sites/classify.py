@@ -17,8 +17,9 @@ from composer_replication.actions.session_state import SessionState
 from composer_replication.actions.shell.command import Command, is_path
 from composer_replication.actions.tools import Channel, channel_of, command_text, is_edit, is_shell, plain_name
 from composer_replication.sites.excuses import reconsidered
-from composer_replication.sites.file_rules import EDITS, ELSEWHERE, FAULTS, PATCHES, READS
-from composer_replication.sites.harness_rules import (
+from composer_replication.sites.rule import FailureRule
+from composer_replication.sites.rules.files import EDITS, ELSEWHERE, FAULTS, PATCHES, READS
+from composer_replication.sites.rules.harness import (
     FILE_ARGUMENTS,
     MISUSES,
     OWN_WORDS,
@@ -26,51 +27,28 @@ from composer_replication.sites.harness_rules import (
     SERVER_ARGUMENTS,
     TOOL_NAME,
 )
-from composer_replication.sites.rule import FailureRule, rule
-from composer_replication.sites.shell_rules import MACHINE, SLIPS, WITHHELD
+from composer_replication.sites.rules.machine import MACHINE, WITHHELD
+from composer_replication.sites.rules.slips import SLIPS
+from composer_replication.sites.rules.syntax import SYNTAX
+from composer_replication.sites.rules.usage import USAGE
+from composer_replication.sites.rules.work import BUILDS, CHECKS, MISSING, PROGRAMS, TESTS
 from composer_replication.sites.taxonomy import Verdict as Verdict
-from composer_replication.sites.usage_rules import TYPED
+from composer_replication.sites.unflagged import EXIT, FULL_MESSAGE, TROUBLE, may_end_in
 from composer_replication.sites.view import View
-from composer_replication.sites.work_rules import BUILDS, CHECKS, MISSING, PROGRAMS, TESTS
 
 _SOFT_CONFIDENCE = 0.5
-_EXIT = rule(
-    "nonzero_exit",
-    r"^(?:Error: )?(?:exit (?:code|status)|(?:command |process )?(?:exited|finished|failed) with (?:exit )?(?:code"
-    r"|status))"
-    r"[ :=]+\(?[1-9]\d{0,2}\b|^<returncode>[1-9]|^\[?(?:The )?command .{0,80}exit code:? [1-9]",
-    *("exit", "returncode"),
-    channels="shell",
-    confidence=0.7,
-)
-# Without a flag a failure has to be the outcome of what was run, not something that was printed on the way.
-_RUNS = {
-    "test_failure": re.compile(
-        r"\b(?:py\.?test|unittest|tox|nox|jest|vitest|mocha|rspec|phpunit|ctest|tests?|spec|check)\b"
-    ),
-    "lint_or_typecheck": re.compile(
-        r"\b(?:tsc|eslint|ruff|mypy|flake8|pylint|pyright|credo|dialyzer|clippy|lint|rubocop|edit)\b"
-    ),
-    "compile_error": re.compile(
-        r"\b(?:build|compile|make|cmake|gcc|g\+\+|clang|cargo|go|javac|tsc|webpack|vite|mvn|gradle)\b"
-    ),
-    "python_exception": re.compile(r"\b(?:python[\d.]*|node|ruby|php|java|deno|bun|uv|poetry)\b|\./"),
-    "network": re.compile(
-        r"\b(?:curl|wget|git|pip|npm|yarn|pnpm|cargo|docker|apt|apt-get|ssh|gh|go|clone|pull|push|install)\b"
-    ),
-    "timeout": re.compile(r""),
-    "os_permission": re.compile(r""),
-    "git_state": re.compile(r"\bgit\b"),
-}
-# One of these is in every English message of a failure that carries no flag; most output has none of them.
-_TROUBLE = (
-    *("error", "fail", "no such", "not found", "denied", "fatal", "exit", "returncode", "exception", "traceback"),
-    *("cannot", "can't", "unable", "timed out", "too long", "could not", "not ", "nothing", "reject", "problem"),
-    *("is a directory", "refused", "reformat", "conflict", "ignored", "killed", "unknown", "timeout"),
-)
+_HIDDEN_CONFIDENCE = 0.8
 _ONE_MESSAGE = 600
 _NEAR_AN_END = 12
 _ENVELOPE_LINES = 4
+# Of a file, which a compiler or a linter speaks of.
+_PLACE = re.compile(r"\s*[\w./+-]{1,200}\.\w{1,8}:\d+|.{0,200}\.\w{1,8}:\d+:\d+:")
+_LISTS_COMMANDS = re.compile(r"[;\n]|\|\|")
+_MAY_BE_TYPED = re.compile(
+    r"unknown|unrecogni|illegal|invalid|unsupported|usage:|no |not |missing|requires?|needs|syntax|unexpected|must"
+    r"|cannot|error|expected|unmatched|bad |ambiguous|denied|outside|could",
+    re.IGNORECASE,
+)
 _STREAMS = re.compile(r"^(?:Error|Stderr|Output|Stdout): (?:\(none\)|\(empty\))?\s*$", re.MULTILINE)  # of an envelope
 # Looks whether something is there: that it is not is the answer.
 _PROBES = re.compile(r"\s*(?:/\S{1,40}/)?(?:ls|find|stat|test|\[|file|du|lsd|exa|gls): ")
@@ -83,19 +61,6 @@ _TROUBLE_BEFORE = re.compile(
     r"|not created successfully|is not compatible|no formula|could not (?:get lock|open lock)|returned error: \d"
     r"|pull access denied|command not found|not found in",
     re.MULTILINE | re.IGNORECASE,
-)
-_WORKED = re.compile(r"^(?:Exit code:? 0\b|<returncode>0<|Process exited with code 0\b)", re.IGNORECASE | re.MULTILINE)
-# Sentences with which tools that read and find begin a failure, where the format has no flag.
-_FULL_MESSAGE = re.compile(
-    r"\s*(?:File \S{1,300} (?:not found|does not exist)|File (?:does not exist|not found)|ENOENT|EISDIR"
-    r"|No such (?:file|tool)"
-    r"|(?:The )?path \S{1,300} (?:does not exist|is a directory)|Invalid `|Directory \S{1,300} (?:not found"
-    r"|does not exist)"
-    r"|unsupported call"
-    r"|Unknown tool|failed to parse|Tool \S{1,100} (?:is not|not found|does not)|The user|\[Request|File (?:size"
-    r"|content)|Error validating"
-    r"|The tool execution failed)",
-    re.IGNORECASE,
 )
 
 
@@ -174,7 +139,7 @@ class _Result:
         """Whether a file tool's text can be a message: what was read or found may begin with any words, too."""
         if self.is_error is True or self.view.is_tagged or self.view.is_labelled:
             return True
-        return len(self.view.text) < 1000 and (self.is_edit or _FULL_MESSAGE.match(self.view.text) is not None)
+        return len(self.view.text) < 1000 and (self.is_edit or FULL_MESSAGE.match(self.view.text) is not None)
 
     def _from_tool(self) -> Verdict | None:
         if self.channel == "other":
@@ -185,14 +150,14 @@ class _Result:
         is_message = self.is_error is True or self.view.is_tagged or self.view.is_labelled
         found = self._first(FAULTS) if is_message else None
         found = found or (self._first(EDITS) if self.is_edit else None)
-        may_read = is_message or _FULL_MESSAGE.match(self.view.text) is not None
+        may_read = is_message or FULL_MESSAGE.match(self.view.text) is not None
         return found or (self._first((*READS, *MISUSES)) if may_read else None)
 
     def _from_shell(self) -> Verdict | None:
-        if self.is_error is not True and self.view.text.isascii() and not self.view.has_any(_TROUBLE):
+        if self.is_error is not True and self.view.text.isascii() and not self.view.has_any(TROUBLE):
             return None
         found = self._first(WITHHELD)
-        found = found or (self._as_typed() if self._failed else None)
+        found = found or (self._as_typed() if self._may_be_typed_wrongly else None)
         if found is not None:
             return found
         if self.command.only_shows:
@@ -204,14 +169,38 @@ class _Result:
 
     def _as_typed(self) -> Verdict | None:
         """A command that could not work as it was typed says so at once, or as the last thing it does."""
-        found = self._first(TYPED)
+        found = self._first((*USAGE, *SYNTAX))
         if found is None or (
             found.kind == "shell_syntax" and "\\!" in self.view.text and "\\!" not in self.command.text
         ):
             return None  # some tools put a backslash before each exclamation mark, whatever the quotes
         begin = self.view.here(found.span[0])
         first, rest = self.view.text[:begin], self.view.text[begin:]
+        if _PLACE.match(rest):
+            return None
+        if found.kind != "shell_syntax" and self._follows_trouble(first):
+            return None
+        if not self._failed:
+            return self._behind_a_pipe(found, first)
         return found if min(first.count("\n"), rest.rstrip().count("\n")) <= _NEAR_AN_END else None
+
+    def _follows_trouble(self, first: str) -> bool:
+        """Whether another command, which runs before this one however it ends, had failed."""
+        return _LISTS_COMMANDS.search(self.command.text) is not None and _TROUBLE_BEFORE.search(first) is not None
+
+    def _behind_a_pipe(self, found: Verdict, first: str) -> Verdict | None:
+        """The same where the status is that of another command: only if it is the first thing that was printed."""
+        if first.strip():
+            return None
+        return replace(found, confidence=found.confidence / _SOFT_CONFIDENCE * _HIDDEN_CONFIDENCE)
+
+    @property
+    def _may_be_typed_wrongly(self) -> bool:
+        """Whether it is worth asking: of a command that failed, or whose status is another's and that begins badly."""
+        if self._failed:
+            return True
+        begins = self.view.text.lstrip()[:200].partition("\n")[0]
+        return self.is_error is False and self.command.hides_status and _MAY_BE_TYPED.search(begins) is not None
 
     def _slip(self, is_own: Callable[[str], bool] | None = None) -> Verdict | None:
         """The model's own, unless something else in the same command had gone wrong before."""
@@ -256,20 +245,15 @@ class _Result:
 
     def _outcome(self, rules: Iterable[FailureRule], is_own: Callable[[str], bool] | None = None) -> Verdict | None:
         """`_first` among the rules that, without a flag, can be how this command ended and not something it printed."""
-        return self._first(rules if self._failed else [each for each in rules if self._may_end_in(each)], is_own)
+        return self._first(rules if self._failed else self._endings(rules), is_own)
 
-    def _may_end_in(self, each: FailureRule) -> bool:
-        runs = _RUNS.get(each.kind)
-        least = 0.85 if each.kind in ("test_failure", "python_exception") and each.whose == "task" else 0.7
-        if runs is None or each.confidence < least:
-            return False
-        if each.whose == "env" and each.kind != "timeout" and _WORKED.search(self.view.text):
-            return False
-        return not self.may_be_soft or runs.search(self.command.text) is not None
+    def _endings(self, rules: Iterable[FailureRule]) -> list[FailureRule]:
+        runs_commands = self.may_be_soft
+        return [each for each in rules if may_end_in(each, self.command, self.view, runs_commands=runs_commands)]
 
     @cached_property
     def _exit(self) -> tuple[int, int] | None:
-        return next(_EXIT.matches(self.view, self.command), None)
+        return next(EXIT.matches(self.view, self.command), None)
 
     @cached_property
     def _states_exit(self) -> bool:

@@ -32,6 +32,9 @@ def reconsidered(verdict: Verdict, tool: str, arguments: Mapping[str, Any], text
         return verdict
     if verdict.kind == "shell_path_missing" and _is_elsewhere(tool, arguments, text[slice(*verdict.span)], before):
         return replace(verdict, kind="wrong_folder", reason="the session had shown this path from another folder")
+    path = path_argument(arguments)
+    if verdict.kind == "file_not_found" and path and not path.startswith(("/", "~")) and before.is_from_elsewhere(path):
+        return replace(verdict, kind="wrong_folder", reason="the session had shown this path from another folder")
     reason = next(_excuses(verdict, tool, arguments, text, before), None)
     if reason is None:
         return verdict
