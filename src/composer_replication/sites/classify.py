@@ -28,6 +28,7 @@ from composer_replication.sites.rules.harness import (
     TOOL_NAME,
 )
 from composer_replication.sites.rules.machine import MACHINE, WITHHELD
+from composer_replication.sites.rules.services import SERVICES
 from composer_replication.sites.rules.slips import SLIPS
 from composer_replication.sites.rules.syntax import SYNTAX
 from composer_replication.sites.rules.usage import USAGE
@@ -36,6 +37,7 @@ from composer_replication.sites.taxonomy import Verdict as Verdict
 from composer_replication.sites.unflagged import EXIT, FULL_MESSAGE, TROUBLE, may_end_in
 from composer_replication.sites.view import View
 
+_TYPED = (*USAGE, *SERVICES, *SYNTAX)
 _SOFT_CONFIDENCE = 0.5
 _HIDDEN_CONFIDENCE = 0.8
 _ONE_MESSAGE = 600
@@ -169,7 +171,7 @@ class _Result:
 
     def _as_typed(self) -> Verdict | None:
         """A command that could not work as it was typed says so at once, or as the last thing it does."""
-        found = self._first((*USAGE, *SYNTAX))
+        found = self._first(_TYPED)
         if found is None or (
             found.kind == "shell_syntax" and "\\!" in self.view.text and "\\!" not in self.command.text
         ):

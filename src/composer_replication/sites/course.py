@@ -48,6 +48,7 @@ _REWRITES_HISTORY = re.compile(r"\bgit\b.{0,60}\b(?:rebase|commit\b.{0,80}--amen
 _PUSH_REFUSED = re.compile(r"\[rejected\]|non-fast-forward|failed to push some refs|tip of your current")
 _PUSHES = re.compile(r"\bgit\b.{0,40}\bpush\b")
 _FORCED = re.compile(r"\s(?:-f|--force|--force-with-lease)\b|\s\+\w")
+_WRITES = re.compile(r"\bsed\b.{0,80}\s-\w{0,4}i|\btee\b|(?<![&2=-])>(?![&=]|\s*/dev/)")
 # `create a/b.py`, `new file: b.py`, `b.py (new)`
 _PLANNED = re.compile(
     r"\b(?:creat(?:e|ing)|new file)\b[ :`'\"*]{1,4}(?:(?:a|the|new|file) ){0,3}[`'\"*]{0,3}([\w./-]{1,200}\.\w{1,10})\b"
@@ -198,7 +199,7 @@ class Course:
         commands = map(_command, self._worked_since(self._touched.get(name, 0)))
         file = name.rpartition("/")[2]
         return any(
-            (file in command.text and not command.only_shows) or not _MOVES_THE_TREE.isdisjoint(command.programs)
+            (file in command.text and not _only_shows(command)) or not _MOVES_THE_TREE.isdisjoint(command.programs)
             for command in commands
             if command.text
         )
@@ -227,7 +228,11 @@ def _command(call: ToolCall) -> Command:
 
 def _only_looks(call: ToolCall) -> bool:
     command = _command(call)
-    return command.only_shows if command.text else only_looks(call.name, call.arguments)
+    return _only_shows(command) if command.text else only_looks(call.name, call.arguments)
+
+
+def _only_shows(command: Command) -> bool:
+    return command.only_shows and _WRITES.search(command.text) is None
 
 
 def _fault(call: ToolCall, result: ToolResult, verdict: Verdict) -> tuple[str, str] | None:

@@ -20,6 +20,7 @@ WENT_ROUND = "it goes round a gate, and was refused"
 _REFUSED_ELSEWHERE = "a hook or gate had refused the same in an earlier session of this project"
 _GATED = frozenset({("git", "commit"), ("git", "push")})
 _PARTICULAR = re.compile(r"\S*[/\d.]\S*")  # paths, numbers, hashes: what differs between two refusals of one kind
+_WORKTREE = re.compile(r"/\.(?:claude/)?worktrees/.*")  # of the same project
 _GOES_ROUND = re.compile(r"\s--no-verify\b|\bHUSKY=0|\bSKIP=\w|\bLEFTHOOK=0|\bcommit\b.{0,80}\s-n\b|--no-hooks\b")
 
 
@@ -53,13 +54,16 @@ def goes_round(verdict: Verdict, command: Command) -> bool:
 
 def refusal(conversation: Conversation, gate: str, site: ErrorSite, *, min_confidence: float) -> Refusal:
     """`site` is what the rules say of the first refusal; kept here is what it is if the project had had one before."""
-    is_kept = min_confidence <= CONFIDENCE and not site.reason.startswith("copied history")
+    turn = next(turn for turn in conversation.turns if turn.id == site.turn_id)
     convention = replace(
-        site, kind="hook_blocked", blame="model", confidence=CONFIDENCE, is_kept=is_kept, reason=_REFUSED_ELSEWHERE
+        site,
+        kind="hook_blocked",
+        blame="model",
+        confidence=CONFIDENCE,
+        is_kept=min_confidence <= CONFIDENCE and turn.origin != "copied",
+        reason=_REFUSED_ELSEWHERE,
     )
-    turns = conversation.turns
-    at = next((turn.timestamp for turn in turns if turn.id == site.turn_id and turn.timestamp), None)
-    return Refusal(conversation.cwd or "", gate, at or "", convention)
+    return Refusal(_WORKTREE.sub("", conversation.cwd or ""), gate, turn.timestamp or "", convention)
 
 
 def conventions(refusals: Iterable[Refusal]) -> dict[str, ErrorSite]:

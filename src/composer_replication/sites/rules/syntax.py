@@ -89,8 +89,8 @@ SYNTAX: tuple[FailureRule, ...] = (
     ),
     rule(  # statements of SQL
         "shell_syntax",
-        r"^(?:psql:<stdin>:\d+: )?ERROR: +syntax error at or near|^(?:Parse e"
-        r"|E)rror: (?:in prepare, )?near .{1,60}: syntax error"
+        r"^(?:psql:<stdin>:\d+: )?ERROR: +syntax error at or near"
+        r"|^(?:Parse error: |Error: )?(?:in prepare, )?near .{1,60}: syntax error"
         r"|^ERROR 1064 \(42000\)",
         *("syntax error", "error 1064"),
         channels="shell",

@@ -29,7 +29,7 @@ _RUNS_THE_WORK = re.compile(
 
 
 def _is_known(program: tuple[str, str]) -> bool:
-    name = program[0]
+    name = program[0].lower()
     return name in FAMILIAR and name not in _READS_PLUGINS and program not in _RUNS_OTHERS
 
 
@@ -40,7 +40,7 @@ def is_familiar(command: Command) -> bool:
 
 def is_said_by_known(match: re.Match[str], command: Command) -> bool:
     """Whether only programs that everybody has can have said this, or one of them says so in its own name."""
-    return is_familiar(command) or is_own_familiar(match, command)
+    return is_familiar(command) or is_named(match, command)
 
 
 def thing_of(match: re.Match[str]) -> str:
@@ -68,13 +68,13 @@ def is_wrong_letter(match: re.Match[str], command: Command) -> bool:
     """A single letter, which stands among others behind one dash."""
     letter = re.escape(next(each for each in match.groups() if each))
     is_there = re.search(rf"\s-\w{{0,8}}{letter}", command.text) is not None
-    return is_there and (is_familiar(command) or (command.is_own(match.string) and is_named(match, command)))
+    return is_there and (is_familiar(command) or is_named(match, command))
 
 
 def is_named(match: re.Match[str], command: Command) -> bool:
     """Whether the line begins with the name of a program that everybody has and that the command calls."""
     name = match.string.partition(":")[0].strip().rpartition("/")[2]
-    return any(_is_known(program) for program in command.programs if program[0] == name)
+    return name in FAMILIAR and name not in _READS_PLUGINS and command.calls(name)
 
 
 def is_wrong_name(match: re.Match[str], command: Command) -> bool:
@@ -142,4 +142,5 @@ def has_no_terminal(_: re.Match[str], command: Command) -> bool:
 
 
 def is_own_familiar(match: re.Match[str], command: Command) -> bool:
-    return command.is_own(match.string) and is_named(match, command)
+    """Said in its own name, and by nothing else that may call the same program."""
+    return is_named(match, command) and is_familiar(command)

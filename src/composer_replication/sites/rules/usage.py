@@ -1,4 +1,4 @@
-"""Commands that could not work as they were typed: options a program does not have, names, counts, endpoints, folders.
+"""Commands that could not work as they were typed: options a program does not have, names, counts, the folder.
 
 They come before the work: a runner that was called wrongly ran nothing. What the command has to say for each of them to
 count stands in `typed`.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from composer_replication.sites.rule import FailureRule, rule
 from composer_replication.sites.rules.typed import (
-    asks_a_service,
-    asks_elsewhere,
     has_no_terminal,
     is_familiar,
     is_own_familiar,
@@ -71,13 +69,14 @@ OPTIONS: tuple[FailureRule, ...] = (
     ),
     rule(  # an option without its value, or with a wrong one
         "usage_error",
-        rf"{_KINDS} (?:needs|requires)(?: an?)? (?:argument|value|parameter)[: ]+{_Q}({_OPTION})"
+        r"invalid argument:? ['\"‘]([^'\"’]{1,80})['\"’] for"
+        rf"|{_KINDS} (?:needs|requires)(?: an?)? (?:argument|value|parameter)[: ]+{_Q}({_OPTION})"
         rf"|{_KINDS} {_Q}({_OPTION}){_Q}:? (?:needs|requires|expects?|expected|missing)\b"
         rf"|a value is required for {_Q}({_OPTION})|{_Q}({_OPTION}){_Q}: expected (?:one|at least one|\d+) argument"
         rf"|^error: argument (?:-\w/)?({_OPTION}).{{0,40}}: (?:expected|invalid|not allowed|ignored)"
         rf"|invalid (?:\w+ )?(?:value|argument|choice)s?:? .{{0,80}}? for (?:flag |option |argument )?{_Q}({_OPTION})"
         rf"|Invalid value for {_Q}({_OPTION})|invalid (?:\w+ )?(?:value|choice): {_Q}([\w:./-]{{2,80}})"
-        r"|invalid argument:? ['\"‘]([^'\"’]{1,80})['\"’] for|(?:required flag\(s\)"
+        r"|(?:required flag\(s\)"
         r"|Missing option) ['\"]([\w-]{1,60})",
         *("requires", "needs", "expect", "value", "invalid ", "required flag", "missing", "not allowed"),
         channels="shell",
@@ -142,7 +141,8 @@ COUNTS: tuple[FailureRule, ...] = (
         r"|^(?:error: )?specify only one of|cannot be used (?:with|together)|can't be (?:used together|combined)"
         r"|are mutually exclusive|cannot use (?:the )?[`'\"]?--?\w[\w-]{0,40}[`'\"]? (?:with|and|together)"
         r"|^(?:\S{1,40}: )?(?:error: )?(?:Got unexpected extra argument|Missing argument ['\"]|not enough arguments"
-        r"|wrong number of arguments|cannot use path@version|cannot write multiple packages|-o \S{1,200} is a)",
+        r"|wrong number of arguments|cannot use path@version|argument \S{1,40}: Invalid choice, valid choices"
+        r"|cannot write multiple packages|-o \S{1,200} is a)",
         *("arg(s)", "argument", "specify only", "used with", "used together", "be combined", "mutually"),
         *("flags in", "cannot use", "multiple packages", "-o "),
         channels="shell",
@@ -217,7 +217,7 @@ FOLDERS: tuple[FailureRule, ...] = (
     rule(
         "shell_path_missing",
         r"^(?:.{0,200}: )?(?:stat|lstat|open|chdir) (\S{1,400}): (?:directory not found|no such file or directory)"
-        r"|^Error: Cannot find module '(/[^']{1,400})'|^(?:go: |pattern )?package (\S{1,200}) is not in (?:std"
+        r"|^(?:Error: )?Cannot find module '(/[^']{1,400})'|^(?:go: |pattern )?package (\S{1,200}) is not in (?:std"
         r"|GOROOT)"
         r"|\[Errno 2\] No such file or directory: '?(\S{1,400}?)'?$|^(?:error"
         r"|fatal): could not open '(.{1,300}?)' for reading"
@@ -238,7 +238,7 @@ FOLDERS: tuple[FailureRule, ...] = (
         r"|No targets specified and no makefile found"
         r"|Could not locate Gemfile|requires a project to execute|no pyproject\.toml"
         r"|no configuration file provided: not found"
-        r"|failed to read dockerfile: open|Error: No configuration files|Couldn't find a package\.json"
+        r"|failed to read dockerfile: open|^No configuration files|Couldn't find a package\.json"
         r"|No such file or directory: 'pyproject"
         r"|no tasks? defined in",
         *("main module", "go.mod", "no go files", "does not contain", "cargo.toml", "package.json"),
@@ -250,58 +250,4 @@ FOLDERS: tuple[FailureRule, ...] = (
     ),
 )
 
-SERVICES: tuple[FailureRule, ...] = (
-    rule(
-        "usage_error",
-        r"must first push the current branch|a pull request for branch .{1,200} already exists"
-        r"|build constraints exclude all Go"
-        r"|none of the git remotes configured|no git remotes found",
-        *("first push", "already exists", "build constraints", "git remotes"),
-        channels="shell",
-        confidence=0.75,
-        accept=is_said_by_known,
-    ),
-    rule(
-        "api_misuse",
-        r"no such (?:table|column|function): ([\w.]{1,80})|ERROR: +(?:column|relation|table"
-        r"|function) \"?([\w.]{1,80})\b.{0,80} does not exist"
-        r"|ERROR 1(?:054|146|064) \(\w{5}\).{0,40}? '?([\w.]{2,80})'",
-        *("no such table", "no such column", "no such function", "does not exist", "error 1"),
-        channels="shell",
-        confidence=0.75,
-        accept=is_wrong_use,
-    ),
-    rule(
-        "api_misuse",
-        r"^gh: .{0,200}\(HTTP (?:404|422|400)\)|\bHTTP (?:404|422|400): .{0,200}\(https?://"
-        r"|^glab: .{0,80}\b(?:404|422|400)\b"
-        r"|^gh: (?:Field|Variable|Argument|Expected|Parse error|Unknown|Type mismatch|Problems parsing)\b.{0,200}"
-        r"|Field '\w{1,60}' (?:doesn't exist on type|is missing required arguments)"
-        r"|Could not resolve to an? \w{1,40} with the"
-        r"|^(?:jq: error \(at .{1,40}\): |expected an object but got: |cannot (?:iterate|index)\b)",
-        *("http 4", "glab", "field", "variable", "argument", "parse error", "mismatch"),
-        *("could not resolve to", "parsing", "jq: error (at", "but got: ", "cannot iterate", "cannot index"),
-        channels="shell",
-        confidence=0.75,
-        accept=asks_a_service,
-    ),
-    rule(
-        "api_misuse",
-        r"^curl: \(22\) .{0,80}\b(?:404|400|405|422)\b|ERROR (?:404|400|405|422): ",
-        *("curl: (22)", "error 4"),
-        channels="shell",
-        confidence=0.7,
-        accept=asks_elsewhere,
-    ),
-    rule(  # a filter that does not fit what it is given
-        "usage_error",
-        r"^jq: error \(at .{1,40}\): (?:Cannot (?:index|iterate)|.{0,200}(?:cannot be|has no keys"
-        r"|and .{1,80} cannot))",
-        "jq: error (at",
-        channels="shell",
-        confidence=0.7,
-        accept=is_said_by_known,
-    ),
-)
-
-USAGE: tuple[FailureRule, ...] = (*OPTIONS, *NAMES, *COUNTS, *FOLDERS, *SERVICES)
+USAGE: tuple[FailureRule, ...] = (*OPTIONS, *NAMES, *COUNTS, *FOLDERS)
