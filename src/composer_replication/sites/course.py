@@ -149,7 +149,7 @@ class Course:
             yield _others(verdict, "task", "a look at a file that is to be written")
         if kind == "file_not_found" and blame == "unknown" and self._is_known_missing(call, name):
             yield _models(verdict, "the session had shown that this path is not there")
-        if kind == "edit_stale" and not self._changed_it_itself(name):
+        if kind == "edit_stale" and name in self._touched and not self._changed_it_itself(name):
             yield _others(verdict, "unknown", "somebody else, or a formatter, had changed the file")
         if kind == "git_state" and blame == "unknown" and self._pushes_rewritten(result, command):
             yield _models(verdict, "the session itself had rewritten what was pushed")
@@ -196,7 +196,7 @@ class Course:
 
     def _changed_it_itself(self, name: str) -> bool:
         """Whether a command of the model's had changed the file since it was last read or written."""
-        commands = map(_command, self._worked_since(self._touched.get(name, 0)))
+        commands = map(_command, self._worked_since(self._touched[name]))
         file = name.rpartition("/")[2]
         return any(
             (file in command.text and not _only_shows(command)) or not _MOVES_THE_TREE.isdisjoint(command.programs)

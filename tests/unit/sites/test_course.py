@@ -139,7 +139,7 @@ def test_a_variable_that_had_been_set_and_was_empty_is_the_shells_doing(command,
     assert _last(session).blame == blame
 
 
-@pytest.mark.parametrize(("folder", "blame"), [("/work/shop", "model"), ("/work/gh", "unknown")])
+@pytest.mark.parametrize(("folder", "blame"), [("/srv/shop", "model"), ("/srv/gh", "unknown")])
 def test_an_option_that_the_program_of_the_project_lacks_is_not_a_slip(folder, blame):
     session = Session()
     session.call("Bash", "Exit code 1\nunknown flag: --stat", is_error=True, command="gh pr diff 4 --stat")
@@ -167,7 +167,7 @@ def test_going_round_a_gate_is_the_models_when_it_is_refused(command, is_kept):
     assert _last(session).is_kept is is_kept
 
 
-def _refused(name: str, time: str, cwd: str = "/work/shop", message: str = UNFORMATTED):
+def _refused(name: str, time: str, cwd: str = "/srv/shop", message: str = UNFORMATTED):
     session = Session(identity=name)
     session.call("Bash", message.format(f"src/{name}1.go"), is_error=True, command=f"deploy {name}")
     conversation = session.conversation()
@@ -186,9 +186,9 @@ def _conventions(*conversations):
 
 def test_what_a_gate_refuses_in_a_later_session_of_the_project_is_a_convention():
     first, second = _refused("a", "2026-02-01T10:00:00Z"), _refused("b", "2026-02-02T10:00:00Z")
-    third = _refused("c", "2026-02-03T10:00:00Z", cwd="/work/shop/.worktrees/2")
+    third = _refused("c", "2026-02-03T10:00:00Z", cwd="/srv/shop/.worktrees/2")
     assert _conventions(second, third, first) == {"b", "c"}
-    elsewhere = _refused("d", "2026-02-04T10:00:00Z", cwd="/work/other")
+    elsewhere = _refused("d", "2026-02-04T10:00:00Z", cwd="/srv/other")
     differently = _refused("e", "2026-02-04T10:00:00Z", message="PreToolUse:Bash hook error: no force pushes {}")
     timeless = _refused("f", "")
     assert _conventions(first, elsewhere, differently, timeless) == set()
