@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from composer_replication.actions.session_state import SessionState
-from composer_replication.actions.shell.command import Command, is_path
+from composer_replication.actions.shell.command import Command
 from composer_replication.actions.tools import Channel, channel_of, command_text, is_edit, is_shell, plain_name
 from composer_replication.sites.excuses import reconsidered
 from composer_replication.sites.rule import FailureRule
@@ -33,36 +33,21 @@ from composer_replication.sites.rules.slips import SLIPS
 from composer_replication.sites.rules.syntax import SYNTAX
 from composer_replication.sites.rules.usage import USAGE
 from composer_replication.sites.rules.work import BUILDS, CHECKS, MISSING, PROGRAMS, TESTS
+from composer_replication.sites.surroundings import follows_trouble, is_all, names_a_place, weighed
 from composer_replication.sites.taxonomy import Verdict as Verdict
 from composer_replication.sites.unflagged import EXIT, FULL_MESSAGE, TROUBLE, may_end_in
 from composer_replication.sites.view import View
 
 _TYPED = (*USAGE, *SERVICES, *SYNTAX)
 _SOFT_CONFIDENCE = 0.5
-_HIDDEN_CONFIDENCE = 0.8
+_HIDDEN_CONFIDENCE = 0.65
 _ONE_MESSAGE = 600
 _NEAR_AN_END = 12
 _ENVELOPE_LINES = 4
-# Of a file, which a compiler or a linter speaks of.
-_PLACE = re.compile(r"\s*[\w./+-]{1,200}\.\w{1,8}:\d+|.{0,200}\.\w{1,8}:\d+:\d+:")
-_LISTS_COMMANDS = re.compile(r"[;\n]|\|\|")
 _MAY_BE_TYPED = re.compile(
     r"unknown|unrecogni|illegal|invalid|unsupported|usage:|no |not |missing|requires?|needs|syntax|unexpected|must"
     r"|cannot|error|expected|unmatched|bad |ambiguous|denied|outside|could",
     re.IGNORECASE,
-)
-_STREAMS = re.compile(r"^(?:Error|Stderr|Output|Stdout): (?:\(none\)|\(empty\))?\s*$", re.MULTILINE)  # of an envelope
-# Looks whether something is there: that it is not is the answer.
-_PROBES = re.compile(r"\s*(?:/\S{1,40}/)?(?:ls|find|stat|test|\[|file|du|lsd|exa|gls): ")
-_REPEATS_COMMAND = re.compile(r"^Command: .*", re.MULTILINE)  # an envelope that says what was run
-_HOOK = re.compile(r"husky|pre-commit|lint-staged|commit-msg|\bhook\b", re.IGNORECASE)
-# An installation, a download or a build that failed makes what comes after it fail too.
-_TROUBLE_BEFORE = re.compile(
-    r"^(?:E: |W: |Err:|Error|ERROR|error:|curl: \(|wget: |fatal:|npm ERR|Traceback|╷|│ Error|Warning: No )"
-    r"|unable to locate"
-    r"|not created successfully|is not compatible|no formula|could not (?:get lock|open lock)|returned error: \d"
-    r"|pull access denied|command not found|not found in",
-    re.MULTILINE | re.IGNORECASE,
 )
 
 
@@ -130,7 +115,8 @@ class _Result:
             was_run = self._exit is not None or (self.command.only_shows and len(self.view.text) > _ONE_MESSAGE)
             return None if was_run else self._first(TOOL_NAME) or self._first(OWN_WORDS)
         if self.channel == "other" and self.is_error is None and not self.view.is_labelled:
-            return None
+            is_message = len(self.view.text) < _ONE_MESSAGE
+            return self._first((*TOOL_NAME, *OWN_WORDS)) if is_message else None
         if self.channel == "file" and not self._may_speak:
             return None
         rules = (*TOOL_NAME, *OWN_WORDS, *FILE_ARGUMENTS, *(() if self.view.is_tagged else SERVER_ARGUMENTS))
@@ -178,49 +164,33 @@ class _Result:
             return None  # some tools put a backslash before each exclamation mark, whatever the quotes
         begin = self.view.here(found.span[0])
         first, rest = self.view.text[:begin], self.view.text[begin:]
-        if _PLACE.match(rest):
+        if names_a_place(rest):
             return None
-        if found.kind != "shell_syntax" and self._follows_trouble(first):
+        if found.kind != "shell_syntax" and follows_trouble(first, self.command):
             return None
-        if not self._failed:
+        if not self._failed and self.may_be_soft:
             return self._behind_a_pipe(found, first)
         return found if min(first.count("\n"), rest.rstrip().count("\n")) <= _NEAR_AN_END else None
-
-    def _follows_trouble(self, first: str) -> bool:
-        """Whether another command, which runs before this one however it ends, had failed."""
-        return _LISTS_COMMANDS.search(self.command.text) is not None and _TROUBLE_BEFORE.search(first) is not None
 
     def _behind_a_pipe(self, found: Verdict, first: str) -> Verdict | None:
         """The same where the status is that of another command: only if it is the first thing that was printed."""
         if first.strip():
             return None
-        return replace(found, confidence=found.confidence / _SOFT_CONFIDENCE * _HIDDEN_CONFIDENCE)
+        return replace(found, confidence=max(found.confidence, _HIDDEN_CONFIDENCE))
 
     @property
     def _may_be_typed_wrongly(self) -> bool:
-        """Whether it is worth asking: of a command that failed, or whose status is another's and that begins badly."""
-        if self._failed:
+        """Whether it is worth asking: it failed, has no status, or one that is another's."""
+        if self._failed or not self.may_be_soft:
             return True
         begins = self.view.text.lstrip()[:200].partition("\n")[0]
-        return self.is_error is False and self.command.hides_status and _MAY_BE_TYPED.search(begins) is not None
+        is_hidden = self.command.hides_status if self.is_error is False else not self.command.only_shows
+        return is_hidden and _MAY_BE_TYPED.search(begins) is not None
 
     def _slip(self, is_own: Callable[[str], bool] | None = None) -> Verdict | None:
-        """The model's own, unless something else in the same command had gone wrong before."""
+        """The model's own, unless something else in the same result speaks against it."""
         found = self._first(SLIPS, is_own)
-        if found is None:
-            return None
-        if found.kind == "git_state":
-            by_hook = _HOOK.search(self.view.text) is not None
-            return replace(found, blame="unknown", reason="a hook may have said this") if by_hook else found
-        begin = self.view.here(found.span[0])
-        before = _STREAMS.sub("", _REPEATS_COMMAND.sub("", self.view.text[:begin]))
-        message = self.view.text[begin : begin + 300].partition("\n")[0]
-        if _TROUBLE_BEFORE.search(before) is not None:
-            return replace(found, blame="unknown", reason="something else in the command had failed before")
-        if found.kind == "shell_path_missing" and _PROBES.match(message) is not None:
-            return replace(found, blame="task", reason="a look whether the path is there")
-        listed = any(is_path(word) and word in before and word in message for word in self.command.words)
-        return replace(found, blame="unknown", reason="the same result shows this path") if listed else found
+        return None if found is None else weighed(found, self.view, self.command)
 
     def _from_machine(self) -> Verdict | None:
         found = self._outcome(MACHINE)
@@ -270,6 +240,10 @@ class _Result:
     def _failed(self) -> bool:
         return self.is_error is True or self._exit is not None
 
+    def _is_whole(self, span: tuple[int, int]) -> bool:
+        """Where the format has no flag: a message that is all that came back is no text that was shown."""
+        return self.is_error is None and is_all(span, self.view)
+
     def _fallback(self) -> Verdict:
         reason = "a command failed without a reason that a rule knows"
         return Verdict("nonzero_exit", "task", 0.5, self.view.place(*(self._exit or (0, 0))), self._is_soft, reason)
@@ -288,7 +262,8 @@ class _Result:
             if span is None:
                 continue
             is_soft = self._is_soft and each.whose not in ("user", "harness")
-            confidence = each.confidence * (_SOFT_CONFIDENCE if is_soft and not self._states_exit else 1.0)
+            is_sure = not is_soft or self._states_exit or self._is_whole(span)
+            confidence = each.confidence * (1.0 if is_sure else _SOFT_CONFIDENCE)
             verdict = Verdict(each.kind, each.whose, confidence, self.view.place(*span), is_soft, f"rule {each.kind}")
             if each.whose != "model":
                 return verdict

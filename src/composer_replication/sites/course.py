@@ -38,6 +38,7 @@ _ASKS_ON = re.compile(
     r"\b(?:sleep|watch|wait|checks?|status|logs?|ps|pgrep|curl|run|tests?|lint|build|make|compile|vet|fmt|go|cargo|npm"
     r"|python3?|node|pytest)\b"
 )
+_NOT_APPLIED = re.compile(r"Your proposed edit has introduced")  # a linter's word, but the tool refused the edit
 _WRITES_NEW = word_set("write write_file create create_file write_to_file")
 # A formatter changes files that nobody named; these change what the model asked for.
 _MOVES_THE_TREE = frozenset(
@@ -141,7 +142,7 @@ class Course:
             yield as_convention(verdict)
         if goes_round(verdict, command):
             yield as_convention(verdict, WENT_ROUND)
-        if self._is_again(call, verdict):
+        if self._is_again(call, result, verdict):
             yield _models(verdict, "the same call had just failed in the same way, and nothing was done in between")
         if self._is_broken(call, result, verdict):
             yield _models(verdict, "this tool had just failed twice in this way, whatever it was asked for")
@@ -156,7 +157,7 @@ class Course:
         if kind == "usage_error" and blame == "model" and self._is_about(command):
             yield _others(verdict, "unknown", "the project may be this program's")
 
-    def _is_again(self, call: ToolCall, verdict: Verdict) -> bool:
+    def _is_again(self, call: ToolCall, result: ToolResult, verdict: Verdict) -> bool:
         """Whether the failure of this very call was known, and nothing was done since but looking.
 
         Whatever the first failure was, the second is the model's: nothing had changed. Not where the user or the
@@ -166,9 +167,11 @@ class Course:
         earlier = self._failed.get(_key(call)) if self._failed else None
         if earlier is None or earlier.site.kind != verdict.kind or earlier.known_at >= self._made(call):
             return False
-        if verdict.blame in ("model", "user") or verdict.kind in _REFUSALS | _WORTH_ANOTHER_TRY or verdict.is_soft:
-            return False
         if self._heard_at >= earlier.known_at or not all(map(_only_looks, self._worked_since(earlier.number))):
+            return False
+        if _NOT_APPLIED.search(result.text[:400]):
+            return True
+        if verdict.blame in ("model", "user") or verdict.kind in _REFUSALS | _WORTH_ANOTHER_TRY or verdict.is_soft:
             return False
         return _ASKS_ON.search(command_text(call.name, call.arguments)) is None
 

@@ -42,7 +42,7 @@ _RUNS = {
 TROUBLE = (
     *("error", "fail", "no such", "not found", "denied", "fatal", "exit", "returncode", "exception", "traceback"),
     *("cannot", "can't", "unable", "timed out", "too long", "could not", "not ", "nothing", "reject", "problem"),
-    *("is a directory", "refused", "reformat", "conflict", "ignored", "killed", "unknown", "timeout"),
+    *("is a directory", "refused", "reformat", "conflict", "ignored", "killed", "unknown", "timeout", "usage: "),
 )
 _WORKED = re.compile(r"^(?:Exit code:? 0\b|<returncode>0<|Process exited with code 0\b)", re.IGNORECASE | re.MULTILINE)
 # Sentences with which tools that read and find begin a failure, where the format has no flag.

@@ -63,12 +63,15 @@ UTILITIES = word_set(
     " shuf xmllint nslookup dig strings xxd hexdump md5 md5sum shasum sha256sum readlink realpath greadlink gdate"
     " seq bc xdg-open lsd exa"
 )
+# Of agents whose tools are commands of their shell.
+AGENT_COMMANDS = word_set("open edit create insert goto scroll_up scroll_down search_dir search_file find_file submit")
 # Programs that everybody has: none of them is the one that a project is about.
 FAMILIAR = (
     UTILITIES
     | SET_UP
     | _SHOW
     | _NEUTRAL
+    | AGENT_COMMANDS
     | word_set(
         "git gh glab docker podman kubectl helm terraform aws gcloud az heroku ssh scp mise asdf python3 pip3 ls cp mv"
         " rm mkdir rmdir touch ln chmod chown echo xargs tr kill pkill pgrep patch gunzip gzip psql mysql redis-cli"
@@ -218,7 +221,7 @@ def _program(words: list[str]) -> tuple[str, str] | None:
         words = words[1:]
     if not words or words[0] in _NO_PROGRAMS:
         return None
-    name = words[0].rpartition("/")[2]
+    name = words[0].lstrip("!").rpartition("/")[2]  # a cell runs a command behind that mark
     rest = [word for word in words[1:] if not word.startswith("-")]
     if name.startswith("python") and "-m" in words[:3] and len(words) > words.index("-m") + 1:
         return words[words.index("-m") + 1], rest[1] if len(rest) > 1 else ""

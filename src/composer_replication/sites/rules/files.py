@@ -5,6 +5,7 @@ They are looked for at the start of the result: what a file holds further down i
 
 from __future__ import annotations
 
+from composer_replication.actions.shell.command import AGENT_COMMANDS
 from composer_replication.sites.rule import FailureRule, rule
 
 EDITS: tuple[FailureRule, ...] = (
@@ -118,11 +119,13 @@ PATCHES: tuple[FailureRule, ...] = (
     ),
     rule(  # functions for files, called in a cell of Python
         "file_not_found",
-        r"^\[?ERROR: File (\S{1,300}?) (?:not found|does not exist)",
-        "error: file",
+        r"^(?:\[?ERROR: )?File (\S{1,300}?) (?:not found|does not exist)",
+        "file",
         channels="shell",
         confidence=0.85,
-        accept=lambda match, command: match[1] in command.text,
+        accept=lambda match, command: (
+            match[1] in command.text and ("ERROR" in match[0] or any(map(command.calls, AGENT_COMMANDS)))
+        ),
     ),
     rule(
         "edit_no_match",

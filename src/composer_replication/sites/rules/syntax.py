@@ -87,6 +87,15 @@ SYNTAX: tuple[FailureRule, ...] = (
         confidence=0.75,
         accept=is_written_inline,
     ),
+    rule(  # a cell
+        "shell_syntax",
+        r"\s*(?:Cell In ?\[\d{1,6}\], line \d{1,6}|File \"<ipython-input\S{1,80}, line \d{1,6})\n(?:.{0,300}\n){1,4}?"
+        r"\s*(?:SyntaxError|IndentationError|TabError): ",
+        *("syntaxerror", "indentationerror", "taberror"),
+        channels="shell",
+        where="start",
+        confidence=0.75,
+    ),
     rule(  # statements of SQL
         "shell_syntax",
         r"^(?:psql:<stdin>:\d+: )?ERROR: +syntax error at or near"
