@@ -31,6 +31,7 @@ _SAID_ABOUT = frozenset({"description", "timeout", "run_in_background", "explana
 _WORTH_ANOTHER_TRY = frozenset(
     ["network", "timeout", "os_permission", "test_failure", "lint_or_typecheck", "compile_error", "python_exception"]
 )
+_ALWAYS_THE_SAME = frozenset(["lint_or_typecheck", "compile_error"])  # unlike tests, if nothing was changed
 _REFUSALS = frozenset(["permission_denied", "hook_blocked", "sibling_cancelled"])
 _SURE = 0.7
 # These ask again until something has happened, or run what is being worked on.
@@ -39,6 +40,9 @@ _ASKS_ON = re.compile(
     r"|python3?|node|pytest)\b"
 )
 _NOT_APPLIED = re.compile(r"Your proposed edit has introduced")  # a linter's word, but the tool refused the edit
+_INSTALLS = re.compile(
+    r"\b(?:install|add|get|use|brew|apt|apt-get|dnf|yum|pip3?|npm|asdf|mise|export|source)\b|\bPATH="
+)
 _WRITES_NEW = word_set("write write_file create create_file write_to_file")
 # A formatter changes files that nobody named; these change what the model asked for.
 _MOVES_THE_TREE = frozenset(
@@ -61,9 +65,10 @@ _MAX_SAID = 20_000
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """The last failure of a call: its site, the number of the call, and the turn since which it is known."""
+    """The last failure of a call: site, what came back, the number of the call, and the turn since which it is known."""
 
     site: ErrorSite
+    text: str
     number: int
     known_at: int
 
@@ -79,6 +84,7 @@ class Course:
         self._failed: dict[bytes, _Failure] = {}
         self._gates: dict[str, int] = {}  # what a hook refused -> since when that is known
         self._missing: dict[str, int] = {}  # a path that was not there -> since when that is known
+        self._told: dict[tuple[str, str], tuple[int, int]] = {}  # kind and message: at which call, known since
         self._faults: list[tuple[tuple[str, str], int, int]] = []  # of a tool: which, at which call, known since
         self._touched: dict[str, int] = {}  # a file -> the call that read or wrote it last
         self._worked: list[tuple[int, ToolCall]] = []  # calls that did; looked at when it matters
@@ -109,18 +115,19 @@ class Course:
         changed = next(self._second_thoughts(call, result, verdict, name), verdict)
         if name and verdict.kind == "file_not_found":
             self._missing.setdefault(name, self._turn)
+        self._told[verdict.kind, result.text[slice(*verdict.span)]] = (self._number, self._turn)
         fault = _fault(call, result, verdict)
         self._faults += [(fault, self._number, self._turn)] if fault is not None else []
         return changed
 
-    def keep(self, site: ErrorSite, call: ToolCall) -> ErrorSite:
+    def keep(self, site: ErrorSite, call: ToolCall, result: ToolResult) -> ErrorSite:
         """A failure, with its repetitions counted: calls made when it was known, not parallel ones."""
         key = _key(call)
         earlier = self._failed.get(key)
         if earlier is not None and earlier.site.kind == site.kind and earlier.known_at < self._made(call):
             between = self._number - earlier.number - 1
             site = replace(site, repeats=earlier.site.repeats + 1, repeat_of=earlier.site.id, between=between)
-        self._failed[key] = _Failure(site, self._number, self._turn)
+        self._failed[key] = _Failure(site, result.text, self._number, self._turn)
         return site
 
     def _note(self, call: ToolCall, name: str) -> None:
@@ -146,6 +153,8 @@ class Course:
             yield _models(verdict, "the same call had just failed in the same way, and nothing was done in between")
         if self._is_broken(call, result, verdict):
             yield _models(verdict, "this tool had just failed twice in this way, whatever it was asked for")
+        if self._was_told(call, result, verdict):
+            yield _models(verdict, "the session had shown that this is not there")
         if kind == "file_not_found" and name and self._looks_before_writing(call, name):
             yield _others(verdict, "task", "a look at a file that is to be written")
         if kind == "file_not_found" and blame == "unknown" and self._is_known_missing(call, name):
@@ -161,8 +170,8 @@ class Course:
         """Whether the failure of this very call was known, and nothing was done since but looking.
 
         Whatever the first failure was, the second is the model's: nothing had changed. Not where the user or the
-        harness refused it, where trying again is right (networks, timeouts), or where it asks how things stand by now;
-        and work that fails is never taught.
+        harness refused it, where trying again is right (networks, timeouts, tests), or where it asks how things stand
+        by now.
         """
         earlier = self._failed.get(_key(call)) if self._failed else None
         if earlier is None or earlier.site.kind != verdict.kind or earlier.known_at >= self._made(call):
@@ -171,9 +180,21 @@ class Course:
             return False
         if _NOT_APPLIED.search(result.text[:400]):
             return True
+        if verdict.kind in _ALWAYS_THE_SAME and verdict.blame == "task":
+            return earlier.text == result.text and not verdict.is_soft
         if verdict.blame in ("model", "user") or verdict.kind in _REFUSALS | _WORTH_ANOTHER_TRY or verdict.is_soft:
             return False
         return _ASKS_ON.search(command_text(call.name, call.arguments)) is None
+
+    def _was_told(self, call: ToolCall, result: ToolResult, verdict: Verdict) -> bool:
+        """Whether a program or a path was missing in these very words, and nothing was done about it."""
+        number, known_at = self._told.get((verdict.kind, result.text[slice(*verdict.span)]), (0, self._turn))
+        if known_at >= self._made(call) or self._heard_at >= known_at or verdict.is_soft:
+            return False
+        since = self._worked_since(number)
+        if verdict.kind == "cmd_not_found" and verdict.blame == "env":
+            return not any(_INSTALLS.search(_command(each).text) for each in since)
+        return verdict.kind == "shell_path_missing" and verdict.blame == "unknown" and all(map(_only_looks, since))
 
     def _is_broken(self, call: ToolCall, result: ToolResult, verdict: Verdict) -> bool:
         """Whether the last two calls were of this tool, too, and failed in these words: not for what they asked."""

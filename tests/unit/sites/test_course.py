@@ -94,6 +94,32 @@ def test_looking_changes_nothing_so_the_same_call_again_is_the_models(between, b
     assert _last(session).blame == blame
 
 
+@pytest.mark.parametrize(
+    ("second", "between", "blame"),
+    [
+        ("a.go:3:1: undefined: x", "cat a.go", "model"),
+        ("a.go:3:1: undefined: x", "sed -i s/x/y/ a.go", "task"),
+        ("a.go:4:1: undefined: y", "cat a.go", "task"),
+    ],
+)
+def test_a_build_that_nothing_was_changed_for_fails_as_before(second, between, blame):
+    session = Session()
+    session.call("Bash", "Exit code 1\n# shop\na.go:3:1: undefined: x", is_error=True, command="go build ./...")
+    session.call("Bash", "", command=between)
+    session.call("Bash", f"Exit code 1\n# shop\n{second}", is_error=True, command="go build ./...")
+    assert [site.blame for site in find_error_sites(session.conversation())] == ["task", blame]
+
+
+@pytest.mark.parametrize(("between", "blame"), [("go build ./...", "model"), ("brew install golangci-lint", "env")])
+def test_a_program_that_was_shown_to_be_missing_is_missing_until_something_is_installed(between, blame):
+    session = Session()
+    for folder in ("a", "b"):
+        text = "Exit code 127\n(eval):1: command not found: golangci-lint"
+        session.call("Bash", text, is_error=True, command=f"golangci-lint run ./{folder}")
+        session.call("Bash", "", command=between)
+    assert [site.blame for site in find_error_sites(session.conversation())] == ["env", blame]
+
+
 def test_a_tool_that_is_broken_is_broken_whatever_it_is_asked_for():
     session = Session()
     for path in ("/repo", "/repo/a", "/repo/b"):
