@@ -86,7 +86,5 @@ def _cut(
                 state_ids=[pairs[item.number].state_id for item in window.items if item.channel == _PAIRS],
             )
             into.windows.append(stored)
-            into.counts.update(stored.counts())
-            into.counts.update(
-                windows=1, tree_tokens=stored.num_tokens, sites=len(stored.site_ids), pairs=len(stored.state_ids)
-            )
+            sizes = {"sites": len(stored.site_ids), "pairs": len(stored.state_ids)}
+            into.counts.update(stored.counts() | sizes | {"windows": 1, "tree_tokens": stored.num_tokens})
