@@ -18,6 +18,7 @@ REJECTED = "rejected_side_of_a_pair"
 IMAGE, UNSEEN = "image_before_it", "unseen_context_before_it"
 _BY_KIND = {
     "user_rejected": REFUSED,
+    "user_corrected": REFUSED,
     "permission_denied": REFUSED,
     "hook_blocked": BLOCKED,
     "user_interrupt": INTERRUPTED,
