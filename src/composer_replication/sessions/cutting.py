@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.session_batch import session_batches
 from composer_replication.batch.session_records import SiteHint
 from composer_replication.batch.taught_turns import wrong_hints
 from composer_replication.batch.tree_batch import CHANNELS
-from composer_replication.sessions.rendering import RenderedSession, WindowSettings
 from composer_replication.sessions.stored_windows import StoredWindow, store_window
+
+if TYPE_CHECKING:
+    from composer_replication.sessions.rendering import RenderedSession, WindowSettings
 
 _, _SITES, _PAIRS = CHANNELS
 
