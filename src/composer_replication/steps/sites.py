@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from composer_replication.config import SitesConfig
@@ -20,11 +21,12 @@ from composer_replication.runs.sites import SCHEMA, VERSION, to_row
 from composer_replication.runs.tools import read_tools
 from composer_replication.sites import find_error_sites
 from composer_replication.sites.find import NO_FAILURE
+from composer_replication.sites.gates import Refusal, conventions
 from composer_replication.sites.user_words import CORRECTED
 from composer_replication.teacher_replay.hint_writer import WrittenHints, write_hints
 from composer_replication.teacher_replay.replay import ReplayOptions
 from composer_replication.teacher_replay.teachers import read_specs
-from composer_replication.types import ErrorSite
+from composer_replication.types import Conversation, ErrorSite, Hint
 
 _WITH_WRITER = ("writer", "template", "raw_error")
 
@@ -64,22 +66,17 @@ def write_sites(
     # What was ingested with its secrets in it does not get them into a hint, which is trained on.
     scrubber = None if run.meta("conversations").settings.get("scrubbed") is True else Scrubber()
     # Of every agent, as a file gave them: an inferred schema does not say what a tool needs.
-    tools = read_tools(run).given
+    options = {"tool_schemas": read_tools(run).given, "scrubber": scrubber, **sources}
 
     def all_rows() -> Iterator[dict[str, object]]:
-        for conversation in read_conversations(run):
-            passed_over, along = list[ErrorSite](), StateAlong(conversation)
-            for site in find_error_sites(conversation, min_confidence=section.min_confidence, passed_over=passed_over):
-                options = {"tool_schemas": tools, "scrubber": scrubber, "along": along, **sources}
-                hint = write_hint(site, conversation, **options) if site.is_kept else None
+        for site, hint in _with_hints(read_conversations(run), section.min_confidence, options):
+            written.append(site)
+            if site.kind == NO_FAILURE:
+                drops[site.reason] += 1
+            else:
                 counts.update(("sites", f"blame: {site.blame}"))
                 counts.update((f"hint: {hint.source}",) if hint is not None else ())
-                written.append(site)
-                yield to_row(site, hint)
-            for site in passed_over:
-                drops[site.reason] += 1
-                written.append(site)
-                yield to_row(site, None)
+            yield to_row(site, hint)
 
     run.write_jsonl(
         "sites",
@@ -92,6 +89,28 @@ def write_sites(
         settings={"min_confidence": section.min_confidence},
     )
     return SitesOfRun(written, {} if hints is None else hints.counts)
+
+
+def _with_hints(
+    conversations: Iterable[Conversation], min_confidence: float, options: Mapping[str, Any]
+) -> Iterator[tuple[ErrorSite, Hint | None]]:
+    """Every site with its hint. All wait for the last conversation: a gate's first refusal may not be its project's."""
+    sites: list[tuple[ErrorSite, Hint | None]] = []
+    refusals: list[Refusal] = []
+    hints_if_second: dict[str, Hint | None] = {}
+    for conversation in conversations:
+        passed_over, mine = list[ErrorSite](), list[Refusal]()
+        found = find_error_sites(conversation, min_confidence=min_confidence, passed_over=passed_over, refusals=mine)
+        hint_of = partial(write_hint, conversation=conversation, along=StateAlong(conversation), **options)
+        second = {each.site.id: each.site for each in mine if each.site.is_kept}
+        for site in found:
+            sites.append((site, hint_of(site) if site.is_kept else None))
+            hints_if_second |= {site.id: hint_of(second[site.id])} if site.id in second else {}
+        sites += [(site, None) for site in passed_over]
+        refusals += mine
+    later = conventions(refusals)
+    for site, hint in sites:
+        yield (later[site.id], hints_if_second.get(site.id)) if site.id in later else (site, hint)
 
 
 def _asked_for(section: SitesConfig, run: RunDir, no_scrub: bool, allowed: Iterable[str]) -> WrittenHints:
