@@ -11,4 +11,5 @@ encode      pieces of text as token ids
 renderer    all of it: `Renderer.render`
 left_cut    where a sequence begins that is too long
 token_text  the way back: what single tokens say
+decision    which tokens of a call decide it
 """
