@@ -109,7 +109,7 @@ class ProofConfig:
     )
     margin: float = option(
         0.0,
-        "Nats a token by which its hint must lower an erring decision more than a wrong hint does, and than good calls.",
+        "Nats a token by which a hint must lower its erring decision more than a wrong hint does, and than good calls.",
         at_least=0,
     )
 

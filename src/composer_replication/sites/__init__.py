@@ -10,6 +10,7 @@ usage_rules    commands that could not work as they were typed
 work_rules     failures that are the work: tests, checks, builds, programs
 excuses        what the session had shown before, where that speaks for the model
 classify       one result: did it fail, how, and whose doing was it
+user_words     what a user said when refusing a call: does it correct the call, does it name a rule
 find           a conversation's failing calls as sites
 """
 

@@ -16,6 +16,7 @@ from composer_replication.errors import InputError
 from composer_replication.sites.classify import classify
 from composer_replication.sites.rule import FailureRule, registered_rules
 from composer_replication.sites.taxonomy import Verdict
+from composer_replication.sites.user_words import correction_verdict, corrects, own_words, with_words
 from composer_replication.sites.view import View
 from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult, Turn
 
@@ -86,6 +87,7 @@ class _Finder:
         self._gates: dict[str, int] = {}  # what a hook refused -> since when that is known
         self._num_calls = 0
         self._turn = 0
+        self._stopped: Turn | None = None  # the turn that the user stopped, until somebody speaks
         self._heard_at = -1  # the last turn in which somebody but the model spoke
         self._made_at: dict[str, int] = {}
         self._answers: Counter[str] = Counter()
@@ -132,19 +134,32 @@ class _Finder:
         if turn.text.startswith(_INTERRUPTED):
             verdict = Verdict("user_interrupt", "user", 0.98, (0, len(_INTERRUPTED)), False, "the user's own words")
             call = ToolCall(id=call_id, name="", arguments={})
+            self._stopped = last
             yield self._site(
                 _Answered(last, call, turn, ToolResult(call_id=call_id, text=turn.text, is_error=None)), verdict
             )
+        elif self._stopped is last and turn.origin == "human":
+            self._stopped = None
+            yield from self._said_after_stop(turn, last)
         elif _is_observation(self._conversation, turn):
             command = _COMMAND_BLOCK.search(last.text)
             call = ToolCall(id=last.id, name="bash", arguments={"command": command[1] if command else ""})
             yield _Answered(last, call, turn, ToolResult(call_id=last.id, text=turn.text, is_error=None))
+
+    def _said_after_stop(self, turn: Turn, last: Turn) -> Iterator[ErrorSite]:
+        """The site of a stopped turn's last call, where the words that follow plainly turn it down."""
+        words = own_words(turn.text)
+        if words is not None and last.calls and corrects(turn.text[slice(*words)], plainly=True):
+            call = last.calls[-1]
+            result = ToolResult(call_id=call.id, text=turn.text, is_error=None)
+            yield self._site(_Answered(last, call, turn, result), correction_verdict(words))
 
     def _judge(self, answered: _Answered) -> ErrorSite | None:
         call, result = answered.call, answered.result
         verdict = classify(
             call.name, call.arguments, result.text, result.is_error, before=self._state, extra_rules=self._rules
         )
+        verdict = with_words(verdict, result.text)
         self._state.add(call, result.text, failed=verdict.is_failure)
         if not verdict.is_failure:
             if self._failed:

@@ -20,6 +20,7 @@ from composer_replication.runs.sites import SCHEMA, VERSION, to_row
 from composer_replication.runs.tools import read_tools
 from composer_replication.sites import find_error_sites
 from composer_replication.sites.find import NO_FAILURE
+from composer_replication.sites.user_words import CORRECTED
 from composer_replication.teacher_replay.hint_writer import WrittenHints, write_hints
 from composer_replication.teacher_replay.replay import ReplayOptions
 from composer_replication.teacher_replay.teachers import read_specs
@@ -101,6 +102,7 @@ def _asked_for(section: SitesConfig, run: RunDir, no_scrub: bool, allowed: Itera
         (site, conversation)
         for conversation in read_conversations(run)
         for site in find_error_sites(conversation, min_confidence=section.min_confidence)
+        if site.kind != CORRECTED  # what a user said needs no other words
     )
     options = ReplayOptions(cache=run.path("teacher_cache"), last_gate=gate)
     with run.used_for("replay"):

@@ -13,8 +13,8 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
+from composer_replication.batch.render.encode import token_texts
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
-from composer_replication.batch.render.token_text import token_texts
 from composer_replication.errors import InputError
 from composer_replication.types import Conversation, ToolCall, Turn
 
