@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from composer_replication import types
-from composer_replication.ingestion.cache import earlier, session_sources
+from composer_replication.ingestion.cache import last_ingest, session_sources
 from composer_replication.objective.fingerprint import Fingerprint
 from composer_replication.objective.hint_proof import HintProof
 from composer_replication.pairs import export
@@ -157,8 +157,8 @@ RECORDS: Mapping[str, Record] = {
         session_sources.SessionSource,
     ),
     "forgotten": Record(
-        earlier.FORGOTTEN_SCHEMA,
-        earlier.FORGOTTEN_VERSION,
+        last_ingest.FORGOTTEN_SCHEMA,
+        last_ingest.FORGOTTEN_VERSION,
         "A mark is a hash; the text it was made from cannot be read from it.",
         more=(("mark", "str"),),
     ),

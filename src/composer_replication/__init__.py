@@ -15,6 +15,7 @@ privacy         secrets out
 ingestion       logs to conversations
 actions         what a turn did, and what the session had shown by then
 sites           which turn erred, whose doing it was
+judge           would a call fail, said before it runs
 hint_generator  what to say about it
 teacher_replay  what others would have done
 pairs           preference pairs

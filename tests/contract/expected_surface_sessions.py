@@ -107,6 +107,12 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         ),
         "unregister_rule": "(rule)",
     },
+    "judge": {
+        "Judge": "(state, *, project=None, checkout=None)",
+        "JudgedCall": "(turn, call, judgement, result, site, judge)",
+        "Judgement": '(says, rule, kind="", why="")',
+        "judged_calls": "(conversation, *, sites=None, project=None, checkout=None)",
+    },
     "privacy": {
         "Rule": "(kind, pattern, triggers=(), group=0, accept=None)",
         "Scope": "(scanner, unblurred, identity, seen)",
@@ -173,6 +179,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
 MEMBERS_SESSIONS: dict[str, dict[str, str]] = {
     "ClaudeCodeIngester": {"ingest": "(path)", "ingest_conversation": "(path)", "ingest_conversations": "(path)"},
     "DJNormalizer": {"normalize": "(pairs)"},
+    "Judge": {"verdict": "(call)"},
     "FailureRule": {"matches": "(view, command, is_own=None)", "whose": "property"},
     "IngestReport": {"merge": "(other)", "skip": "(reason, file, line=0)"},
     "Rule": {"spans": "(text)", "triggered": "(text)"},

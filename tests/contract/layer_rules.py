@@ -44,15 +44,17 @@ LAYERS = {
     "privacy": Layer(ours=GROUND, on_use={"kingfisher_sdk"}),
     "ingestion": Layer(ours=SOURCES, at_import={"orjson"}, on_use={"atif"}),
     "sites": Layer(ours=SOURCES, at_import={"orjson"}),
+    # What would become of a call; what became of it is for `sites` to say.
+    "judge": Layer(ours=SOURCES | {"sites"}),
     # A hint speaks about a site.
-    "hint_generator": Layer(ours=SOURCES | {"sites"}, at_import={"orjson"}),
+    "hint_generator": Layer(ours=SOURCES | {"sites", "judge"}, at_import={"orjson"}),
     # Whether another teacher is worth asking depends on how those asked so far voted; whether they acted alike, and on
     # what the session had shown, is for `actions` and `sites` to say.
     "teacher_replay": Layer(
         ours=SOURCES | {"ingestion", "hint_generator", "sites"}, at_import={"orjson"}, on_use={"httpx"}
     ),
     "pairs": Layer(
-        ours=SOURCES | {"hint_generator", "ingestion", "sites", "teacher_replay"},
+        ours=SOURCES | {"hint_generator", "ingestion", "judge", "sites", "teacher_replay"},
         at_import={"orjson"},
         on_use={"data_juicer", "yaml"},
     ),

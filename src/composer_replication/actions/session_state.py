@@ -117,6 +117,15 @@ class SessionState:
         """Whether a text has shown this path, as it is or as the end of a longer one, since it was last removed."""
         return self._shell_so_far().has_shown(path)
 
+    def has_shown_text(self, path: str, text: str) -> bool:
+        """Whether this text stood in the file, as far as the session has shown it or written it itself."""
+        whole = self.files.get(normal_path(path, self._cwd))
+        views = (LINE_NUMBER.sub("", view) for other, view in self.read.items() if self._is_same(other, path))
+        return (whole is not None and text in whole) or any(text in view for view in views)
+
+    def _is_same(self, path: str, other: str) -> bool:
+        return normal_path(path, self._cwd) == normal_path(other, self._cwd)
+
     def has_touched(self, path: str) -> bool:
         """Whether a tool had read, written or edited this file, however the path was spelled."""
         return normal_path(path, self._cwd) in self._touched

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from composer_replication.batch.render.renderer import Renderer
+from composer_replication.objective.distributed import is_sharded, unwrapped
 from composer_replication.objective.model_head import causal_lm_of
-from composer_replication.objective.wrapped import is_sharded, unwrapped
 
 # What a config says about the machine, the way of running and the history of a model, not about what it computes.
 _VOLATILE = {

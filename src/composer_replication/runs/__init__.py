@@ -14,7 +14,6 @@ pairs          the reader of pairs.jsonl
 tools          the reader of tools.jsonl: which tools a session is shown with
 split          which sessions are learnt from, and which are held out
 elsewhere      what was made from the run outside of it
-forget         sessions out of what was made of them
 """
 
 from composer_replication.runs.artefacts import ARTEFACTS, Artefact

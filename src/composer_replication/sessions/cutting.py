@@ -12,7 +12,7 @@ from composer_replication.batch.session_records import SiteHint
 from composer_replication.batch.taught_turns import wrong_hints
 from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.sessions.rendering import RenderedSession, WindowSettings
-from composer_replication.sessions.stored import StoredWindow, store_window
+from composer_replication.sessions.stored_windows import StoredWindow, store_window
 
 _, _SITES, _PAIRS = CHANNELS
 

@@ -22,10 +22,10 @@ from composer_replication.runs import RunDir
 from composer_replication.runs.pairs import LoggedPair
 from composer_replication.sessions.cutting import cut_sessions
 from composer_replication.sessions.proof import ProofSettings, prove_sites
+from composer_replication.sessions.read_run import LoggedSession, read_sessions
 from composer_replication.sessions.reference import precompute_ref_logprobs
 from composer_replication.sessions.rendering import RenderedSession, WindowSettings, render_session
-from composer_replication.sessions.source import LoggedSession, read_sessions
-from composer_replication.sessions.stored import SessionItem, StoredWindow
+from composer_replication.sessions.stored_windows import SessionItem, StoredWindow
 from composer_replication.types import Conversation
 
 __all__ = ["LoggedPair", "LoggedSession", "LoggedSessions", "SessionItem", "sessions_of_run"]

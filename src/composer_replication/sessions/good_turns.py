@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from composer_replication.actions.write import text_follows_call
 from composer_replication.batch.render.renderer import TEXT_FOLLOWS_CALL
-from composer_replication.sessions.source import LoggedSession
+from composer_replication.sessions.read_run import LoggedSession
 from composer_replication.sites.find import NO_FAILURE
 from composer_replication.types import ErrorSite, Turn
 

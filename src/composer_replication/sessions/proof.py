@@ -19,9 +19,9 @@ from torch import distributed, nn
 from composer_replication.batch.hint_placement import Placement
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import ArtefactCorruptError
+from composer_replication.objective.distributed import agreed_most
 from composer_replication.objective.fingerprint import fingerprint_of
 from composer_replication.objective.hint_proof import HintProof, ProvableSite, prove_hints
-from composer_replication.objective.wrapped import agreed_most
 from composer_replication.runs import RunDir
 from composer_replication.runs.journal import Journal, read_journal
 from composer_replication.sessions.phases import Phase, tell_phase

@@ -22,9 +22,9 @@ from composer_replication.batch.prefixes import SharedPrefixes
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, explain
 from composer_replication.objective.adapters import start_weights
+from composer_replication.objective.distributed import agreed_most
 from composer_replication.objective.fingerprint import Fingerprint, fingerprint_of
 from composer_replication.objective.reference import response_logprobs
-from composer_replication.objective.wrapped import agreed_most
 from composer_replication.sessions.phases import Phase, tell_phase
 
 __all__ = ["ReferenceLogprobs", "precompute_ref_logprobs"]

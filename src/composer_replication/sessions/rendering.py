@@ -25,7 +25,7 @@ from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.runs.pairs import LoggedPair
 from composer_replication.sessions.good_turns import good_turns, taught_otherwise
-from composer_replication.sessions.source import LoggedSession
+from composer_replication.sessions.read_run import LoggedSession
 from composer_replication.types import Conversation, ErrorSite
 
 Responses = Literal["good", "all", "none"]

@@ -20,7 +20,8 @@ from composer_replication.runs import RunDir, Source
 from composer_replication.steps.states import RunStates
 from composer_replication.teacher_replay.ask_and_retry import answer_of
 from composer_replication.teacher_replay.asked_tools import AskedTools
-from composer_replication.teacher_replay.lanes import session_of
+from composer_replication.teacher_replay.concurrency import session_of
+from composer_replication.teacher_replay.cost_survey import PlannedState, PriceRange, Survey
 from composer_replication.teacher_replay.nano_dollars import check_cap
 from composer_replication.teacher_replay.replay import (
     OnMeter,
@@ -33,7 +34,6 @@ from composer_replication.teacher_replay.replay import (
 from composer_replication.teacher_replay.replay import replay as ask_teachers
 from composer_replication.teacher_replay.requests import Settings
 from composer_replication.teacher_replay.store.ledger import TeacherStore
-from composer_replication.teacher_replay.survey import PlannedState, PriceRange, Survey
 from composer_replication.teacher_replay.teachers import Teacher, read_specs
 from composer_replication.types import TeacherCallResult, TraceState
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.teacher_replay.endpoint.client import TeacherClient
+from composer_replication.teacher_replay.endpoint.giving_up import Endpoints
 from composer_replication.teacher_replay.endpoint.outcome import Failure, Reply
-from composer_replication.teacher_replay.endpoint.trust import Endpoints
 from composer_replication.teacher_replay.requests import Request
 from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.store.tables import Elsewhere, Refused
@@ -166,7 +166,8 @@ class Asker:
             self.counts[f"failure: {outcome.error.partition(':')[0]}"] += 1
             wait_s = self._patience.wait_s(attempt, outcome.retry_after_s, self._draw) if outcome.is_retried else None
             if wait_s is None or attempt == most:
-                return Answer(None, _said(outcome, attempt), False, False, latency_s, attempt)
+                said = outcome.error if attempt == 1 else f"{outcome.error} (attempt {attempt})"
+                return Answer(None, said, False, False, latency_s, attempt)
             await self._endpoints.pause(wait_s)
         raise AssertionError("a claim is met before the last attempt is made")
 
@@ -229,7 +230,3 @@ def _cost_of(failure: Failure) -> int | None:
     if failure.cost_nano is not None:
         return failure.cost_nano
     return 0 if failure.billing == "none" else None
-
-
-def _said(failure: Failure, attempts: int) -> str:
-    return failure.error if attempts == 1 else f"{failure.error} (attempt {attempts})"

@@ -15,9 +15,7 @@ from composer_replication.actions.write import text_of
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.teacher_replay.ask_and_retry import Answer, Asker, Patience
-from composer_replication.teacher_replay.endpoint.client import TeacherClient
-from composer_replication.teacher_replay.fence import flags
-from composer_replication.teacher_replay.lanes import (
+from composer_replication.teacher_replay.concurrency import (
     Numbered,
     by_teacher,
     session_of,
@@ -25,12 +23,14 @@ from composer_replication.teacher_replay.lanes import (
     work_off,
     work_off_lanes,
 )
+from composer_replication.teacher_replay.endpoint.client import TeacherClient
+from composer_replication.teacher_replay.injection_fence import flags
 from composer_replication.teacher_replay.nano_dollars import Price, check_cap, to_dollars
 from composer_replication.teacher_replay.requests import Request, RequestBuilder, Settings
 from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.store.tables import Meter
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
-from composer_replication.teacher_replay.votes.gate import Gate, gate_of
+from composer_replication.teacher_replay.votes.worth_asking import Gate, gate_of
 from composer_replication.types import Action, TeacherCallResult, TeacherSpec, TraceState
 
 _log = logging.getLogger(__name__)

@@ -1,0 +1,15 @@
+"""Would this call fail, and how: said before it runs, from what its session had shown. Each verdict names its rule.
+
+It knows the session and, where they are given, earlier sessions of the project and a checkout. What a shell command
+does is mostly unknown, and said to be. A verdict never uses what comes after the call.
+
+verdict  what the judge says of one call
+judge    one call against what is known
+walk     a conversation's calls: what the judge said of each, and what happened
+"""
+
+from composer_replication.judge.judge import Judge
+from composer_replication.judge.verdict import Judgement
+from composer_replication.judge.walk import JudgedCall, judged_calls
+
+__all__ = ["Judge", "JudgedCall", "Judgement", "judged_calls"]

@@ -1,0 +1,74 @@
+"""Walking a conversation: each call is judged by what was there before it, and by nothing that comes later."""
+
+from __future__ import annotations
+
+from composer_replication.judge import Judgement, judged_calls
+from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
+
+WHERE = Provenance(file="log", lines=(1,))
+
+
+def said(number, text="", *calls):
+    return Turn(id=f"t{number}", role="assistant", origin="model", text=text, calls=calls, provenance=WHERE)
+
+
+def brought(number, *results):
+    return Turn(id=f"t{number}", role="tool", origin="tool", results=results, provenance=WHERE)
+
+
+def read(number, path):
+    return ToolCall(id=f"c{number}", name="Read", arguments={"file_path": path})
+
+
+def edit(number, path, old, new):
+    arguments = {"file_path": path, "old_string": old, "new_string": new}
+    return ToolCall(id=f"c{number}", name="Edit", arguments=arguments)
+
+
+def result(number, text, *, is_error=False):
+    return ToolResult(call_id=f"c{number}", text=text, is_error=is_error)
+
+
+TURNS = (
+    said(0, "", read(0, "/repo/a.py")),
+    brought(1, result(0, "     1→x = 1\n     2→y = 2\n")),
+    said(2, "", edit(1, "/repo/a.py", "x = 1", "x = 1"), edit(2, "/repo/a.py", "x = 1", "x = 2")),
+    brought(3, result(1, "No changes to make: old_string and new_string are exactly the same.", is_error=True)),
+    brought(4, result(2, "The file has been updated.")),
+    said(5, "", read(3, "/repo/b.py")),
+)
+
+
+def talk(turns=TURNS):
+    return Conversation(id="s", format="claude_code", turns=turns, cwd="/repo")
+
+
+def test_each_call_comes_with_what_was_said_of_it_and_what_happened():
+    calls = list(judged_calls(talk()))
+    assert [each.call.id for each in calls] == ["c0", "c1", "c2", "c3"]
+    noop = calls[1]
+    assert (noop.judgement.says, noop.judgement.rule, noop.judgement.kind) == ("fails", "edit_noop", "edit_noop")
+    assert noop.site is not None
+    assert noop.site.kind == "edit_noop"
+    assert calls[2].site is None
+    assert calls[3].result is None
+
+
+def test_a_verdict_does_not_change_with_what_comes_later():
+    every = list(judged_calls(talk()))
+    for number in range(1, len(TURNS) + 1):
+        begun = list(judged_calls(talk(TURNS[:number])))
+        assert [each.judgement for each in begun] == [each.judgement for each in every[: len(begun)]]
+
+
+def test_the_state_of_a_moment_knows_what_was_shown_before_it():
+    shown = [each.judge.state.has_shown_text("/repo/a.py", "y = 2") for each in judged_calls(talk())]
+    assert shown == [False, True, True, True]
+
+
+def test_arguments_that_are_no_json_fail():
+    call = ToolCall(id="c9", name="Read", arguments={}, raw_arguments="{file")
+    (judged,) = judged_calls(talk((said(0, "", call),)))
+    assert judged.judgement == Judgement(
+        "fails", "arguments_no_json", "input_validation", "its arguments are no JSON object"
+    )
