@@ -114,7 +114,7 @@ class _File:
 def project_of(conversation: Conversation) -> str:
     """The folder that a session worked in; worktrees of a project are the project."""
     folder = (conversation.cwd or "").rstrip("/")
-    return _WORKTREE.sub("", folder) or NO_PROJECT
+    return _shown(_WORKTREE.sub("", folder)) or NO_PROJECT
 
 
 def read_conventions(run: RunDir) -> list[Convention]:
@@ -127,6 +127,7 @@ def add_conventions(run: RunDir, heard: Sequence[Heard]) -> list[Convention]:
 
     A place where nothing is said any more goes, and with the last of its places a rule that nobody had marked.
     """
+    heard = [each._replace(project=_shown(each.project)) for each in heard]
     file = _read(run)
     before = file.text()
     _keep_said(file, {each.site_id for each in heard}, with_kept=False)

@@ -78,9 +78,7 @@ def write_sites(
     # Of every agent, as a file gave them: an inferred schema does not say what a tool needs.
     options = {"tool_schemas": read_tools(run).given, "scrubber": scrubber, **sources}
     made_of = [run.source("conversations"), run.source("tools")]
-    rules = _Rules(run, scrubber)
-    counts, drops = Counter[str](), Counter[str]()
-    written, rows = list[ErrorSite](), list[dict[str, object]]()
+    rules, drops, rows = _Rules(run, scrubber), Counter[str](), list[tuple[ErrorSite, Hint | None]]()
     for conversation in read_conversations(run):
         passed_over, along = list[ErrorSite](), StateAlong(conversation)
         for each in find_error_sites(conversation, min_confidence=section.min_confidence, passed_over=passed_over):
@@ -88,27 +86,31 @@ def write_sites(
             if site.is_kept and hint is None:
                 hint = write_hint(site, conversation, along=along, **options)
             rules.hear(site, conversation)
-            counts.update(("sites", f"blame: {site.blame}"))
-            counts.update((f"hint: {hint.source}",) if hint is not None else ())
-            written.append(site)
-            rows.append(to_row(site, hint))
+            rows.append((site, hint))
         drops.update(site.reason for site in passed_over)
-        written += passed_over
-        rows += [to_row(site, None) for site in passed_over]
+        rows += [(site, None) for site in passed_over]
     conventions = add_conventions(run, rules.heard)
     if run.path(CONVENTIONS).exists():
         made_of.append(run.source(CONVENTIONS))  # as it is now: what its user changes later makes these sites old
     run.write_jsonl(
         "sites",
-        rows,
+        (to_row(*row) for row in rows),
         schema=SCHEMA,
         version=VERSION,
         sources=made_of,
-        counts=counts,
+        counts=_counts(rows),
         drops=drops,
         settings={"min_confidence": section.min_confidence},
     )
-    return SitesOfRun(written, {} if hints is None else hints.counts, conventions)
+    return SitesOfRun([site for site, _ in rows], {} if hints is None else hints.counts, conventions)
+
+
+def _counts(rows: Iterable[tuple[ErrorSite, Hint | None]]) -> Counter[str]:
+    counts = Counter[str]()
+    for site, hint in rows:
+        counts.update(("sites", f"blame: {site.blame}") if site.kind != NO_FAILURE else ())
+        counts.update((f"hint: {hint.source}",) if hint is not None else ())
+    return counts
 
 
 class _Rules:
