@@ -12,9 +12,9 @@ from composer_replication.runs import RunDir
 from composer_replication.runs import pairs as pair_rows
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.sites import read_sites
-from composer_replication.sessions.stored import StoredWindow
+from composer_replication.sessions.stored_windows import StoredWindow
+from composer_replication.trainer.from_config.inputs import read_inputs
 from composer_replication.trainer.from_config.offline import offline_data
-from composer_replication.trainer.from_config.parts import read_inputs
 from composer_replication.trainer.from_config.renderer import tools_of
 from composer_replication.trainer.presets import load_with_preset
 from composer_replication.types import Turn

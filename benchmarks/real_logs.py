@@ -30,7 +30,7 @@ from typing import NamedTuple
 from composer_replication.config import SitesConfig
 from composer_replication.errors import InputError
 from composer_replication.ingestion.into_run import ingest_into
-from composer_replication.ingestion.scrub_settings import ScrubSettings
+from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.steps.sites import write_sites

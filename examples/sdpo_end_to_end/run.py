@@ -32,7 +32,7 @@ from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.from_config.renderer import tools_of
 from composer_replication.trainer.offline_trainer import OfflineTrainer
-from composer_replication.trainer.teachers import TeacherKeeper
+from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -144,7 +144,7 @@ class Hint:
     """What to say before the erring turn: where it comes from, and the facts of the session it was made of."""
 
     text: str
-    source: Literal["template", "raw_error", "writer"]
+    source: Literal["template", "raw_error", "writer", "user"]
     template: str
     version: int
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -14,8 +14,7 @@ LONELY = {"privacy.kingfisher"}
 ALIASES = {"distillation.entropy_aware_opd", "distillation.simpo", "distillation.taid", "replaysim.normalize"}
 """Known import paths: they hold nothing but another module's names."""
 UNMAPPED: set[str] = set()
-LONGEST_CHAIN = 19
-"""To come: 18."""
+LONGEST_CHAIN = 18
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def test_every_package_s_docstring_is_its_map(sources):
 
 def test_the_longest_chain_of_imports(sources):
     chain = longest_chain(sources)
-    assert len(chain) == LONGEST_CHAIN, " -> ".join(chain)
+    assert len(chain) <= LONGEST_CHAIN, " -> ".join(chain)
 
 
 def planted(**modules: str) -> dict[str, str]:

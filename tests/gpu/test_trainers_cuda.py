@@ -18,7 +18,7 @@ from test_composer_channels import scripted  # noqa: E402
 
 from composer_replication.trainer.channel_settings import ChannelSettings  # noqa: E402
 from composer_replication.trainer.offline_trainer import OfflineTrainer  # noqa: E402
-from composer_replication.trainer.teachers import TeacherKeeper  # noqa: E402
+from composer_replication.trainer.teacher_keeper import TeacherKeeper  # noqa: E402
 from rollouts.tiny_policy import save_policy  # noqa: E402
 
 

@@ -17,7 +17,7 @@ def job(folder: Path, resume: bool, **_options: Any) -> dict[str, Any]:
     from offline_pieces import logged, sessions_of, tiny, trainer_of
 
     from composer_replication.trainer.channel_settings import ChannelSettings
-    from composer_replication.trainer.teachers import TeacherKeeper
+    from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
     model = tiny()
     keeper = TeacherKeeper("ema", ema_rate=0.2)

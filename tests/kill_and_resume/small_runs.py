@@ -20,7 +20,7 @@ from composer_replication.trainer.checkpoints import (
     weights_digest,
     write_manifest,
 )
-from composer_replication.trainer.checkpoints.identity import model_identity
+from composer_replication.trainer.checkpoints.resume import model_identity
 from composer_replication.trainer.checkpoints.weights import (
     load_optimiser_tree,
     load_weights,

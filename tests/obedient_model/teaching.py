@@ -18,7 +18,7 @@ from composer_replication.batch.session_batch import SiteHint, TokenPair, sessio
 from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.objective.components import LossComponents
 from composer_replication.objective.reference import response_logprobs
-from composer_replication.objective.teachers import WeightedTeacher
+from composer_replication.objective.teacher_rows import WeightedTeacher
 from obedient_model.tasks import ToySession
 from obedient_model.world import World
 

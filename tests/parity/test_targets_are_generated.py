@@ -25,8 +25,8 @@ from composer_replication.runs import RunDir
 from composer_replication.runs import conversations as rows
 from composer_replication.runs import sites as site_rows
 from composer_replication.steps.sites import write_sites
+from composer_replication.trainer.from_config.inputs import read_inputs
 from composer_replication.trainer.from_config.offline import offline_data
-from composer_replication.trainer.from_config.parts import read_inputs
 from composer_replication.trainer.presets import load_with_preset
 from composer_replication.types import Conversation, ToolCall, ToolResult, Turn
 from judged_run import Pair, judge_run, write_pairs

@@ -116,13 +116,10 @@ def pair_ids(
     start = min(side.start for side in sides)
     first, second = (side.ids[:start] for side in sides)
     # Only the header may be longer on one side: a message more would be another state.
-    if first != second or max(side.start for side in sides) - start > _header_tokens(renderer):
+    header_tokens = max(map(len, renderer.encoder.encode(renderer.dialect.headers)))
+    if first != second or max(side.start for side in sides) - start > header_tokens:
         same = next((at for at, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1]), start)
         got = f"{sides[0].start} and {sides[1].start} tokens, the same up to {same}"
         fix = "The template shows the messages before an answer in another way for each of the two; leave the pair out."
         raise AlignmentError(explain(f"contexts of pair {conversation_id}", got=got, expected="the same ids", fix=fix))
     return PairIds(*(ResponseIds(side.ids, start) for side in sides))
-
-
-def _header_tokens(renderer: Renderer) -> int:
-    return max(map(len, renderer.encoder.encode(renderer.dialect.headers)))

@@ -18,14 +18,14 @@ from importlib import import_module
 VERBS = ("ingest", "sites", "inspect", "teachers", "replay", "pairs", "train", "export", "forget")
 
 _WHAT_TO_DO = {
-    errno.ENOSPC: "make room on that disk",
-    errno.EDQUOT: "make room there: a quota is used up",
-    errno.EFBIG: "that file may not grow any more: look at the limits of the file system and of `ulimit -f`",
-    errno.EROFS: "that place is read-only: name another one",
-    errno.EACCES: "look at whose the file or folder is",
-    errno.EPERM: "look at whose the file or folder is",
-    errno.EMFILE: "too many files are open: raise `ulimit -n`",
-    errno.EIO: "the disk or the network drive fails",
+    errno.ENOSPC: "Make room on that disk",
+    errno.EDQUOT: "Make room there: a quota is used up",
+    errno.EFBIG: "That file may not grow any more: look at the limits of the file system and of `ulimit -f`",
+    errno.EROFS: "That place is read-only: name another one",
+    errno.EACCES: "Look at whose the file or folder is",
+    errno.EPERM: "Look at whose the file or folder is",
+    errno.EMFILE: "Too many files are open: raise `ulimit -n`",
+    errno.EIO: "The disk or the network drive fails",
 }
 _AGAIN = "No artefact was left half written, and the same command can be run again."
 _UNFORESEEN = (
@@ -121,7 +121,7 @@ def in_words(error: Exception) -> str:
     first = lines[0].rstrip(".") if lines else ""
     if isinstance(error, OSError):
         advice = _WHAT_TO_DO.get(error.errno or 0)
-        return f"{first or type(error).__name__}. {_capital(advice)}. {_AGAIN}" if advice else str(error)
+        return f"{first or type(error).__name__}. {advice}. {_AGAIN}" if advice else str(error)
     if isinstance(error, MemoryError):
         return f"there is not enough memory{': ' + first if first else ''}. {_AGAIN}"
     if _is_of(error, "sqlite3", "Error"):
@@ -147,7 +147,3 @@ def _is_of(error: Exception, module: str, name: str) -> bool:
     """Whether an error is of a library's class; one that was never loaded has raised nothing."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(error, kind)
-
-
-def _capital(text: str | None) -> str:
-    return text[:1].upper() + text[1:] if text else ""

@@ -176,7 +176,9 @@ def as_shown(name: str) -> str:
 
 def figures_text(figures: Mapping[str, Any]) -> str:
     """The figures that somebody watches, in a fixed order."""
-    return "  ".join(f"{name} {float(figures[key]):.4g}" for key, name in _SHOWN if _is_number(figures.get(key)))
+    return "  ".join(
+        f"{name} {float(figures[key]):.4g}" for key, name in _SHOWN if isinstance(figures.get(key), int | float)
+    )
 
 
 def _beside_bar(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,10 +191,6 @@ def _say_line(say: Callable[[str], None], step: int, total: int, figures: Mappin
     text = figures_text(figures)
     if text:
         say(f"step {step} of {total}: {text}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
 
 
 @contextlib.contextmanager

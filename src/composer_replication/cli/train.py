@@ -118,7 +118,7 @@ def _quiet_libraries() -> None:
     import sys
 
     from composer_replication.cli.console import is_terminal
-    from composer_replication.trainer.from_config.parts import hide_progress_bars
+    from composer_replication.trainer.from_config.inputs import hide_progress_bars
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     if not is_terminal(sys.stderr):

@@ -13,9 +13,11 @@ from composer_replication.hint_generator.facts import StateAlong, call_of, colle
 from composer_replication.hint_generator.parameters import is_json_error
 from composer_replication.hint_generator.templates import HINT_TEMPLATES, VERSION, dispatch
 from composer_replication.privacy import Scrubber
+from composer_replication.sites.user_words import CORRECTED
 from composer_replication.types import Conversation, ErrorSite, Hint
 
 HintSource = Literal["template", "raw_error", "writer"]
+_MAX_SAID = 400
 HintWriter = Callable[[ErrorSite, Conversation, HintContext], str | None]
 _SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z`\"']|\s*$)")
 MAX_SENTENCES = 2
@@ -44,6 +46,8 @@ def write_hint(
         raise InputError(explain("hint sources", got=got, expected=expected))
     if site.blame != "model":
         return None
+    if site.kind == CORRECTED:
+        return said_hint(user_words(site, conversation), scrubber=scrubber)
     facts = collect_facts(site, conversation, tool_schemas=tool_schemas, along=along)
     if scrubber is not None:  # before anything is cut short: half a secret is no longer known for one
         scope = scrubber.scope()
@@ -56,6 +60,23 @@ def write_hint(
             clean = clean if scrubber is None else scrubber.scope().text(clean)
             return Hint(text=clean, source=source, template=template, version=VERSION, facts=dict(facts))
     return None
+
+
+def said_hint(words: str, *, template: str = CORRECTED, scrubber: Scrubber | None = None) -> Hint | None:
+    """What a user said as a hint, in the user's words; None where nothing is left of them that can be shown."""
+    words = words if scrubber is None else scrubber.scope().text(words)
+    shown = " ".join("".join(each if each.isprintable() else " " for each in words).split()).replace('"', "'")
+    shown = shown if len(shown) <= _MAX_SAID else shown[: _MAX_SAID - 1].rpartition(" ")[0] + "…"
+    text = f'The user says: "{shown}"'
+    return Hint(text=text, source="user", template=template, version=VERSION, facts={"words": shown}) if shown else None
+
+
+def user_words(site: ErrorSite, conversation: Conversation) -> str:
+    """The words that a site's evidence is: of a refusal, or of the message after a stop."""
+    turn = next((each for each in conversation.turns if each.id == site.result_turn_id), None)
+    results = () if turn is None else (each.text for each in turn.results if each.call_id == site.call_id)
+    text = next(iter(results), "" if turn is None else turn.text)
+    return text[slice(*site.evidence)]
 
 
 def first_sentences(text: str, number: int = MAX_SENTENCES) -> str:

@@ -87,15 +87,12 @@ class ClaudeCodeIngester:
             raise InputError(explain(str(path), got="no such file", expected="a Claude Code session log"))
         self.last_report, self.last_stats = IngestReport(), IngestionStats()
         contexts = list(read(SourceFile(path, path.name), self.last_report))
-        kept = [each for each in contexts if not self._is_skipped(each)]
+        kept = [each for each in contexts if not self._skip_sidechain or each.parent is None or _continues(each)]
         if self._scrubber is not None:
             scope = self._scrubber.scope()
             kept = [scrub_conversation(each, scope) for each in kept]
         self._count(contexts, kept)
         return kept
-
-    def _is_skipped(self, conversation: Conversation) -> bool:
-        return self._skip_sidechain and conversation.parent is not None and not _continues(conversation)
 
     def _count(self, contexts: list[Conversation], kept: list[Conversation]) -> None:
         stats, report = self.last_stats, self.last_report

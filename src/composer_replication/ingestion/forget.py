@@ -9,7 +9,7 @@ from itertools import islice
 
 from composer_replication.ingestion import schemas
 from composer_replication.ingestion.cache.content_marks import forgotten_marks
-from composer_replication.ingestion.cache.earlier import write_forgotten
+from composer_replication.ingestion.cache.last_ingest import write_forgotten
 from composer_replication.ingestion.cache.session_sources import (
     Row,
     SessionSource,
@@ -19,7 +19,6 @@ from composer_replication.ingestion.cache.session_sources import (
     with_suffix,
     write_accounts,
 )
-from composer_replication.ingestion.into_run import write_tools
 from composer_replication.runs import RunDir
 from composer_replication.runs import conversations as rows
 from composer_replication.runs.tools import read_tools
@@ -63,7 +62,7 @@ def forget(run: RunDir, gone: Set[str]) -> None:
         settings=meta.settings,
     )
     write_accounts(run, settled, is_scrubbed=is_scrubbed)
-    write_tools(run, tools, given, is_scrubbed=is_scrubbed)
+    schemas.write_tools(run, tools, given, is_scrubbed=is_scrubbed)
 
 
 def _bare(row: Row) -> Row:

@@ -9,17 +9,16 @@ from typing import Any
 
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.ingestion import schemas
-from composer_replication.ingestion.cache.earlier import Earlier, read_earlier
+from composer_replication.ingestion.cache.drop_copies import settle
 from composer_replication.ingestion.cache.gather import GatheredFamily, gather
+from composer_replication.ingestion.cache.last_ingest import Earlier, read_earlier
 from composer_replication.ingestion.cache.planning import Plan, Planned, plan
 from composer_replication.ingestion.cache.session_sources import FORGOTTEN, SessionSource, add_totals, write_accounts
-from composer_replication.ingestion.cache.settle import settle
 from composer_replication.ingestion.cache.summary import IngestSummary
 from composer_replication.ingestion.registry import no_session
-from composer_replication.ingestion.scrub_settings import ScrubSettings
+from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.runs import RunDir
 from composer_replication.runs import conversations as rows
-from composer_replication.runs import tools as run_tools
 from composer_replication.runs.records import Line
 
 Progress = Callable[[int, int], None]
@@ -96,22 +95,8 @@ def _write(
     )
     write_accounts(run, sources, is_scrubbed=scrub is not None)
     given = tools if scrub is None else scrub.scrubber().scope().value(dict(tools))
-    write_tools(run, inferred, given, is_scrubbed=scrub is not None)
+    schemas.write_tools(run, inferred, given, is_scrubbed=scrub is not None)
     return IngestSummary.of(sources, planned, gathered, lost=earlier.lost, is_scrubbed=scrub is not None)
-
-
-def write_tools(
-    run: RunDir, inferred: schemas.ToolSchemas, given: Mapping[str, Mapping[str, Any]], *, is_scrubbed: bool
-) -> None:
-    """`tools.jsonl`, after the conversations it was inferred from."""
-    run.write_jsonl(
-        "tools",
-        schemas.tool_rows(inferred, given),
-        schema=run_tools.SCHEMA,
-        version=run_tools.VERSION,
-        sources=["conversations"],
-        settings={"scrubbed": is_scrubbed},
-    )
 
 
 def _roots(paths: Iterable[str | Path]) -> list[Path]:

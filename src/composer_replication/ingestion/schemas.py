@@ -11,6 +11,8 @@ from typing import Any, cast
 import orjson
 
 from composer_replication.errors import InputError, explain
+from composer_replication.runs import RunDir
+from composer_replication.runs.tools import SCHEMA, VERSION
 
 _Tool = tuple[str, str]
 """The format of the logs, which says whose tool it is, and the tool's name: two agents may have tools of one name."""
@@ -85,6 +87,14 @@ def load_tool_schemas(path: Path) -> dict[str, dict[str, Any]]:
         expected = "a list with tools in it, or an object with one"
         raise InputError(explain(str(path), got=got, expected=expected, fix=fix))
     return dict(_named_schema(each, f"{path}, tool {number}") for number, each in enumerate(cast("list[Any]", tools)))
+
+
+def write_tools(
+    run: RunDir, inferred: ToolSchemas, given: Mapping[str, Mapping[str, Any]], *, is_scrubbed: bool
+) -> None:
+    """`tools.jsonl`, after the conversations it was inferred from."""
+    rows, settings = tool_rows(inferred, given), {"scrubbed": is_scrubbed}
+    run.write_jsonl("tools", rows, schema=SCHEMA, version=VERSION, sources=["conversations"], settings=settings)
 
 
 def tool_rows(inferred: ToolSchemas, given: Mapping[str, Mapping[str, Any]]) -> list[dict[str, object]]:

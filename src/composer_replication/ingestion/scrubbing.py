@@ -1,12 +1,18 @@
-"""Secrets out of a whole conversation, before anybody else sees it."""
+"""Secrets out of a whole conversation, with what a run knows of them: handed to every process, written nowhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 from composer_replication.actions.write import recut_blocks
+from composer_replication.canonical_json import encode
+from composer_replication.privacy import Scope, Scrubber, kingfisher_rule
 from composer_replication.types import Conversation, Link, ToolCall, ToolResult, Turn
 
 
@@ -103,3 +109,99 @@ class _Work:
 
     def _result(self, result: ToolResult) -> ToolResult:
         return replace(result, call_id=self.id(result.call_id), text=self._scope.text(result.text))
+
+
+_MAX_SHOWN = 200
+_CODE = (
+    *("types.py", "canonical_json.py", "runs/conversations.py"),
+    *("actions/calls.py", "actions/messages.py", "actions/write.py"),
+    *("ingestion", "privacy"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScrubSettings:
+    """What a `Scrubber` is made of. Its repr shows no value."""
+
+    env_values: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    home_dirs: tuple[str, ...] = field(default=(), repr=False)
+    user_names: tuple[str, ...] = field(default=(), repr=False)
+    kingfisher: bool = False
+    people: bool = False  # e-mail addresses, phone numbers and names of others, too
+
+    def scrubber(self, *, entropy: bool = True) -> Scrubber:
+        extra = (kingfisher_rule(),) if self.kingfisher else ()
+        return Scrubber(
+            env_values=self.env_values,
+            home_dirs=self.home_dirs,
+            user_names=self.user_names,
+            extra_rules=extra,
+            entropy=entropy,
+            people=self.people,
+        )
+
+    def family_scrubber(self) -> FamilyScrubber:
+        return FamilyScrubber(self)
+
+
+class FamilyScrubber:
+    """The scrubbers of one process: one for texts, and one that tells whether there is something in an id."""
+
+    def __init__(self, settings: ScrubSettings) -> None:
+        self._texts, self._ids = settings.scrubber(), settings.scrubber(entropy=False).scope()
+
+    def scope(self) -> Scope:
+        """A numbering for one family."""
+        return self._texts.scope()
+
+    def scrub(self, conversation: Conversation, scope: Scope) -> Conversation:
+        return scrub_conversation(conversation, scope, holds_secret=lambda each: self._ids.text(each) != each)
+
+
+def shown(text: str, scope: Scope | None) -> str:
+    """A reason or a file name as it may be written: both can quote what a stranger put there, at any length."""
+    text = text if scope is None else scope.text(text)
+    plain = "".join(each if each.isprintable() else "\ufffd" for each in text)
+    return plain if len(plain) <= _MAX_SHOWN else plain[: _MAX_SHOWN - 1] + "…"
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Tells whether rows were made with the same rules and the same known values, without telling the values.
+
+    A plain hash of a short password can be guessed. This one is salted and slow, over all values together.
+    """
+
+    salt: str
+    digest: str
+
+    @staticmethod
+    def of(settings: ScrubSettings | None, salt: str | None = None) -> Fingerprint:
+        salt = secrets.token_hex(16) if salt is None else salt
+        known: list[object] | None = None
+        if settings is not None:
+            known = [dict(settings.env_values), sorted(settings.home_dirs), sorted(settings.user_names)]
+        kingfisher = settings is not None and settings.kingfisher
+        people = settings is not None and settings.people
+        data = encode([_code_hash(), kingfisher, people, known], where="scrub settings")
+        digest = hashlib.scrypt(data, salt=salt.encode(), n=2**14, r=8, p=1, dklen=16)
+        return Fingerprint(salt, digest.hex())
+
+
+def code_files() -> list[Path]:
+    """The code and the lists of words that say what rows hold: rows made by others are made anew."""
+    root = Path(__file__).parents[1]
+    return [
+        file
+        for each in _CODE
+        for file in ([root / each] if each.endswith(".py") else sorted((root / each).rglob("*")))
+        if file.suffix in (".py", ".txt")
+    ]
+
+
+@cache
+def _code_hash() -> str:
+    digest = hashlib.sha256()
+    for file in code_files():
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -6,7 +6,6 @@
     sdpo         self-distillation on the top entries of the student
     taid         a teacher that moves away from the student over a run
     entropy_opd  which KL is used depends on how sure the teacher is
-    row_weights  how much each target token counts
     dpo          preference against a reference
     simpo        preference without one
     linear       all of it straight from hidden rows, in tiles

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from composer_replication.errors import InputError, UnsupportedModelError, explain
-from composer_replication.objective.wrapped import unwrapped
+from composer_replication.objective.distributed import unwrapped
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from composer_replication.loss.rows import Divergence, check_at_least_zero, chec
 from composer_replication.loss.simpo import simpo_loss
 from composer_replication.objective.knobs import Preference
 from composer_replication.objective.row_weighting import HintTargets, RowGroup, RowWeighting, row_groups, row_weights
-from composer_replication.objective.teachers import Teacher, WeightedTeacher
+from composer_replication.objective.teacher_rows import Teacher, WeightedTeacher
 
 _NOTHING_KNOWN = HintTargets()
 

@@ -17,11 +17,11 @@ from composer_replication.errors import InputError, explain
 from composer_replication.objective.batch_channels import batch_channels
 from composer_replication.objective.channels import Channel, Denominators, Options
 from composer_replication.objective.components import LossComponents
+from composer_replication.objective.distributed import inside_forward
 from composer_replication.objective.knobs import LossKnobs
 from composer_replication.objective.model_head import causal_lm_of, embedding_count
 from composer_replication.objective.row_weighting import HintTargets, RowWeighting
-from composer_replication.objective.teachers import WeightedTeacher, check_teachers
-from composer_replication.objective.wrapped import inside_forward
+from composer_replication.objective.teacher_rows import WeightedTeacher, check_teachers
 
 
 def compose_loss(

@@ -21,7 +21,7 @@ from composer_replication.errors import UnsupportedModelError, explain
 from composer_replication.loss.linear.head import LinearHead
 from composer_replication.loss.rows import check_finite_rows
 from composer_replication.objective.adapters import evaluating
-from composer_replication.objective.wrapped import unwrapped
+from composer_replication.objective.distributed import unwrapped
 
 _PROBE_TOKENS = 4
 

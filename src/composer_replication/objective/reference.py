@@ -15,8 +15,8 @@ from composer_replication.errors import InputError, explain
 from composer_replication.objective.adapters import evaluating
 from composer_replication.objective.attention.forward import hidden_rows
 from composer_replication.objective.channels import in_head_dtype, summed_logprobs
+from composer_replication.objective.distributed import agreed_most, inside_forward
 from composer_replication.objective.model_head import causal_lm_of, embedding_count, head_of
-from composer_replication.objective.wrapped import agreed_most, inside_forward
 
 Response = tuple[Sequence[int], int]
 """Token ids of a context and its response, and where the response begins."""

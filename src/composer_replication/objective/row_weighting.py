@@ -1,8 +1,11 @@
 """Switches of channel 2: how much each target token counts, and a teacher that a wrong hint is taken away from.
 
-All of them are off unless asked for. The weights are those of `loss.row_weights`. The contrast answers the style drift
-that any hint causes, whatever it says: a hint that does not belong to the site is put in the same place, and what both
-hints do to the teacher cancels.
+All of them are off unless asked for. The sigmoid gate makes tokens count more that the teacher finds less likely than
+the student, and those less that it likes anyway. Weights are constants; with a mean of 1 over the channel's rows they
+move the loss between tokens and leave its size to alpha.
+
+The contrast answers the style drift that any hint causes, whatever it says: a hint that does not belong to the site is
+put in the same place, and what both hints do to the teacher cancels.
 
     teacher logits = without a hint + strength * (with the hint - with a wrong hint)
 
@@ -11,6 +14,7 @@ A site without a wrong hint keeps its plain teacher, and is counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,9 +25,8 @@ from torch import Tensor
 from composer_replication.errors import InputError, ShapeError, explain
 from composer_replication.loss.linear.head import LinearHead, TeacherTerm
 from composer_replication.loss.linear.row_stats import RowStats, linear_row_stats
-from composer_replication.loss.row_weights import position_decay, sigmoid_gate, teacher_certainty, with_mean_one
 from composer_replication.loss.rows import check_positive, check_unit_interval
-from composer_replication.objective.teachers import Teacher
+from composer_replication.objective.teacher_rows import Teacher
 
 
 @dataclass(frozen=True)
@@ -182,3 +185,27 @@ def _terms(teachers: Sequence[Teacher], times: float = 1.0) -> list[TeacherTerm]
 
 def _rows_of(teachers: Sequence[Teacher], numbers: Tensor) -> list[Teacher]:
     return [each._replace(rows_NH=each.rows_NH[numbers]) for each in teachers]
+
+
+def sigmoid_gate(student_logprobs_N: Tensor, teacher_logprobs_N: Tensor, tau: float) -> Tensor:
+    """2 sigmoid((log p_S(y) - log p_T(y)) / tau): 1 where both agree, up to 2 where the teacher objects."""
+    check_positive(tau, "tau")
+    return 2.0 * torch.sigmoid((student_logprobs_N - teacher_logprobs_N).detach() / tau)
+
+
+def teacher_certainty(entropy_N: Tensor, vocab: int) -> Tensor:
+    """1 - H_T / log V in [0, 1], from entropies in nats; the only distribution over one entry is certain."""
+    return (1.0 - entropy_N.detach() / (math.log(vocab) or 1.0)).clamp(0.0, 1.0)
+
+
+def position_decay(position_N: Tensor, decay: float, dtype: torch.dtype) -> Tensor:
+    """decay^j, with j the number of a target token within its site."""
+    check_positive(decay, "decay")
+    check_unit_interval(decay, "decay")
+    return torch.pow(torch.full_like(position_N, decay, dtype=dtype), position_N)
+
+
+def with_mean_one(weights_N: Tensor) -> Tensor:
+    """Scaled so that their mean is 1; weights that are all 0 stay 0, and say that no row counts."""
+    mean = weights_N.mean() if weights_N.numel() else weights_N.new_ones(())
+    return weights_N / torch.where(mean == 0, torch.ones_like(mean), mean)

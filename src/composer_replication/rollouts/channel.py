@@ -21,10 +21,10 @@ from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.loss.linear import LinearHead, linear_token_logprobs
 from composer_replication.objective.batch_channels import rows_by_part
 from composer_replication.objective.channels import Channel, Options, hint_channel, in_head_dtype
+from composer_replication.objective.distributed import agreed_most
 from composer_replication.objective.model_head import causal_lm_of, decoder_of, head_of
 from composer_replication.objective.row_weighting import Contrast, HintTargets
-from composer_replication.objective.teachers import Teacher, models_of
-from composer_replication.objective.wrapped import agreed_most
+from composer_replication.objective.teacher_rows import Teacher, models_of
 from composer_replication.rollouts.sites import TaughtTurn
 
 

@@ -122,7 +122,7 @@ def _assistant_turn(message: Message, number: int, ids: tuple[int, ...]) -> Turn
         role="assistant",
         origin="model",
         text=content_text(message.get("content")),
-        thinking=_thinking(message),
+        thinking=content_text(next((message[key] for key in THINKING_KEYS if message.get(key)), "")),
         calls=_calls(message, name),
         provenance=_NOWHERE,
         token_ids=ids or None,
@@ -167,10 +167,6 @@ def _call(written: WrittenCall, identity: str) -> ToolCall:
     given = written.arguments
     text = given if given is None or isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str)
     return tool_call(identity, str(written.name or ""), text)
-
-
-def _thinking(message: Message) -> str:
-    return content_text(next((message[key] for key in THINKING_KEYS if message.get(key)), ""))
 
 
 def signalled_sites(rollout: Rollout, conversation: Conversation) -> list[ErrorSite]:

@@ -79,7 +79,8 @@ def gather_rollouts(
         signals: Any = given[number] if given is not None else None
         if signals is None and environments:
             signals = getattr(environments[number], "signals", None)
-        messages = _messages(completions[number])
+        said = completions[number]
+        messages = said if isinstance(said, list) else [{"role": "assistant", "content": str(said)}]
         rollouts.append(
             Rollout(
                 rollout_id=f"{name}-{number}",
@@ -94,10 +95,6 @@ def gather_rollouts(
             )
         )
     return rollouts
-
-
-def _messages(completion: Any) -> list[dict[str, Any]]:
-    return completion if isinstance(completion, list) else [{"role": "assistant", "content": str(completion)}]
 
 
 def _checked(signals: Any, number: int) -> tuple[Mapping[str, Any], ...]:

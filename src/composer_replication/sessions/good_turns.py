@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from composer_replication.actions.write import text_follows_call
 from composer_replication.batch.render.renderer import TEXT_FOLLOWS_CALL
-from composer_replication.sessions.source import LoggedSession
+from composer_replication.sessions.read_run import LoggedSession
 from composer_replication.sites.find import NO_FAILURE
 from composer_replication.types import ErrorSite, Turn
 
@@ -18,6 +18,7 @@ REJECTED = "rejected_side_of_a_pair"
 IMAGE, UNSEEN = "image_before_it", "unseen_context_before_it"
 _BY_KIND = {
     "user_rejected": REFUSED,
+    "user_corrected": REFUSED,
     "permission_denied": REFUSED,
     "hook_blocked": BLOCKED,
     "user_interrupt": INTERRUPTED,

@@ -13,6 +13,7 @@ from composer_replication.types import Blame
 
 _TABLE: tuple[tuple[str, Blame, str], ...] = (
     ("user_rejected", "user", "the user refused the call"),
+    ("user_corrected", "model", "the user refused the call, or stopped it, and said what to do instead"),
     ("user_interrupt", "user", "the user stopped the agent"),
     ("permission_denied", "harness", "the agent's own permission rules refused the call"),
     ("hook_blocked", "harness", "a hook refused or failed the call"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +12,19 @@ from composer_replication.errors import InputError, explain
 from composer_replication.ingestion import forget as ingested
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs import conversations as rows
+from composer_replication.runs.conventions import forget_conventions, num_forgotten
 from composer_replication.runs.elsewhere import MadeElsewhere, made_elsewhere
-from composer_replication.runs.forget import delete_artefact, filtered_of, forget_rows
+from composer_replication.runs.sidecar import ArtefactMeta
+from composer_replication.runs.source_paths import find_source
 from composer_replication.runs.tools import read_tools
 from composer_replication.teacher_replay.store import forget as replayed
 from composer_replication.teacher_replay.store.forget import AnswersOfRun
 
 MIN_PREFIX = 6
 # Made by the ingest itself, before it, or only a list of places.
-_NOT_DERIVED = frozenset({"config", "conversations", "session_sources", "tools", "forgotten", "elsewhere"})
+_NOT_DERIVED = frozenset(
+    {"config", "conversations", "session_sources", "tools", "forgotten", "elsewhere", "conventions"}
+)
 _Link = tuple[str, str | None, str | None]
 """The id of a conversation, of its session, and of the conversation it goes on from."""
 
@@ -28,14 +33,16 @@ _Link = tuple[str, str | None, str | None]
 class Forgetting:
     """What forgetting some sessions takes away: conversations, rows of artefacts, and whole artefacts.
 
-    `answers` are the paid ones of a replay; None without a store of them. `elsewhere` was made from the run outside of
-    it, may hold the sessions or have learnt from them, and stays: whoever forgets has to delete it.
+    `answers` are the paid ones of a replay; None without a store of them. `num_conventions` are rules that were said
+    nowhere else. `elsewhere` was made from the run outside of it, may hold the sessions or have learnt from them, and
+    stays: whoever forgets has to delete it.
     """
 
     conversations: tuple[str, ...]
     filtered: tuple[str, ...]
     deleted: tuple[str, ...]
     answers: AnswersOfRun | None = None
+    num_conventions: int = 0
     elsewhere: tuple[MadeElsewhere, ...] = ()
 
 
@@ -58,6 +65,7 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
         filtered=filtered,
         deleted=tuple(name for name in derived if name not in filtered),
         answers=answers,
+        num_conventions=num_forgotten(run, chosen),
         elsewhere=made_elsewhere(run),
     )
 
@@ -78,6 +86,7 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
         alive = {identity for identity, _, _ in _links(run)} - gone
         ingested.mark(run, gone)  # first: from here on, no crash brings them back
         replayed.forget(run, gone, alive)
+        forget_conventions(run, gone)
         for name in plan.deleted:
             delete_artefact(run, name)
         metas = {name: run.meta(name) for name in plan.filtered}
@@ -116,3 +125,50 @@ def _matching(name: str, links: Sequence[_Link]) -> set[str]:
     expected = f"the id of a session, or at least {MIN_PREFIX} characters that only one begins with"
     fix = f"Did you mean {' or '.join(near[:3])}?" if near else "The ids are in conversations.jsonl: session_id, or id"
     raise InputError(explain("session", got=repr(name), expected=expected, fix=fix))
+
+
+def filtered_of(run: RunDir, derived: Sequence[str]) -> tuple[str, ...]:
+    """Of these artefacts those of which single rows can go; what was made of one that goes whole goes with it."""
+    filtered = [name for name in derived if _can_be_filtered(run, name)]
+    size = -1
+    while size != len(filtered):
+        size = len(filtered)
+        whole = set(derived) - set(filtered)
+        filtered = [name for name in filtered if not whole & {source.name for source in run.meta(name).sources}]
+    return tuple(filtered)
+
+
+def forget_rows(run: RunDir, name: str, gone: Set[str], meta: ArtefactMeta) -> None:
+    """Write an artefact anew without the rows of these conversations; `meta` is its sidecar as it was before.
+
+    Counts and drops are left out: they were made for rows that are gone, by a step that is not here to say.
+    """
+    rows = run.read_jsonl(name, schema=meta.schema, version=meta.version)
+    kept = [row for row in rows if row["conversation_id"] not in gone]
+    sources = [each.name if each.kind == "artefact" else find_source(each.name, run.root) for each in meta.sources]
+    run.write_jsonl(
+        name,
+        kept,
+        schema=meta.schema,
+        version=meta.version,
+        sources=[each for each in sources if isinstance(each, str) or each.is_file()],
+        config_hash=meta.config_hash,
+        settings={**meta.settings, "rows_forgotten": meta.rows - len(kept)},
+    )
+
+
+def delete_artefact(run: RunDir, name: str) -> None:
+    """The artefact and its sidecar."""
+    path = run.path(name)
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    (run.root / ARTEFACTS[name].sidecar_name).unlink(missing_ok=True)
+
+
+def _can_be_filtered(run: RunDir, name: str) -> bool:
+    """Whether single rows can go: they say which conversation they are from, and the artefact is not out of date."""
+    if ARTEFACTS[name].kind != "records":
+        return False
+    return "conversation_id" in run.meta(name).keys and name not in run.lineage(name).stale

@@ -11,7 +11,7 @@ from composer_replication.config import IngestConfig
 from composer_replication.ingestion.cache.summary import IngestSummary
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.ingestion.schemas import load_tool_schemas
-from composer_replication.ingestion.scrub_settings import ScrubSettings
+from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.privacy import secret_looking_environment
 from composer_replication.runs import RunDir
 

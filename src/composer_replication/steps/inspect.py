@@ -14,7 +14,7 @@ from composer_replication.config import CrfConfig
 from composer_replication.errors import InputError, explain
 from composer_replication.runs import RunDir
 from composer_replication.runs.sites import read_site
-from composer_replication.sessions.source import LoggedSession
+from composer_replication.sessions.read_run import LoggedSession
 from composer_replication.trainer.from_config.offline import why_not_taught
 from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
 from composer_replication.types import Conversation, ErrorSite, Hint

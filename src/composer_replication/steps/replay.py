@@ -18,22 +18,21 @@ from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.ingestion.last_gate import Find, gate_of, refusal
 from composer_replication.runs import RunDir, Source
 from composer_replication.steps.states import RunStates
-from composer_replication.teacher_replay.ask_and_retry import answer_of
+from composer_replication.teacher_replay.ask_and_retry import answer_of, call_result
 from composer_replication.teacher_replay.asked_tools import AskedTools
-from composer_replication.teacher_replay.lanes import session_of
+from composer_replication.teacher_replay.concurrency import session_of
+from composer_replication.teacher_replay.cost_survey import PlannedState, PriceRange, Survey
 from composer_replication.teacher_replay.nano_dollars import check_cap
 from composer_replication.teacher_replay.replay import (
     OnMeter,
     ReplayOptions,
     ReplayReport,
-    call_result,
     environment_of,
     teachers_of,
 )
 from composer_replication.teacher_replay.replay import replay as ask_teachers
 from composer_replication.teacher_replay.requests import Settings
 from composer_replication.teacher_replay.store.ledger import TeacherStore
-from composer_replication.teacher_replay.survey import PlannedState, PriceRange, Survey
 from composer_replication.teacher_replay.teachers import Teacher, read_specs
 from composer_replication.types import TeacherCallResult, TraceState
 

@@ -1,19 +1,19 @@
 """Teachers asked about logged states: what would they have done? Cached, within a hard cap.
 
-teachers     who is asked, where, with which key and at which price
-nano_dollars  prices and caps in whole nano-dollars
-prices       what an endpoint's models cost, as it says itself
-fence        tool results as data in a prompt, and what in them reads like an instruction
-requests     the bytes of a request, the most it can cost, and the key of its reply
-endpoint/    one attempt, and whether an endpoint is any use
-store/       replies and money spent
-ask_and_retry  one question: from the store, else within the budget, with patience
-lanes        many sessions at once, so that prompt caches help
-votes/       what answers mean together, and whether another one can matter
-replay       every teacher at every state
-survey       what all of it would ask and cost, before a cent is spent
-asked_tools  with which tools a session was asked about
-hint_writer  hints that a model writes, checked
+teachers         who is asked, where, with which key and at which price
+nano_dollars     prices and caps in whole nano-dollars
+prices           what an endpoint's models cost, as it says itself
+injection_fence  tool results as data in a prompt, and what in them reads like an instruction
+requests         the bytes of a request, the most it can cost, and the key of its reply
+endpoint/        one attempt, and whether an endpoint is any use
+store/           replies and money spent
+ask_and_retry    one question: from the store, else within the budget, with patience
+concurrency      many sessions at once, so that prompt caches help
+votes/           what answers mean together, and whether another one can matter
+replay           every teacher at every state
+cost_survey      what all of it would ask and cost, before a cent is spent
+asked_tools      with which tools a session was asked about
+hint_writer      hints that a model writes, checked
 """
 
 from __future__ import annotations

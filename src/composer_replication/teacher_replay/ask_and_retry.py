@@ -7,16 +7,21 @@ import logging
 import random
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from composer_replication.actions.messages import content_text, message_calls
+from composer_replication.actions.write import text_of
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.teacher_replay.endpoint.client import TeacherClient
+from composer_replication.teacher_replay.endpoint.giving_up import Endpoints
 from composer_replication.teacher_replay.endpoint.outcome import Failure, Reply
-from composer_replication.teacher_replay.endpoint.trust import Endpoints
+from composer_replication.teacher_replay.nano_dollars import to_dollars
 from composer_replication.teacher_replay.requests import Request
 from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.store.tables import Elsewhere, Refused
+from composer_replication.types import Action, TeacherCallResult
 
 _log = logging.getLogger(__name__)
 # How often to look whether another process has the answer that it is asking for.
@@ -166,7 +171,8 @@ class Asker:
             self.counts[f"failure: {outcome.error.partition(':')[0]}"] += 1
             wait_s = self._patience.wait_s(attempt, outcome.retry_after_s, self._draw) if outcome.is_retried else None
             if wait_s is None or attempt == most:
-                return Answer(None, _said(outcome, attempt), False, False, latency_s, attempt)
+                said = outcome.error if attempt == 1 else f"{outcome.error} (attempt {attempt})"
+                return Answer(None, said, False, False, latency_s, attempt)
             await self._endpoints.pause(wait_s)
         raise AssertionError("a claim is met before the last attempt is made")
 
@@ -220,6 +226,32 @@ def answer_of(data: dict[str, Any], *, is_cached: bool) -> Answer:
     return Answer(data, data["error"], is_cached, False, data["latency_s"], data["attempts"])
 
 
+def call_result(state_id: str, found: list[str], slug: str, answer: Answer) -> TeacherCallResult:
+    """What came of a call, with the flags that were found on its state."""
+    reply = answer.reply or {}
+    message = reply.get("message")
+    return TeacherCallResult(
+        state_id=state_id,
+        teacher_slug=slug,
+        response_text=None if message is None or answer.error else reply_text(message),
+        latency_s=answer.latency_s,
+        prompt_tokens=reply.get("prompt_tokens", 0),
+        completion_tokens=reply.get("completion_tokens", 0),
+        cost_usd=to_dollars(reply.get("cost_nano") or 0),
+        error=answer.error,
+        message=message,
+        finish_reason=reply.get("finish_reason"),
+        is_cached=answer.is_cached,
+        attempts=answer.attempts,
+        flags=found,
+    )
+
+
+def reply_text(message: Mapping[str, Any]) -> str:
+    """A teacher's message in the form of a student's action: text, then a line for each call."""
+    return text_of(Action(text=content_text(message.get("content")), calls=message_calls(message, "a reply")))
+
+
 def _waited_for(claim: Elsewhere) -> str:
     return f"{claim.holder} has been asking the same; if it is gone, remove {claim.lock_file}"
 
@@ -229,7 +261,3 @@ def _cost_of(failure: Failure) -> int | None:
     if failure.cost_nano is not None:
         return failure.cost_nano
     return 0 if failure.billing == "none" else None
-
-
-def _said(failure: Failure, attempts: int) -> str:
-    return failure.error if attempts == 1 else f"{failure.error} (attempt {attempts})"

@@ -21,9 +21,9 @@ from composer_replication.hint_generator.write import MAX_SENTENCES, HintWriter,
 from composer_replication.ingestion.last_gate import Find, LastGate
 from composer_replication.privacy import Scrubber
 from composer_replication.teacher_replay.ask_and_retry import NOT_SENT, Answer, Asker
+from composer_replication.teacher_replay.concurrency import work_off
 from composer_replication.teacher_replay.endpoint.client import TeacherClient
-from composer_replication.teacher_replay.fence import as_data
-from composer_replication.teacher_replay.lanes import work_off
+from composer_replication.teacher_replay.injection_fence import as_data
 from composer_replication.teacher_replay.nano_dollars import check_cap
 from composer_replication.teacher_replay.replay import ReplayOptions, teachers_of
 from composer_replication.teacher_replay.requests import RequestBuilder

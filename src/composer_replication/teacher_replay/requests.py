@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from composer_replication.canonical_json import encode, encode_as_written
 from composer_replication.errors import InputError, explain
-from composer_replication.teacher_replay.fence import as_sent, fence
+from composer_replication.teacher_replay.injection_fence import as_sent, fence
 from composer_replication.teacher_replay.teachers import Teacher
 from composer_replication.types import Message
 

@@ -1,21 +1,21 @@
 """Objective to a better model. Names are resolved when they are first used: importing this loads no trainer.
 
-channel_settings   the knobs of channels 2 and 3, and how a weight changes over a run
-presets            what a preset says, as arguments
-teachers           who teaches channel 2 over a run
-start_model        the start weights, as a trainer takes them
-callbacks          `metrics.jsonl`, and how a trainer hears of its own steps
-checkpoints/       complete or passed over, resumed bit for bit
-watch/             will it fit, has it collapsed, why does it not learn
-overrides          every method of transformers' and TRL's trainers that a part takes over, a line each
-offline/           parts of the offline trainer
-offline_trainer    training on logged sessions
-composer/          parts of the composer trainer
-composer_trainer   GRPO with two more channels, inside TRL
-traces/            one trace as rows of token ids
-data_collator      traces to a batch for all three channels
-reference          a known path: `sessions.reference`
-from_config/       what `crf train` does, as a library
+channel_settings  the knobs of channels 2 and 3, and how a weight changes over a run
+presets           what a preset says, as arguments
+teacher_keeper    who teaches channel 2 over a run
+start_model       the start weights, as a trainer takes them
+callbacks         `metrics.jsonl`, and how a trainer hears of its own steps
+checkpoints/      complete or passed over, resumed bit for bit
+watch/            will it fit, has it collapsed, why does it not learn
+overrides         every method of transformers' and TRL's trainers that a part takes over, a line each
+offline/          parts of the offline trainer
+offline_trainer   training on logged sessions
+composer/         parts of the composer trainer
+composer_trainer  GRPO with two more channels, inside TRL
+traces/           one trace as rows of token ids
+data_collator     traces to a batch for all three channels
+reference         a known path: `sessions.reference`
+from_config/      what `crf train` does, as a library
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.offline_trainer import OfflineTrainer
     from composer_replication.trainer.presets import composer_grpo_config, trainer_arguments
-    from composer_replication.trainer.teachers import TeacherKeeper
+    from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
 _HOMES = {
     "ChannelSettings": "trainer.channel_settings",
@@ -38,7 +38,7 @@ _HOMES = {
     "LoggedSessions": "sessions.dataset",
     "OfflineTrainer": "trainer.offline_trainer",
     "RolloutOptions": "rollouts.sites",
-    "TeacherKeeper": "trainer.teachers",
+    "TeacherKeeper": "trainer.teacher_keeper",
     "composer_grpo_config": "trainer.presets",
     "trainer_arguments": "trainer.presets",
 }

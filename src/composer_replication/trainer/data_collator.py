@@ -15,12 +15,19 @@ from composer_replication.batch.alignment import IGNORE_INDEX
 from composer_replication.batch.flat_batch import Wanted, read_flat_batch
 from composer_replication.batch.hint_placement import PLACEMENTS, Placement
 from composer_replication.batch.pair_tokens import PairIds
-from composer_replication.batch.render.left_cut import LeftCut
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError, explain
-from composer_replication.trainer.traces.rows import Hinted, PairMaker, RowMaker, SiteRow, StudentRow, TraceRows
+from composer_replication.trainer.traces.rows import (
+    Hinted,
+    LeftCut,
+    PairMaker,
+    RowMaker,
+    SiteRow,
+    StudentRow,
+    TraceRows,
+)
 from composer_replication.trainer.traces.sites import marked_errors
 from composer_replication.trainer.traces.tensors import (
     ReferenceLookup,

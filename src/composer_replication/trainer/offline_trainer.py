@@ -22,10 +22,10 @@ from composer_replication.errors import InputError, explain
 from composer_replication.loss.taid import TAIDScheduler
 from composer_replication.objective.components import LossComponents
 from composer_replication.objective.compose import compose_loss
+from composer_replication.objective.distributed import is_sharded
 from composer_replication.objective.row_weighting import RowWeighting
-from composer_replication.objective.wrapped import is_sharded
 from composer_replication.sessions.dataset import LoggedSessions
-from composer_replication.sessions.stored import KEY, SessionBatch, collate, items_of, moved
+from composer_replication.sessions.stored_windows import KEY, SessionBatch, collate, items_of, moved
 from composer_replication.trainer.callbacks import MetricsFile, TellSteps
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.offline.checks import (
@@ -38,7 +38,7 @@ from composer_replication.trainer.offline.checks import (
 from composer_replication.trainer.offline.figures import NAMES, ChannelLog, EvaluationSums, weighted_sum, weighted_total
 from composer_replication.trainer.overrides import WithTeacher
 from composer_replication.trainer.start_model import Quantization, check_router_loss, prepare_model
-from composer_replication.trainer.teachers import (
+from composer_replication.trainer.teacher_keeper import (
     TeacherKeeper,
     attach_teacher,
     live_teacher_warning,

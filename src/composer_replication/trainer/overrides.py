@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.trainer.checkpoints.run_checkpoints import RunCheckpoints
-from composer_replication.trainer.teachers import TeacherKeeper, with_sharded_teacher
+from composer_replication.trainer.teacher_keeper import TeacherKeeper, with_sharded_teacher
 
 if TYPE_CHECKING:
     from composer_replication.trainer.composer.generation import Generation

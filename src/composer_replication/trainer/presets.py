@@ -21,7 +21,7 @@ from composer_replication.optional import require
 from composer_replication.rollouts.effort import EffortWeights, TextTokenizer, effort_penalty_reward
 from composer_replication.rollouts.sites import RolloutOptions
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.teachers import TeacherKeeper
+from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
 PresetName = Literal["composer", "dapo", "none"]
 PRESET_FILES: tuple[str, ...] = ("composer", "dapo")

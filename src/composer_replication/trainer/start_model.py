@@ -10,8 +10,8 @@ from torch import nn
 
 from composer_replication.batch.model_folder import load_model
 from composer_replication.errors import ConfigError, InputError, MissingExtraError, explain
+from composer_replication.objective.distributed import is_sharded
 from composer_replication.objective.model_head import causal_lm_of
-from composer_replication.objective.wrapped import is_sharded
 from composer_replication.optional import available, require
 
 Quantization = Literal["none", "4bit"]

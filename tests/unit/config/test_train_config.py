@@ -126,7 +126,7 @@ def test_the_defaults_of_teacher_and_batches_are_those_of_the_functions() -> Non
 
     from composer_replication.batch.session_batch import session_batches
     from composer_replication.objective.hint_proof import prove_hints
-    from composer_replication.trainer.teachers import TeacherKeeper
+    from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
     config = TrainConfig()
     for function, section in (

@@ -8,7 +8,7 @@ from claude_records import Log, call, text
 
 from composer_replication.config import ReplayConfig
 from composer_replication.ingestion.into_run import ingest_into
-from composer_replication.ingestion.scrub_settings import ScrubSettings
+from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import SCHEMA, VERSION
 from composer_replication.steps.states import RunStates

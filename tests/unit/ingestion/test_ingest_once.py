@@ -18,7 +18,7 @@ import pytest
 from run_pieces import bytes_of, ingested, stored, write_chat, write_session, write_subagent
 
 import composer_replication
-from composer_replication.ingestion.scrub_settings import code_files
+from composer_replication.ingestion.scrubbing import code_files
 from composer_replication.steps.forget import forget
 
 HEAD_LINES = 16

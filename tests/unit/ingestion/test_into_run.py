@@ -9,7 +9,7 @@ from run_pieces import bytes_of, ingested, stored, write_chat, write_session, wr
 
 from composer_replication.errors import InputError
 from composer_replication.ingestion.cache import family_reading
-from composer_replication.ingestion.scrub_settings import ScrubSettings
+from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.runs import RunDir
 
 

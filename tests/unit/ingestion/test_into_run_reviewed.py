@@ -12,7 +12,7 @@ from claude_records import Log, text
 from run_pieces import bytes_of, ingested, stored, write_chat, write_session, write_subagent
 
 from composer_replication.errors import InputError, RunError
-from composer_replication.ingestion.scrub_settings import ScrubSettings
+from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.runs import RunDir
 from composer_replication.steps.forget import forget
 

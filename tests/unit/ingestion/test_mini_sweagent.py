@@ -9,7 +9,7 @@ from small_formats import flipped, read_bytes, read_json, read_path, replaced, s
 
 from composer_replication.ingestion.formats import mini_sweagent
 from composer_replication.ingestion.states import states
-from composer_replication.teacher_replay.fence import flags
+from composer_replication.teacher_replay.injection_fence import flags
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 from composer_replication.teacher_replay.teachers import read_teachers
 

@@ -14,7 +14,7 @@ from composer_replication.loss import JSD
 from composer_replication.loss.linear import LinearHead
 from composer_replication.objective.channels import Denominators, Options, Preference, hint_channel
 from composer_replication.objective.row_weighting import Contrast, HintTargets, RowWeighting
-from composer_replication.objective.teachers import Teacher
+from composer_replication.objective.teacher_rows import Teacher
 
 
 def by_hand(student, teacher, weighting, targets=None, beta=0.0):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from composer_replication.errors import UnsupportedModelError
-from composer_replication.objective.wrapped import unwrapped
+from composer_replication.objective.distributed import unwrapped
 
 SRC = Path(__file__).parents[3] / "src"
 

@@ -17,7 +17,7 @@ from composer_replication.errors import InputError, RunError
 from composer_replication.ingestion import last_gate
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.ingestion.last_gate import LastGate, OpenGate, gate_of
-from composer_replication.ingestion.scrub_settings import ScrubSettings
+from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.pairs.export import export_preferences
 from composer_replication.privacy import Scrubber
 from composer_replication.runs import RunDir

@@ -12,8 +12,8 @@ from composer_replication.errors import InputError
 from composer_replication.teacher_replay import replay_trace
 from composer_replication.teacher_replay.ask_and_retry import Patience
 from composer_replication.teacher_replay.endpoint.outcome import Failure, read_response
-from composer_replication.teacher_replay.fence import fence, flags
 from composer_replication.teacher_replay.hint_writer import why_refused
+from composer_replication.teacher_replay.injection_fence import fence, flags
 from composer_replication.teacher_replay.replay import ReplayOptions
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 from composer_replication.teacher_replay.teachers import read_teachers

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from replay_pieces import KEY, TEACHERS, TOOLS, states
 
 from composer_replication.errors import InputError
-from composer_replication.teacher_replay.fence import fence, flags
+from composer_replication.teacher_replay.injection_fence import fence, flags
 from composer_replication.teacher_replay.nano_dollars import Price, check_cap, to_nano
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 from composer_replication.teacher_replay.teachers import OPENROUTER, read_teachers

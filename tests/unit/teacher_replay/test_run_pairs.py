@@ -11,7 +11,7 @@ from run_pieces import ingested, run_states
 from composer_replication.config import PairsConfig, SitesConfig
 from composer_replication.runs.pairs import SCHEMA as PAIR_SCHEMA
 from composer_replication.runs.pairs import VERSION as PAIR_VERSION
-from composer_replication.sessions.source import read_sessions
+from composer_replication.sessions.read_run import read_sessions
 from composer_replication.steps.pairs import write_pairs
 from composer_replication.steps.replay import SCHEMA, VERSION
 from composer_replication.steps.sites import write_sites

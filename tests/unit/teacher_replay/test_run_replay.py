@@ -12,7 +12,7 @@ from composer_replication.config import ReplayConfig
 from composer_replication.errors import RunError, StaleArtefactError
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.ingestion.last_gate import LastGate, OpenGate
-from composer_replication.ingestion.scrub_settings import ScrubSettings
+from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.runs import RunDir
 from composer_replication.steps import replay as step
 from composer_replication.teacher_replay.ask_and_retry import HELD_BACK

@@ -16,10 +16,10 @@ from replay_pieces import KEY, TEACHERS, options_for, states
 
 from composer_replication.atomic import try_lock
 from composer_replication.errors import RunError
-from composer_replication.teacher_replay.lanes import session_of
+from composer_replication.teacher_replay.concurrency import session_of
 from composer_replication.teacher_replay.replay import replay_trace
 from composer_replication.teacher_replay.requests import RequestBuilder
-from composer_replication.teacher_replay.store import holders as owners
+from composer_replication.teacher_replay.store import lock_files as owners
 from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.store.tables import Elsewhere
 from composer_replication.teacher_replay.teachers import read_teachers

@@ -25,7 +25,7 @@ def run(case: dict[str, Any], policy: Path, folder: Path, *, rank: int, num_proc
 
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.data_collator import CollatorConfig, ComposerDataCollator
-    from composer_replication.trainer.teachers import TeacherKeeper
+    from composer_replication.trainer.teacher_keeper import TeacherKeeper
     from rollouts.tiny_policy import ScriptedGeneration, load_tokenizer
     from rollouts.trainers import questions, quick_config
 

@@ -27,7 +27,7 @@ def run(case: dict, folder: Path, wrapper: str, *, num_processes: int):
     from torch import nn
 
     from composer_replication.trainer.channel_settings import ChannelSettings
-    from composer_replication.trainer.teachers import TeacherKeeper
+    from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
     bare = case.get("bare", ())
     made = [logged(number, with_site=number not in bare, with_pair=number not in bare) for number in range(8)]

@@ -19,7 +19,7 @@ from transformers import Trainer, TrainerControl, TrainerState, TrainingArgument
 
 from composer_replication.config.train_grpo import AlarmConfig
 from composer_replication.errors import InputError
-from composer_replication.trainer.watch.best import Best, keep_best, read_best
+from composer_replication.trainer.watch.best_checkpoint import Best, keep_best, read_best
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm, default_watches
 from composer_replication.trainer.watch.watched_metric import Alarm, Watch, WatchedMetric
 

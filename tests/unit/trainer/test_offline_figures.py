@@ -12,7 +12,7 @@ from composer_replication import compose_loss
 from composer_replication.batch.packed_batch import pack_batches
 from composer_replication.errors import ConfigError
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.teachers import TeacherKeeper
+from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
 BOTH = ChannelSettings(alpha_sdpo=0.7, beta_replay=0.3)
 

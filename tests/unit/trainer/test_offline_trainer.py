@@ -12,12 +12,12 @@ from composer_replication import compose_loss
 from composer_replication.batch.packed_batch import denominators_of, pack_batches
 from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import ConfigError, InactiveChannelError, InputError, MissingExtraError
-from composer_replication.objective.teachers import WeightedTeacher
+from composer_replication.objective.teacher_rows import WeightedTeacher
 from composer_replication.runs.journal import read_journal
 from composer_replication.trainer import start_model
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.offline_trainer import OfflineTrainer
-from composer_replication.trainer.teachers import TeacherKeeper
+from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
 BOTH = ChannelSettings(alpha_sdpo=0.7, beta_replay=0.3)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer_replication.trainer.from_config.parts import held_out_rows
+from composer_replication.trainer.from_config.inputs import held_out_rows
 from composer_replication.trainer.from_config.results import channel_results, metric_names
 
 

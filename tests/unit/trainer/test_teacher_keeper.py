@@ -10,8 +10,8 @@ from offline_pieces import tiny
 
 from composer_replication.errors import InputError, StaleArtefactError
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.composer.logged import CyclingSampler
-from composer_replication.trainer.teachers import TeacherKeeper
+from composer_replication.trainer.composer.logged_batches import CyclingSampler
+from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
 
 def moved(model, amount=0.5):

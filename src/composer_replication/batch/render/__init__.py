@@ -7,8 +7,7 @@ dialect     what a template can say, found by asking it
 messages    turns as the messages that this dialect shows
 turn_edges  where a turn begins and ends in a rendering
 pieces      a rendering cut at the turns' edges, each cut proved
-encode      pieces of text as token ids
+encode      pieces of text as token ids, and what single tokens say
 renderer    all of it: `Renderer.render`
-left_cut    where a sequence begins that is too long
-token_text  the way back: what single tokens say
+decision    which tokens of a call decide it
 """

@@ -110,21 +110,21 @@ class Renderer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that decides which ids a conversation becomes, besides the tokenizer; plain data."""
+        """All that decides which ids a conversation becomes, besides the tokenizer; plain data.
+
+        Tools by format under names that JSON can sort, or one list where it holds for all.
+        """
+        by_format = {name or "": own for name, own in self._tools.items()}
         return {
             "template": self.template.source,
             "options": self.template.options,
-            "tools": self._settings_of_tools(),
+            "tools": by_format if self._is_by_format else self._tools[None],
             "thinking": {**asdict(self.thinking), "student_models": list(self.thinking.student_models)},
         }
 
     def tools_for(self, format_name: str) -> list[Mapping[str, Any]]:
         """The tools that conversations of this format are shown with."""
         return _of_format(self._tools, format_name)
-
-    def _settings_of_tools(self) -> Any:
-        """Keys that JSON can sort; a list where one list holds for all."""
-        return {name or "": own for name, own in self._tools.items()} if self._is_by_format else self._tools[None]
 
     def render(self, conversation: Conversation) -> list[RenderedSequence]:
         """Sequences that hold every assistant turn once; several where the template rewrites what was said."""
@@ -133,7 +133,9 @@ class Renderer:
             raise InputError(explain(f"conversation {conversation.id}", got="no turns", expected="some", fix=fix))
         chat, cut = self._cut(conversation)
         cut = [self._with_sampled_ids(pieces) for pieces in cut]
-        encoded = iter(self.encoder.encode([text for turns in cut for turn in turns for text in _texts(turn)]))
+        encoded = iter(
+            self.encoder.encode([text for turns in cut for turn in turns for text in (turn.context, turn.completion)])
+        )
         notes = dict(chat.notes)
         sequences = [self._sequence(conversation.id, pieces, encoded, notes) for pieces in cut]
         self.counts.update(chat.notes)
@@ -256,7 +258,3 @@ def thinking_counts(sequences: Sequence[RenderedSequence]) -> Counter[str]:
 
 def _of_format(tools: Mapping[str | None, list[T]], format_name: str) -> list[T]:
     return tools[format_name] if format_name in tools else tools.get(None, [])
-
-
-def _texts(piece: TurnPiece) -> tuple[str, str]:
-    return piece.context, piece.completion

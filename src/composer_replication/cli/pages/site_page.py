@@ -219,7 +219,7 @@ class _Page:
             canvas.left_out(left_out_after)
 
     def _tokens(self, ids: Sequence[int], style: str) -> list[Token]:
-        from composer_replication.batch.render.token_text import token_texts
+        from composer_replication.batch.render.encode import token_texts
 
         special = self._renderer.encoder.protected_ids
         texts = token_texts(self._renderer.tokenizer, ids)

@@ -4,10 +4,10 @@ There is no second copy: what is scrubbed, forgotten or left out in a run is so 
 
     session_sources  the account of each family of files: names, sizes, times, what it gave
     content_marks    what is known of a row without reading it again: hashes of its content, its tools
-    earlier          what the last ingest left, and what must stay forgotten
+    last_ingest      what the last ingest left, and what must stay forgotten
     planning         which families are new or changed
     family_reading   those, as finished lines, in one process or several
     gather           new and old lines together
-    settle           which of them stay: no copies, nothing forgotten, no two equal ids
+    drop_copies      which of them stay: no copies, nothing forgotten, no two equal ids
     summary          what the ingest did, for a table
 """

@@ -22,13 +22,11 @@ from composer_replication.ingestion.discovery import Family
 from composer_replication.ingestion.reading.counts import counts_of
 from composer_replication.ingestion.reading.source import IngestReport
 from composer_replication.ingestion.registry import read_with_files
-from composer_replication.ingestion.scrub_settings import FamilyScrubber, ScrubSettings
-from composer_replication.privacy import Scope
+from composer_replication.ingestion.scrubbing import FamilyScrubber, ScrubSettings, shown
 from composer_replication.runs.conversations import to_row
 
 # How many results may wait for the one before them, per process: enough to keep all busy, and memory flat.
 _AHEAD = 4
-_MAX_SHOWN = 200
 
 
 class FamilyLines(NamedTuple):
@@ -91,6 +89,9 @@ def read_lines(
         file_format = file_format or conversation.format
         facts.append(facts_of(row, forgotten))
         file_of.append(names[file])
+    skipped: Counter[str] = Counter()
+    for reason, number in report.skipped.items():
+        skipped[shown(reason, scope)] += number
     source = replace(
         draft,
         status="kept" if lines else "empty",
@@ -98,25 +99,11 @@ def read_lines(
         conversations=tuple(each.id for each in facts),
         file_of=tuple(file_of),
         counts=dict(sorted(report.counts.items())),
-        skipped=_summed((shown(reason, scope), number) for reason, number in report.skipped.items()),
+        skipped=dict(sorted(skipped.items())),
         skips=tuple((shown(each.reason, scope), shown(each.file, scope), each.line) for each in report.skips),
         redactions={} if scope is None or not lines else scope.report.to_dict(),
     )
     return FamilyLines(source, lines, facts)
-
-
-def shown(text: str, scope: Scope | None) -> str:
-    """A reason or a file name as it may be written: both can quote what a stranger put there, at any length."""
-    text = text if scope is None else scope.text(text)
-    plain = "".join(each if each.isprintable() else "\ufffd" for each in text)
-    return plain if len(plain) <= _MAX_SHOWN else plain[: _MAX_SHOWN - 1] + "…"
-
-
-def _summed(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for name, number in pairs:
-        total[name] += number
-    return dict(sorted(total.items()))
 
 
 _worker: tuple[FamilyScrubber | None, frozenset[str]] = (None, frozenset())

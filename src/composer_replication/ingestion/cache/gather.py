@@ -15,12 +15,12 @@ import orjson
 
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.ingestion.cache.content_marks import RowFacts, facts_of
-from composer_replication.ingestion.cache.earlier import Earlier
-from composer_replication.ingestion.cache.family_reading import FamilyLines, read_families, shown
+from composer_replication.ingestion.cache.family_reading import FamilyLines, read_families
+from composer_replication.ingestion.cache.last_ingest import Earlier
 from composer_replication.ingestion.cache.planning import Planned
 from composer_replication.ingestion.cache.session_sources import Row, SessionSource, with_rows, with_suffix
 from composer_replication.ingestion.discovery import file_order
-from composer_replication.ingestion.scrub_settings import FamilyScrubber, ScrubSettings
+from composer_replication.ingestion.scrubbing import FamilyScrubber, ScrubSettings, shown
 from composer_replication.runs.conversations import from_row, to_row
 
 

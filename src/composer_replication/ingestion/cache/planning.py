@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from composer_replication.ingestion.cache.earlier import Earlier
-from composer_replication.ingestion.cache.family_reading import shown
+from composer_replication.ingestion.cache.last_ingest import Earlier
 from composer_replication.ingestion.cache.session_sources import SessionSource
 from composer_replication.ingestion.discovery import Family, discover, families, ignore_patterns, is_ignored
 from composer_replication.ingestion.reading.source import IngestReport, Skip
-from composer_replication.ingestion.scrub_settings import ScrubSettings
+from composer_replication.ingestion.scrubbing import ScrubSettings, shown
 from composer_replication.privacy import Scrubber
 from composer_replication.runs.source_paths import portable_name
 

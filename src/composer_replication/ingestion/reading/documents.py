@@ -98,7 +98,7 @@ def parsed(data: bytes, report: IngestReport) -> Any:
 
 def salvage(data: bytes, *, depth: int = _MAX_DEPTH) -> Any:
     """The document up to its first damage, closed there, or None; nothing deeper than `depth` is kept half."""
-    text = _text(data)
+    text = json_text.mended(data).decode("utf-8", "replace").replace("\x00", "\ufffd")
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -117,10 +117,6 @@ def before_damage(data: bytes) -> tuple[Any, int]:
     depth = _depth_of_messages(salvage(data))
     before = _last_list(salvage(data[: _first_bad_byte(data)], depth=depth), depth)
     return salvage(data, depth=depth), 0 if before is None else len(before) + 1
-
-
-def _text(data: bytes) -> str:
-    return json_text.mended(data).decode("utf-8", "replace").replace("\x00", "\ufffd")
 
 
 def _first_bad_byte(data: bytes) -> int:

@@ -144,7 +144,8 @@ class TurnList:
         """What came back for a call: with the other results of its turn, or in a turn of its own."""
         result = ToolResult(call_id=call_id, text=text, is_error=is_error)
         caller, last = self._caller_of.get(call_id), self.turns[-1] if self.turns else None
-        if caller is not None and last is not None and last.results and self._caller(last) == caller:
+        of_last = self._caller_of.get(last.results[0].call_id) if last is not None and last.results else None
+        if last is not None and caller is not None and of_last == caller:
             self._see(result, line)
             self.grow(line, results=(*last.results, result), extra=with_images(last.extra, more.get("extra", {})))
             return
@@ -154,9 +155,6 @@ class TurnList:
         """The last assistant turn's calls that nothing has answered yet."""
         last = next((turn for turn in reversed(self.turns) if turn.role == "assistant"), None)
         return [] if last is None else [call for call in last.calls if call.id not in self._answered]
-
-    def _caller(self, turn: Turn) -> int | None:
-        return self._caller_of.get(turn.results[0].call_id)
 
     def _see(self, result: ToolResult, line: int) -> None:
         self._answered.add(result.call_id)

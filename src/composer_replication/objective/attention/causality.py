@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from composer_replication.errors import UnsupportedModelError, explain
 from composer_replication.objective.adapters import evaluating
+from composer_replication.objective.distributed import agreed_most
 from composer_replication.objective.model_head import causal_lm_of, hidden_states
-from composer_replication.objective.wrapped import agreed_most
 
 _longest: WeakKeyDictionary[nn.Module, dict[torch.dtype, int]] = WeakKeyDictionary()
 

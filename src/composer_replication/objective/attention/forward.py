@@ -20,8 +20,8 @@ from composer_replication.objective.attention.attend import Kind, usual_attentio
 from composer_replication.objective.attention.passes import compute_dtype, masked, run_sequences, run_tree
 from composer_replication.objective.attention.rules import check_positions, shortest_window, why_never
 from composer_replication.objective.attention.trial import ENOUGH_ROWS, Verdict, rows_that_tell, try_tree
+from composer_replication.objective.distributed import agreed_most, inside_forward
 from composer_replication.objective.model_head import causal_lm_of, hidden_states
-from composer_replication.objective.wrapped import agreed_most, inside_forward
 
 _REPLACEABLE = ("sdpa", "flash", "flex")
 # A path of so many tokens is enough to hold against a model what it did on it.

@@ -12,8 +12,8 @@ from composer_replication.batch.tree import TokenTree
 from composer_replication.batch.windows import bucket
 from composer_replication.objective.attention.attend import Kind, tree_mask, use_tree_attention
 from composer_replication.objective.attention.causality import check_causal
+from composer_replication.objective.distributed import agreed_most
 from composer_replication.objective.model_head import decoder_of, hidden_states
-from composer_replication.objective.wrapped import agreed_most
 
 
 class MaskedTree(NamedTuple):

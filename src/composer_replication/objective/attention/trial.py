@@ -28,8 +28,8 @@ from composer_replication.objective.attention.causality import other_tokens, sam
 from composer_replication.objective.attention.passes import MaskedTree, compute_dtype, masked, run_tree
 from composer_replication.objective.attention.rules import text_config
 from composer_replication.objective.attention.watch import Seen, watched_attention
+from composer_replication.objective.distributed import agreed_most
 from composer_replication.objective.model_head import causal_lm_of, hidden_states
-from composer_replication.objective.wrapped import agreed_most
 
 # What models raise that were not written for such a mask; that it is not implemented is one of them.
 _REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)

@@ -12,8 +12,8 @@ from typing import Any
 
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
-from composer_replication.teacher_replay.endpoint.bodies import ASKED_FOR, limited_body
 from composer_replication.teacher_replay.endpoint.outcome import Failure, Reply, broken, read_response, with_status
+from composer_replication.teacher_replay.endpoint.unpacking import ASKED_FOR, limited_body
 from composer_replication.teacher_replay.requests import Request
 
 _CONNECTIONS_A_POOL = 8

@@ -25,7 +25,7 @@ import orjson
 from composer_replication.errors import ArtefactCorruptError, InputError, RunError, explain
 from composer_replication.teacher_replay.nano_dollars import to_dollars
 from composer_replication.teacher_replay.store import tables
-from composer_replication.teacher_replay.store.holders import (
+from composer_replication.teacher_replay.store.lock_files import (
     Holder,
     Owner,
     dead_owners,

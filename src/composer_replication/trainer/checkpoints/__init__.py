@@ -1,16 +1,13 @@
 """Checkpoints that are complete or passed over, hold no pickle, and let a run go on bit for bit.
 
 run_checkpoints  one run's: what a Trainer does otherwise when it saves and loads
-identity         which model a checkpoint belongs to
 contents         what a checkpoint may hold
-manifest         what makes one complete: its files and their hashes
-resume           which checkpoint a run goes on from, and whether it is one of this run's
-tensor_file      safetensors, written tensor by tensor
-tree_file        a tree of plain values and tensors as two files
+manifest         what makes one complete: its files and their hashes; how old ones make room
+resume           which checkpoint a run goes on from, and whether it is this model's and this run's
+tree_file        a tree of plain values and tensors as two files, written tensor by tensor
 weights          weights and the optimiser's state, whole or sharded
 data_cursor      where a run is in its data, and every random number generator of a process
 save_attempt     one try at saving, agreed on by all processes
-rotation         old checkpoints make room for new ones
 stopping         a signal ends training after the step at hand
 """
 

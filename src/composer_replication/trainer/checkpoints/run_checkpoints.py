@@ -14,15 +14,21 @@ from typing import Any
 
 from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.trainer.checkpoints.data_cursor import DataCursor, restore_samplers, rng_tree, set_rng_tree
-from composer_replication.trainer.checkpoints.identity import model_identity
-from composer_replication.trainer.checkpoints.manifest import check_manifest, read_manifest, write_manifest
+from composer_replication.trainer.checkpoints.manifest import (
+    check_manifest,
+    drop_replaced,
+    make_room,
+    read_manifest,
+    rotate,
+    write_manifest,
+)
 from composer_replication.trainer.checkpoints.resume import (
     check_fits,
     checkpoint_to_resume,
     data_geometry,
+    model_identity,
     refuse_what_pickles,
 )
-from composer_replication.trainer.checkpoints.rotation import drop_replaced, make_room, rotate
 from composer_replication.trainer.checkpoints.save_attempt import SaveAttempt
 from composer_replication.trainer.checkpoints.tree_file import has_tree, load_tree, save_tree
 from composer_replication.trainer.checkpoints.weights import (

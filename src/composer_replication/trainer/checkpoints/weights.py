@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from composer_replication.atomic import staged
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, StaleArtefactError, explain
-from composer_replication.objective.wrapped import is_sharded, unwrapped
+from composer_replication.objective.distributed import is_sharded, unwrapped
 from composer_replication.trainer.checkpoints.contents import WEIGHTS, adapter_file, plain_file, weight_files
 from composer_replication.trainer.checkpoints.manifest import read_manifest
-from composer_replication.trainer.checkpoints.tensor_file import write_tensors
+from composer_replication.trainer.checkpoints.tree_file import write_tensors
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor] | None:

@@ -19,10 +19,10 @@ from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.rollouts.channel import Importance, RolloutChannel, place_sites
 from composer_replication.rollouts.sites import ITEMS, SITES, TaughtTurn
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.teachers import TeacherKeeper, load_local_state, local_state, reshard
+from composer_replication.trainer.teacher_keeper import TeacherKeeper, load_local_state, local_state, reshard
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.composer.logged import LoggedBatch, LoggedStore
+    from composer_replication.trainer.composer.logged_batches import LoggedBatch, LoggedStore
 
 SumOver = Callable[[Tensor], Tensor]
 

@@ -1,7 +1,7 @@
 """What `crf train` does, as a library: from a config to trained weights.
 
 training   config -> run directory -> sessions or prompts -> trainer -> checkpoints, weights, record
-parts      tokenizer, adapter, teacher, switches, prompts
+inputs     tokenizer, adapter, teacher, switches, prompts
 renderer   the one reader of [render]
 folder     where it writes, and whether it begins or goes on
 arguments  what has to be installed, and what the machine cannot do of what the config asks for

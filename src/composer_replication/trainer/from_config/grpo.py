@@ -18,7 +18,7 @@ from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.from_config.arguments import make_arguments, refused
 from composer_replication.trainer.from_config.folder import TrainingFolder
-from composer_replication.trainer.from_config.parts import (
+from composer_replication.trainer.from_config.inputs import (
     Inputs,
     lora_config,
     named_object,

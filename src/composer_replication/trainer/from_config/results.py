@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from composer_replication.config.writer import config_hash
 from composer_replication.runs import RunDir
 from composer_replication.runs.lineage import hash_source
 from composer_replication.runs.sidecar import Source, now, sha256_of_file
-from composer_replication.trainer.from_config.parts import is_dotted
+from composer_replication.trainer.from_config.inputs import is_dotted
 from composer_replication.trainer.offline.figures import NAMES
 from composer_replication.version import __version__
 
@@ -65,10 +65,6 @@ class TrainingResult:
     counts: Mapping[str, int]
     drops: Mapping[str, int]
 
-    @property
-    def is_finished(self) -> bool:
-        return self.saved is not None
-
     def as_json(self) -> dict[str, Any]:
         plain = asdict(self)
         return {name: str(value) if isinstance(value, Path) else value for name, value in plain.items()}
@@ -116,7 +112,8 @@ def named_sources(config: CrfConfig) -> list[NamedSource]:
 
 def metric_names(numbers: Mapping[str, int]) -> dict[str, int]:
     """Counts, or drops (`channel: reason`), with the channels called as metrics call them."""
-    return {":".join([NAMES.get(first, first), *rest]): n for (first, *rest), n in _split_keys(numbers)}
+    parted = ((name.partition(":"), number) for name, number in numbers.items())
+    return {NAMES.get(first, first) + colon + rest: number for (first, colon, rest), number in parted}
 
 
 def write_record(
@@ -148,10 +145,6 @@ def write_record(
         "drops": dict(result.drops),
     }
     atomic_write_json(folder / RECORD, record)
-
-
-def _split_keys(numbers: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
-    return ((name.split(":"), number) for name, number in numbers.items())
 
 
 def _hash_of_named(name: str) -> str | None:

@@ -23,8 +23,8 @@ from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import OnPhase, Say, telling_phases
 from composer_replication.trainer.from_config.arguments import check_extra
 from composer_replication.trainer.from_config.folder import TrainingFolder
+from composer_replication.trainer.from_config.inputs import Inputs, read_inputs
 from composer_replication.trainer.from_config.offline import SOURCES, offline_data, offline_memory
-from composer_replication.trainer.from_config.parts import Inputs, read_inputs
 from composer_replication.trainer.from_config.renderer import thinking_in_words, unmatched_models
 from composer_replication.trainer.from_config.results import (
     GRPO_CHANNELS,

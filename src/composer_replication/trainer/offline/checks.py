@@ -11,8 +11,8 @@ from torch import nn
 
 from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import ConfigError, InactiveChannelError, explain
+from composer_replication.objective.distributed import is_sharded, unwrapped
 from composer_replication.objective.model_head import causal_lm_of
-from composer_replication.objective.wrapped import is_sharded, unwrapped
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.trainer.offline.figures import ChannelLog
 from composer_replication.trainer.watch.planner import MemoryPlan, free_memory, plan_memory

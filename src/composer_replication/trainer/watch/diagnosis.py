@@ -93,7 +93,8 @@ def _gradient_zero(history: History) -> str:
 
 
 def _unjudged(history: History) -> str:
-    shares = {match[1]: _mean(history, key) or 0.0 for key in _keys(history) if (match := _UNJUDGED.fullmatch(key))}
+    keys = dict.fromkeys(key for line in history for key in line)
+    shares = {match[1]: _mean(history, key) or 0.0 for key in keys if (match := _UNJUDGED.fullmatch(key))}
     rewarded = [line for line in history if "reward" in line]
     if rewarded and not _values(rewarded, "reward"):  # TRL logs None where no rollout of a batch has a reward
         return "The reward function returned None or NaN for 100% of rollouts, which teach nothing."
@@ -253,10 +254,6 @@ def _mean(history: History, key: str) -> float | None:
 def _last(history: History, key: str) -> float | None:
     values = _values(history, key)
     return values[-1] if values else None
-
-
-def _keys(history: History) -> list[str]:
-    return list(dict.fromkeys(key for line in history for key in line))
 
 
 def _never_ran(history: History, weight: str, losses: Sequence[str]) -> bool:

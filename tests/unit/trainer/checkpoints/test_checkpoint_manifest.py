@@ -9,7 +9,7 @@ from checkpoint_folders import ABOUT, NEEDED, checkpoint, names
 
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError
 from composer_replication.trainer.checkpoints import check_manifest, newest_complete
-from composer_replication.trainer.checkpoints.rotation import drop_replaced, make_room, rotate
+from composer_replication.trainer.checkpoints.manifest import drop_replaced, make_room, rotate
 
 
 def test_a_manifest_lists_every_file_with_its_size_and_keeps_what_it_is_told(tmp_path):

@@ -134,7 +134,7 @@ class TurnBuilder:
     def _add_assistant(self, node: Node) -> None:
         draft = self._assistants.get(node.message_key)
         if draft is None:
-            draft = _Draft(node.message_key, "assistant", _writer(node), node)
+            draft = _Draft(node.message_key, "assistant", "meta" if node.is_harness else "model", node)
             self._assistants[node.message_key] = draft
             self._drafts.append(draft)
             draft.unseen = tuple(self._unseen)
@@ -193,11 +193,6 @@ class TurnBuilder:
                 last.images += images_in(content)
         if node.agent is not None:
             last.agents[answers[0].call_id] = node.agent
-
-
-def _writer(node: Node) -> Origin:
-    """Who wrote an assistant's message: some are the harness's own words ("API Error", "No response requested.")."""
-    return "meta" if node.is_harness else "model"
 
 
 def _origin(node: Node) -> Origin:

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from composer_replication.errors import ConfigError, InputError, StaleArtefactError, explain
 from composer_replication.objective.adapters import has_adapter
+from composer_replication.objective.distributed import is_sharded, unwrapped
 from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.objective.model_head import causal_lm_of
-from composer_replication.objective.teachers import WeightedTeacher
-from composer_replication.objective.wrapped import is_sharded, unwrapped
+from composer_replication.objective.teacher_rows import WeightedTeacher
 
 _HALVES = (torch.bfloat16, torch.float16)
 TeacherKind = Literal["live", "frozen", "ema", "trust_region"]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from composer_replication.errors import InputError
 from composer_replication.ingestion.last_gate import Find, LastGate
-from composer_replication.teacher_replay.fence import flags
-from composer_replication.teacher_replay.lanes import session_of
+from composer_replication.teacher_replay.concurrency import session_of
+from composer_replication.teacher_replay.injection_fence import flags
 from composer_replication.teacher_replay.nano_dollars import to_dollars
 from composer_replication.teacher_replay.replay import ReplayOptions, request_of
 from composer_replication.teacher_replay.requests import RequestBuilder

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.linear.head import LinearHead
 from composer_replication.objective.adapters import below_adapter, check_can_switch_off, evaluating
+from composer_replication.objective.distributed import inside_forward, is_sharded, unwrapped
 from composer_replication.objective.model_head import causal_lm_of, head_of
-from composer_replication.objective.wrapped import inside_forward, is_sharded, unwrapped
 
 
 class WeightedTeacher(NamedTuple):
@@ -99,7 +99,7 @@ def _share(
         return rows, weight, bias
 
     found: list[LinearHead] = []
-    with torch.no_grad(), evaluating(model), _adapter_off(model, teacher):
+    with torch.no_grad(), evaluating(model), below_adapter(model) if teacher.without_adapter else nullcontext():
         rows, weight, bias = inside_forward(model, causal_lm, work)
     return Teacher(rows, replace(found[0], weight=weight, bias=bias), teacher.coefficient)
 
@@ -123,7 +123,3 @@ def _mixed(shares: list[Teacher]) -> list[Teacher]:
         rows = torch.lerp(one.rows_NH, each.rows_NH, share)
         mixed[key] = Teacher(rows, one.head, total)
     return list(mixed.values())
-
-
-def _adapter_off(model: nn.Module, teacher: WeightedTeacher) -> AbstractContextManager[Any]:
-    return below_adapter(model) if teacher.without_adapter else nullcontext()

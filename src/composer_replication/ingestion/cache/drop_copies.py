@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.ingestion.cache.content_marks import RowFacts, id_mark, marks_along
-from composer_replication.ingestion.cache.gather import GatheredFamily
 from composer_replication.ingestion.cache.session_sources import (
     COPY,
     FORGOTTEN,
@@ -18,6 +17,9 @@ from composer_replication.ingestion.cache.session_sources import (
     with_rows,
     with_suffix,
 )
+
+if TYPE_CHECKING:
+    from composer_replication.ingestion.cache.gather import GatheredFamily
 
 
 class SettledFamily(NamedTuple):

@@ -12,7 +12,7 @@ import orjson
 
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, explain
 from composer_replication.ingestion.cache.session_sources import Row, SessionSource, read_accounts
-from composer_replication.ingestion.scrub_settings import Fingerprint, ScrubSettings
+from composer_replication.ingestion.scrubbing import Fingerprint, ScrubSettings
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.artefacts import OLDEST_READ
 from composer_replication.runs.records import check_pair, open_records

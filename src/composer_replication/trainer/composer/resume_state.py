@@ -14,7 +14,7 @@ from torch import Tensor
 
 from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.objective.fingerprint import weights_digest
-from composer_replication.trainer.composer.logged import digest_of
+from composer_replication.trainer.composer.logged_batches import digest_of
 
 
 def run_geometry(trainer: Any) -> dict[str, Any]:

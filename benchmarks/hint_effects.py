@@ -1,0 +1,199 @@
+"""Log-probs of prepared calls with every hint before them, and the tables of what the hints changed.
+
+Nothing but torch and transformers is needed to score, and nothing but Python to print. The prefix of an item is run
+once; the variants follow it as one batch, padded at their ends, where padding is seen by nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+NO_HINT = "none"
+MEASURES = {"name": "tool's name", "first": "first differing argument token", "arguments": "arguments"}
+_EVERY = 25
+Effect = tuple[str, float]
+"""A session, and a change of log-prob in it."""
+
+
+def score(items: Path, model_name: str, out: Path, *, device: str | None = None, limit: int | None = None) -> None:
+    """Score every item with every hint, and keep the sums over its spans."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        model_name, dtype=dtype, trust_remote_code=False, use_safetensors=True
+    )
+    model = loaded.to(device).eval()
+    rows = _read_lines(items)
+    head = next(rows)
+    started, scored = time.monotonic(), list[dict[str, Any]]()
+    for number, item in enumerate(islice(rows, limit), start=1):
+        with torch.inference_mode():
+            sums = _score_item(model, item, device)
+        kept = {key: item[key] for key in ("id", "session", "kind", "tool", "role")}
+        scored.append({**kept, "num_tokens": _sizes(item), "log_probs": sums})
+        if number % _EVERY == 0:
+            print(f"{number} items, {time.monotonic() - started:.0f} s", flush=True)
+    seconds = time.monotonic() - started
+    about = {"model": Path(model_name).name, "device": device, "dtype": str(dtype), "seconds": round(seconds, 1)}
+    out.write_text(json.dumps({**about, "hints": head["hints"], "items": scored}), encoding="utf-8")
+    print(f"{out}: {len(scored)} items in {seconds:.0f} s")
+
+
+def _score_item(model: Any, item: Mapping[str, Any], device: str) -> dict[str, dict[str, float]]:
+    """For each hint the log-prob of every span, summed over its tokens."""
+    import torch
+
+    prefix = torch.tensor([item["prefix"]], device=device)
+    names = list(item["hints"])
+    suffixes = [torch.tensor(item["hints"][name] + item["tail"], device=device) for name in names]
+    batch = torch.nn.utils.rnn.pad_sequence(suffixes, batch_first=True, padding_value=int(prefix[0, 0]))
+    cache = model(input_ids=prefix, use_cache=True, logits_to_keep=1).past_key_values
+    cache.batch_repeat_interleave(len(names))
+    logits = model(input_ids=batch, past_key_values=cache, use_cache=True).logits
+    sums: dict[str, dict[str, float]] = {}
+    for row, name in enumerate(names):
+        offset = len(item["hints"][name])
+        first = offset + min(start for start, _ in item["spans"].values())
+        tokens = suffixes[row][first:]
+        rows = logits[row, first - 1 : first - 1 + len(tokens)].float()
+        found = rows.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+        spans = {each: (offset + a - first, offset + b - first) for each, (a, b) in item["spans"].items()}
+        sums[name] = {each: float(found[a:b].sum()) for each, (a, b) in spans.items()}
+    return sums
+
+
+def _sizes(item: Mapping[str, Any]) -> dict[str, int]:
+    return {name: end - start for name, (start, end) in item["spans"].items()}
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+# ---- the tables
+
+
+def print_tables(path: Path, *, rounds: int = 2000) -> None:
+    """Effects of each hint on calls that erred and on good ones, and of the sites' own hints by kind."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    effects = Effects(result["items"])
+    names = [name for name in result["hints"] if name != NO_HINT and effects.of("site", name, "name")]
+    sessions = {item["session"] for item in result["items"]}
+    print(f"## {result['model']}: {effects.count('site')} sites, {effects.count('good')} good calls", end="")
+    print(f", {len(sessions)} sessions, {result['dtype']} on {result['device']}, {result['seconds']} s\n")
+    print("Change of log-prob in nats, mean over calls [95% interval over sessions]. Below 0: less likely.\n")
+    for measure, words in MEASURES.items():
+        print(f"### {words.capitalize()}\n")
+        _print_rows(_comparison(effects, names, measure, rounds), ("hint", "calls", "erring", "good", "erring - good",
+                    "own - other kind", "lowers erring"))  # fmt: skip
+    print("### By kind: the sites' own hints, and those of other kinds\n")
+    _print_rows(_by_kind(effects, names, rounds), ("kind", "hint", "sites", *MEASURES.values(), "arguments, per token"))
+
+
+class Effects:
+    """What each hint changed, beside no hint."""
+
+    def __init__(self, items: Sequence[Mapping[str, Any]]) -> None:
+        self._items = {(item["role"], item["id"]): item for item in items}
+
+    def count(self, role: str) -> int:
+        return sum(key[0] == role for key in self._items)
+
+    def kinds(self) -> list[str]:
+        return sorted({item["kind"] for item in self._items.values()})
+
+    def of(
+        self, role: str, hint: str, measure: str, *, kind: str | None = None, per_token: bool = False
+    ) -> list[Effect]:
+        """The effect on each call of that role."""
+        items = (item for key, item in self._items.items() if key[0] == role and kind in (None, item["kind"]))
+        found = ((item["session"], _effect(item, hint, measure, per_token)) for item in items)
+        return [(session, effect) for session, effect in found if effect is not None]
+
+    def difference(self, hint: str, measure: str) -> list[Effect]:
+        """Sites less the good call beside each."""
+        return self._paired(hint, measure, lambda site: (self._items.get(("good", site["id"])), hint))
+
+    def beside_other(self, hint: str, measure: str, *, kind: str | None = None) -> list[Effect]:
+        """Each site's own hint less that of another kind."""
+        return self._paired(hint, measure, lambda site: (site, "other_kind"), kind)
+
+    def _paired(
+        self,
+        hint: str,
+        measure: str,
+        beside: Callable[[Mapping[str, Any]], tuple[Mapping[str, Any] | None, str]],
+        kind: str | None = None,
+    ) -> list[Effect]:
+        found: list[Effect] = []
+        for (role, _), site in self._items.items():
+            if role != "site" or kind not in (None, site["kind"]):
+                continue
+            item, other_hint = beside(site)
+            mine, other = _effect(site, hint, measure), item and _effect(item, other_hint, measure)
+            if mine is not None and other is not None:
+                found.append((site["session"], mine - other))
+        return found
+
+
+def _effect(item: Mapping[str, Any], hint: str, measure: str, per_token: bool = False) -> float | None:
+    log_probs = item["log_probs"]
+    if measure not in item["num_tokens"] or hint not in log_probs:
+        return None
+    change = log_probs[hint][measure] - log_probs[NO_HINT][measure]
+    return change / max(1, item["num_tokens"][measure]) if per_token else change
+
+
+def _comparison(effects: Effects, names: Iterable[str], measure: str, rounds: int) -> Iterator[tuple[object, ...]]:
+    for name in names:
+        erring = effects.of("site", name, measure)
+        others = [] if name == "other_kind" else effects.beside_other(name, measure)
+        lowered = sum(change < 0 for _, change in erring) / max(1, len(erring))
+        columns = (erring, effects.of("good", name, measure), effects.difference(name, measure), others)
+        yield name, len(erring), *(mean_with_interval(each, rounds) for each in columns), f"{lowered:.0%}"
+
+
+def _by_kind(effects: Effects, names: Sequence[str], rounds: int) -> Iterator[tuple[object, ...]]:
+    for kind in effects.kinds():
+        for name in names:
+            found = [effects.of("site", name, measure, kind=kind) for measure in MEASURES]
+            per_token = effects.of("site", name, "arguments", kind=kind, per_token=True)
+            yield kind, name, len(found[0]), *(mean_with_interval(each, rounds) for each in (*found, per_token))
+
+
+def mean_with_interval(effects: Sequence[Effect], rounds: int, *, seed: int = 0) -> str:
+    """The mean over calls; the interval is that of means over sessions drawn again, whole."""
+    if not effects:
+        return ""
+    by_session: dict[str, list[float]] = defaultdict(list)
+    for session, change in effects:
+        by_session[session].append(change)
+    groups = [(sum(each), len(each)) for each in by_session.values()]
+    mean = sum(total for total, _ in groups) / len(effects)
+    if len(groups) < 2:
+        return f"{mean:+.2f}"
+    draw, means = random.Random(seed), list[float]()
+    for _ in range(rounds):
+        drawn = draw.choices(groups, k=len(groups))
+        means.append(sum(total for total, _ in drawn) / sum(number for _, number in drawn))
+    means.sort()
+    return f"{mean:+.2f} [{means[int(rounds * 0.025)]:+.2f}, {means[int(rounds * 0.975)]:+.2f}]"
+
+
+def _print_rows(rows: Iterable[Sequence[object]], columns: Sequence[str]) -> None:
+    print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
+    for row in rows:
+        print("| " + " | ".join(map(str, row)) + " |")
+    print()

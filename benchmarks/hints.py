@@ -1,0 +1,61 @@
+"""What hints do to a model: on calls that erred and on good ones of the same sessions, own kind against other kinds.
+
+    python benchmarks/hints.py prepare RUN --tokenizer FOLDER --out items.jsonl [--hints writer=hints.jsonl]
+    python benchmarks/hints.py score items.jsonl --model FOLDER --out result.json
+    python benchmarks/hints.py table result.json
+
+`prepare` needs this package, a run with sites, and a tokenizer with a chat template. `score` needs torch and
+transformers alone, and no network. Compared are no hint, the site's own (`template`), the error's text (`raw_error`),
+the hint of a site of another kind (`other_kind`), and each file of `--hints`: rows with a site's id and its hint, as a
+writer's answers or the `sites.jsonl` of an older version.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    if args.verb == "prepare":
+        from hint_items import prepare
+
+        named = dict(each.split("=", 1) for each in args.hints)
+        files = {name: Path(file) for name, file in named.items()}
+        prepare(args.run, args.tokenizer, args.out, files, max_sites=args.sites, max_tokens=args.tokens)
+    elif args.verb == "score":
+        from hint_effects import score
+
+        score(args.items, args.model, args.out, device=args.device, limit=args.limit)
+    else:
+        from hint_effects import print_tables
+
+        for result in args.results:
+            print_tables(result, rounds=args.rounds)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="What hints do to a model.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    prepare = verbs.add_parser("prepare", help="sites and good calls of a run as token ids")
+    prepare.add_argument("run")
+    prepare.add_argument("--tokenizer", required=True, help="a folder with a tokenizer and its chat template")
+    prepare.add_argument("--out", type=Path, required=True)
+    prepare.add_argument("--hints", action="append", default=[], metavar="NAME=FILE", help="more hints to compare")
+    prepare.add_argument("--sites", type=int, default=150, help="at most so many, by turns one of each kind")
+    prepare.add_argument("--tokens", type=int, default=8192, help="longest context with its call")
+    score = verbs.add_parser("score", help="log-probs of every call with every hint")
+    score.add_argument("items", type=Path)
+    score.add_argument("--model", required=True)
+    score.add_argument("--out", type=Path, required=True)
+    score.add_argument("--device", help="cuda where there is one")
+    score.add_argument("--limit", type=int, help="only the first so many items")
+    table = verbs.add_parser("table", help="effects in nats, with intervals over sessions")
+    table.add_argument("results", type=Path, nargs="+")
+    table.add_argument("--rounds", type=int, default=2000, help="of the bootstrap")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

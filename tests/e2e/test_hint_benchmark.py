@@ -1,0 +1,119 @@
+"""`benchmarks/hints.py`: what is prepared is the session's own tokens, and scoring is a plain pass over them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from composer_replication.cli.main import main
+from hint_effects import Effects, mean_with_interval, print_tables, score
+from hint_items import prepare
+from student_templates import save_student, tokenizer_of
+from tiny_models import VOCAB, build
+
+FAMILY = "qwen2_5_like"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "sessions"
+
+
+def item(role="site", **values):
+    spans = {"name": [2, 4], "arguments": [4, 9], "first": [6, 7]}
+    hints = {"none": [], "template": [20, 21, 22], "other_kind": [30, 31, 32, 33, 34]}
+    ids = {"prefix": list(range(40, 52)), "tail": list(range(60, 69))}
+    about = {"id": "s1", "session": "a", "kind": "edit_noop", "tool": "Edit", "role": role}
+    return {**about, **ids, "hints": hints, "spans": spans, **values}
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scored")
+    model = build("qwen2-tied")
+    model.save_pretrained(folder / "model")
+    rows = [{"hints": ["none", "template", "other_kind"]}, item(), item("good", prefix=[3, 4, 5])]
+    (folder / "items.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    score(folder / "items.jsonl", str(folder / "model"), folder / "result.json", device="cpu")
+    return model, rows[1:], folder / "result.json"
+
+
+def test_scores_are_those_of_one_plain_pass_over_prefix_hint_and_tail(scored):
+    model, rows, path = scored
+    for row, found in zip(rows, json.loads(path.read_text())["items"], strict=True):
+        for name, hint in row["hints"].items():
+            ids = row["prefix"] + hint + row["tail"]
+            before = len(ids) - len(row["tail"])
+            assert max(ids) < VOCAB
+            with torch.no_grad():
+                log_probs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+            for span, (start, end) in row["spans"].items():
+                rows_of = range(before + start - 1, before + end - 1)
+                expected = sum(float(log_probs[at, ids[at + 1]]) for at in rows_of)
+                assert found["log_probs"][name][span] == pytest.approx(expected, abs=1e-4), (name, span)
+        assert found["num_tokens"] == {"name": 2, "arguments": 5, "first": 1}
+
+
+def test_effects_are_differences_to_no_hint_to_good_calls_and_to_other_kinds():
+    def row(role, none, template, other):
+        return {**item(role), "num_tokens": {"name": 4}, "log_probs": {
+            name: {"name": value} for name, value in (("none", none), ("template", template), ("other_kind", other))
+        }}  # fmt: skip
+
+    effects = Effects([row("site", -5.0, -8.0, -6.0), row("good", -2.0, -3.0, -2.5)])
+    assert effects.of("site", "template", "name") == [("a", -3.0)]
+    assert effects.of("site", "template", "name", per_token=True) == [("a", -0.75)]
+    assert effects.of("site", "template", "name", kind="git_state") == []
+    assert effects.difference("template", "name") == [("a", -2.0)]
+    assert effects.beside_other("template", "name") == [("a", -2.0)]
+    assert effects.of("site", "template", "first") == []
+
+
+def test_an_interval_is_over_sessions_and_not_over_calls():
+    of_two = [("a", 1.0), ("a", 1.0), ("b", 4.0), ("b", 4.0)]
+    assert mean_with_interval(of_two, 400) == "+2.50 [+1.00, +4.00]"
+    assert mean_with_interval([("a", 1.0), ("a", 2.0)], 400) == "+1.50"
+    assert mean_with_interval([], 400) == ""
+
+
+def test_the_table_has_a_row_for_every_hint_and_every_kind(scored, capsys):
+    print_tables(scored[2], rounds=50)
+    shown = capsys.readouterr().out
+    assert "1 sites, 1 good calls" in shown
+    assert shown.count("| template | 1 |") == 4  # three measures, and by kind
+    assert "| edit_noop | other_kind | 1 |" in shown
+
+
+def test_scoring_asks_for_nothing_of_the_package():
+    source = (Path(__file__).parents[2] / "benchmarks" / "hint_effects.py").read_text()
+    modules = {
+        line.split()[1].split(".")[0] for line in source.splitlines() if line.lstrip().startswith(("from ", "import "))
+    }
+    assert modules - set(sys.stdlib_module_names) == {"torch", "transformers"}
+
+
+def test_prepared_items_are_the_sessions_own_tokens(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert main(["ingest", str(EXAMPLES), "-o", run]) == 0
+    assert main(["sites", run]) == 0
+    folder = save_student(FAMILY, tmp_path)
+    sites = [json.loads(line) for line in (tmp_path / "run" / "sites.jsonl").read_text().splitlines()]
+    kept = {site["id"]: site for site in sites if site["is_kept"]}
+    writer = tmp_path / "writer.jsonl"
+    writer.write_text("\n".join(json.dumps({"site": each, "hint": "Look before you act."}) for each in kept))
+    out = tmp_path / "items.jsonl"
+    prepare(run, str(folder), out, {"writer": writer}, max_sites=50, max_tokens=3000)
+    head, *items = map(json.loads, out.read_text().splitlines())
+    assert head["hints"] == ["none", "template", "raw_error", "other_kind", "writer"]
+    assert {each["role"] for each in items} == {"site", "good"}
+    tokenizer = tokenizer_of(FAMILY)
+    for each in items:
+        texts = {name: tokenizer.decode(each["tail"][a:b]) for name, (a, b) in each["spans"].items()}
+        if each["role"] == "site":
+            assert texts["name"].endswith(each["tool"])
+            assert kept[each["id"]]["hint"]["text"] in tokenizer.decode(each["hints"]["template"])
+            assert kept[each["id"]]["hint"]["text"] not in tokenizer.decode(each["hints"]["other_kind"])
+        assert "Look before you act." in tokenizer.decode(each["hints"]["writer"])
+        longest = max(map(len, each["hints"].values()))
+        assert len(each["prefix"]) + longest + len(each["tail"]) <= 3000
+    assert "sites and" in capsys.readouterr().out
