@@ -222,7 +222,8 @@ class _View:
     """What was shown of files and folders, beyond what is sure."""
 
     def __init__(self, cwd: str | None) -> None:
-        self.texts, self.paths, self.attempts = FileTexts(cwd), KnownPaths(cwd), Attempts()
+        self.texts, self.attempts = FileTexts(cwd), Attempts()
+        self.paths = KnownPaths(cwd, ShellFolder(cwd))
 
     def take(self, event: _Event) -> None:
         call, text, failed, kind = event

@@ -5,6 +5,7 @@ A step reads artefacts of the run, hands them to the stages below, and writes it
     table    the pipeline: each step with what it reads and writes
     ingest   logs -> conversations.jsonl, tools.jsonl, session_sources.jsonl
     sites    conversations -> sites.jsonl
+    judge    every call judged before it ran, against what happened
     inspect  a site as the tokens that a training makes of it
     states   the states of a run, for the two steps that compare actions
     replay   states -> teacher_calls.jsonl, within a cap
