@@ -1,7 +1,7 @@
 """Every option, declared once: frozen records, read from TOML and overrides, and written back as a file.
 
 values          what an option may hold
-hidden          what an error may show of it: no secret
+hide_secrets    what an error may show of it: no secret
 writer          a config as the TOML that reproduces a run
 schema          how a table declares its options
 loader          files and overrides to a config; every mistake with its path and its origin

@@ -16,8 +16,6 @@ from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import Say
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.from_config.arguments import make_arguments, refused
-from composer_replication.trainer.from_config.folder import TrainingFolder
 from composer_replication.trainer.from_config.inputs import (
     Inputs,
     lora_config,
@@ -25,7 +23,9 @@ from composer_replication.trainer.from_config.inputs import (
     prompts_of,
     weighting_of,
 )
+from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.from_config.renderer import unmatched_models
+from composer_replication.trainer.from_config.requirements import make_arguments, refused
 from composer_replication.trainer.offline.checks import NO_PAIR
 from composer_replication.trainer.presets import (
     channel_settings,
