@@ -9,8 +9,7 @@ steps           [ingest], [sites], [replay], [pairs]
 loss            [loss]
 render          [render], [split]
 train_sections  tables below [train]: what is trained, by whom it is taught, on what
-train_grpo      tables below [train]: rollouts, effort, alarms
-train           [train]
+train           [train], and its tables about rollouts, effort and alarms
 """
 
 from composer_replication.config.loader import load, loads

@@ -9,7 +9,7 @@ import torch
 from transformers import set_seed
 
 from composer_replication.batch.tree_batch import CHANNELS
-from composer_replication.config.train_grpo import GRPOSection
+from composer_replication.config.train import GRPOSection
 from composer_replication.errors import ComposerError, ConfigError, explain
 from composer_replication.optional import require
 from composer_replication.sessions.dataset import LoggedSessions

@@ -14,7 +14,7 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
-from composer_replication.config.train_grpo import AlarmConfig
+from composer_replication.config.train import AlarmConfig
 from composer_replication.errors import InputError, explain
 from composer_replication.trainer.watch.best_checkpoint import Best, keep_best, read_best
 from composer_replication.trainer.watch.watched_metric import Alarm, Watch, WatchedMetric, finite
