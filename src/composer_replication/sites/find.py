@@ -158,7 +158,7 @@ class _Finder:
             if _looks_bad(result.text) and (result.is_error is None or channel_of(call.name) == "shell"):
                 self._pass_over(answered, judged.reason)
             return None
-        site = self._course.keep(self._site(answered, judged), call)
+        site = self._course.counted(self._site(answered, judged), call, result)
         gate = gate_of(verdict, Command.of(_command(call)), result.text)
         if gate and gate not in self._seen_gates and judged.blame != "model":
             kept_from = self._min_confidence
