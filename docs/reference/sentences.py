@@ -113,7 +113,7 @@ ARTEFACTS: Mapping[str, str] = {
     "teacher_cache": "Every answer that was paid for, and what was spent: an SQLite file.",
     "pairs": "One preference pair a row: what advisers agreed on against what the model did.",
     "ref_logprobs": "Log-probabilities of the pairs' answers under the start weights, with a fingerprint.",
-    "hint_proof": "One site a row: what its hint does to the erring call, and whether it may teach.",
+    "hint_proof": "One site a row: what its hint does to the erring decision and to good calls; may it teach.",
     "asked_tools": "With which tools teachers were asked about each session; they are asked with the same again.",
     "metrics": "Every line of figures that training logs, with its step.",
     "checkpoints": "All that a run needs to go on: a folder `checkpoint-N` is complete when it holds `manifest.json`.",
@@ -207,9 +207,20 @@ RECORDS: Mapping[str, Record] = {
     "hint_proof": Record(
         proof.SCHEMA,
         proof.VERSION,
-        "`advantage` is how many nats more its own hint lowers the erring call than a hint of another kind does.",
+        "Log-probs are means a token over the tokens that decide the call: the tool's name, and in the arguments the "
+        "first token that differs from the right call (`basis` `correction`) or the first few (`first_argument`); all "
+        "of the `call` or `turn` where no name is found. `good_*` are the same of good calls of the session. "
+        "`advantage` is how many nats a token more its own hint lowers the erring decision than a hint of another kind "
+        "does, `advantage_over_good` how many more than it lowers good calls; a site is kept where both are above the "
+        "margin.",
         HintProof,
-        more=(("advantage", "float | None"), ("conversation_id", "str"), ("turn_id", "str"), ("kind", "str")),
+        more=(
+            ("advantage", "float | None"),
+            ("advantage_over_good", "float | None"),
+            ("conversation_id", "str"),
+            ("turn_id", "str"),
+            ("kind", "str"),
+        ),
     ),
 }
 

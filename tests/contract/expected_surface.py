@@ -163,7 +163,7 @@ NEW: dict[str, dict[str, str]] = {
         "ReferenceLogprobs.lookup": "(chosen_ids, chosen_start, rejected_ids, rejected_start)",
         "ReferenceLogprobs.save": "(path)",
         "ReferenceLogprobs.take_over": "(other)",
-        "precompute_ref_logprobs": "(model, renderer, pairs, *, path=None, max_tree_tokens=32768)",
+        "precompute_ref_logprobs": "(model, renderer, pairs, *, path=None, max_tree_tokens=32768, with_adapter=False)",
     },
     "errors": {"explain": '(what, *, got, expected, fix="")'},
     "optional": {"available": "(package)", "require": "(module, *, extra)"},

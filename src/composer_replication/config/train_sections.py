@@ -105,10 +105,12 @@ class ProofConfig:
     """Whether a hint has to show that it does something before it teaches."""
 
     on: bool = option(
-        True, "Score every erring call with no hint, its own and another's, and drop hints that do nothing."
+        True, "Score every erring decision with no hint, its own and another's, and drop hints that do nothing."
     )
     margin: float = option(
-        0.0, "Nats by which the right hint must lower the erring call more than a wrong one does.", at_least=0
+        0.0,
+        "Nats a token by which a hint must lower its erring decision more than a wrong hint does, and than good calls.",
+        at_least=0,
     )
 
 

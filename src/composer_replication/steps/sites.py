@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from composer_replication.config import SitesConfig
@@ -29,6 +30,7 @@ from composer_replication.runs.sites import SCHEMA, VERSION, to_row
 from composer_replication.runs.tools import read_tools
 from composer_replication.sites import find_error_sites
 from composer_replication.sites.find import NO_FAILURE
+from composer_replication.sites.gates import Refusal, conventions
 from composer_replication.sites.user_words import CORRECTED, REFUSED, call_kind, convention_in
 from composer_replication.teacher_replay.hint_writer import WrittenHints, write_hints
 from composer_replication.teacher_replay.replay import ReplayOptions
@@ -78,18 +80,9 @@ def write_sites(
     # Of every agent, as a file gave them: an inferred schema does not say what a tool needs.
     options = {"tool_schemas": read_tools(run).given, "scrubber": scrubber, **sources}
     made_of = [run.source("conversations"), run.source("tools")]
-    rules, drops, rows = _Rules(run, scrubber), Counter[str](), list[tuple[ErrorSite, Hint | None]]()
-    for conversation in read_conversations(run):
-        passed_over, along = list[ErrorSite](), StateAlong(conversation)
-        for each in find_error_sites(conversation, min_confidence=section.min_confidence, passed_over=passed_over):
-            site, hint = rules.applied(each, conversation, section.min_confidence)
-            if site.is_kept and hint is None:
-                hint = write_hint(site, conversation, along=along, **options)
-            rules.hear(site, conversation)
-            rows.append((site, hint))
-        drops.update(site.reason for site in passed_over)
-        rows += [(site, None) for site in passed_over]
-    conventions = add_conventions(run, rules.heard)
+    rules = _Rules(run, scrubber, section.min_confidence)
+    rows = list(_with_hints(read_conversations(run), section.min_confidence, options, rules))
+    named = add_conventions(run, rules.heard)
     if run.path(CONVENTIONS).exists():
         made_of.append(run.source(CONVENTIONS))  # as it is now: what its user changes later makes these sites old
     run.write_jsonl(
@@ -99,10 +92,10 @@ def write_sites(
         version=VERSION,
         sources=made_of,
         counts=_counts(rows),
-        drops=drops,
+        drops=Counter(site.reason for site, _ in rows if site.kind == NO_FAILURE),
         settings={"min_confidence": section.min_confidence},
     )
-    return SitesOfRun([site for site, _ in rows], {} if hints is None else hints.counts, conventions)
+    return SitesOfRun([site for site, _ in rows], {} if hints is None else hints.counts, named)
 
 
 def _counts(rows: Iterable[tuple[ErrorSite, Hint | None]]) -> Counter[str]:
@@ -116,20 +109,19 @@ def _counts(rows: Iterable[tuple[ErrorSite, Hint | None]]) -> Counter[str]:
 class _Rules:
     """Rules that users named: those that are heard on the way, and what the kept ones say about other refusals."""
 
-    def __init__(self, run: RunDir, scrubber: Scrubber | None) -> None:
-        self._kept, self._scrubber = kept_by_call(read_conventions(run)), scrubber
+    def __init__(self, run: RunDir, scrubber: Scrubber | None, min_confidence: float) -> None:
+        self._kept = kept_by_call(read_conventions(run)) if min_confidence <= _AS_SURE_AS_A_RULE else {}
+        self._scrubber = scrubber
         self.heard: list[Heard] = []
 
-    def applied(
-        self, site: ErrorSite, conversation: Conversation, min_confidence: float
-    ) -> tuple[ErrorSite, Hint | None]:
+    def applied(self, site: ErrorSite, conversation: Conversation) -> tuple[ErrorSite, Hint | None]:
         """The site of a refusal without words and its hint, where a kept rule is about such calls; else as it is."""
-        turn = next((each for each in conversation.turns if each.id == site.turn_id), None)
-        is_own = turn is not None and turn.origin == "model"
-        call = call_of(site, conversation) if site.kind == REFUSED and self._kept and is_own else None
+        if site.kind != REFUSED or not self._kept or _is_copied(site, conversation):
+            return site, None
+        call = call_of(site, conversation)
         words = None if call is None else self._kept.get((project_of(conversation), call_kind(call)))
         hint = None if words is None else said_hint(words, template="convention", scrubber=self._scrubber)
-        if hint is None or min_confidence > _AS_SURE_AS_A_RULE:
+        if hint is None:
             return site, None
         reason = "refused, and a rule that the user keeps is about such calls"
         taught: dict[str, Any] = {"blame": "model", "is_kept": True, "reason": reason}
@@ -137,12 +129,41 @@ class _Rules:
 
     def hear(self, site: ErrorSite, conversation: Conversation) -> None:
         """The rule that a correction names, if it names one."""
-        words = user_words(site, conversation) if site.kind == CORRECTED and site.is_kept else ""
-        rule, call = convention_in(words), call_of(site, conversation)
+        if site.kind != CORRECTED or not site.is_kept:
+            return
+        rule, call = convention_in(user_words(site, conversation)), call_of(site, conversation)
         if rule and call is not None:
             rule = rule if self._scrubber is None else self._scrubber.scope().text(rule)
             place = (site.id, site.conversation_id)
             self.heard.append(Heard(project_of(conversation), rule, call_kind(call), *place))
+
+
+def _is_copied(site: ErrorSite, conversation: Conversation) -> bool:
+    return any(turn.id == site.turn_id and turn.origin == "copied" for turn in conversation.turns)
+
+
+def _with_hints(
+    conversations: Iterable[Conversation], min_confidence: float, options: Mapping[str, Any], rules: _Rules
+) -> Iterator[tuple[ErrorSite, Hint | None]]:
+    """Every site with its hint. All wait for the last conversation: a gate's first refusal may not be its project's."""
+    sites: list[tuple[ErrorSite, Hint | None]] = []
+    refusals: list[Refusal] = []
+    hints_if_second: dict[str, Hint | None] = {}
+    for conversation in conversations:
+        passed_over, mine = list[ErrorSite](), list[Refusal]()
+        found = find_error_sites(conversation, min_confidence=min_confidence, passed_over=passed_over, refusals=mine)
+        hint_of = partial(write_hint, conversation=conversation, along=StateAlong(conversation), **options)
+        second = {each.site.id: each.site for each in mine if each.site.is_kept}
+        for each in found:
+            site, hint = rules.applied(each, conversation)
+            rules.hear(site, conversation)
+            sites.append((site, hint_of(site) if site.is_kept and hint is None else hint))
+            hints_if_second |= {site.id: hint_of(second[site.id])} if site.id in second else {}
+        sites += [(site, None) for site in passed_over]
+        refusals += mine
+    later = conventions(refusals)
+    for site, hint in sites:
+        yield (later[site.id], hints_if_second.get(site.id)) if site.id in later else (site, hint)
 
 
 def _asked_for(section: SitesConfig, run: RunDir, no_scrub: bool, allowed: Iterable[str]) -> WrittenHints:

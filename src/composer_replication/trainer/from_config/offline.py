@@ -11,6 +11,7 @@ import torch
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
 from composer_replication.errors import ConfigError, InputError, explain
+from composer_replication.objective.hint_proof import verdict
 from composer_replication.runs.split import split_conversations
 from composer_replication.sessions.cutting import cut_sessions
 from composer_replication.sessions.dataset import LoggedSession, LoggedSessions, sessions_of_run
@@ -164,14 +165,15 @@ def offline_trainer(
     )
 
 
-def tell_proof(sessions: LoggedSessions, say: Say) -> None:
-    """What the hint proof kept, in a line."""
+def tell_proof(sessions: LoggedSessions, say: Say, *, is_warmed_up: bool = False) -> None:
+    """What the hint proof kept, and whether the model heeds hints at all, in a line each."""
     if sessions.proofs is None:
         return
     reasons = Counter(proof.reason for proof in sessions.proofs)
     kept = reasons.pop("kept", 0)
     dropped = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in sorted(reasons.items()))
     say(f"hint proof: {kept} of {len(sessions.proofs)} sites teach{f'; dropped: {dropped}' if dropped else ''}")
+    say(verdict(sessions.proofs).in_words(is_warmed_up=is_warmed_up))
 
 
 def _has_proof(inputs: Inputs) -> bool:

@@ -65,10 +65,6 @@ class TrainingResult:
     counts: Mapping[str, int]
     drops: Mapping[str, int]
 
-    @property
-    def is_finished(self) -> bool:
-        return self.saved is not None
-
     def as_json(self) -> dict[str, Any]:
         plain = asdict(self)
         return {name: str(value) if isinstance(value, Path) else value for name, value in plain.items()}
