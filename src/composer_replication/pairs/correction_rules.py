@@ -10,17 +10,19 @@ import difflib
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from composer_replication.actions.edits import Operation, Replace, edit_operations
 from composer_replication.actions.equality import same_action
 from composer_replication.actions.paths import normal_path
 from composer_replication.actions.shell.command import Command, is_path
 from composer_replication.actions.tools import channel_of, command_text, is_edit, is_label, path_argument
-from composer_replication.judge import Judge
 from composer_replication.pairs.later_calls import LaterCall
 from composer_replication.sites.user_words import CORRECTED
 from composer_replication.types import Action, ErrorSite, ToolCall
+
+if TYPE_CHECKING:
+    from composer_replication.judge import Judge
 
 How = Literal["corrected", "look_first"]
 Decided = tuple[ToolCall, How] | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,9 +28,8 @@ from composer_replication.runs.conventions import (
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.sites import SCHEMA, VERSION, to_row
 from composer_replication.runs.tools import read_tools
-from composer_replication.sites import find_error_sites
+from composer_replication.sites import find_error_sites, gates
 from composer_replication.sites.find import NO_FAILURE
-from composer_replication.sites.gates import Refusal, conventions
 from composer_replication.sites.user_words import CORRECTED, REFUSED, call_kind, convention_in
 from composer_replication.teacher_replay.hint_writer import WrittenHints, write_hints
 from composer_replication.teacher_replay.replay import ReplayOptions
@@ -81,8 +80,9 @@ def write_sites(
     options = {"tool_schemas": read_tools(run).given, "scrubber": scrubber, **sources}
     made_of = [run.source("conversations"), run.source("tools")]
     rules = _Rules(run, scrubber, section.min_confidence)
-    rows = list(_with_hints(read_conversations(run), section.min_confidence, options, rules))
-    named = add_conventions(run, rules.heard)
+    rows = _with_hints(read_conversations(run), rules, section.min_confidence, options)
+    drops = Counter(site.reason for site, _ in rows if site.kind == NO_FAILURE)
+    conventions = add_conventions(run, rules.heard)
     if run.path(CONVENTIONS).exists():
         made_of.append(run.source(CONVENTIONS))  # as it is now: what its user changes later makes these sites old
     run.write_jsonl(
@@ -92,10 +92,10 @@ def write_sites(
         version=VERSION,
         sources=made_of,
         counts=_counts(rows),
-        drops=Counter(site.reason for site, _ in rows if site.kind == NO_FAILURE),
+        drops=drops,
         settings={"min_confidence": section.min_confidence},
     )
-    return SitesOfRun([site for site, _ in rows], {} if hints is None else hints.counts, named)
+    return SitesOfRun([site for site, _ in rows], {} if hints is None else hints.counts, conventions)
 
 
 def _counts(rows: Iterable[tuple[ErrorSite, Hint | None]]) -> Counter[str]:
@@ -143,27 +143,26 @@ def _is_copied(site: ErrorSite, conversation: Conversation) -> bool:
 
 
 def _with_hints(
-    conversations: Iterable[Conversation], min_confidence: float, options: Mapping[str, Any], rules: _Rules
-) -> Iterator[tuple[ErrorSite, Hint | None]]:
+    conversations: Iterable[Conversation], rules: _Rules, min_confidence: float, options: Mapping[str, Any]
+) -> list[tuple[ErrorSite, Hint | None]]:
     """Every site with its hint. All wait for the last conversation: a gate's first refusal may not be its project's."""
-    sites: list[tuple[ErrorSite, Hint | None]] = []
-    refusals: list[Refusal] = []
+    rows: list[tuple[ErrorSite, Hint | None]] = []
+    refusals: list[gates.Refusal] = []
     hints_if_second: dict[str, Hint | None] = {}
     for conversation in conversations:
-        passed_over, mine = list[ErrorSite](), list[Refusal]()
-        found = find_error_sites(conversation, min_confidence=min_confidence, passed_over=passed_over, refusals=mine)
+        passed_over, mine = list[ErrorSite](), list[gates.Refusal]()
+        failures = find_error_sites(conversation, min_confidence=min_confidence, passed_over=passed_over, refusals=mine)
         hint_of = partial(write_hint, conversation=conversation, along=StateAlong(conversation), **options)
-        second = {each.site.id: each.site for each in mine if each.site.is_kept}
-        for each in found:
-            site, hint = rules.applied(each, conversation)
+        second = {refusal.site.id: refusal.site for refusal in mine if refusal.site.is_kept}
+        for failure in failures:
+            site, hint = rules.applied(failure, conversation)
+            rows.append((site, hint_of(site) if site.is_kept and hint is None else hint))
             rules.hear(site, conversation)
-            sites.append((site, hint_of(site) if site.is_kept and hint is None else hint))
             hints_if_second |= {site.id: hint_of(second[site.id])} if site.id in second else {}
-        sites += [(site, None) for site in passed_over]
+        rows += [(site, None) for site in passed_over]
         refusals += mine
-    later = conventions(refusals)
-    for site, hint in sites:
-        yield (later[site.id], hints_if_second.get(site.id)) if site.id in later else (site, hint)
+    later = gates.conventions(refusals)
+    return [(later[site.id], hints_if_second.get(site.id)) if site.id in later else (site, hint) for site, hint in rows]
 
 
 def _asked_for(section: SitesConfig, run: RunDir, no_scrub: bool, allowed: Iterable[str]) -> WrittenHints:

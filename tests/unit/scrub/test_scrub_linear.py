@@ -95,9 +95,7 @@ def assert_time_grows_with_the_text(half: str, whole: str) -> None:
 @pytest.mark.parametrize("name", UNITS)
 def test_twice_the_text_takes_less_than_three_times_as_long(name, note):
     if name == next(iter(UNITS)):
-        note(
-            f"hostile texts: {len(UNITS)} of {2 * HALF:,} characters, 120 mixed of {2 * SMALL:,} (full: 1,000,000, 80,000)"
-        )
+        note(f"hostile texts: {len(UNITS)} of {2 * HALF:,} characters, 120 of {2 * SMALL:,} (full: 1,000,000, 80,000)")
     text = UNITS[name] * (HALF // len(UNITS[name]))
     assert_time_grows_with_the_text(text, text * 2)
 
