@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from composer_replication.actions.session_state import SessionState
 from composer_replication.actions.tools import (
@@ -20,9 +21,11 @@ from composer_replication.actions.tools import (
     path_argument,
     plain_name,
 )
-from composer_replication.judge import Judgement
 from composer_replication.pairs.later_calls import LISTS, SEARCHES
 from composer_replication.types import ToolCall
+
+if TYPE_CHECKING:
+    from composer_replication.judge import Judgement
 
 _FOUND = ("found_in_whole_file", "found_in_part")
 
