@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from composer_replication.actions.tools import is_edit, is_label
-from composer_replication.judge import JudgedCall, judged_calls
+from composer_replication.judge.walk import JudgedCall, judged_calls
 from composer_replication.pairs.correction_rules import Decision
 from composer_replication.pairs.later_calls import LaterCalls
 from composer_replication.pairs.needless_looks import needless_look
