@@ -11,6 +11,8 @@ from composer_replication.cli.console import add_gate_arguments
 from composer_replication.cli.options import add_config_arguments, add_short, config_of
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from composer_replication.config import PairsConfig
     from composer_replication.pairs.agreement import PairReport
     from composer_replication.runs import RunDir
@@ -65,9 +67,8 @@ def _show(run_dir: RunDir, pairs: PairsOfRun, section: PairsConfig, args: argpar
         by_source = {**pairs.by_source, "failures": pairs.num_failures}
         print_json({"run": str(run_dir.root), "report": report, "filters": dict(pairs.filtered), "sources": by_source})
         return
-    if pairs.report is not None:
-        _show_report(pairs.report)
     show(
+        *(() if pairs.report is None else _report_tables(pairs.report)),
         table("Filters", ("what", "pairs"), sorted(pairs.filtered.items())),
         table("Pairs", ("source", "pairs", "chosen, and rejected"), _source_rows(pairs.by_source)),
     )
@@ -80,15 +81,15 @@ def _show(run_dir: RunDir, pairs: PairsOfRun, section: PairsConfig, args: argpar
         say(f"{args.export}: {pairs.num_exported or 0} rows" if pairs.num_exported else "nothing to export")
 
 
-def _show_report(report: PairReport) -> None:
-    from composer_replication.cli.console import show, table
+def _report_tables(report: PairReport) -> tuple[Table, Table]:
+    from composer_replication.cli.console import table
 
     rows = [
         (kind, each.num_states, each.num_consensus, _share(each.with_each_other), _share(each.with_student))
         for kind, each in sorted(report.agreement.items(), key=lambda item: -item[1].num_states)
     ]
     columns = ("student did", "states", "consensus", "teachers agree", "with student")
-    show(
+    return (
         table("Agreement", columns, rows, caption="Shares of pairs of teachers, and of votes for the student's action"),
         table("States without a pair", ("why", "states"), sorted(report.drops.items())),
     )
