@@ -112,7 +112,7 @@ ARTEFACTS: Mapping[str, str] = {
     "conventions": "Rules that users named when they refused a call, by project; whoever owns the run keeps or drops each.",
     "teacher_calls": "One answer of one adviser at one state a row, failed calls too.",
     "teacher_cache": "Every answer that was paid for, and what was spent: an SQLite file.",
-    "pairs": "One preference pair a row: what advisers agreed on against what the model did.",
+    "pairs": "One preference pair a row: what advisers agreed on, or a session put right, against what was done.",
     "ref_logprobs": "Log-probabilities of the pairs' answers under the start weights, with a fingerprint.",
     "hint_proof": "One site a row: what its hint does to the erring decision and to good calls; may it teach.",
     "asked_tools": "With which tools teachers were asked about each session; they are asked with the same again.",
