@@ -27,6 +27,8 @@ def _last(session: Session):
         (None, "unknown"),
         ("gofmt -w .", "unknown"),  # a formatter changes what nobody named
         ("cat src/a.go", "unknown"),
+        ("git add src/a.go && git commit -m x", "unknown"),  # though a hook may have formatted it
+        ("gofmt -w src/a.go", "model"),
         ("sed -i s/x/y/ src/a.go", "model"),
         ("git checkout main", "model"),
         ("sed -i s/x/y/ src/b.go", "unknown"),

@@ -180,6 +180,7 @@ NOT_TYPED = [
     ),
     ("a program in backticks", 'cd "x" && echo `golangci-lint version`', "(eval):1: command not found: golangci-lint"),
     ("a script that needs git", "git add -A && ./check.sh", "error: src refspec topik does not match any"),
+    ("a look at the usage", "git commit -h", "usage: git commit [-a | --interactive | --patch]"),
     ("plugins", "pytest --cov src", "pytest: error: unrecognized arguments: --cov"),
     ("a missing build", "mkdir -p out && ./gen.sh out", "mkdir: out: File exists"),
 ]

@@ -28,6 +28,7 @@ _RUNS_THE_WORK = re.compile(
 )
 
 
+_ASKS_FOR_HELP = re.compile(r"help|\s-[h?](?:\s|$)")
 _SEARCH_PATH = re.compile(r"(?:^|[;&\n(]\s{0,8}|\b(?:local|export|for) )path(?:=| in )")  # which is PATH for zsh
 
 
@@ -100,7 +101,7 @@ def is_typed_folder(match: re.Match[str], command: Command) -> bool:
 
 
 def shows_its_usage(match: re.Match[str], command: Command) -> bool:
-    return is_named_usage(match, command) and "help" not in command.text
+    return is_named_usage(match, command) and _ASKS_FOR_HELP.search(command.text) is None
 
 
 def is_named_usage(match: re.Match[str], command: Command) -> bool:
