@@ -119,8 +119,9 @@ OWN_WORDS: tuple[FailureRule, ...] = (
         "input_validation",
         r"InputValidationError|failed to (?:parse|decode) function(?: call)? arguments|Invalid tool parameters"
         r"|.{0,60}params must have required property ['\"]?(?:command|cmd|description)"
-        r"|The (?:tool )?arguments provided (?:to|for) the tool are invalid|Missing value for required parameter",
-        *("inputvalidation", "arguments", "parameter", "params must"),
+        r"|The (?:tool )?arguments provided (?:to|for) the tool are invalid|Missing value for required parameter"
+        r"|Output does not match required schema: /",
+        *("inputvalidation", "arguments", "parameter", "params must", "required schema"),
         where="start",
         confidence=0.95,
     ),
