@@ -217,7 +217,7 @@ def test_a_relative_path_of_a_file_tool_is_seen_from_where_the_shell_stands(tool
 def test_what_a_command_says_itself_is_no_part_of_why_it_was_refused():
     session = Session()
     for first, second in (("sleep 30", "cat out.log"), ("sleep 5", "tail -20 build.log")):
-        text = f"<tool_use_error>Blocked: {first} followed by: {second}. To wait, run it in the background.</tool_use_error>"
+        text = f"<tool_use_error>Blocked: {first} followed by: {second}. To wait, run it aside.</tool_use_error>"
         session.call("Bash", text, is_error=True, command=f"{first}; {second}")
     sites = find_error_sites(session.conversation())
     assert [(site.kind, site.blame) for site in sites] == [("hook_blocked", "harness"), ("hook_blocked", "model")]
