@@ -13,6 +13,7 @@ from composer_replication.actions.shown.paths import KnownPaths, Standing
 from composer_replication.actions.shown.texts import FileTexts
 from composer_replication.judge.checkout import Checkout
 from composer_replication.judge.earlier import PathKnowledge
+from composer_replication.judge.schemas import AGENTS
 
 _MIN_SHOWN, _MIN_SHARE = 3, 0.5  # files of the session that a checkout must have to be its project's
 _MAX_SHOWN = 50
@@ -75,6 +76,15 @@ class Known:
             return sum(path in checkout.files for path in shown) >= _MIN_SHARE * len(shown)
         parts = relative.split("/")
         return len(parts) > 2 and "/".join(parts[:2]) in checkout.folders
+
+    def has_name(self, name: tuple[str, str]) -> bool | None:
+        """Whether there is such an agent or skill: by the session, by the agent's own list, by earlier sessions."""
+        attempts = self.state.attempts
+        if name in attempts.names:
+            return attempts.names[name]
+        if name[0] in ("Task", "Agent") and (name[1] in AGENTS or attempts.agents is not None):
+            return name[1] in AGENTS | (attempts.agents or frozenset())
+        return self._project.has_name(name, self.paths.relative_files()) if self._project else None
 
     def is_doubled(self, word: str, here: str | None) -> bool:
         """Whether a path is there from the project's root, while the shell stands in another of its folders."""
