@@ -10,7 +10,7 @@ from composer_replication.actions.shell.effects import only_reads
 from composer_replication.actions.tools import channel_of, command_text, is_label, only_looks, plain_name
 from composer_replication.types import ToolCall
 
-_NO_PROGRAM = re.compile(r"command not found: ([\w.+-]+)|(?:^|[\s:])([\w.+-]+): command not found")
+_NO_PROGRAM = re.compile(r"command not found: ([\w.+-]+)|(?:^|[\s:])([\w.+-]+): command not found(?!:)")
 _NO_NAME = re.compile(r"Agent type '[^']{1,200}' not found|Unknown skill|is not a prompt-based skill")
 _AGENTS = re.compile(r"Available agents: ([^\n<]{1,4000})")
 _NAMING = {"task": "subagent_type", "agent": "subagent_type", "skill": "skill"}
