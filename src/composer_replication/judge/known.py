@@ -18,6 +18,11 @@ from composer_replication.judge.schemas import AGENTS
 _MIN_SHOWN, _MIN_SHARE = 3, 0.5  # files of the session that a checkout must have to be its project's
 _MAX_SHOWN = 50
 _MAX_LINES, _MAX_CHARACTERS = 2000, 95_000  # a reader stops at 2000 lines, and refuses more than 25,000 tokens
+# What the session knows of a path -> whose word that it is not there is taken.
+_BELIEVED_WHERE = {
+    "only_its_name": ("not_in_checkout", "missing_in_earlier_session"),
+    "unseen": ("not_in_checkout", "missing_in_earlier_session", "in_no_earlier_session"),
+}
 _RELATIVE = re.compile(r"[\w@+][\w.@+-]*(?:/[\w.@+-]+)+/?")
 
 
@@ -45,8 +50,9 @@ class Known:
         opinions = [each for each in (self._in_checkout(relative), by_project) if each is not None]
         if any(each.is_there for each in opinions):
             return next(each for each in opinions if each.is_there)
-        opinions = [each for each in opinions if each.why != "in_no_earlier_session" or standing.why == "unseen"]
-        if not opinions or standing.why == "named" or self._is_behind(opinions[0]):
+        believed = _BELIEVED_WHERE.get(standing.why, ())
+        opinions = [each for each in opinions if each.why in believed]
+        if not opinions or self._is_behind(opinions[0]):
             return standing
         return opinions[0]
 

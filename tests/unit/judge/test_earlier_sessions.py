@@ -41,19 +41,19 @@ def last_verdict(later, *earlier):
     return last.judgement.says, last.judgement.rule
 
 
-ASKS = session("new", 5, [("src/app/lost.py", MISSING)])
+LOST, FOUND = ("src/app/lost.py", MISSING), ("src/app/lost.py", "     1→x\n")
+ASKS = session("new", 5, [LOST])
 
 
 @pytest.mark.parametrize(
     ("later", "earlier", "expected"),
     [
-        (ASKS, [looked_at(more=[("src/app/lost.py", MISSING)])], ("fails", "missing_in_earlier_session")),
-        (ASKS, [looked_at(more=[("src/app/lost.py", "     1→x\n")])], ("ok", "seen_in_earlier_session")),
-        (ASKS, [looked_at(more=[("src/app/lost.py", MISSING)]), looked_at("mid", 3, more=[("src/app/lost.py", "     1→x\n")])],
-         ("ok", "seen_in_earlier_session")),
+        (ASKS, [looked_at(more=[LOST])], ("fails", "missing_in_earlier_session")),
+        (ASKS, [looked_at(more=[FOUND])], ("ok", "seen_in_earlier_session")),
+        (ASKS, [looked_at(more=[LOST]), looked_at("mid", 3, more=[FOUND])], ("ok", "seen_in_earlier_session")),
         (ASKS, [looked_at()], ("fails", "in_no_earlier_session")),
         (ASKS, [looked_at(more=[("README.md", "     1→see src/app/lost.py\n")])], ("unknown", "unseen")),
-        (ASKS, [looked_at(day=9, more=[("src/app/lost.py", MISSING)])], ("unknown", "unseen")),
+        (ASKS, [looked_at(day=9, more=[LOST])], ("unknown", "unseen")),
         (ASKS, [], ("unknown", "unseen")),
         (session("new", 5, [("notes.md", "     1→x\n")]), [looked_at()], ("unknown", "unseen")),
         (session("new", 5, [("src/app/a.py", "x")]), [looked_at(more=[("src/app/a.py", "it exceeds maximum allowed")])],
@@ -66,11 +66,10 @@ def test_a_session_knows_what_earlier_ones_had_shown(later, earlier, expected):
 
 
 def test_a_clone_of_the_project_is_recognised_by_its_files_and_another_project_is_not():
-    lost = ("src/app/lost.py", MISSING)
-    clone = session("new", 5, [*((path, "     1→x\n") for path in FILES[:3]), lost], root="/clones/7")
-    other = session("new", 5, [("src/web/a.js", "x"), ("src/web/b.js", "x"), ("lib/c.js", "x"), lost], root="/clones/7")
-    assert last_verdict(clone, looked_at(more=[lost])) == ("fails", "missing_in_earlier_session")
-    assert last_verdict(other, looked_at(more=[lost])) == ("unknown", "unseen")
+    clone = session("new", 5, [*((path, "     1→x\n") for path in FILES[:3]), LOST], root="/clones/7")
+    other = session("new", 5, [("src/web/a.js", "x"), ("src/web/b.js", "x"), ("lib/c.js", "x"), LOST], root="/clones/7")
+    assert last_verdict(clone, looked_at(more=[LOST])) == ("fails", "missing_in_earlier_session")
+    assert last_verdict(other, looked_at(more=[LOST])) == ("unknown", "unseen")
 
 
 def test_a_text_that_an_earlier_session_saw_whole_completes_a_part_that_agrees_with_it():

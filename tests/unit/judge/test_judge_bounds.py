@@ -6,11 +6,11 @@ import itertools
 import random
 
 import pytest
-from cpu_time import least_cpu_seconds
 
 from composer_replication.actions.session_state import SessionState
 from composer_replication.judge import Judge, judged_calls
 from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
+from cpu_time import least_cpu_seconds
 
 WHERE = Provenance(file="log", lines=(1,))
 TOOLS = [
@@ -32,8 +32,10 @@ VALUES = [
     None, 0, -1, 10**30, 1.5, True, "", "/", "~", "..", "a/../../b", "\0", "\ud800", "x" * 5000, [], {}, [{}], ["a"],
     {"a": 1}, "/repo/a.py", "**/" * 40 + "*" * 40, "cd /repo && cat a.py", "$(", "'", "a\0b\nc", "C:\\x\\y.py",
 ]  # fmt: skip
+MISSING = "File does not exist."
 TEXTS = [
-    "", "999999999999999999999→x\n1→y", "     1→" + "x" * 3000, "     5→a\n     7→b", "<system-reminder>" * 50, "\0\n\0\n",
+    "", "999999999999999999999→x\n1→y", "     1→" + "x" * 3000, "     5→a\n     7→b", "<system-reminder>" * 50,
+    "\0\n\0\n",
     "File does not exist.", "File has not been read yet.", "Shell cwd was reset to " + "/x" * 300, "a/b:12:c\n" * 50,
     "exceeds maximum", "total 0\n" + "d" * 500, "Available agents: " + "a," * 500,
 ]  # fmt: skip
@@ -72,9 +74,9 @@ def long_session(number):
             (ToolCall(id=f"{each}r", name="Read", arguments={"file_path": path}), lines, False),
             (ToolCall(id=f"{each}e", name="Edit", arguments={"file_path": path, "old_string": "value_7 = 7",
                                                               "new_string": f"value_7 = {each}"}), "updated", False),
-            (ToolCall(id=f"{each}m", name="Read", arguments={"file_path": f"/repo/no/{each}.py"}), "File does not exist.", True),
+            (ToolCall(id=f"{each}m", name="Read", arguments={"file_path": f"/repo/no/{each}.py"}), MISSING, True),
             (ToolCall(id=f"{each}g", name="Glob", arguments={"pattern": f"**/*{each}.go"}), path, False),
-            (ToolCall(id=f"{each}b", name="Bash", arguments={"command": f"touch x{each}.py && ls src"}), "m1.py\nm2.py", False),
+            (ToolCall(id=f"{each}b", name="Bash", arguments={"command": f"touch x{each} && ls src"}), "m1.py", False),
         ]  # fmt: skip
     return Conversation(id="s", format="claude_code", turns=tuple(turns(steps)), cwd="/repo")
 

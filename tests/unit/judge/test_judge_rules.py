@@ -29,6 +29,10 @@ def edit(old, new="z", path="/repo/a.py", **more):
     return call("Edit", file_path=path, old_string=old, new_string=new, **more)
 
 
+def write(path):
+    return call("Write", file_path=path, content="")
+
+
 def bash(command):
     return call("Bash", command=command)
 
@@ -42,6 +46,8 @@ def failed(made, text):
 
 
 SHOWN = worked(read(), A_PY)
+NO_PY = failed(read("/repo/no.py"), MISSING)
+TOO_LARGE = failed(read(), "File content (30000 tokens) exceeds maximum allowed tokens (25000).")
 SHOWN_IN_PART = worked(read(offset=40, limit=3), PART)
 UPDATED = "The file /repo/a.py has been updated."
 MOVED = worked(bash("cd src && ls"), "shop.py")
@@ -68,13 +74,12 @@ RULES = [
     ("not_read", [SHOWN_IN_PART, "<command-name>/exit</command-name>"], edit("l"), [SHOWN_IN_PART], edit("def late")),
     ("not_read", [SHOWN_IN_PART, "<command-name>/exit</command-name>"], edit("l"),
      [SHOWN, "<command-name>/exit</command-name>"], edit("y = 2")),
-    ("not_read", [worked(call("Glob", pattern="*.py"), "/repo/a.py")], call("Write", file_path="/repo/a.py", content=""),
-     [], call("Write", file_path="/repo/new.py", content="")),
-    ("failed_before", [failed(read("/repo/no.py"), MISSING)], read("/repo/no.py", limit=5), [], read("/repo/no.py")),
-    ("failed_before", [failed(read("/repo/no.py"), MISSING)], read("/repo/no.py", limit=5),
-     [failed(read("/repo/no.py"), MISSING), worked(bash("touch no.py"))], read("/repo/no.py", limit=5)),
-    ("failed_before", [failed(read("/repo/no.py"), MISSING)], read("/repo/no.py", limit=5),
-     [failed(read("/repo/no.py"), MISSING), worked(call("Write", file_path="/repo/no.py", content=""))],
+    ("not_read", [worked(call("Glob", pattern="*.py"), "/repo/a.py")], write("/repo/a.py"), [], write("/repo/new.py")),
+    ("failed_before", [NO_PY], read("/repo/no.py", limit=5), [], read("/repo/no.py")),
+    ("failed_before", [NO_PY], read("/repo/no.py", limit=5),
+     [NO_PY, worked(bash("touch no.py"))], read("/repo/no.py", limit=5)),
+    ("failed_before", [NO_PY], read("/repo/no.py", limit=5),
+     [NO_PY, worked(write("/repo/no.py"))],
      read("/repo/no.py", limit=5)),
     ("not_listed", [worked(bash("ls -la"), LISTING)], read("/repo/lib/a.py"), [worked(bash("ls -la"), LISTING)],
      read("/repo/src/a.py")),
@@ -88,20 +93,20 @@ RULES = [
     ("a_folder", [SHOP], read("/repo/src"), [SHOP], call("Grep", pattern="x", path="/repo/src")),
     ("from_another_folder", [SHOP, MOVED], call("Grep", pattern="x", path="src/shop.py"), [SHOP],
      call("Grep", pattern="x", path="src/shop.py")),
-    ("too_large", [failed(read(), "File content (30000 tokens) exceeds maximum allowed tokens (25000).")], read(limit=None),
-     [failed(read(), "File content (30000 tokens) exceeds maximum allowed tokens (25000).")], read(limit=100)),
+    ("too_large", [TOO_LARGE], read(limit=None),
+     [TOO_LARGE], read(limit=100)),
     ("same_again", [failed(bash("cat no.txt"), "Exit code 1")], bash("cat no.txt"),
      [failed(bash("cat no.txt"), "Exit code 1"), worked(bash("make"))], bash("cat no.txt")),
     ("same_again", [failed(bash("cat no.txt"), "Exit code 1")], bash("cat no.txt"),
      [failed(bash("cat no.txt"), "Exit code 1"), "It is there now."], bash("cat no.txt")),
     ("cd_missing", [SHOP, MOVED], bash("cd src && make"), [SHOP], bash("cd src && make")),
-    ("cd_missing", [failed(read("/repo/lib/a.py"), MISSING), failed(bash("cd lib"), "cd: lib: No such file or directory")],
-     bash("cd lib && make"), [failed(read("/repo/lib/a.py"), MISSING)], bash("cd lib && make")),
-    ("file_missing", [failed(read("/repo/no.py"), MISSING)], bash("wc -l no.py"), [failed(read("/repo/no.py"), MISSING)],
+    ("cd_missing", [failed(bash("cd lib"), "cd: lib: No such file or directory")], bash("cd lib && make"),
+     [failed(read("/repo/lib/a.py"), MISSING)], bash("cd lib && make")),
+    ("file_missing", [NO_PY], bash("wc -l no.py"), [NO_PY],
      bash("wc -l no.py || true")),
-    ("file_missing", [failed(read("/repo/no.py"), MISSING)], bash("cat no.py"), [failed(read("/repo/no.py"), MISSING)],
+    ("file_missing", [NO_PY], bash("cat no.py"), [NO_PY],
      bash("ls no.py && cat no.py")),
-    ("file_missing", [failed(read("/repo/no.py"), MISSING)], bash("cat no.py"), [failed(read("/repo/no.py"), MISSING)],
+    ("file_missing", [NO_PY], bash("cat no.py"), [NO_PY],
      bash("cat no.py 2>/dev/null")),
     ("from_another_folder", [SHOP, MOVED], bash("pytest src/shop.py"), [SHOP], bash("pytest src/shop.py")),
     ("no_such_program", [failed(bash("rg x"), "zsh: command not found: rg")], bash("cd src && rg y"),
