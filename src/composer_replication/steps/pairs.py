@@ -7,7 +7,7 @@ something else, there is no evidence against it: such pairs are made on request,
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -17,7 +17,7 @@ from composer_replication.actions.reply import without_thought
 from composer_replication.actions.write import action_text_without_thinking, text_of
 from composer_replication.config import PairsConfig, ReplayConfig
 from composer_replication.errors import InputError, explain
-from composer_replication.ingestion.last_gate import gate_of
+from composer_replication.ingestion.last_gate import LastGate, gate_of
 from composer_replication.pairs.agreement import PairReport
 from composer_replication.pairs.export import export_preferences
 from composer_replication.pairs.extract import Extraction, PairRecord, extract_pairs
@@ -70,6 +70,7 @@ def write_pairs(
     kept = normalizer.normalize(_with_facts(record, asked) for record in chosen)
     num_worked = sum(pair.metadata[WORKED] for pair in kept)
     report = extraction.report
+    settings = {"threshold": threshold, "where_it_worked": section.where_it_worked, "thinking": section.thinking}
     run.write_jsonl(
         "pairs",
         (_row(records[pair.state_id], pair.metadata) for pair in kept),
@@ -78,16 +79,9 @@ def write_pairs(
         sources=[*states.sources[:1], "teacher_calls", *states.sources[1:]],
         counts={"states": report.num_states, "extracted": len(records), "pairs": len(kept), WORKED: num_worked},
         drops={**report.drops, **{f"filter: {k}": v for k, v in normalizer.counts.items() if k != "kept" and v}},
-        settings={
-            "threshold": threshold,
-            "where_it_worked": section.where_it_worked,
-            "thinking": section.thinking,
-        },
+        settings=settings,
     )
-    num_exported = None
-    if export is not None and kept:
-        note_elsewhere(run, "preference data set", export)  # before it is there, so that no copy is unknown
-        num_exported = export_preferences(_kept_pairs(kept, records), export, gate=gate)
+    num_exported = _exported(run, export, gate, kept, records) if export is not None and kept else None
     return PairsOfRun(report=report, filtered=normalizer.counts, num_exported=num_exported)
 
 
@@ -118,10 +112,13 @@ def _normalizer(section: PairsConfig) -> DJNormalizer:
     return DJNormalizer(section.recipe, skip_dj=section.filters == "none", backend=backend)
 
 
-def _kept_pairs(kept: Sequence[Any], records: Mapping[str, PairRecord]) -> Iterator[Any]:
-    """The pairs that passed, with the tools of their states."""
-    for pair in kept:
-        yield {**records[pair.state_id].pair, "tools": pair.metadata.get("tools")}
+def _exported(
+    run: RunDir, export: Path, gate: LastGate | None, kept: Sequence[Any], records: Mapping[str, PairRecord]
+) -> int:
+    """Write the pairs that passed, with the tools of their states; how many."""
+    note_elsewhere(run, "preference data set", export)  # before it is there, so that no copy is unknown
+    pairs = ({**records[pair.state_id].pair, "tools": pair.metadata.get("tools")} for pair in kept)
+    return export_preferences(pairs, export, gate=gate)
 
 
 def _threshold(asked_how: _AskedHow, threshold: int | None) -> int:
