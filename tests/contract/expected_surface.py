@@ -314,6 +314,7 @@ ARTEFACT_FILES = {
     "tools": "tools.jsonl",
     "elsewhere": "elsewhere.jsonl",
     "sites": "sites.jsonl",
+    "struck_hints": "struck_hints.jsonl",
     "teacher_calls": "teacher_calls.jsonl",
     "teacher_cache": "teacher_cache.sqlite",
     "asked_tools": "asked_tools.jsonl",
