@@ -109,6 +109,7 @@ ARTEFACTS: Mapping[str, str] = {
     "tools": "One tool a row, with the schema of its arguments.",
     "elsewhere": "What was made from the run outside of it, so that `crf forget` can name it.",
     "sites": "One failing call a row, with its hint or the reason why it has none.",
+    "struck_hints": "Ids of sites whose hints somebody struck out, or took back.",
     "teacher_calls": "One answer of one adviser at one state a row, failed calls too.",
     "teacher_cache": "Every answer that was paid for, and what was spent: an SQLite file.",
     "pairs": "One preference pair a row: what advisers agreed on against what the model did.",
