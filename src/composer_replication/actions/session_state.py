@@ -54,13 +54,14 @@ class SessionState:
     def __init__(self, cwd: str | None = None) -> None:
         self.tools: dict[str, set[str]] = {}
         self.read: dict[str, str] = {}
+        self.reader: str | None = None
         self._commands: list[str] = []
         self._events: list[_Event] = []
         self._cwd = cwd
         self._touched: set[str] = set()  # files that were read, written or edited, by normal path
         self._refused: set[str] = set()  # and those of which a call failed
         self._shell, self._files = _Shell(cwd), ShownFiles(cwd)
-        self._texts, self._known_paths, self._attempts = FileTexts(cwd), KnownPaths(cwd), Attempts()
+        self._texts, self._known_paths, self._attempts = FileTexts(cwd), KnownPaths(cwd, ShellFolder(cwd)), Attempts()
         self._num_told: dict[str, int] = {}  # how many events each of them has taken
 
     def heard(self, text: str) -> None:
@@ -82,6 +83,7 @@ class SessionState:
             if path and is_edit(call.name) and call.arguments.get("command") != "view":
                 self.read.pop(path, None)  # what it holds now was not shown
             elif path:
+                self.reader = self.reader or call.name
                 self.read[path] = text[:_MAX_TEXT]
 
     @property

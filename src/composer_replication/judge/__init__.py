@@ -12,10 +12,27 @@ file_rules   tools that read, search and change files
 shell_rules  shell commands
 judge        one call against what is known
 walk         a conversation's calls: what the judge said of each, and what happened
+score        how often it was right
 """
 
+from composer_replication.judge.checkout import Checkout, Repository
+from composer_replication.judge.earlier import EarlierSessions, PathKnowledge
 from composer_replication.judge.judge import Judge
+from composer_replication.judge.score import KindScore, RuleScore, Score
 from composer_replication.judge.verdict import Judgement
-from composer_replication.judge.walk import JudgedCall, judged_calls
+from composer_replication.judge.walk import JudgedCall, judged_calls, state_at_end
 
-__all__ = ["Judge", "JudgedCall", "Judgement", "judged_calls"]
+__all__ = [
+    "Checkout",
+    "EarlierSessions",
+    "Judge",
+    "JudgedCall",
+    "Judgement",
+    "KindScore",
+    "PathKnowledge",
+    "Repository",
+    "RuleScore",
+    "Score",
+    "judged_calls",
+    "state_at_end",
+]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from composer_replication.actions.shown.paths import with_parents
 from composer_replication.errors import InputError, explain
+from composer_replication.types import Conversation
 
 _SETTINGS = (
     "core.fsmonitor=false",
@@ -51,8 +52,15 @@ class Repository:
 
     def at(self, when: str, branch: str | None = None) -> Checkout | None:
         """The files at a time: of the branch, where there is one of that name, else of the default branch."""
-        commit = self._commit(_seconds(when), branch)
-        return None if commit is None else Checkout(self, commit, _seconds(when))
+        seconds = _seconds(when)
+        commit = None if seconds is None else self._commit(seconds, branch)
+        return None if commit is None or seconds is None else Checkout(self, commit, seconds)
+
+    def before(self, conversation: Conversation) -> Checkout | None:
+        """The files when a conversation began, on the branch that its log names; None for a log without times."""
+        when = next((turn.timestamp for turn in conversation.turns if turn.timestamp), None)
+        branch = conversation.extra.get("git_branch")
+        return None if when is None else self.at(when, branch if isinstance(branch, str) else None)
 
     def _commit(self, seconds: int, branch: str | None) -> str | None:
         names = [f"refs/heads/{branch}", f"refs/remotes/origin/{branch}"] if branch else []
@@ -130,5 +138,8 @@ class Checkout:
         return self._repository.text(self.commit, relative) if relative in self.files else None
 
 
-def _seconds(when: str) -> int:
-    return int(datetime.fromisoformat(when.replace("Z", "+00:00")).timestamp())
+def _seconds(when: str) -> int | None:
+    try:
+        return int(datetime.fromisoformat(when.replace("Z", "+00:00")).timestamp())
+    except (ValueError, OverflowError):
+        return None

@@ -30,6 +30,7 @@ def answers(state):
     return {
         "tools": {name: set(each) for name, each in state.tools.items()},
         "read": dict(state.read),
+        "who": state.reader,
         "text": state.texts.get("/repo/a.py").text,
         "programs": set(state.programs),
         "build_failed": state.build_failed,
@@ -56,6 +57,7 @@ def test_it_says_the_same_whenever_it_is_asked():
             "Edit": {"file_path", "old_string", "new_string"},
         },
         "read": {},  # what the edited file holds was not shown, and a search is no look
+        "who": "Read",
         "text": "\ndef total(items):",
         "programs": {"ls", "rm", "cd", "pytest"},
         "build_failed": True,

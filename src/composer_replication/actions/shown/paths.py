@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from composer_replication.actions.paths import normal_path
 from composer_replication.actions.shell.effects import may_change
 from composer_replication.actions.shell.tree import lone_command
-from composer_replication.actions.shown.folder import ShellFolder
 from composer_replication.actions.shown.views import may_change_anything, without_reminders
 from composer_replication.actions.tools import channel_of, command_text, path_argument, plain_name, word_set
 from composer_replication.types import ToolCall
+
+if TYPE_CHECKING:
+    from composer_replication.actions.shown.folder import ShellFolder
 
 _MAX_TEXT = 300_000
 _MAX_PATH = 300
@@ -48,13 +50,13 @@ class Standing(NamedTuple):
 
 
 class KnownPaths:
-    """Grows with the session. Paths are absolute where the session's folder is."""
+    """Grows with the session, and takes its shell along. Paths are absolute where the session's folder is."""
 
-    def __init__(self, cwd: str | None) -> None:
+    def __init__(self, cwd: str | None, shell: ShellFolder) -> None:
         self.root = None if cwd is None else normal_path(cwd, None)
         home = _HOME.match(cwd or "")
         self._home = home[0] if home else None
-        self.shell = ShellFolder(cwd)
+        self.shell = shell
         self.files: set[str] = set()
         self.folders: set[str] = set()
         self.missing: dict[str, str] = {}  # and how that is known

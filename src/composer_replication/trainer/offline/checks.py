@@ -15,7 +15,7 @@ from composer_replication.objective.distributed import is_sharded, unwrapped
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.trainer.offline.figures import ChannelLog
-from composer_replication.trainer.watch.planner import MemoryPlan, free_memory, plan_memory
+from composer_replication.trainer.watch.memory_plan import MemoryPlan, free_memory, plan_memory
 
 NO_PAIR = (
     "channel trace_replay_dpo cannot run: beta_replay is {:g}, and there is no preference pair in the run;"
