@@ -99,7 +99,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "USUAL_BLAME": "value",
         "Verdict": "(kind, blame, confidence, span, is_soft, reason)",
         "classify": "(tool, arguments, text, is_error, *, before=None, extra_rules=())",
-        "find_error_sites": "(conversation, *, min_confidence=0.5, extra_rules=(), passed_over=None)",
+        "find_error_sites": "(conversation, *, min_confidence=0.5, extra_rules=(), passed_over=None, refusals=None)",
         "register_rule": "(rule)",
         "rule": (
             '(kind, pattern, *needles, channels="shell file other", where="line", ignore_case=True, blame=None, '

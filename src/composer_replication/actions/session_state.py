@@ -215,7 +215,7 @@ class _Shell:
     def take(self, event: _Event) -> None:
         call, text, failed = event
         if call is None:
-            self._show(text, None)
+            self._show(text, self._cwd)  # who speaks of a path means it from where the session began
             self._said.append(text)
             return
         command = Command.of(command_text(call.name, call.arguments))
@@ -224,17 +224,18 @@ class _Shell:
             self.build_failed = failed
         if failed:  # nor does the shell stay where such a command went
             return
+        stood_in = self.folder
         if any(name in _MOVERS for name, _ in programs):
             self._follow(command.text, text)
         path = path_argument(call.arguments)
         if channel_of(call.name) == "file" and path:
-            self._show(path, None)
+            self._show(path, self.folder)
         self.programs.update(name for name, _ in programs)
         if any(pair in _REMOVERS or (pair[0], "") in _REMOVERS for pair in programs):
             self._removed |= dict.fromkeys(command.words, len(self._texts))
         elif command.only_shows:
-            self._show(command.text, self.folder)
-        self._show(text, self.folder if command.text else None)
+            self._show(command.text, stood_in)
+        self._show(text, self.folder)
 
     def _show(self, text: str, folder: str | None) -> None:
         self._texts.append(text)

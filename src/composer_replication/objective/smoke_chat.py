@@ -97,18 +97,24 @@ def build_batch(
         "sdpo_student_index": torch.stack([torch.zeros_like(offsets), len(prompt) - 1 + offsets], dim=1),
         "sdpo_teacher_index": torch.stack([torch.zeros_like(offsets), len(hinted_prompt) - 1 + offsets], dim=1),
     }
-    for side, answer in (("chosen", right), ("rejected", wrong)):
-        batch[f"dpo_{side}_input_ids"] = torch.tensor([prompt + answer])
-        batch[f"dpo_{side}_response_mask"] = torch.tensor([[0] * len(prompt) + [1] * len(answer)])
-        batch[f"dpo_{side}_ref_logprobs"] = torch.zeros(1)
+    batch |= _pair_side("chosen", prompt, right) | _pair_side("rejected", prompt, wrong)
     if model is not None:
         where = next(model.parameters()).device
         batch |= reference_logprobs(model, {key: tensor.to(where) for key, tensor in batch.items()})
     return {key: tensor.to(device) for key, tensor in batch.items()}
 
 
+def _pair_side(side: str, prompt: list[int], answer: list[int]) -> dict[str, Tensor]:
+    return {
+        f"dpo_{side}_input_ids": torch.tensor([prompt + answer]),
+        f"dpo_{side}_response_mask": torch.tensor([[0] * len(prompt) + [1] * len(answer)]),
+        f"dpo_{side}_ref_logprobs": torch.zeros(1),
+    }
+
+
 def _prompt_ids(tokenizer: Any, request: str) -> list[int]:
-    return _encode(tokenizer, _render(tokenizer, [{"role": "user", "content": request}], generation_prompt=True))
+    text = _render(tokenizer, [{"role": "user", "content": request}], generation_prompt=True)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _answer_ids(tokenizer: Any, request: str, answer: str) -> list[int]:
@@ -153,10 +159,6 @@ def _render(tokenizer: Any, messages: list[dict[str, str]], *, generation_prompt
             )
         )
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _encode_with_offsets(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:

@@ -14,8 +14,7 @@ from composer_replication.atomic import staged, written_through
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, explain
 from composer_replication.pairs.agreement import PairReport
-from composer_replication.teacher_replay.votes.answers import reply_text, voter_of
-from composer_replication.teacher_replay.votes.consensus import Vote, count_votes
+from composer_replication.teacher_replay.votes.consensus import Vote, count_votes, reply_text, voter_of
 from composer_replication.teacher_replay.votes.context import StateContexts
 from composer_replication.types import Action, DPOPair, TeacherCallResult, TraceState
 

@@ -11,7 +11,10 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from composer_replication.actions.shell.command import Command
+from composer_replication.actions.tools import channel_of, command_text
 from composer_replication.sites.taxonomy import Verdict
+from composer_replication.types import ToolCall
 
 REFUSED, CORRECTED = "user_rejected", "user_corrected"
 _SURE = 0.9
@@ -23,6 +26,7 @@ _SAID_WITHIN = 600
 _END = re.compile(r"\s*</feedback>|\s*\n\s*\n?Note: The user's next message")
 # Sentences of an agent that stand where a user's words would.
 _NOT_OWN = re.compile(r"The user wants to clarify|\[Request interrupted|<(?:command|local-command|bash)-")
+_COMMAND_WORD = re.compile(r"[a-z][a-z-]{1,30}")
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
 _FILLER = re.compile(
     r"^(?:(?:oh|ok(?:ay)?|yes|yeah|yep|hm+|um+|ugh|well|so|and|also|but|then|actually|now|sorry|please|maybe|no|nope"
@@ -130,6 +134,19 @@ def convention_in(words: str) -> str:
         return ""
     rules = (each for each in _sentences(words) if _RULE.search(_bare(each)) and not each.endswith("?"))
     return next((each for each in rules if not _PARTICULAR.search(each)), "")
+
+
+def call_kind(call: ToolCall) -> str:
+    """What a rule about this call is about: a program with its command, or the tool; empty for changes of files.
+
+    Two refused changes have seldom more in common than the tool.
+    """
+    channel = channel_of(call.name)
+    if channel != "shell":
+        return "" if channel == "file" else call.name
+    programs = [pair for pair in Command.of(command_text(call.name, call.arguments)).programs if pair[0] != "cd"]
+    program, first = programs[-1] if programs else ("", "")
+    return f"{program} {first}" if _COMMAND_WORD.fullmatch(first) else program
 
 
 def _sentences(words: str) -> Iterator[str]:

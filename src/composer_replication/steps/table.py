@@ -29,7 +29,7 @@ _INGESTED = ("conversations", "tools")
 _TRAINED = ("config", "hint_proof", "ref_logprobs", "metrics", "checkpoints", "adapter", "model")
 STEPS = (
     Step("ingest", "ingest", (), (), (*_INGESTED, "session_sources")),
-    Step("sites", "write_sites", _INGESTED, (), ("sites",)),
+    Step("sites", "write_sites", _INGESTED, ("conventions",), ("sites", "conventions")),
     Step("replay", "replay", _INGESTED, ("sites",), ("teacher_calls", "teacher_cache", "asked_tools")),
     Step("pairs", "write_pairs", (*_INGESTED, "teacher_calls"), ("sites", "asked_tools"), ("pairs",)),
     Step("train", "train", _INGESTED, ("sites", "pairs"), _TRAINED),

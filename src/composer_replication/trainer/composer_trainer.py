@@ -97,15 +97,9 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         metrics_path: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        knobs = {
-            "alpha_sdpo": alpha_sdpo,
-            "beta_replay": beta_replay,
-            "sdpo_jsd_beta": sdpo_jsd_beta,
-            "sdpo_temperature": sdpo_temperature,
-            "sdpo_token_clip": sdpo_token_clip,
-            "replay_dpo_beta": replay_dpo_beta,
-            **{name: kwargs.pop(name) for name in sorted(_KNOBS & kwargs.keys())},
-        }
+        given = locals()
+        knobs = {name: given[name] for name in _DEFAULTS}
+        knobs |= {name: kwargs.pop(name) for name in sorted(_KNOBS & kwargs.keys())}
         self.settings, self.figures = _settings_of(knobs, settings), ComposerFigures()
         self.wants_sites = self.settings.alpha_sdpo > 0 or measure_channels
         super().__init__(*args, **kwargs)

@@ -67,10 +67,6 @@ class TrainingResult:
     warmup_steps: int = 0
     """Steps of the warm-up whose weights the first step began with."""
 
-    @property
-    def is_finished(self) -> bool:
-        return self.saved is not None
-
     def as_json(self) -> dict[str, Any]:
         plain = asdict(self)
         return {name: str(value) if isinstance(value, Path) else value for name, value in plain.items()}

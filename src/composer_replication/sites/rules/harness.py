@@ -56,18 +56,8 @@ REFUSALS: tuple[FailureRule, ...] = (
         r"|.{0,300}approval required by|.{0,80}has specified a rule which prevents"
         r"|.{0,160}not (?:in|on) the (?:list of allowed|allow ?list|allowed)"
         r"|.{0,80}approval (?:policy|mode) .{0,80}(?:never|reject|deny|prevents)|.{0,80}in (?:plan|read-only) mode",
-        *(
-            "permission",
-            "approval",
-            "blocked",
-            "polic",
-            "allow",
-            "prevents",
-            "sandbox",
-            "workspace",
-            "plan mode",
-            "read-only mode",
-        ),
+        *("permission", "approval", "blocked", "polic", "allow", "prevents", "sandbox", "workspace"),
+        *("plan mode", "read-only mode"),
         where="start",
         confidence=0.95,
     ),
@@ -222,8 +212,8 @@ FILE_ARGUMENTS: tuple[FailureRule, ...] = (
         r"|.{0,20}(?:invalid|malformed) (?:regex|regular expression|glob)|File must be an? |.{0,60}invalid patch\b"
         r"|.{0,60}Invalid arguments? for (?:tool|function)|Invalid (?:tool )?(?:arguments?|parameters?"
         r"|params|input)\b",
-        *("argument", "param", "propert", "field", "validation", "required", "expected", "-32602", "invalid", "regex"),
-        *("must be", "validating"),
+        *("argument", "param", "propert", "field", "validation", "required", "expected", "-32602", "invalid"),
+        *("regex", "must be", "validating"),
         channels="file",
         where="start",
         confidence=0.93,

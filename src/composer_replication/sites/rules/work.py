@@ -48,10 +48,10 @@ CHECKS: tuple[FailureRule, ...] = (
         r"|^[1-9]\d* errors?, \d+ warnings?|not formatted|Code Readability|Software Design|^- hook id:|clippy::"
         r"|found [1-9]\d* (?:refactoring|design|readability|consistency|warning|code)|pattern_match|can never match"
         r"|^Your code has been rated|proposed edit has introduced|^- E\d{3} |^[\w./-]+\.\w+:\d+: error: ",
-        *("error", "warning", "problem", "reformat", "style", "offense", "issue", "format", "credo", "dialyzer"),
-        *("readability", "design", "hook id", "clippy", "golangci", "rated", "lint", "mypy", "pyright", "rubocop"),
-        *("found ", "pattern", "never match", "proposed edit", ": e", ": w", ": f", ": c", ": b", ": n", ": d", ": s"),
-        *(": r", ": u", ": i", "sc1", "sc2"),
+        *("error", "warning", "problem", "reformat", "style", "offense", "issue", "format", "credo"),
+        *("dialyzer", "readability", "design", "hook id", "clippy", "golangci", "rated", "lint", "mypy"),
+        *("pyright", "rubocop", "found ", "pattern", "never match", "proposed edit", ": e", ": w", ": f"),
+        *(": c", ": b", ": n", ": d", ": s", ": r", ": u", ": i", "sc1", "sc2"),
         channels="shell",
         ignore_case=False,
         confidence=0.85,
@@ -72,8 +72,9 @@ BUILDS: tuple[FailureRule, ...] = (
         r"|Parse error|^✘ \[ERROR\]|Could not resolve \"|ninja: build stopped|error during build"
         r"|failed to resolve import"
         r"|error: linker|^# [\w./-]+/[\w.-]+$",
-        *("error", "fehler", "erreur", "エラー", "错误", "오류", "ошибка", "cannot find symbol", "undefined reference"),
-        *("compil", "build", "module", ".go:", "could not resolve", "failed to resolve", "# "),
+        *("error", "fehler", "erreur", "エラー", "错误", "오류", "ошибка", "cannot find symbol"),
+        *("undefined reference", "compil", "build", "module", ".go:", "could not resolve"),
+        *("failed to resolve", "# "),
         channels="shell",
         confidence=0.85,
     ),
@@ -101,7 +102,8 @@ MISSING: tuple[FailureRule, ...] = (
         r"(?:ModuleNotFoundError|ImportError): No module named (\S{1,80})|^Error: Cannot find (?:module"
         r"|package) '([^./][^']{0,80})'"
         r"|cannot load such file -- (\S{1,80})|ClassNotFoundException",
-        *("modulenotfound", "importerror", "cannot find module", "cannot find package", "cannot load", "classnotfound"),
+        *("modulenotfound", "importerror", "cannot find module", "cannot find package", "cannot load"),
+        "classnotfound",
         channels="shell",
         blame="env",
         confidence=0.75,

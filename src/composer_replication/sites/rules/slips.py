@@ -1,4 +1,4 @@
-"""Failures of shell commands that are not the work: the machine's, the network's, and the model's own slips.
+"""Commands that name what is not there: programs, paths, branches, commits.
 
 A slip counts as the model's only when the message is about something that the command itself says: a script that cannot
 find its own files is not a command that was typed wrong.
@@ -23,13 +23,13 @@ _NO_FILE_WORDS = (
     *("no such file", "nicht gefunden", "aucun fichier", "no existe", "inexistente", "non esistente", "нет такого"),
     *("没有那个", "沒有此一", "そのような", "그런 파일"),
 )
-_NO_COMMAND = (
+NO_COMMAND = (
     r"(?:command not found|not found|Befehl nicht gefunden|Kommando nicht gefunden|commande introuvable"
     r"|orden no encontrada|comando não encontrado|comando non trovato|команда не найдена|未找到命令|找不到命令"
     r"|コマンドが見つかりません|명령어를 찾을 수 없음)"
 )
-_SAID_FIRST = _NO_COMMAND.replace("|not found", "")  # `not found: x` is said of files too
-_NO_COMMAND_WORDS = (
+_SAID_FIRST = NO_COMMAND.replace("|not found", "")  # `not found: x` is said of files too
+NO_COMMAND_WORDS = (
     *("not found", "nicht gefunden", "introuvable", "no encontrada", "não encontrado", "non trovato", "не найдена"),
     *("未找到", "找不到", "見つかりません", "찾을 수"),
 )
@@ -48,7 +48,7 @@ def _command_name(match: re.Match[str]) -> str:
     return next(each for each in match.groups() if each).rpartition("/")[2]
 
 
-def _is_slip(match: re.Match[str], command: Command) -> bool:
+def is_slip(match: re.Match[str], command: Command) -> bool:
     """A program that the command itself calls: a utility one may take for granted, or a slip of the keyboard.
 
     Anything else may be what the project or the machine should have had.
@@ -57,10 +57,6 @@ def _is_slip(match: re.Match[str], command: Command) -> bool:
     if not command.calls(name) or command.is_remote or _in_script(match.string):
         return False
     return name in UTILITIES or (name not in SET_UP and bool(_near(name)))
-
-
-def _is_unprepared(match: re.Match[str], command: Command) -> bool:
-    return not _is_slip(match, command)
 
 
 def _near(name: str) -> list[str]:
@@ -90,158 +86,16 @@ def _is_gits_own(match: re.Match[str], command: Command) -> bool:
     return not ("nothing to commit" in match[0] and "git status" in command.text)
 
 
-MACHINE: tuple[FailureRule, ...] = (
-    rule(
-        "timeout",
-        r"timed out after|command timed out|timed out and has been killed|timeout: sending signal|\bTimeoutError\b"
-        r"|\bTimeoutExpired\b|deadline exceeded|ETIMEDOUT|operation timed out|execution timed out|timeout (?:of"
-        r"|after) \d"
-        r"|exceeded (?:the )?(?:time ?out|time limit)|(?:exceeded|reached) .{0,30}timeout",
-        *("timed out", "timeout", "deadline", "etimedout", "time limit"),
-        channels="shell",
-    ),
-    rule(
-        "os_permission",
-        r"permission denied|\b(?:EACCES|EPERM)\b|operation not permitted|sudo: a (?:password|terminal) is required"
-        r"|are you root|must be (?:run as )?root|read-only file system|access is denied|not in the sudoers"
-        r"|requires? (?:root|superuser|administrator)|Keine Berechtigung|Permission non accordée|Permiso denegado"
-        r"|权限不够|許可がありません|Отказано в доступе",
-        *("denied", "eacces", "eperm", "not permitted", "sudo", "root", "read-only", "requires", "require "),
-        *("berechtigung", "accordée", "denegado", "权限", "許可", "отказано"),
-        channels="shell",
-    ),
-    rule(
-        "network",
-        r"\b(?:ECONNREFUSED|ECONNRESET|ENOTFOUND|EAI_AGAIN)\b|could ?n[o']t resolve (?:host|proxy|hostname)"
-        r"|name resolution"
-        r"|name or service not known|connection (?:refused|reset|timed out|aborted|error)|\bConnectionError\b"
-        r"|failed to connect|network is unreachable|unable to access 'https?://|unable to connect|no route to host"
-        r"|getaddrinfo|TLS handshake|SSL(?:_|: | error| certificate)|CERTIFICATE_VERIFY|429 too many"
-        r"|too many requests"
-        r"|rate limit|(?:HTTP|error|status|code)[^\n]{0,20}\b(?:429|50[0234])\b|service unavailable|bad gateway"
-        r"|max retries exceeded|could not read from remote repository|authentication failed|could not read username"
-        r"|remote end hung up|proxy error|temporary failure|dial tcp|is the server running"
-        r"|connection to server .{0,80}failed",
-        *("econn", "enotfound", "eai_again", "resol", "service not known", "connect", "network", "unable to access"),
-        *("no route", "getaddrinfo", "handshake", "ssl", "certificate", "429", "requests", "rate limit", "50"),
-        *("unavailable", "gateway", "retries", "remote", "authentication", "username", "proxy", "temporary failure"),
-        *("dial tcp", "server running"),
-        channels="shell",
-    ),
-    rule(
-        "nonzero_exit",
-        r"bad interpreter|error while loading shared libraries|gpg failed to sign|(?:smudge"
-        r"|external) filter .{0,80}failed"
-        r"|shell snapshot|no space left on device|ENOSPC|disk quota exceeded|out of memory|cannot allocate memory"
-        r"|\bKilled(?:\s|$)"
-        r"|OOMKilled|address already in use|EADDRINUSE|port \d+ is (?:already )?(?:in use|allocated)"
-        r"|cannot connect to the docker daemon|is the docker daemon running|too many open files|EMFILE"
-        r"|resource temporarily unavailable|no CUDA|device or resource busy|bus error",
-        *(
-            "bad interpreter",
-            "shared librar",
-            "gpg failed",
-            "filter",
-            "snapshot",
-            "no space",
-            "enospc",
-            "quota",
-            "memory",
-            "killed",
-            "already in use",
-            "eaddrinuse",
-            "port ",
-            "docker",
-        ),
-        *("open files", "emfile", "resource", "cuda", "bus error"),
-        channels="shell",
-        blame="env",
-    ),
-    rule(
-        "git_state",
-        r"tell me who you are|unable to auto-detect email|index\.lock|another git process|detected dubious ownership"
-        r"|protected branch|GH0\d\d|pre-receive hook declined",
-        *(
-            "who you are",
-            "auto-detect",
-            "index.lock",
-            "another git",
-            "dubious",
-            "protected branch",
-            "gh0",
-            "pre-receive",
-        ),
-        channels="shell",
-        blame="env",
-    ),
-    rule(
-        "git_state",
-        r"CONFLICT \(|merge conflict|automatic merge failed|needs merge|fix conflicts|unmerged (?:files|paths)"
-        r"|could not apply [0-9a-f]{7}|KONFLIKT|CONFLIT|冲突|競合",
-        *(
-            "conflict",
-            "automatic merge",
-            "needs merge",
-            "unmerged",
-            "could not apply",
-            "konflikt",
-            "conflit",
-            "冲突",
-            "競合",
-        ),
-        channels="shell",
-        blame="task",
-        confidence=0.7,
-    ),
-    rule(
-        "git_state",
-        r"not possible to fast-forward|divergent branches|! \[rejected\]|non-fast-forward|failed to push some refs",
-        *("fast-forward", "divergent", "[rejected]", "failed to push"),
-        channels="shell",
-        blame="unknown",
-        confidence=0.7,
-    ),
-    rule(
-        "cmd_not_found",
-        rf"^(?:.{{0,80}}: )?(?:line \d+: |\d+: )?([\w.+@/-]{{1,80}}): {_NO_COMMAND}\W?$",
-        *_NO_COMMAND_WORDS,
-        channels="shell",
-        blame="env",
-        confidence=0.7,
-        accept=_is_unprepared,
-    ),
-    rule(
-        "cmd_not_found",
-        r"/usr/bin/env: ['‘]?[\w.+-]{1,60}['’]?: No such file"
-        r"|^g?make(?:\[\d+\])?: (?!Makefile)[\w.+-]{1,60}: No such file",
-        *("/usr/bin/env", "make"),
-        channels="shell",
-        blame="env",
-    ),
-)
-
-# The harness held the output back, whatever the command was.
-WITHHELD: tuple[FailureRule, ...] = (
-    rule(
-        "output_too_large",
-        r"(?:<returncode>-?\d{1,3}</returncode>\s*)?<warning>\s*The output of your last command was too (?:long"
-        r"|large)",
-        *("too long", "too large"),
-        channels="shell",
-        where="start",
-        confidence=0.7,
-    ),
-)
-
 SLIPS: tuple[FailureRule, ...] = (
     rule(
         "cmd_not_found",
-        rf"^(?:.{{0,80}}: )?(?:line \d+: |\d+: )?([\w.+@/-]{{1,80}}): {_NO_COMMAND}\W?$"
+        rf"^(?:.{{0,80}}: )?(?:line \d+: |\d+: )?([\w.+@/-]{{1,80}}): {NO_COMMAND}\W?$"
         rf"|(?:{_SAID_FIRST}|Unknown command) ?[:：] ?([\w.+@/-]{{1,80}})$"
         r"|(?:The term )?['‘\"]([\w.+@/\\-]{1,80})['’\"] is not recognized as",
-        *(*_NO_COMMAND_WORDS, "unknown command", "is not recognized as"),
+        *NO_COMMAND_WORDS,
+        *("unknown command", "is not recognized as"),
         channels="shell",
-        accept=_is_slip,
+        accept=is_slip,
     ),
     rule(
         "is_directory",
@@ -271,18 +125,8 @@ SLIPS: tuple[FailureRule, ...] = (
         r"|pathspec .{1,300} did not match"
         r"|file or directory not found: .{1,300}|\bcd(?::\d+)?: (?:not a directory|string not in pwd): .{1,300}"
         r"|^cd: The directory .{1,300} does not exist",
-        *(
-            "cannot access",
-            "not a directory",
-            "not in pwd",
-            "cd: the directory",
-            "can't open file",
-            "can't cd to",
-            "can't read",
-            "pathspec",
-            "cannot find path",
-        ),
-        "file or directory not found",
+        *("cannot access", "not a directory", "not in pwd", "cd: the directory", "can't open file"),
+        *("can't cd to", "can't read", "pathspec", "cannot find path", "file or directory not found"),
         channels="shell",
         confidence=0.85,
         accept=_names_its_path,
@@ -308,20 +152,12 @@ SLIPS: tuple[FailureRule, ...] = (
         r"|cannot delete branch|is already used by|already a rebase|partial commit during|must be run in a work tree"
         r"|has (?:changes staged|local modifications)|without -r|no such path|unknown (?:option|switch)"
         r"|not a valid \w{1,20} name)",
-        *("git", "dépôt", "upstream", "ambigu", "revision", "overwritten", "stash", "unstaged", "uncommitted"),
-        *("nothing ", "no changes added", "ignored by", "already", "refspec", "unrelated", "not currently", "merge"),
-        *("not a commit", "no such", "rebase", "cherry-pick", "not found", "any commits", "cannot pull", "tracking"),
-        *(
-            "invalid ",
-            "not a valid",
-            "exist in",
-            "on disk",
-            "remote ref",
-            "cannot delete",
-            "partial commit",
-            "work tree",
-        ),
-        *("staged", "local modifications", "without -r", "unknown "),
+        *("git", "dépôt", "upstream", "ambigu", "revision", "overwritten", "stash", "unstaged"),
+        *("uncommitted", "nothing ", "no changes added", "ignored by", "already", "refspec", "unrelated"),
+        *("not currently", "merge", "not a commit", "no such", "rebase", "cherry-pick", "not found"),
+        *("any commits", "cannot pull", "tracking", "invalid ", "not a valid", "exist in", "on disk"),
+        *("remote ref", "cannot delete", "partial commit", "work tree", "staged", "local modifications"),
+        *("without -r", "unknown "),
         channels="shell",
         confidence=0.8,
         accept=_is_gits_own,

@@ -5,6 +5,7 @@ They are looked for at the start of the result: what a file holds further down i
 
 from __future__ import annotations
 
+from composer_replication.actions.shell.command import AGENT_COMMANDS
 from composer_replication.sites.rule import FailureRule, rule
 
 EDITS: tuple[FailureRule, ...] = (
@@ -13,8 +14,7 @@ EDITS: tuple[FailureRule, ...] = (
         r".{0,200}(?:has not been read|hasn't been read|must (?:first )?(?:be )?read (?:the file )?(?:first|before)"
         r"|must (?:first )?read .{0,200}(?:before|first)"
         r"|must use (?:the )?\w{0,20} ?(?:tool )?(?:to read )?.{0,40}(?:first|before (?:edit|writ|overwrit)))",
-        "read",
-        "must use",
+        *("read", "must use"),
         channels="file",
         where="start",
         confidence=0.98,
@@ -25,9 +25,7 @@ EDITS: tuple[FailureRule, ...] = (
         r"|being )?"
         r"(?:last )?(?:read|view|open)|(?:unexpectedly|externally) modified|has changed (?:on disk )?since"
         r"|stale (?:read|content|version))",
-        "since",
-        "modified",
-        "stale",
+        *("since", "modified", "stale"),
         channels="file",
         where="start",
         confidence=0.95,
@@ -40,13 +38,7 @@ EDITS: tuple[FailureRule, ...] = (
         r"|(?:appears|occurs|found|matched|matches) (?:[2-9]|\d\d+|multiple|several|more than one) (?:times|places"
         r"|locations|spots)"
         r"|appears (?:more than once|multiple times)|matches more than one)",
-        "found",
-        "multiple",
-        "unique",
-        "appears",
-        "occurs",
-        "match",
-        "times",
+        *("found", "multiple", "unique", "appears", "occurs", "match", "times"),
         channels="file",
         where="start",
         confidence=0.97,
@@ -57,12 +49,7 @@ EDITS: tuple[FailureRule, ...] = (
         r"|old_?str(?:ing)? (?:and|is) .{0,40}(?:the same|identical|equal)|(?:exactly|are) (?:the same|identical)"
         r"|must be different|identical to (?:the )?(?:old|existing|current|new)|(?:is|are) (?:identical|the same as)"
         r"|(?:would|did) not change (?:the file|anything)|new content is (?:the same|identical))",
-        "no change",
-        "same",
-        "identical",
-        "must be different",
-        "not change",
-        "equal",
+        *("no change", "same", "identical", "must be different", "not change", "equal"),
         channels="file",
         where="start",
         confidence=0.96,
@@ -89,16 +76,8 @@ EDITS: tuple[FailureRule, ...] = (
         r"|apply_patch verification failed|patch (?:does not|did not|failed to|cannot be) appl"
         r"|failed to apply (?:the )?"
         r"(?:patch|edit|diff|hunk)|not found in (?:the )?(?:file|content))",
-        "not found",
-        "verbatim",
-        "find",
-        "locate",
-        "match",
-        "0 occurrences",
-        "replacement",
-        "context",
-        "hunk",
-        "appl",
+        *("not found", "verbatim", "find", "locate", "match", "0 occurrences", "replacement", "context"),
+        *("hunk", "appl"),
         channels="file",
         where="start",
         confidence=0.96,
@@ -131,12 +110,7 @@ PATCHES: tuple[FailureRule, ...] = (
         "edit_no_match",
         r"^.{0,80}(?:apply_patch verification failed|Failed to find (?:expected lines|context)|Invalid Context"
         r"|error: patch failed: |error: .{1,200}: patch does not apply|Hunk #\d+ FAILED at)",
-        "apply_patch",
-        "failed to find",
-        "invalid context",
-        "patch failed",
-        "does not apply",
-        "hunk",
+        *("apply_patch", "failed to find", "invalid context", "patch failed", "does not apply", "hunk"),
         channels="shell",
         confidence=0.85,
         accept=lambda _, command: any(
@@ -145,11 +119,13 @@ PATCHES: tuple[FailureRule, ...] = (
     ),
     rule(  # functions for files, called in a cell of Python
         "file_not_found",
-        r"^\[?ERROR: File (\S{1,300}?) (?:not found|does not exist)",
-        "error: file",
+        r"^(?:\[?ERROR: )?File (\S{1,300}?) (?:not found|does not exist)",
+        "file",
         channels="shell",
         confidence=0.85,
-        accept=lambda match, command: match[1] in command.text,
+        accept=lambda match, command: (
+            match[1] in command.text and ("ERROR" in match[0] or any(map(command.calls, AGENT_COMMANDS)))
+        ),
     ),
     rule(
         "edit_no_match",
@@ -166,36 +142,21 @@ READS: tuple[FailureRule, ...] = (
         "os_permission",
         r".{0,300}(?:EACCES|EPERM|EROFS|permission denied|operation not permitted|access is denied"
         r"|read-only file system)",
-        "eacces",
-        "eperm",
-        "erofs",
-        "denied",
-        "not permitted",
-        "read-only",
+        *("eacces", "eperm", "erofs", "denied", "not permitted", "read-only"),
         channels="file",
         where="start",
     ),
     rule(
         "timeout",
         r".{0,200}(?:\btimed out\b|\btimeout (?:of|after|exceeded|\d)|\bTimeoutError\b|ETIMEDOUT)",
-        "timed out",
-        "timeout",
-        "time out",
-        "etimedout",
+        *("timed out", "timeout", "time out", "etimedout"),
         channels="file other",
         where="start",
     ),
     rule(
         "other",
         r".{0,200}(?:ENOSPC|no space left|EMFILE|ENOMEM|too many open files|EBUSY|EIO\b|out of memory)",
-        "enospc",
-        "no space",
-        "emfile",
-        "enomem",
-        "too many open",
-        "ebusy",
-        "eio",
-        "out of memory",
+        *("enospc", "no space", "emfile", "enomem", "too many open", "ebusy", "eio", "out of memory"),
         channels="file",
         where="start",
         blame="env",
@@ -215,11 +176,7 @@ READS: tuple[FailureRule, ...] = (
         "is_directory",
         r".{0,300}(?:EISDIR|is a directory|is a folder|not a (?:regular )?file\b|path is a directory"
         r"|cannot read a directory)",
-        "eisdir",
-        "directory",
-        "folder",
-        "not a file",
-        "regular file",
+        *("eisdir", "directory", "folder", "not a file", "regular file"),
         channels="file",
         where="start",
         confidence=0.95,
@@ -231,14 +188,7 @@ READS: tuple[FailureRule, ...] = (
         r"|cannot be found|is missing)|ENOENT|no such file|(?:file|path|directory) not found"
         r"|cannot find (?:the )?(?:file|path)"
         r"|invalid .?path.? parameter|not found: /)",
-        "not exist",
-        "n't exist",
-        "not found",
-        "enoent",
-        "no such file",
-        "be found",
-        "cannot find",
-        "path",
+        *("not exist", "n't exist", "not found", "enoent", "no such file", "be found", "cannot find", "path"),
         channels="file",
         where="start",
         confidence=0.94,
@@ -251,12 +201,7 @@ ELSEWHERE: tuple[FailureRule, ...] = (
         "other",
         r".{0,120}(?:server .{0,60}(?:not connected|disconnected|not running|failed to start)|not enabled for"
         r"|is not authenticated)",
-        "not connected",
-        "disconnected",
-        "not running",
-        "failed to start",
-        "not enabled",
-        "authenticated",
+        *("not connected", "disconnected", "not running", "failed to start", "not enabled", "authenticated"),
         channels="other",
         where="start",
         blame="harness",
@@ -264,8 +209,7 @@ ELSEWHERE: tuple[FailureRule, ...] = (
     rule(
         "lint_or_typecheck",
         r".{0,200}\"(?:diagnostics|severity)\"\s*:",
-        '"diagnostics"',
-        '"severity"',
+        *('"diagnostics"', '"severity"'),
         channels="other",
         where="start",
         confidence=0.7,
@@ -278,26 +222,9 @@ ELSEWHERE: tuple[FailureRule, ...] = (
         r"|failed to connect"
         r"|socket hang up|rate limit|too many requests|quota|service unavailable|bad gateway|gateway timeout|overloaded"
         r"|(?:status(?: code)?:? ?|HTTP(?:/[\d.]+)? ?|error:? )(?:40[138]|429|5\d\d)\b|unauthorized|forbidden)",
-        "econn",
-        "enotfound",
-        "eai_again",
-        "etimedout",
-        "fetch failed",
-        "network",
-        "connect",
-        "resolve",
-        "socket",
-        "limit",
-        "requests",
-        "quota",
-        "unavailable",
-        "gateway",
-        "overloaded",
-        "status",
-        "http",
-        "error",
-        "unauthorized",
-        "forbidden",
+        *("econn", "enotfound", "eai_again", "etimedout", "fetch failed", "network", "connect", "resolve"),
+        *("socket", "limit", "requests", "quota", "unavailable", "gateway", "overloaded", "status", "http"),
+        *("error", "unauthorized", "forbidden"),
         channels="other",
         where="start",
     ),
