@@ -189,7 +189,7 @@ NEW: dict[str, dict[str, str]] = {
             "(*, paths=(), exclude=(), follow_links=False, tools=None, workers=None, kingfisher=False, people=False)"
         ),
         "PairsConfig": (
-            "(*, threshold=None, where_it_worked=False, thinking=False, recipe=None, "
+            "(*, threshold=None, where_it_worked=False, thinking=False, corrections=True, recipe=None, "
             'filters="native"|"data_juicer"|"none")'
         ),
         "ReplayConfig": (
@@ -314,6 +314,7 @@ ARTEFACT_FILES = {
     "tools": "tools.jsonl",
     "elsewhere": "elsewhere.jsonl",
     "sites": "sites.jsonl",
+    "conventions": "conventions.md",
     "teacher_calls": "teacher_calls.jsonl",
     "teacher_cache": "teacher_cache.sqlite",
     "asked_tools": "asked_tools.jsonl",

@@ -123,7 +123,8 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         ),
     },
     "sessions.dataset": {
-        "LoggedPair": "(state_id, turn_number, chosen, action=None)",
+        "LoggedPair": '(state_id, turn_number, chosen, action=None, rejected=None, source="teachers")',
+        "LoggedPair.rejects_turn": "property",
         "LoggedSession": "(*, conversation, sites=(), pairs=(), corrections=<factory>)",
         "LoggedSession.right_call": "(site)",
         "LoggedSessions": "(rendered, renderer, settings, *, run=None, pack=False, proofs=None)",

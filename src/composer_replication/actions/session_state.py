@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from composer_replication.actions.paths import normal_path
 from composer_replication.actions.shell.command import Command, is_path
-from composer_replication.actions.shell.dollars import NotUnderstood
-from composer_replication.actions.shell.keys import folder_after
-from composer_replication.actions.shell.tree import parse_script
-from composer_replication.actions.shown_files import ShownFiles
+from composer_replication.actions.shown.attempts import Attempts
+from composer_replication.actions.shown.files import ShownFiles
+from composer_replication.actions.shown.folder import ShellFolder
+from composer_replication.actions.shown.paths import KnownPaths
+from composer_replication.actions.shown.texts import FileTexts
 from composer_replication.actions.tools import (
     LINE_NUMBER,
     channel_of,
@@ -41,7 +42,6 @@ _LISTS = re.compile(r"^\s*(?:ls|find|fd|tree|rg --files|git ls-files)\b")
 _BUILDERS = word_set(
     "make cmake gmake ninja gcc g++ clang cargo go javac tsc webpack vite mvn gradle gradlew dotnet bazel npm yarn pnpm"
 )
-_RESET = re.compile(r"Shell cwd was reset to (\S.{0,400})")
 _MOVERS = frozenset({"cd", "pushd", "popd"})
 _REMOVERS = frozenset({("rm", ""), ("mv", ""), ("rmdir", ""), ("unlink", ""), ("git", "rm"), ("git", "mv")})
 
@@ -52,6 +52,7 @@ class _Event(NamedTuple):
     call: ToolCall | None
     text: str
     failed: bool
+    kind: str = ""
 
 
 class SessionState:
@@ -74,14 +75,15 @@ class SessionState:
         self._refused: set[str] = set()  # and those of which a call failed
         self._shell, self._num_in_shell = _Shell(cwd), 0
         self._files, self._num_in_files = ShownFiles(cwd), 0
+        self._view, self._num_in_view = _View(cwd), 0
 
     def heard(self, text: str) -> None:
         """Words of the user, or of anybody but the model."""
         self._events.append(_Event(None, text, failed=False))
 
-    def add(self, call: ToolCall, text: str, *, failed: bool) -> None:
-        """A call and what came back for it."""
-        self._events.append(_Event(call, text, failed))
+    def add(self, call: ToolCall, text: str, *, failed: bool, kind: str = "") -> None:
+        """A call and what came back for it; `kind` is that of its failure, where somebody has named it."""
+        self._events.append(_Event(call, text, failed, kind))
         channel, path = channel_of(call.name), path_argument(call.arguments)
         if failed:
             self._refused |= {normal_path(path, self._cwd)} if path and channel == "file" else set()
@@ -119,12 +121,23 @@ class SessionState:
 
     def has_shown_text(self, path: str, text: str) -> bool:
         """Whether this text stood in the file, as far as the session has shown it or written it itself."""
-        whole = self.files.get(normal_path(path, self._cwd))
-        views = (LINE_NUMBER.sub("", view) for other, view in self.read.items() if self._is_same(other, path))
-        return (whole is not None and text in whole) or any(text in view for view in views)
+        known = self.texts.get(path)
+        return known is not None and known.count(text) > 0
 
-    def _is_same(self, path: str, other: str) -> bool:
-        return normal_path(path, self._cwd) == normal_path(other, self._cwd)
+    @property
+    def texts(self) -> FileTexts:
+        """Files as far as they were shown, line by line, and which of them the agent counts as read."""
+        return self._view_so_far().texts
+
+    @property
+    def paths(self) -> KnownPaths:
+        """Which paths are there, which are not, and where the shell stands."""
+        return self._view_so_far().paths
+
+    @property
+    def attempts(self) -> Attempts:
+        """Which calls failed, and whether anything has changed since."""
+        return self._view_so_far().attempts
 
     def has_touched(self, path: str) -> bool:
         """Whether a tool had read, written or edited this file, however the path was spelled."""
@@ -181,13 +194,19 @@ class SessionState:
         return self._shell
 
     def _files_so_far(self) -> ShownFiles:
-        for call, text, failed in self._events[self._num_in_files :]:
+        for call, text, failed, _ in self._events[self._num_in_files :]:
             if call is None:
                 self._files.heard(text)
             elif not failed:
                 self._files.take(call, text)
         self._num_in_files = len(self._events)
         return self._files
+
+    def _view_so_far(self) -> _View:
+        for event in self._events[self._num_in_view :]:
+            self._view.take(event)
+        self._num_in_view = len(self._events)
+        return self._view
 
     def _paths_so_far(self) -> set[str]:
         for text in self._listings:
@@ -199,21 +218,42 @@ class SessionState:
         return self._paths
 
 
+class _View:
+    """What was shown of files and folders, beyond what is sure."""
+
+    def __init__(self, cwd: str | None) -> None:
+        self.texts, self.attempts = FileTexts(cwd), Attempts()
+        self.paths = KnownPaths(cwd, ShellFolder(cwd))
+
+    def take(self, event: _Event) -> None:
+        call, text, failed, kind = event
+        if call is None:
+            for each in (self.texts, self.paths, self.attempts):
+                each.heard(text)
+            return
+        if failed:
+            self.texts.refused(call, text)
+        else:
+            self.texts.take(call, text)
+        self.paths.take(call, text, failed=failed)
+        self.attempts.take(call, text, kind, failed=failed)
+
+
 class _Shell:
     """What commands did: programs, builds, paths that went. Texts are kept, and searched only for a missing path."""
 
     def __init__(self, cwd: str | None) -> None:
         self.programs: set[str] = set()
         self.build_failed = False
-        self.folder = None if cwd is None else normal_path(cwd, None)  # None where it cannot be said
-        self._cwd = self.folder
+        self._stands = ShellFolder(cwd)
+        self._cwd = self._stands.path
         self._texts: list[str] = []
         self._folders: list[str | None] = []  # where the shell stood for each of them, if that matters
         self._said: list[str] = []  # those of somebody but tools
         self._removed: dict[str, int] = {}  # a path -> how many texts had been shown when it went
 
     def take(self, event: _Event) -> None:
-        call, text, failed = event
+        call, text, failed, _ = event
         if call is None:
             self._show(text, self._cwd)  # who speaks of a path means it from where the session began
             self._said.append(text)
@@ -226,7 +266,7 @@ class _Shell:
             return
         stood_in = self.folder
         if any(name in _MOVERS for name, _ in programs):
-            self._follow(command.text, text)
+            self._stands.take(command.text, text, failed=False)
         path = path_argument(call.arguments)
         if channel_of(call.name) == "file" and path:
             self._show(path, self.folder)
@@ -236,6 +276,11 @@ class _Shell:
         elif command.only_shows:
             self._show(command.text, stood_in)
         self._show(text, self.folder)
+
+    @property
+    def folder(self) -> str | None:
+        """Where the shell stands; None where that cannot be said."""
+        return self._stands.path
 
     def _show(self, text: str, folder: str | None) -> None:
         self._texts.append(text)
@@ -263,18 +308,6 @@ class _Shell:
         # A bare name in some output may be of any folder's file; somebody who says it means the one here.
         texts = self._texts if "/" in inside else self._said
         return any(_stands_in(inside, text[:_MAX_TEXT]) for text in texts)
-
-    def _follow(self, command: str, output: str) -> None:
-        """Where the shell stands after a command."""
-        reset = _RESET.search(output, max(0, len(output) - 600))
-        if reset is not None:
-            self.folder = normal_path(reset[1].strip(), None)
-            return
-        try:
-            folder = folder_after(parse_script(command), self.folder)
-        except NotUnderstood:
-            folder = None
-        self.folder = None if folder is None else normal_path(folder, None)
 
 
 def _stands_in(path: str, text: str, *, alone: bool = False) -> bool:

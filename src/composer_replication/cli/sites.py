@@ -93,7 +93,7 @@ def _show_rules(run_dir: RunDir, done: SitesOfRun, args: argparse.Namespace) -> 
         say(f"{said} of them are corrections in the user's own words")
     if done.conventions and not args.json:
         kept = sum(rule.is_kept for rule in done.conventions)
-        rules = f"{len(done.conventions)} rules that users named, {kept} kept"
+        rules = f"rules that users named: {len(done.conventions)}, kept: {kept}"
         say(f"{run_dir.path('conventions')}: {rules}. Mark with an x what holds elsewhere, and run this again")
 
 

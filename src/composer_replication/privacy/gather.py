@@ -23,6 +23,9 @@ from composer_replication.privacy.fields import (
 from composer_replication.privacy.named.names import Strength, name_strength
 from composer_replication.privacy.seen import Seen, is_id, is_trivial, mark_of
 
+_NONE = Strength.NONE  # looked up once, as what follows runs on every field of every record
+_LISTS = (list, tuple)
+
 
 class Gatherer:
     """One pass over a record: `unseen` texts to scan, and whether some field needs more than a scan of its text."""
@@ -35,31 +38,35 @@ class Gatherer:
 
     def add(self, value: Any) -> None:
         """Everything below a value."""
-        self._nodes.append((value, Strength.NONE))
-        for node, named in self._nodes:  # grows while it is walked
+        nodes = self._nodes
+        nodes.append((value, _NONE))
+        for node, named in nodes:  # grows while it is walked
             if isinstance(node, dict):
                 self._dict(node, named)
-            elif isinstance(node, list | tuple):
-                self.special = self.special or is_command_line(node) or is_named_pair(node)
-                for item in node:
-                    if item.__class__ not in SCALARS:
-                        self._nodes.append((item, named))
             elif isinstance(node, str):
                 self._text(node)
+            elif isinstance(node, _LISTS):
+                self.special = self.special or is_command_line(node) or is_named_pair(node)
+                nodes += [(item, named) for item in node if item.__class__ not in SCALARS]
 
     def _dict(self, node: dict[Any, Any], named: Strength) -> None:
         # The innermost loop of a scrub: most fields are known names with known strings.
-        clean, plain_keys, shortest = self._seen.clean, self._seen.plain_keys, self._seen.shortest
+        seen = self._seen
+        clean, plain_keys, shortest = seen.clean, seen.plain_keys, seen.shortest
         for key, item in node.items():
-            kind = item.__class__
             if key in plain_keys:
+                kind = item.__class__
                 if kind is str:
-                    if item not in clean and len(item) >= shortest and not (19 < len(item) < 37 and is_id(item)):
+                    if (
+                        item not in clean
+                        and (length := len(item)) >= shortest
+                        and not (19 < length < 37 and is_id(item))
+                    ):
                         self._unknown(item)
                 elif kind not in SCALARS:
-                    self._nodes.append((item, Strength.NONE))
+                    self._nodes.append((item, _NONE))
             elif key.__class__ is str and not (key in OPAQUE and key == opaque_field(node) and self._is_blob(item)):
-                pair = pair_strength(node) if key in PAIR_VALUES else Strength.NONE
+                pair = pair_strength(node) if key in PAIR_VALUES else _NONE
                 self.special = self.special or (key in TARGETS and written_secret(node) is not None)
                 self._named(key, item, field_strength(key, named, pair))
 

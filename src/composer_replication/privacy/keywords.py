@@ -34,39 +34,39 @@ class WordFilter:
     def __init__(self, triggers: Iterable[bytes], whole: Iterable[bytes] = ()) -> None:
         """`triggers` may stand anywhere in a word; `whole` are words of their own, of which there may be many."""
         self._triggers = tuple(dict.fromkeys(triggers))
+        self._any = re.compile(any_of(trigger.decode() for trigger in self._triggers).encode() or b"(?!)")
         self._whole = frozenset(whole)
         self._plain: set[bytes] = set()
         self._loaded: dict[bytes, tuple[bytes, ...]] = {}
 
     def active(self, flat: bytes) -> set[bytes]:
         """The triggers that occur in a text given as one byte a character."""
-        words = set(flat.translate(_TABLE).split())
-        words -= self._plain
-        known = words & self._loaded.keys()
-        found = set(chain.from_iterable(map(self._loaded.__getitem__, known)))
-        words -= known
-        return found | self._learn(list(words)) if words else found
+        loaded = self._loaded
+        words = set(flat.translate(_TABLE).split()) - self._plain
+        found: set[bytes] = set()
+        new: list[bytes] = []
+        for word in words:
+            if (hits := loaded.get(word)) is not None:
+                found.update(hits)
+            else:
+                new.append(word)
+        return found | self._learn(new) if new else found
 
     def _learn(self, words: list[bytes]) -> set[bytes]:
-        """Search new words all at once, and one by one only for the triggers that are there."""
+        """Search new words all at once, and one by one only the words with a trigger in them."""
         joined = b" " + b" ".join(words) + b" "
-        found: set[bytes] = set()
         loaded: dict[bytes, tuple[bytes, ...]] = {}
-        for trigger in self._triggers:
-            at = joined.find(trigger)
-            while at >= 0:
-                end = joined.find(b" ", at)
-                word = joined[joined.rfind(b" ", 0, at) + 1 : end]
-                loaded[word] = (*loaded.get(word, ()), trigger)
-                found.add(trigger)
-                at = joined.find(trigger, end)
+        end = 0
+        while match := self._any.search(joined, end):
+            start, end = joined.rfind(b" ", 0, match.start() + 1) + 1, joined.find(b" ", match.start() + 1)
+            word = joined[start:end]
+            loaded[word] = tuple([trigger for trigger in self._triggers if trigger in word + b" "])
         escaped = {word: word[1:] for word in words if word[:1] in _ESCAPED and word[1:] in self._whole}
         for word, whole in (escaped | {word: word for word in self._whole.intersection(words)}).items():
             loaded[word] = (*loaded.get(word, ()), whole)
-            found.add(whole)
         if len(self._plain) + len(self._loaded) >= _CACHE_SIZE:
             self._plain.clear()
             self._loaded.clear()
         self._loaded.update((word, hits) for word, hits in loaded.items() if len(word) <= _LONGEST)
         self._plain.update([word for word in words if len(word) <= _LONGEST and word not in loaded])
-        return found
+        return set(chain.from_iterable(loaded.values()))

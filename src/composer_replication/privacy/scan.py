@@ -112,47 +112,61 @@ class Scanner:
         """
         flat = text.encode("latin-1", "replace")
         runs = self.new_runs(text, flat)
-        odd = [(start, run) for start, run in runs if not self._is_words(run)]
-        suspects = [(start, run) for start, run in odd if self._is_suspect(run)]
+        odd = [(start, run) for start, run in runs if not self._is_words(run)] if runs else runs
+        suspects = [(start, run) for start, run in odd if self._is_suspect(run)] if odd else odd
         active = self.words.active(flat)
         if words is not None:
             words |= active
-        found: list[Span] = [*self._exact.spans(text, active), *self._exact.broken_spans(text, active)]
-        triggers = _vendor_triggers(odd)
-        for rule in dict.fromkeys(rule for _, rule in triggers):
+        found = self._exact.spans(text, active) if self._exact else []
+        triggers = _vendor_triggers(odd) if odd else []
+        for rule in dict.fromkeys([rule for _, rule in triggers]):
             found += rule.spans(text)
         found += structure_spans(text, active)
         found += command_spans(text, active)
         lower = flat.lower() if active else flat
         unfinished: tuple[list[int], list[int]] = ([], [])  # where names and programs end that a line end cuts off
-        found += _told(text, lower, active, unfinished)
+        if active:
+            found += _named(text, lower, active, unfinished)
+        if active or not text.isascii():
+            found += speech.speech_spans(text, lower, active)
         found += human_spans(text, flat)
         for rule in self._extra:
             if rule.triggered(text):
                 found += rule.spans(text)
-        depends = self._suspects(text, suspects, key, depth, found)
+        depends = self._suspects(text, suspects, key, depth, found) if suspects else set()
         if depth == 0:
-            depends.update(run for start, run in suspects if touches_end(text, start + len(run)))
-            self._remember(runs, found, triggers, depends)
-            if (joined := broken(text, lower, active, suspects, *unfinished)) is not None:
-                view, named = joined
-                found += crossing(text, view.led_back(self.spans(view.text, key, depth + 1)), named)
-            found += self._in_mail(text, key)
+            if runs:
+                depends.update([run for start, run in suspects if touches_end(text, start + len(run))])
+                self._remember(runs, found, triggers, depends)
+            found += self._over_lines(text, lower, active, suspects, unfinished, key)
         if depth < _MAX_DEPTH:
             found += self._encoded(text, key, depth, suspects, found, active)
         return _settled(text, found, depth) if found else []
 
-    def _in_mail(self, text: str, key: str) -> Iterator[Span]:
-        """Lines that a mail quotes, without their signs, and lines that its encoding has broken."""
+    def _over_lines(
+        self,
+        text: str,
+        lower: bytes,
+        active: Set[bytes],
+        suspects: _Runs,
+        unfinished: tuple[list[int], list[int]],
+        key: str,
+    ) -> list[Span]:
+        """Values that line ends break, lines that a mail quotes, lines that its encoding breaks."""
+        found: list[Span] = []
+        if "\n" not in text and "\\n" not in text:
+            return found
+        if (joined := broken(text, lower, active, suspects, *unfinished)) is not None:
+            view, named = joined
+            found += crossing(text, view.led_back(self.spans(view.text, key, 1)), named)
         if "\n>" in text and (view := views.unquoted(text)) is not None:
-            yield from view.led_back(self.spans(view.text, key))
+            found += view.led_back(self.spans(view.text, key))
         if "=\n" in text and (view := views.unbroken(text)) is not None:
-            yield from view.led_back(self.spans(view.text, key, 1))
+            found += view.led_back(self.spans(view.text, key, 1))
+        return found
 
     def _suspects(self, text: str, suspects: _Runs, key: str, depth: int, found: list[Span]) -> set[str]:
         """Look into every run that is no word; returns those that are clean only because of what stands around them."""
-        if not suspects:
-            return set()
         around, depends = Surroundings(text, key), set()
         known = found[:64]
         for start, run in suspects:
@@ -253,19 +267,16 @@ class Scanner:
                 yield Span(piece.start, piece.end, "ENCODED_SECRET")
 
 
-def _told(text: str, lower: bytes, active: Set[bytes], unfinished: tuple[list[int], list[int]]) -> Iterator[Span]:
-    """What names, options, headings, manifests and sentences tell. `active`: the trigger words that occur."""
-    if active:
-        yield from keyword_spans(text, lower, active, unfinished[0])
-        yield from options.option_spans(text, lower, active, unfinished[1])
-        yield from table_spans(text, lower, active)
-        yield from manifest_spans(text, active)
-        if views.has_colours(text):
-            yield from _between_colours(text, lower, active)
-        yield from nearby_spans(text, lower, active)
-        yield from lists.list_spans(text, lower, active)
-    if active or not text.isascii():
-        yield from speech.speech_spans(text, lower, active)
+def _named(text: str, lower: bytes, active: Set[bytes], unfinished: tuple[list[int], list[int]]) -> Iterator[Span]:
+    """What names, options, headings, manifests and lists tell. `active`: the trigger words that occur."""
+    yield from keyword_spans(text, lower, active, unfinished[0])
+    yield from options.option_spans(text, lower, active, unfinished[1])
+    yield from table_spans(text, lower, active)
+    yield from manifest_spans(text, active)
+    if views.has_colours(text):
+        yield from _between_colours(text, lower, active)
+    yield from nearby_spans(text, lower, active)
+    yield from lists.list_spans(text, lower, active)
 
 
 def _settled(text: str, found: list[Span], depth: int) -> list[Span]:
@@ -279,8 +290,6 @@ def _settled(text: str, found: list[Span], depth: int) -> list[Span]:
 
 
 def _vendor_triggers(runs: _Runs) -> _Triggers:
-    if not runs:
-        return []
     joined = "\n" + "\n".join([run for _, run in runs])
     if _ANY_TRIGGER.search(joined) is None:
         return []

@@ -118,6 +118,9 @@ class Scope:
         words: set[bytes] = set()
         spans = self._scanner.spans(joined, words=words)
         people, numbered = self._identity.touches(joined, words), holds_number(joined)
+        if not people and not spans and not numbered:
+            self._seen.add_all(unseen, people=False)
+            return True
         offset, index = 0, 0
         for text in unseen:
             end = offset + len(text)
@@ -126,7 +129,7 @@ class Scope:
             if (index == len(spans) or spans[index].start >= end) and not (numbered and holds_number(text)):
                 self._seen.add(text, people=people and self._identity.touches(text))
             offset = end + len(_APART)
-        return not people and not spans and not numbered
+        return False
 
     def _text(self, text: str, key: str) -> str:
         if len(text) < self._seen.shortest or (mark := mark_of(text)) in self._seen.clean or is_trivial(text):

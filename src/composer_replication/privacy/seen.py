@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 Mark = str | tuple[int, int]
 _CACHE_SIZE = 1 << 16
@@ -37,8 +38,12 @@ class Seen:
 
     def add(self, text: str, *, people: bool) -> None:
         """Remember a text without secrets."""
+        self.add_all((text,), people=people)
+
+    def add_all(self, texts: Sequence[str], *, people: bool) -> None:
+        """Remember texts without secrets."""
         chosen = self.people if people else self.clean
         if len(chosen) >= _CACHE_SIZE:
             chosen.clear()
             self.plain_keys.clear()
-        chosen.add(mark_of(text))
+        chosen.update(map(mark_of, texts))

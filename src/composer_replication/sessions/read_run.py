@@ -34,7 +34,9 @@ class LoggedSession:
             return self.corrections[site.id]
         asked = [turn for turn in self.conversation.turns if turn.role == "assistant"] if self.pairs else []
         number = next((at for at, turn in enumerate(asked) if turn.id == site.turn_id and len(turn.calls) == 1), None)
-        pair = next((each for each in self.pairs if each.turn_number == number), None)
+        by_call = (each for each in self.pairs if each.rejected and each.rejected.calls[0].id == site.call_id)
+        whole = (each for each in self.pairs if each.turn_number == number and each.rejects_turn)
+        pair = next(by_call, None) or next(whole, None)
         if pair is None:
             return None
         calls = (pair.action or parse_action_text(pair.chosen).action).calls

@@ -241,13 +241,15 @@ def _pair(
     rendered: RenderedSequence,
     span: TurnSpan,
 ) -> KeptPair | str:
-    """Chosen against logged; or why not. The logged side is the session itself where the contexts agree."""
+    """Chosen against rejected; or why not. A logged turn's side is the session itself where the contexts agree."""
     before, logged = conversation.turns[:index], conversation.turns[index]
-    name = f"{pair.state_id}:chosen"
+    name, place = f"{pair.state_id}:chosen", (rendered, span)
+    if pair.rejected is not None:  # one call of the turn, or none of it
+        logged, place = turn_of(pair.rejected, turn_id=f"{pair.state_id}:rejected"), None
     answer = answer_turn(pair.chosen, turn_id=name) if pair.action is None else turn_of(pair.action, turn_id=name)
     named = {"conversation_id": pair.state_id, "format_name": conversation.format}  # for the session's tools
     try:
-        sides = compared_ids(renderer, before, answer, logged, **named, logged=(rendered, span))
+        sides = compared_ids(renderer, before, answer, logged, **named, logged=place)
     except InputError:
         return NOT_RENDERED
     if isinstance(sides, str):

@@ -10,6 +10,8 @@ excuses       what the session had shown before, where that speaks for the model
 classify      one result: did it fail, how, and whose doing was it
 user_words    what a user said when refusing a call: does it correct the call, does it name a rule
 gates         hooks that refuse the same again: conventions of a project
+calls         the calls of a session: which were made when, which worked, who spoke in between
+again         failures that were known, with nothing done about them
 course        what the calls before a failure, and a file written after it, say about it
 find          a conversation's failing calls as sites
 """

@@ -25,7 +25,7 @@ from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolRe
 MIN_CONFIDENCE = 0.5
 _MAX_EVIDENCE = 200
 NO_FAILURE = "no_failure"
-_INTERRUPTED = "[Request interrupted by user"
+INTERRUPTED = "[Request interrupted by user"
 _BAD_WORDS = ("error", "fail", "exception", "traceback", "not found", "no such", "denied", "fatal", "cannot")
 _LOOKED_AT = 4000
 # mini-swe-agent has no calls: the command stands in the text, and the next message is what it printed.
@@ -120,8 +120,8 @@ class _Finder:
             self._pass_over(_Answered(turn, call, turn, nothing), "a call without a result")
 
     def _from_user(self, turn: Turn, last: Turn, call_id: str) -> Iterator[_Answered | ErrorSite]:
-        if turn.text.startswith(_INTERRUPTED):
-            verdict = Verdict("user_interrupt", "user", 0.98, (0, len(_INTERRUPTED)), False, "the user's own words")
+        if turn.text.startswith(INTERRUPTED):
+            verdict = Verdict("user_interrupt", "user", 0.98, (0, len(INTERRUPTED)), False, "the user's own words")
             call = ToolCall(id=call_id, name="", arguments={})
             self._stopped = last
             yield self._site(
@@ -158,7 +158,7 @@ class _Finder:
             if _looks_bad(result.text) and (result.is_error is None or channel_of(call.name) == "shell"):
                 self._pass_over(answered, judged.reason)
             return None
-        site = self._course.keep(self._site(answered, judged), call)
+        site = self._course.counted(self._site(answered, judged), call, result)
         gate = gate_of(verdict, Command.of(_command(call)), result.text)
         if gate and gate not in self._seen_gates and judged.blame != "model":
             kept_from = self._min_confidence

@@ -79,7 +79,7 @@ def write_sites(
     # Of every agent, as a file gave them: an inferred schema does not say what a tool needs.
     options = {"tool_schemas": read_tools(run).given, "scrubber": scrubber, **sources}
     made_of = [run.source("conversations"), run.source("tools")]
-    rules = _Rules(run, scrubber)
+    rules = _Rules(run, scrubber, section.min_confidence)
     rows = _with_hints(read_conversations(run), rules, section.min_confidence, options)
     drops = Counter(site.reason for site, _ in rows if site.kind == NO_FAILURE)
     conventions = add_conventions(run, rules.heard)
@@ -109,20 +109,19 @@ def _counts(rows: Iterable[tuple[ErrorSite, Hint | None]]) -> Counter[str]:
 class _Rules:
     """Rules that users named: those that are heard on the way, and what the kept ones say about other refusals."""
 
-    def __init__(self, run: RunDir, scrubber: Scrubber | None) -> None:
-        self._kept, self._scrubber = kept_by_call(read_conventions(run)), scrubber
+    def __init__(self, run: RunDir, scrubber: Scrubber | None, min_confidence: float) -> None:
+        self._kept = kept_by_call(read_conventions(run)) if min_confidence <= _AS_SURE_AS_A_RULE else {}
+        self._scrubber = scrubber
         self.heard: list[Heard] = []
 
-    def applied(
-        self, site: ErrorSite, conversation: Conversation, min_confidence: float
-    ) -> tuple[ErrorSite, Hint | None]:
+    def applied(self, site: ErrorSite, conversation: Conversation) -> tuple[ErrorSite, Hint | None]:
         """The site of a refusal without words and its hint, where a kept rule is about such calls; else as it is."""
-        turn = next((each for each in conversation.turns if each.id == site.turn_id), None)
-        is_own = turn is not None and turn.origin == "model"
-        call = call_of(site, conversation) if site.kind == REFUSED and self._kept and is_own else None
+        if site.kind != REFUSED or not self._kept or _is_copied(site, conversation):
+            return site, None
+        call = call_of(site, conversation)
         words = None if call is None else self._kept.get((project_of(conversation), call_kind(call)))
         hint = None if words is None else said_hint(words, template="convention", scrubber=self._scrubber)
-        if hint is None or min_confidence > _AS_SURE_AS_A_RULE:
+        if hint is None:
             return site, None
         reason = "refused, and a rule that the user keeps is about such calls"
         taught: dict[str, Any] = {"blame": "model", "is_kept": True, "reason": reason}
@@ -130,12 +129,17 @@ class _Rules:
 
     def hear(self, site: ErrorSite, conversation: Conversation) -> None:
         """The rule that a correction names, if it names one."""
-        words = user_words(site, conversation) if site.kind == CORRECTED and site.is_kept else ""
-        rule, call = convention_in(words), call_of(site, conversation)
+        if site.kind != CORRECTED or not site.is_kept:
+            return
+        rule, call = convention_in(user_words(site, conversation)), call_of(site, conversation)
         if rule and call is not None:
             rule = rule if self._scrubber is None else self._scrubber.scope().text(rule)
             place = (site.id, site.conversation_id)
             self.heard.append(Heard(project_of(conversation), rule, call_kind(call), *place))
+
+
+def _is_copied(site: ErrorSite, conversation: Conversation) -> bool:
+    return any(turn.id == site.turn_id and turn.origin == "copied" for turn in conversation.turns)
 
 
 def _with_hints(
@@ -151,7 +155,7 @@ def _with_hints(
         hint_of = partial(write_hint, conversation=conversation, along=StateAlong(conversation), **options)
         second = {refusal.site.id: refusal.site for refusal in mine if refusal.site.is_kept}
         for failure in failures:
-            site, hint = rules.applied(failure, conversation, min_confidence)
+            site, hint = rules.applied(failure, conversation)
             rows.append((site, hint_of(site) if site.is_kept and hint is None else hint))
             rules.hear(site, conversation)
             hints_if_second |= {site.id: hint_of(second[site.id])} if site.id in second else {}

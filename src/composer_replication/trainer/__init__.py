@@ -4,7 +4,7 @@ channel_settings  the knobs of channels 2 and 3, and how a weight changes over a
 presets           what a preset says, as arguments
 teacher_keeper    who teaches channel 2 over a run
 start_model       the start weights, as a trainer takes them
-callbacks         `metrics.jsonl`, and how a trainer hears of its own steps
+metrics_file      `metrics.jsonl`, and how a trainer hears of its own steps
 checkpoints/      complete or passed over, resumed bit for bit
 watch/            will it fit, has it collapsed, why does it not learn
 overrides         every method of transformers' and TRL's trainers that a part takes over, a line each

@@ -23,13 +23,13 @@ from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import available, require
 from composer_replication.rollouts.sites import RolloutOptions
-from composer_replication.trainer.callbacks import MetricsFile, TellSteps
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer.channels import ComposerChannels
 from composer_replication.trainer.composer.generation import Generation, answering
 from composer_replication.trainer.composer.logged_batches import LoggedStore, with_what_is_needed
 from composer_replication.trainer.composer.loss import ChannelLoss, ComposerFigures
 from composer_replication.trainer.composer.resume_state import load_run_state, run_geometry, run_state
+from composer_replication.trainer.metrics_file import MetricsFile, TellSteps
 from composer_replication.trainer.overrides import TaughtRollouts
 from composer_replication.trainer.teacher_keeper import TeacherKeeper, TeacherKind, attach_teacher, live_teacher_warning
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm

@@ -26,8 +26,8 @@ from composer_replication.objective.distributed import is_sharded
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.stored_windows import KEY, SessionBatch, collate, items_of, moved
-from composer_replication.trainer.callbacks import MetricsFile, TellSteps
 from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.metrics_file import MetricsFile, TellSteps
 from composer_replication.trainer.offline.checks import (
     WARM_UP,
     channels_that_cannot_run,
@@ -49,7 +49,7 @@ from composer_replication.trainer.teacher_keeper import (
     reshard,
     shard_teacher,
 )
-from composer_replication.trainer.watch.planner import MemoryPlan
+from composer_replication.trainer.watch.memory_plan import MemoryPlan
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from composer_replication.objective import hint_proof
 from composer_replication.runs import RunDir
 from composer_replication.sessions import reference
 from composer_replication.sessions.phases import Phase
-from composer_replication.trainer.from_config import arguments
+from composer_replication.trainer.from_config import requirements as arguments
 
 PROOF = ("--set", "train.proof.on=true", "--set", "train.optimiser.steps=1")
 

@@ -97,7 +97,7 @@ def test_options_that_cannot_be_together_are_refused_by_path(overrides: list[str
 
 
 def test_no_name_of_an_option_looks_like_a_secret_that_messages_would_hide() -> None:
-    from composer_replication.config.hidden import looks_secret
+    from composer_replication.config.hide_secrets import looks_secret
 
     assert [row.path for row in describe(TrainConfig, "train") if looks_secret(row.path)] == []
 

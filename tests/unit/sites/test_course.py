@@ -67,6 +67,34 @@ def test_a_look_at_a_file_that_is_to_be_written_is_a_question(said, writes, blam
     assert find_error_sites(session.conversation())[0].blame == blame
 
 
+def test_a_look_with_a_command_at_a_file_that_is_written_later_is_a_question_too():
+    session = Session()
+    session.call(
+        "Bash", "Exit code 1\ncat: docs/plan.md: No such file or directory", is_error=True, command="cat docs/plan.md"
+    )
+    session.call("Write", "done", file_path="/srv/docs/plan.md", content="x")
+    site = find_error_sites(replace(session.conversation(), cwd="/srv"))[0]
+    assert (site.kind, site.blame) == ("shell_path_missing", "task")
+
+
+def test_text_that_was_copied_rightly_is_gone_by_a_command_of_ones_own():
+    for command, blame in (("sed -i s/x/y/ a.py", "model"), ("pytest", "unknown")):
+        session = Session()
+        session.call("Read", "     1→x = 1\n", file_path="/srv/a.py")
+        session.call("Bash", "", command=command)
+        text = "<tool_use_error>String to replace not found in file.</tool_use_error>"
+        session.call("Edit", text, is_error=True, file_path="/srv/a.py", old_string="x = 1", new_string="z")
+        assert _last(session).blame == blame
+
+
+def test_what_becomes_of_an_exclamation_mark_is_known_after_the_first_time():
+    session = Session()
+    for number in (1, 2):
+        text = "Exit code 1\nfailed to parse jq expression (line 1)\n    a \\!= 1"
+        session.call("Bash", text, is_error=True, command=f"gh api x/{number} --jq 'a != 1'")
+    assert [site.blame for site in find_error_sites(session.conversation())] == ["task", "model"]
+
+
 def test_an_edit_of_a_missing_file_is_no_question_even_if_it_is_written_later():
     session = Session()
     session.call("Edit", NO_FILE, is_error=True, file_path="/repo/a.md", old_string="x", new_string="y")
@@ -92,6 +120,32 @@ def test_looking_changes_nothing_so_the_same_call_again_is_the_models(between, b
         session.call("Bash", "Exit code 1\nGraphQL: merging is blocked", is_error=True, command="gh pr merge 7")
         session.call("Bash", "ok", command=between)
     assert _last(session).blame == blame
+
+
+@pytest.mark.parametrize(
+    ("second", "between", "blame"),
+    [
+        ("a.go:3:1: undefined: x", "cat a.go", "model"),
+        ("a.go:3:1: undefined: x", "sed -i s/x/y/ a.go", "task"),
+        ("a.go:4:1: undefined: y", "cat a.go", "task"),
+    ],
+)
+def test_a_build_that_nothing_was_changed_for_fails_as_before(second, between, blame):
+    session = Session()
+    session.call("Bash", "Exit code 1\n# shop\na.go:3:1: undefined: x", is_error=True, command="go build ./...")
+    session.call("Bash", "", command=between)
+    session.call("Bash", f"Exit code 1\n# shop\n{second}", is_error=True, command="go build ./...")
+    assert [site.blame for site in find_error_sites(session.conversation())] == ["task", blame]
+
+
+@pytest.mark.parametrize(("between", "blame"), [("go build ./...", "model"), ("brew install golangci-lint", "env")])
+def test_a_program_that_was_shown_to_be_missing_is_missing_until_something_is_installed(between, blame):
+    session = Session()
+    for folder in ("a", "b"):
+        text = "Exit code 127\n(eval):1: command not found: golangci-lint"
+        session.call("Bash", text, is_error=True, command=f"golangci-lint run ./{folder}")
+        session.call("Bash", "", command=between)
+    assert [site.blame for site in find_error_sites(session.conversation())] == ["env", blame]
 
 
 def test_a_tool_that_is_broken_is_broken_whatever_it_is_asked_for():

@@ -134,7 +134,7 @@ def test_forgetting_a_session_takes_its_rules_and_leaves_the_users_own(run, caps
     path.write_text(path.read_text().replace("[ ]", "[x]") + "- [x] mine\n")
     write_sites(SitesConfig(), run)
     assert main(["forget", FIRST, "--run", str(run.root), "--yes"]) == 0
-    assert "Removed 1 rules that were said nowhere else from conventions.md" in capsys.readouterr().out
+    assert "Removed from conventions.md, rules that were said nowhere else: 1" in capsys.readouterr().out
     assert "pull rebase" not in path.read_text()
     assert [(rule.project, rule.words) for rule in read_conventions(run)][1:] == [(project, "mine")]
     assert run.lineage("sites").stale == ()  # filtered beside the new file
@@ -147,7 +147,7 @@ def test_the_command_says_how_many_and_where(run, capsys):
     said = capsys.readouterr()
     text = said.out + said.err
     assert "3 of them are corrections in the user's own words" in text
-    assert "conventions.md: 2 rules that users named, 0 kept" in text
+    assert "conventions.md: rules that users named: 2, kept: 0" in text
 
 
 def test_a_file_that_is_no_text_is_refused(run):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from composer_replication.privacy.rules import PSEUDONYM, Span, has_digit, word_set
 from composer_replication.privacy.shapes.vendors import FAMILY_RULE
@@ -79,6 +80,7 @@ def rarity(value: str) -> tuple[float, float]:
     return common, changes / max(1, len(value) - 1)
 
 
+@lru_cache(maxsize=1 << 12)
 def looks_random(value: str) -> bool:
     """Whether a string of key characters is a rare one: not words, not a sequence, not one character repeated."""
     if "USER_" in value:

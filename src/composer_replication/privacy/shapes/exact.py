@@ -39,21 +39,19 @@ class ExactValues:
         halves = [half for triggers, _ in self._broken for half in triggers]
         self.triggers = tuple(filter(None, [*self._forms, *halves]))
 
-    def spans(self, text: str, active: Set[bytes]) -> Iterator[Span]:
-        """Where known values stand. `active`: the triggers that occur; a value without letters is always looked for."""
-        if self._pattern is None:
-            return
-        likely = [forms for trigger, forms in self._forms.items() if not trigger or trigger in active]
-        if any(form in text for forms in likely for form in forms):
-            for match in self._pattern.finditer(text):
-                yield Span(match.start(), match.end(), KIND)
+    def __bool__(self) -> bool:
+        return self._pattern is not None
 
-    def broken_spans(self, text: str, active: Set[bytes]) -> Iterator[Span]:
-        """Where known values stand with line ends in them: one half of a value is whole then."""
-        for halves, pattern in self._broken:
-            if not active.isdisjoint(halves):
-                for match in pattern.finditer(text):
-                    yield Span(match.start(), match.end(), KIND)
+    def spans(self, text: str, active: Set[bytes]) -> list[Span]:
+        """Where known values stand, also with line ends in them: one half of a value is whole then.
+
+        `active`: the triggers that occur; a value without letters is always looked for.
+        """
+        patterns = [pattern for halves, pattern in self._broken if not active.isdisjoint(halves)]
+        likely = [forms for trigger, forms in self._forms.items() if not trigger or trigger in active]
+        if self._pattern is not None and any(form in text for forms in likely for form in forms):
+            patterns.insert(0, self._pattern)
+        return [Span(*match.span(), KIND) for pattern in patterns for match in pattern.finditer(text)]
 
     def in_run(self, run: str) -> bool:
         """Whether a known value stands in a run of base64."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Set
+from functools import lru_cache
 
 from composer_replication.privacy.named.plausible import trimmed
 from composer_replication.privacy.rules import Span
@@ -93,5 +94,11 @@ def _shaped(text: str, begin: int, end: int, wordy: bool) -> Iterator[Span]:
         if text[start - 1 : start] in _BEFORE or (stop == end and _CHARACTER.match(text, stop)):
             continue
         value = trimmed(text[start:stop], _TRAILING)
-        if is_shaped(value) or (wordy and is_unfamiliar(value)):
+        if _looks(value, wordy):
             yield Span(start, start + len(value), "PASSWORD")
+
+
+@lru_cache(maxsize=1 << 12)
+def _looks(value: str, wordy: bool) -> bool:
+    """Whether a word is a password by its looks; a session repeats its words."""
+    return is_shaped(value) or (wordy and is_unfamiliar(value))

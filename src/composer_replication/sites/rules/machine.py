@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from composer_replication.sites.rule import FailureRule, rule
-from composer_replication.sites.rules.slips import NO_COMMAND, NO_COMMAND_WORDS, is_slip
+from composer_replication.sites.rules.slips import NO_COMMAND, NO_COMMAND_WORDS, SAID_FIRST, is_slip
 
 MACHINE: tuple[FailureRule, ...] = (
     rule(
@@ -87,7 +87,8 @@ MACHINE: tuple[FailureRule, ...] = (
     ),
     rule(
         "cmd_not_found",
-        rf"^(?:.{{0,80}}: )?(?:line \d+: |\d+: )?([\w.+@/-]{{1,80}}): {NO_COMMAND}\W?$",
+        rf"^(?:.{{0,80}}: )?(?:line \d+: |\d+: )?([\w.+@/-]{{1,80}}): {NO_COMMAND}\W?$"
+        rf"|(?:{SAID_FIRST}) ?[:：] ?([\w.+@/-]{{1,80}})$",
         *NO_COMMAND_WORDS,
         channels="shell",
         blame="env",

@@ -28,7 +28,7 @@ NO_COMMAND = (
     r"|orden no encontrada|comando não encontrado|comando non trovato|команда не найдена|未找到命令|找不到命令"
     r"|コマンドが見つかりません|명령어를 찾을 수 없음)"
 )
-_SAID_FIRST = NO_COMMAND.replace("|not found", "")  # `not found: x` is said of files too
+SAID_FIRST = NO_COMMAND.replace("|not found", "")  # `not found: x` is said of files too
 NO_COMMAND_WORDS = (
     *("not found", "nicht gefunden", "introuvable", "no encontrada", "não encontrado", "non trovato", "не найдена"),
     *("未找到", "找不到", "見つかりません", "찾을 수"),
@@ -90,7 +90,7 @@ SLIPS: tuple[FailureRule, ...] = (
     rule(
         "cmd_not_found",
         rf"^(?:.{{0,80}}: )?(?:line \d+: |\d+: )?([\w.+@/-]{{1,80}}): {NO_COMMAND}\W?$"
-        rf"|(?:{_SAID_FIRST}|Unknown command) ?[:：] ?([\w.+@/-]{{1,80}})$"
+        rf"|(?:{SAID_FIRST}|Unknown command) ?[:：] ?([\w.+@/-]{{1,80}})$"
         r"|(?:The term )?['‘\"]([\w.+@/\\-]{1,80})['’\"] is not recognized as",
         *NO_COMMAND_WORDS,
         *("unknown command", "is not recognized as"),

@@ -18,11 +18,11 @@ from composer_replication.sessions.cutting import cut_sessions
 from composer_replication.sessions.dataset import LoggedSession, LoggedSessions, sessions_of_run
 from composer_replication.sessions.phases import Say
 from composer_replication.sessions.rendering import RenderedSession, WindowSettings, render_session
-from composer_replication.trainer.from_config.folder import TrainingFolder
 from composer_replication.trainer.from_config.inputs import Inputs, model_config, weighting_of
+from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.presets import channel_settings, teacher_of
 from composer_replication.trainer.start_model import weight_dtype
-from composer_replication.trainer.watch.planner import MemoryPlan, plan_memory
+from composer_replication.trainer.watch.memory_plan import MemoryPlan, plan_memory
 from composer_replication.types import Conversation
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import OnPhase, Say, telling_phases
-from composer_replication.trainer.from_config.arguments import check_extra, offline_arguments
-from composer_replication.trainer.from_config.folder import TrainingFolder
 from composer_replication.trainer.from_config.inputs import Inputs, read_inputs
 from composer_replication.trainer.from_config.offline import SOURCES, offline_data, offline_memory
+from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.from_config.renderer import thinking_in_words, unmatched_models
+from composer_replication.trainer.from_config.requirements import check_extra, offline_arguments
 from composer_replication.trainer.from_config.results import (
     GRPO_CHANNELS,
     OFFLINE_CHANNELS,
@@ -38,7 +38,7 @@ from composer_replication.trainer.from_config.results import (
 )
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.diagnosis import diagnose
-from composer_replication.trainer.watch.planner import MemoryPlan
+from composer_replication.trainer.watch.memory_plan import MemoryPlan
 from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
 
 __all__ = ["Progress", "run_training"]

@@ -16,9 +16,9 @@ from composer_replication.config import TrainConfig
 from composer_replication.errors import ConfigError, explain
 from composer_replication.sessions.phases import Say
 from composer_replication.trainer.checkpoints.save_attempt import most_anywhere
-from composer_replication.trainer.from_config.arguments import offline_arguments
-from composer_replication.trainer.from_config.folder import TrainingFolder
 from composer_replication.trainer.from_config.inputs import Inputs, lora_config
+from composer_replication.trainer.from_config.output_folder import TrainingFolder
+from composer_replication.trainer.from_config.requirements import offline_arguments
 from composer_replication.trainer.start_model import prepare_model
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from composer_replication.trainer.checkpoints.manifest import check_manifest
 from composer_replication.trainer.checkpoints.resume import check_identity, model_identity
 from composer_replication.trainer.checkpoints.weights import load_weights
 from composer_replication.trainer.offline.figures import ChannelLog
-from composer_replication.trainer.watch.planner import MemoryPlan, free_memory, plan_memory
+from composer_replication.trainer.watch.memory_plan import MemoryPlan, free_memory, plan_memory
 
 NO_PAIR = (
     "channel trace_replay_dpo cannot run: beta_replay is {:g}, and there is no preference pair in the run;"

@@ -10,8 +10,8 @@ from offline_pieces import sessions_of, tiny, trainer_of
 from transformers import Qwen2Config
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.watch import planner
-from composer_replication.trainer.watch.planner import GIB, plan_memory
+from composer_replication.trainer.watch import memory_plan as planner
+from composer_replication.trainer.watch.memory_plan import GIB, plan_memory
 from composer_replication.trainer.watch.step_memory import StepSettings, parts_of, shape_of
 
 SHAPES = {
