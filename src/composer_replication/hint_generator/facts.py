@@ -191,7 +191,7 @@ def _place_of_shell(case: _Case) -> HintContext:
     typed = case.path
     for base in _with_parents(here, root) if typed and not typed.startswith(("/", "~")) else ():
         meant = posixpath.normpath(posixpath.join(base, typed))
-        if meant == here or (base != here and paths.standing(meant).is_there):
+        if meant == here or (base != here and (meant in paths.files or meant in paths.folders)):
             facts["path_from_shell"] = posixpath.relpath(meant, here)
             return facts
     if typed and here == root:
