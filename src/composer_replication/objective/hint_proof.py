@@ -209,7 +209,8 @@ class _Scores:
     def __init__(
         self, model: nn.Module, renderer: Renderer, site: ProvableSite, placement: Placement, max_context: int | None
     ) -> None:
-        self._model, self._renderer, self._site, self._placement = model, renderer, site, placement
+        self._model, self._renderer, self._site = model, renderer, site
+        self._placement: Placement = placement
         self.decision = site.decision or decide(renderer, site.rendered, site.span, None)
         # Half of the context at the least is left to each.
         most = math.inf if max_context is None else max_context // 2
