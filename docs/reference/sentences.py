@@ -111,6 +111,7 @@ ARTEFACTS: Mapping[str, str] = {
     "elsewhere": "What was made from the run outside of it, so that `crf forget` can name it.",
     "sites": "One failing call a row, with its hint or the reason why it has none.",
     "conventions": "Rules that users named when they refused a call; the owner of the run keeps or drops each.",
+    "struck_hints": "Ids of sites whose hints somebody struck out, or took back.",
     "teacher_calls": "One answer of one adviser at one state a row, failed calls too.",
     "teacher_cache": "Every answer that was paid for, and what was spent: an SQLite file.",
     "pairs": "One preference pair a row: what advisers agreed on, or a session put right, against what was done.",
