@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container
 from dataclasses import dataclass
 
@@ -71,6 +72,7 @@ class LaterCalls:
         self._conversation = conversation
         self._results = {each.call_id: each for turn in conversation.turns for each in turn.results}
         self._failures = failures
+        self._places = {turn.id: number for number, turn in enumerate(conversation.turns)}
         assistant = [turn.id for turn in conversation.turns if turn.role == "assistant"]
         self._numbers = {turn_id: number for number, turn_id in enumerate(assistant)}
 
@@ -88,10 +90,9 @@ class LaterCalls:
 
     def after(self, site: ErrorSite) -> list[LaterCall]:
         """Calls that worked after the site's turn, until a person speaks; words that the site is about do not count."""
-        turns = iter(self._conversation.turns)
-        next((turn for turn in turns if turn.id == site.turn_id), None)  # up to there
         found: list[LaterCall] = []
-        for turn in turns:
+        turns = self._conversation.turns
+        for turn in itertools.islice(turns, self._places.get(site.turn_id, len(turns)) + 1, None):
             is_heard = turn.role == "user" and turn.origin == "human" and turn.id != site.result_turn_id
             if is_heard and not turn.text.startswith(INTERRUPTED):
                 break
