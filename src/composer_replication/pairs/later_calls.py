@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass
 
@@ -72,13 +73,20 @@ class LaterCalls:
         self._conversation = conversation
         self._results = {each.call_id: each for turn in conversation.turns for each in turn.results}
         self._failures = failures
+        made = Counter(call.id for turn in conversation.turns for call in turn.calls)
+        self._reused = {identity for identity, number in made.items() if number > 1}
         self._places = {turn.id: number for number, turn in enumerate(conversation.turns)}
         assistant = [turn.id for turn in conversation.turns if turn.role == "assistant"]
         self._numbers = {turn_id: number for number, turn_id in enumerate(assistant)}
 
     def has_worked(self, call: ToolCall) -> bool:
         result = self._results.get(call.id)
-        return result is not None and call.id not in self._failures and result.is_error is not True
+        known = result is not None and call.id not in self._reused
+        return known and call.id not in self._failures and result.is_error is not True
+
+    def is_one(self, call: ToolCall) -> bool:
+        """Whether no other call has its id: some logs use ids again, and nobody knows whose result is whose."""
+        return call.id not in self._reused
 
     def text_of(self, call: ToolCall) -> str:
         """What came back for a call."""

@@ -208,6 +208,22 @@ def test_copied_turns_and_failures_of_others_give_nothing():
     assert list(own_pairs(conversation, find_error_sites(conversation))) == []
 
 
+def test_where_a_log_uses_ids_again_nobody_knows_whose_result_is_whose():
+    steps = ((GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE))
+    conversation = session(*steps)
+    same = [
+        replace(
+            turn,
+            calls=tuple(replace(each, id="c") for each in turn.calls),
+            results=tuple(replace(each, call_id="c") for each in turn.results),
+        )
+        for turn in conversation.turns
+    ]
+    assert list(own_pairs(conversation, find_error_sites(conversation)))
+    conversation = replace(conversation, turns=tuple(same))
+    assert list(own_pairs(conversation, find_error_sites(conversation))) == []
+
+
 def test_acting_at_once_is_set_against_the_look_that_was_not_needed():
     conversation = session((("Glob", {"pattern": "app/*.py"}), FILE), (read(), TEXT), (GOOD, DONE))
     path, text = own_pairs(conversation, [])
