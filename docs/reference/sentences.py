@@ -14,6 +14,7 @@ from composer_replication.pairs.extract import PairRecord
 from composer_replication.runs import conversations, pairs, sites, tools
 from composer_replication.sessions import proof, reference
 from composer_replication.steps import replay
+from composer_replication.trainer import warmup
 from composer_replication.trainer.checkpoints import manifest, tree_file
 from composer_replication.trainer.from_config import results
 
@@ -110,6 +111,7 @@ ARTEFACTS: Mapping[str, str] = {
     "elsewhere": "What was made from the run outside of it, so that `crf forget` can name it.",
     "sites": "One failing call a row, with its hint or the reason why it has none.",
     "conventions": "Rules that users named when they refused a call; the owner of the run keeps or drops each.",
+    "struck_hints": "Ids of sites whose hints somebody struck out, or took back.",
     "teacher_calls": "One answer of one adviser at one state a row, failed calls too.",
     "teacher_cache": "Every answer that was paid for, and what was spent: an SQLite file.",
     "pairs": "One preference pair a row: what advisers agreed on, or a session put right, against what was done.",
@@ -261,6 +263,14 @@ WRITTEN: tuple[Written, ...] = (
         tree_file.save_tree,
         (),
         "Optimiser, scheduler, random numbers and the like; tensors are in `NAME.safetensors` beside it.",
+    ),
+    Written(
+        f"checkpoints/warmup/{warmup.FINISHED}",
+        warmup._SCHEMA,
+        warmup._VERSION,
+        warmup.warm_up,
+        tuple(warmup.FinishedWarmUp.__dataclass_fields__),
+        "Which checkpoint a warm-up ended with, after how many steps; `held_out` are losses of good turns by step.",
     ),
     Written(
         f"adapter/{results.RECORD}",

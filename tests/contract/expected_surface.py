@@ -314,6 +314,7 @@ ARTEFACT_FILES = {
     "tools": "tools.jsonl",
     "elsewhere": "elsewhere.jsonl",
     "sites": "sites.jsonl",
+    "struck_hints": "struck_hints.jsonl",
     "conventions": "conventions.md",
     "teacher_calls": "teacher_calls.jsonl",
     "teacher_cache": "teacher_cache.sqlite",

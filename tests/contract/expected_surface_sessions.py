@@ -60,9 +60,11 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
     "hint_generator": {
         "HINT_TEMPLATES": "value",
         "HintContext": (
-            "record: error_kind, error_message, available_tools, tool_name, tool_schema, intent, path, similar_path, "
-            "was_read, closest_line, missing_parameters, unexpected_parameters, wrong_types, command, program, "
-            "num_repeats, git_advice, seen_parameters, only_whitespace, reader_tool, finder_tool"
+            "record: error_kind, error_message, available_tools, tool_name, tool_schema, intent, path, meant, "
+            "is_from_error, names_there, other_ending, was_read, closest_line, edit_problem, num_matches, places, "
+            "missing_parameters, unexpected_parameters, meant_parameter, wrong_types, choices, command, num_repeats, "
+            "advice, seen_parameters, reader_tool, finder_tool, search_tool, shell_folder, project_folder, "
+            "path_from_shell"
         ),
         "count_sentences": "(text)",
         "dispatch": "(error_kind, ctx=None)",
@@ -84,8 +86,8 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "hint_type_error": "(ctx=None)",
         "register": "(error_kind, fn)",
         "write_hint": (
-            '(site, conversation, *, sources=("template", "raw_error"), writer=None, tool_schemas=None, scrubber=None, '
-            "along=None)"
+            '(site, conversation, *, sources=("template", "raw_error"), writer=None, tool_schemas=None, '
+            "inferred_tools=None, scrubber=None, along=None)"
         ),
     },
     "sites": {

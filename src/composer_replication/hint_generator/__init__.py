@@ -1,13 +1,20 @@
 """What to say about a failure: short, rule-like hints, filled with facts that the session itself shows.
 
-context     what a hint may be made of, and how text of a session is put into one
-parameters  what is wrong with a call's arguments
-facts       what the session had shown by the time of the erring turn
-templates   the hints' words, one template a kind
-write       the hint of a site, from the first source that has one
+context          what a hint may be made of, and how text of a session is put into one
+along            a conversation read up to one turn after the other
+error_words      what an error itself says is right
+advice           what to do instead, by the words of shells, programs, services and git
+parameters       what is wrong with a call's arguments
+files            which file was meant, and where a text differs from a file
+facts            what the session had shown by the time of the erring turn
+file_templates   the hints' words about files
+shell_templates  the hints' words about commands
+templates        the table of templates, and the words about calls themselves
+contract         what a hint may not say: anything of the failing call that is not right
+write            the hint of a site, from the first source that has one
 """
 
-from composer_replication.hint_generator.context import HintContext
+from composer_replication.hint_generator.context import HintContext, count_sentences
 from composer_replication.hint_generator.templates import (
     HINT_TEMPLATES,
     dispatch,
@@ -29,7 +36,7 @@ from composer_replication.hint_generator.templates import (
     hint_type_error,
     register,
 )
-from composer_replication.hint_generator.write import count_sentences, write_hint
+from composer_replication.hint_generator.write import write_hint
 
 __all__ = [
     "HINT_TEMPLATES",

@@ -21,9 +21,9 @@ from composer_replication.teacher_replay.store import forget as replayed
 from composer_replication.teacher_replay.store.forget import AnswersOfRun
 
 MIN_PREFIX = 6
-# Made by the ingest itself, before it, or only a list of places.
+# Made by the ingest itself, before it, or only a list of places or ids.
 _NOT_DERIVED = frozenset(
-    {"config", "conversations", "session_sources", "tools", "forgotten", "elsewhere", "conventions"}
+    {"config", "conversations", "session_sources", "tools", "forgotten", "elsewhere", "conventions", "struck_hints"}
 )
 _Link = tuple[str, str | None, str | None]
 """The id of a conversation, of its session, and of the conversation it goes on from."""

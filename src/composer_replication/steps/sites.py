@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from composer_replication.config import SitesConfig
-from composer_replication.hint_generator.facts import StateAlong, call_of
+from composer_replication.hint_generator.along import StateAlong, call_of
 from composer_replication.hint_generator.write import said_hint, user_words, write_hint
 from composer_replication.ingestion.last_gate import gate_of
 from composer_replication.privacy import Scrubber
@@ -26,8 +26,8 @@ from composer_replication.runs.conventions import (
     read_conventions,
 )
 from composer_replication.runs.conversations import read_conversations
-from composer_replication.runs.sites import SCHEMA, VERSION, to_row
-from composer_replication.runs.tools import read_tools
+from composer_replication.runs.sites import SCHEMA, VERSION, struck_out, struck_sites, to_row
+from composer_replication.runs.tools import ToolTable, read_tools
 from composer_replication.sites import find_error_sites, gates
 from composer_replication.sites.find import NO_FAILURE
 from composer_replication.sites.user_words import CORRECTED, REFUSED, call_kind, convention_in
@@ -76,11 +76,12 @@ def write_sites(
     sources: dict[str, Any] = {} if hints is None else {"sources": _WITH_WRITER, "writer": hints.writer()}
     # What was ingested with its secrets in it does not get them into a hint, which is trained on.
     scrubber = None if run.meta("conversations").settings.get("scrubbed") is True else Scrubber()
-    # Of every agent, as a file gave them: an inferred schema does not say what a tool needs.
-    options = {"tool_schemas": read_tools(run).given, "scrubber": scrubber, **sources}
+    options = {"scrubber": scrubber, **sources}
     made_of = [run.source("conversations"), run.source("tools")]
     rules = _Rules(run, scrubber, section.min_confidence)
-    rows = _with_hints(read_conversations(run), rules, section.min_confidence, options)
+    rows = _with_hints(read_conversations(run), rules, read_tools(run), section.min_confidence, options)
+    struck = struck_sites(run)
+    rows = [(struck_out(site), None) if hint and site.id in struck else (site, hint) for site, hint in rows]
     drops = Counter(site.reason for site, _ in rows if site.kind == NO_FAILURE)
     conventions = add_conventions(run, rules.heard)
     if run.path(CONVENTIONS).exists():
@@ -143,7 +144,11 @@ def _is_copied(site: ErrorSite, conversation: Conversation) -> bool:
 
 
 def _with_hints(
-    conversations: Iterable[Conversation], rules: _Rules, min_confidence: float, options: Mapping[str, Any]
+    conversations: Iterable[Conversation],
+    rules: _Rules,
+    tools: ToolTable,
+    min_confidence: float,
+    options: Mapping[str, Any],
 ) -> list[tuple[ErrorSite, Hint | None]]:
     """Every site with its hint. All wait for the last conversation: a gate's first refusal may not be its project's."""
     rows: list[tuple[ErrorSite, Hint | None]] = []
@@ -152,7 +157,9 @@ def _with_hints(
     for conversation in conversations:
         passed_over, mine = list[ErrorSite](), list[gates.Refusal]()
         failures = find_error_sites(conversation, min_confidence=min_confidence, passed_over=passed_over, refusals=mine)
-        hint_of = partial(write_hint, conversation=conversation, along=StateAlong(conversation), **options)
+        # Given schemas alone say what a tool needs; those that were inferred say which tools there are.
+        known = {"tool_schemas": tools.given, "inferred_tools": tools.schemas(conversation.format)}
+        hint_of = partial(write_hint, conversation=conversation, along=StateAlong(conversation), **known, **options)
         second = {refusal.site.id: refusal.site for refusal in mine if refusal.site.is_kept}
         for failure in failures:
             site, hint = rules.applied(failure, conversation)
