@@ -1,4 +1,4 @@
-"""The [train] table and all tables below it: what `crf train` is told. Weights and shapes of the channels stand in [loss]."""
+"""The [train] table and all tables below it: what `crf train` is told. Weights of the channels stand in [loss]."""
 
 from __future__ import annotations
 
