@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from composer_replication.actions.edits import Operation, Replace, edit_operations
@@ -28,7 +29,9 @@ How = Literal["corrected", "look_first"]
 Decided = tuple[ToolCall, How] | None
 _NEXT = 3
 _MIN_ALIKE = 0.6
-_MIN_CONTAINED, _MIN_COMPARED = 8, 20
+_MAX_WORDS, _MAX_EDITS = 20, 20
+_MIN_CONTAINED, _MIN_COMPARED, _MAX_COMPARED, _MAX_NAME = 8, 20, 4000, 100
+_TOKEN = re.compile(r"[\w-]+|[^\w\s-]")
 _FOUND = ("found_in_whole_file", "found_in_part")
 _NOT_READ = ("not_read", "read_before")  # the latter: in this log, at least, it was not
 _ASKS_FOR_HELP = re.compile(r"(?:^|\s)(?:--help|-h|help|tasks|list|ls)(?:\s|$)")
@@ -134,10 +137,13 @@ class Decision:
         later = self._next_alike()
         if later is None:
             return None
-        words = set(Command.of(later.words).words) - set(Command.of(_command(self._call)).words)
-        paths = [word for word in words if is_path(word) and "/" in word]
-        shown = paths and all(self._judge.state.has_shown(path) for path in paths)
-        return (later.call, "corrected") if shown else None
+        new = Command.of(later.words).words - Command.of(_command(self._call)).words
+        paths = [word for word in new if is_path(word) and "/" in word]
+        return (later.call, "corrected") if paths and self._are_shown(paths) else None
+
+    def _are_shown(self, words: Sequence[str]) -> bool:
+        """Whether the session had shown all of them; of very many nobody asks, for each is searched for."""
+        return len(words) <= _MAX_WORDS and all(map(self._judge.state.has_shown, words))
 
     def _typed_again(self) -> Decided:
         """The same call as it has to be typed; what it names besides had been shown, and was not told by the error."""
@@ -147,11 +153,10 @@ class Decision:
         if is_edit(later.call.name):
             said = self._judge.verdict(later.call)
             return (later.call, "corrected") if said.says == "ok" else None
-        had, shown = Command.of(_texts(self._call)).words, self._judge.state.has_shown
-        new = [word for word in Command.of(_texts(later.call)).words if word not in had and not shown(word)]
         told = Command.of(self._error).words
-        unknown = any((is_path(word) and "/" in word) or word in told for word in new)
-        return None if unknown else (later.call, "corrected")
+        new = Command.of(_texts(later.call)).words - Command.of(_texts(self._call)).words
+        named = [word for word in new if word in told or (is_path(word) and "/" in word)]
+        return (later.call, "corrected") if self._are_shown(named) else None
 
     def _help(self) -> Decided:
         """What the same program says about itself, asked right after the failure."""
@@ -182,14 +187,14 @@ class Decision:
         return None
 
     def _is_same_change(self, call: ToolCall) -> bool:
-        ours, theirs = (edit_operations(each, self._cwd) or [] for each in (self._call, call))
+        ours, theirs = ((edit_operations(each, self._cwd) or [])[:_MAX_EDITS] for each in (self._call, call))
         return any(_belong_together(one, other) for one in ours for other in theirs)
 
     def _is_same_path(self, path: str, other: str) -> bool:
         return normal_path(path, self._cwd) == normal_path(other, self._cwd)
 
     def _is_meant(self, path: str, name: str) -> bool:
-        return difflib.SequenceMatcher(None, path.rpartition("/")[2], name).ratio() >= 0.8
+        return difflib.SequenceMatcher(None, path.rpartition("/")[2][:_MAX_NAME], name[:_MAX_NAME]).ratio() >= 0.8
 
     def _is_shown(self, later: LaterCall) -> bool:
         return self._judge.verdict(later.call).says == "ok" or self._judge.state.has_shown(later.path or "")
@@ -214,7 +219,9 @@ def _texts(call: ToolCall) -> str:
 
 
 def _alike(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one[:2000], other[:2000], autojunk=False).ratio()
+    """The share of words and signs that two texts have in common, in any order: in linear time, whatever they are."""
+    first, second = (Counter(_TOKEN.findall(text[:_MAX_COMPARED])) for text in (one, other))
+    return 2 * (first & second).total() / max(first.total() + second.total(), 1)
 
 
 def _belong_together(one: Operation, other: Operation) -> bool:

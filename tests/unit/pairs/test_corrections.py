@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -207,6 +208,22 @@ def test_copied_turns_and_failures_of_others_give_nothing():
     assert list(own_pairs(conversation, find_error_sites(conversation))) == []
 
 
+def test_where_a_log_uses_ids_again_nobody_knows_whose_result_is_whose():
+    steps = ((GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE))
+    conversation = session(*steps)
+    same = [
+        replace(
+            turn,
+            calls=tuple(replace(each, id="c") for each in turn.calls),
+            results=tuple(replace(each, call_id="c") for each in turn.results),
+        )
+        for turn in conversation.turns
+    ]
+    assert list(own_pairs(conversation, find_error_sites(conversation)))
+    conversation = replace(conversation, turns=tuple(same))
+    assert list(own_pairs(conversation, find_error_sites(conversation))) == []
+
+
 def test_acting_at_once_is_set_against_the_look_that_was_not_needed():
     conversation = session((("Glob", {"pattern": "app/*.py"}), FILE), (read(), TEXT), (GOOD, DONE))
     path, text = own_pairs(conversation, [])
@@ -228,3 +245,20 @@ def test_acting_at_once_is_set_against_the_look_that_was_not_needed():
 def test_no_look_is_called_needless_where_nobody_knows_that_it_was():
     part = (read(offset=4, limit=2), "     4\tdef best(items):\n     5\t    return 1")
     assert [each.how for each in own_pairs(session(part, (GOOD, DONE)), [])] == []
+
+
+def test_long_texts_of_one_word_take_no_time():
+    """Comparing them letter by letter took half a second for each failure."""
+    steps = []
+    for number in range(40):
+        steps += [(read(), TEXT), (edit(f"{number}  " + "abc " * 400, "some other text " * 100), NO_MATCH, True)]
+        steps += [(edit("return 1" + "abd " * 400, "some text " * 100), DONE)]
+        steps += [
+            (bash("git show --no-stat " + "x/y " * 400), "Exit code 128\nfatal: unrecognized argument: --no", True)
+        ]
+        steps += [(bash("git show " + "z/y " * 400), "x")]
+    conversation = session(*steps)
+    failures = find_error_sites(conversation)
+    started = time.process_time()
+    list(own_pairs(conversation, failures))
+    assert time.process_time() - started < 5
