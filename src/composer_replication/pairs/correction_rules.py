@@ -35,7 +35,6 @@ _MIN_NEW, _CHANGED = 0.2, 2
 _MIN_CONTAINED, _MIN_COMPARED, _MAX_COMPARED, _MAX_NAME = 8, 20, 4000, 100
 _TOKEN = re.compile(r"[\w-]+|[^\w\s-]")
 _FOUND = ("found_in_whole_file", "found_in_part")
-_NOT_READ = ("not_read", "read_before")  # the latter: in this log, at least, it was not
 _ASKS_FOR_HELP = re.compile(r"(?:^|\s)(?:--help|-h|help|tasks|list|ls)(?:\s|$)")
 _TYPED_WRONG = frozenset({"usage_error", "shell_syntax", "input_validation", "tool_not_found"})
 
@@ -69,8 +68,8 @@ class Decision:
         return found
 
     def _not_read(self) -> Decided:
-        """The reading, where the judge agrees that the file had not been read."""
-        return self._reading() if self._judge.verdict(self._call).rule in _NOT_READ else None
+        """The reading, where the judge agrees that the file had not been read: not even before a compaction."""
+        return self._reading() if self._judge.verdict(self._call).rule == "not_read" else None
 
     def _no_match(self) -> Decided:
         """The edit as it worked, where its text had been shown; the reading, where not all of the file had been."""

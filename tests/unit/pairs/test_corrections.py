@@ -107,6 +107,8 @@ def test_a_file_that_was_not_read_is_to_be_read_unless_it_had_been():
     assert decided((GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE)) == ("look_first", *read())
     conversation = session((read(), TEXT), (GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE))
     assert [each.source for each in own_pairs(conversation, find_error_sites(conversation))] == ["acted_at_once"]
+    before = "This session is being continued from a previous conversation that ran out of context."
+    assert decided(before, (GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE)) is None
 
 
 @pytest.mark.parametrize(
