@@ -17,7 +17,8 @@ from composer_replication.actions.edits import Operation, Replace, edit_operatio
 from composer_replication.actions.equality import same_action
 from composer_replication.actions.paths import normal_path
 from composer_replication.actions.shell.command import Command, is_path
-from composer_replication.actions.tools import channel_of, command_text, is_edit, is_label, path_argument
+from composer_replication.actions.shown.views import without_reminders
+from composer_replication.actions.tools import LINE_NUMBER, channel_of, command_text, is_edit, is_label, path_argument
 from composer_replication.pairs.later_calls import LaterCall, LaterCalls
 from composer_replication.sites.user_words import CORRECTED
 from composer_replication.types import Action, ErrorSite, ToolCall
@@ -29,11 +30,11 @@ How = Literal["corrected", "look_first"]
 Decided = tuple[ToolCall, How] | None
 _NEXT = 3
 _MIN_ALIKE = 0.6
-_MAX_WORDS, _MAX_EDITS = 20, 20
+_MAX_WORDS, _MAX_EDITS, _MAX_LINES = 20, 20, 400
+_MIN_NEW, _CHANGED = 0.2, 2
 _MIN_CONTAINED, _MIN_COMPARED, _MAX_COMPARED, _MAX_NAME = 8, 20, 4000, 100
 _TOKEN = re.compile(r"[\w-]+|[^\w\s-]")
 _FOUND = ("found_in_whole_file", "found_in_part")
-_NOT_READ = ("not_read", "read_before")  # the latter: in this log, at least, it was not
 _ASKS_FOR_HELP = re.compile(r"(?:^|\s)(?:--help|-h|help|tasks|list|ls)(?:\s|$)")
 _TYPED_WRONG = frozenset({"usage_error", "shell_syntax", "input_validation", "tool_not_found"})
 
@@ -67,14 +68,14 @@ class Decision:
         return found
 
     def _not_read(self) -> Decided:
-        """The reading, where the judge agrees that the file had not been read."""
-        return self._reading() if self._judge.verdict(self._call).rule in _NOT_READ else None
+        """The reading, where the judge agrees that the file had not been read: not even before a compaction."""
+        return self._reading() if self._judge.verdict(self._call).rule == "not_read" else None
 
     def _no_match(self) -> Decided:
         """The edit as it worked, where its text had been shown; the reading, where not all of the file had been."""
         said = self._judge.verdict(self._call)
         had_all = said.says == "fails" and said.kind in ("edit_no_match", "edit_ambiguous")
-        return self._edit_again() or (None if had_all else self._reading())
+        return self._edit_again() or (None if had_all else self._reading(to_see_more=True))
 
     def _edit_again(self) -> Decided:
         for later in self._later:
@@ -83,16 +84,25 @@ class Decision:
                 return (later.call, "corrected") if said.says == "ok" and said.rule.startswith(_FOUND) else None
         return None
 
-    def _reading(self) -> Decided:
-        """The first look at the failing call's file, before it was changed."""
+    def _reading(self, *, to_see_more: bool = False) -> Decided:
+        """The first look at the failing call's file, before it was changed; `to_see_more` than had been shown of it."""
         for later in self._later:
             if later.path is None or self._path is None or not self._is_same_path(later.path, self._path):
                 continue
             if is_edit(later.call.name):
                 return None
             if later.is_look:
-                return later.call, "look_first"
+                return None if to_see_more and self._had_shown(later) else (later.call, "look_first")
         return None
+
+    def _had_shown(self, later: LaterCall) -> bool:
+        """Whether most of what a look shows had been shown, and nobody is known to have changed the file since."""
+        known = self._judge.state.texts.get(self._path or "")
+        if known is None or known.doubt == _CHANGED:
+            return False
+        shown = without_reminders(later.text).splitlines()[:_MAX_LINES]
+        lines = [line for each in shown if (line := LINE_NUMBER.sub("", each)).strip()]
+        return sum(known.count(line) == 0 for line in lines) < _MIN_NEW * len(lines)
 
     def _not_found(self) -> Decided:
         """The same file where it really is, if that had been shown; else the search for it."""

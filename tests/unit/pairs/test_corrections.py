@@ -79,6 +79,17 @@ def test_else_the_reading_is_chosen():
     assert decided(*steps, (read(OTHER), TEXT), (GOOD, DONE)) is None  # at another file
 
 
+def test_what_had_just_been_shown_is_not_to_be_read_again():
+    part = read(offset=1, limit=2)
+    shown = "     1\tdef total(items):\n     2\t    return sum(items)"
+    more = "     1\tdef total(items):\n     2\t    return sum(items)\n     3\t\n     4\tdef best(items):"
+    steps = ((part, shown), (BAD, NO_MATCH, True))
+    assert decided(*steps, (part, shown)) is None
+    assert decided(*steps, (read(limit=4), more)) == ("look_first", *read(limit=4))
+    changed = (bash("git checkout other"), "Switched to branch 'other'")
+    assert decided(steps[0], changed, steps[1], (part, shown)) == ("look_first", *part)
+
+
 def test_nothing_is_chosen_where_all_of_the_file_had_been_shown_and_the_correction_is_another():
     other = edit("return 1", "return 2")
     assert decided((read(), TEXT), (BAD, NO_MATCH, True), (read(), TEXT), (other, DONE)) is None
@@ -96,6 +107,8 @@ def test_a_file_that_was_not_read_is_to_be_read_unless_it_had_been():
     assert decided((GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE)) == ("look_first", *read())
     conversation = session((read(), TEXT), (GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE))
     assert [each.source for each in own_pairs(conversation, find_error_sites(conversation))] == ["acted_at_once"]
+    before = "This session is being continued from a previous conversation that ran out of context."
+    assert decided(before, (GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE)) is None
 
 
 @pytest.mark.parametrize(
