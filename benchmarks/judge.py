@@ -1,11 +1,11 @@
 """The judge against what really happened on the sessions of a run, half of them held out.
 
-Failures are those of the run's own `sites.jsonl`, as it classed them. Rules were made on half 0; half 1 is for the last
-look. A session's half is that of the hash of its id.
+Failures are those of the run's own `sites.jsonl`, as it classed them, or those of an older run of the same logs. Rules
+were made on half 0; half 1 is for the last look. A session's half is that of the hash of its id.
 
 python benchmarks/judge.py RUN                      # half 0: the session alone, then with earlier sessions
 python benchmarks/judge.py RUN --repo CLONE         # and with a checkout at each session's date
-python benchmarks/judge.py RUN --repo CLONE --held-out
+python benchmarks/judge.py RUN --repo CLONE --held-out --classed OLD_RUN
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def failures(run: RunDir) -> dict[str, dict[str, ErrorSite]]:
     return found
 
 
-def scores(run: RunDir, *, earlier: bool, repository: Repository | None) -> tuple[Score, Score]:
+def scores(run: RunDir, classed: RunDir, *, earlier: bool, repository: Repository | None) -> tuple[Score, Score]:
     both = (Score(), Score())
-    for conversation, judged in judged_sessions(run, earlier=earlier, repository=repository, sites=failures(run)):
+    for conversation, judged in judged_sessions(run, earlier=earlier, repository=repository, sites=failures(classed)):
         both[half(conversation)].add(judged)
     return both
 
@@ -69,8 +69,10 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--repo", type=Path)
     parser.add_argument("--held-out", action="store_true", help="print half 1 too: once, at the end")
+    parser.add_argument("--classed", type=Path, metavar="RUN", help="take failures as this run's sites class them")
     args = parser.parse_args()
     run = RunDir.open(args.run)
+    classed = run if args.classed is None else RunDir.open(args.classed)
     knows: list[tuple[str, bool, Repository | None, float | None]] = [
         ("the session alone", False, None, None),
         ("with earlier sessions", True, None, GOALS["with earlier sessions"]),
@@ -79,7 +81,7 @@ def main() -> None:
         knows.append(("with a checkout", True, Repository(args.repo), GOALS["with a checkout"]))
     for name, earlier, repository, goal in knows:
         started = time.process_time()
-        both = scores(run, earlier=earlier, repository=repository)
+        both = scores(run, classed, earlier=earlier, repository=repository)
         for number, score in enumerate(both[: 2 if args.held_out else 1]):
             print(f"### Half {number}, {name}: {score.num_calls} calls, {time.process_time() - started:.0f} s\n")
             print_score(score, goal)

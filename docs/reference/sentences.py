@@ -14,6 +14,7 @@ from composer_replication.pairs.extract import PairRecord
 from composer_replication.runs import conversations, pairs, sites, tools
 from composer_replication.sessions import proof, reference
 from composer_replication.steps import replay
+from composer_replication.trainer import warmup
 from composer_replication.trainer.checkpoints import manifest, tree_file
 from composer_replication.trainer.from_config import results
 
@@ -262,6 +263,14 @@ WRITTEN: tuple[Written, ...] = (
         tree_file.save_tree,
         (),
         "Optimiser, scheduler, random numbers and the like; tensors are in `NAME.safetensors` beside it.",
+    ),
+    Written(
+        f"checkpoints/warmup/{warmup.FINISHED}",
+        warmup._SCHEMA,
+        warmup._VERSION,
+        warmup.warm_up,
+        tuple(warmup.FinishedWarmUp.__dataclass_fields__),
+        "Which checkpoint a warm-up ended with, after how many steps; `held_out` are losses of good turns by step.",
     ),
     Written(
         f"adapter/{results.RECORD}",

@@ -17,6 +17,7 @@ from composer_replication.config.train_sections import (
     SaveConfig,
     SwitchesConfig,
     TeacherConfig,
+    WarmupConfig,
 )
 
 
@@ -118,6 +119,7 @@ class TrainConfig:
     channels: ChannelsConfig = section(ChannelsConfig, "What changes over a run of the channels that [loss] weighs.")
     switches: SwitchesConfig = section(SwitchesConfig, "How much each row of channel 2 counts.")
     batch: BatchConfig = section(BatchConfig, "How logged sessions become batches.")
+    warmup: WarmupConfig = section(WarmupConfig, "Channel 1 alone before hints are proved.")
     proof: ProofConfig = section(ProofConfig, "Whether a hint has to show that it does something.")
     optimiser: OptimiserConfig = section(OptimiserConfig, "Steps and how they are taken.")
     save: SaveConfig = section(SaveConfig, "Checkpoints.")

@@ -114,6 +114,25 @@ class ProofConfig:
     )
 
 
+@table("train.warmup")
+class WarmupConfig:
+    """Channel 1 alone before hints are proved, for a model that does not speak the logs' harness."""
+
+    mode: Literal["auto", "off", "steps", "until"] = option(
+        "auto",
+        "Some if the model hardly knows the logs' tools (auto), off, steps, or until held-out loss stops falling.",
+    )
+    steps: int = option(
+        150, "Warm-up steps, for the modes auto and steps; train.optimiser.steps come after them.", at_least=1
+    )
+    every: int = option(25, "Steps between two evaluations of held-out good turns, for the mode until.", at_least=1)
+    patience: int = option(2, "Evaluations without a lower held-out loss after which the mode until ends.", at_least=1)
+    most: int = option(1000, "Most steps of the mode until.", at_least=1)
+    below: float = option(
+        -20.0, "Mean log-prob of a logged call up to its tool's name, in nats, below which auto warms up.", at_most=0
+    )
+
+
 @table("train.optimiser")
 class OptimiserConfig:
     """Steps and how they are taken."""

@@ -35,6 +35,7 @@ class EarlierSessions:
         self._roots: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self._too_large: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self._texts: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
+        self._names: dict[tuple[str, str], list[Event]] = defaultdict(list)  # of agents and skills
         self._named: dict[str, str] = {}  # the ends of paths that were ever named -> when first
 
     def add(self, conversation: Conversation, state: SessionState) -> None:
@@ -52,6 +53,8 @@ class EarlierSessions:
                 self._inside[folder][name].append((when, root))
         for ends in paths.named:
             self._named[ends] = min(when, self._named.get(ends, when))
+        for name, is_there in state.attempts.names.items():
+            self._names[name].append((when, root, is_there))
         for path in paths.missing:
             relative = paths.relative(path)
             if relative:
@@ -70,7 +73,7 @@ class EarlierSessions:
 
     def sort(self) -> None:
         """Once all are added."""
-        for table in (self._events, self._roots, self._too_large, self._texts):
+        for table in (self._events, self._names, self._roots, self._too_large, self._texts):
             for entries in table.values():
                 entries.sort(key=lambda entry: entry[0])
         for names in self._inside.values():
@@ -123,6 +126,12 @@ class PathKnowledge:
         """Whether it was too large to be shown at once."""
         kin = self._folders(shown)
         return any(root in kin for _, root in self._until_now(self._sessions._too_large.get(relative, [])))
+
+    def has_name(self, name: tuple[str, str], shown: Iterable[str]) -> bool | None:
+        """Whether an agent or skill was there when it was last asked for; None where it never was."""
+        kin = self._folders(shown) or {self._root}
+        events = [each for each in self._until_now(self._sessions._names.get(name, [])) if each[1] in kin]
+        return events[-1][2] if events else None
 
     def _num_inside(self, folder: str, kin: frozenset[str]) -> int:
         names = self._sessions._inside.get(folder, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from composer_replication.actions.session_state import SessionState
+from composer_replication.actions.shown.attempts import named_by
 from composer_replication.actions.tools import channel_of, command_text, is_edit
 from composer_replication.judge.checkout import Checkout
 from composer_replication.judge.earlier import PathKnowledge
@@ -40,4 +41,11 @@ class Judge:
             return judge_file_call(call, self._known)
         if channel == "shell":
             return judge_command(command_text(call.name, call.arguments), self._known)
-        return UNKNOWN
+        name = named_by(call)
+        if name is None:
+            return UNKNOWN
+        kind = "other" if "skill" in name[0].lower() else "input_validation"
+        is_there = self._known.has_name(name)
+        if is_there is False:
+            return Judgement("fails", "unknown_name", kind, "no agent or skill of this name was there")
+        return Judgement("ok" if is_there else "unknown", "name", kind)

@@ -13,10 +13,16 @@ from composer_replication.actions.shown.paths import KnownPaths, Standing
 from composer_replication.actions.shown.texts import FileTexts
 from composer_replication.judge.checkout import Checkout
 from composer_replication.judge.earlier import PathKnowledge
+from composer_replication.judge.schemas import AGENTS
 
 _MIN_SHOWN, _MIN_SHARE = 3, 0.5  # files of the session that a checkout must have to be its project's
 _MAX_SHOWN = 50
 _MAX_LINES, _MAX_CHARACTERS = 2000, 95_000  # a reader stops at 2000 lines, and refuses more than 25,000 tokens
+# What the session knows of a path -> whose word that it is not there is taken.
+_BELIEVED_WHERE = {
+    "only_its_name": ("not_in_checkout", "missing_in_earlier_session"),
+    "unseen": ("not_in_checkout", "missing_in_earlier_session", "in_no_earlier_session"),
+}
 _RELATIVE = re.compile(r"[\w@+][\w.@+-]*(?:/[\w.@+-]+)+/?")
 
 
@@ -44,8 +50,9 @@ class Known:
         opinions = [each for each in (self._in_checkout(relative), by_project) if each is not None]
         if any(each.is_there for each in opinions):
             return next(each for each in opinions if each.is_there)
-        opinions = [each for each in opinions if each.why != "in_no_earlier_session" or standing.why == "unseen"]
-        if not opinions or standing.why == "named" or self._is_behind(opinions[0]):
+        believed = _BELIEVED_WHERE.get(standing.why, ())
+        opinions = [each for each in opinions if each.why in believed]
+        if not opinions or self._is_behind(opinions[0]):
             return standing
         return opinions[0]
 
@@ -75,6 +82,15 @@ class Known:
             return sum(path in checkout.files for path in shown) >= _MIN_SHARE * len(shown)
         parts = relative.split("/")
         return len(parts) > 2 and "/".join(parts[:2]) in checkout.folders
+
+    def has_name(self, name: tuple[str, str]) -> bool | None:
+        """Whether there is such an agent or skill: by the session, by the agent's own list, by earlier sessions."""
+        attempts = self.state.attempts
+        if name in attempts.names:
+            return attempts.names[name]
+        if name[0] in ("Task", "Agent") and (name[1] in AGENTS or attempts.agents is not None):
+            return name[1] in AGENTS | (attempts.agents or frozenset())
+        return self._project.has_name(name, self.paths.relative_files()) if self._project else None
 
     def is_doubled(self, word: str, here: str | None) -> bool:
         """Whether a path is there from the project's root, while the shell stands in another of its folders."""

@@ -146,8 +146,9 @@ def count_reasons(proofs: Sequence[HintProof]) -> Counter[str]:
 class HeedVerdict:
     """Whether a model heeds hints on some logs; `heeds` is None where there are too few sites to tell.
 
-    It does where own hints stand out from both comparisons at more sites than chance has it: half of them and two
-    standard deviations of a coin.
+    It does where own hints stand out from all they are compared with at more than half of the sites, and at more than
+    chance has it, by two standard deviations: without an effect one of two is the larger at half of the sites, and one
+    of three, where there are good calls, at a third.
     """
 
     num_sites: int
@@ -161,7 +162,10 @@ class HeedVerdict:
     def heeds(self) -> bool | None:
         if self.num_sites < _FEWEST_SITES:
             return None
-        return self.over_both >= self.num_sites / 2 + math.sqrt(self.num_sites)
+        without_good = self.num_sites - self.num_with_good
+        by_chance = self.num_with_good / 3 + without_good / 2
+        deviation = math.sqrt(self.num_with_good * 2 / 9 + without_good / 4)
+        return self.over_both > self.num_sites / 2 and self.over_both >= by_chance + 2 * deviation
 
     def in_words(self, *, is_warmed_up: bool = False) -> str:
         """One sentence: whether it does, by which figures, and what to do if not."""

@@ -84,9 +84,8 @@ def build_batch(
     hinted_prompt = _prompt_ids(tokenizer, f"{chat.request}\n\n{hint}")
     wrong, right = (_answer_ids(tokenizer, chat.request, answer) for answer in (chat.wrong_answer, chat.right_answer))
     student, teacher = prompt + wrong, hinted_prompt + wrong
-    width, teacher_width = len(student), len(teacher)
-    if align_sdpo_shapes:
-        width = teacher_width = max(width, teacher_width)
+    widest = max(len(student), len(teacher)) if align_sdpo_shapes else 0
+    width, teacher_width = widest or len(student), widest or len(teacher)
     offsets = torch.arange(len(wrong))
     batch = {
         "input_ids": _padded(student, width),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from composer_replication.actions.edits import Operation, Replace, edit_operations
@@ -17,7 +17,7 @@ from composer_replication.actions.equality import same_action
 from composer_replication.actions.paths import normal_path
 from composer_replication.actions.shell.command import Command, is_path
 from composer_replication.actions.tools import channel_of, command_text, is_edit, is_label, path_argument
-from composer_replication.pairs.later_calls import LaterCall
+from composer_replication.pairs.later_calls import LaterCall, LaterCalls
 from composer_replication.sites.user_words import CORRECTED
 from composer_replication.types import Action, ErrorSite, ToolCall
 
@@ -38,10 +38,9 @@ _TYPED_WRONG = frozenset({"usage_error", "shell_syntax", "input_validation", "to
 class Decision:
     """One failing call, at the state before its turn."""
 
-    def __init__(
-        self, judge: Judge, site: ErrorSite, call: ToolCall, later: Sequence[LaterCall], cwd: str | None
-    ) -> None:
-        self._judge, self._site, self._call, self._later, self._cwd = judge, site, call, later, cwd
+    def __init__(self, judge: Judge, site: ErrorSite, call: ToolCall, log: LaterCalls, cwd: str | None) -> None:
+        self._judge, self._site, self._call, self._cwd = judge, site, call, cwd
+        self._later, self._error = log.after(site), log.text_of(call)
         self._path = path_argument(call.arguments) if channel_of(call.name) == "file" else None
 
     def made(self) -> Decided:
@@ -141,16 +140,18 @@ class Decision:
         return (later.call, "corrected") if shown else None
 
     def _typed_again(self) -> Decided:
-        """The same call as it has to be typed; what it names besides had been shown."""
+        """The same call as it has to be typed; what it names besides had been shown, and was not told by the error."""
         later = self._next_alike()
         if later is None:
             return self._help()
         if is_edit(later.call.name):
             said = self._judge.verdict(later.call)
             return (later.call, "corrected") if said.says == "ok" else None
-        before = _texts(self._call)
-        new = [word for word in Command.of(later.words).words if is_path(word) and "/" in word and word not in before]
-        return (later.call, "corrected") if all(self._judge.state.has_shown(path) for path in new) else None
+        had, shown = Command.of(_texts(self._call)).words, self._judge.state.has_shown
+        new = [word for word in Command.of(_texts(later.call)).words if word not in had and not shown(word)]
+        told = Command.of(self._error).words
+        unknown = any((is_path(word) and "/" in word) or word in told for word in new)
+        return None if unknown else (later.call, "corrected")
 
     def _help(self) -> Decided:
         """What the same program says about itself, asked right after the failure."""

@@ -68,7 +68,7 @@ def own_pairs(
         for place, call in enumerate(judged.turn.calls):
             site = found.get(call.id)
             if site is not None and site.is_kept and (only is None or site.id in only):
-                decided = Decision(judged.judge, site, call, log.after(site), conversation.cwd).made()
+                decided = Decision(judged.judge, site, call, log, conversation.cwd).made()
                 if decided is not None:
                     yield _correction(site, (log.turn_number(turn_id), place), call, *decided)
         if only is None and len(judged.turn.calls) == 1 and log.has_worked(judged.call):

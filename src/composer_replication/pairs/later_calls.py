@@ -69,15 +69,18 @@ class LaterCalls:
 
     def __init__(self, conversation: Conversation, failures: Container[str]) -> None:
         self._conversation = conversation
-        results = (each for turn in conversation.turns for each in turn.results)
-        self._worked = {
-            each.call_id: each for each in results if each.call_id not in failures and each.is_error is not True
-        }
+        self._results = {each.call_id: each for turn in conversation.turns for each in turn.results}
+        self._failures = failures
         assistant = [turn.id for turn in conversation.turns if turn.role == "assistant"]
         self._numbers = {turn_id: number for number, turn_id in enumerate(assistant)}
 
     def has_worked(self, call: ToolCall) -> bool:
-        return call.id in self._worked
+        result = self._results.get(call.id)
+        return result is not None and call.id not in self._failures and result.is_error is not True
+
+    def text_of(self, call: ToolCall) -> str:
+        """What came back for a call."""
+        return self._results[call.id].text if call.id in self._results else ""
 
     def turn_number(self, turn_id: str) -> int:
         """Which of the assistant's turns it is, counted from 0."""
@@ -92,9 +95,7 @@ class LaterCalls:
             is_heard = turn.role == "user" and turn.origin == "human" and turn.id != site.result_turn_id
             if is_heard and not turn.text.startswith(INTERRUPTED):
                 break
-            for call in turn.calls:
-                result = self._worked.get(call.id)
-                found += [LaterCall(call, result.text)] if result is not None else []
+            found += [LaterCall(call, self.text_of(call)) for call in turn.calls if self.has_worked(call)]
             if len(found) >= _MAX_LATER:
                 break
         return found[:_MAX_LATER]

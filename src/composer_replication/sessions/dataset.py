@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,11 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         made.counts = self.counts.copy()
         made.counts[CHANNELS[0]] = 0
         return made
+
+    def only_responses(self) -> LoggedSessions:
+        """Cut again for channel 1 alone: without hinted contexts and pairs, which a warm-up has no use for."""
+        bare = [replace(each, sites=[], pairs=[], hints=[]) for each in self.rendered]
+        return type(self)(bare, self.renderer, self.settings, pack=self._pack)
 
     def require_items(self) -> None:
         """Raise where there is nothing to learn from."""

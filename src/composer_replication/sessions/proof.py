@@ -116,7 +116,9 @@ def _provable(renderer: Renderer, sites: Sequence[KeptSite], good_calls: Sequenc
 
 
 def read_proofs(run: RunDir) -> list[HintProof]:
-    """The proofs of a run, in the order of its sites."""
+    """The proofs of a run, in the order of its sites; none where an earlier version measured something else."""
+    if run.meta(_NAME).version < VERSION:
+        return []
     rows = run.read_jsonl(_NAME, schema=SCHEMA, version=VERSION)
     return [HintProof(**{name: cast("Any", row[name]) for name in _PROOF}) for row in rows]
 

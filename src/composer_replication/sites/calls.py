@@ -47,11 +47,8 @@ def command_of(call: ToolCall) -> Command:
     return Command.of(command_text(call.name, call.arguments))
 
 
-def shows_only(command: Command) -> bool:
-    """Whether it changes nothing, not even a file that it is told to write."""
-    return command.only_shows and _WRITES.search(command.text) is None
-
-
 def _looks(call: ToolCall) -> bool:
     command = command_of(call)
-    return shows_only(command) if command.text else only_looks(call.name, call.arguments)
+    if not command.text:
+        return only_looks(call.name, call.arguments)
+    return command.only_shows and _WRITES.search(command.text) is None

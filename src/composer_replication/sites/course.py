@@ -14,13 +14,18 @@ from composer_replication.actions.paths import normal_path
 from composer_replication.actions.shell.command import Command, is_path
 from composer_replication.actions.tools import channel_of, is_edit, path_argument, plain_name, word_set
 from composer_replication.sites.again import KnownFailures
-from composer_replication.sites.calls import CallsSoFar, command_of, shows_only
+from composer_replication.sites.calls import CallsSoFar, command_of
 from composer_replication.sites.gates import WENT_ROUND, as_convention, gate_of, goes_round
 from composer_replication.sites.taxonomy import Verdict
 from composer_replication.types import Blame, Conversation, ToolCall, ToolResult
 
 _SURE = 0.7
 _WRITES_NEW = word_set("write write_file create create_file write_to_file")
+# What changes a file that the command names. Commits and runs do not, though a hook of theirs may.
+_CHANGES_FILES = re.compile(
+    r"\b(?:sed|perl|awk)\b.{0,80}\s-\w{0,4}i|--(?:in-place|write|fix)\b|\s-w\b|\b(?:tee|mv|cp|patch|python3?|node|ruby)\b"
+    r"|(?<![&2=-])>(?![&=]|\s*/dev/)"
+)
 # A formatter changes files that nobody named; these change what the model asked for.
 _MOVES_THE_TREE = frozenset(
     ("git", each)
@@ -119,7 +124,8 @@ class Course:
         commands = map(command_of, self._calls.worked_since(self._touched[name]))
         file = name.rpartition("/")[2]
         return any(
-            (file in command.text and not shows_only(command)) or not _MOVES_THE_TREE.isdisjoint(command.programs)
+            (file in command.text and _CHANGES_FILES.search(command.text))
+            or not _MOVES_THE_TREE.isdisjoint(command.programs)
             for command in commands
             if command.text
         )

@@ -127,8 +127,7 @@ async def replay_trace(
         if not (result["error"] or "").startswith("budget: "):
             found[state, teacher] = result
 
-    known = teachers_of(teachers, api_key, given)
-    report = await replay(states, known, max_total_usd, options=given, on_result=keep)
+    report = await replay(states, teachers_of(teachers, api_key, given), max_total_usd, options=given, on_result=keep)
     if why := report.given_up or report.stopped:
         _warn_of_stop(why, found.values())
     return [found[place] for place in sorted(found)]

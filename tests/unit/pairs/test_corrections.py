@@ -143,6 +143,15 @@ def test_what_a_corrected_command_names_besides_had_been_shown():
     assert decided((bash("ls app/cart.py"), "app/cart.py"), (wrong, error, True), (right, "diff"))[0] == "corrected"
 
 
+def test_an_option_that_the_error_itself_tells_was_not_known_before():
+    wrong, right = bash("git show --no-stat abc1234"), bash("git show --no-patch abc1234")
+    error = "Exit code 128\nfatal: unrecognized argument: --no-stat"
+    assert decided((wrong, error, True), (right, "diff")) == ("corrected", *right)
+    assert decided((wrong, f"{error}\n  try: --no-patch", True), (right, "diff")) is None
+    told = (bash("git help show"), "--no-patch  suppress the diff")
+    assert decided(told, (wrong, f"{error}\n  try: --no-patch", True), (right, "diff"))[0] == "corrected"
+
+
 def test_after_a_person_has_spoken_nothing_is_a_correction_of_the_session():
     steps = ((read(), TEXT), (BAD, NO_MATCH, True))
     assert decided(*steps, (GOOD, DONE)) is not None

@@ -27,6 +27,8 @@ def _last(session: Session):
         (None, "unknown"),
         ("gofmt -w .", "unknown"),  # a formatter changes what nobody named
         ("cat src/a.go", "unknown"),
+        ("git add src/a.go && git commit -m x", "unknown"),  # though a hook may have formatted it
+        ("gofmt -w src/a.go", "model"),
         ("sed -i s/x/y/ src/a.go", "model"),
         ("git checkout main", "model"),
         ("sed -i s/x/y/ src/b.go", "unknown"),
@@ -210,6 +212,27 @@ def test_a_relative_path_of_a_file_tool_is_seen_from_where_the_shell_stands(tool
     )
     site = find_error_sites(replace(session.conversation(), cwd="/repo"))[-1]
     assert (site.kind, site.blame) == ("wrong_folder", "model")
+
+
+@pytest.mark.parametrize(
+    "said", ["No stderr output", "python3: can't open file '/u/check.py'", "sh: jq: command not found"]
+)
+def test_a_hook_that_cannot_run_is_no_gate_however_often_it_fails(said):
+    session = Session()
+    for name in ("a", "b"):
+        session.call("Bash", f"PreToolUse:Bash hook error: [check.sh]: {said}", is_error=True, command=f"deploy {name}")
+    refusals = []
+    assert not any(site.is_kept for site in find_error_sites(session.conversation(), refusals=refusals))
+    assert refusals == []
+
+
+def test_what_a_command_says_itself_is_no_part_of_why_it_was_refused():
+    session = Session()
+    for first, second in (("sleep 30", "cat out.log"), ("sleep 5", "tail -20 build.log")):
+        text = f"<tool_use_error>Blocked: {first} followed by: {second}. To wait, run it aside.</tool_use_error>"
+        session.call("Bash", text, is_error=True, command=f"{first}; {second}")
+    sites = find_error_sites(session.conversation())
+    assert [(site.kind, site.blame) for site in sites] == [("hook_blocked", "harness"), ("hook_blocked", "model")]
 
 
 @pytest.mark.parametrize(

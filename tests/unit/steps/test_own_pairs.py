@@ -7,14 +7,18 @@ from collections import Counter
 
 import pytest
 from claude_records import Log, call, text
+from render_checks import decode
 from run_pieces import ingested
 
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.cli.main import main
 from composer_replication.config import PairsConfig, SitesConfig
 from composer_replication.runs.pairs import SCHEMA, VERSION, read_pairs
+from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.read_run import read_sessions
 from composer_replication.steps.pairs import write_pairs
 from composer_replication.steps.sites import write_sites
+from tokenizer_assets import load
 
 NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"
 SHOWN = "     1→def total(items):\n     2→    return sum(items)"
@@ -91,6 +95,23 @@ def test_training_reads_them_with_both_sides_and_only_corrections_reject_their_t
     names = [(pair.source, pair.action.calls[0].name, pair.rejected.calls[0].name) for pair in logged.pairs]
     assert names == [("correction", "Read", "Edit"), ("acted_at_once", "Edit", "Read")]
     assert [pair.rejects_turn for pair in logged.pairs] == [True, False]
+
+
+def test_a_window_holds_them_as_token_pairs_of_calls_alone(made):
+    run = made(a=session("a"))
+    write_sites(SitesConfig(), run)
+    write_pairs(PairsConfig(), run)
+    renderer = Renderer(load("qwen3"))
+    found = LoggedSessions.from_run(run, renderer, budget=4096)
+    assert found.counts["pairs"] == 2
+    sides = [
+        [decode(renderer, ids[start:]) for ids, start in pair] for window in found.windows for pair in window.pair_ids()
+    ]
+    assert [[side.count("<tool_call>") for side in pair] for pair in sides] == [[1, 1], [1, 1]]
+    assert not any(word in side for pair in sides for side in pair for word in ("I change it.", "read it first"))
+    learned = decode(renderer, [token for batch in found.batches() for token in batch.response.targets.tolist()])
+    assert "Now." in learned  # what acted at once is a good turn
+    assert "I change it." not in learned
 
 
 def test_the_pairs_are_the_same_with_sites_written_before(made):

@@ -99,10 +99,22 @@ def test_the_sentence_says_whether_it_heeds_by_which_figures_and_what_to_do(monk
     assert "cannot be told from 0 sites" in verdict([]).in_words()
 
 
-@pytest.mark.parametrize(("number", "wins", "heeds"), [(146, 86, True), (146, 85, False), (4, 4, True), (3, 3, None)])
-def test_more_than_half_has_to_be_more_than_chance(number, wins, heeds):
+@pytest.mark.parametrize(
+    ("number", "wins", "good", "heeds"),
+    [
+        (146, 86, None, True),
+        (146, 85, None, False),
+        (146, 74, -1.0, True),
+        (146, 73, -1.0, False),
+        (12, 8, -1.0, True),
+        (12, 7, -1.0, False),
+        (4, 4, None, True),
+        (3, 3, -1.0, None),
+    ],
+)
+def test_more_than_half_has_to_be_more_than_chance(number, wins, good, heeds):
     common = {"basis": "call", "num_tokens": 3, "without_hint": -1.0, "other_kind": "k", "num_good_calls": 0}
-    rest = {"good_without_hint": None, "good_with_hint": None, "is_kept": False, "reason": ""}
+    rest = {"good_without_hint": good, "good_with_hint": good, "is_kept": False, "reason": ""}
     proofs = [
         HintProof(site_id=str(at), with_hint=-2.0, with_other_hint=-1.0 if at < wins else -3.0, **common, **rest)
         for at in range(number)

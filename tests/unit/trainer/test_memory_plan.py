@@ -183,3 +183,11 @@ def test_a_trainer_plans_for_its_largest_step_and_says_when_it_may_not_fit(tmp_p
     assert "the largest step may not fit into memory" in caplog.text
     trainable = sum(each.numel() for each in adapted.model.parameters() if each.requires_grad)
     assert adapted.plan().parts["optimiser"] == 8 * trainable
+
+
+def test_after_a_warm_up_an_adapters_teacher_is_a_copy_of_the_adapter():
+    settings = {"longest_tree": 512, "available": 10**12, "lora_rank": 8, "teacher": "trust_region"}
+    before, after = (plan_memory(config("0.5B"), warmed_up=each, **settings).parts for each in (False, True))
+    adapter = plan_memory(config("0.5B"), **settings | {"teacher": "ema"}).parts["teacher's copy"]
+    assert "teacher's copy" not in before
+    assert after == {**before, "teacher's copy": adapter}

@@ -44,7 +44,8 @@ _REMOTE_PAIRS = frozenset(
     {("docker", "exec"), ("docker", "run"), ("docker", "compose"), ("podman", "exec"), ("kubectl", "exec")}
 )
 _EXPECTED = re.compile(r"\|\|(?!\s*(?:exit|return) [1-9])|;\s*true\s*$")
-_OTHERS_STATUS = re.compile(r"\||;")
+_OTHERS_STATUS = re.compile(r"[|;`]|\$\(")
+_BY_THEMSELVES = word_set("rm cp mv mkdir rmdir touch chmod ln gh")  # run no git but what was asked for
 _NEUTRAL = word_set("cd pwd true sleep export set source . echo printf tee head tail wait")
 
 # Part of a project's set-up rather than of the shell: where one is missing, the machine was not prepared.
@@ -177,7 +178,7 @@ class Command:
     @cached_property
     def only_git(self) -> bool:
         """Whether nothing in it but git itself can have run git: no script, no build, no package manager."""
-        others = [name for name, _ in self.programs if name not in _SHOW and name not in _NEUTRAL]
+        others = [name for name, _ in self.programs if name not in _SHOW | _NEUTRAL | _BY_THEMSELVES]
         return "git" in others and all(name == "git" for name in others)
 
     @cached_property

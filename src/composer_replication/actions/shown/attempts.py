@@ -7,11 +7,20 @@ import re
 from typing import NamedTuple
 
 from composer_replication.actions.shell.effects import only_reads
-from composer_replication.actions.tools import channel_of, command_text, is_label, only_looks
+from composer_replication.actions.tools import channel_of, command_text, is_label, only_looks, plain_name
 from composer_replication.types import ToolCall
 
-_NO_PROGRAM = re.compile(r"command not found: ([\w.+-]+)|(?:^|[\s:])([\w.+-]+): command not found")
-_MAX_HEAD = 2000
+_NO_PROGRAM = re.compile(r"command not found: ([\w.+-]+)|(?:^|[\s:])([\w.+-]+): command not found(?!:)")
+_NO_NAME = re.compile(r"Agent type '[^']{1,200}' not found|Unknown skill|is not a prompt-based skill")
+_AGENTS = re.compile(r"Available agents: ([^\n<]{1,4000})")
+_NAMING = {"task": "subagent_type", "agent": "subagent_type", "skill": "skill"}
+_MAX_HEAD, _MAX_TEXT = 2000, 10_000
+
+
+def named_by(call: ToolCall) -> tuple[str, str] | None:
+    """The agent or skill that a call asks for by its name."""
+    value = call.arguments.get(_NAMING.get(plain_name(call.name), ""))
+    return (call.name, value) if isinstance(value, str) else None
 
 
 class Failure(NamedTuple):
@@ -28,6 +37,8 @@ class Attempts:
         self._failed: dict[str, tuple[str, int]] = {}
         self._num_changes = 0
         self.missing_programs: set[str] = set()
+        self.names: dict[tuple[str, str], bool] = {}  # agents and skills by the tool that takes them: are they there
+        self.agents: frozenset[str] | None = None  # all of them, where somebody has listed them
 
     def heard(self, text: str) -> None:
         self._num_changes += bool(text.strip())
@@ -38,6 +49,11 @@ class Attempts:
         is_shell = channel_of(call.name) == "shell"
         looks = only_reads(command) if is_shell else only_looks(call.name, call.arguments) or failed
         self._num_changes += not looks
+        name = named_by(call)
+        if name is not None and (not failed or _NO_NAME.search(text[:_MAX_HEAD])):
+            self.names[name] = not failed
+            listed = _AGENTS.search(text[:_MAX_TEXT]) if failed else None
+            self.agents = frozenset(each.strip() for each in listed[1].split(",")) if listed else self.agents
         if failed:
             self._failed[_key(call)] = (kind, self._num_changes)
             if is_shell:

@@ -108,8 +108,10 @@ class KnownPaths:
                 return Standing(False, "not_globbed")
         spelled = self.relative(path) or path
         self._read_words()
-        if path in self._words or spelled in self._ends or any(end in self._words for end in _ends(spelled)):
+        if path in self._words or spelled in self._words or spelled in self._ends:
             return Standing(None, "named")
+        if any(end in self._words for end in _ends(spelled)):
+            return Standing(None, "its_end_named")
         return Standing(None, "only_its_name" if spelled.rpartition("/")[2] in self._names else "unseen")
 
     def heard(self, text: str) -> None:

@@ -47,7 +47,8 @@ REFUSALS: tuple[FailureRule, ...] = (
     ),
     rule(
         "permission_denied",
-        r".{0,40}requested permissions? to .{0,200} haven't granted|Permission to .{0,200}(?:has been |was )?denied"
+        r".{0,40}requested permissions? to .{0,200} haven't granted"
+        r"|Permission (?:to|for) .{0,200}(?:has been |was )?denied"
         r"|.{0,200}(?:requires|needs|is waiting for) (?:\w+ )?approval|.{0,300} was blocked\. For security"
         r"|.{0,200}(?:denied|blocked|disallowed|not allowed|not permitted|rejected|forbidden) by (?:the |your |an? )?"
         r"(?:\w+ ){0,3}(?:polic|permission|approval|sandbox|settings|allow ?list|rules)"
@@ -67,8 +68,8 @@ REFUSALS: tuple[FailureRule, ...] = (
         r"|.{0,80}\bhook (?:error|blocked|denied|failed|returned)"
         r"|.{0,80}(?:blocked|denied|stopped) by (?:an? )?(?:\S+ ){0,2}hook"
         r"|.{0,60}\bhook ['\"]?[\w-]{1,60}['\"]? (?:denied|blocked|rejected)"
-        r"|Pre-commit validation failed|(?:Operation|Tool|Execution) (?:blocked|stopped) by",
-        *("hook", "tooluse", "pre-commit", "blocked by", "stop"),
+        r"|Pre-commit validation failed|(?:Operation|Tool|Execution) (?:blocked|stopped) by|Blocked: ",
+        *("hook", "tooluse", "pre-commit", "blocked by", "stop", "blocked: "),
         where="start",
         confidence=0.97,
     ),
@@ -119,8 +120,9 @@ OWN_WORDS: tuple[FailureRule, ...] = (
         "input_validation",
         r"InputValidationError|failed to (?:parse|decode) function(?: call)? arguments|Invalid tool parameters"
         r"|.{0,60}params must have required property ['\"]?(?:command|cmd|description)"
-        r"|The (?:tool )?arguments provided (?:to|for) the tool are invalid|Missing value for required parameter",
-        *("inputvalidation", "arguments", "parameter", "params must"),
+        r"|The (?:tool )?arguments provided (?:to|for) the tool are invalid|Missing value for required parameter"
+        r"|Output does not match required schema: /",
+        *("inputvalidation", "arguments", "parameter", "params must", "required schema"),
         where="start",
         confidence=0.95,
     ),

@@ -143,7 +143,7 @@ SLIPS: tuple[FailureRule, ...] = (
         r"|not something we can merge"
         r"|is not a commit|already checked out|already used by worktree|no such (?:ref|remote|branch)"
         r"|does not appear to be a git repository|remote .{1,60} already exists|no merge to abort"
-        r"|no rebase in progress"
+        r"|no rebase in progress|no stash entries"
         r"|no cherry-pick|branch .{1,100} not found|not fully merged|does not have any commits|is not a git command"
         r"|tag .{1,80} already exists|cannot rebase|cannot pull|no tracking information|invalid (?:reference"
         r"|object name|upstream)"
@@ -154,7 +154,7 @@ SLIPS: tuple[FailureRule, ...] = (
         r"|not a valid \w{1,20} name)",
         *("git", "dépôt", "upstream", "ambigu", "revision", "overwritten", "stash", "unstaged"),
         *("uncommitted", "nothing ", "no changes added", "ignored by", "already", "refspec", "unrelated"),
-        *("not currently", "merge", "not a commit", "no such", "rebase", "cherry-pick", "not found"),
+        *("not currently", "merge", "not a commit", "no such", "rebase", "stash entries", "cherry-pick", "not found"),
         *("any commits", "cannot pull", "tracking", "invalid ", "not a valid", "exist in", "on disk"),
         *("remote ref", "cannot delete", "partial commit", "work tree", "staged", "local modifications"),
         *("without -r", "unknown "),

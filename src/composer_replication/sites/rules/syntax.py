@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from composer_replication.sites.rule import FailureRule, rule
-from composer_replication.sites.rules.typed import is_familiar, is_here, is_unquoted, is_written_inline
+from composer_replication.sites.rules.typed import (
+    is_familiar,
+    is_here,
+    is_replaced_pattern,
+    is_unescaped,
+    is_unquoted,
+    is_written_inline,
+)
 
 _SHELL_SAYS = (
-    r"^(?:(?:/\S{0,40}/)?(?:bash|sh|zsh|dash|ksh|fish)(?:: eval)?|-?bash|\(eval\)|eval)(?:: -c)?"
+    r"^(?:(?:/\S{0,40}/)?(?:bash|sh|zsh|dash|ksh|fish)(?:: eval)?|-?bash|\(eval\)|eval)(?:: -c)?(?::[\w\[]{1,20})?"
     r"(?:: line \d+|[: ]+\d+)?: "
 )
 
@@ -22,13 +29,14 @@ SYNTAX: tuple[FailureRule, ...] = (
         r"|here-document"
         r"|ambiguous redirect|unary operator expected|binary operator expected|integer expression expected"
         r"|bad array subscript|bad floating point|value too great for base|division by 0|failed glob|bad range"
-        r"|is not the exit status|Variables cannot be bracketed|Command substitutions not allowed|Expected )"
+        r"|is not the exit status|no coprocess|-\w: invalid option|bad assignment|command not found: #$"
+        r"|Variables cannot be bracketed|Command substitutions not allowed|Expected )"
         r"|^(?:bash|sh|zsh|\(eval\))(?::\d+| line \d+|: line \d+)?: \[+: .{1,80}|^sh: \d+: Syntax error",
         *("syntax error", "unexpected", "parse error", "unmatched", "unterminated", "bad "),
         *("event not found", "identifier", "attribute", "conditional", "read-only variable", "missing "),
         *("unknown condition", "not valid", "expected", " not found", "unsupported use", "here-document"),
         *("ambiguous", "too great", "division by", "failed glob", "[: ", "exit status", "bracketed"),
-        "not allowed",
+        *("not allowed", "coprocess", "invalid option"),
         channels="shell",
         confidence=0.85,
         accept=is_here,
@@ -58,13 +66,33 @@ SYNTAX: tuple[FailureRule, ...] = (
         confidence=0.8,
         accept=is_unquoted,
     ),
+    rule(  # words in backticks, or in a variable, that the shell took for a command
+        "shell_syntax",
+        rf"{_SHELL_SAYS}(?:(?:command not found|no such file or directory|permission denied"
+        rf"|is a directory): (.{{1,200}}?)"
+        r"|(.{1,200}?): (?:command not found|No such file or directory|Permission denied|Is a directory))$",
+        *("not found", "no such file", "permission denied", "is a directory"),
+        channels="shell",
+        confidence=0.8,
+        accept=is_unescaped,
+    ),
+    rule(  # a pattern that the shell replaced by names
+        "shell_syntax",
+        r"^find: (\S{1,200}): unknown primary|^find: paths must precede expression",
+        *("unknown primary", "precede"),
+        channels="shell",
+        confidence=0.8,
+        accept=is_replaced_pattern,
+    ),
     rule(  # programs that are handed a script of their own
         "shell_syntax",
         r"^jq: error: (?:syntax error|\S{1,60}/\d+ is not defined)|^jq: \d+ compile errors?"
         r"|failed to parse jq expression"
-        r"|^sed: (?:-e expression #\d+, char \d+|\d+: \").{0,300}|^g?awk: (?:cmd\. line:\d+: .{0,200}"
+        r"|^sed: (?:first RE|RE error: (?!illegal byte)|-e expression #\d+, char \d+|\d+: \").{0,300}"
+        r"|^g?awk: (?:cmd\. line:\d+: .{0,200}"
         r"|.{0,40})(?:syntax error"
-        r"|unterminated|non-terminated|illegal statement|bailing out)|^g?awk: .{0,80} source line \d+|^(?:e|f|z"
+        r"|unterminated|non-terminated|calling undefined function|illegal statement|bailing out)"
+        r"|^g?awk: .{0,80} source line \d+|^(?:e|f|z"
         r"|g)?grep: (?:unmatched"
         r"|invalid (?:repetition|character|regular|preceding|back|range)|parentheses not balanced|brackets"
         r"|repetition-operator"

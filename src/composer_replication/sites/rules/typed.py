@@ -28,6 +28,10 @@ _RUNS_THE_WORK = re.compile(
 )
 
 
+_ASKS_FOR_HELP = re.compile(r"help|\s-[h?](?:\s|$)")
+_SEARCH_PATH = re.compile(r"(?:^|[;&\n(]\s{0,8}|\b(?:local|export|for) )path(?:=| in )")  # which is PATH for zsh
+
+
 def _is_known(program: tuple[str, str]) -> bool:
     name = program[0].lower()
     return name in FAMILIAR and name not in _READS_PLUGINS and program not in _RUNS_OTHERS
@@ -97,7 +101,7 @@ def is_typed_folder(match: re.Match[str], command: Command) -> bool:
 
 
 def shows_its_usage(match: re.Match[str], command: Command) -> bool:
-    return is_named_usage(match, command) and "help" not in command.text
+    return is_named_usage(match, command) and _ASKS_FOR_HELP.search(command.text) is None
 
 
 def is_named_usage(match: re.Match[str], command: Command) -> bool:
@@ -122,6 +126,20 @@ def is_unquoted(match: re.Match[str], command: Command) -> bool:
     """A word that was not meant as a pattern of files: one that only names files has found none, which is an answer."""
     thing = match[1] or match[2]
     return thing in command.text and (thing.startswith("-") or any(each in thing for each in "?[=^(#~"))
+
+
+def is_unescaped(match: re.Match[str], command: Command) -> bool:
+    """Words in backticks inside a text, a command kept in one variable, or a search path that was overwritten."""
+    thing, text = thing_of(match), command.text
+    if thing.partition(" ")[0] in FAMILIAR and " " not in thing:
+        return "not found: " in match[0] and _SEARCH_PATH.search(text) is not None
+    quoted = text[: max(0, text.find(f"`{thing}"))]
+    in_variable = " " in thing and "$" in text and thing in text
+    return '"' in quoted or "<<" in quoted or in_variable
+
+
+def is_replaced_pattern(_: re.Match[str], command: Command) -> bool:
+    return re.search(r"-(?:i?name|path)\s+[^'\"\s\\]*[*?]", command.text) is not None
 
 
 def asks_a_service(_: re.Match[str], command: Command) -> bool:

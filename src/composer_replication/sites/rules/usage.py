@@ -58,7 +58,7 @@ OPTIONS: tuple[FailureRule, ...] = (
     ),
     rule(
         "usage_error",
-        rf"^[\w.+-]{{1,40}}: (?:{_WRONG} option|option requires an argument):? --? ?{_Q}(\w)\b"
+        rf"^[\w.+-]{{1,40}}: (?:{_WRONG} option|option requires an argument):? --? ?{_Q}(\w\b|-)"
         r"|unknown shorthand flag: '(\w)'|flag needs an argument: '(\w)'|^[\w.+-]{1,40}: illegal (?:line"
         r"|byte) count -- (-?\w)"
         r"|^(?:[\w.+-]{1,40}: )(?:line \d+: )?(?:[\w.+-]{1,40}: )?-(\w): invalid option",
@@ -105,13 +105,25 @@ NAMES: tuple[FailureRule, ...] = (
         rf"|package ID specification {_NAME}|not a known dependency: {_NAME}|^doc: no (?:symbol|such package"
         rf"|exported)\b.{{0,40}}? (\w{{2,80}})"
         rf"|resource type {_NAME}|named files must (?:all )?be .{{1,60}}: (\S{{1,200}})|^could not add label: {_NAME}"
+        r"|\"(\S{1,200})\" matched no packages|invalid version: unknown revision (\S{1,80})"
+        r"|unrecognized file type: (\w{1,40})"
+        r"|^(?:failed to update .{1,40}: )?'([\w:./ -]{1,80})' not found$"
         r"|ERROR: not found: \S{0,300}::(\w{1,100})|expected the \"\[HOST/\]OWNER/REPO\" format, got \"(.{1,100}?)\"",
         *("command", "json field", "linter", "task", "recipe", "target", "job", "stage", "service"),
         *("profile", "environment", "context", "label", "script", "no such", "package id", "dependency"),
-        *("doc: no", "resource type", "named files", "error: not found", "[host/]"),
+        *("doc: no", "resource type", "named files", "error: not found", "[host/]", "matched no", "invalid version"),
+        *("file type", "' not found"),
         channels="shell",
         confidence=0.8,
         accept=is_wrong_name,
+    ),
+    rule(  # before what git says of the push as a whole
+        "git_state",
+        r"^error: src refspec (\S{1,200}) does not match any",
+        "src refspec",
+        channels="shell",
+        confidence=0.8,
+        accept=is_wrong_use,
     ),
     rule(
         "usage_error",
@@ -142,9 +154,9 @@ COUNTS: tuple[FailureRule, ...] = (
         r"|are mutually exclusive|cannot use (?:the )?[`'\"]?--?\w[\w-]{0,40}[`'\"]? (?:with|and|together)"
         r"|^(?:\S{1,40}: )?(?:error: )?(?:Got unexpected extra argument|Missing argument ['\"]|not enough arguments"
         r"|wrong number of arguments|cannot use path@version|argument \S{1,40}: Invalid choice, valid choices"
-        r"|cannot write multiple packages|-o \S{1,200} is a)",
+        r"|cannot write multiple packages|-o \S{1,200} is a)|named files must all be in one directory",
         *("arg(s)", "argument", "specify only", "used with", "used together", "be combined", "mutually"),
-        *("flags in", "cannot use", "multiple packages", "-o "),
+        *("flags in", "cannot use", "multiple packages", "-o ", "named files"),
         channels="shell",
         confidence=0.8,
         accept=is_said_by_known,
@@ -221,9 +233,11 @@ FOLDERS: tuple[FailureRule, ...] = (
         r"|GOROOT)"
         r"|\[Errno 2\] No such file or directory: '?(\S{1,400}?)'?$|^(?:error"
         r"|fatal): could not open '(.{1,300}?)' for reading"
+        r"|Could not open file (\S{1,300}): No such file|could not chdir to '(.{1,300}?)'"
+        r"|^cp: directory (\S{1,300}) does not exist"
         r"|E902 \S{0,80}.{0,80} (\S{1,300})$|^no required module provides package (\S{1,200});",
         *("directory not found", "no such file", "cannot find module", "is not in ", "could not open"),
-        "no required module",
+        *("no required module", "could not chdir", "does not exist"),
         channels="shell",
         confidence=0.8,
         accept=is_typed_folder,

@@ -50,6 +50,16 @@ class TrainingFolder:
         return self.root / ARTEFACTS["checkpoints"].file_name
 
     @property
+    def warmup(self) -> Path:
+        """Checkpoints and metrics of a warm-up, which comes before all others."""
+        return self.checkpoints / "warmup"
+
+    @property
+    def has_warmup(self) -> bool:
+        """Whether a warm-up was begun here that can be gone on from."""
+        return any(_has_manifest(folder) for _, folder in checkpoints_in(self.warmup))
+
+    @property
     def metrics(self) -> Path:
         return self.root / ARTEFACTS["metrics"].file_name
 
@@ -92,13 +102,13 @@ class TrainingFolder:
         newest = self.newest_step()
         if newest is None:
             self._refuse_what_cannot_be_read()
-        if newest is None and asked:
+        if newest is None and asked and not self.has_warmup:
             fix = "Leave --resume out to begin."
             got = "no complete checkpoint"
             raise ArtefactNotFoundError(explain(str(self.checkpoints), got=got, expected="one", fix=fix))
-        if newest is not None and not (asked or wanted):
+        if (newest is not None or self.has_warmup) and not (asked or wanted):
             fix = "A new run needs a folder of its own (train.output), or an empty one."
-            got = f"checkpoint-{newest} of an earlier run"
+            got = f"checkpoint-{newest} of an earlier run" if newest is not None else "a warm-up of an earlier run"
             raise RunError(explain(f"{self.checkpoints}, with train.resume = false", got=got, expected="none", fix=fix))
         return newest is not None
 

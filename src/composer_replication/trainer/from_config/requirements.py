@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from composer_replication.config import TrainConfig
 from composer_replication.errors import ComposerError, ConfigError, MissingExtraError, explain
 from composer_replication.optional import available
+from composer_replication.trainer.presets import training_arguments
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+
+def offline_arguments(train: TrainConfig, output: Path, **changes: Any) -> TrainingArguments:
+    """Progress is told by whoever called; pinned memory is of use to a GPU alone."""
+    import torch
+    from transformers import TrainingArguments
+
+    arguments = training_arguments(train) | changes
+    pinned = torch.cuda.is_available()
+    return make_arguments(
+        TrainingArguments,
+        train,
+        output_dir=str(output),
+        disable_tqdm=True,
+        dataloader_pin_memory=pinned,
+        **arguments,
+    )
 
 
 def make_arguments(make: Callable[..., Any], train: TrainConfig, **arguments: Any) -> Any:

@@ -117,6 +117,8 @@ def _changes(step: StepSettings) -> Iterator[tuple[str, StepSettings]]:
 def _teacher_under_adapter(step: StepSettings) -> str:
     if step.teacher == "ema":
         return "the average is one of the adapter alone"
+    if step.warmed_up:
+        return f"the {step.teacher} teacher keeps a copy of the adapter alone, as the warm-up left it"
     return f"the {step.teacher} teacher is the model with its adapter off and needs no copy"
 
 
