@@ -169,6 +169,8 @@ def _by_kind(effects: Effects, names: Sequence[str], rounds: int) -> Iterator[tu
     for kind in effects.kinds():
         for name in names:
             found = [effects.of("site", name, measure, kind=kind) for measure in MEASURES]
+            if not found[0]:
+                continue
             per_token = effects.of("site", name, "arguments", kind=kind, per_token=True)
             yield kind, name, len(found[0]), *(mean_with_interval(each, rounds) for each in (*found, per_token))
 

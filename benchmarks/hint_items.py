@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 from composer_replication.batch.hint_placement import teacher_context
 from composer_replication.batch.model_folder import load_tokenizer
+from composer_replication.batch.render.encode import token_texts
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
-from composer_replication.batch.render.token_text import token_texts
 from composer_replication.batch.taught_turns import makes_tokens, why_no_target, wrong_hints
 from composer_replication.errors import InputError
 from composer_replication.runs import RunDir
 from composer_replication.runs.tools import read_tools
 from composer_replication.sessions.good_turns import good_turns
-from composer_replication.sessions.source import LoggedSession, read_sessions
+from composer_replication.sessions.read_run import LoggedSession, read_sessions
 from composer_replication.types import ErrorSite, Turn
 
 SCHEMA = "hint_items 1"
@@ -82,11 +82,15 @@ def _read_hints(path: Path) -> dict[str, str]:
 
 
 def _choose(run: RunDir, named: Mapping[str, Mapping[str, str]], max_sites: int) -> dict[str, list[_Chosen]]:
-    """Sites by conversation: by turns one of each kind, in an order that has nothing to do with the log's."""
+    """Sites by conversation: by turns one of each kind, in an order that has nothing to do with the log's.
+
+    What a user said is left out: it is about a call that was refused, and nobody wrote it for this.
+    """
     by_kind: dict[str, list[_Chosen]] = defaultdict(list)
     for session in read_sessions(run, with_sites=True, with_pairs=False):
         alone = {turn.id for turn in session.conversation.turns if len(turn.calls) == 1}
-        mine = [(site, hint) for site, hint in session.sites if site.is_kept and hint and site.turn_id in alone]
+        written = [(site, hint) for site, hint in session.sites if hint and hint.source != "user"]
+        mine = [(site, hint) for site, hint in written if site.is_kept and site.turn_id in alone]
         for site, hint in sorted(mine, key=lambda each: _order(each[0].id))[:_MAX_PER_SESSION]:
             hints = {"template": hint.text, "raw_error": _error_of(session, site)}
             hints |= {name: known[site.id] for name, known in named.items() if site.id in known}

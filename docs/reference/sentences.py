@@ -14,6 +14,7 @@ from composer_replication.pairs.extract import PairRecord
 from composer_replication.runs import conversations, pairs, sites, tools
 from composer_replication.sessions import proof, reference
 from composer_replication.steps import replay
+from composer_replication.trainer import warmup
 from composer_replication.trainer.checkpoints import manifest, tree_file
 from composer_replication.trainer.from_config import results
 
@@ -109,11 +110,13 @@ ARTEFACTS: Mapping[str, str] = {
     "tools": "One tool a row, with the schema of its arguments.",
     "elsewhere": "What was made from the run outside of it, so that `crf forget` can name it.",
     "sites": "One failing call a row, with its hint or the reason why it has none.",
+    "conventions": "Rules that users named when they refused a call; the owner of the run keeps or drops each.",
+    "struck_hints": "Ids of sites whose hints somebody struck out, or took back.",
     "teacher_calls": "One answer of one adviser at one state a row, failed calls too.",
     "teacher_cache": "Every answer that was paid for, and what was spent: an SQLite file.",
-    "pairs": "One preference pair a row: what advisers agreed on against what the model did.",
+    "pairs": "One preference pair a row: what advisers agreed on, or a session put right, against what was done.",
     "ref_logprobs": "Log-probabilities of the pairs' answers under the start weights, with a fingerprint.",
-    "hint_proof": "One site a row: what its hint does to the erring call, and whether it may teach.",
+    "hint_proof": "One site a row: what its hint does to the erring decision and to good calls; may it teach.",
     "asked_tools": "With which tools teachers were asked about each session; they are asked with the same again.",
     "metrics": "Every line of figures that training logs, with its step.",
     "checkpoints": "All that a run needs to go on: a folder `checkpoint-N` is complete when it holds `manifest.json`.",
@@ -207,9 +210,20 @@ RECORDS: Mapping[str, Record] = {
     "hint_proof": Record(
         proof.SCHEMA,
         proof.VERSION,
-        "`advantage` is how many nats more its own hint lowers the erring call than a hint of another kind does.",
+        "Log-probs are means a token over the tokens that decide the call: the tool's name, and in the arguments the "
+        "first token that differs from the right call (`basis` `correction`) or the first few (`first_argument`); all "
+        "of the `call` or `turn` where no name is found. `good_*` are the same of good calls of the session. "
+        "`advantage` is how many nats a token more its own hint lowers the erring decision than a hint of another kind "
+        "does, `advantage_over_good` how many more than it lowers good calls; a site is kept where both are above the "
+        "margin.",
         HintProof,
-        more=(("advantage", "float | None"), ("conversation_id", "str"), ("turn_id", "str"), ("kind", "str")),
+        more=(
+            ("advantage", "float | None"),
+            ("advantage_over_good", "float | None"),
+            ("conversation_id", "str"),
+            ("turn_id", "str"),
+            ("kind", "str"),
+        ),
     ),
 }
 
@@ -249,6 +263,14 @@ WRITTEN: tuple[Written, ...] = (
         tree_file.save_tree,
         (),
         "Optimiser, scheduler, random numbers and the like; tensors are in `NAME.safetensors` beside it.",
+    ),
+    Written(
+        f"checkpoints/warmup/{warmup.FINISHED}",
+        warmup._SCHEMA,
+        warmup._VERSION,
+        warmup.warm_up,
+        tuple(warmup.FinishedWarmUp.__dataclass_fields__),
+        "Which checkpoint a warm-up ended with, after how many steps; `held_out` are losses of good turns by step.",
     ),
     Written(
         f"adapter/{results.RECORD}",

@@ -3,8 +3,8 @@
     python examples/sdpo_end_to_end/run.py                         # a small world built here; about a minute on a CPU
     python examples/sdpo_end_to_end/run.py --model PATH --run DIR  # your weights, and a run directory with sites
 
-Printed for every kind of error: the log-prob of the erring call, *without* any hint, before and after. Exits with an
-error when it did not fall.
+Printed for every kind of error: the log-prob of the erring call, *without* any hint, before and after, a token of those
+that decide it (the tool's name, and the first argument token that is wrong). Exits with an error when it did not fall.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ NEW: dict[str, dict[str, str]] = {
         "ReferenceLogprobs.lookup": "(chosen_ids, chosen_start, rejected_ids, rejected_start)",
         "ReferenceLogprobs.save": "(path)",
         "ReferenceLogprobs.take_over": "(other)",
-        "precompute_ref_logprobs": "(model, renderer, pairs, *, path=None, max_tree_tokens=32768)",
+        "precompute_ref_logprobs": "(model, renderer, pairs, *, path=None, max_tree_tokens=32768, with_adapter=False)",
     },
     "errors": {"explain": '(what, *, got, expected, fix="")'},
     "optional": {"available": "(package)", "require": "(module, *, extra)"},
@@ -189,7 +189,7 @@ NEW: dict[str, dict[str, str]] = {
             "(*, paths=(), exclude=(), follow_links=False, tools=None, workers=None, kingfisher=False, people=False)"
         ),
         "PairsConfig": (
-            "(*, threshold=None, where_it_worked=False, thinking=False, recipe=None, "
+            "(*, threshold=None, where_it_worked=False, thinking=False, corrections=True, recipe=None, "
             'filters="native"|"data_juicer"|"none")'
         ),
         "ReplayConfig": (
@@ -314,6 +314,8 @@ ARTEFACT_FILES = {
     "tools": "tools.jsonl",
     "elsewhere": "elsewhere.jsonl",
     "sites": "sites.jsonl",
+    "struck_hints": "struck_hints.jsonl",
+    "conventions": "conventions.md",
     "teacher_calls": "teacher_calls.jsonl",
     "teacher_cache": "teacher_cache.sqlite",
     "asked_tools": "asked_tools.jsonl",

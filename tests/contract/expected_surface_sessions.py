@@ -60,9 +60,11 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
     "hint_generator": {
         "HINT_TEMPLATES": "value",
         "HintContext": (
-            "record: error_kind, error_message, available_tools, tool_name, tool_schema, intent, path, similar_path, "
-            "was_read, closest_line, missing_parameters, unexpected_parameters, wrong_types, command, program, "
-            "num_repeats, git_advice, seen_parameters, only_whitespace, reader_tool, finder_tool"
+            "record: error_kind, error_message, available_tools, tool_name, tool_schema, intent, path, meant, "
+            "is_from_error, names_there, other_ending, was_read, closest_line, edit_problem, num_matches, places, "
+            "missing_parameters, unexpected_parameters, meant_parameter, wrong_types, choices, command, num_repeats, "
+            "advice, seen_parameters, reader_tool, finder_tool, search_tool, shell_folder, project_folder, "
+            "path_from_shell"
         ),
         "count_sentences": "(text)",
         "dispatch": "(error_kind, ctx=None)",
@@ -84,8 +86,8 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "hint_type_error": "(ctx=None)",
         "register": "(error_kind, fn)",
         "write_hint": (
-            '(site, conversation, *, sources=("template", "raw_error"), writer=None, tool_schemas=None, scrubber=None, '
-            "along=None)"
+            '(site, conversation, *, sources=("template", "raw_error"), writer=None, tool_schemas=None, '
+            "inferred_tools=None, scrubber=None, along=None)"
         ),
     },
     "sites": {
@@ -99,7 +101,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "USUAL_BLAME": "value",
         "Verdict": "(kind, blame, confidence, span, is_soft, reason)",
         "classify": "(tool, arguments, text, is_error, *, before=None, extra_rules=())",
-        "find_error_sites": "(conversation, *, min_confidence=0.5, extra_rules=(), passed_over=None)",
+        "find_error_sites": "(conversation, *, min_confidence=0.5, extra_rules=(), passed_over=None, refusals=None)",
         "register_rule": "(rule)",
         "rule": (
             '(kind, pattern, *needles, channels="shell file other", where="line", ignore_case=True, blame=None, '
@@ -108,10 +110,18 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "unregister_rule": "(rule)",
     },
     "judge": {
+        "Checkout": "(repository, commit, seconds)",
+        "EarlierSessions": "()",
         "Judge": "(state, *, project=None, checkout=None)",
         "JudgedCall": "(turn, call, judgement, result, site, judge)",
         "Judgement": '(says, rule, kind="", why="")',
+        "KindScore": "(kind, failures, predicted)",
+        "PathKnowledge": "(sessions, root, when)",
+        "Repository": "(path)",
+        "RuleScore": "(says, rule, kind, said, failed, num_of_kind)",
+        "Score": "(calls=())",
         "judged_calls": "(conversation, *, sites=None, project=None, checkout=None)",
+        "state_at_end": "(conversation)",
     },
     "privacy": {
         "Rule": "(kind, pattern, triggers=(), group=0, accept=None)",
@@ -179,7 +189,31 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
 MEMBERS_SESSIONS: dict[str, dict[str, str]] = {
     "ClaudeCodeIngester": {"ingest": "(path)", "ingest_conversation": "(path)", "ingest_conversations": "(path)"},
     "DJNormalizer": {"normalize": "(pairs)"},
+    "Checkout": {"exists": "(relative)", "files": "property", "text": "(relative)"},
+    "EarlierSessions": {"add": "(conversation, state)", "before": "(conversation)", "sort": "()"},
     "Judge": {"verdict": "(call)"},
+    "PathKnowledge": {
+        "has_name": "(name, shown)",
+        "is_too_large": "(relative, shown)",
+        "standing": "(relative, shown)",
+        "text": "(relative, shown)",
+    },
+    "Repository": {
+        "at": "(when, branch=None)",
+        "before": "(conversation)",
+    },
+    "RuleScore": {"share_failed": "property"},
+    "Score": {
+        "add": "(judged)",
+        "false_per_thousand": "property",
+        "kinds": "property",
+        "num_failures": "property",
+        "num_false": "property",
+        "num_predicted": "property",
+        "precision": "property",
+        "rules": "property",
+        "share_predicted": "property",
+    },
     "FailureRule": {"matches": "(view, command, is_own=None)", "whose": "property"},
     "IngestReport": {"merge": "(other)", "skip": "(reason, file, line=0)"},
     "Rule": {"spans": "(text)", "triggered": "(text)"},

@@ -46,14 +46,15 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "LoggedSessions.models": "property",
         "LoggedSessions.longest_tree": "property",
         "LoggedSessions.has_references": "property",
-        "LoggedSessions.prove": "(model, margin=0.0, *, max_context=None, seed=0)",
+        "LoggedSessions.prove": "(model, margin=0.0, *, max_context=None, seed=0, with_adapter=False)",
         "LoggedSessions.with_proofs": "(proofs)",
-        "LoggedSessions.with_references": "(model, path=None)",
+        "LoggedSessions.with_references": "(model, path=None, *, with_adapter=False)",
+        "LoggedSessions.only_responses": "()",
         "LoggedSessions.without_responses": "()",
         "LoggedSessions.require_items": "()",
         "OfflineTrainer": (
             "(model, args, sessions, *, settings=None, teacher=None, weighting=None, lm_weight=1.0, "
-            'eval_sessions=None, peft_config=None, quantization="none", hint_margin=None, '
+            'eval_sessions=None, peft_config=None, quantization="none", warmed_up=None, hint_margin=None, '
             "reference_path=None, metrics_path=None, callbacks=(), **options)"
         ),
         "OfflineTrainer.plan": "()",
@@ -76,7 +77,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
             "k1_coefficient=0.0)"
         ),
         "TeacherKeeper": '(kind="live", *, ema_rate=0.05, live_share=0.01)',
-        "TeacherKeeper.attach": "(model)",
+        "TeacherKeeper.attach": "(model, *, with_adapter=False)",
         "TeacherKeeper.model": "property",
         "TeacherKeeper.replace_model": "(model)",
         "TeacherKeeper.shares": "()",
@@ -85,6 +86,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "TeacherKeeper.load_state": "(tree)",
         "TeacherKeeper.settle": "()",
         "composer_grpo_config": '(output_dir, *, preset="composer", **overrides)',
+        "warm_up": ("(model, args, sessions, *, held_out=None, patience=None, on_held_out=None, **options)"),
         "trainer_arguments": '(preset="composer")',
     },
     "trainer.checkpoints": {
@@ -94,7 +96,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "rng_tree": "()",
         "save_tree": "(folder, name, tree)",
         "set_rng_tree": "(tree)",
-        "weights_digest": "(model)",
+        "weights_digest": "(model, *, with_adapter=False)",
         "write_manifest": "(folder, *, step, about)",
     },
     "trainer.composer_trainer": {
@@ -121,8 +123,10 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         ),
     },
     "sessions.dataset": {
-        "LoggedPair": "(state_id, turn_number, chosen, action=None)",
-        "LoggedSession": "(*, conversation, sites=(), pairs=())",
+        "LoggedPair": '(state_id, turn_number, chosen, action=None, rejected=None, source="teachers")',
+        "LoggedPair.rejects_turn": "property",
+        "LoggedSession": "(*, conversation, sites=(), pairs=(), corrections=<factory>)",
+        "LoggedSession.right_call": "(site)",
         "LoggedSessions": "(rendered, renderer, settings, *, run=None, pack=False, proofs=None)",
         "LoggedSessions.from_run": "(run, renderer, *, budget, only=None, pack=False, **settings)",
         "LoggedSessions.from_sessions": "(sessions, renderer, *, budget, only=None, pack=False, **settings)",
@@ -134,9 +138,10 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "LoggedSessions.models": "property",
         "LoggedSessions.longest_tree": "property",
         "LoggedSessions.has_references": "property",
-        "LoggedSessions.prove": "(model, margin=0.0, *, max_context=None, seed=0)",
+        "LoggedSessions.prove": "(model, margin=0.0, *, max_context=None, seed=0, with_adapter=False)",
         "LoggedSessions.with_proofs": "(proofs)",
-        "LoggedSessions.with_references": "(model, path=None)",
+        "LoggedSessions.with_references": "(model, path=None, *, with_adapter=False)",
+        "LoggedSessions.only_responses": "()",
         "LoggedSessions.without_responses": "()",
         "LoggedSessions.require_items": "()",
         "SessionItem": "(windows)",
@@ -153,6 +158,6 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
 TRAIN_CONFIG = (
     '(*, model=None, run=None, output=None, mode="offline", preset="composer", resume=True, '
     'report_to="none", log_every=1, eval_every=0, diagnose_every=50, adapter=<factory>, '
-    "teacher=<factory>, channels=<factory>, switches=<factory>, batch=<factory>, proof=<factory>, "
-    "optimiser=<factory>, save=<factory>, alarm=<factory>, grpo=<factory>, effort=<factory>)"
+    "teacher=<factory>, channels=<factory>, switches=<factory>, batch=<factory>, warmup=<factory>, "
+    "proof=<factory>, optimiser=<factory>, save=<factory>, alarm=<factory>, grpo=<factory>, effort=<factory>)"
 )

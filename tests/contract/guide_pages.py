@@ -18,6 +18,10 @@ from guide_needs import endpoint, provide
 from markdown_pages import blocks
 from repository import ROOT, SRC
 
+TESTS = ROOT / "tests"
+sys.path[:0] = [str(TESTS)] if str(TESTS) not in sys.path else []  # as a script this file finds its own folder only
+from warm_crf import IS_WARM, server_address  # noqa: E402
+
 PROMPT = "$ "
 _WIDTH = "110"
 
@@ -60,12 +64,14 @@ def play(text: str, folder: Path) -> Iterator[tuple[Step, list[str]]]:
     provide(text, folder)
     (folder / "bin").mkdir()
     crf = folder / "bin" / "crf"
-    crf.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m composer_replication "$@"\n')
+    python = f'"{sys.executable}" ' + (f'-S -E "{TESTS}/warm_crf.py"' if IS_WARM else "-m composer_replication")
+    crf.write_text(f'#!/bin/sh\nexec {python} "$@"\n')
     crf.chmod(0o755)
     kept = {name: os.environ[name] for name in ("TMPDIR",) if name in os.environ}
     path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**kept, "PATH": path, "HOME": str(folder), "PYTHONPATH": str(SRC), "COLUMNS": _WIDTH}
     environment["OMP_NUM_THREADS"] = "1"  # models this small are only slower with more
+    environment |= {"WARM_CRF": server_address()} if IS_WARM else {}
     with endpoint(text) as more:
         for step in steps(text):
             command = [sys.executable, "-c", step.command] if step.is_python else ["sh", "-c", step.command]

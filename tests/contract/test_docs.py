@@ -84,6 +84,10 @@ def test_every_relative_link_leads_to_a_file_of_the_repository(path):
     assert [link for link, target in targets.items() if not target.is_relative_to(ROOT)] == []
 
 
+def test_the_readme_is_read_in_a_few_minutes():
+    assert 700 <= len(text_of(README).split()) <= 900
+
+
 def test_the_tree_in_the_readme_names_only_paths_that_exist():
     paths = readme_tree()
     assert len(paths) > 10

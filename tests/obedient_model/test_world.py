@@ -9,7 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from composer_replication.batch.hint_placement import teacher_context
-from composer_replication.objective.hint_proof import ProvableSite, count_reasons, prove_hints
+from composer_replication.objective.hint_proof import ProvableSite, count_reasons, prove_hints, verdict
+from composer_replication.sessions.dataset import LoggedSession, LoggedSessions
+from composer_replication.types import ErrorSite, Hint
 from obedient_model import KINDS, ToyEnvironment, build_world
 from obedient_model.tasks import TOOLS, task_messages
 
@@ -78,6 +80,43 @@ def test_a_hint_in_pretraining_stands_where_the_renderer_puts_one(world):
         assert context.ids == world.tokenizer(text.removesuffix("\n"), add_special_tokens=False)["input_ids"]
 
 
+def logged(session, hint):
+    """A session of the world as a run has it: its error site with this hint, and the right call."""
+    identity = session.conversation.id
+    known = dict.fromkeys(("result_turn_id", "repeat_of")) | {"evidence": (0, 1), "evidence_text": "x"}
+    site = ErrorSite(
+        **known,
+        **{"id": identity, "conversation_id": identity, "turn_id": session.turn_id, "call_id": ""},
+        **{"tool": session.erring.calls[0].name, "kind": session.kind.name, "blame": "model", "confidence": 1.0},
+        **{"is_soft": False, "is_rewound": False, "repeats": 0, "between": 0, "is_kept": True, "reason": "kept"},
+    )
+    hinted = (site, Hint(text=hint, source="template", template="toy", version=1))
+    corrections = {identity: session.answer().calls[0]}
+    return LoggedSession(conversation=session.conversation, sites=[hinted], corrections=corrections)
+
+
+@pytest.mark.parametrize(
+    ("hint_of", "heeds"),
+    [
+        (lambda s: s.hint, True),
+        (lambda s: s.shuffled_hint, False),
+        (lambda s: " ".join([s.hint, *(good.kind.hint(good.kind.others[0]) for good in s.good_tasks)]), False),
+    ],
+    ids=["its own hint", "a shuffled one", "one that speaks against what went well too"],
+)
+def test_the_hint_proof_tells_whether_the_decision_is_moved_and_nothing_else(world, hint_of, heeds, note):
+    sessions = [logged(each, hint_of(each)) for each in world.sessions(4, 24, num_tasks_before=1)]
+    proved = LoggedSessions.from_sessions(sessions, world.renderer, budget=4096).prove(world.model)
+    found = verdict(proved.proofs)
+    note(found.in_words())
+    assert {proof.basis for proof in proved.proofs} == {"correction"}
+    assert found.num_with_good == 24
+    assert found.heeds is heeds
+    if heeds:
+        assert found.over_other == 24
+        assert min(proof.advantage for proof in proved.proofs) > 1.0
+
+
 def test_hint_proof_keeps_every_site(world):
     sites = []
     for session in world.sessions(4, 16):
@@ -86,8 +125,9 @@ def test_hint_proof_keeps_every_site(world):
         sites.append(
             ProvableSite(site_id=identity, rendered=rendered, span=span, hint=session.hint, kind=session.kind.name)
         )
-    proofs = prove_hints(world.model, world.renderer, sites, margin=2.0)
+    proofs = prove_hints(world.model, world.renderer, sites)
     assert count_reasons(proofs) == {"kept": len(sites)}
+    assert min(proof.advantage * proof.num_tokens for proof in proofs) > 2.0
 
 
 def test_a_saved_world_is_an_ordinary_model_folder(world, tmp_path):

@@ -10,7 +10,7 @@ paths          paths in one spelling
 shell/         a shell command, read
 patches        patches as the files they change
 edits          edits by what they do to files
-shown_files    whole files as a session has shown and changed them
+shown/         what a session has shown of files and folders
 session_state  what a session had shown so far
 prose          replies of text alone in one spelling
 arguments      a call's arguments in one spelling

@@ -7,19 +7,16 @@ of question, and only when the first such question comes.
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections import Counter
 from typing import NamedTuple
 
 from composer_replication.actions.paths import normal_path
-from composer_replication.actions.shell.command import Command, is_path
-from composer_replication.actions.shell.dollars import NotUnderstood
-from composer_replication.actions.shell.keys import folder_after
-from composer_replication.actions.shell.tree import parse_script
-from composer_replication.actions.shown_files import ShownFiles
+from composer_replication.actions.shell.command import Command
+from composer_replication.actions.shown.attempts import Attempts
+from composer_replication.actions.shown.files import ShownFiles
+from composer_replication.actions.shown.folder import ShellFolder
+from composer_replication.actions.shown.paths import KnownPaths
+from composer_replication.actions.shown.texts import FileTexts
 from composer_replication.actions.tools import (
-    LINE_NUMBER,
     channel_of,
     command_text,
     is_edit,
@@ -31,17 +28,10 @@ from composer_replication.types import ToolCall
 
 # Enough for any session; a listing of a whole disk is not searched.
 _MAX_TEXT = 400_000
-_MAX_PATHS = 2000
-_MAX_LINES = 5000
-_MAX_WORD = 300
-_MAX_CANDIDATES = 40
-_EDGES = "'\"`()[]{}<>,;:!?*=|"
 _FINDERS = ("glob", "ls", "list_directory", "find_file", "list_dir", "list_files", "grep")
-_LISTS = re.compile(r"^\s*(?:ls|find|fd|tree|rg --files|git ls-files)\b")
 _BUILDERS = word_set(
     "make cmake gmake ninja gcc g++ clang cargo go javac tsc webpack vite mvn gradle gradlew dotnet bazel npm yarn pnpm"
 )
-_RESET = re.compile(r"Shell cwd was reset to (\S.{0,400})")
 _MOVERS = frozenset({"cd", "pushd", "popd"})
 _REMOVERS = frozenset({("rm", ""), ("mv", ""), ("rmdir", ""), ("unlink", ""), ("git", "rm"), ("git", "mv")})
 
@@ -52,6 +42,7 @@ class _Event(NamedTuple):
     call: ToolCall | None
     text: str
     failed: bool
+    kind: str = ""
 
 
 class SessionState:
@@ -64,24 +55,22 @@ class SessionState:
         self.tools: dict[str, set[str]] = {}
         self.read: dict[str, str] = {}
         self.reader: str | None = None
-        self.finder: str | None = None
         self._commands: list[str] = []
         self._events: list[_Event] = []
-        self._listings: list[str] = []  # and single paths, not looked through yet
-        self._paths: set[str] = set()
         self._cwd = cwd
         self._touched: set[str] = set()  # files that were read, written or edited, by normal path
         self._refused: set[str] = set()  # and those of which a call failed
-        self._shell, self._num_in_shell = _Shell(cwd), 0
-        self._files, self._num_in_files = ShownFiles(cwd), 0
+        self._shell, self._files = _Shell(cwd), ShownFiles(cwd)
+        self._texts, self._known_paths, self._attempts = FileTexts(cwd), KnownPaths(cwd, ShellFolder(cwd)), Attempts()
+        self._num_told: dict[str, int] = {}  # how many events each of them has taken
 
     def heard(self, text: str) -> None:
         """Words of the user, or of anybody but the model."""
         self._events.append(_Event(None, text, failed=False))
 
-    def add(self, call: ToolCall, text: str, *, failed: bool) -> None:
-        """A call and what came back for it."""
-        self._events.append(_Event(call, text, failed))
+    def add(self, call: ToolCall, text: str, *, failed: bool, kind: str = "") -> None:
+        """A call and what came back for it; `kind` is that of its failure, where somebody has named it."""
+        self._events.append(_Event(call, text, failed, kind))
         channel, path = channel_of(call.name), path_argument(call.arguments)
         if failed:
             self._refused |= {normal_path(path, self._cwd)} if path and channel == "file" else set()
@@ -89,13 +78,7 @@ class SessionState:
         self.tools.setdefault(call.name, set()).update(call.arguments)
         if channel == "shell":
             self._commands.append(command_text(call.name, call.arguments))
-            self._listings += [text] if _LISTS.match(self._commands[-1]) else []
-        elif channel == "file":
-            self._listings += [path] if path else []
-            if plain_name(call.name) in _FINDERS:
-                self.finder = self.finder or call.name
-                self._listings.append(text)
-                return
+        elif channel == "file" and plain_name(call.name) not in _FINDERS:
             self._touched |= {normal_path(path, self._cwd)} if path else set()
             if path and is_edit(call.name) and call.arguments.get("command") != "view":
                 self.read.pop(path, None)  # what it holds now was not shown
@@ -119,12 +102,40 @@ class SessionState:
 
     def has_shown_text(self, path: str, text: str) -> bool:
         """Whether this text stood in the file, as far as the session has shown it or written it itself."""
-        whole = self.files.get(normal_path(path, self._cwd))
-        views = (LINE_NUMBER.sub("", view) for other, view in self.read.items() if self._is_same(other, path))
-        return (whole is not None and text in whole) or any(text in view for view in views)
+        known = self.texts.get(path)
+        return known is not None and known.count(text) > 0
 
-    def _is_same(self, path: str, other: str) -> bool:
-        return normal_path(path, self._cwd) == normal_path(other, self._cwd)
+    @property
+    def texts(self) -> FileTexts:
+        """Files as far as they were shown, line by line, and which of them the agent counts as read."""
+        for call, text, failed, _ in self._news("texts"):
+            if call is None:
+                self._texts.heard(text)
+            elif failed:
+                self._texts.refused(call, text)
+            else:
+                self._texts.take(call, text)
+        return self._texts
+
+    @property
+    def paths(self) -> KnownPaths:
+        """Which paths are there, which are not, and where the shell stands."""
+        for call, text, failed, _ in self._news("paths"):
+            if call is None:
+                self._known_paths.heard(text)
+            else:
+                self._known_paths.take(call, text, failed=failed)
+        return self._known_paths
+
+    @property
+    def attempts(self) -> Attempts:
+        """Which calls failed, and whether anything has changed since."""
+        for call, text, failed, kind in self._news("attempts"):
+            if call is None:
+                self._attempts.heard(text)
+            else:
+                self._attempts.take(call, text, kind, failed=failed)
+        return self._attempts
 
     def has_touched(self, path: str) -> bool:
         """Whether a tool had read, written or edited this file, however the path was spelled."""
@@ -153,50 +164,23 @@ class SessionState:
         """Whether a shell command named the file, which does not count as reading it."""
         return any(path in command or path.rpartition("/")[2] in command for command in self._commands)
 
-    def similar_path(self, path: str) -> str | None:
-        """A path that was shown and may have been meant."""
-        name = path.rpartition("/")[2]
-        shown = self._paths_so_far()
-        near = [other for other in shown if other != path and abs(len(other) - len(path)) < 12 and name[:2] in other]
-        closest = difflib.get_close_matches(path[:_MAX_WORD], sorted(near)[: _MAX_CANDIDATES * 5], n=1, cutoff=0.75)
-        return closest[0] if closest else None
-
-    def closest_line(self, path: str, wanted: str) -> str | None:
-        """The line of the file, as last read, that is most like the first line of what was to be replaced."""
-        text = self.read.get(path)
-        target = next((line for line in wanted.splitlines() if line.strip()), "")[:200]
-        if text is None or not target:
-            return None
-        words = set(re.findall(r"\w+", target))
-        lines = [LINE_NUMBER.sub("", line, count=1)[:200] for line in text.splitlines()[:_MAX_LINES]]
-        shared = Counter({line: len(words & set(re.findall(r"\w+", line))) for line in lines if line.strip()})
-        likely = [line for line, number in shared.most_common(_MAX_CANDIDATES) if number]
-        near = difflib.get_close_matches(target, likely, n=1, cutoff=0.5)
-        return near[0] if near else None
+    def _news(self, name: str) -> list[_Event]:
+        """What has come since this was asked for under that name."""
+        start, self._num_told[name] = self._num_told.get(name, 0), len(self._events)
+        return self._events[start:]
 
     def _shell_so_far(self) -> _Shell:
-        for event in self._events[self._num_in_shell :]:
+        for event in self._news("shell"):
             self._shell.take(event)
-        self._num_in_shell = len(self._events)
         return self._shell
 
     def _files_so_far(self) -> ShownFiles:
-        for call, text, failed in self._events[self._num_in_files :]:
+        for call, text, failed, _ in self._news("files"):
             if call is None:
                 self._files.heard(text)
             elif not failed:
                 self._files.take(call, text)
-        self._num_in_files = len(self._events)
         return self._files
-
-    def _paths_so_far(self) -> set[str]:
-        for text in self._listings:
-            words = (word.strip(_EDGES) for word in text[:_MAX_TEXT].split())
-            for word in words:
-                if len(self._paths) < _MAX_PATHS and len(word) < _MAX_WORD and is_path(word):
-                    self._paths.add(word)
-        self._listings.clear()
-        return self._paths
 
 
 class _Shell:
@@ -205,17 +189,17 @@ class _Shell:
     def __init__(self, cwd: str | None) -> None:
         self.programs: set[str] = set()
         self.build_failed = False
-        self.folder = None if cwd is None else normal_path(cwd, None)  # None where it cannot be said
-        self._cwd = self.folder
+        self._stands = ShellFolder(cwd)
+        self._cwd = self._stands.path
         self._texts: list[str] = []
         self._folders: list[str | None] = []  # where the shell stood for each of them, if that matters
         self._said: list[str] = []  # those of somebody but tools
         self._removed: dict[str, int] = {}  # a path -> how many texts had been shown when it went
 
     def take(self, event: _Event) -> None:
-        call, text, failed = event
+        call, text, failed, _ = event
         if call is None:
-            self._show(text, None)
+            self._show(text, self._cwd)  # who speaks of a path means it from where the session began
             self._said.append(text)
             return
         command = Command.of(command_text(call.name, call.arguments))
@@ -224,17 +208,23 @@ class _Shell:
             self.build_failed = failed
         if failed:  # nor does the shell stay where such a command went
             return
+        stood_in = self.folder
         if any(name in _MOVERS for name, _ in programs):
-            self._follow(command.text, text)
+            self._stands.take(command.text, text, failed=False)
         path = path_argument(call.arguments)
         if channel_of(call.name) == "file" and path:
-            self._show(path, None)
+            self._show(path, self.folder)
         self.programs.update(name for name, _ in programs)
         if any(pair in _REMOVERS or (pair[0], "") in _REMOVERS for pair in programs):
             self._removed |= dict.fromkeys(command.words, len(self._texts))
         elif command.only_shows:
-            self._show(command.text, self.folder)
-        self._show(text, self.folder if command.text else None)
+            self._show(command.text, stood_in)
+        self._show(text, self.folder)
+
+    @property
+    def folder(self) -> str | None:
+        """Where the shell stands; None where that cannot be said."""
+        return self._stands.path
 
     def _show(self, text: str, folder: str | None) -> None:
         self._texts.append(text)
@@ -262,18 +252,6 @@ class _Shell:
         # A bare name in some output may be of any folder's file; somebody who says it means the one here.
         texts = self._texts if "/" in inside else self._said
         return any(_stands_in(inside, text[:_MAX_TEXT]) for text in texts)
-
-    def _follow(self, command: str, output: str) -> None:
-        """Where the shell stands after a command."""
-        reset = _RESET.search(output, max(0, len(output) - 600))
-        if reset is not None:
-            self.folder = normal_path(reset[1].strip(), None)
-            return
-        try:
-            folder = folder_after(parse_script(command), self.folder)
-        except NotUnderstood:
-            folder = None
-        self.folder = None if folder is None else normal_path(folder, None)
 
 
 def _stands_in(path: str, text: str, *, alone: bool = False) -> bool:

@@ -65,10 +65,9 @@ def session_batches(
     whole turn where it has none). See `plan_windows` for overlap and max_length. An empty hint makes the teacher's
     context the student's own.
     """
-    if placement not in PLACEMENTS:
-        raise InputError(explain("placement", got=repr(placement), expected=f"one of {PLACEMENTS}"))
-    if part not in PARTS:
-        raise InputError(explain("part", got=repr(part), expected=f"one of {PARTS}"))
+    for name, value, known in (("placement", placement, PLACEMENTS), ("part", part, PARTS)):
+        if value not in known:
+            raise InputError(explain(name, got=repr(value), expected=f"one of {known}"))
     session = _Session(renderer, rendered, placement, part)
     members = session.members(rendered.spans if responses is None else responses, sites, pairs)
     cuts = [span.header_start for span in rendered.spans]

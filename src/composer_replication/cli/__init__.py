@@ -10,6 +10,8 @@ A file a verb, in the order of the pipeline:
 
     ingest    logs into a run directory
     sites     which turns erred
+    hints     what is said about each of them
+    judge     would a call fail, said before it ran
     inspect   the tokens of a site
     teachers  who can be asked, and what they cost
     replay    ask them

@@ -71,8 +71,7 @@ def table(
     made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=padding)
     made.show_edge, made.caption, made.caption_justify = False, caption, "left"
     for index, name in enumerate(columns):
-        numbers = bool(rows) and all(isinstance(row[index], int) for row in rows)
-        is_cut = name == shrinks
+        is_cut, numbers = name == shrinks, bool(rows) and all(isinstance(row[index], int) for row in rows)
         is_whole = numbers or (shrinks is not None and not is_cut)
         made.add_column(
             name,

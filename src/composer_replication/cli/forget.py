@@ -65,6 +65,8 @@ def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_st
     ]
     lines += [f"{verb} their rows from {run_dir.path(name).name}" for name in plan.filtered]
     lines += [f"{verb} {run_dir.path(name).name}, made from them" for name in plan.deleted]
+    if plan.num_conventions:
+        lines.append(f"{verb} from conventions.md, rules that were said nowhere else: {plan.num_conventions}")
     if plan.answers is not None:
         of_nobody = f" and {plan.answers.num_unowned:,} of nobody known" if plan.answers.num_unowned else ""
         lines.append(

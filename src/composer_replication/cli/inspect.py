@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from composer_replication.cli.console import is_terminal
@@ -14,6 +15,8 @@ from composer_replication.cli.options import add_config_arguments, add_short, ov
 
 if TYPE_CHECKING:
     from composer_replication.config import CrfConfig
+    from composer_replication.objective.hint_proof import HintProof
+    from composer_replication.steps.inspect import Inspected
 
 HELP = "show which tokens of a site are trained, the hint, and the rows that predict the same token"
 _WIDTH = 110
@@ -58,25 +61,41 @@ def run(args: argparse.Namespace) -> int:
         from composer_replication.cli.console import write_json
 
         said = {**view.as_json(), "left_out": left_out}
+        said |= {} if shown.proof is None else {"proof": asdict(shown.proof)}
         write_json(encode_as_written(said, where=f"site {view.site.id}").decode())
         return 0
+    sys.stdout.write(_page(args, config, shown, left_out))
+    return 0
+
+
+def _page(args: argparse.Namespace, config: CrfConfig, shown: Inspected, left_out: str) -> str:
     from composer_replication.cli.pages.site_page import site_page
 
     of_tools = f"{shown.num_tools} of {args.tools or shown.format}" if shown.num_tools else "none"
-    sys.stdout.write(
-        site_page(
-            view,
-            shown.renderer,
-            tokenizer=f"{config.train.model}, tools: {of_tools}",
-            asked=config.train.batch.placement,
-            left_out=left_out,
-            num_context=args.context,
-            all_pairs=args.tokens,
-            width=shutil.get_terminal_size((_WIDTH, 24)).columns,
-            is_colour=_is_colour(args.color),
-        )
+    return site_page(
+        shown.view,
+        shown.renderer,
+        tokenizer=f"{config.train.model}, tools: {of_tools}",
+        asked=config.train.batch.placement,
+        left_out=left_out,
+        proof=_proof_in_words(shown.proof),
+        num_context=args.context,
+        all_pairs=args.tokens,
+        width=shutil.get_terminal_size((_WIDTH, 24)).columns,
+        is_colour=_is_colour(args.color),
     )
-    return 0
+
+
+def _proof_in_words(proof: HintProof | None) -> str:
+    if proof is None:
+        return ""
+    drops = [f"its own hint lowers the call's decision by {proof.without_hint - proof.with_hint:.2f} nats a token"]
+    if proof.with_other_hint is not None:
+        drops.append(f"that of {proof.other_kind} by {proof.without_hint - proof.with_other_hint:.2f}")
+    if proof.good_effect is not None:
+        drops.append(f"its own good calls by {-proof.good_effect:.2f}")
+    what = f"{proof.num_tokens} tokens, {proof.basis}".replace("_", " ")
+    return f"hint proof of the last training: {proof.reason.replace('_', ' ')} ({what}): {', '.join(drops)}"
 
 
 def _in_words(reason: str, config: CrfConfig) -> str:

@@ -1,8 +1,9 @@
-"""`crf pairs RUN`: what the teachers agree on against what the student did, filtered."""
+"""`crf pairs RUN`: what the teachers agree on, and what sessions put right, against what was done; filtered."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,19 +11,31 @@ from composer_replication.cli.console import add_gate_arguments
 from composer_replication.cli.options import add_config_arguments, add_short, config_of
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from composer_replication.config import PairsConfig
+    from composer_replication.pairs.agreement import PairReport
     from composer_replication.runs import RunDir
     from composer_replication.steps.pairs import PairsOfRun
 
-HELP = "make preference pairs of what teachers agree on"
+_SOURCES = {
+    "teachers": "what teachers agree on, what the student did",
+    "correction": "the call that should have been made, the one that failed",
+    "user": "the call as the user wanted it, the one refused",
+    "acted_at_once": "a call that worked, the look that it did without",
+}
+HELP = "make preference pairs of what teachers agree on, and of what sessions put right themselves"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run directory with teacher calls in it")
+    parser.add_argument(
+        "run", metavar="RUN", help="a run directory with conversations in it, and teacher calls if there are any"
+    )
     parser.add_argument("--export", metavar="FILE", help="also write a preference data set for TRL's DPOTrainer")
     add_short(parser, "--threshold", key="pairs.threshold")
     add_short(parser, "--where-it-worked", key="pairs.where_it_worked", value=True)
     add_short(parser, "--thinking", key="pairs.thinking", value=True)
+    add_short(parser, "--no-corrections", key="pairs.corrections", value=False, help="take teachers' answers alone")
     add_short(parser, "--recipe", key="pairs.recipe", metavar="FILE")
     add_short(parser, "--no-filter", key="pairs.filters", value="none", help="keep every pair")
     text = "run data-juicer's operators (extra: replaysim)"
@@ -50,32 +63,58 @@ def _show(run_dir: RunDir, pairs: PairsOfRun, section: PairsConfig, args: argpar
     from composer_replication.cli.console import print_json, say, show, table
 
     if args.json:
-        print_json({"run": str(run_dir.root), "report": pairs.report.to_dict(), "filters": dict(pairs.filtered)})
+        report = None if pairs.report is None else pairs.report.to_dict()
+        by_source = {**pairs.by_source, "failures": pairs.num_failures}
+        print_json({"run": str(run_dir.root), "report": report, "filters": dict(pairs.filtered), "sources": by_source})
         return
-    report = pairs.report
+    show(
+        *(() if pairs.report is None else _report_tables(pairs.report)),
+        table("Filters", ("what", "pairs"), sorted(pairs.filtered.items())),
+        table("Pairs", ("source", "pairs", "chosen, and rejected"), _source_rows(pairs.by_source)),
+    )
+    kept = pairs.filtered.get("kept", 0)
+    of_states = f" of {pairs.report.num_states} states" if pairs.report is not None else ""
+    say(f"{run_dir.path('pairs')}: {kept} pairs{of_states}")
+    for line in _notes(pairs, section):
+        say(line)
+    if args.export is not None:
+        say(f"{args.export}: {pairs.num_exported or 0} rows" if pairs.num_exported else "nothing to export")
+
+
+def _report_tables(report: PairReport) -> tuple[Table, Table]:
+    from composer_replication.cli.console import table
+
     rows = [
         (kind, each.num_states, each.num_consensus, _share(each.with_each_other), _share(each.with_student))
         for kind, each in sorted(report.agreement.items(), key=lambda item: -item[1].num_states)
     ]
     columns = ("student did", "states", "consensus", "teachers agree", "with student")
-    show(
+    return (
         table("Agreement", columns, rows, caption="Shares of pairs of teachers, and of votes for the student's action"),
         table("States without a pair", ("why", "states"), sorted(report.drops.items())),
-        table("Filters", ("what", "pairs"), sorted(pairs.filtered.items())),
     )
-    kept = pairs.filtered.get("kept", 0)
-    say(f"{run_dir.path('pairs')}: {kept} pairs of {report.num_states} states")
-    if not kept and report.drops.get("no_votes"):
+
+
+def _source_rows(by_source: Mapping[str, int]) -> list[tuple[str, int, str]]:
+    return [(name, by_source.get(name, 0), what) for name, what in _SOURCES.items() if name in by_source]
+
+
+def _notes(pairs: PairsOfRun, section: PairsConfig) -> Iterator[str]:
+    """What somebody who reads the figures should know besides."""
+    report = pairs.report
+    if section.corrections and not pairs.num_failures:
+        yield "no call of this run failed by the model's doing: there is nothing that a session put right"
+    if report is None:
+        if section.corrections:
+            yield "no replay in this run: all pairs are the sessions' own. `crf replay RUN` asks other models too"
+        return
+    if not pairs.filtered.get("kept", 0) and report.drops.get("no_votes"):
         unheard = report.drops["no_votes"]
-        say(f"no teacher's answer counts for {unheard} of the states that were asked about: `crf replay RUN` asks anew")
+        yield f"no teacher's answer counts for {unheard} of the states that were asked: `crf replay RUN` asks anew"
     if report.num_rejected_worked:
         dropped = "are none" if not section.where_it_worked else "are among them (rejected_action_worked)"
-        say(
-            f"{report.num_rejected_worked} pairs would reject an action that worked: they {dropped}"
-            + ("" if section.where_it_worked else "; --where-it-worked makes them too")
-        )
-    if args.export is not None:
-        say(f"{args.export}: {pairs.num_exported or 0} rows" if pairs.num_exported else "nothing to export")
+        more = "" if section.where_it_worked else "; --where-it-worked makes them too"
+        yield f"{report.num_rejected_worked} pairs would reject an action that worked: they {dropped}{more}"
 
 
 def _share(value: float | None) -> str:

@@ -12,7 +12,7 @@ from composer_replication.cli.options import add_config_arguments, add_short, co
 
 if TYPE_CHECKING:
     from composer_replication.runs import RunDir
-    from composer_replication.steps.sites import KindCount
+    from composer_replication.steps.sites import KindCount, SitesOfRun
     from composer_replication.types import Conversation, ErrorSite, Hint
 
 HELP = "find the turns that erred, whose fault it was, and what to say about it"
@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         done = write_sites(section, run_dir, no_scrub=args.no_scrub, allowed=args.allow)
         _show_table(run_dir, done.sites, args)
+        _show_rules(run_dir, done, args)
         if done.hints:
             say(f"hints by a model: {', '.join(f'{what} {number}' for what, number in sorted(done.hints.items()))}")
     return 0
@@ -81,6 +82,19 @@ def _show_table(run_dir: RunDir, every: Sequence[ErrorSite], args: argparse.Name
         show(table("Looked like an error, and is none", ("why", "times"), sorted(passed_over.items())))
     kept, number = sum(site.is_kept for site in sites), len(sites) - passed_over.total()
     say(f"{run_dir.path('sites')}: {number} failures, {kept} kept with a hint. `crf sites RUN --show ID` shows one")
+
+
+def _show_rules(run_dir: RunDir, done: SitesOfRun, args: argparse.Namespace) -> None:
+    """How many sites are users' words, and where the rules are that they named."""
+    from composer_replication.cli.console import say
+
+    said = sum(site.kind == "user_corrected" and site.is_kept for site in done.sites)
+    if said and not args.json:
+        say(f"{said} of them are corrections in the user's own words")
+    if done.conventions and not args.json:
+        kept = sum(rule.is_kept for rule in done.conventions)
+        rules = f"rules that users named: {len(done.conventions)}, kept: {kept}"
+        say(f"{run_dir.path('conventions')}: {rules}. Mark with an x what holds elsewhere, and run this again")
 
 
 def _check_kinds(asked: Sequence[str], found: set[str]) -> None:

@@ -66,6 +66,9 @@ class PairsConfig:
     threshold: int | None = option(None, "Votes that make a consensus; unset is the replay's.", at_least=1)
     where_it_worked: bool = option(False, "Also make pairs that reject an action which worked.")
     thinking: bool = option(False, "Leave thinking in the texts, where a side has any.")
+    corrections: bool = option(
+        True, "Also make pairs of calls that their session put right, and as many of calls that acted at once."
+    )
     recipe: str | None = option(None, "File with filters as a data-juicer recipe; unset is ours.")
     filters: Literal["native", "data_juicer", "none"] = option(
         "native", "Run the filters here, by data-juicer's own operators (extra replaysim), or keep every pair."

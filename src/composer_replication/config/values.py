@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from composer_replication.config.hidden import shown
+from composer_replication.config.hide_secrets import shown
 from composer_replication.errors import ConfigError, explain
 
 _INT64 = range(-(2**63), 2**63)

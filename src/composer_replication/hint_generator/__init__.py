@@ -1,35 +1,46 @@
 """What to say about a failure: short, rule-like hints, filled with facts that the session itself shows.
 
-context     what a hint may be made of, and how text of a session is put into one
-parameters  what is wrong with a call's arguments
-facts       what the session had shown by the time of the erring turn
-templates   the hints' words, one template a kind
-write       the hint of a site, from the first source that has one
+context          what a hint may be made of, and how text of a session is put into one
+along            a conversation read up to one turn after the other
+error_words      what an error itself says is right
+advice           what to do instead, by the words of shells, programs, services and git
+parameters       what is wrong with a call's arguments
+files            which file was meant, and where a text differs from a file
+facts            what the session had shown by the time of the erring turn
+file_templates   the hints' words about files
+shell_templates  the hints' words about commands
+templates        the table of templates, and the words about calls themselves
+contract         what a hint may not say: anything of the failing call that is not right
+write            the hint of a site, from the first source that has one
 """
 
-from composer_replication.hint_generator.context import HintContext
-from composer_replication.hint_generator.templates import (
-    HINT_TEMPLATES,
-    dispatch,
-    hint_cmd_not_found,
+from composer_replication.hint_generator.context import HintContext, count_sentences
+from composer_replication.hint_generator.file_templates import (
     hint_edit_ambiguous,
     hint_edit_no_match,
     hint_edit_noop,
     hint_edit_not_read,
     hint_edit_stale,
     hint_file_not_found,
-    hint_git_state,
     hint_is_directory,
-    hint_json_decode,
     hint_output_too_large,
+)
+from composer_replication.hint_generator.shell_templates import (
+    hint_cmd_not_found,
+    hint_git_state,
+    hint_shell_path_missing,
+)
+from composer_replication.hint_generator.templates import (
+    HINT_TEMPLATES,
+    dispatch,
+    hint_json_decode,
     hint_repeated_failure,
     hint_runtime_error,
-    hint_shell_path_missing,
     hint_tool_not_found,
     hint_type_error,
     register,
 )
-from composer_replication.hint_generator.write import count_sentences, write_hint
+from composer_replication.hint_generator.write import write_hint
 
 __all__ = [
     "HINT_TEMPLATES",

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, TypedDict
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, TypedDict
 
+MAX_SENTENCES = 2
+_SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z`\"']|\s*$)")
 _MAX_QUOTED = 120
 _MAX_LISTED = 24
 
+EditProblem = Literal[
+    "line_numbers", "escapes", "whitespace", "line", "unshown", "own_edit", "changed", "elsewhere", "unread"
+]
+"""Why a text is not in a file: it has a view's line numbers, or breaks written as escapes; only its whitespace differs,
+a line does, nobody had shown that part, an edit of this session has changed it, the file may have changed since it was
+shown, it is not in the file at all, or was never shown."""
+
 
 class HintContext(TypedDict, total=False):
-    """Facts about one failure; a template uses those it finds and says less without the others."""
+    """Facts about one failure; a template uses those it finds and says less without the others.
+
+    Some say what failed (`path`, `error_message`), and are never quoted. Those in `RIGHT` say what is right.
+    """
 
     error_kind: str
     error_message: str
@@ -19,20 +32,60 @@ class HintContext(TypedDict, total=False):
     tool_schema: Mapping[str, Any]
     intent: str
     path: str
-    similar_path: str
+    meant: str
+    is_from_error: bool
+    names_there: list[str]
+    other_ending: str
     was_read: bool
     closest_line: str
+    edit_problem: EditProblem
+    num_matches: int
+    places: list[str]
     missing_parameters: list[str]
     unexpected_parameters: list[str]
+    meant_parameter: str
     wrong_types: list[str]
+    choices: list[str]
     command: str
-    program: str
     num_repeats: int
-    git_advice: str
+    advice: str
     seen_parameters: list[str]
-    only_whitespace: bool
     reader_tool: str
     finder_tool: str
+    search_tool: str
+    shell_folder: str
+    project_folder: str
+    path_from_shell: str
+
+
+RIGHT = (
+    *(
+        "available_tools",
+        "tool_schema",
+        "meant",
+        "names_there",
+        "other_ending",
+        "closest_line",
+        "places",
+        "missing_parameters",
+    ),
+    *("wrong_types", "meant_parameter", "choices", "advice", "seen_parameters", "reader_tool", "finder_tool"),
+    *("search_tool", "shell_folder", "project_folder", "path_from_shell"),
+)
+"""Facts that name what is right: a hint may quote them, whatever the failing call said."""
+
+
+def right_texts(facts: Mapping[str, Any]) -> Iterator[str]:
+    """All that the facts name as right, as text."""
+    waiting: list[Any] = [facts.get(key) for key in RIGHT]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            waiting += value
 
 
 def quoted(text: object) -> str:
@@ -61,3 +114,16 @@ def text_fact(context: HintContext | None, key: str) -> str:
     """A fact as quoted text; empty where it is missing."""
     value = given(context, key)
     return "" if value is None else quoted(value)
+
+
+def first_sentences(text: str, number: int = MAX_SENTENCES) -> str:
+    """The text up to the end of its `number`-th sentence: whoever writes a hint, it stays short."""
+    ends = [
+        match.end() for match in _SENTENCE_END.finditer(re.sub(r"`[^`]*`", lambda quote: "X" * len(quote[0]), text))
+    ]
+    return text[: ends[number - 1]] if len(ends) >= number else text
+
+
+def count_sentences(text: str) -> int:
+    """Sentences of a hint; what stands in backticks is one word."""
+    return len(_SENTENCE_END.findall(re.sub(r"`[^`]*`", "X", text)))

@@ -21,6 +21,9 @@ _MISSING = re.compile(
 _UNEXPECTED = re.compile(
     rf"unexpected (?:keyword )?{_KIND}:? {_NAME}|unknown {_KIND}:? {_NAME}|additional {_KIND}:? {_NAME}", re.IGNORECASE
 )
+_TYPE = re.compile(rf"parameter {_NAME} type is expected as {_NAME}", re.IGNORECASE)
+_EXPECTED = re.compile(r"\"expected\":\s*\"(\w{1,20})\"[^\[]{0,120}\"path\":\s*\[\s*\"(\w{1,60})\"")
+_SHOULD_BE = re.compile(r"^(\w{1,60})\n\s+Input should be an? (?:valid )?(\w{1,20})", re.MULTILINE)
 _JSON = re.compile(
     r"parse function arguments|not valid JSON|JSONDecodeError|Unexpected (?:token|end of JSON)"
     r"|Expecting (?:value|property|',')|(?:invalid|malformed) JSON|parse JSON",
@@ -46,14 +49,14 @@ def is_json_error(call: ToolCall | None, message: str) -> bool:
 def parameter_facts(call: ToolCall | None, message: str, schema: Mapping[str, Any] | None) -> HintContext:
     """Missing, unexpected and wrongly typed parameters. What the message names goes before what the schema shows."""
     facts: HintContext = {}
-    missing, unexpected, wrong = _named(_MISSING, message), _named(_UNEXPECTED, message), list[str]()
+    missing, unexpected, wrong = _named(_MISSING, message), _named(_UNEXPECTED, message), _types(message)
     properties = schema.get("properties") if schema is not None else None
     if call is not None and call.raw_arguments is None and isinstance(properties, Mapping):
         required = schema.get("required") if schema is not None else None
         missing = missing or [each for each in required or () if each not in call.arguments]
         closed = schema is not None and schema.get("additionalProperties") is False
         unexpected = unexpected or [each for each in call.arguments if closed and each not in properties]
-        wrong = [
+        wrong = wrong or [
             f"{name}: {kind}"
             for name, value in call.arguments.items()
             if (kind := _wrong_kind(value, properties.get(name))) is not None
@@ -70,6 +73,12 @@ def parameter_facts(call: ToolCall | None, message: str, schema: Mapping[str, An
 def _named(pattern: re.Pattern[str], message: str) -> list[str]:
     found = (next(each for each in match.groups() if each) for match in pattern.finditer(message[:4000]))
     return list(dict.fromkeys(found))
+
+
+def _types(message: str) -> list[str]:
+    said = message[:4000]
+    found = [*_TYPE.findall(said), *_SHOULD_BE.findall(said), *((name, kind) for kind, name in _EXPECTED.findall(said))]
+    return [f"{name}: {kind}" for name, kind in found]
 
 
 def _wrong_kind(value: Any, schema: Any) -> str | None:

@@ -1,4 +1,7 @@
-"""The templates: one for every kind that the model can be blamed for. `register` adds or replaces one."""
+"""The table of templates: one for every kind that the model can be blamed for. `register` adds or replaces one.
+
+Here are the words about calls themselves; those about files and about commands have a module each.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,48 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from composer_replication.errors import InputError, explain
-from composer_replication.hint_generator.context import HintContext, given, listed, quoted, text_fact
+from composer_replication.hint_generator.context import (
+    HintContext,
+    first_sentences,
+    given,
+    listed,
+    quoted,
+    text_fact,
+)
+from composer_replication.hint_generator.file_templates import (
+    hint_edit_ambiguous,
+    hint_edit_no_match,
+    hint_edit_noop,
+    hint_edit_not_read,
+    hint_edit_stale,
+    hint_file_not_found,
+    hint_is_directory,
+    hint_output_too_large,
+)
+from composer_replication.hint_generator.shell_templates import (
+    hint_api_misuse,
+    hint_cmd_not_found,
+    hint_git_state,
+    hint_hook_blocked,
+    hint_shell_path_missing,
+    hint_shell_syntax,
+    hint_usage_error,
+    hint_wrong_folder,
+)
 
 Template = Callable[[HintContext], str]
 # Of all built-in templates together: a hint says by which version it was written.
-VERSION = 1
-
-
-# Calls: the tool's name, its arguments, and calls that were made before.
+VERSION = 2
 
 
 def hint_tool_not_found(ctx: HintContext | None = None) -> str:
     """The published example: a reminder of the tools there are."""
-    name, tools = text_fact(ctx, "tool_name"), given(ctx, "available_tools")
-    missing = f"There is no tool named {name}" if name else "There is no such tool"
+    tools, meant = given(ctx, "available_tools"), text_fact(ctx, "meant")
+    if meant:
+        return f"The tool for this is {meant}: call tools by their exact names."
     if not tools:
-        return f"{missing}. Call only tools that this session offers, by their exact names."
-    return f"{missing}. Reminder: available tools are {listed(tools)}."
+        return "Call only tools that this session offers, by their exact names."
+    return f"Call only tools that there are, by their exact names. Reminder: available tools are {listed(tools)}."
 
 
 def hint_json_decode(ctx: HintContext | None = None) -> str:
@@ -33,157 +61,54 @@ def hint_json_decode(ctx: HintContext | None = None) -> str:
 
 
 def hint_type_error(ctx: HintContext | None = None) -> str:
-    """Arguments that do not fit the schema: which are missing, which do not exist, which have the wrong type."""
+    """Arguments that do not fit the schema: the value or the name that is right, what is needed, what there is."""
     name = text_fact(ctx, "tool_name") or "the tool"
-    slips = [
-        f"{label} {listed(found)}"
-        for key, label in (
-            ("missing_parameters", "it needs"),
-            ("unexpected_parameters", "it does not take"),
-            ("wrong_types", "of another type must be"),
-        )
-        if (found := given(ctx, key))
-    ]
+    meant, choices, renamed = text_fact(ctx, "meant"), given(ctx, "choices"), text_fact(ctx, "meant_parameter")
+    if meant:
+        return f"The exact name here is {meant}: take names from the list that the tool gives, whole."
+    if choices:
+        return f"Take one of the names that {name} knows: {listed(choices)}."
+    if advice := given(ctx, "advice"):
+        return str(advice)
+    if renamed:
+        return f"In {name} this parameter is called {renamed}: tools name the same thing differently."
+    return f"{_what_is_needed(ctx, name)}{_what_there_is(ctx)}"
+
+
+def _what_is_needed(ctx: HintContext | None, name: str) -> str:
+    missing, types = given(ctx, "missing_parameters"), given(ctx, "wrong_types")
+    if missing:
+        return f"Give {name} all that it asks for: it needs {listed(missing)}."
+    if types:
+        return f"Give the parameters of {name} the types that it asks for: {listed(types)}."
+    if given(ctx, "unexpected_parameters"):
+        return f"Pass only parameters that {name} has."
+    return f"Give each parameter of {name} a value of the kind that its description asks for."
+
+
+def _what_there_is(ctx: HintContext | None) -> str:
     takes, seen = _takes(ctx), given(ctx, "seen_parameters")
-    first = f"The arguments must fit the schema of {name}" + (f": {'; '.join(slips)}." if slips else ".")
     if takes:
-        return f"{first} It takes {takes}."
-    return f"{first} Calls that worked had {listed(seen)}." if seen else first
+        return f" It takes {takes}."
+    return f" Calls that worked had {listed(seen)}." if seen else ""
 
 
 def hint_repeated_failure(ctx: HintContext | None = None) -> str:
-    """The same call again."""
-    name, times = text_fact(ctx, "tool_name"), given(ctx, "num_repeats")
-    what = f"This call of {name}" if name else "This call"
-    count = f"{times} time{'s' if times != 1 else ''}" if isinstance(times, int) else "before"
-    message = text_fact(ctx, "error_message")
-    because = f" with {message}" if message else ""
-    rule = "Do not repeat a failed call unchanged: find out why, then change it."
-    return f"{what} has already failed {count}{because}. {rule}"
+    """The same call again: that it was, and what its kind says of it."""
+    kind = str(given(ctx, "error_kind"))
+    kind = "type_error" if kind == "input_validation" and kind not in HINT_TEMPLATES else kind
+    template = HINT_TEMPLATES.get(kind) if kind != "repeated_failure" else None
+    other = str(given(ctx, "advice") or "Read what came back for the cause first.")
+    known = other if template is None else template(ctx or {})
+    return f"The same call has failed before, and would fail again unchanged. {first_sentences(known, 1)}"
 
 
 def hint_runtime_error(ctx: HintContext | None = None) -> str:
     """The fallback for a failure that is the model's and has no template of its own."""
-    name, message = text_fact(ctx, "tool_name"), text_fact(ctx, "error_message")
-    what = f"This call of {name} fails" if name else "This call fails"
-    return f"{what}{f' with {message}' if message else ''}. Check what it assumes before making it."
-
-
-# Files: reading before changing, exact text, paths that exist.
-
-
-def hint_edit_not_read(ctx: HintContext | None = None) -> str:
-    """A change without a look."""
-    path, reader = text_fact(ctx, "path"), text_fact(ctx, "reader_tool")
-    rule = f"Read a file{f' with {reader}' if reader else ''} before changing it"
-    if not path:
-        return f"{rule}."
-    seen = "has not been read with it" if given(ctx, "was_read") else "has not been read in this session"
-    return f"{rule}. {path} {seen}."
-
-
-def hint_edit_stale(ctx: HintContext | None = None) -> str:
-    """A change on the ground of an old look."""
-    path = text_fact(ctx, "path")
-    return f"Read {path or 'a file'} again before changing it: it has changed since it was read."
-
-
-def hint_edit_no_match(ctx: HintContext | None = None) -> str:
-    """Text that is not in the file; the nearest line that the session shows helps to see why."""
-    path, closest = text_fact(ctx, "path"), text_fact(ctx, "closest_line")
-    rule = "The text to replace must be copied exactly from the file, with its whitespace and without line numbers."
-    if closest and given(ctx, "only_whitespace"):
-        return f"{rule} Here only the whitespace differs from the line {closest}."
-    if closest:
-        return f"{rule} The closest line{f' of {path}' if path else ''} is {closest}."
-    return f"{rule} Read {path or 'the file'} again and copy from what it shows."
-
-
-def hint_edit_ambiguous(ctx: HintContext | None = None) -> str:
-    """Text that is in the file more than once."""
-    path = text_fact(ctx, "path")
-    rule = f"The text to replace must occur only once{f' in {path}' if path else ''}."
-    return f"{rule} Add lines around it until it is unique, or replace all of them on purpose."
-
-
-def hint_edit_noop(ctx: HintContext | None = None) -> str:
-    """A replacement by the same text."""
-    path = text_fact(ctx, "path")
-    return f"The new text must differ from the old one: this edit changes nothing{f' in {path}' if path else ''}."
-
-
-def hint_file_not_found(ctx: HintContext | None = None) -> str:
-    """A path that was guessed."""
-    path, similar, finder = (text_fact(ctx, key) for key in ("path", "similar_path", "finder_tool"))
-    missing = f"{path} does not exist" if path else "The file does not exist"
-    if similar:
-        return f"{missing}; this session has shown {similar}. Use paths that were listed or read, not guessed ones."
-    return (
-        f"{missing}. Look for a file{f' with {finder}' if finder else ''} before opening a path that nothing has shown."
-    )
-
-
-def hint_is_directory(ctx: HintContext | None = None) -> str:
-    """A folder where a file is needed."""
-    path = text_fact(ctx, "path")
-    return f"{path or 'The path'} is a folder, and a file is needed. List a folder to see which files it has."
-
-
-def hint_output_too_large(ctx: HintContext | None = None) -> str:
-    """More than a result can hold."""
-    path = text_fact(ctx, "path")
-    return f"{path or 'The result'} is too large to read at once. Search it, or read a part of it by offset and limit."
-
-
-# Shell commands.
-
-
-def hint_cmd_not_found(ctx: HintContext | None = None) -> str:
-    """A command that is not there."""
-    program = text_fact(ctx, "program")
-    missing = f"There is no command {program} here" if program else "There is no such command here"
-    return f"{missing}. Use commands that this session has shown to work, or check with `command -v` first."
-
-
-def hint_shell_path_missing(ctx: HintContext | None = None) -> str:
-    """A path in a command that does not exist from where the shell stands."""
-    path, similar, advice = text_fact(ctx, "path"), text_fact(ctx, "similar_path"), (ctx or {}).get("git_advice")
-    if advice:
-        return f"{path} is not known to git. {advice}" if path else advice
-    missing = (
-        f"{path} does not exist from the folder the shell is in" if path else "A path of this command does not exist"
-    )
-    if similar:
-        return (
-            f"{missing}; this session has shown {similar}. Use paths that were listed, and mind where the shell stands."
-        )
-    return f"{missing}. Name only paths that were listed or made before, and mind where the shell stands."
-
-
-def hint_git_state(ctx: HintContext | None = None) -> str:
-    """A git command that the state of the repository does not allow."""
-    advice, message = (ctx or {}).get("git_advice"), text_fact(ctx, "error_message")
-    rule = advice or "Look at `git status` before a command that depends on the branch, the remote or a clean tree."
-    return f"{rule} Git said {message}." if message else rule
-
-
-# The same whatever was typed: what is right stands in no fact of the session.
-_ALWAYS = {
-    "wrong_folder": "Mind the folder that the shell stands in: earlier commands may have changed it. Name paths from"
-    " that folder, or give the absolute path.",
-    "usage_error": "Use only options, arguments and names that this program has: its `--help`, or its list of tasks or"
-    " commands, shows them. Options differ between programs and between systems.",
-    "shell_syntax": "Close every quote and bracket, and put single quotes around text that the shell must not read,"
-    " such as patterns, addresses and inline programs. Longer text is safer in a file or a here-document.",
-    "api_misuse": "Take the endpoint, the identifiers and the fields from what the service has returned or from its"
-    " documentation, instead of composing them from memory.",
-    "hook_blocked": "This project checks such calls and has refused one before. Do first what the check asks for, then"
-    " call.",
-}
-
-
-def _always(text: str) -> Template:
-    return lambda _=None: text
+    name = text_fact(ctx, "tool_name") or "this tool"
+    if advice := given(ctx, "advice"):
+        return str(advice)
+    return f"Check what a call of {name} takes for granted before making it, and look at what is there."
 
 
 def _takes(ctx: HintContext | None) -> str:
@@ -215,8 +140,12 @@ HINT_TEMPLATES: dict[str, Template] = {
     "output_too_large": hint_output_too_large,
     "cmd_not_found": hint_cmd_not_found,
     "shell_path_missing": hint_shell_path_missing,
+    "wrong_folder": hint_wrong_folder,
+    "usage_error": hint_usage_error,
+    "shell_syntax": hint_shell_syntax,
+    "api_misuse": hint_api_misuse,
     "git_state": hint_git_state,
-    **{kind: _always(text) for kind, text in _ALWAYS.items()},
+    "hook_blocked": hint_hook_blocked,
 }
 
 

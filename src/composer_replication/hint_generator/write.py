@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from composer_replication.errors import InputError, explain
-from composer_replication.hint_generator.context import HintContext, quoted
-from composer_replication.hint_generator.facts import StateAlong, call_of, collect_facts
+from composer_replication.hint_generator.along import StateAlong, call_of
+from composer_replication.hint_generator.context import HintContext, first_sentences, quoted, right_texts
+from composer_replication.hint_generator.contract import quotes_call
+from composer_replication.hint_generator.facts import collect_facts
 from composer_replication.hint_generator.parameters import is_json_error
 from composer_replication.hint_generator.templates import HINT_TEMPLATES, VERSION, dispatch
 from composer_replication.privacy import Scrubber
@@ -19,8 +20,6 @@ from composer_replication.types import Conversation, ErrorSite, Hint
 HintSource = Literal["template", "raw_error", "writer"]
 _MAX_SAID = 400
 HintWriter = Callable[[ErrorSite, Conversation, HintContext], str | None]
-_SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z`\"']|\s*$)")
-MAX_SENTENCES = 2
 _SOURCES: tuple[HintSource, ...] = ("template", "raw_error", "writer")
 
 
@@ -31,13 +30,15 @@ def write_hint(
     sources: Sequence[HintSource] = ("template", "raw_error"),
     writer: HintWriter | None = None,
     tool_schemas: Mapping[str, Mapping[str, Any]] | None = None,
+    inferred_tools: Mapping[str, Mapping[str, Any]] | None = None,
     scrubber: Scrubber | None = None,
     along: StateAlong | None = None,
 ) -> Hint | None:
     """The hint of the first source that has one, with the facts it was made of; None for a site nobody may teach.
 
     `scrubber` goes over the facts first, for conversations that were not scrubbed. `tool_schemas` are those that
-    somebody wrote down; `along` saves work where a conversation has many sites.
+    somebody wrote down, `inferred_tools` those that sessions of the same agent called; `along` saves work where a
+    conversation has many sites.
     """
     unknown = [each for each in sources if each not in _SOURCES]
     if unknown or ("writer" in sources and writer is None):
@@ -48,7 +49,7 @@ def write_hint(
         return None
     if site.kind == CORRECTED:
         return said_hint(user_words(site, conversation), scrubber=scrubber)
-    facts = collect_facts(site, conversation, tool_schemas=tool_schemas, along=along)
+    facts = collect_facts(site, conversation, tool_schemas=tool_schemas, inferred_tools=inferred_tools, along=along)
     if scrubber is not None:  # before anything is cut short: half a secret is no longer known for one
         scope = scrubber.scope()
         site = replace(site, evidence_text=scope.text(site.evidence_text), tool=scope.text(site.tool))
@@ -79,14 +80,6 @@ def user_words(site: ErrorSite, conversation: Conversation) -> str:
     return text[slice(*site.evidence)]
 
 
-def first_sentences(text: str, number: int = MAX_SENTENCES) -> str:
-    """The text up to the end of its `number`-th sentence: whoever writes a hint, it stays short."""
-    ends = [
-        match.end() for match in _SENTENCE_END.finditer(re.sub(r"`[^`]*`", lambda quote: "X" * len(quote[0]), text))
-    ]
-    return text[: ends[number - 1]] if len(ends) >= number else text
-
-
 def template_of(site: ErrorSite, facts: HintContext | None = None, *, is_json: bool = False) -> str:
     """The template that speaks about a site: a call that failed before is about that, whatever the failure."""
     if site.repeats:
@@ -97,18 +90,15 @@ def template_of(site: ErrorSite, facts: HintContext | None = None, *, is_json: b
     return site.kind if site.kind in HINT_TEMPLATES else "runtime_error"
 
 
-def count_sentences(text: str) -> int:
-    """Sentences of a hint; what stands in backticks is one word."""
-    return len(_SENTENCE_END.findall(re.sub(r"`[^`]*`", "X", text)))
-
-
 def _from(
     source: HintSource, site: ErrorSite, conversation: Conversation, facts: HintContext, writer: HintWriter | None
 ) -> tuple[str, str | None]:
+    call = call_of(site, conversation)
     if source == "template":
-        is_json = is_json_error(call_of(site, conversation), facts.get("error_message", ""))
-        name = template_of(site, facts, is_json=is_json)
-        return name, dispatch(name, facts)
+        name = template_of(site, facts, is_json=is_json_error(call, facts.get("error_message", "")))
+        text = dispatch(name, facts)
+        is_quoting = text and quotes_call(text, call, right_texts(facts), only_quoted=True)
+        return name, dispatch(name, {"error_kind": site.kind}) if is_quoting else text
     if source == "raw_error":
         message = quoted(site.evidence_text)
         return "raw_error", f"This call fails with {message}." if message else None

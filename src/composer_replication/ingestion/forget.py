@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 from dataclasses import replace
 from itertools import islice
 
-from composer_replication.ingestion import schemas
+from composer_replication.ingestion import tool_schemas
 from composer_replication.ingestion.cache.content_marks import forgotten_marks
 from composer_replication.ingestion.cache.last_ingest import write_forgotten
 from composer_replication.ingestion.cache.session_sources import (
@@ -34,7 +34,7 @@ def mark(run: RunDir, gone: Set[str]) -> None:
 def forget(run: RunDir, gone: Set[str]) -> None:
     """Write conversations, their sources and the tools inferred from them anew, without these conversations."""
     given = read_tools(run).given
-    meta, tools, settled = run.meta("conversations"), schemas.ToolSchemas(), list[SessionSource]()
+    meta, tools, settled = run.meta("conversations"), tool_schemas.ToolSchemas(), list[SessionSource]()
     counts, drops = Counter[str](), Counter[str]()
     is_scrubbed = meta.settings.get("scrubbed") is True
 
@@ -62,7 +62,7 @@ def forget(run: RunDir, gone: Set[str]) -> None:
         settings=meta.settings,
     )
     write_accounts(run, settled, is_scrubbed=is_scrubbed)
-    schemas.write_tools(run, tools, given, is_scrubbed=is_scrubbed)
+    tool_schemas.write_tools(run, tools, given, is_scrubbed=is_scrubbed)
 
 
 def _bare(row: Row) -> Row:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import InputError, RunError, explain
-from composer_replication.ingestion import schemas
+from composer_replication.ingestion import tool_schemas
 from composer_replication.ingestion.cache.drop_copies import settle
 from composer_replication.ingestion.cache.gather import GatheredFamily, gather
 from composer_replication.ingestion.cache.last_ingest import Earlier, read_earlier
@@ -71,7 +71,7 @@ def _write(
     scrub: ScrubSettings | None,
     tools: Mapping[str, Mapping[str, Any]],
 ) -> IngestSummary:
-    sources, inferred = list[SessionSource](), schemas.ToolSchemas()
+    sources, inferred = list[SessionSource](), tool_schemas.ToolSchemas()
     counts, drops = Counter[str](), Counter(planned.outside.skipped)
 
     def all_lines() -> Iterator[Line]:
@@ -95,7 +95,7 @@ def _write(
     )
     write_accounts(run, sources, is_scrubbed=scrub is not None)
     given = tools if scrub is None else scrub.scrubber().scope().value(dict(tools))
-    schemas.write_tools(run, inferred, given, is_scrubbed=scrub is not None)
+    tool_schemas.write_tools(run, inferred, given, is_scrubbed=scrub is not None)
     return IngestSummary.of(sources, planned, gathered, lost=earlier.lost, is_scrubbed=scrub is not None)
 
 

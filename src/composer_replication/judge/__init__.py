@@ -3,13 +3,36 @@
 It knows the session and, where they are given, earlier sessions of the project and a checkout. What a shell command
 does is mostly unknown, and said to be. A verdict never uses what comes after the call.
 
-verdict  what the judge says of one call
-judge    one call against what is known
-walk     a conversation's calls: what the judge said of each, and what happened
+verdict      what the judge says of one call
+checkout     a project's files at a date, out of git's objects
+earlier      what earlier sessions of a project have shown
+known        what a verdict may rest on
+schemas      what the tools of an agent take
+file_rules   tools that read, search and change files
+shell_rules  shell commands
+judge        one call against what is known
+walk         a conversation's calls: what the judge said of each, and what happened
+score        how often it was right
 """
 
+from composer_replication.judge.checkout import Checkout, Repository
+from composer_replication.judge.earlier import EarlierSessions, PathKnowledge
 from composer_replication.judge.judge import Judge
+from composer_replication.judge.score import KindScore, RuleScore, Score
 from composer_replication.judge.verdict import Judgement
-from composer_replication.judge.walk import JudgedCall, judged_calls
+from composer_replication.judge.walk import JudgedCall, judged_calls, state_at_end
 
-__all__ = ["Judge", "JudgedCall", "Judgement", "judged_calls"]
+__all__ = [
+    "Checkout",
+    "EarlierSessions",
+    "Judge",
+    "JudgedCall",
+    "Judgement",
+    "KindScore",
+    "PathKnowledge",
+    "Repository",
+    "RuleScore",
+    "Score",
+    "judged_calls",
+    "state_at_end",
+]

@@ -6,10 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from composer_replication.actions.session_state import SessionState
-from composer_replication.judge.judge import Checkout, Judge, PathKnowledge
+from composer_replication.actions.shown.texts import AGENT_LEFT
+from composer_replication.judge.checkout import Checkout
+from composer_replication.judge.earlier import PathKnowledge
+from composer_replication.judge.judge import Judge
 from composer_replication.judge.verdict import Judgement
 from composer_replication.sites import find_error_sites
 from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult, Turn
+
+_RESUMED = "No response requested."  # what Claude Code writes where a session goes on after it was left
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +45,32 @@ def judged_calls(
     `sites` are its failures by the id of the call, where somebody else has classed them.
     """
     failures = sites if sites is not None else {site.call_id: site for site in find_error_sites(conversation)}
-    results = {result.call_id: result for turn in conversation.turns for result in turn.results}
     judge = Judge(SessionState(conversation.cwd), project=project, checkout=checkout)
+    for turn, call, result, site in _calls(conversation, failures, judge.state):
+        yield JudgedCall(turn, call, judge.verdict(call), result, site, judge)
+
+
+def state_at_end(conversation: Conversation) -> SessionState:
+    """What a whole conversation has shown, with failures as the log flags them."""
+    state = SessionState(conversation.cwd)
+    for _ in _calls(conversation, {}, state):
+        pass
+    return state
+
+
+def _calls(
+    conversation: Conversation, failures: Mapping[str, ErrorSite], state: SessionState
+) -> Iterator[tuple[Turn, ToolCall, ToolResult | None, ErrorSite | None]]:
+    """Every call with what came back; the state is told of it only when the next one is asked for."""
+    results = {result.call_id: result for turn in conversation.turns for result in turn.results}
     for turn in conversation.turns:
         for call in turn.calls:
             result, site = results.get(call.id), failures.get(call.id)
-            yield JudgedCall(turn, call, judge.verdict(call), result, site, judge)
+            yield turn, call, result, site
             if result is not None:
-                judge.state.add(call, result.text, failed=site is not None)
+                failed = site is not None if result.is_error is None else result.is_error
+                state.add(call, result.text, failed=failed, kind=site.kind if site else "")
         if turn.role != "assistant":
-            judge.state.heard(turn.text)
+            state.heard(turn.text)
+        elif turn.text.strip() == _RESUMED:
+            state.heard(AGENT_LEFT)

@@ -7,7 +7,6 @@ nothing, gets no gradient, and may hold NaN without harm. Shape suffixes: B batc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -17,8 +16,6 @@ from composer_replication.errors import InputError, NonFiniteError, ShapeError, 
 
 REDUCTIONS = ("batchmean", "sum", "mean", "none")
 IGNORE_INDEX = -100
-
-RowFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class Divergence(Protocol):

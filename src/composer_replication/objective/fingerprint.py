@@ -53,10 +53,10 @@ class Fingerprint(NamedTuple):
         return [name for name, mine, theirs in zip(self._fields, self, other, strict=True) if mine != theirs]
 
 
-def fingerprint_of(model: nn.Module, renderer: Renderer) -> Fingerprint:
-    """Of the weights below any adapter, which are the reference, and of what turns conversations into ids."""
+def fingerprint_of(model: nn.Module, renderer: Renderer, *, with_adapter: bool = False) -> Fingerprint:
+    """Of the weights that are the reference, and of what turns conversations into ids."""
     tokenizer, template = tokenizer_digest(renderer.tokenizer), _digest_of(renderer.settings)
-    return Fingerprint(weights_digest(model), tokenizer, template, precision_of(model))
+    return Fingerprint(weights_digest(model, with_adapter=with_adapter), tokenizer, template, precision_of(model))
 
 
 def precision_of(model: nn.Module) -> str:
@@ -82,11 +82,12 @@ def _dtype_of_shards(model: nn.Module) -> torch.dtype | None:
     return next((state()._mp_policy.param_dtype for state in states if state is not None), None)
 
 
-def weights_digest(model: nn.Module) -> str:
+def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
     """Names, dtypes, shapes and all bytes of weights and buffers, and the config; an adapter on top changes nothing.
 
-    Weights that are not spread over processes are hashed once: what was hashed before and has not changed since, by
-    the count of its changes and a sample of its values, has the digest it had. Those on the meta device have no bytes.
+    With `with_adapter` the adapter's own weights count too, where there is one. Weights that are not spread over
+    processes are hashed once: what was hashed before and has not changed since, by the count of its changes and a
+    sample of its values, has the digest it had. Those on the meta device have no bytes.
     """
     module = _below_adapters(model)
     for each in module.modules():
@@ -96,6 +97,8 @@ def weights_digest(model: nn.Module) -> str:
     for name, tensor in tuple(tensors.items()):
         tensors |= {f"{name}.{key}": value for key, value in _quantisation(tensor).items()}
     config = _digest_of(_config_of(module))
+    if with_adapter and (own := _adapter_tensors(module)):
+        return _hashed(weights_digest(model), own)
     if is_sharded(model):  # all processes gather together, so none may know more than another
         return _hashed(config, tensors)
     state = _state_of(config, tensors)
@@ -155,6 +158,12 @@ def _start_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
         (_name_below_adapters(name, adapted, saved), each) for name, each in (*causal_lm.named_parameters(), *buffers)
     )
     return {bare_name(name): tensor for name, tensor in named if name is not None}
+
+
+def _adapter_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
+    """What `_start_tensors` leaves out: the weights of an adapter."""
+    below = {id(each) for each in _start_tensors(causal_lm).values()}
+    return {bare_name(name): each for name, each in causal_lm.named_parameters() if id(each) not in below}
 
 
 def _config_of(causal_lm: Any) -> dict[str, Any]:

@@ -1,59 +1,102 @@
-"""Does a hint do anything? An erring call is scored without a hint, with its own, and with that of another kind.
+"""Does a hint do anything, and does this model heed hints at all? Asked where the erring call is decided.
 
-Any text in front of a turn lowers its probability a little, so a hint has to lower it by more than the hint of a site
-of another kind does:
+The tokens are those of `batch.render.decision`, scored a token without a hint, with the site's own, and with that of a
+site of another kind; and the same decisions of good calls of the session without a hint and with the site's own:
 
-    drop(hint) = log p(call) - log p(call | hint)        kept if drop(own) - drop(other) > margin
+    drop(hint, call) = mean over the call's deciding tokens of log p(token) - log p(token | hint)
+    advantage           = drop(own, erring) - drop(other, erring)
+    advantage_over_good = drop(own, erring) - drop(own, good)
 
-The span is the call alone, tool name and arguments (the whole turn where there is no call): reasoning would dilute it.
+Any text before a turn moves it, and a text that speaks against everything lowers the erring call too: a hint is heeded
+where both differences are above the margin. Sums over a call would mostly tell how long it is.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import NamedTuple
 
 from torch import nn
 
 from composer_replication.batch.hint_placement import Placement
+from composer_replication.batch.render.decision import Decision, decide
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.taught_turns import hinted_turn, wrong_hints
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.reference import Response, response_logprobs
 
 HINT_DOES_NOTHING = "hint_does_nothing"
+LOWERS_GOOD_CALLS = "hint_lowers_good_calls_too"
 NO_OTHER_KIND = "no_hint_of_another_kind"
+_FEWEST_SITES = 4
+"""Of fewer all could be won by chance."""
+
+
+class GoodCall(NamedTuple):
+    """A turn of the site's own sequence whose call did not fail, and the tokens that decide it."""
+
+    span: TurnSpan
+    decision: Decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvableSite:
-    """An erring turn in its rendering, its hint, and its kind of error."""
+    """An erring turn in its rendering, its hint, and its kind of error.
+
+    Without a `decision` all of the call is scored. `good_calls` are what its hint must not lower as well.
+    """
 
     site_id: str
     rendered: RenderedSequence
     span: TurnSpan
     hint: str
     kind: str
+    decision: Decision | None = None
+    good_calls: Sequence[GoodCall] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintProof:
-    """Log-probs of the erring call, summed over its tokens, and what they mean for the site."""
+    """Mean log-probs a token at the erring decision, and at those of good calls; and what they mean for the site.
+
+    `basis` says what the `num_tokens` of the decision are (see `Decision`). The figures of good calls are means over
+    `num_good_calls` of them, None without any.
+    """
 
     site_id: str
+    basis: str
     num_tokens: int
     without_hint: float
     with_hint: float
     with_other_hint: float | None
     other_kind: str | None
+    num_good_calls: int
+    good_without_hint: float | None
+    good_with_hint: float | None
     is_kept: bool
     reason: str
 
     @property
     def advantage(self) -> float | None:
-        """How much more its own hint lowers the call than another's does, in nats."""
+        """How much more its own hint lowers the erring decision than another's does, in nats a token."""
         return None if self.with_other_hint is None else self.with_other_hint - self.with_hint
+
+    @property
+    def good_effect(self) -> float | None:
+        """By how much its own hint moves good calls, in nats a token; below 0 they become less likely."""
+        if self.good_with_hint is None or self.good_without_hint is None:
+            return None
+        return self.good_with_hint - self.good_without_hint
+
+    @property
+    def advantage_over_good(self) -> float | None:
+        """How much more its own hint lowers the erring decision than good ones, in nats a token."""
+        moved = self.good_effect
+        return None if moved is None else self.without_hint - self.with_hint + moved
 
 
 def prove_hints(
@@ -70,8 +113,9 @@ def prove_hints(
 ) -> list[HintProof]:
     """One proof a site, in order. A site without one of another kind beside it cannot be proved, and is not kept.
 
-    `max_context` cuts what stands before the turn; the three variants of a site share the rest in one tree. `known` are
-    proofs from an earlier call like this one, found by the site's id; `on_proof` is told of each that is made.
+    `max_context` cuts what stands before the turns; all that is scored for a site shares the rest in one tree, and good
+    calls that are further away than half of it are not scored. `known` are proofs from an earlier call like this one,
+    found by the site's id; `on_proof` is told of each that is made.
     """
     if margin < 0:
         raise InputError(explain("margin", got=margin, expected="0 or more nats"))
@@ -82,14 +126,15 @@ def prove_hints(
         if site.site_id in by_site:
             proofs.append(by_site[site.site_id])
             continue
-        variants = [_variant(renderer, site, hint, placement, max_context) for hint in ("", site.hint)]
-        if other is not None:
-            variants.append(_variant(renderer, site, other.hint, placement, max_context))
-        found = response_logprobs(model, variants).tolist()
-        proofs.append(_proof(site, other, found, len(variants[0][0]) - variants[0][1], margin))
+        proofs.append(_proof(_Scores(model, renderer, site, placement, max_context), site, other, margin))
         if on_proof is not None:
             on_proof(proofs[-1])
     return proofs
+
+
+def distance(one: TurnSpan, other: TurnSpan) -> int:
+    """Tokens between two turns of a sequence."""
+    return abs(one.header_start - other.header_start)
 
 
 def count_reasons(proofs: Sequence[HintProof]) -> Counter[str]:
@@ -97,30 +142,144 @@ def count_reasons(proofs: Sequence[HintProof]) -> Counter[str]:
     return Counter(proof.reason for proof in proofs)
 
 
-def _variant(
-    renderer: Renderer, site: ProvableSite, hint: str, placement: Placement, max_context: int | None
-) -> Response:
-    """The context with a hint, up to the end of the call; and where the call begins."""
-    first = 0 if max_context is None else max(0, site.span.header_start - max_context)
-    turn = hinted_turn(renderer, site.rendered, site.span, hint, placement=placement, part="call", first=first)
-    if isinstance(turn, str):
-        raise InputError(explain(f"hint of site {site.site_id}", got=turn, expected="a turn that can be taught"))
-    return turn.ids, turn.teacher_start
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeedVerdict:
+    """Whether a model heeds hints on some logs; `heeds` is None where there are too few sites to tell.
+
+    It does where own hints stand out from all they are compared with at more than half of the sites, and at more than
+    chance has it, by two standard deviations: without an effect one of two is the larger at half of the sites, and one
+    of three, where there are good calls, at a third.
+    """
+
+    num_sites: int
+    over_other: int
+    num_with_good: int
+    over_good: int
+    over_both: int
+    good_effect: float | None
+
+    @property
+    def heeds(self) -> bool | None:
+        if self.num_sites < _FEWEST_SITES:
+            return None
+        without_good = self.num_sites - self.num_with_good
+        by_chance = self.num_with_good / 3 + without_good / 2
+        deviation = math.sqrt(self.num_with_good * 2 / 9 + without_good / 4)
+        return self.over_both > self.num_sites / 2 and self.over_both >= by_chance + 2 * deviation
+
+    def in_words(self, *, can_warm_up: bool = True) -> str:
+        """One sentence: whether it does, by which figures, and what to do if not."""
+        if self.heeds is None:
+            return f"whether this model heeds hints cannot be told from {self.num_sites} sites that could be compared"
+        figures = (
+            f"own hints lower the erring decision more than another kind's at {_share(self.over_other, self.num_sites)}"
+        )
+        if self.good_effect is not None:
+            figures += (
+                f", and more than they lower good calls of the same sessions at "
+                f"{_share(self.over_good, self.num_with_good)}, which they move by {self.good_effect:+.2f} nats a token"
+            )
+        if self.heeds:
+            return f"this model heeds hints on these logs: {figures}"
+        advice = "warm up first (train.warmup), " if can_warm_up else ""
+        what_to_do = f"{advice}use a larger model, or rely on pairs (channel 3)"
+        return (
+            f"this model does not heed hints on these logs: {figures}: channel 2 has little to teach with; {what_to_do}"
+        )
 
 
-def _proof(
-    site: ProvableSite, other: ProvableSite | None, found: list[float], num_tokens: int, margin: float
-) -> HintProof:
-    with_other = found[2] if other is not None else None
-    is_kept = with_other is not None and with_other - found[1] > margin
-    reason = "kept" if is_kept else NO_OTHER_KIND if with_other is None else HINT_DOES_NOTHING
-    return HintProof(
-        site_id=site.site_id,
-        num_tokens=num_tokens,
-        without_hint=found[0],
-        with_hint=found[1],
-        with_other_hint=with_other,
-        other_kind=None if other is None else other.kind,
-        is_kept=is_kept,
-        reason=reason,
+def verdict(proofs: Sequence[HintProof]) -> HeedVerdict:
+    """From all sites that could be compared, kept or not; the margin plays no part."""
+    compared = [proof for proof in proofs if proof.advantage is not None]
+    with_good = [proof for proof in compared if proof.good_effect is not None]
+    effects = [proof.good_effect or 0.0 for proof in with_good]
+    return HeedVerdict(
+        num_sites=len(compared),
+        over_other=sum((proof.advantage or 0.0) > 0 for proof in compared),
+        num_with_good=len(with_good),
+        over_good=sum((proof.advantage_over_good or 0.0) > 0 for proof in with_good),
+        over_both=sum(_stands_out(proof.advantage, proof.advantage_over_good, 0.0) for proof in compared),
+        good_effect=fmean(effects) if effects else None,
     )
+
+
+class _Scores:
+    """Means of log-probs a token at the decisions around one site, all of one pass."""
+
+    def __init__(
+        self, model: nn.Module, renderer: Renderer, site: ProvableSite, placement: Placement, max_context: int | None
+    ) -> None:
+        self._model, self._renderer, self._site = model, renderer, site
+        self._placement: Placement = placement
+        self.decision = site.decision or decide(renderer, site.rendered, site.span, None)
+        # Half of the context at the least is left to each.
+        most = math.inf if max_context is None else max_context // 2
+        self._good = [each for each in site.good_calls if distance(each.span, site.span) <= most]
+        last = max(each.header_start for each in (site.span, *(good.span for good in self._good)))
+        self._first = 0 if max_context is None else max(0, last - max_context)
+
+    def of(self, hints: Sequence[str]) -> tuple[list[float], list[tuple[float, float]]]:
+        """At the erring decision with each hint; at each good one without any and with the site's own."""
+        erring = [self._responses(self._site.span, self.decision, hint) for hint in hints]
+        for variant, hint in zip(erring, hints, strict=True):
+            if isinstance(variant, str):
+                what = f"hint of site {self._site.site_id}" if hint else f"turn of site {self._site.site_id}"
+                raise InputError(explain(what, got=variant, expected="a turn that can be taught"))
+        pairs = [
+            [self._responses(each.span, each.decision, hint) for hint in ("", self._site.hint)] for each in self._good
+        ]
+        good = [pair for pair in pairs if not any(isinstance(each, str) for each in pair)]
+        asked = [each for each in (*erring, *(each for pair in good for each in pair)) if not isinstance(each, str)]
+        means = iter(self._means(asked))
+        return [next(means) for _ in hints], [(next(means), next(means)) for _ in good]
+
+    def _responses(self, span: TurnSpan, decision: Decision, hint: str) -> list[Response] | str:
+        """The context with a hint up to the end of each stretch; or why the turn cannot be shown with it."""
+        turn = hinted_turn(
+            self._renderer, self._site.rendered, span, hint, placement=self._placement, first=self._first
+        )
+        if isinstance(turn, str):
+            return turn
+        shift = turn.teacher_start - turn.start
+        return [(turn.context.ids[: end + shift], begin + shift) for begin, end in decision.stretches]
+
+    def _means(self, asked: Sequence[list[Response]]) -> list[float]:
+        sums = iter(response_logprobs(self._model, [each for several in asked for each in several]).tolist())
+        sizes = [[len(ids) - start for ids, start in several] for several in asked]
+        return [sum(next(sums) for _ in each) / sum(each) for each in sizes]
+
+
+def _proof(scores: _Scores, site: ProvableSite, other: ProvableSite | None, margin: float) -> HintProof:
+    hints = ["", site.hint, *([] if other is None else [other.hint])]
+    erring, good = scores.of(hints)
+    proof = HintProof(
+        site_id=site.site_id,
+        basis=scores.decision.basis,
+        num_tokens=scores.decision.num_tokens,
+        without_hint=erring[0],
+        with_hint=erring[1],
+        with_other_hint=None if other is None else erring[2],
+        other_kind=None if other is None else other.kind,
+        num_good_calls=len(good),
+        good_without_hint=fmean(before for before, _ in good) if good else None,
+        good_with_hint=fmean(after for _, after in good) if good else None,
+        is_kept=False,
+        reason="",
+    )
+    return _judged(proof, margin)
+
+
+def _judged(proof: HintProof, margin: float) -> HintProof:
+    if proof.advantage is None:
+        return replace(proof, reason=NO_OTHER_KIND)
+    if _stands_out(proof.advantage, proof.advantage_over_good, margin):
+        return replace(proof, is_kept=True, reason="kept")
+    return replace(proof, reason=LOWERS_GOOD_CALLS if proof.advantage > margin else HINT_DOES_NOTHING)
+
+
+def _stands_out(over_other: float | None, over_good: float | None, margin: float) -> bool:
+    return over_other is not None and over_other > margin and (over_good is None or over_good > margin)
+
+
+def _share(number: int, total: int) -> str:
+    return f"{number / total:.0%} of {total} sites"

@@ -84,9 +84,8 @@ def build_batch(
     hinted_prompt = _prompt_ids(tokenizer, f"{chat.request}\n\n{hint}")
     wrong, right = (_answer_ids(tokenizer, chat.request, answer) for answer in (chat.wrong_answer, chat.right_answer))
     student, teacher = prompt + wrong, hinted_prompt + wrong
-    width, teacher_width = len(student), len(teacher)
-    if align_sdpo_shapes:
-        width = teacher_width = max(width, teacher_width)
+    widest = max(len(student), len(teacher)) if align_sdpo_shapes else 0
+    width, teacher_width = widest or len(student), widest or len(teacher)
     offsets = torch.arange(len(wrong))
     batch = {
         "input_ids": _padded(student, width),
@@ -97,18 +96,24 @@ def build_batch(
         "sdpo_student_index": torch.stack([torch.zeros_like(offsets), len(prompt) - 1 + offsets], dim=1),
         "sdpo_teacher_index": torch.stack([torch.zeros_like(offsets), len(hinted_prompt) - 1 + offsets], dim=1),
     }
-    for side, answer in (("chosen", right), ("rejected", wrong)):
-        batch[f"dpo_{side}_input_ids"] = torch.tensor([prompt + answer])
-        batch[f"dpo_{side}_response_mask"] = torch.tensor([[0] * len(prompt) + [1] * len(answer)])
-        batch[f"dpo_{side}_ref_logprobs"] = torch.zeros(1)
+    batch |= _pair_side("chosen", prompt, right) | _pair_side("rejected", prompt, wrong)
     if model is not None:
         where = next(model.parameters()).device
         batch |= reference_logprobs(model, {key: tensor.to(where) for key, tensor in batch.items()})
     return {key: tensor.to(device) for key, tensor in batch.items()}
 
 
+def _pair_side(side: str, prompt: list[int], answer: list[int]) -> dict[str, Tensor]:
+    return {
+        f"dpo_{side}_input_ids": torch.tensor([prompt + answer]),
+        f"dpo_{side}_response_mask": torch.tensor([[0] * len(prompt) + [1] * len(answer)]),
+        f"dpo_{side}_ref_logprobs": torch.zeros(1),
+    }
+
+
 def _prompt_ids(tokenizer: Any, request: str) -> list[int]:
-    return _encode(tokenizer, _render(tokenizer, [{"role": "user", "content": request}], generation_prompt=True))
+    text = _render(tokenizer, [{"role": "user", "content": request}], generation_prompt=True)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _answer_ids(tokenizer: Any, request: str, answer: str) -> list[int]:
@@ -153,10 +158,6 @@ def _render(tokenizer: Any, messages: list[dict[str, str]], *, generation_prompt
             )
         )
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _encode_with_offsets(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:

@@ -1,10 +1,14 @@
-"""Teachers' answers to preference pairs: what most of them did is set against what the student did.
+"""Preference pairs: what most teachers did against what the student did, and what a session itself put right.
 
-agreement        what became of the states, and how far teachers agree
-extract          states and answers to pairs
-normalise/       which pairs are worth training on
-replayed         from states to such pairs in one call
-export     pairs as rows for other trainers, their actions as messages
+agreement         what became of the states, and how far teachers agree
+extract           states and answers to pairs
+later_calls       what a session did after a call that failed
+correction_rules  what should have been done in its place, by the kind of failure
+needless_looks    states in which acting at once was right
+corrections       a session's own pairs
+normalise/        which pairs are worth training on
+replayed          from states to such pairs in one call
+export            pairs as rows for other trainers, their actions as messages
 """
 
 from __future__ import annotations

@@ -14,15 +14,18 @@ from composer_replication.atomic import staged, written_through
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, explain
 from composer_replication.pairs.agreement import PairReport
-from composer_replication.teacher_replay.votes.answers import reply_text, voter_of
-from composer_replication.teacher_replay.votes.consensus import Vote, count_votes
+from composer_replication.runs.pairs import TEACHERS
+from composer_replication.teacher_replay.votes.consensus import Vote, count_votes, reply_text, voter_of
 from composer_replication.teacher_replay.votes.context import StateContexts
 from composer_replication.types import Action, DPOPair, TeacherCallResult, TraceState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRecord:
-    """A pair with where it comes from: who said the chosen text, who agreed, and how all of them voted."""
+    """A pair with where it comes from: who said the chosen text, who agreed, and how all of them voted.
+
+    `source` is "teachers", or what a session's own pair is made of: nobody voted then, and `rejected_action` is a call.
+    """
 
     pair: DPOPair
     chosen_by: str
@@ -31,6 +34,8 @@ class PairRecord:
     student_kind: str
     chosen_kind: str
     chosen_action: Action | None  # what the chosen text says, without thinking; None where the text is to keep it
+    rejected_action: Action | None = None  # None where the logged turn is rejected as a whole
+    source: str = TEACHERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,11 @@
 """Rollouts as something to learn from, for any engine: nothing here imports TRL.
 
-gathering     what a generation step returned, as rollouts
-conversation  a rollout as a conversation, and what its environment says went wrong
-rules         how failures look where tools are Python functions
-sites         error sites, and the hinted context of each
-channel       channel 2 on the rows of the policy's own pass
-resample      groups with equal rewards, drawn again
-merge         a batch in which some groups are exchanged
-effort        what a rollout's effort costs, as a reward
+gathering      what a generation step returned, as rollouts
+conversation   a rollout as a conversation, and what its environment says went wrong
+failure_rules  how failures look where tools are Python functions
+sites          error sites, and the hinted context of each
+channel        channel 2 on the rows of the policy's own pass
+resample       groups with equal rewards, drawn again
+merge          a batch in which some groups are exchanged
+effort         what a rollout's effort costs, as a reward
 """

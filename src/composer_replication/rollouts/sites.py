@@ -26,7 +26,7 @@ from composer_replication.rollouts.conversation import (
     signal_of,
     signalled_sites,
 )
-from composer_replication.rollouts.rules import MALFORMED, ROLLOUT_RULES, judged_by_schema
+from composer_replication.rollouts.failure_rules import MALFORMED, ROLLOUT_RULES, judged_by_schema
 from composer_replication.sites.find import MIN_CONFIDENCE, find_error_sites
 from composer_replication.sites.rule import FailureRule
 from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult, Turn

@@ -9,6 +9,7 @@ lineage        what an artefact was made from, and whether that has changed
 directory      the run itself
 conversations  the reader of conversations.jsonl
 sites          the reader of sites.jsonl
+conventions    conventions.md: rules that users named, which of them are kept
 pairs          the reader of pairs.jsonl
 tools          the reader of tools.jsonl: which tools a session is shown with
 split          which sessions are learnt from, and which are held out

@@ -40,6 +40,8 @@ _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
     ("tools", "tools.jsonl", "crf ingest", "records"),
     ("elsewhere", "elsewhere.jsonl", "crf export", "journal"),
     ("sites", "sites.jsonl", "crf sites", "records"),
+    ("conventions", "conventions.md", "crf sites", "file"),
+    ("struck_hints", "struck_hints.jsonl", "crf hints", "journal"),
     ("teacher_calls", "teacher_calls.jsonl", "crf replay", "records"),
     ("teacher_cache", "teacher_cache.sqlite", "crf replay", "file"),
     ("asked_tools", "asked_tools.jsonl", "crf replay", "journal"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 from composer_replication.canonical_json import decode_object, encode
 from composer_replication.errors import ArtefactCorruptError, RunError, explain
@@ -15,6 +15,12 @@ from composer_replication.errors import ArtefactCorruptError, RunError, explain
 SIDECAR_VERSION = 1
 Setting = str | bool | int | float | list[str] | None
 _T = TypeVar("_T")
+_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("artefact", "schema", "tool_version", "sha256", "created"), str),
+    **dict.fromkeys(("version", "rows", "num_bytes"), int),
+    **dict.fromkeys(("sources", "keys"), list),
+    **dict.fromkeys(("counts", "drops", "settings"), dict),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,34 +113,16 @@ def sha256_of_file(path: Path) -> str:
 
 
 def _meta_from(fields: Mapping[str, object]) -> ArtefactMeta:
-    config_hash = fields["config_hash"]
-    return ArtefactMeta(
-        artefact=_typed(fields, "artefact", str),
-        schema=_typed(fields, "schema", str),
-        version=_typed(fields, "version", int),
-        keys=tuple(_strings(fields, "keys")),
-        rows=_typed(fields, "rows", int),
-        num_bytes=_typed(fields, "num_bytes", int),
-        sha256=_typed(fields, "sha256", str),
-        created=_typed(fields, "created", str),
-        tool_version=_typed(fields, "tool_version", str),
-        sources=tuple(
-            Source(kind=_typed(each, "kind", str), name=_typed(each, "name", str), sha256=_typed(each, "sha256", str))
-            for each in cast("list[dict[str, object]]", _typed(fields, "sources", list))
-        ),
-        config_hash=None if config_hash is None else _typed(fields, "config_hash", str),
-        counts=cast("dict[str, int]", _typed(fields, "counts", dict)),
-        drops=cast("dict[str, int]", _typed(fields, "drops", dict)),
-        settings=cast("dict[str, Setting]", _typed({"settings": {}, **fields}, "settings", dict)),
+    values: dict[str, Any] = {name: _typed({"settings": {}, **fields}, name, kind) for name, kind in _KINDS.items()}
+    values["sources"] = tuple(
+        Source(**{name: _typed(each, name, str) for name in ("kind", "name", "sha256")}) for each in values["sources"]
     )
-
-
-def _strings(fields: Mapping[str, object], name: str) -> list[str]:
-    values = cast("list[object]", _typed(fields, name, list))
-    for value in values:
-        if not isinstance(value, str):
-            raise TypeError(f"{name} holds {value!r}, expected str")
-    return cast("list[str]", values)
+    odd = [each for each in values["keys"] if not isinstance(each, str)]
+    if odd:
+        raise TypeError(f"keys holds {odd[0]!r}, expected str")
+    values["keys"] = tuple(values["keys"])
+    values["config_hash"] = None if fields["config_hash"] is None else _typed(fields, "config_hash", str)
+    return ArtefactMeta(**values)
 
 
 def _typed(fields: Mapping[str, object], name: str, kind: type[_T]) -> _T:

@@ -1,9 +1,10 @@
-"""Sites as rows of `sites.jsonl`, each with its hint, and back again: what inspect, replay, pairs and training read."""
+"""Sites as rows of `sites.jsonl`, each with its hint, and back again; and which of them somebody struck out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from composer_replication.types import Conversation, ErrorSite, Hint
 
 SCHEMA, VERSION = "error_site", 1
 _MIN_PREFIX, _MAX_NEAR = 4, 3
+_STRUCK = "struck_hints"
 _SITE = tuple(each.name for each in fields(ErrorSite))
 
 
@@ -56,9 +58,52 @@ def read_site(run: RunDir, identity: str) -> SiteOfRun:
     return SiteOfRun(site, hint, conversation)
 
 
+def struck_sites(run: RunDir) -> frozenset[str]:
+    """Ids of the sites whose hints somebody struck out; they hold over every later `crf sites`."""
+    if not run.path(_STRUCK).exists():
+        return frozenset()
+    last = {str(row["site"]): row["is_struck"] for row in run.read_journal(_STRUCK).rows}
+    return frozenset(identity for identity, is_struck in last.items() if is_struck)
+
+
+def struck_out(site: ErrorSite) -> ErrorSite:
+    """The site as one that teaches nothing."""
+    return replace(site, is_kept=False, reason="struck out: `crf hints RUN --keep ID` takes it back")
+
+
+def strike_sites(run: RunDir, identities: Iterable[str], *, is_struck: bool = True) -> list[ErrorSite]:
+    """Strike out the hints of these sites, or take that back; ids may be cut short.
+
+    What was struck out is out of `sites.jsonl` at once. What was taken back is written by the next `crf sites`.
+    """
+    with run.exclusive("hints", against=("training",)):
+        chosen = [find_site(run, identity)[0] for identity in identities]
+        with run.append_jsonl(_STRUCK) as journal:
+            for site in chosen:
+                journal.append({"site": site.id, "is_struck": is_struck})
+        if is_struck:
+            _rewrite(run, frozenset(site.id for site in chosen))
+    return chosen
+
+
+def _rewrite(run: RunDir, struck: frozenset[str]) -> None:
+    meta, rows = run.meta("sites"), list(read_sites(run))
+    gone = Counter(f"hint: {hint.source}" for site, hint in rows if site.id in struck and hint is not None)
+    run.write_jsonl(
+        "sites",
+        [to_row(struck_out(site), None) if site.id in struck else to_row(site, hint) for site, hint in rows],
+        schema=SCHEMA,
+        version=VERSION,
+        sources=meta.sources,
+        counts=dict(Counter(meta.counts) - gone),
+        drops=meta.drops,
+        settings=meta.settings,
+    )
+
+
 def to_row(site: ErrorSite, hint: Hint | None) -> dict[str, object]:
     """One row of `sites.jsonl`."""
-    return {**asdict(site), "hint": None if hint is None else asdict(hint)}
+    return {**{name: getattr(site, name) for name in _SITE}, "hint": None if hint is None else asdict(hint)}
 
 
 def from_row(row: Mapping[str, Any]) -> tuple[ErrorSite, Hint | None]:

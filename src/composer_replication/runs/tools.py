@@ -33,6 +33,10 @@ class ToolTable:
         tell what comes. The same list each time."""
         return self.by_format.get(format_name, self.by_format[None])
 
+    def schemas(self, format_name: str) -> dict[str, Schema]:
+        """The parameters of these tools, by name."""
+        return {each["function"]["name"]: each["function"]["parameters"] for each in self.of(format_name)}
+
 
 def read_tools(run: RunDir) -> ToolTable:
     """The tools of a run, as `crf ingest` found them."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.session_batch import session_batches
 from composer_replication.batch.session_records import SiteHint
 from composer_replication.batch.taught_turns import wrong_hints
 from composer_replication.batch.tree_batch import CHANNELS
-from composer_replication.sessions.rendering import RenderedSession, WindowSettings
 from composer_replication.sessions.stored_windows import StoredWindow, store_window
+
+if TYPE_CHECKING:
+    from composer_replication.sessions.rendering import RenderedSession, WindowSettings
 
 _, _SITES, _PAIRS = CHANNELS
 
@@ -86,7 +89,5 @@ def _cut(
                 state_ids=[pairs[item.number].state_id for item in window.items if item.channel == _PAIRS],
             )
             into.windows.append(stored)
-            into.counts.update(stored.counts())
-            into.counts.update(
-                windows=1, tree_tokens=stored.num_tokens, sites=len(stored.site_ids), pairs=len(stored.state_ids)
-            )
+            sizes = {"sites": len(stored.site_ids), "pairs": len(stored.state_ids)}
+            into.counts.update(stored.counts() | sizes | {"windows": 1, "tree_tokens": stored.num_tokens})

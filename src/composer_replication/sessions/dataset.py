@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,33 +158,46 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         return all(window.has_references for window in self.windows)
 
     def prove(
-        self, model: nn.Module, margin: float = 0.0, *, max_context: int | None = None, seed: int = 0
+        self,
+        model: nn.Module,
+        margin: float = 0.0,
+        *,
+        max_context: int | None = None,
+        seed: int = 0,
+        with_adapter: bool = False,
     ) -> LoggedSessions:
-        """Without the sites whose hint does not lower the erring call by `margin` nats more than another's does.
+        """Without the sites whose hint does not lower the erring decision by `margin` nats a token more than another's
+        hint does and than good calls.
 
         The figures are in `proofs` and, for a run directory, in its `hint_proof.jsonl`; figures that are there already
-        and belong to these weights, sites and settings are not computed again. `max_context` tokens before a turn are
-        scored; without a number, `budget`.
+        and belong to these weights (with `with_adapter`, to these with their adapter), sites and settings are not
+        computed again. `max_context` tokens before a turn are scored; without a number, `budget`.
         """
         used = {site_id for window in self.windows for site_id in window.site_ids}
         sites = [each for session in self.rendered for each in session.sites if each.site.id in used]
         context = self.settings.budget if max_context is None else max_context
         options = ProofSettings(margin=margin, placement=self.settings.placement, max_context=context, seed=seed)
-        return self.with_proofs(prove_sites(model, self.renderer, sites, options, self.run))
+        good = [each for session in self.rendered for each in session.good_calls]
+        proofs = prove_sites(model, self.renderer, sites, good, options, self.run, with_adapter=with_adapter)
+        return self.with_proofs(proofs)
 
     def with_proofs(self, proofs: Sequence[HintProof]) -> LoggedSessions:
         """Cut again without the sites that these proofs do not keep. References have to be computed again."""
         return type(self)(self.rendered, self.renderer, self.settings, run=self.run, pack=self._pack, proofs=proofs)
 
-    def with_references(self, model: nn.Module, path: str | Path | None = None) -> LoggedSessions:
+    def with_references(
+        self, model: nn.Module, path: str | Path | None = None, *, with_adapter: bool = False
+    ) -> LoggedSessions:
         """With reference log-probs of all pairs under the start weights, in the windows' own contexts.
 
-        They are stored at `path`, by default the run's `ref_logprobs.safetensors`; what is there is taken over if it
-        belongs to these weights, this tokenizer, this template and this precision (autocast's, where it is on).
+        With `with_adapter` these are the weights with the adapter that is on them, else those below it. They are stored
+        at `path`, by default the run's `ref_logprobs.safetensors`; what is there is taken over if it belongs to these
+        weights, this tokenizer, this template and this precision (autocast's, where it is on).
         """
         where = self.run.path("ref_logprobs") if path is None and self.run is not None else path
         pairs = [window.pair_ids() for window in self.windows]
-        store = precompute_ref_logprobs(model, self.renderer, (pair for each in pairs for pair in each), path=where)
+        flat = (pair for each in pairs for pair in each)
+        store = precompute_ref_logprobs(model, self.renderer, flat, path=where, with_adapter=with_adapter)
         looked_up = [[store.lookup(*pair.chosen, *pair.rejected) for pair in each] for each in pairs]
         made = self._with_windows([w.with_references(r) for w, r in zip(self.windows, looked_up, strict=True)])
         made.reference_precision = store.fingerprint.precision
@@ -203,6 +217,11 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         made.counts = self.counts.copy()
         made.counts[CHANNELS[0]] = 0
         return made
+
+    def only_responses(self) -> LoggedSessions:
+        """Cut again for channel 1 alone: without hinted contexts and pairs, which a warm-up has no use for."""
+        bare = [replace(each, sites=[], pairs=[], hints=[]) for each in self.rendered]
+        return type(self)(bare, self.renderer, self.settings, pack=self._pack)
 
     def require_items(self) -> None:
         """Raise where there is nothing to learn from."""

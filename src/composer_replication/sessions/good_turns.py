@@ -54,7 +54,8 @@ def good_turns(session: LoggedSession, *, work_failures: bool = False) -> GoodTu
 def rejected_turn_ids(session: LoggedSession) -> set[str]:
     """The turns that the session's pairs reject."""
     asked = [turn.id for turn in session.conversation.turns if turn.role == "assistant"]
-    return {asked[pair.turn_number] for pair in session.pairs if 0 <= pair.turn_number < len(asked)}
+    rejecting = (pair.turn_number for pair in session.pairs if pair.rejects_turn)
+    return {asked[number] for number in rejecting if 0 <= number < len(asked)}
 
 
 def taught_otherwise(session: LoggedSession) -> set[str]:

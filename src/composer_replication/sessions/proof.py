@@ -6,7 +6,7 @@ While it is made, each site's figures go to `hint_proof.partial.jsonl`: an inter
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -17,23 +17,32 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import distributed, nn
 
 from composer_replication.batch.hint_placement import Placement
+from composer_replication.batch.render.decision import decide
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import ArtefactCorruptError
 from composer_replication.objective.distributed import agreed_most
 from composer_replication.objective.fingerprint import fingerprint_of
-from composer_replication.objective.hint_proof import HintProof, ProvableSite, prove_hints
+from composer_replication.objective.hint_proof import (
+    GoodCall,
+    HintProof,
+    ProvableSite,
+    distance,
+    prove_hints,
+    verdict,
+)
 from composer_replication.runs import RunDir
 from composer_replication.runs.journal import Journal, read_journal
 from composer_replication.sessions.phases import Phase, tell_phase
 
 if TYPE_CHECKING:
-    from composer_replication.sessions.rendering import KeptSite
+    from composer_replication.sessions.rendering import CallPlace, KeptSite
 
-SCHEMA, VERSION = "hint_proof", 1
+SCHEMA, VERSION = "hint_proof", 2
 _NAME = "hint_proof"
 _PARTIAL = "hint_proof.partial.jsonl"
 _SOURCES = ("conversations", "sites")
 _PROOF = tuple(each.name for each in fields(HintProof))
+_MOST_GOOD_CALLS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,21 +56,27 @@ class ProofSettings:
 
 
 def prove_sites(
-    model: nn.Module, renderer: Renderer, sites: Sequence[KeptSite], settings: ProofSettings, run: RunDir | None
+    model: nn.Module,
+    renderer: Renderer,
+    sites: Sequence[KeptSite],
+    good_calls: Sequence[CallPlace],
+    settings: ProofSettings,
+    run: RunDir | None,
+    *,
+    with_adapter: bool = False,
 ) -> list[HintProof]:
     """One proof a site, from the run directory if its figures are those of this model and these sites.
 
-    Processes that prove the same sites write the same file; each write replaces it whole.
+    Processes that prove the same sites write the same file; each write replaces it whole. `with_adapter`: the adapter
+    on the model is not a fresh one, and the figures are those of the weights with it.
     """
-    said = _settings_of(model, renderer, settings) if run is not None else {}
+    provable = _provable(renderer, sites, good_calls)
+    said: dict[str, str] = {}
     if run is not None:
+        said = _settings_of(model, renderer, settings, with_adapter) | {"sites": _digest(provable)}
         known = _stored(run, said)
         if known is not None and [each.site.id for each in sites] == [proof.site_id for proof in known]:
             return known
-    provable = [
-        ProvableSite(site_id=each.site.id, rendered=each.rendered, span=each.span, hint=each.hint, kind=each.site.kind)
-        for each in sites
-    ]
     with _PartialProofs.open(run, said, provable, model) as partial:
         partial.tell()
         options = {**asdict(settings), "known": tuple(partial.proofs), "on_proof": partial.add}
@@ -72,8 +87,38 @@ def prove_sites(
     return proofs
 
 
+def _provable(renderer: Renderer, sites: Sequence[KeptSite], good_calls: Sequence[CallPlace]) -> list[ProvableSite]:
+    """Sites with a few good calls of their sequence, those of the same tool first and of these the nearest."""
+    by_sequence: dict[int, list[CallPlace]] = defaultdict(list)
+    for place in good_calls:
+        by_sequence[id(place.rendered)].append(place)
+
+    def beside(each: KeptSite) -> list[GoodCall]:
+        places = [place for place in by_sequence[id(each.rendered)] if place.span is not each.span]
+        places.sort(key=lambda place: (place.words.name != each.site.tool, distance(place.span, each.span)))
+        return [
+            GoodCall(place.span, decide(renderer, place.rendered, place.span, place.words))
+            for place in places[:_MOST_GOOD_CALLS]
+        ]
+
+    return [
+        ProvableSite(
+            site_id=each.site.id,
+            rendered=each.rendered,
+            span=each.span,
+            hint=each.hint,
+            kind=each.site.kind,
+            decision=each.decision,
+            good_calls=beside(each),
+        )
+        for each in sites
+    ]
+
+
 def read_proofs(run: RunDir) -> list[HintProof]:
-    """The proofs of a run, in the order of its sites."""
+    """The proofs of a run, in the order of its sites; none where an earlier version measured something else."""
+    if run.meta(_NAME).version < VERSION:
+        return []
     rows = run.read_jsonl(_NAME, schema=SCHEMA, version=VERSION)
     return [HintProof(**{name: cast("Any", row[name]) for name in _PROOF}) for row in rows]
 
@@ -95,7 +140,7 @@ class _PartialProofs:
             return
         path = run.path(_NAME).with_name(_PARTIAL)
         made_of = {name: run.meta(name).sha256 for name in _SOURCES}
-        header = {"settings": said, "sites": _digest(sites), "made_of": made_of}
+        header = {"settings": said, "made_of": made_of}
         known = _first_known(sites, _read_partial(path, header))
         # As many on every process that holds a part of the weights: they have to make their passes together.
         least = -agreed_most([model], [-len(known)])[0]
@@ -142,8 +187,12 @@ def _first_known(sites: Sequence[ProvableSite], proofs: Sequence[HintProof]) -> 
 
 
 def _digest(sites: Sequence[ProvableSite]) -> str:
-    """Of what is proved: the sites with their hints, whose order decides which hint each is compared with."""
-    return hashlib.sha256(repr([(each.site_id, each.kind, each.hint) for each in sites]).encode()).hexdigest()
+    """Of what is proved, and where: sites with their hints, whose order decides what each is compared with."""
+    shown = [
+        (each.site_id, each.kind, each.hint, each.decision, [good.decision for good in each.good_calls])
+        for each in sites
+    ]
+    return hashlib.sha256(repr(shown).encode()).hexdigest()
 
 
 def _stored(run: RunDir, said: dict[str, str]) -> list[HintProof] | None:
@@ -157,6 +206,7 @@ def _store(run: RunDir, sites: Sequence[KeptSite], proofs: Sequence[HintProof], 
         {
             **asdict(proof),
             "advantage": proof.advantage,
+            "advantage_over_good": proof.advantage_over_good,
             "conversation_id": each.site.conversation_id,
             "turn_id": each.site.turn_id,
             "kind": each.site.kind,
@@ -164,19 +214,24 @@ def _store(run: RunDir, sites: Sequence[KeptSite], proofs: Sequence[HintProof], 
         for each, proof in zip(sites, proofs, strict=True)
     )
     reasons = Counter(proof.reason for proof in proofs)
-    kept = reasons.pop("kept", 0)
+    kept, found = reasons.pop("kept", 0), verdict(proofs)
     run.write_jsonl(
         _NAME,
         rows,
         schema=SCHEMA,
         version=VERSION,
         sources=_SOURCES,
-        counts={"sites": len(proofs), "kept": kept},
+        counts={
+            "sites": len(proofs),
+            "kept": kept,
+            "lowered_more_than_by_another_kind": found.over_other,
+            "lowered_more_than_good_calls": found.over_good,
+        },
         drops=reasons,
         settings=said,
     )
 
 
-def _settings_of(model: nn.Module, renderer: Renderer, settings: ProofSettings) -> dict[str, str]:
+def _settings_of(model: nn.Module, renderer: Renderer, settings: ProofSettings, with_adapter: bool) -> dict[str, str]:
     said = {name: str(value) for name, value in asdict(settings).items()}
-    return said | fingerprint_of(model, renderer)._asdict()
+    return said | fingerprint_of(model, renderer, with_adapter=with_adapter)._asdict()

@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from composer_replication.actions.parse import parse_action_text
 from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.pairs import LoggedPair, read_pairs
 from composer_replication.runs.sites import read_sites
-from composer_replication.types import Conversation, ErrorSite, Hint
+from composer_replication.types import Conversation, ErrorSite, Hint, ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedSession:
-    """A conversation, the failures found in it with their hints, and pairs of answers to its states."""
+    """A conversation, the failures found in it with their hints, and pairs of answers to its states.
+
+    `corrections` are right calls in place of failing ones, by the site's id, where they are known otherwise than from a
+    pair that answers the erring turn.
+    """
 
     conversation: Conversation
     sites: Sequence[tuple[ErrorSite, Hint | None]] = ()
     pairs: Sequence[LoggedPair] = ()
+    corrections: Mapping[str, ToolCall] = field(default_factory=dict[str, ToolCall])
+
+    def right_call(self, site: ErrorSite) -> ToolCall | None:
+        """What should have stood in place of the failing call, where somebody knows: one call for one call."""
+        if site.id in self.corrections:
+            return self.corrections[site.id]
+        asked = [turn for turn in self.conversation.turns if turn.role == "assistant"] if self.pairs else []
+        number = next((at for at, turn in enumerate(asked) if turn.id == site.turn_id), None)
+        here = [each for each in self.pairs if each.turn_number == number and each.rejects_turn]
+        by_call = (each for each in here if each.rejected and each.rejected.calls[0].id == site.call_id)
+        whole = (
+            each for each in here if each.rejected is None and number is not None and len(asked[number].calls) == 1
+        )
+        pair = next(by_call, None) or next(whole, None)
+        if pair is None:
+            return None
+        calls = (pair.action or parse_action_text(pair.chosen).action).calls
+        return calls[0] if len(calls) == 1 else None
 
 
 def read_sessions(run: RunDir, *, with_sites: bool, with_pairs: bool) -> Iterator[LoggedSession]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -99,8 +100,11 @@ def precompute_ref_logprobs(
     *,
     path: str | Path | None = None,
     max_tree_tokens: int = 32_768,
+    with_adapter: bool = False,
 ) -> ReferenceLogprobs:
     """Log-probs of both sides of every pair under the start weights; call it before the first optimizer step.
+
+    The start weights are those below an adapter; `with_adapter`, after a warm-up, those with it.
 
     Responses that share a context share its computation, in trees of at most `max_tree_tokens` (a longer response is a
     tree of its own). With a `path`, what it holds is taken over if its fingerprint fits (StaleArtefactError if not),
@@ -109,14 +113,15 @@ def precompute_ref_logprobs(
     """
     if max_tree_tokens < 1:
         raise InputError(explain("max_tree_tokens", got=max_tree_tokens, expected="1 or more"))
-    fingerprint = fingerprint_of(model, renderer)
+    fingerprint = fingerprint_of(model, renderer, with_adapter=with_adapter)
     known = path is not None and Path(path).exists()
     store = ReferenceLogprobs.load(Path(path), fingerprint) if path and known else ReferenceLogprobs(fingerprint)
     wanted = {_key(*each): each for pair in pairs for each in pair}
     missing = [each for each in wanted.values() if each not in store]
     groups = list(_groups(missing, max_tree_tokens))
     where = None if path is None else Path(path)
-    _compute(model, store, groups, len(wanted), where)
+    with nullcontext() if with_adapter else start_weights(model):
+        _compute(model, store, groups, len(wanted), where)
     if where is not None and not missing and not known:
         _save_with_others(store, where)
     return store
@@ -132,17 +137,16 @@ def _compute(
 
     (passes,) = agreed_most([model], [len(groups)])
     left = sum(map(len, groups))
-    with start_weights(model):
-        for group in groups:
-            tell(left)
-            found = response_logprobs(model, group).tolist()
-            for response, value in zip(group, found, strict=True):
-                store.add(response, value)
-            if path is not None:
-                _save_with_others(store, path)
-            left -= len(group)
-        for _ in range(passes - len(groups)):  # another process has more, and its passes take all of us
-            response_logprobs(model, [([0, 0], 1)])
+    for group in groups:
+        tell(left)
+        found = response_logprobs(model, group).tolist()
+        for response, value in zip(group, found, strict=True):
+            store.add(response, value)
+        if path is not None:
+            _save_with_others(store, path)
+        left -= len(group)
+    for _ in range(passes - len(groups)):  # another process has more, and its passes take all of us
+        response_logprobs(model, [([0, 0], 1)])
     if groups:
         tell(left)
 

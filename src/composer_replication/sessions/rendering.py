@@ -13,6 +13,7 @@ from composer_replication.actions.parse import answer_turn
 from composer_replication.actions.write import turn_of
 from composer_replication.batch.hint_placement import Placement
 from composer_replication.batch.pair_tokens import compared_ids
+from composer_replication.batch.render.decision import CallWords, Decision, decide_against
 from composer_replication.batch.render.renderer import (
     RenderedSequence,
     Renderer,
@@ -20,11 +21,11 @@ from composer_replication.batch.render.renderer import (
     thinking_counts,
 )
 from composer_replication.batch.session_records import TokenPair
-from composer_replication.batch.taught_turns import Part
+from composer_replication.batch.taught_turns import Part, why_no_target
 from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.runs.pairs import LoggedPair
-from composer_replication.sessions.good_turns import good_turns, taught_otherwise
+from composer_replication.sessions.good_turns import GoodTurns, good_turns, taught_otherwise
 from composer_replication.sessions.read_run import LoggedSession
 from composer_replication.types import Conversation, ErrorSite
 
@@ -65,12 +66,21 @@ class WindowSettings:
 
 
 class KeptSite(NamedTuple):
-    """A site that may teach, its hint, and where its turn stands."""
+    """A site that may teach, its hint, where its turn stands, and which tokens decide its call."""
 
     site: ErrorSite
     hint: str
     rendered: RenderedSequence
     span: TurnSpan
+    decision: Decision
+
+
+class CallPlace(NamedTuple):
+    """Where a good turn with a call stands, and what its first call is known by."""
+
+    rendered: RenderedSequence
+    span: TurnSpan
+    words: CallWords
 
 
 class PairSide(NamedTuple):
@@ -112,14 +122,16 @@ class KeptPair(NamedTuple):
 class RenderedSession:
     """The token ids of one conversation, and what may be learned in them.
 
-    `responses` are ids of turns. `hints` are those of all sites that may teach (id, kind, text): wrong hints are drawn
-    from them. `counts` says what there is, `drops` what is missing, as `channel: reason`.
+    `responses` are ids of turns. `good_calls` are good turns with a call, whether channel 1 learns them or not. `hints`
+    are those of all sites that may teach (id, kind, text): wrong hints are drawn from them. `counts` says what there
+    is, `drops` what is missing, as `channel: reason`.
     """
 
     conversation_id: str
     models: frozenset[str]
     sequences: list[RenderedSequence]
     responses: frozenset[str] = frozenset()
+    good_calls: list[CallPlace] = field(default_factory=list[CallPlace])
     sites: list[KeptSite] = field(default_factory=list[KeptSite])
     pairs: list[KeptPair] = field(default_factory=list[KeptPair])
     hints: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
@@ -140,10 +152,12 @@ def render_session(renderer: Renderer, session: LoggedSession, settings: WindowS
         found.drops[f"conversations: {NOT_RENDERED}"] += 1
     found.counts.update(thinking_counts(found.sequences))
     if settings.use_sites:
-        _keep_sites(found, session)
+        _keep_sites(found, session, renderer)
     if settings.use_pairs:
         _keep_pairs(found, session, renderer)
-    found.responses = _responses(found, session, settings)
+    good = good_turns(session, work_failures=settings.work_failures)
+    found.good_calls = _good_calls(found, conversation, good.good)
+    found.responses = _responses(found, session, settings, good)
     return found
 
 
@@ -157,8 +171,9 @@ def _with_shared_ids(sequence: RenderedSequence) -> RenderedSequence:
     return replace(sequence, ids=[_known_ids.setdefault(each, each) for each in sequence.ids])
 
 
-def _keep_sites(into: RenderedSession, session: LoggedSession) -> None:
+def _keep_sites(into: RenderedSession, session: LoggedSession, renderer: Renderer) -> None:
     """Sites that may teach and have a hint, in the order of the session; the others are counted."""
+    turns = {turn.id: turn for turn in session.conversation.turns}
     places = {span.turn_id: (rendered, span) for rendered in into.sequences for span in rendered.spans}
     for site, hint in session.sites:
         if not site.is_kept:
@@ -170,17 +185,33 @@ def _keep_sites(into: RenderedSession, session: LoggedSession) -> None:
         elif site.turn_id not in places:
             into.drops[f"{_SITES}: {NOT_IN_RENDERING}"] += 1
         else:
-            into.sites.append(KeptSite(site, hint.text, *places[site.turn_id]))
+            rendered, span = places[site.turn_id]
+            turn = turns[site.turn_id]
+            number = next((at for at, call in enumerate(turn.calls) if call.id == site.call_id), 0)
+            options = {"format_name": session.conversation.format, "right": session.right_call(site)}
+            decision = decide_against(renderer, rendered, span, turn, number, **options)
+            into.sites.append(KeptSite(site, hint.text, rendered, span, decision))
 
 
-def _responses(into: RenderedSession, session: LoggedSession, settings: WindowSettings) -> frozenset[str]:
+def _good_calls(into: RenderedSession, conversation: Conversation, good: frozenset[str]) -> list[CallPlace]:
+    calls = {turn.id: turn.calls[0] for turn in conversation.turns if turn.id in good and turn.calls}
+    return [
+        CallPlace(rendered, span, CallWords.of(calls[span.turn_id]))
+        for rendered in into.sequences
+        for span in rendered.spans
+        if span.turn_id in calls and not why_no_target(span)
+    ]
+
+
+def _responses(
+    into: RenderedSession, session: LoggedSession, settings: WindowSettings, found: GoodTurns
+) -> frozenset[str]:
     """Ids of the turns of channel 1; the model's other turns are counted by what speaks against them."""
     if settings.responses == "none":
         return frozenset()
     if settings.responses == "all":
         own = {turn.id for turn in session.conversation.turns if turn.origin == "model"}
         return frozenset(own - taught_otherwise(session))
-    found = good_turns(session, work_failures=settings.work_failures)
     into.counts.update(model_turns=len(found.good) + len(found.not_good), good_turns=len(found.good))
     into.drops.update(f"{_RESPONSES}: {reason}" for reason in found.not_good.values())
     return found.good
@@ -210,13 +241,15 @@ def _pair(
     rendered: RenderedSequence,
     span: TurnSpan,
 ) -> KeptPair | str:
-    """Chosen against logged; or why not. The logged side is the session itself where the contexts agree."""
+    """Chosen against rejected; or why not. A logged turn's side is the session itself where the contexts agree."""
     before, logged = conversation.turns[:index], conversation.turns[index]
-    name = f"{pair.state_id}:chosen"
+    name, place = f"{pair.state_id}:chosen", (rendered, span)
+    if pair.rejected is not None:  # one call of the turn, or none of it
+        logged, place = turn_of(pair.rejected, turn_id=f"{pair.state_id}:rejected"), None
     answer = answer_turn(pair.chosen, turn_id=name) if pair.action is None else turn_of(pair.action, turn_id=name)
     named = {"conversation_id": pair.state_id, "format_name": conversation.format}  # for the session's tools
     try:
-        sides = compared_ids(renderer, before, answer, logged, **named, logged=(rendered, span))
+        sides = compared_ids(renderer, before, answer, logged, **named, logged=place)
     except InputError:
         return NOT_RENDERED
     if isinstance(sides, str):

@@ -1,17 +1,19 @@
 """Which turn erred, how, and whose doing it was. Only what the model did wrong may be taught.
 
-taxonomy       what can go wrong, whose doing it usually is, and a verdict on one result
-view           a result's text as rules read it, every place traceable back
-rule           how one kind of failure looks; rules of your own
-harness_rules  what the agent refused, and calls that it could not even make
-file_rules     failures of tools that read and change files
-shell_rules    failures of commands that are the machine's or the model's slips
-usage_rules    commands that could not work as they were typed
-work_rules     failures that are the work: tests, checks, builds, programs
-excuses        what the session had shown before, where that speaks for the model
-classify       one result: did it fail, how, and whose doing was it
-user_words     what a user said when refusing a call: does it correct the call, does it name a rule
-find           a conversation's failing calls as sites
+taxonomy      what can go wrong, whose doing it usually is, and a verdict on one result
+view          a result's text as rules read it, every place traceable back
+rule          how one kind of failure looks; rules of your own
+rules         how each kind looks, group by group
+unflagged     what says that a call failed where the log has no flag
+surroundings  what stands around a message in the same result
+excuses       what the session had shown before, where that speaks for the model
+classify      one result: did it fail, how, and whose doing was it
+user_words    what a user said when refusing a call: does it correct the call, does it name a rule
+gates         hooks that refuse the same again: conventions of a project
+calls         the calls of a session: which were made when, which worked, who spoke in between
+again         failures that were known, with nothing done about them
+course        what the calls before a failure, and a file written after it, say about it
+find          a conversation's failing calls as sites
 """
 
 from composer_replication.sites.classify import classify

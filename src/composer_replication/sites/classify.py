@@ -14,11 +14,12 @@ from functools import cached_property
 from typing import Any
 
 from composer_replication.actions.session_state import SessionState
-from composer_replication.actions.shell.command import Command, is_path
+from composer_replication.actions.shell.command import Command
 from composer_replication.actions.tools import Channel, channel_of, command_text, is_edit, is_shell, plain_name
 from composer_replication.sites.excuses import reconsidered
-from composer_replication.sites.file_rules import EDITS, ELSEWHERE, FAULTS, PATCHES, READS
-from composer_replication.sites.harness_rules import (
+from composer_replication.sites.rule import FailureRule
+from composer_replication.sites.rules.files import EDITS, ELSEWHERE, FAULTS, PATCHES, READS
+from composer_replication.sites.rules.harness import (
     FILE_ARGUMENTS,
     MISUSES,
     OWN_WORDS,
@@ -26,75 +27,26 @@ from composer_replication.sites.harness_rules import (
     SERVER_ARGUMENTS,
     TOOL_NAME,
 )
-from composer_replication.sites.rule import FailureRule, rule
-from composer_replication.sites.shell_rules import MACHINE, SLIPS, WITHHELD
+from composer_replication.sites.rules.machine import MACHINE, WITHHELD
+from composer_replication.sites.rules.services import SERVICES
+from composer_replication.sites.rules.slips import SLIPS
+from composer_replication.sites.rules.syntax import SYNTAX
+from composer_replication.sites.rules.usage import USAGE
+from composer_replication.sites.rules.work import BUILDS, CHECKS, MISSING, PROGRAMS, TESTS
+from composer_replication.sites.surroundings import follows_trouble, is_all, names_a_place, weighed
 from composer_replication.sites.taxonomy import Verdict as Verdict
-from composer_replication.sites.usage_rules import TYPED
+from composer_replication.sites.unflagged import EXIT, FULL_MESSAGE, TROUBLE, may_end_in
 from composer_replication.sites.view import View
-from composer_replication.sites.work_rules import BUILDS, CHECKS, MISSING, PROGRAMS, TESTS
 
+_TYPED = (*USAGE, *SERVICES, *SYNTAX)
 _SOFT_CONFIDENCE = 0.5
-_EXIT = rule(
-    "nonzero_exit",
-    r"^(?:Error: )?(?:exit (?:code|status)|(?:command |process )?(?:exited|finished|failed) with (?:exit )?(?:code"
-    r"|status))"
-    r"[ :=]+\(?[1-9]\d{0,2}\b|^<returncode>[1-9]|^\[?(?:The )?command .{0,80}exit code:? [1-9]",
-    *("exit", "returncode"),
-    channels="shell",
-    confidence=0.7,
-)
-# Without a flag a failure has to be the outcome of what was run, not something that was printed on the way.
-_RUNS = {
-    "test_failure": re.compile(
-        r"\b(?:py\.?test|unittest|tox|nox|jest|vitest|mocha|rspec|phpunit|ctest|tests?|spec|check)\b"
-    ),
-    "lint_or_typecheck": re.compile(
-        r"\b(?:tsc|eslint|ruff|mypy|flake8|pylint|pyright|credo|dialyzer|clippy|lint|rubocop|edit)\b"
-    ),
-    "compile_error": re.compile(
-        r"\b(?:build|compile|make|cmake|gcc|g\+\+|clang|cargo|go|javac|tsc|webpack|vite|mvn|gradle)\b"
-    ),
-    "python_exception": re.compile(r"\b(?:python[\d.]*|node|ruby|php|java|deno|bun|uv|poetry)\b|\./"),
-    "network": re.compile(
-        r"\b(?:curl|wget|git|pip|npm|yarn|pnpm|cargo|docker|apt|apt-get|ssh|gh|go|clone|pull|push|install)\b"
-    ),
-    "timeout": re.compile(r""),
-    "os_permission": re.compile(r""),
-    "git_state": re.compile(r"\bgit\b"),
-}
-# One of these is in every English message of a failure that carries no flag; most output has none of them.
-_TROUBLE = (
-    *("error", "fail", "no such", "not found", "denied", "fatal", "exit", "returncode", "exception", "traceback"),
-    *("cannot", "can't", "unable", "timed out", "too long", "could not", "not ", "nothing", "reject", "problem"),
-    *("is a directory", "refused", "reformat", "conflict", "ignored", "killed", "unknown", "timeout"),
-)
+_HIDDEN_CONFIDENCE = 0.65
 _ONE_MESSAGE = 600
 _NEAR_AN_END = 12
 _ENVELOPE_LINES = 4
-_STREAMS = re.compile(r"^(?:Error|Stderr|Output|Stdout): (?:\(none\)|\(empty\))?\s*$", re.MULTILINE)  # of an envelope
-# Looks whether something is there: that it is not is the answer.
-_PROBES = re.compile(r"\s*(?:/\S{1,40}/)?(?:ls|find|stat|test|\[|file|du|lsd|exa|gls): ")
-_REPEATS_COMMAND = re.compile(r"^Command: .*", re.MULTILINE)  # an envelope that says what was run
-_HOOK = re.compile(r"husky|pre-commit|lint-staged|commit-msg|\bhook\b", re.IGNORECASE)
-# An installation, a download or a build that failed makes what comes after it fail too.
-_TROUBLE_BEFORE = re.compile(
-    r"^(?:E: |W: |Err:|Error|ERROR|error:|curl: \(|wget: |fatal:|npm ERR|Traceback|╷|│ Error|Warning: No )"
-    r"|unable to locate"
-    r"|not created successfully|is not compatible|no formula|could not (?:get lock|open lock)|returned error: \d"
-    r"|pull access denied|command not found|not found in",
-    re.MULTILINE | re.IGNORECASE,
-)
-_WORKED = re.compile(r"^(?:Exit code:? 0\b|<returncode>0<|Process exited with code 0\b)", re.IGNORECASE | re.MULTILINE)
-# Sentences with which tools that read and find begin a failure, where the format has no flag.
-_FULL_MESSAGE = re.compile(
-    r"\s*(?:File \S{1,300} (?:not found|does not exist)|File (?:does not exist|not found)|ENOENT|EISDIR"
-    r"|No such (?:file|tool)"
-    r"|(?:The )?path \S{1,300} (?:does not exist|is a directory)|Invalid `|Directory \S{1,300} (?:not found"
-    r"|does not exist)"
-    r"|unsupported call"
-    r"|Unknown tool|failed to parse|Tool \S{1,100} (?:is not|not found|does not)|The user|\[Request|File (?:size"
-    r"|content)|Error validating"
-    r"|The tool execution failed)",
+_MAY_BE_TYPED = re.compile(
+    r"unknown|unrecogni|illegal|invalid|unsupported|usage:|no |not |missing|requires?|needs|syntax|unexpected|must"
+    r"|cannot|error|expected|unmatched|bad |ambiguous|denied|outside|could",
     re.IGNORECASE,
 )
 
@@ -163,7 +115,8 @@ class _Result:
             was_run = self._exit is not None or (self.command.only_shows and len(self.view.text) > _ONE_MESSAGE)
             return None if was_run else self._first(TOOL_NAME) or self._first(OWN_WORDS)
         if self.channel == "other" and self.is_error is None and not self.view.is_labelled:
-            return None
+            is_message = len(self.view.text) < _ONE_MESSAGE
+            return self._first((*TOOL_NAME, *OWN_WORDS)) if is_message else None
         if self.channel == "file" and not self._may_speak:
             return None
         rules = (*TOOL_NAME, *OWN_WORDS, *FILE_ARGUMENTS, *(() if self.view.is_tagged else SERVER_ARGUMENTS))
@@ -174,7 +127,7 @@ class _Result:
         """Whether a file tool's text can be a message: what was read or found may begin with any words, too."""
         if self.is_error is True or self.view.is_tagged or self.view.is_labelled:
             return True
-        return len(self.view.text) < 1000 and (self.is_edit or _FULL_MESSAGE.match(self.view.text) is not None)
+        return len(self.view.text) < 1000 and (self.is_edit or FULL_MESSAGE.match(self.view.text) is not None)
 
     def _from_tool(self) -> Verdict | None:
         if self.channel == "other":
@@ -185,14 +138,14 @@ class _Result:
         is_message = self.is_error is True or self.view.is_tagged or self.view.is_labelled
         found = self._first(FAULTS) if is_message else None
         found = found or (self._first(EDITS) if self.is_edit else None)
-        may_read = is_message or _FULL_MESSAGE.match(self.view.text) is not None
+        may_read = is_message or FULL_MESSAGE.match(self.view.text) is not None
         return found or (self._first((*READS, *MISUSES)) if may_read else None)
 
     def _from_shell(self) -> Verdict | None:
-        if self.is_error is not True and self.view.text.isascii() and not self.view.has_any(_TROUBLE):
+        if self.is_error is not True and self.view.text.isascii() and not self.view.has_any(TROUBLE):
             return None
         found = self._first(WITHHELD)
-        found = found or (self._as_typed() if self._failed else None)
+        found = found or (self._as_typed() if self._may_be_typed_wrongly else None)
         if found is not None:
             return found
         if self.command.only_shows:
@@ -204,32 +157,40 @@ class _Result:
 
     def _as_typed(self) -> Verdict | None:
         """A command that could not work as it was typed says so at once, or as the last thing it does."""
-        found = self._first(TYPED)
+        found = replace(self, view=self.view.ends(_NEAR_AN_END))._first(_TYPED)
         if found is None or (
             found.kind == "shell_syntax" and "\\!" in self.view.text and "\\!" not in self.command.text
         ):
             return None  # some tools put a backslash before each exclamation mark, whatever the quotes
         begin = self.view.here(found.span[0])
         first, rest = self.view.text[:begin], self.view.text[begin:]
-        return found if min(first.count("\n"), rest.rstrip().count("\n")) <= _NEAR_AN_END else None
+        if names_a_place(rest):
+            return None
+        if found.kind != "shell_syntax" and follows_trouble(first, self.command):
+            return None
+        if not self._failed and self.may_be_soft:
+            return self._behind_a_pipe(found, first)
+        return found
+
+    def _behind_a_pipe(self, found: Verdict, first: str) -> Verdict | None:
+        """The same where the status is that of another command: only if it is the first thing that was printed."""
+        if first.strip():
+            return None
+        return replace(found, confidence=max(found.confidence, _HIDDEN_CONFIDENCE))
+
+    @property
+    def _may_be_typed_wrongly(self) -> bool:
+        """Whether it is worth asking: it failed, has no status, or one that is another's."""
+        if self._failed or not self.may_be_soft:
+            return True
+        begins = self.view.text.lstrip()[:200].partition("\n")[0]
+        is_hidden = self.command.hides_status if self.is_error is False else not self.command.only_shows
+        return is_hidden and _MAY_BE_TYPED.search(begins) is not None
 
     def _slip(self, is_own: Callable[[str], bool] | None = None) -> Verdict | None:
-        """The model's own, unless something else in the same command had gone wrong before."""
+        """The model's own, unless something else in the same result speaks against it."""
         found = self._first(SLIPS, is_own)
-        if found is None:
-            return None
-        if found.kind == "git_state":
-            by_hook = _HOOK.search(self.view.text) is not None
-            return replace(found, blame="unknown", reason="a hook may have said this") if by_hook else found
-        begin = self.view.here(found.span[0])
-        before = _STREAMS.sub("", _REPEATS_COMMAND.sub("", self.view.text[:begin]))
-        message = self.view.text[begin : begin + 300].partition("\n")[0]
-        if _TROUBLE_BEFORE.search(before) is not None:
-            return replace(found, blame="unknown", reason="something else in the command had failed before")
-        if found.kind == "shell_path_missing" and _PROBES.match(message) is not None:
-            return replace(found, blame="task", reason="a look whether the path is there")
-        listed = any(is_path(word) and word in before and word in message for word in self.command.words)
-        return replace(found, blame="unknown", reason="the same result shows this path") if listed else found
+        return None if found is None else weighed(found, self.view, self.command)
 
     def _from_machine(self) -> Verdict | None:
         found = self._outcome(MACHINE)
@@ -256,20 +217,15 @@ class _Result:
 
     def _outcome(self, rules: Iterable[FailureRule], is_own: Callable[[str], bool] | None = None) -> Verdict | None:
         """`_first` among the rules that, without a flag, can be how this command ended and not something it printed."""
-        return self._first(rules if self._failed else [each for each in rules if self._may_end_in(each)], is_own)
+        return self._first(rules if self._failed else self._endings(rules), is_own)
 
-    def _may_end_in(self, each: FailureRule) -> bool:
-        runs = _RUNS.get(each.kind)
-        least = 0.85 if each.kind in ("test_failure", "python_exception") and each.whose == "task" else 0.7
-        if runs is None or each.confidence < least:
-            return False
-        if each.whose == "env" and each.kind != "timeout" and _WORKED.search(self.view.text):
-            return False
-        return not self.may_be_soft or runs.search(self.command.text) is not None
+    def _endings(self, rules: Iterable[FailureRule]) -> list[FailureRule]:
+        runs_commands = self.may_be_soft
+        return [each for each in rules if may_end_in(each, self.command, self.view, runs_commands=runs_commands)]
 
     @cached_property
     def _exit(self) -> tuple[int, int] | None:
-        return next(_EXIT.matches(self.view, self.command), None)
+        return next(EXIT.matches(self.view, self.command), None)
 
     @cached_property
     def _states_exit(self) -> bool:
@@ -283,6 +239,10 @@ class _Result:
     @property
     def _failed(self) -> bool:
         return self.is_error is True or self._exit is not None
+
+    def _is_whole(self, span: tuple[int, int]) -> bool:
+        """Where the format has no flag: a message that is all that came back is no text that was shown."""
+        return self.is_error is None and is_all(span, self.view)
 
     def _fallback(self) -> Verdict:
         reason = "a command failed without a reason that a rule knows"
@@ -302,7 +262,8 @@ class _Result:
             if span is None:
                 continue
             is_soft = self._is_soft and each.whose not in ("user", "harness")
-            confidence = each.confidence * (_SOFT_CONFIDENCE if is_soft and not self._states_exit else 1.0)
+            is_sure = not is_soft or self._states_exit or self._is_whole(span)
+            confidence = each.confidence * (1.0 if is_sure else _SOFT_CONFIDENCE)
             verdict = Verdict(each.kind, each.whose, confidence, self.view.place(*span), is_soft, f"rule {each.kind}")
             if each.whose != "model":
                 return verdict

@@ -22,6 +22,10 @@ _PRODUCT = re.compile(r"(?:^|/)(?:build|dist|target|out|bin|obj|\.next|node_modu
 _CHANGES_FOLDER = re.compile(
     r"(?:^|[\s:)])cd(?::\d+)?: |can't cd to|Set-Location", re.IGNORECASE
 )  # bash, zsh, sh, fish
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w{0,60})\}?")
+_ABOUT_WORDS = frozenset(
+    ["shell_path_missing", "wrong_folder", "usage_error", "git_state", "api_misuse", "is_directory"]
+)
 _LOOKED_FOR = re.compile(r"(?:stat|lstat|open|chdir) (/\S{1,400}): ")
 _SHELL_SAYS = re.compile(r"\s*(?:/\S*/)?(?:bash|sh|zsh|dash)\b")
 
@@ -30,7 +34,12 @@ def reconsidered(verdict: Verdict, tool: str, arguments: Mapping[str, Any], text
     """The verdict, with the model's blame taken back where the session says otherwise."""
     if verdict.blame != "model":
         return verdict
+    if verdict.kind in _ABOUT_WORDS and _has_lost_variable(verdict, tool, arguments, text, before):
+        return replace(verdict, blame="unknown", reason="a variable that had been set was empty")
     if verdict.kind == "shell_path_missing" and _is_elsewhere(tool, arguments, text[slice(*verdict.span)], before):
+        return replace(verdict, kind="wrong_folder", reason="the session had shown this path from another folder")
+    path = path_argument(arguments)
+    if verdict.kind == "file_not_found" and path and not path.startswith(("/", "~")) and before.is_from_elsewhere(path):
         return replace(verdict, kind="wrong_folder", reason="the session had shown this path from another folder")
     reason = next(_excuses(verdict, tool, arguments, text, before), None)
     if reason is None:
@@ -51,7 +60,7 @@ def _excuses(
     if kind == "file_not_found" and path and before.has_shown(path):
         yield "the session had shown this path"
     if kind == "shell_path_missing" and _CHANGES_FOLDER.search(message) is None:
-        paths = [word for word in command.words if word in message and is_path(word)]
+        paths = [word for word in command.words if word in message and is_path(word) and _ends_in(message, word)]
         if any(before.has_shown(each) for each in paths):
             yield "the session had shown this path"
         if before.build_failed and any(_PRODUCT.search(each) or _SHELL_SAYS.match(message) for each in paths):
@@ -68,6 +77,11 @@ def _excuses(
         yield "the text was copied from the file as it was last read"
 
 
+def _ends_in(message: str, path: str) -> bool:
+    """Whether the message speaks of this path, and not of something inside it."""
+    return re.search(rf"{re.escape(path)}(?![\w/-])", message) is not None
+
+
 def _is_elsewhere(tool: str, arguments: Mapping[str, Any], message: str, before: SessionState) -> bool:
     """Whether a relative path was typed that the session had shown, and the shell stands in another folder."""
     command = Command.of(command_text(tool, arguments))
@@ -82,6 +96,31 @@ def _is_elsewhere(tool: str, arguments: Mapping[str, Any], message: str, before:
         if before.is_from_elsewhere(path) or (_CHANGES_FOLDER.search(message) and before.has_shown(path)):
             return True
     return False
+
+
+def _has_lost_variable(
+    verdict: Verdict, tool: str, arguments: Mapping[str, Any], text: str, before: SessionState
+) -> bool:
+    """Whether the message fits a command whose variables were empty, though it or an earlier one had set them.
+
+    Of a path the message shows what was left of the word; of other things it does not say what came in.
+    """
+    command = command_text(tool, arguments)
+    named = {
+        name for name in _VARIABLE.findall(command) if _is_set(name, command) or before.was_in_a_command(f"{name}=")
+    }
+    if not named:
+        return False
+    if verdict.kind not in ("shell_path_missing", "wrong_folder", "is_directory"):
+        return True
+    words = {word.strip("'\"") for word in command.split() if named.intersection(_VARIABLE.findall(word))}
+    left = {_VARIABLE.sub("", word).strip("'\"") for word in words}
+    message = re.split(r"[\s:'\"`‘’]+", text[slice(*verdict.span)])
+    return any(word in message for word in left if word) or "" in left
+
+
+def _is_set(name: str, command: str) -> bool:
+    return re.search(rf"(?:^|[\s;&(]){name}=|\bfor {name} in\b|\bread (?:-\w+ )*{name}\b", command) is not None
 
 
 def _is_doubled(folder: str, path: str) -> bool:

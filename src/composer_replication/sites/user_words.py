@@ -11,7 +11,10 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from composer_replication.actions.shell.command import Command
+from composer_replication.actions.tools import channel_of, command_text
 from composer_replication.sites.taxonomy import Verdict
+from composer_replication.types import ToolCall
 
 REFUSED, CORRECTED = "user_rejected", "user_corrected"
 _SURE = 0.9
@@ -23,6 +26,7 @@ _SAID_WITHIN = 600
 _END = re.compile(r"\s*</feedback>|\s*\n\s*\n?Note: The user's next message")
 # Sentences of an agent that stand where a user's words would.
 _NOT_OWN = re.compile(r"The user wants to clarify|\[Request interrupted|<(?:command|local-command|bash)-")
+_COMMAND_WORD = re.compile(r"[a-z][a-z-]{1,30}")
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
 _FILLER = re.compile(
     r"^(?:(?:oh|ok(?:ay)?|yes|yeah|yep|hm+|um+|ugh|well|so|and|also|but|then|actually|now|sorry|please|maybe|no|nope"
@@ -31,22 +35,25 @@ _FILLER = re.compile(
 )
 _ACCEPTS = re.compile(
     r"^\W*(?:lgtm|looks? good|good|great|nice|perfect|thanks?|thank you|cool|done|continue|go (?:ahead|on)|proceed|sure"
-    r"|never ?mind|all good|fine|approved?|resume|next\b|implement the following)\b",
+    r"|never ?mind|all good|fine|approved?|resume|next\b|implement the following)\b"
+    r"|^\W*(?:(?:try|do it|run it|do that) again|retry|go for it|carry on)\W*\Z",
     re.IGNORECASE,
 )
 _VERBS = (
     "add avoid call change check commit compare copy create define delete do drop exclude fetch find fix focus follow "
-    "get give go ignore include keep leave let look make merge move only open pass pick prefer pull push put read "
+    "get give go ignore include keep leave look make merge move only open pass pick prefer pull push put read "
     "rebase remove rename replace reset restore revert run save search see show simplify skip split start stay stop "
     "switch take tell test try undo update use verify wait work write"
 )
 _IMPERATIVE = re.compile(rf"^(?:you (?:can|could) )?(?:{'|'.join(_VERBS.split())})\b", re.IGNORECASE)
 _WISH = re.compile(
-    r"\b(?:don'?t|do not|never|should(?:n'?t)?|must(?:n'?t)?|needs? to|need (?:a|an|the)|ha(?:ve|s) to|let'?s|let us"
+    r"\b(?:(?<!\bi )(?:don'?t|do not)(?! (?:worry|mind))|i (?:don'?t|do not) (?:want|like|need|think|agree)|never"
+    r"|should(?:n'?t)?(?! (?:work|be (?:fine|ok|okay|good|done|enough|able)))|must(?:n'?t)?|(?<!\bi )needs? to"
+    r"|need (?:a|an|the)|ha(?:ve|s) to|let'?s|let us"
     r"|(?:i|we|you)(?:'d| would)? (?:just |really |rather |personally |actually )*(?:want|prefer|like|rather|need)"
-    r"|would have thought|instead|rather than|please|make sure|hold on|hang on|wait|supposed to|not (?:as|in|on|to|with"
+    r"|would have thought|instead|rather than|please|make sure|hold on|hang on|supposed to|not (?:as|in|on|to|with"
     r"|the|a|this|that|like|yet|now|here)|no need|too (?:slow|long|much|many|big|early|broad|complex|complicated"
-    r"|verbose|risky|expensive)|wrong|incorrect|missing|forgot|unnecessary|overkill|(?:^|\W)first\W*$)\b",
+    r"|verbose|risky|expensive)|(?<!went )wrong|incorrect|missing|forgot|unnecessary|overkill|(?:^|\W)first\W*$)\b",
     re.IGNORECASE,
 )
 # A question that proposes the change.
@@ -60,7 +67,8 @@ _PROPOSES = re.compile(
 _PLAIN = re.compile(
     r"^(?:no\b(?! (?:problem|worries|rush))|nope|don'?t|do not|stop (?!here)|wait|never(?! ?mind)|not (?:as|in|on|to"
     r"|the|a|with|like)|you (?:just |really )?(?:should|shouldn'?t|must|forgot|missed|need to|have to|were supposed)"
-    r"|that'?s (?:not|wrong)|this is (?:not|wrong)|i (?:said|meant|told)|we don'?t (?:want|need|have)|wrong\b|revert"
+    r"|(?:that'?s|this is) (?:wrong|not (?:what|how|right|correct|it\b))|i (?:said|meant|told)|we don'?t (?:want|need)"
+    r"|wrong\b|revert"
     r"|undo|instead)",
     re.IGNORECASE,
 )
@@ -116,7 +124,7 @@ def corrects(words: str, *, plainly: bool = False) -> bool:
 
     With `plainly` only words that begin by turning down what was done: after a stop, most words are a new task.
     """
-    if len(words) > _MAX_WORDS or _ACCEPTS.search(words):
+    if len(words) > _MAX_WORDS or _ACCEPTS.search(words) or _ACCEPTS.search(_bare(words)):
         return False
     if plainly:
         first = next(_sentences(words), "")
@@ -130,6 +138,19 @@ def convention_in(words: str) -> str:
         return ""
     rules = (each for each in _sentences(words) if _RULE.search(_bare(each)) and not each.endswith("?"))
     return next((each for each in rules if not _PARTICULAR.search(each)), "")
+
+
+def call_kind(call: ToolCall) -> str:
+    """What a rule about this call is about: a program with its command, or the tool; empty for changes of files.
+
+    Two refused changes have seldom more in common than the tool.
+    """
+    channel = channel_of(call.name)
+    if channel != "shell":
+        return "" if channel == "file" else call.name
+    programs = [pair for pair in Command.of(command_text(call.name, call.arguments)).programs if pair[0] != "cd"]
+    program, first = programs[-1] if programs else ("", "")
+    return f"{program} {first}" if _COMMAND_WORD.fullmatch(first) else program
 
 
 def _sentences(words: str) -> Iterator[str]:

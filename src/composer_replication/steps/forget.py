@@ -12,6 +12,7 @@ from composer_replication.errors import InputError, explain
 from composer_replication.ingestion import forget as ingested
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs import conversations as rows
+from composer_replication.runs.conventions import forget_conventions, num_forgotten
 from composer_replication.runs.elsewhere import MadeElsewhere, made_elsewhere
 from composer_replication.runs.sidecar import ArtefactMeta
 from composer_replication.runs.source_paths import find_source
@@ -20,8 +21,10 @@ from composer_replication.teacher_replay.store import forget as replayed
 from composer_replication.teacher_replay.store.forget import AnswersOfRun
 
 MIN_PREFIX = 6
-# Made by the ingest itself, before it, or only a list of places.
-_NOT_DERIVED = frozenset({"config", "conversations", "session_sources", "tools", "forgotten", "elsewhere"})
+# Made by the ingest itself, before it, or only a list of places or ids.
+_NOT_DERIVED = frozenset(
+    {"config", "conversations", "session_sources", "tools", "forgotten", "elsewhere", "conventions", "struck_hints"}
+)
 _Link = tuple[str, str | None, str | None]
 """The id of a conversation, of its session, and of the conversation it goes on from."""
 
@@ -30,14 +33,16 @@ _Link = tuple[str, str | None, str | None]
 class Forgetting:
     """What forgetting some sessions takes away: conversations, rows of artefacts, and whole artefacts.
 
-    `answers` are the paid ones of a replay; None without a store of them. `elsewhere` was made from the run outside of
-    it, may hold the sessions or have learnt from them, and stays: whoever forgets has to delete it.
+    `answers` are the paid ones of a replay; None without a store of them. `num_conventions` are rules that were said
+    nowhere else. `elsewhere` was made from the run outside of it, may hold the sessions or have learnt from them, and
+    stays: whoever forgets has to delete it.
     """
 
     conversations: tuple[str, ...]
     filtered: tuple[str, ...]
     deleted: tuple[str, ...]
     answers: AnswersOfRun | None = None
+    num_conventions: int = 0
     elsewhere: tuple[MadeElsewhere, ...] = ()
 
 
@@ -60,6 +65,7 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
         filtered=filtered,
         deleted=tuple(name for name in derived if name not in filtered),
         answers=answers,
+        num_conventions=num_forgotten(run, chosen),
         elsewhere=made_elsewhere(run),
     )
 
@@ -80,6 +86,7 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
         alive = {identity for identity, _, _ in _links(run)} - gone
         ingested.mark(run, gone)  # first: from here on, no crash brings them back
         replayed.forget(run, gone, alive)
+        forget_conventions(run, gone)
         for name in plan.deleted:
             delete_artefact(run, name)
         metas = {name: run.meta(name) for name in plan.filtered}

@@ -10,8 +10,8 @@ from pathlib import Path
 from composer_replication.config import IngestConfig
 from composer_replication.ingestion.cache.summary import IngestSummary
 from composer_replication.ingestion.into_run import ingest_into
-from composer_replication.ingestion.schemas import load_tool_schemas
 from composer_replication.ingestion.scrubbing import ScrubSettings
+from composer_replication.ingestion.tool_schemas import load_tool_schemas
 from composer_replication.privacy import secret_looking_environment
 from composer_replication.runs import RunDir
 

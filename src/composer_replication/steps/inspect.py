@@ -12,8 +12,10 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.site_view import SiteView, view_site
 from composer_replication.config import CrfConfig
 from composer_replication.errors import InputError, explain
+from composer_replication.objective.hint_proof import HintProof
 from composer_replication.runs import RunDir
 from composer_replication.runs.sites import read_site
+from composer_replication.sessions.proof import read_proofs
 from composer_replication.sessions.read_run import LoggedSession
 from composer_replication.trainer.from_config.offline import why_not_taught
 from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
@@ -24,7 +26,8 @@ class Inspected(NamedTuple):
     """A site as rows of tokens, and what rendered it. `num_tools` are those of the session's agent, which `format`
     names.
 
-    `left_out` is the reason for which a training with this config does not teach it; empty where it does.
+    `left_out` is the reason for which a training with this config does not teach it; empty where it does. `proof` is
+    that of the run's last training, where there was one since the sites were found.
     """
 
     view: SiteView
@@ -32,6 +35,7 @@ class Inspected(NamedTuple):
     format: str
     num_tools: int
     left_out: str
+    proof: HintProof | None
 
 
 def inspect_site(
@@ -55,7 +59,9 @@ def inspect_site(
     view = view_site(renderer, conversation, site, hint, placement=config.train.batch.placement)
     left_out = _why_left_out(config, renderer, conversation, site, hint) if is_training else ""
     num_tools = len(renderer.tools_for(conversation.format))
-    return Inspected(view, renderer, conversation.format, num_tools, left_out)
+    proofs = read_proofs(run) if run.is_current("hint_proof") else []
+    proof = next((each for each in proofs if each.site_id == site.id), None)
+    return Inspected(view, renderer, conversation.format, num_tools, left_out, proof)
 
 
 def read_schemas(name: str) -> list[dict[str, Any]]:

@@ -1,12 +1,13 @@
-"""`crf pairs`: states and calls in, what passes the filters into `pairs.jsonl`.
+"""`crf pairs`: states and calls in, what passes the filters into `pairs.jsonl`, with the sessions' own pairs.
 
-By default a pair is made only where the student's action failed or was refused. Where it worked and others merely did
-something else, there is no evidence against it: such pairs are made on request, and counted.
+Of teachers' answers, a pair is made by default only where the student's action failed or was refused. Where it worked
+and others merely did something else, there is no evidence against it: such pairs are made on request, and counted.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,22 +24,28 @@ from composer_replication.pairs.export import export_preferences
 from composer_replication.pairs.extract import Extraction, PairRecord, extract_pairs
 from composer_replication.pairs.normalise.normalizer import DJNormalizer
 from composer_replication.runs import RunDir
+from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.elsewhere import note_elsewhere
 from composer_replication.runs.pairs import SCHEMA, VERSION
+from composer_replication.steps.own_pairs import WORKED, OwnPair, OwnPairs
 from composer_replication.steps.replay import read_calls
 from composer_replication.steps.states import RunStates, StateOfTurn
 from composer_replication.types import DPOPair
 
-WORKED = "rejected_action_worked"
 _ONLY_THINKING = "nothing_but_thinking"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairsOfRun:
-    """What became of the states, what the filters did, and how many rows were exported."""
+    """What became of the states, what the filters did, how many pairs each source gave, how many rows were exported.
 
-    report: PairReport
+    Without a replay there is no `report`. `num_failures` are those of the model that a session could have put right.
+    """
+
+    report: PairReport | None
     filtered: Mapping[str, int]
+    by_source: Mapping[str, int]
+    num_failures: int
     num_exported: int | None
 
 
@@ -53,42 +60,90 @@ def write_pairs(
     """Extract, filter, and write. Rows name their state; an exported file holds the messages as well.
 
     What is exported goes through the last gate first, which refuses a run made with `--no-scrub` unless that is said
-    here, too. States are those that were asked about; the threshold is the replay's unless everyone was asked.
+    here, too. A replay need not have been: then all pairs are the sessions' own.
     """
     # First: a run that may not go out is not worked on.
     gate = None if export is None else gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     normalizer = _normalizer(section)
-    asked_how = _settings(run)
-    threshold = _threshold(asked_how, section.threshold)
-    states = RunStates(asked_how.section, run, knows_failures=True)
-    asked = {each.state["state_id"]: each for each in states.read()}
-    extraction = extract_pairs(
-        (each.state for each in asked.values()), read_calls(run), threshold, teachers=asked_how.teachers
-    )
-    chosen = _chosen(extraction, asked, section)
-    records = {record.pair["state_id"]: record for record in chosen}
-    kept = normalizer.normalize(_with_facts(record, asked) for record in chosen)
-    num_worked = sum(pair.metadata[WORKED] for pair in kept)
-    report = extraction.report
-    run.write_jsonl(
-        "pairs",
-        (_row(records[pair.state_id], pair.metadata) for pair in kept),
-        schema=SCHEMA,
-        version=VERSION,
-        sources=[*states.sources[:1], "teacher_calls", *states.sources[1:]],
-        counts={"states": report.num_states, "extracted": len(records), "pairs": len(kept), WORKED: num_worked},
-        drops={**report.drops, **{f"filter: {k}": v for k, v in normalizer.counts.items() if k != "kept" and v}},
-        settings={
-            "threshold": threshold,
-            "where_it_worked": section.where_it_worked,
-            "thinking": section.thinking,
-        },
-    )
+    own = OwnPairs(run) if section.corrections else None
+    asked = None
+    if own is None or run.path("teacher_calls").exists():
+        asked = _asked(section, run, own)
+    else:
+        for conversation in read_conversations(run):
+            own.take(conversation)
+    candidates = [*(asked.candidates if asked else ()), *(own.balanced() if own else ())]
+    records = {each.record.pair["state_id"]: each.record for each in candidates}
+    kept = normalizer.normalize(cast("Any", {**each.record.pair, **each.facts}) for each in candidates)
+    by_source = Counter(records[pair.state_id].source for pair in kept)
+    _write(section, run, asked, own, normalizer, [(records[pair.state_id], pair.metadata) for pair in kept])
     num_exported = None
     if export is not None and kept:
         note_elsewhere(run, "preference data set", export)  # before it is there, so that no copy is unknown
         num_exported = export_preferences(_kept_pairs(kept, records), export, gate=gate)
-    return PairsOfRun(report=report, filtered=normalizer.counts, num_exported=num_exported)
+    return PairsOfRun(
+        report=asked.report if asked else None,
+        filtered=normalizer.counts,
+        by_source=by_source,
+        num_failures=own.num_failures if own else 0,
+        num_exported=num_exported,
+    )
+
+
+class _Asked(NamedTuple):
+    """What the teachers' answers gave: candidates, what became of the states, the threshold, what it was read from."""
+
+    candidates: list[OwnPair]
+    report: PairReport
+    threshold: int
+    sources: list[str]
+
+
+def _asked(section: PairsConfig, run: RunDir, own: OwnPairs | None) -> _Asked:
+    """States are those that were asked about; the threshold is the replay's unless everyone was asked."""
+    asked_how = _settings(run)
+    threshold = _threshold(asked_how, section.threshold)
+    states = RunStates(asked_how.section, run, knows_failures=True)
+    asked = {each.state["state_id"]: each for each in states.read(along=own.take if own else None)}
+    extraction = extract_pairs(
+        (each.state for each in asked.values()), read_calls(run), threshold, teachers=asked_how.teachers
+    )
+    chosen = _chosen(extraction, asked, section)
+    candidates = [OwnPair(record, _facts(asked[record.pair["state_id"]])) for record in chosen]
+    return _Asked(candidates, extraction.report, threshold, states.sources)
+
+
+def _write(
+    section: PairsConfig,
+    run: RunDir,
+    asked: _Asked | None,
+    own: OwnPairs | None,
+    normalizer: DJNormalizer,
+    kept: Sequence[tuple[PairRecord, Mapping[str, Any]]],
+) -> None:
+    reads_sites = (asked is not None and "sites" in asked.sources) or (own is not None and own.reads_sites)
+    dropped = {f"filter: {k}": v for k, v in normalizer.counts.items() if k != "kept" and v}
+    run.write_jsonl(
+        "pairs",
+        (_row(record, metadata) for record, metadata in kept),
+        schema=SCHEMA,
+        version=VERSION,
+        sources=["conversations", *(["teacher_calls"] if asked else []), *(["sites"] if reads_sites else [])],
+        counts={
+            "states": asked.report.num_states if asked else 0,
+            "extracted": sum(normalizer.counts.values()),
+            "pairs": len(kept),
+            WORKED: sum(bool(metadata[WORKED]) for _, metadata in kept),
+            **Counter(f"source: {record.source}" for record, _ in kept),
+        },
+        drops={**(asked.report.drops if asked else {}), **dropped},
+        settings={
+            "threshold": asked.threshold if asked else None,
+            "where_it_worked": section.where_it_worked,
+            "thinking": section.thinking,
+            "corrections": section.corrections,
+        },
+    )
 
 
 class _AskedHow(NamedTuple):
@@ -161,12 +216,11 @@ def _without_thinking(pair: DPOPair, each: StateOfTurn) -> DPOPair:
     return cast("DPOPair", {**pair, "chosen": chosen, "rejected": action_text_without_thinking(each.turn)})
 
 
-def _with_facts(record: PairRecord, asked: Mapping[str, StateOfTurn]) -> Any:
-    """The pair with its state's tools, and whether and how the rejected action failed."""
-    each = asked[record.pair["state_id"]]
-    facts = {WORKED: not each.has_failed, "rejected_failures": list(each.failures)}
+def _facts(each: StateOfTurn) -> dict[str, Any]:
+    """Whether and how the rejected action failed, and the tools of its state."""
     tools = each.state.get("tools")
-    return {**record.pair, **facts, **({"tools": tools} if tools else {})}
+    about = {WORKED: not each.has_failed, "rejected_failures": list(each.failures)}
+    return {**about, **({"tools": tools} if tools else {})}
 
 
 def _row(record: PairRecord, metadata: Mapping[str, Any]) -> dict[str, object]:
@@ -175,4 +229,4 @@ def _row(record: PairRecord, metadata: Mapping[str, Any]) -> dict[str, object]:
     about = {key: value for key, value in asdict(record).items() if key != "pair"}
     session, _, index = record.pair["state_id"].rpartition("::")
     known = {key: value for key, value in metadata.items() if key != "tools"}
-    return {**pair, "conversation_id": session, "turn_number": int(index), **about, "metadata": known}
+    return {**pair, "conversation_id": session, "turn_number": int(index.partition(".")[0]), **about, "metadata": known}

@@ -18,7 +18,7 @@ from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.ingestion.last_gate import Find, gate_of, refusal
 from composer_replication.runs import RunDir, Source
 from composer_replication.steps.states import RunStates
-from composer_replication.teacher_replay.ask_and_retry import answer_of
+from composer_replication.teacher_replay.ask_and_retry import answer_of, call_result
 from composer_replication.teacher_replay.asked_tools import AskedTools
 from composer_replication.teacher_replay.concurrency import session_of
 from composer_replication.teacher_replay.cost_survey import PlannedState, PriceRange, Survey
@@ -27,7 +27,6 @@ from composer_replication.teacher_replay.replay import (
     OnMeter,
     ReplayOptions,
     ReplayReport,
-    call_result,
     environment_of,
     teachers_of,
 )

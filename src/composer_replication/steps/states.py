@@ -7,7 +7,7 @@ tools that the session is asked about with.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from composer_replication.config import ReplayConfig
@@ -67,15 +67,23 @@ class RunStates:
         """Artefacts that these states are made of."""
         return ["conversations", *(["sites"] if self.reads_sites else [])]
 
-    def read(self, only: Iterable[str] | None = None, *, verify: bool = True) -> Iterator[StateOfTurn]:
+    def read(
+        self,
+        only: Iterable[str] | None = None,
+        *,
+        verify: bool = True,
+        along: Callable[[Conversation], None] | None = None,
+    ) -> Iterator[StateOfTurn]:
         """Session by session; messages are shared between the states of one. `only`: ids of the states, as read before.
 
-        `verify=False` is for a file whose checksum was compared by an earlier reading.
+        `verify=False` is for a file whose checksum was compared by an earlier reading. `along` sees every conversation.
         """
         section = self._section
         tools, asked = (read_tools(self._run), AskedTools(self._run)) if section.send_tools else (None, None)
         ids, number = None if only is None else set(only), 0
         for conversation in read_conversations(self._run, verify=verify):
+            if along is not None:
+                along(conversation)
             shown = asked.of(conversation, tools.of(conversation.format)) if tools and asked else None
             failures = self._failures_of(conversation) if ids is None else {}
             for each in self._of(conversation, failures):

@@ -27,7 +27,7 @@ def train(
 
     The run is told where checkpoints and weights go when that is outside of it, so that `crf forget` can name them.
     """
-    from composer_replication.trainer.from_config.folder import TrainingFolder
+    from composer_replication.trainer.from_config.output_folder import TrainingFolder
     from composer_replication.trainer.from_config.training import run_training
 
     config = _with_run(config, run)

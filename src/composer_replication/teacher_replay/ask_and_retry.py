@@ -7,16 +7,21 @@ import logging
 import random
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from composer_replication.actions.messages import content_text, message_calls
+from composer_replication.actions.write import text_of
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.teacher_replay.endpoint.client import TeacherClient
 from composer_replication.teacher_replay.endpoint.giving_up import Endpoints
 from composer_replication.teacher_replay.endpoint.outcome import Failure, Reply
+from composer_replication.teacher_replay.nano_dollars import to_dollars
 from composer_replication.teacher_replay.requests import Request
 from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.store.tables import Elsewhere, Refused
+from composer_replication.types import Action, TeacherCallResult
 
 _log = logging.getLogger(__name__)
 # How often to look whether another process has the answer that it is asking for.
@@ -219,6 +224,32 @@ class Asker:
 
 def answer_of(data: dict[str, Any], *, is_cached: bool) -> Answer:
     return Answer(data, data["error"], is_cached, False, data["latency_s"], data["attempts"])
+
+
+def call_result(state_id: str, found: list[str], slug: str, answer: Answer) -> TeacherCallResult:
+    """What came of a call, with the flags that were found on its state."""
+    reply = answer.reply or {}
+    message = reply.get("message")
+    return TeacherCallResult(
+        state_id=state_id,
+        teacher_slug=slug,
+        response_text=None if message is None or answer.error else reply_text(message),
+        latency_s=answer.latency_s,
+        prompt_tokens=reply.get("prompt_tokens", 0),
+        completion_tokens=reply.get("completion_tokens", 0),
+        cost_usd=to_dollars(reply.get("cost_nano") or 0),
+        error=answer.error,
+        message=message,
+        finish_reason=reply.get("finish_reason"),
+        is_cached=answer.is_cached,
+        attempts=answer.attempts,
+        flags=found,
+    )
+
+
+def reply_text(message: Mapping[str, Any]) -> str:
+    """A teacher's message in the form of a student's action: text, then a line for each call."""
+    return text_of(Action(text=content_text(message.get("content")), calls=message_calls(message, "a reply")))
 
 
 def _waited_for(claim: Elsewhere) -> str:

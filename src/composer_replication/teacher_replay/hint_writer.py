@@ -16,8 +16,11 @@ from typing import Any, NamedTuple
 
 from composer_replication.actions.write import arguments_text
 from composer_replication.errors import InputError, explain
-from composer_replication.hint_generator.context import HintContext
-from composer_replication.hint_generator.write import MAX_SENTENCES, HintWriter, count_sentences
+from composer_replication.hint_generator.along import call_of, said_of
+from composer_replication.hint_generator.context import MAX_SENTENCES, HintContext, count_sentences, right_texts
+from composer_replication.hint_generator.contract import quotes_call
+from composer_replication.hint_generator.facts import collect_facts
+from composer_replication.hint_generator.write import HintWriter
 from composer_replication.ingestion.last_gate import Find, LastGate
 from composer_replication.privacy import Scrubber
 from composer_replication.teacher_replay.ask_and_retry import NOT_SENT, Answer, Asker
@@ -31,10 +34,13 @@ from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.types import Conversation, ErrorSite, Message, Turn
 
 _SYSTEM = (
-    "You coach a coding agent. You are shown one tool call of it and the error that came back. Write one short general "
-    "rule, in one sentence of at most 30 words, that would have kept it from this kind of mistake: what to do, said so "
-    "that it helps in other sessions too. No greeting, no quotation marks, no names of files, no solution of its task."
+    "You coach a coding agent. You are shown one tool call of it, the error that came back, and what is known to be "
+    "right. Write the hint it should have read just before that call: one or two sentences of at most 40 words in all "
+    "that say what to do, in words that hold for the next case too. Name the right tool, name or value where the error "
+    "or what is known to be right tells it. Quote nothing of the call itself: no path, name, text or option of it, not "
+    "even to warn of it. No greeting, no solution of its task."
 )
+QUOTES = "quotes the failing call"
 _MAX_WORDS = 60
 _MAX_SHOWN = 2000
 # A part of a name or a path that the session shows only later is knowledge of what comes, not a rule. Plain words of
@@ -117,13 +123,15 @@ def _find_in_uncut(site: ErrorSite, conversation: Conversation, gate: LastGate, 
 
 
 def prompt_of(site: ErrorSite, conversation: Conversation, *, max_shown: int | None = _MAX_SHOWN) -> list[Message]:
-    """The failing call and its result, the first `max_shown` characters of each; nothing of what came after."""
-    turn = _turn(conversation, site.turn_id)
-    call = next((each for each in turn.calls if each.id == site.call_id), None)
+    """The failing call, its result and what is known to be right, the first `max_shown` characters of each.
+
+    There is nothing in it of what came after.
+    """
+    call, said = call_of(site, conversation), said_of(site, conversation)
     arguments = arguments_text(call)[:max_shown] if call else ""
-    results = [r for t in conversation.turns if t.id == site.result_turn_id for r in t.results]
-    said = next((each.text for each in results if each.call_id == site.call_id), site.evidence_text)
-    rule, data = as_data(f"Arguments: {arguments}\n\nError: {said[:max_shown]}")
+    right = ", ".join(dict.fromkeys(right_texts(collect_facts(site, conversation))))[:max_shown]
+    known = f"\n\nKnown to be right: {right}" if right else ""
+    rule, data = as_data(f"Arguments: {arguments}\n\nError: {said[:max_shown]}{known}")
     return [
         {"role": "system", "content": f"{_SYSTEM}\n\n{rule}"},
         {"role": "user", "content": f"Tool: {site.tool}\nKind of error: {site.kind}\n{data}"},
@@ -138,6 +146,8 @@ def why_refused(text: str, site: ErrorSite, conversation: Conversation) -> str |
         return "too long"
     if Scrubber().scope().text(text) != text:
         return "holds a secret"
+    if quotes_call(text, call_of(site, conversation), right_texts(collect_facts(site, conversation))):
+        return QUOTES
     before, after = _texts_around(site, conversation)
     known, later = _parts(before, _WORDS), _parts(after, _NAMES)
     if any(part in later and part not in known for part in _parts(text, _WORDS)):
@@ -165,7 +175,3 @@ def _texts_around(site: ErrorSite, conversation: Conversation) -> tuple[str, str
 def _all_text(turn: Turn) -> str:
     calls = [arguments_text(call) for call in turn.calls]
     return "\n".join([turn.text, turn.thinking, *calls, *(result.text for result in turn.results)])
-
-
-def _turn(conversation: Conversation, turn_id: str) -> Turn:
-    return next(turn for turn in conversation.turns if turn.id == turn_id)

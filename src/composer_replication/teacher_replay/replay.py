@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from composer_replication.actions.messages import content_text, message_calls
-from composer_replication.actions.write import text_of
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.last_gate import LastGate
-from composer_replication.teacher_replay.ask_and_retry import Answer, Asker, Patience
+from composer_replication.teacher_replay.ask_and_retry import Answer, Asker, Patience, call_result
 from composer_replication.teacher_replay.concurrency import (
     Numbered,
     by_teacher,
@@ -31,7 +29,7 @@ from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.store.tables import Meter
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
 from composer_replication.teacher_replay.votes.worth_asking import Gate, gate_of
-from composer_replication.types import Action, TeacherCallResult, TeacherSpec, TraceState
+from composer_replication.types import TeacherCallResult, TeacherSpec, TraceState
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -129,8 +127,7 @@ async def replay_trace(
         if not (result["error"] or "").startswith("budget: "):
             found[state, teacher] = result
 
-    known = teachers_of(teachers, api_key, given)
-    report = await replay(states, known, max_total_usd, options=given, on_result=keep)
+    report = await replay(states, teachers_of(teachers, api_key, given), max_total_usd, options=given, on_result=keep)
     if why := report.given_up or report.stopped:
         _warn_of_stop(why, found.values())
     return [found[place] for place in sorted(found)]
@@ -280,29 +277,3 @@ def _check(state: TraceState, number: int) -> None:
             raise InputError(explain(f"state {number}", got=f"keys {sorted(state)}", expected=f"also {key!r}"))
     if not state["messages"]:
         raise InputError(explain(f"state {state['state_id']}", got="no messages", expected="at least one"))
-
-
-def call_result(state_id: str, found: list[str], slug: str, answer: Answer) -> TeacherCallResult:
-    """What came of a call, with the flags that were found on its state."""
-    reply = answer.reply or {}
-    message = reply.get("message")
-    return TeacherCallResult(
-        state_id=state_id,
-        teacher_slug=slug,
-        response_text=None if message is None or answer.error else reply_text(message),
-        latency_s=answer.latency_s,
-        prompt_tokens=reply.get("prompt_tokens", 0),
-        completion_tokens=reply.get("completion_tokens", 0),
-        cost_usd=to_dollars(reply.get("cost_nano") or 0),
-        error=answer.error,
-        message=message,
-        finish_reason=reply.get("finish_reason"),
-        is_cached=answer.is_cached,
-        attempts=answer.attempts,
-        flags=found,
-    )
-
-
-def reply_text(message: Mapping[str, Any]) -> str:
-    """A teacher's message in the form of a student's action: text, then a line for each call."""
-    return text_of(Action(text=content_text(message.get("content")), calls=message_calls(message, "a reply")))

@@ -4,12 +4,13 @@ channel_settings  the knobs of channels 2 and 3, and how a weight changes over a
 presets           what a preset says, as arguments
 teacher_keeper    who teaches channel 2 over a run
 start_model       the start weights, as a trainer takes them
-callbacks         `metrics.jsonl`, and how a trainer hears of its own steps
+metrics_file      `metrics.jsonl`, and how a trainer hears of its own steps
 checkpoints/      complete or passed over, resumed bit for bit
 watch/            will it fit, has it collapsed, why does it not learn
 overrides         every method of transformers' and TRL's trainers that a part takes over, a line each
 offline/          parts of the offline trainer
 offline_trainer   training on logged sessions
+warmup            channel 1 first, for a model that does not speak the harness
 composer/         parts of the composer trainer
 composer_trainer  GRPO with two more channels, inside TRL
 traces/           one trace as rows of token ids
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from composer_replication.trainer.offline_trainer import OfflineTrainer
     from composer_replication.trainer.presets import composer_grpo_config, trainer_arguments
     from composer_replication.trainer.teacher_keeper import TeacherKeeper
+    from composer_replication.trainer.warmup import warm_up
 
 _HOMES = {
     "ChannelSettings": "trainer.channel_settings",
@@ -41,6 +43,7 @@ _HOMES = {
     "TeacherKeeper": "trainer.teacher_keeper",
     "composer_grpo_config": "trainer.presets",
     "trainer_arguments": "trainer.presets",
+    "warm_up": "trainer.warmup",
 }
 
 __all__ = [
@@ -52,6 +55,7 @@ __all__ = [
     "TeacherKeeper",
     "composer_grpo_config",
     "trainer_arguments",
+    "warm_up",
 ]
 
 

@@ -23,13 +23,13 @@ from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import available, require
 from composer_replication.rollouts.sites import RolloutOptions
-from composer_replication.trainer.callbacks import MetricsFile, TellSteps
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer.channels import ComposerChannels
 from composer_replication.trainer.composer.generation import Generation, answering
 from composer_replication.trainer.composer.logged_batches import LoggedStore, with_what_is_needed
 from composer_replication.trainer.composer.loss import ChannelLoss, ComposerFigures
 from composer_replication.trainer.composer.resume_state import load_run_state, run_geometry, run_state
+from composer_replication.trainer.metrics_file import MetricsFile, TellSteps
 from composer_replication.trainer.overrides import TaughtRollouts
 from composer_replication.trainer.teacher_keeper import TeacherKeeper, TeacherKind, attach_teacher, live_teacher_warning
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
@@ -97,15 +97,9 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         metrics_path: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        knobs = {
-            "alpha_sdpo": alpha_sdpo,
-            "beta_replay": beta_replay,
-            "sdpo_jsd_beta": sdpo_jsd_beta,
-            "sdpo_temperature": sdpo_temperature,
-            "sdpo_token_clip": sdpo_token_clip,
-            "replay_dpo_beta": replay_dpo_beta,
-            **{name: kwargs.pop(name) for name in sorted(_KNOBS & kwargs.keys())},
-        }
+        given = locals()
+        knobs = {name: given[name] for name in _DEFAULTS}
+        knobs |= {name: kwargs.pop(name) for name in sorted(_KNOBS & kwargs.keys())}
         self.settings, self.figures = _settings_of(knobs, settings), ComposerFigures()
         self.wants_sites = self.settings.alpha_sdpo > 0 or measure_channels
         super().__init__(*args, **kwargs)

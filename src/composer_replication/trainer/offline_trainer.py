@@ -26,14 +26,16 @@ from composer_replication.objective.distributed import is_sharded
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.stored_windows import KEY, SessionBatch, collate, items_of, moved
-from composer_replication.trainer.callbacks import MetricsFile, TellSteps
 from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.metrics_file import MetricsFile, TellSteps
 from composer_replication.trainer.offline.checks import (
+    WARM_UP,
     channels_that_cannot_run,
     channels_that_never_ran,
     check_arguments,
     plan_run,
     ready_sessions,
+    take_warmed_up,
 )
 from composer_replication.trainer.offline.figures import NAMES, ChannelLog, EvaluationSums, weighted_sum, weighted_total
 from composer_replication.trainer.overrides import WithTeacher
@@ -47,7 +49,7 @@ from composer_replication.trainer.teacher_keeper import (
     reshard,
     shard_teacher,
 )
-from composer_replication.trainer.watch.planner import MemoryPlan
+from composer_replication.trainer.watch.memory_plan import MemoryPlan
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +63,9 @@ class OfflineTrainer(WithTeacher, Trainer):
     Without a `teacher` that of channel 2 is a trust region. `peft_config` puts an adapter on; `quantization="4bit"`
     loads the weights below it in four bits. Weights that are trained are whole: without an adapter a name is loaded in
     fp32, and `bf16` is what autocast computes in. Figures go to `metrics.jsonl` in `output_dir`, besides `report_to`.
-    `options` are those of `transformers.Trainer`: optimizers, processing_class and the like.
+    `warmed_up` is the checkpoint that a warm-up ended with (`trainer.warmup`): its weights are taken, and proof,
+    references and teacher begin with them. `options` are those of `transformers.Trainer`: optimizers, processing_class
+    and the like.
     """
 
     loss_is_scaled_for_ga = True  # every channel is divided by the items of the whole optimiser step
@@ -69,6 +73,8 @@ class OfflineTrainer(WithTeacher, Trainer):
     _taid: TAIDScheduler | None = None
     _taid_state: Mapping[str, float | None] | None = None
     _evaluation: EvaluationSums | None = None
+    phase: Mapping[str, str] = {}
+    """What part of a training with a warm-up this is; its checkpoints say so, and others are not gone on from."""
 
     def __init__(
         self,
@@ -83,6 +89,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         eval_sessions: LoggedSessions | None = None,
         peft_config: Any | None = None,
         quantization: Quantization = "none",
+        warmed_up: str | Path | None = None,
         hint_margin: float | None = None,
         reference_path: str | Path | None = None,
         metrics_path: str | Path | None = None,
@@ -109,17 +116,21 @@ class OfflineTrainer(WithTeacher, Trainer):
         )
         if is_sharded(self._start_model):  # tells the base class to leave the wrapping to whoever did it
             self.is_distributed_loading_by_transformers = True
+        if warmed_up is not None:
+            self.phase = take_warmed_up(self._start_model, Path(warmed_up))
         with self.accelerator.autocast():  # as the steps compute: what is compared has to be rounded alike
-            given = sessions if hint_margin is None else sessions.prove(self._start_model, hint_margin)
+            as_it_is = {"with_adapter": bool(self.phase)}
+            given = sessions if hint_margin is None else sessions.prove(self._start_model, hint_margin, **as_it_is)
             self.train_dataset = self._ready(given, reference_path)
             self.eval_dataset = None if eval_sessions is None else self._ready(eval_sessions, reference_path)
         self._say_what_cannot_work()
-        attach_teacher(self.teacher, self._start_model)
+        attach_teacher(self.teacher, self._start_model, with_adapter=bool(self.phase))
         self._num_weights = sum(each.numel() for each in self._start_model.parameters())
 
     def plan(self) -> MemoryPlan:
         """Whether the largest step fits into the memory at hand, and what to change if not; an estimate."""
-        return plan_run(self._start_model, self.args, self._train_sessions, self.teacher.kind)
+        warmed_up = bool(self.phase)
+        return plan_run(self._start_model, self.args, self._train_sessions, self.teacher.kind, warmed_up=warmed_up)
 
     # ---- what a step is made of
 
@@ -243,7 +254,7 @@ class OfflineTrainer(WithTeacher, Trainer):
 
     def resume_geometry(self) -> dict[str, Any]:
         """The sessions themselves: as many others are other data."""
-        return {**super().resume_geometry(), "sessions": self._train_sessions.digest}
+        return {**super().resume_geometry(), "sessions": self._train_sessions.digest, **self.phase}
 
     def extra_state(self) -> dict[str, Any]:
         """What a resumed run needs besides weights, optimiser and random numbers."""
@@ -267,7 +278,8 @@ class OfflineTrainer(WithTeacher, Trainer):
 
     def _ready(self, sessions: LoggedSessions, reference_path: str | Path | None) -> LoggedSessions:
         needs_references = self.settings.beta_replay > 0 and self.settings.dpo_variant == "dpo"
-        sessions = ready_sessions(sessions, self._start_model, reference_path, needs_references=needs_references)
+        options = {"needs_references": needs_references, "with_adapter": bool(self.phase)}
+        sessions = ready_sessions(sessions, self._start_model, reference_path, **options)
         return sessions if self.lm_weight > 0 else sessions.without_responses()
 
     def _say_what_cannot_work(self) -> None:
@@ -281,6 +293,8 @@ class OfflineTrainer(WithTeacher, Trainer):
             self._say(f"the largest step may not fit into memory:\n{plan}")
 
     def _say_what_never_ran(self) -> None:
+        if self.phase == WARM_UP:
+            return
         for sentence in channels_that_never_ran(self.channel_log, self._train_sessions.channels):
             self._say(sentence)
 

@@ -6,7 +6,8 @@
     trust_region  logits (1 - live_share) * start weights + live_share * live
 
 Under an adapter the start weights are the model with the adapter off, so frozen and trust_region keep no weights of
-their own, and an average keeps those of the adapter alone.
+their own, and an average keeps those of the adapter alone. After a warm-up the start is the model as that left it: with
+an adapter, a copy of the adapter alone on the same weights below it.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ class TeacherKeeper:
         self._steps = 0
         self._start: str | None = None
 
-    def attach(self, model: nn.Module) -> None:
-        """Take the model as it is now for the start; before it is wrapped or trained, and once."""
+    def attach(self, model: nn.Module, *, with_adapter: bool = False) -> None:
+        """Take the model as it is now for the start, below its adapter or `with_adapter`; before it is wrapped or
+        trained, and once."""
         start = unwrapped(model)
-        if self.kind in ("frozen", "trust_region"):
-            self._start = weights_digest(start)
-        self._is_below_adapter = self.kind in ("frozen", "trust_region") and has_adapter(start)
+        stays_as_it_began = self.kind in ("frozen", "trust_region")
+        if stays_as_it_began:
+            self._start = weights_digest(start, with_adapter=with_adapter)
+        self._is_below_adapter = stays_as_it_began and has_adapter(start) and not with_adapter
         if self.kind == "live" or self._is_below_adapter:
             return
         self._moving = [name for name, each in start.named_parameters() if each.requires_grad]
@@ -168,16 +171,17 @@ def _copy_of(model: nn.Module) -> nn.Module:
     return twin.eval()
 
 
-def attach_teacher(teacher: TeacherKeeper, model: nn.Module) -> None:
+def attach_teacher(teacher: TeacherKeeper, model: nn.Module, *, with_adapter: bool = False) -> None:
     """Attach it if nobody has; weights that are spread already cannot be copied."""
     if teacher.model is not None:
         return
-    needs_copy = teacher.kind == "ema" or (teacher.kind != "live" and not has_adapter(unwrapped(model)))
+    is_whole = with_adapter or not has_adapter(unwrapped(model))
+    needs_copy = teacher.kind == "ema" or (teacher.kind != "live" and is_whole)
     if needs_copy and is_sharded(model):
         fix = "Call teacher.attach(model) before sharding the model."
         got = "a sharded model to copy"
         raise ConfigError(explain(f"teacher {teacher.kind}", got=got, expected="a whole one", fix=fix))
-    teacher.attach(model)
+    teacher.attach(model, with_adapter=with_adapter)
 
 
 def shard_teacher(teacher: TeacherKeeper, model: nn.Module) -> None:

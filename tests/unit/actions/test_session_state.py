@@ -30,13 +30,14 @@ def answers(state):
     return {
         "tools": {name: set(each) for name, each in state.tools.items()},
         "read": dict(state.read),
-        "who": (state.reader, state.finder),
+        "who": state.reader,
+        "text": state.texts.get("/repo/a.py").text,
         "programs": set(state.programs),
         "build_failed": state.build_failed,
         "shown": [state.has_shown(path) for path in ("src/cart.py", "src/shop.py", "/repo/b.py", "nowhere.py")],
         "files": dict(state.files),
         "shell_moved": state.shell_moved,
-        "similar": state.similar_path("src/carts.py"),
+        "is_there": [state.paths.standing(path).is_there for path in ("/repo/a.py", "/repo/never.py")],
     }
 
 
@@ -56,13 +57,14 @@ def test_it_says_the_same_whenever_it_is_asked():
             "Edit": {"file_path", "old_string", "new_string"},
         },
         "read": {},  # what the edited file holds was not shown, and a search is no look
-        "who": ("Read", "Grep"),
+        "who": "Read",
+        "text": "\ndef total(items):",
         "programs": {"ls", "rm", "cd", "pytest"},
         "build_failed": True,
         "shown": [True, False, True, False],
         "files": {},  # `rm` may have changed any of them
         "shell_moved": True,
-        "similar": "src/cart.py",
+        "is_there": [True, None],
     }
 
 

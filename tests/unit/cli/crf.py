@@ -1,4 +1,4 @@
-"""Runs `crf` as a user does: a process of its own, with an environment of its own."""
+"""Runs `crf` as a user does: a process of its own, with its own environment (`warm_crf`: how it begins)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+from warm_crf import IS_WARM, warm_crf
+
 SRC = Path(__file__).resolve().parents[3] / "src"
 
 
 def crf(*arguments, cwd, given="", **environment):
     """The finished process: stdout, stderr and returncode."""
     kept = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "TMPDIR") if name in os.environ}
+    env = {"HOME": str(cwd), "PYTHONPATH": str(SRC), **kept, **environment}
+    if IS_WARM:
+        return warm_crf(arguments, cwd=cwd, env=env, given=given)
     return subprocess.run(
         [sys.executable, "-m", "composer_replication", *map(str, arguments)],
         cwd=cwd,
-        env={"HOME": str(cwd), "PYTHONPATH": str(SRC), **kept, **environment},
+        env=env,
         input=given,
         capture_output=True,
         text=True,

@@ -96,10 +96,13 @@ def test_a_threshold_nobody_reaches_gives_no_pairs_and_says_why(asked):
     assert said["report"]["drops"]["below_threshold"] > 0
 
 
-def test_without_calls_there_are_no_pairs(tmp_path):
+def test_without_calls_the_pairs_are_the_sessions_own_unless_those_are_not_wanted(tmp_path):
     write_chats(tmp_path / "chats.jsonl")
     must("ingest", "chats.jsonl", "-o", "run", cwd=tmp_path)
-    done = crf("pairs", "run", cwd=tmp_path)
+    own = crf("pairs", "run", cwd=tmp_path)
+    assert own.returncode == 0
+    assert "no replay in this run: all pairs are the sessions' own" in own.stderr
+    done = crf("pairs", "run", "--no-corrections", cwd=tmp_path)
     assert done.returncode == 1
     assert "crf replay" in done.stderr
 

@@ -45,7 +45,7 @@ def test_the_artefact_holds_every_failure_with_its_hint_or_the_reason_why_not(ru
     must("sites", run, cwd=run.parent)
     kept, task, soft = rows(run)
     assert (kept["kind"], kept["is_kept"], kept["hint"]["source"]) == ("edit_not_read", True, "template")
-    assert "`/repo/a.py` has not been read in this session" in kept["hint"]["text"]
+    assert kept["hint"]["text"].startswith("Open a file before changing it with `Edit`")
     assert (task["is_kept"], task["hint"], task["reason"]) == (False, None, "blame task: rule test_failure")
     assert (soft["is_soft"], soft["is_kept"], soft["hint"]) == (True, False, None)
     assert all(row["conversation_id"] == "aaaaaaaa-1111" for row in (kept, task, soft))
@@ -76,7 +76,7 @@ def test_one_site_is_shown_with_turn_result_evidence_and_hint(run):
     shown = must("sites", run, "--show", identity[:6], cwd=run.parent)
     assert '[TOOL_USE] name=Edit input={"file_path":"/repo/a.py"' in shown
     assert ">>>File has not been read yet. Read it first before writing to it.<<<" in shown
-    assert "--- the hint (template: edit_not_read, version 1)" in shown
+    assert "--- the hint (template: edit_not_read, version 2)" in shown
     data = json.loads(must("sites", run, "--show", identity, "--json", cwd=run.parent))
     assert (data["site"]["id"], data["hint"]["template"]) == (identity, "edit_not_read")
     assert crf("sites", run, "--show", "zzzz", cwd=run.parent).returncode == 1

@@ -18,10 +18,10 @@ from composer_replication.cli.main import main
 from composer_replication.config import CrfConfig, describe, load
 from composer_replication.runs import RunDir
 from composer_replication.trainer.checkpoints import weights_digest
-from composer_replication.trainer.from_config import arguments as run_arguments
-from composer_replication.trainer.from_config.folder import TrainingFolder
+from composer_replication.trainer.from_config import requirements as run_arguments
+from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.offline.checks import NO_PAIR
-from composer_replication.trainer.watch import planner
+from composer_replication.trainer.watch import memory_plan as planner
 
 
 def test_a_run_leaves_config_metrics_checkpoint_adapter_and_a_record_of_where_they_are_from(train, folder):

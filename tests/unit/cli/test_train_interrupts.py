@@ -17,7 +17,7 @@ from composer_replication.objective import hint_proof
 from composer_replication.runs import RunDir
 from composer_replication.sessions import reference
 from composer_replication.sessions.phases import Phase
-from composer_replication.trainer.from_config import arguments
+from composer_replication.trainer.from_config import requirements as arguments
 
 PROOF = ("--set", "train.proof.on=true", "--set", "train.optimiser.steps=1")
 
@@ -64,10 +64,10 @@ def test_an_interrupted_hint_proof_keeps_what_it_made_says_so_and_the_next_run_t
     assert len(calls) == 7
     assert "hint proof: 5 of 12 sites" in err
     assert not kept.exists()
-    rows = list(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof"))
+    rows = list(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof", version=2))
     (own_run / "hint_proof.jsonl").unlink()
     assert train(*of_run, "--set", "train.optimiser.steps=2")[0] == 0
-    assert rows == list(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof"))
+    assert rows == list(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof", version=2))
 
 
 def test_what_is_left_of_a_proof_with_other_settings_is_not_taken(train, own_run, monkeypatch):

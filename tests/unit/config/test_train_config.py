@@ -97,7 +97,7 @@ def test_options_that_cannot_be_together_are_refused_by_path(overrides: list[str
 
 
 def test_no_name_of_an_option_looks_like_a_secret_that_messages_would_hide() -> None:
-    from composer_replication.config.hidden import looks_secret
+    from composer_replication.config.hide_secrets import looks_secret
 
     assert [row.path for row in describe(TrainConfig, "train") if looks_secret(row.path)] == []
 
@@ -115,7 +115,7 @@ def test_a_config_with_every_kind_of_option_round_trips() -> None:
 
 
 def test_the_switches_are_those_of_the_objective() -> None:
-    from composer_replication.config.train_sections import SwitchesConfig
+    from composer_replication.config.train import SwitchesConfig
     from composer_replication.objective.row_weighting import RowWeighting
 
     assert dataclasses.asdict(SwitchesConfig()) == dataclasses.asdict(RowWeighting())

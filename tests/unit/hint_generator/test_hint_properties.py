@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.hint_generator import HINT_TEMPLATES, HintContext, count_sentences, dispatch
+from composer_replication.hint_generator.context import EditProblem
 
 words = st.text(max_size=30)
 names = st.lists(words, max_size=30)
@@ -15,13 +17,16 @@ schemas = st.dictionaries(words, words | names | st.dictionaries(words, words)) 
     {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 )
 FIELDS = {
-    name: names if name.endswith("s") and name not in ("num_repeats",) else words
+    name: names if name.endswith("s") and name not in ("num_repeats", "num_matches") else words
     for name in HintContext.__annotations__
 } | {
     "was_read": st.booleans(),
     "num_repeats": st.integers(-2, 10**6),
     "tool_schema": schemas,
-    "git_advice": st.sampled_from(["Fetch first.", ""]),
+    "advice": st.sampled_from(["Fetch first.", ""]),
+    "is_from_error": st.booleans(),
+    "edit_problem": st.sampled_from([*get_args(EditProblem), "", "another"]),
+    "num_matches": st.integers(-2, 10**6),
 }
 contexts = st.fixed_dictionaries({}, optional=FIELDS)
 UNFILLED = re.compile(r"\{\w*\}|\bNone\b|\bTrue\b|<[a-z_]+>|``")

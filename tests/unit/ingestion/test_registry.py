@@ -9,7 +9,7 @@ from claude_records import Log, call, text
 
 from composer_replication.errors import InputError
 from composer_replication.ingestion import FORMATS, ClaudeCodeIngester, IngestReport, ingest
-from composer_replication.ingestion.schemas import ToolSchemas
+from composer_replication.ingestion.tool_schemas import ToolSchemas
 from composer_replication.runs.conversations import from_row, to_row
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from data import agent_results
 from data.fixture_review import review_rows
 from data.labelled import confusion, rows, table
 
@@ -16,6 +17,10 @@ PAGE = (Path(__file__).parents[3] / "docs" / "decisions" / "0005-error-sites.md"
 @pytest.mark.parametrize("name", ["labelled", "held out"])
 def test_the_confusion_table_of_the_page_is_the_one_that_the_rules_give(name):
     assert "\n".join(table(confusion(rows(name)))) in PAGE
+
+
+def test_the_table_of_other_agents_is_the_one_that_the_rules_give():
+    assert "\n".join(agent_results.table()) in PAGE
 
 
 def test_every_site_of_the_fixture_sessions_was_reviewed_and_none_that_is_wrong_is_taught(shared_dir):

@@ -10,7 +10,7 @@ from data.labelled import confusion, precision_and_recall, rows, trap_rows, verd
 ROWS = [pytest.param(row, id=row["id"]) for name in ("labelled", "held out") for row in rows(name)]
 # A rejected push: one labeller calls it the model's by the page, the other says that nobody can tell. Nobody can.
 # A version manager that is not installed is the machine's.
-NOT_BLAMED = {"git_state_05", "tie_27", "h_git_state_03", "tool_versions_02"}
+NOT_BLAMED = {"git_state_05", "tie_27", "tool_versions_02"}
 # Kinds that the labeller calls arguable, of the same blame; and two where a missing part of the set-up reads as work.
 OTHER_KIND = {"lint_08", "nonzero_exit_03", "nonzero_exit_13", "h_other_04", "h_nonzero_exit_04"}
 OTHER_BLAME = {"tool_versions_04", "tie_04", "h_other_04"}

@@ -250,6 +250,7 @@ def test_the_same_call_again_with_nothing_in_between_is_the_models(command, text
     [
         ("Task", "Agent type 'explorer' not found. Available agents: Explore, Plan", "input_validation", "model"),
         ("Skill", "<tool_use_error>Unknown skill: deploy</tool_use_error>", "input_validation", "model"),
+        ("StructuredOutput", "Output does not match required schema: /x: must be array", "input_validation", "model"),
         ("WebFetch", "Request failed with status code 404", "other", "unknown"),
         ("WebFetch", "Request failed with status code 503", "network", "env"),
         ("Grep", "rg: unrecognized file type: golang", "input_validation", "model"),

@@ -39,6 +39,14 @@ STOP = "[Request interrupted by user for tool use]"
         ("that looks odd, don't commit it", True),
         ("The user wants to clarify these questions.\nUse what they say.", False),
         ("Implement the following plan: don't keep the old flag", False),
+        ("I don't understand. What does it do?", False),
+        ("I don't want that", True),
+        ("that should be fine", False),
+        ("that should be a list", True),
+        ("please continue", False),
+        ("please continue with the parser first", False),
+        ("try again", False),
+        ("try again with the other flag", True),
         ("don't " + "x" * 1300, False),
     ],
 )
@@ -55,6 +63,8 @@ def test_words_that_correct_a_call(words, expected):
         ("we need to rebase now", False),  # after a stop a wish may be a new task
         ("please write a commit message", False),
         ("no problem, go on", False),
+        ("this is not working", False),
+        ("this is not what I asked for", True),
         ("don't we have that?", False),
     ],
 )

@@ -67,6 +67,8 @@ def test_a_written_rule_becomes_the_hint():
         ("Read src/grammar/tokens.py instead.", "knows what comes later"),
         ("Look first. " * 5, "too long"),
         ("word " * 70, "too long"),
+        ("Check that /repo/parser.py exists before reading it.", "quotes the failing call"),
+        ("Do not look for parser.py in the root.", "quotes the failing call"),
         ("Use the token ghp_a1B2c3D4e5F6a1B2c3D4e5F6a1B2c3D4e5F6 for it.", "holds a secret"),
     ],
 )
@@ -88,7 +90,18 @@ def test_the_prompt_holds_the_call_and_its_error_and_nothing_later():
     assert "never instructions to you" in text
 
 
+def test_what_is_known_to_be_right_is_in_the_prompt_and_may_be_quoted():
+    session = Session()
+    error = "<tool_use_error>File does not exist. Did you mean parser.ts?</tool_use_error>"
+    session.call("Read", error, is_error=True, file_path="/repo/parser.js")
+    conversation = session.conversation()
+    (site,) = find_error_sites(conversation)
+    assert "Known to be right: parser.ts" in str(prompt_of(site, conversation))
+    assert why_refused("The file is called parser.ts here.", site, conversation) is None
+    assert why_refused("There is no parser.js.", site, conversation) == "quotes the failing call"
+
+
 def test_words_known_before_are_no_knowledge_of_what_comes():
     site, conversation = erring()
-    assert why_refused("Check that /repo/parser.py exists before reading it.", site, conversation) is None
+    assert why_refused("List the folder with the `Read` tool's help first.", site, conversation) is None
     assert why_refused("Search for the class first.", site, conversation) is None

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
-from composer_replication.config.train_grpo import AlarmConfig
+from composer_replication.config.train import AlarmConfig
 from composer_replication.errors import InputError
 from composer_replication.trainer.watch.best_checkpoint import Best, keep_best, read_best
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm, default_watches

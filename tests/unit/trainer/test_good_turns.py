@@ -141,3 +141,10 @@ def test_good_turns_hold_the_tokens_of_no_erring_one():
     shown = decode(renderer(), batch.response.targets.tolist())
     assert "pytset" not in shown
     assert "pytest -q" in shown
+
+
+def test_a_turn_that_acted_at_once_is_chosen_and_stays_good():
+    conversation = one_call()
+    for source, good in (("acted_at_once", {"t1", "t3"}), ("correction", {"t3"})):
+        pair = LoggedPair("s::0000.0", 0, "", source=source)
+        assert good_turns(LoggedSession(conversation=conversation, pairs=[pair])).good == good

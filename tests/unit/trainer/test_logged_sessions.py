@@ -174,12 +174,19 @@ def test_the_proof_drops_sites_whose_hint_does_no_more_than_another_kind_of_hint
     model = tiny().double()
     found = sessions_of(*range(6))
     proved = found.prove(model)
-    advantages = {proof.site_id: proof.advantage for proof in proved.proofs}
+    advantages = {proof.site_id: min(proof.advantage, proof.advantage_over_good) for proof in proved.proofs}
     assert len(advantages) == 6
     kept = {site_id for site_id, advantage in advantages.items() if advantage > 0}
     assert 0 < len(kept) < 6
     assert {site_id for window in proved.windows for site_id in window.site_ids} == kept
-    assert _but_channel_one(proved.drops) == {f"sdpo_jsd: {hint_proof.HINT_DOES_NOTHING}": 6 - len(kept)}
+    assert _but_channel_one(proved.drops) == {
+        f"sdpo_jsd: {reason}": number
+        for reason, number in hint_proof.count_reasons(proved.proofs).items()
+        if reason != "kept"
+    }
+    for proof in proved.proofs:
+        does_nothing = proof.reason == hint_proof.HINT_DOES_NOTHING
+        assert proof.reason == "kept" if proof.is_kept else does_nothing == (proof.advantage <= 0)
     # The turn is still one that failed: it does not become a good one.
     assert proved.channels["lm_ce"] == found.channels["lm_ce"]
     assert proved.channels["trace_replay_dpo"] == found.channels["trace_replay_dpo"]
@@ -201,14 +208,19 @@ def test_a_proof_is_kept_in_the_run_directory_and_not_made_twice(tmp_path, monke
     model = tiny().double()
     found = LoggedSessions.from_run(run, renderer(), budget=512)
     proved = found.prove(model)
-    rows = list(run.read_jsonl("hint_proof", schema="hint_proof"))
+    rows = list(run.read_jsonl("hint_proof", schema="hint_proof", version=2))
     assert [row["site_id"] for row in rows] == [each[0][0].id for each in (s.sites for s in made)]
     for row, proof in zip(rows, proved.proofs, strict=True):
         assert row["advantage"] == proof.advantage == row["with_other_hint"] - row["with_hint"]
         assert (row["is_kept"], row["without_hint"]) == (proof.is_kept, proof.without_hint)
         assert row["kind"] in HINTS
     meta = run.meta("hint_proof")
-    assert meta.counts == {"sites": 4, "kept": sum(proof.is_kept for proof in proved.proofs)}
+    assert meta.counts == {
+        "sites": 4,
+        "kept": sum(proof.is_kept for proof in proved.proofs),
+        "lowered_more_than_by_another_kind": sum(proof.advantage > 0 for proof in proved.proofs),
+        "lowered_more_than_good_calls": sum(proof.advantage_over_good > 0 for proof in proved.proofs),
+    }
     assert sum(meta.drops.values()) == 4 - meta.counts["kept"]
     asked = []
     again = list(proved.proofs)

@@ -9,7 +9,7 @@ import torch
 
 from composer_replication.runs import RunDir
 from composer_replication.runs.journal import read_journal
-from composer_replication.trainer.callbacks import MetricsFile
+from composer_replication.trainer.metrics_file import MetricsFile
 
 
 def state(step, *, is_main=True):

@@ -10,7 +10,7 @@ from render_checks import decode
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.sessions.dataset import LoggedPair, LoggedSession, LoggedSessions
-from composer_replication.types import Action
+from composer_replication.types import Action, ToolCall
 from session_pieces import Session
 from tokenizer_assets import load
 
@@ -65,3 +65,15 @@ def test_an_action_is_rendered_as_it_is_and_not_as_its_text_would_be_read():
     session = replace(session, pairs=[pair._replace(action=Action(text=said, calls=()))])
     found = LoggedSessions.from_sessions([session], renderer, budget=512)
     assert sides(renderer, found)[0][1].endswith(f"{said}<|end|>")
+
+
+def test_a_rejected_action_stands_for_the_logged_turn_and_both_sides_are_written_alike():
+    renderer = Renderer(load("qwen3"))
+    calls = [Action(text="", calls=(ToolCall(id="c1", name="read", arguments={"path": name}),)) for name in "ab"]
+    pair = LoggedPair("s::0000.1", 0, "", calls[0], calls[1], "correction")
+    session = replace(logged("Yes."), pairs=[pair])
+    (before, chosen), (same, rejected) = sides(renderer, LoggedSessions.from_sessions([session], renderer, budget=512))
+    assert before == same
+    assert chosen.replace('"a"', '"b"') == rejected
+    assert chosen != rejected
+    assert "No." not in rejected

@@ -44,6 +44,8 @@ _REMOTE_PAIRS = frozenset(
     {("docker", "exec"), ("docker", "run"), ("docker", "compose"), ("podman", "exec"), ("kubectl", "exec")}
 )
 _EXPECTED = re.compile(r"\|\|(?!\s*(?:exit|return) [1-9])|;\s*true\s*$")
+_OTHERS_STATUS = re.compile(r"[|;`]|\$\(")
+_BY_THEMSELVES = word_set("rm cp mv mkdir rmdir touch chmod ln gh")  # run no git but what was asked for
 _NEUTRAL = word_set("cd pwd true sleep export set source . echo printf tee head tail wait")
 
 # Part of a project's set-up rather than of the shell: where one is missing, the machine was not prepared.
@@ -62,17 +64,27 @@ UTILITIES = word_set(
     " shuf xmllint nslookup dig strings xxd hexdump md5 md5sum shasum sha256sum readlink realpath greadlink gdate"
     " seq bc xdg-open lsd exa"
 )
+# Of agents whose tools are commands of their shell.
+AGENT_COMMANDS = word_set("open edit create insert goto scroll_up scroll_down search_dir search_file find_file submit")
 # Programs that everybody has: none of them is the one that a project is about.
 FAMILIAR = (
     UTILITIES
     | SET_UP
     | _SHOW
     | _NEUTRAL
+    | AGENT_COMMANDS
     | word_set(
         "git gh glab docker podman kubectl helm terraform aws gcloud az heroku ssh scp mise asdf python3 pip3 ls cp mv"
         " rm mkdir rmdir touch ln chmod chown echo xargs tr kill pkill pgrep patch gunzip gzip psql mysql redis-cli"
         " systemctl launchctl osascript defaults sw_vers uname whoami id basename dirname mktemp test [ read wait"
-        " set-location get-item remove-item copy-item new-item write-output invoke-webrequest"
+        " set-location get-item remove-item copy-item new-item write-output invoke-webrequest mapfile readarray"
+        " declare claude codex gemini opencode aider comm paste join split expand nproc free uptime mount ip ping"
+        " crontab screen tmux killall strace gdb lldb objdump nm otool pkg-config meson shellcheck shfmt hadolint"
+        " actionlint yamllint tflint semgrep bandit pipx conda virtualenv pyenv nvm rbenv direnv sops vault ansible"
+        " tofu pulumi minikube kustomize argocd flyctl vercel netlify wrangler firebase supabase pg_dump createdb"
+        " mongosh duckdb grpcurl httpie ffmpeg ffprobe convert magick pandoc pdftotext sips plutil xcodebuild xcrun"
+        " openssl gpg ssh-keygen base64 cksum truncate dd gofumpt goimports staticcheck govulncheck dlv svn hg jj"
+        " delta fzf hyperfine tokei cloc stylelint biome swiftlint pod fastlane adb goreleaser trivy"
     )
 )
 WELL_KNOWN = sorted(UTILITIES | SET_UP | word_set("python3 git ls cp mv rm mkdir echo chmod docker kubectl"))
@@ -98,9 +110,18 @@ class Command:
         return frozenset(trimmed | {word.rpartition("/")[2] for word in trimmed})
 
     @cached_property
+    def _parts(self) -> tuple[tuple[tuple[str, str], list[str]], ...]:
+        parts = ((_program(words), words) for words in _command_lines(self.text))
+        return tuple((pair, words) for pair, words in parts if pair is not None)
+
+    @cached_property
     def programs(self) -> tuple[tuple[str, str], ...]:
         """(program, its first argument) of each part, wrappers and assignments left out."""
-        return tuple(pair for words in _command_lines(self.text) if (pair := _program(words)) is not None)
+        return tuple(pair for pair, _ in self._parts)
+
+    def given(self, thing: str) -> list[tuple[str, str]]:
+        """Programs, as in `programs`, that were given a word with this in it."""
+        return [pair for pair, words in self._parts if any(thing in word for word in words)]
 
     @cached_property
     def only_shows(self) -> bool:
@@ -129,6 +150,11 @@ class Command:
         """Whether it says itself that a failure is fine."""
         return _EXPECTED.search(self.text) is not None
 
+    @property
+    def hides_status(self) -> bool:
+        """Whether the status it ends with can be that of another part than the one that failed."""
+        return _OTHERS_STATUS.search(self.text) is not None
+
     def is_own(self, line: str) -> bool:
         """Whether a line of output is a message of a program that the command runs, or of the shell that runs it."""
         speaker = _SPEAKER.match(line)
@@ -152,7 +178,7 @@ class Command:
     @cached_property
     def only_git(self) -> bool:
         """Whether nothing in it but git itself can have run git: no script, no build, no package manager."""
-        others = [name for name, _ in self.programs if name not in _SHOW and name not in _NEUTRAL]
+        others = [name for name, _ in self.programs if name not in _SHOW | _NEUTRAL | _BY_THEMSELVES]
         return "git" in others and all(name == "git" for name in others)
 
     @cached_property
@@ -196,7 +222,7 @@ def _program(words: list[str]) -> tuple[str, str] | None:
         words = words[1:]
     if not words or words[0] in _NO_PROGRAMS:
         return None
-    name = words[0].rpartition("/")[2]
+    name = words[0].lstrip("!").rpartition("/")[2]  # a cell runs a command behind that mark
     rest = [word for word in words[1:] if not word.startswith("-")]
     if name.startswith("python") and "-m" in words[:3] and len(words) > words.index("-m") + 1:
         return words[words.index("-m") + 1], rest[1] if len(rest) > 1 else ""

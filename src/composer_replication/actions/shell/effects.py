@@ -1,9 +1,10 @@
-"""Commands that surely change nothing, and those that change no source file: tests, checks, commits."""
+"""Commands that surely change nothing, those that change no source file (tests, commits), and what others may do."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Literal
 
 from composer_replication.actions.shell.dollars import NotUnderstood
 from composer_replication.actions.shell.tree import Simple, commands_in, parse_script
@@ -36,6 +37,34 @@ _KEEPS_PAIRS = {
     "mvn": word_set("test"),
     "gradle": word_set("test"),
 }
+
+_GIT = r"\bgit (?:-C \S+ |-c \S+ |--no-pager )*"
+_MOVES_TREE = re.compile(
+    _GIT + r"(?:checkout|switch|pull|merge|rebase|reset|stash|cherry-pick|restore|revert|worktree|clone|mv|rm|am|apply"
+    r"|clean|submodule)\b"
+)
+_WRITES = re.compile(
+    r"\b(?:sed|perl|ruby|gsed)\s+-\S*i|\bgo (?:generate|mod|get|install|build)\b|\b(?:npm|pnpm|yarn|npx|tee|mv|cp|rm"
+    r"|rmdir|mkdir|touch|ln|patch|install|unzip|tar|curl|wget|make|rsync)\b|\b(?:python|node|bash|sh)[\d.]*\s"
+    r"|(?<![0-9&=<-])>>?(?![&>=])(?!\s*/dev/null)"
+)
+_FORMATS = re.compile(
+    r"\bgofmt\s+-\w*w|\bgo fmt\b|\bgoimports\b|\bfmt\b|\bformat\b|--fix\b|--write\b"
+    r"|\b(?:prettier|black|isort|rustfmt|ruff)\b"
+)
+Change = Literal["nothing", "formats", "writes", "moves"]
+
+
+def may_change(text: str) -> Change:
+    """The most that a command's words let one expect: files formatted, some written, or the whole tree moved.
+
+    `nothing` is no promise: a program of the project may write what it likes.
+    """
+    if _MOVES_TREE.search(text):
+        return "moves"
+    if _FORMATS.search(text):
+        return "formats"
+    return "writes" if _WRITES.search(text) else "nothing"
 
 
 def only_reads(text: str) -> bool:

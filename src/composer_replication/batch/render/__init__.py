@@ -9,4 +9,5 @@ turn_edges  where a turn begins and ends in a rendering
 pieces      a rendering cut at the turns' edges, each cut proved
 encode      pieces of text as token ids, and what single tokens say
 renderer    all of it: `Renderer.render`
+decision    which tokens of a call decide it
 """

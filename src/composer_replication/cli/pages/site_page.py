@@ -42,6 +42,7 @@ def site_page(
     tokenizer: str,
     asked: str,
     left_out: str = "",
+    proof: str = "",
     num_context: int,
     all_pairs: bool,
     width: int,
@@ -50,7 +51,7 @@ def site_page(
     """The whole page as text.
 
     `asked` is the placement that was asked for, which a template may not allow. `left_out` says why a training drops
-    the site.
+    the site, `proof` what its hint did in the last hint proof.
     """
     page = _Page(view, renderer, Canvas(width, is_colour=is_colour), num_context)
     page.head(tokenizer)
@@ -61,6 +62,8 @@ def site_page(
     page.summary(asked)
     if left_out:
         page.canvas.line(one_line(f"no window of this training holds it ({left_out})"), "bad")
+    if proof:
+        page.canvas.line(one_line(proof))
     return page.canvas.text()
 
 

@@ -2,7 +2,7 @@
 
 Before a request is sent, the most it can cost is reserved, in the same transaction that checks the cap; afterwards the
 reservation becomes what it did cost. A process that dies leaves reservations behind: they stay counted as spent
-(`unknown_billed`), because nobody can know. So the sum of what was ever billed never passes the cap, over all processes
+(`unknown`), because nobody can know. So the sum of what was ever billed never passes the cap, over all processes
 and restarts of a store. A reservation is a claim, too: as long as its process lives, no other one sends that request.
 
 A store is checked as a whole when it is opened (`tables`). What is damaged is an error by name; nothing in it is

@@ -1,7 +1,6 @@
 """What the answers to a state mean: each a vote for an action, counted by what the actions do.
 
 context       what the messages before a state had shown
-answers       one teacher's answer as the action it votes for
-consensus     votes over classes of equal actions, and what those still to come can change
+consensus     an answer as a vote for an action; votes over classes of equal ones, and what more can change
 worth_asking  whether another teacher is worth asking
 """

@@ -10,8 +10,7 @@ from composer_replication.actions.arguments import Tools
 from composer_replication.actions.equality import ActionContext, action_key
 from composer_replication.actions.reply import parse_reply
 from composer_replication.errors import InputError
-from composer_replication.teacher_replay.votes.answers import voter_of
-from composer_replication.teacher_replay.votes.consensus import can_still_change
+from composer_replication.teacher_replay.votes.consensus import can_still_change, voter_of
 from composer_replication.teacher_replay.votes.context import StateContexts
 from composer_replication.types import TeacherCallResult, TraceState
 

@@ -8,7 +8,7 @@ tree_file        a tree of plain values and tensors as two files, written tensor
 weights          weights and the optimiser's state, whole or sharded
 data_cursor      where a run is in its data, and every random number generator of a process
 save_attempt     one try at saving, agreed on by all processes
-stopping         a signal ends training after the step at hand
+stop_signals     a signal ends training after the step at hand
 """
 
 from composer_replication.objective.fingerprint import weights_digest

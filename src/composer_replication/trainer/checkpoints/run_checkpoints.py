@@ -61,7 +61,7 @@ class RunCheckpoints:
 
     def train(self, original: Original, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """`Trainer.train`; True takes the newest complete checkpoint of the output folder, a path takes that one."""
-        from composer_replication.trainer.checkpoints.stopping import CheckpointTiming, StopRequest
+        from composer_replication.trainer.checkpoints.stop_signals import CheckpointTiming, StopRequest
 
         trainer = self._trainer
         refuse_what_pickles(trainer)

@@ -9,15 +9,13 @@ import torch
 from transformers import set_seed
 
 from composer_replication.batch.tree_batch import CHANNELS
-from composer_replication.config.train_grpo import GRPOSection
+from composer_replication.config.train import GRPOSection
 from composer_replication.errors import ComposerError, ConfigError, explain
 from composer_replication.optional import require
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import Say
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.from_config.arguments import make_arguments, refused
-from composer_replication.trainer.from_config.folder import TrainingFolder
 from composer_replication.trainer.from_config.inputs import (
     Inputs,
     lora_config,
@@ -25,7 +23,10 @@ from composer_replication.trainer.from_config.inputs import (
     prompts_of,
     weighting_of,
 )
+from composer_replication.trainer.from_config.offline import tell_proof
+from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.from_config.renderer import unmatched_models
+from composer_replication.trainer.from_config.requirements import make_arguments, refused
 from composer_replication.trainer.offline.checks import NO_PAIR
 from composer_replication.trainer.presets import (
     channel_settings,
@@ -151,5 +152,6 @@ def _logged(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
         device = next(model.parameters()).device.type
         with torch.autocast(device, torch.bfloat16, enabled=config.train.optimiser.bf16):  # as the steps are
             sessions = sessions.prove(model, config.train.proof.margin)
+        tell_proof(sessions, say, can_warm_up=False)
     sessions.require_items()
     return sessions

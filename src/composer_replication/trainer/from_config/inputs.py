@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from composer_replication.batch.model_folder import load_config, load_tokenizer
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
-from composer_replication.config.train_sections import AdapterConfig
+from composer_replication.config.train import AdapterConfig
 from composer_replication.errors import ConfigError, explain
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import require
@@ -139,3 +139,6 @@ def _refuse_what_is_not_read(config: CrfConfig) -> None:
     if config.loss.lm_ce_label_smoothing:
         got = config.loss.lm_ce_label_smoothing
         raise ConfigError(explain("loss.lm_ce_label_smoothing", got=got, expected="0: trainers do not smooth labels"))
+    if config.train.mode == "grpo" and config.train.warmup.mode in ("steps", "until"):
+        expected = "auto or off: a training with rollouts has no warm-up"
+        raise ConfigError(explain("train.warmup.mode", got=config.train.warmup.mode, expected=expected))

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.config import CrfConfig
+from composer_replication.config import CrfConfig, TrainConfig
 from composer_replication.errors import ConfigError, InputError, explain
+from composer_replication.objective.hint_proof import verdict
+from composer_replication.runs import ARTEFACTS
 from composer_replication.runs.split import split_conversations
 from composer_replication.sessions.cutting import cut_sessions
 from composer_replication.sessions.dataset import LoggedSession, LoggedSessions, sessions_of_run
 from composer_replication.sessions.phases import Say
 from composer_replication.sessions.rendering import RenderedSession, WindowSettings, render_session
-from composer_replication.trainer.from_config.arguments import make_arguments
-from composer_replication.trainer.from_config.folder import TrainingFolder
-from composer_replication.trainer.from_config.inputs import Inputs, lora_config, model_config, weighting_of
-from composer_replication.trainer.presets import channel_settings, teacher_of, training_arguments
+from composer_replication.trainer.from_config.inputs import Inputs, model_config, weighting_of
+from composer_replication.trainer.from_config.output_folder import TrainingFolder
+from composer_replication.trainer.presets import channel_settings, teacher_of
 from composer_replication.trainer.start_model import weight_dtype
-from composer_replication.trainer.watch.planner import MemoryPlan, plan_memory
+from composer_replication.trainer.watch.memory_plan import MemoryPlan, plan_memory
 from composer_replication.types import Conversation
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     from composer_replication.trainer.offline_trainer import OfflineTrainer
 
 SOURCES = ("conversations", "tools", "sites", "pairs")
+# What sessions are held out for, by the key that asks for it.
+_EVALUATIONS: dict[str, Callable[[TrainConfig], bool]] = {
+    "train.eval_every": lambda train: train.eval_every > 0,
+    "train.warmup.mode = until": lambda train: train.warmup.mode == "until",
+}
 
 
 class OfflineData(NamedTuple):
@@ -55,7 +61,8 @@ def offline_data(inputs: Inputs) -> OfflineData:
     }
     if config.loss.beta_replay == 0:
         options["use_pairs"] = False
-    validation = config.split.validation if config.train.eval_every else 0.0
+    asked = [key for key, is_on in _EVALUATIONS.items() if is_on(config.train)]
+    validation = config.split.validation if asked else 0.0
     sessions, settings = sessions_of_run(inputs.run, **options)
     rendered: list[RenderedSession] = []
 
@@ -73,9 +80,9 @@ def offline_data(inputs: Inputs) -> OfflineData:
         for side in (sides.train, sides.validation)
     )
     if validation and not len(held_out):
-        fix = "Set train.eval_every = 0, a larger split.validation, or ingest more sessions."
+        fix = f"Do without {' and '.join(asked)}, set a larger split.validation, or ingest more sessions."
         got = f"no target in {config.split.validation:.0%} of the sessions"
-        raise InputError(explain("train.eval_every", got=got, expected="some to evaluate on", fix=fix))
+        raise InputError(explain(asked[0], got=got, expected="some to evaluate on", fix=fix))
     return OfflineData(train, held_out if validation else None, frozenset().union(*(each.models for each in rendered)))
 
 
@@ -113,21 +120,8 @@ def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
         lora_rank=None if train.adapter.kind == "none" else train.adapter.rank,
         four_bit=train.adapter.kind == "qlora",
         teacher=train.teacher.kind,
+        warmed_up=train.warmup.mode != "off",
         accumulation=train.optimiser.accumulation,
-    )
-
-
-def offline_arguments(inputs: Inputs, folder: TrainingFolder) -> TrainingArguments:
-    """Progress is told by whoever called; pinned memory is of use to a GPU alone."""
-    from transformers import TrainingArguments
-
-    return make_arguments(
-        TrainingArguments,
-        inputs.config.train,
-        output_dir=str(folder.checkpoints),
-        disable_tqdm=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        **training_arguments(inputs.config.train),
     )
 
 
@@ -137,26 +131,25 @@ def offline_trainer(
     args: TrainingArguments,
     folder: TrainingFolder,
     callbacks: list[TrainerCallback],
+    say: Say,
 ) -> OfflineTrainer:
-    """The trainer, with hints proved and reference log-probs there."""
-    from transformers import set_seed
-
+    """The trainer, its model warmed up where that is wanted, with hints proved and reference log-probs there."""
+    from composer_replication.trainer.from_config.warmup import start_model
     from composer_replication.trainer.offline_trainer import OfflineTrainer
 
     config = inputs.config
-    assert config.train.model is not None
-    set_seed(config.train.optimiser.seed)  # the adapter's first values are drawn before the trainer sets it
+    model, warmed_up = start_model(inputs, data, args, folder, say)
     return OfflineTrainer(
-        config.train.model,
+        model,
         args,
         data.train,
         settings=channel_settings(config),
         teacher=teacher_of(config),
         weighting=weighting_of(config),
         lm_weight=1.0 if config.train.channels.good_turns else 0.0,
-        eval_sessions=data.held_out,
-        peft_config=lora_config(config.train.adapter),
-        quantization="4bit" if config.train.adapter.kind == "qlora" else "none",
+        eval_sessions=data.held_out if config.train.eval_every else None,
+        warmed_up=warmed_up,
+        reference_path=None if warmed_up is None else folder.warmup / ARTEFACTS["ref_logprobs"].file_name,
         hint_margin=config.train.proof.margin if _has_proof(inputs) else None,
         metrics_path=folder.metrics,
         callbacks=callbacks,
@@ -164,14 +157,15 @@ def offline_trainer(
     )
 
 
-def tell_proof(sessions: LoggedSessions, say: Say) -> None:
-    """What the hint proof kept, in a line."""
+def tell_proof(sessions: LoggedSessions, say: Say, *, can_warm_up: bool = True) -> None:
+    """What the hint proof kept, and whether the model heeds hints at all, in a line each."""
     if sessions.proofs is None:
         return
     reasons = Counter(proof.reason for proof in sessions.proofs)
     kept = reasons.pop("kept", 0)
     dropped = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in sorted(reasons.items()))
     say(f"hint proof: {kept} of {len(sessions.proofs)} sites teach{f'; dropped: {dropped}' if dropped else ''}")
+    say(verdict(sessions.proofs).in_words(can_warm_up=can_warm_up))
 
 
 def _has_proof(inputs: Inputs) -> bool:

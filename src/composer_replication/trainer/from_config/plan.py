@@ -9,12 +9,12 @@ from typing import Any
 from composer_replication.config import CrfConfig
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.sessions.rendering import models_of
-from composer_replication.trainer.from_config.folder import TrainingFolder
 from composer_replication.trainer.from_config.inputs import Inputs, prompts_of, read_inputs
 from composer_replication.trainer.from_config.offline import offline_data, offline_memory
+from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.from_config.renderer import unmatched_models
 from composer_replication.trainer.from_config.results import metric_names
-from composer_replication.trainer.watch.planner import MemoryPlan
+from composer_replication.trainer.watch.memory_plan import MemoryPlan
 
 
 @dataclass(frozen=True, kw_only=True)

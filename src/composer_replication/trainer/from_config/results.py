@@ -64,10 +64,8 @@ class TrainingResult:
     alarms: tuple[str, ...]
     counts: Mapping[str, int]
     drops: Mapping[str, int]
-
-    @property
-    def is_finished(self) -> bool:
-        return self.saved is not None
+    warmup_steps: int = 0
+    """Steps of the warm-up whose weights the first step began with."""
 
     def as_json(self) -> dict[str, Any]:
         plain = asdict(self)
@@ -141,6 +139,7 @@ def write_record(
         "start_digest": start_digest,
         "mode": config.train.mode,
         "sources": [{"kind": each.kind, "name": each.name, "sha256": each.sha256} for each in sources],
+        "warmup_steps": result.warmup_steps,
         "steps": result.steps,
         "channels": [asdict(each) for each in result.channels],
         "diagnosis": list(result.diagnosis),

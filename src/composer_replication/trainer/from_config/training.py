@@ -21,11 +21,11 @@ from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import OnPhase, Say, telling_phases
-from composer_replication.trainer.from_config.arguments import check_extra
-from composer_replication.trainer.from_config.folder import TrainingFolder
 from composer_replication.trainer.from_config.inputs import Inputs, read_inputs
 from composer_replication.trainer.from_config.offline import SOURCES, offline_data, offline_memory
+from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.from_config.renderer import thinking_in_words, unmatched_models
+from composer_replication.trainer.from_config.requirements import check_extra, offline_arguments
 from composer_replication.trainer.from_config.results import (
     GRPO_CHANNELS,
     OFFLINE_CHANNELS,
@@ -38,7 +38,7 @@ from composer_replication.trainer.from_config.results import (
 )
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.diagnosis import diagnose
-from composer_replication.trainer.watch.planner import MemoryPlan
+from composer_replication.trainer.watch.memory_plan import MemoryPlan
 from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
 
 __all__ = ["Progress", "run_training"]
@@ -81,7 +81,8 @@ def run_training(
         sources = sources_of(inputs.run, SOURCES)
         with telling_phases(told.on_phase, told.say):
             trainer, sessions = made.build()
-        start_digest = weights_digest(trainer.model)
+        phase: Mapping[str, str] = getattr(trainer, "phase", {})
+        start_digest = phase.get("start_weights") or weights_digest(trainer.model)
         trainer.remove_callback(PrinterCallback)  # it prints dictionaries
         trainer.add_callback(_Reports(told, folder, config, lambda: trainer.resumed_from))
         trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
@@ -137,7 +138,7 @@ def _make_offline(
 ) -> _Made:
     from composer_replication.trainer.from_config import offline as run_offline
 
-    args = run_offline.offline_arguments(inputs, folder)  # first: what is refused here takes no reading
+    args = offline_arguments(inputs.config.train, folder.checkpoints)  # first: what is refused here takes no reading
     told.say(f"reading the sessions of {inputs.config.train.run}")
     data = offline_data(inputs)
     for remark in unmatched_models(inputs.config.render, data.models):
@@ -147,11 +148,11 @@ def _make_offline(
     _check_memory(offline_memory(inputs, data.train), told.say, must_fit)
     diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_while_it_runs(told.say))
     callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
-    parts = inputs, data, args, folder, callbacks
+    parts = inputs, data, args, folder, callbacks, told.say
     return _Made(
         args=args,
         build=lambda: ((trainer := run_offline.offline_trainer(*parts)), trainer.train_dataset),  # what a proof left
-        before=lambda trainer: run_offline.tell_proof(trainer.train_dataset, told.say),
+        before=lambda trainer: run_offline.tell_proof(trainer.train_dataset, told.say, can_warm_up=not trainer.phase),
     )
 
 
@@ -238,6 +239,7 @@ def _result(
         alarms=tuple(f"step {each.step}: {each.in_words()}" for each in (alarm.alarms if alarm else ())),
         counts=metric_names(counts),
         drops=metric_names(drops),
+        warmup_steps=int(getattr(trainer, "phase", {}).get("warmup_steps", 0)),
     )
 
 

@@ -10,17 +10,22 @@ import torch
 from torch import nn
 
 from composer_replication.batch.tree_batch import CHANNELS
-from composer_replication.errors import ConfigError, InactiveChannelError, explain
+from composer_replication.errors import ConfigError, InactiveChannelError, StaleArtefactError, explain
 from composer_replication.objective.distributed import is_sharded, unwrapped
+from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.sessions.dataset import LoggedSessions
+from composer_replication.trainer.checkpoints.manifest import check_manifest
+from composer_replication.trainer.checkpoints.resume import check_identity, model_identity
+from composer_replication.trainer.checkpoints.weights import load_weights
 from composer_replication.trainer.offline.figures import ChannelLog
-from composer_replication.trainer.watch.planner import MemoryPlan, free_memory, plan_memory
+from composer_replication.trainer.watch.memory_plan import MemoryPlan, free_memory, plan_memory
 
 NO_PAIR = (
     "channel trace_replay_dpo cannot run: beta_replay is {:g}, and there is no preference pair in the run;"
     " `crf replay` and `crf pairs` make some, loss.beta_replay = 0 says that none are wanted"
 )
+WARM_UP = {"phase": "warm-up"}
 _KNOBS = dict(zip(CHANNELS, ("lm_weight", "alpha_sdpo", "beta_replay"), strict=True))
 
 
@@ -35,15 +40,37 @@ def check_arguments(args: Any) -> None:
 
 
 def ready_sessions(
-    sessions: LoggedSessions, model: nn.Module, reference_path: str | Path | None = None, *, needs_references: bool
+    sessions: LoggedSessions,
+    model: nn.Module,
+    reference_path: str | Path | None = None,
+    *,
+    needs_references: bool,
+    with_adapter: bool = False,
 ) -> LoggedSessions:
     """With items, and with reference log-probs where they are needed; called under the autocast of the steps."""
     sessions.require_items()
     if needs_references and sessions.has_references:
         sessions.check_references(model)
     elif needs_references:
-        sessions = sessions.with_references(model, reference_path)
+        sessions = sessions.with_references(model, reference_path, with_adapter=with_adapter)
     return sessions
+
+
+def take_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
+    """Put the weights that a warm-up ended with into the model it is of; and which phase of a training comes now."""
+    manifest = check_manifest(checkpoint)
+    if manifest["about"]["data"].get("phase") != WARM_UP["phase"]:
+        fix = "Give the folder that `trainer.warmup.warm_up` names."
+        raise StaleArtefactError(explain(str(checkpoint), got="no checkpoint of a warm-up", expected="one", fix=fix))
+    check_identity(manifest["about"]["model"], model_identity(model), checkpoint)
+    start_weights = weights_digest(model)
+    load_weights(model, checkpoint)
+    return {
+        "phase": "after a warm-up",
+        "warmup_steps": str(manifest["step"]),
+        "start_weights": start_weights,
+        "warmed_up_weights": weights_digest(model, with_adapter=True),
+    }
 
 
 def channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, float]) -> list[str]:
@@ -71,7 +98,9 @@ def channels_that_never_ran(log: ChannelLog, items: Mapping[str, int]) -> Iterat
             )
 
 
-def plan_run(model: nn.Module, args: Any, sessions: LoggedSessions, teacher: str) -> MemoryPlan:
+def plan_run(
+    model: nn.Module, args: Any, sessions: LoggedSessions, teacher: str, *, warmed_up: bool = False
+) -> MemoryPlan:
     """The memory of the largest step that these sessions can make, on the device of this process.
 
     The model is there already: what it takes counts as free.
@@ -93,6 +122,7 @@ def plan_run(model: nn.Module, args: Any, sessions: LoggedSessions, teacher: str
         lora_rank=max((each.r for each in adapters.values() if hasattr(each, "r")), default=None),
         four_bit=any(each.dtype == torch.uint8 for each in bare.parameters()),
         teacher=teacher,
+        warmed_up=warmed_up,
         optimizer="adamw_8bit" if "8bit" in optim else "sgd" if optim == "sgd" else "adamw",
         accumulation=args.gradient_accumulation_steps,
         num_shards=args.world_size if args.fsdp or is_sharded(model) else 1,

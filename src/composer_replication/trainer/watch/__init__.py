@@ -1,7 +1,7 @@
 """Whether a run can work, and whether it still does.
 
 step_memory      how much memory a step takes, part by part
-planner          whether it fits, and what to change if not
+memory_plan      whether it fits, and what to change if not
 watched_metric   when a metric has fallen or risen too far
 best_checkpoint  the best checkpoint, kept whatever the rotation does
 collapse_alarm   says that a run is falling apart, keeps the best checkpoint, can end the run

@@ -1,7 +1,7 @@
 """The collapse alarm: says in plain words that a run is falling apart, keeps the best checkpoint, and can end the run.
 
 Watched, where they are logged: entropy, completion length, tool calls, the divergence from the start weights, the rate
-of the errors that channel 2 is about, and the reward on the held-out set. See `alarm_watch` for when it goes off.
+of the errors that channel 2 is about, and the reward on the held-out set. See `watched_metric` for when it goes off.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
-from composer_replication.config.train_grpo import AlarmConfig
+from composer_replication.config.train import AlarmConfig
 from composer_replication.errors import InputError, explain
 from composer_replication.trainer.watch.best_checkpoint import Best, keep_best, read_best
 from composer_replication.trainer.watch.watched_metric import Alarm, Watch, WatchedMetric, finite

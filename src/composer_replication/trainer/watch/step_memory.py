@@ -57,6 +57,8 @@ class StepSettings:
     lora_rank: int | None = None
     four_bit: bool = False
     teacher: str = "live"
+    warmed_up: bool = False
+    """The start is a model after a warm-up: under an adapter its teacher is a copy of the adapter."""
     optimizer: Optimizer = "adamw"
     accumulation: int = 1
     num_shards: int = 1
@@ -118,7 +120,8 @@ def _fixed_parts(shape: Shape, settings: StepSettings) -> dict[str, float]:
     if settings.four_bit:
         base = shape.linear_weights * _FOUR_BITS + (shape.num_weights - shape.linear_weights) * settings.weight_bytes
     per_weight: Mapping[str, float] = {"adamw": 2.0, "adamw_8bit": 2.0 / _trainable_size(settings), "sgd": 0.0}
-    copies = {"ema": trainable}.get(settings.teacher, 0.0 if settings.lora_rank else base)
+    kept_start = (trainable if settings.warmed_up else 0.0) if settings.lora_rank else base
+    copies = {"ema": trainable}.get(settings.teacher, kept_start)
     shards = settings.num_shards
     return {
         "weights": (base + adapter) / shards,

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from composer_replication.trainer.checkpoints import newest_complete
-from composer_replication.trainer.from_config.folder import TrainingFolder
+from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from kill_and_resume.small_runs import small_trainer, weights_of
 
 STEPS = 12

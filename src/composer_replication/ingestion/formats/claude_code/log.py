@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -194,8 +194,13 @@ class _Reader:
             title=self._tree.title,
             cwd=_text_or_none(first.get("cwd")),
             agent_version=_text_or_none(first.get("version")),
-            extra={"agent_id": self._agent_id} if self._agent_id else {},
+            extra=self._extra(first),
         )
+
+    def _extra(self, first: Mapping[str, Any]) -> dict[str, Any]:
+        branch = _text_or_none(first.get("gitBranch"))
+        known = {"agent_id": self._agent_id, "git_branch": branch if branch != "HEAD" else None}
+        return {name: value for name, value in known.items() if value}
 
 
 def _text_or_none(value: Any) -> str | None:

@@ -1,0 +1,192 @@
+"""All files of a session as far as they were shown: which the agent counts as read, their lines, who came by since."""
+
+from __future__ import annotations
+
+import re
+
+from composer_replication.actions.edits import Operation, Put, Replace, edit_operations
+from composer_replication.actions.paths import normal_path
+from composer_replication.actions.shell.effects import may_change
+from composer_replication.actions.shown.file_text import FileText
+from composer_replication.actions.shown.views import (
+    CHANGED_NOTE,
+    file_in_output,
+    file_in_view,
+    may_change_anything,
+    part_in_view,
+)
+from composer_replication.actions.tools import (
+    channel_of,
+    command_text,
+    is_edit,
+    only_looks,
+    path_argument,
+    plain_name,
+    word_set,
+)
+from composer_replication.types import ToolCall
+
+_SEARCHES = word_set("grep glob ls list list_directory list_dir list_files search_file_content find_file grep_search")
+_HITS = re.compile(r"^(?:([^\s:][^:\n]{0,300}?)[:-])?(\d{1,6})[:-](.*)$", re.MULTILINE)
+_MAX_TEXT = 400_000
+_MAX_HEAD = 4000
+_MENTION = re.compile(r"(?:^|[\s\"'(])@([\w./~-]{2,300})")
+# What was read before such words may still count as read, and is in no log.
+_CONTINUED = re.compile(r"\AThis session is being continued from a previous|\AImplement the following plan")
+AGENT_LEFT = "<command-name>/exit<"
+"""In the user's words where the agent was left; started again, it knows only what was read or written in full."""
+_NOT_READ = re.compile(r"has not been read")
+
+
+class FileTexts:
+    """Files by normal path. `read` are those that a file tool showed or wrote: an agent lets only them be changed."""
+
+    def __init__(self, cwd: str | None) -> None:
+        self.cwd = cwd
+        self.is_continued = False
+        self._mentioned: set[str] = set()
+        self._in_full: set[str] = set()
+        self._unread: set[str] = set()  # refused because they had not been read
+        self.read: dict[str, None] = {}  # in the order they were last touched
+        self._files: dict[str, FileText] = {}
+        self._edits: dict[str, list[Replace]] = {}
+        self._by_name: dict[str, list[str]] = {}  # without the folder
+        self._now = 0
+        self._visited_at = self._moved_at = 0  # when somebody may have changed any file, and when all may have changed
+        self._seen_at: dict[str, int] = {}
+
+    def get(self, path: str) -> FileText | None:
+        """What is known of a file, with the doubt that there is by now."""
+        name = normal_path(path, self.cwd)
+        text = self._files.get(name)
+        if text is not None:
+            seen_at = self._seen_at[name]
+            text.doubt = 2 if seen_at < self._moved_at else max(text.doubt, 1 if seen_at < self._visited_at else 0)
+            self._seen_at[name] = self._now
+        return text
+
+    def edits(self, path: str) -> list[Replace]:
+        """What was replaced in a file, in order."""
+        return self._edits.get(normal_path(path, self.cwd), [])
+
+    def heard(self, text: str) -> None:
+        """Somebody but the model spoke, and may have worked, too."""
+        if text.strip():
+            self._now += 1
+            self._visited_at = self._now
+        self.is_continued = self.is_continued or _CONTINUED.search(text[:_MAX_HEAD]) is not None
+        if AGENT_LEFT in text:
+            self.read = {path: None for path in self.read if path in self._in_full}
+        self._mentioned.update(normal_path(path, self.cwd) for path in _MENTION.findall(text[:_MAX_TEXT]))
+        for path in CHANGED_NOTE.findall(text):
+            self._doubt(path)
+
+    def was_read(self, path: str) -> bool | None:
+        """Whether the agent counts a file as read; None where it may have been before the log, or by being named."""
+        name = normal_path(path, self.cwd)
+        if name in self.read:
+            return True
+        if name in self._unread:
+            return False
+        return None if self.is_continued or name in self._mentioned else False
+
+    def refused(self, call: ToolCall, text: str) -> None:
+        """A call that failed."""
+        path = path_argument(call.arguments)
+        if path and channel_of(call.name) == "file" and _NOT_READ.search(text[:_MAX_HEAD]):
+            self._unread.add(normal_path(path, self.cwd))
+            self.read.pop(normal_path(path, self.cwd), None)
+
+    def take(self, call: ToolCall, text: str) -> None:
+        """A call that worked, and what it showed."""
+        if call.raw_arguments is not None:
+            return
+        path = path_argument(call.arguments)
+        if channel_of(call.name) == "shell":
+            self._ran(command_text(call.name, call.arguments), text)
+        elif path and plain_name(call.name) in _SEARCHES:
+            self._searched(path, text)
+        elif only_looks(call.name, call.arguments):
+            self._looked(call, path, text)
+        elif channel_of(call.name) == "file" and is_edit(call.name):
+            self._edited(call, path, text)
+        elif may_change_anything(call):
+            self._now += 1
+            self._moved_at = self._now
+
+    def _looked(self, call: ToolCall, path: str | None, text: str) -> None:
+        if path is None:
+            return
+        self._touch(path, in_full=not (call.arguments.get("offset") or call.arguments.get("limit")))
+        part = part_in_view(call, text)
+        whole = file_in_view(call, text) if part is None or not part.has_end else None
+        if part is not None and whole is None:
+            self._file(path).show(part.first, part.lines, has_end=part.has_end)
+        elif whole is not None:
+            self._file(path).write(whole.text)
+
+    def _searched(self, path: str, text: str) -> None:
+        file = self.get(path)
+        for other, number, line in _HITS.findall(text[:_MAX_TEXT]) if file is not None else ():
+            if file is not None and (not other or normal_path(other, self.cwd) == normal_path(path, self.cwd)):
+                file.glimpse(int(number), line)
+
+    def _edited(self, call: ToolCall, path: str | None, text: str) -> None:
+        operations = edit_operations(call, self.cwd)
+        if operations is None:
+            self._doubt(path or "")
+            return
+        for operation in operations:
+            self._touch(operation.path, in_full=isinstance(operation, Put))
+            self._apply(operation)
+        part = part_in_view(call, text) if path else None
+        file = self.get(path) if path else None
+        if part is not None and file is not None and not file.is_whole:
+            file.show(part.first, part.lines)
+
+    def _apply(self, operation: Operation) -> None:
+        if isinstance(operation, Put):
+            self._file(operation.path).write(operation.text)
+        elif isinstance(operation, Replace):
+            self._file(operation.path).replace(operation.old, operation.new, everywhere=operation.everywhere)
+            self._edits.setdefault(operation.path, []).append(operation)
+        else:
+            self._doubt(operation.path)
+
+    def _ran(self, command: str, output: str) -> None:
+        change = may_change(command)
+        if change != "nothing":
+            self._now += 1
+        if change == "moves":
+            self._moved_at = self._now
+        elif change == "formats":
+            self._visited_at = self._now
+        elif change == "writes":
+            words = {word.rpartition("/")[2] for word in re.findall(r"[^\s'\"=:;|&<>()]+", command)}
+            for name in (name for word in words for name in self._by_name.get(word, ())):
+                self._doubt(name)
+        shown = file_in_output(command, output)
+        if shown is not None and shown.path.startswith("/"):
+            self._file(shown.path).write(shown.text)
+
+    def _touch(self, path: str, *, in_full: bool) -> None:
+        name = normal_path(path, self.cwd)
+        self._unread.discard(name)
+        if in_full:
+            self._in_full.add(name)
+        self.read.pop(name, None)
+        self.read[name] = None
+
+    def _doubt(self, path: str) -> None:
+        file = self.get(path)
+        if file is not None:
+            file.doubt = 2
+
+    def _file(self, path: str) -> FileText:
+        name = normal_path(path, self.cwd)
+        if name not in self._files:
+            self._files[name], self._seen_at[name] = FileText(), self._now
+            self._by_name.setdefault(name.rpartition("/")[2], []).append(name)
+        file = self.get(path)
+        assert file is not None
+        return file

@@ -1,0 +1,92 @@
+"""`crf judge RUN`: would a call fail, said before it ran, and how often that was right on your own logs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from composer_replication.judge import RuleScore, Score
+    from composer_replication.runs import RunDir
+
+HELP = "say of every call whether it would fail, from what was known before it, and count how often that was right"
+_CAPTION = (
+    "A prediction (fails) is right where the call failed, in whatever way. Left out: what\n"
+    "the user or the harness refused, and work that failed, such as tests."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run directory with conversations in it")
+    parser.add_argument(
+        "--earlier",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="use what earlier sessions of the same project had shown; this is the default",
+    )
+    parser.add_argument(
+        "--repo",
+        metavar="PATH",
+        type=Path,
+        help="a clone of the project: its files at each session's date; nothing of it is checked out or run",
+    )
+    parser.add_argument("--json", action="store_true", help="print the tables as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from composer_replication.runs import RunDir
+    from composer_replication.steps.judge import judge_run
+
+    run_dir = RunDir.open(args.run)
+    _show(run_dir, judge_run(run_dir, earlier=args.earlier, repo=args.repo), as_json=args.json)
+    return 0
+
+
+def _show(run_dir: RunDir, score: Score, *, as_json: bool) -> None:
+    from composer_replication.cli.console import print_json, say, show, table
+
+    if as_json:
+        print_json({"run": str(run_dir.root), "in_all": _in_all(score), "rules": score.rules, "kinds": score.kinds})
+        return
+    columns = ("says", "rule", "kind", "said", "right", "wrong", "precision")
+    show(table("What was said before a call", columns, [_row(each) for each in score.rules], caption=_CAPTION))
+    kinds = [(each.kind, each.failures, each.predicted) for each in score.kinds]
+    show(table("Failures", ("kind", "failures", "predicted"), kinds))
+    precision, share, false = score.precision, score.share_predicted, score.false_per_thousand
+    say(
+        f"{score.num_calls} calls with a result, {score.num_left_out} left out; {score.num_failures} failures, "
+        f"{score.num_predicted} predicted ({_percent(share)}); precision {_number(precision)}; {score.num_false} false "
+        f"alarms, {_number(false)} per 1,000 good calls"
+    )
+
+
+def _row(each: RuleScore) -> tuple[object, ...]:
+    """Of what is said to work, the good calls are right; of what nobody can say, none are right or wrong."""
+    worked = each.said - each.failed
+    right, wrong = (worked, each.failed) if each.says == "ok" else (each.failed, worked)
+    if each.says == "unknown":
+        return each.says, each.rule, each.kind, each.said, "", "", ""
+    return each.says, each.rule, each.kind, each.said, right, wrong, f"{right / each.said:.3f}"
+
+
+def _in_all(score: Score) -> dict[str, object]:
+    return {
+        "calls": score.num_calls,
+        "left_out": score.num_left_out,
+        "good": score.num_good,
+        "failures": score.num_failures,
+        "predicted": score.num_predicted,
+        "false_alarms": score.num_false,
+        "precision": score.precision,
+        "share_predicted": score.share_predicted,
+        "false_alarms_per_1000_good_calls": score.false_per_thousand,
+    }
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"

@@ -1,0 +1,121 @@
+"""The hints' words about files: reading before changing, exact text, paths that exist."""
+
+from __future__ import annotations
+
+from composer_replication.actions.tools import plain_name
+from composer_replication.hint_generator.context import HintContext, given, listed, quoted, text_fact
+
+_WRITERS = ("write", "write_file", "create_file", "write_to_file")
+_INDENT = {"\t": "tab", " ": "space"}
+
+
+def hint_edit_not_read(ctx: HintContext | None = None) -> str:
+    """A change without a look."""
+    reader, tool = text_fact(ctx, "reader_tool"), text_fact(ctx, "tool_name")
+    rule = f"Open a file{f' with {reader}' if reader else ''} before changing it{f' with {tool}' if tool else ''}"
+    if given(ctx, "was_read"):
+        return f"{rule}. Seeing it through a shell command or a search does not count as reading it."
+    if plain_name(str(given(ctx, "tool_name"))) in _WRITERS:
+        return f"{rule}: a file that exists already can be replaced only after it was read in this session."
+    return f"{rule}, also where its text is known from elsewhere: only what was read in this session can be changed."
+
+
+def hint_edit_stale(ctx: HintContext | None = None) -> str:
+    """A change on the ground of an old look."""
+    reader = text_fact(ctx, "reader_tool")
+    again = f"again with {reader}" if reader else "again"
+    return f"Read a file {again} right before changing it where a formatter, a command or the user may have been at it."
+
+
+def hint_edit_no_match(ctx: HintContext | None = None) -> str:
+    """Text that is not in the file: where it differs, or what to look at."""
+    reader, right = text_fact(ctx, "reader_tool"), text_fact(ctx, "closest_line")
+    read = f"Read that part{f' with {reader}' if reader else ''}"
+    now = f", which now has {right} there" if right else ""
+    there = f" The file has {right} there." if right else ""
+    rule = "The text to replace must be copied exactly from the file, with its whitespace and without line numbers."
+    words = {
+        "line_numbers": "Leave out the line numbers that a view puts before each line: the file does not have them.",
+        "escapes": "Write line breaks and tabs of the text to replace as such, not as escapes: the file has none.",
+        "whitespace": f"Copy the whitespace of the text to replace exactly as the file has it{_indent(ctx)}.",
+        "own_edit": f"An earlier edit of this session has changed this part of the file{now}. Build an edit on the text"
+        " as the edits before it have left it.",
+        "changed": f"The file may have changed since it was last shown. {read} again before editing, and copy from it.",
+        "unshown": f"Not all of the text to replace had been shown. {read} first, and copy it from there.",
+        "unread": f"{read} right before editing, and copy the text to replace from there, with its whitespace.",
+        "elsewhere": "The file, as it was shown, has no such text. Search it for a word that must be there, and copy"
+        " from that.",
+        "line": f"Copy the text to replace from what was shown instead of writing it from memory.{there}",
+    }
+    other = str(given(ctx, "advice") or f"{rule} {read} again and copy from what it shows.")
+    return words.get(str(given(ctx, "edit_problem")), other)
+
+
+def _indent(ctx: HintContext | None) -> str:
+    """How a line of the file is indented, in words: whitespace itself does not survive on one line."""
+    right = str(given(ctx, "closest_line") or "")
+    indent = right[: len(right) - len(right.lstrip())]
+    kind = _INDENT.get(indent[:1])
+    if kind is None or len(set(indent)) != 1 or not right.strip():
+        return ""
+    return f": {len(indent)} {kind}{'s' if len(indent) != 1 else ''} before {quoted(right.strip())}"
+
+
+def hint_edit_ambiguous(ctx: HintContext | None = None) -> str:
+    """Text that is in the file more than once."""
+    number, places, everywhere = given(ctx, "num_matches"), given(ctx, "places"), text_fact(ctx, "meant_parameter")
+    times = {2: "twice"}.get(number, f"{number} times") if isinstance(number, int) and number > 1 else "more than once"
+    where = f", at {listed(places)}" if places else ""
+    all_of_them = f", or set {everywhere} where every place is to change" if everywhere else ""
+    return (
+        f"The text to replace stands {times} in the file{where}. Add a neighbouring line that only the meant place has,"
+        f" such as the first line of its function{all_of_them}."
+    )
+
+
+def hint_edit_noop(ctx: HintContext | None = None) -> str:
+    """A replacement by the same text."""
+    name = text_fact(ctx, "tool_name") or "an edit"
+    return (
+        f"Put the change into the new text of {name}, which has to differ from the old one. Where the file is already"
+        " as wanted, go on without an edit."
+    )
+
+
+def hint_file_not_found(ctx: HintContext | None = None) -> str:
+    """A path that was guessed."""
+    meant, names, ending = text_fact(ctx, "meant"), given(ctx, "names_there"), text_fact(ctx, "other_ending")
+    finder, tool = text_fact(ctx, "finder_tool"), given(ctx, "tool_name")
+    how = f"by name with {finder}" if finder else "by listing its folder"
+    if meant and given(ctx, "is_from_error"):
+        return f"The file is called {meant} here. Find a file {how} instead of guessing its name or ending."
+    if meant:
+        return f"The file is {meant}, as this session has shown. Take paths from listings and results, not from memory."
+    if ending:
+        return f"Find a file {how} before opening it: its name may end in {ending} here."
+    if names:
+        return (
+            f"In that folder this session has shown {listed(names)}. Find the file {how} instead of guessing its name."
+        )
+    if tool and tool == given(ctx, "search_tool"):
+        return (
+            "Search in a folder that a listing or a result has shown, or in the whole project by leaving the path out,"
+            " instead of guessing where it is."
+        )
+    return f"Open only paths that a listing or a result has shown: find the file {how} first, instead of guessing."
+
+
+def hint_is_directory(ctx: HintContext | None = None) -> str:
+    """A folder where a file is needed."""
+    names, finder = given(ctx, "names_there"), text_fact(ctx, "finder_tool")
+    shown = f", such as {listed(names)}" if names else ""
+    return (
+        f"This path is a folder, and the tool opens single files. List it with {finder or '`ls`'} and open one{shown}."
+    )
+
+
+def hint_output_too_large(ctx: HintContext | None = None) -> str:
+    """More than a result can hold."""
+    search = text_fact(ctx, "search_tool") or "a search"
+    rule = f"A file of this size is read in parts, with an offset and a limit: find the part with {search} first."
+    return str(given(ctx, "advice") or rule)

@@ -1,0 +1,84 @@
+"""Rules for tools that read, search and change files."""
+
+from __future__ import annotations
+
+from composer_replication.actions.edits import Put, Replace, edit_operations
+from composer_replication.actions.shown.file_text import FileText
+from composer_replication.actions.tools import is_edit, path_argument, plain_name, word_set
+from composer_replication.judge.known import Known
+from composer_replication.judge.schemas import READ_FIRST
+from composer_replication.judge.verdict import Judgement
+from composer_replication.types import ToolCall
+
+_TAKE_FOLDERS = word_set("grep glob ls list list_directory list_dir list_files search_file_content find_file")
+
+
+def judge_file_call(call: ToolCall, known: Known) -> Judgement:
+    """A call of a file tool: first its path, then, for an edit, whether the file was read and holds the text."""
+    given = path_argument(call.arguments)
+    if not given:
+        return Judgement("unknown", "no_path")
+    path = known.paths.absolute(given)
+    standing = known.standing(path)
+    takes_folders = plain_name(call.name) in _TAKE_FOLDERS
+    if standing.is_folder and not takes_folders:
+        return Judgement("fails", "a_folder", "is_directory", "the session has shown it to be a folder")
+    if is_edit(call.name):
+        return _judge_edit(call, path, known)
+    if known.is_doubled(given, known.paths.shell.path):
+        return Judgement("fails", "from_another_folder", "file_not_found", "the shell stands in another folder")
+    if standing.is_there is False and known.texts.was_read(path) is not True:
+        known.said_missing(path, standing)
+        return Judgement("fails", standing.why, "file_not_found", "the path is not there")
+    if plain_name(call.name) == "read" and not call.arguments.get("limit") and known.is_too_large(path):
+        return Judgement("fails", "too_large", "output_too_large", "it was too large to be shown at once before")
+    if standing.is_there:
+        return Judgement("ok", standing.why, "file_not_found")
+    return Judgement("unknown", standing.why, "file_not_found", "nobody has shown the path")
+
+
+def _judge_edit(call: ToolCall, path: str, known: Known) -> Judgement:
+    operations = edit_operations(call, known.paths.root) or []
+    replaces = [each for each in operations if isinstance(each, Replace)]
+    if replaces and all(each.old == each.new for each in replaces):
+        return Judgement("fails", "edit_noop", "edit_noop", "what is to be replaced equals what replaces it")
+    standing, was_read = known.standing(path), known.texts.was_read(path)
+    writes = bool(operations) and all(isinstance(each, Put) for each in operations)
+    if was_read is True:
+        return Judgement("ok", "was_read", "edit_not_read") if not replaces else _judge_text(replaces[0], path, known)
+    if writes or (replaces and not replaces[0].old):
+        if not standing.is_there:
+            return Judgement("unknown", "new_file", "edit_not_read", "it may be a new file")
+    elif standing.is_there is False:
+        return Judgement("fails", standing.why, "file_not_found", "the path is not there")
+    if call.name not in READ_FIRST:
+        return Judgement("unknown", "text_not_shown", "edit_no_match", "nobody has shown the file")
+    if was_read is None:
+        return Judgement("unknown", "read_before", "edit_not_read", "it may have been read before this log")
+    return Judgement("fails", "not_read", "edit_not_read", "the agent has not read it")
+
+
+def _judge_text(edit: Replace, path: str, known: Known) -> Judgement:
+    text, source = known.text(path)
+    if text is None:
+        return Judgement("unknown", "text_not_shown", "edit_no_match")
+    number = _times(text, edit.old)
+    if number > 1 and not edit.everywhere:
+        says = "fails" if text.doubt < 2 else "risky"
+        return Judgement(says, f"ambiguous{source}", "edit_ambiguous", f"it is there {number} times")
+    if number:
+        rule = "found_in_whole_file" if text.is_whole and not text.doubt else "found_in_part"
+        return Judgement("ok", f"{rule}{source}", "edit_no_match")
+    if text.is_whole and text.doubt < 2:
+        rule = "no_match_long_ago" if text.doubt else "no_match"
+        return Judgement(
+            "risky" if text.doubt else "fails", f"{rule}{source}", "edit_no_match", "it is not in the file"
+        )
+    if not text.doubt and text.contradicts(edit.old):
+        return Judgement("risky", "contradicts", "edit_no_match", "what was shown of the file goes on differently")
+    return Judgement("unknown", "text_not_shown", "edit_no_match")
+
+
+def _times(text: FileText, wanted: str) -> int:
+    plain = wanted.replace("\r\n", "\n")
+    return text.count(plain) or (text.count(plain.rstrip("\n")) if plain.rstrip("\n") else 0)

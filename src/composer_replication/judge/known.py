@@ -1,0 +1,157 @@
+"""All that a verdict may rest on: the session so far, earlier sessions of the project, a checkout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from itertools import islice
+
+from composer_replication.actions.edits import Replace
+from composer_replication.actions.session_state import SessionState
+from composer_replication.actions.shown.file_text import FileText
+from composer_replication.actions.shown.paths import KnownPaths, Standing
+from composer_replication.actions.shown.texts import FileTexts
+from composer_replication.judge.checkout import Checkout
+from composer_replication.judge.earlier import PathKnowledge
+from composer_replication.judge.schemas import AGENTS
+
+_MIN_SHOWN, _MIN_SHARE = 3, 0.5  # files of the session that a checkout must have to be its project's
+_MAX_SHOWN = 50
+_MAX_LINES, _MAX_CHARACTERS = 2000, 95_000  # a reader stops at 2000 lines, and refuses more than 25,000 tokens
+# What the session knows of a path -> whose word that it is not there is taken.
+_BELIEVED_WHERE = {
+    "only_its_name": ("not_in_checkout", "missing_in_earlier_session"),
+    "unseen": ("not_in_checkout", "missing_in_earlier_session", "in_no_earlier_session"),
+}
+_RELATIVE = re.compile(r"[\w@+][\w.@+-]*(?:/[\w.@+-]+)+/?")
+
+
+class Known:
+    """One session's state with what is known beside it."""
+
+    def __init__(self, state: SessionState, project: PathKnowledge | None, checkout: Checkout | None) -> None:
+        self.state, self._project, self._checkout = state, project, checkout
+        self._said_missing: dict[str, set[str]] = {}  # how it was known -> what others said is not there
+
+    @property
+    def paths(self) -> KnownPaths:
+        return self.state.paths
+
+    @property
+    def texts(self) -> FileTexts:
+        return self.state.texts
+
+    def standing(self, path: str) -> Standing:
+        """Whether a path is there: by the session, then by those who know more."""
+        standing, relative = self.paths.standing(path), self.paths.relative(path)
+        if standing.is_there is not None or relative is None:
+            return standing
+        by_project = self._project.standing(relative, self.paths.relative_files()) if self._project else None
+        opinions = [each for each in (self._in_checkout(relative), by_project) if each is not None]
+        if any(each.is_there for each in opinions):
+            return next(each for each in opinions if each.is_there)
+        believed = _BELIEVED_WHERE.get(standing.why, ())
+        opinions = [each for each in opinions if each.why in believed]
+        if not opinions or self._is_behind(opinions[0]):
+            return standing
+        return opinions[0]
+
+    def said_missing(self, path: str, standing: Standing) -> None:
+        """That a verdict rested on somebody else's word: where the path turns up, that word counts no more."""
+        self._said_missing.setdefault(standing.why, set()).add(path)
+
+    def _is_behind(self, opinion: Standing) -> bool:
+        """Whether the session has since shown what this source said is not there."""
+        said = self._said_missing.get(opinion.why, ())
+        return any(path in self.paths.files or path in self.paths.folders for path in said)
+
+    def _in_checkout(self, relative: str) -> Standing | None:
+        if self._checkout is None or not self._is_its_project(relative, self._checkout):
+            return None
+        is_there = self._checkout.exists(relative)
+        if relative in self._checkout.folders:
+            return Standing(True, "folder")
+        if is_there is None or (not is_there and not _is_committed(relative, self._checkout.files)):
+            return None
+        return Standing(is_there, "in_checkout" if is_there else "not_in_checkout")
+
+    def _is_its_project(self, relative: str, checkout: Checkout) -> bool:
+        """Whether the session works in what was checked out: by its files, or by the folder that it asks for."""
+        shown = list(islice((path for path in self.paths.relative_files() if "/" in path), _MAX_SHOWN))
+        if len(shown) >= _MIN_SHOWN:
+            return sum(path in checkout.files for path in shown) >= _MIN_SHARE * len(shown)
+        parts = relative.split("/")
+        return len(parts) > 2 and "/".join(parts[:2]) in checkout.folders
+
+    def has_name(self, name: tuple[str, str]) -> bool | None:
+        """Whether there is such an agent or skill: by the session, by the agent's own list, by earlier sessions."""
+        attempts = self.state.attempts
+        if name in attempts.names:
+            return attempts.names[name]
+        if name[0] in ("Task", "Agent") and (name[1] in AGENTS or attempts.agents is not None):
+            return name[1] in AGENTS | (attempts.agents or frozenset())
+        return self._project.has_name(name, self.paths.relative_files()) if self._project else None
+
+    def is_doubled(self, word: str, here: str | None) -> bool:
+        """Whether a path is there from the project's root, while the shell stands in another of its folders."""
+        root = self.paths.root
+        if root is None or here is None or not here.startswith(f"{root}/") or not _RELATIVE.fullmatch(word):
+            return False
+        from_root, from_here = self.paths.absolute(word, root), self.paths.absolute(word, here)
+        if not self.paths.standing(from_root).is_there or self.paths.standing(from_here).is_there:
+            return False
+        above = from_here.rpartition("/")[0]
+        return above == here or not self.paths.standing(above).is_there
+
+    def text(self, path: str) -> tuple[FileText | None, str]:
+        """A file as it is known, and who knows it: the session where it was shown whole, else others that agree."""
+        shown = self.texts.get(path)
+        if shown is None or shown.is_whole or shown.doubt == 2:
+            return shown, ""
+        for source, whole in self._whole_texts(path):
+            rebuilt = _with_edits(whole, self.texts.edits(path))
+            if rebuilt is not None and shown.is_part_of(rebuilt):
+                completed = FileText()
+                completed.write(rebuilt)
+                completed.doubt = shown.doubt
+                return completed, source
+        return shown, ""
+
+    def _whole_texts(self, path: str) -> list[tuple[str, str]]:
+        relative = self.paths.relative(path)
+        if relative is None:
+            return []
+        checkout = self._checkout.text(relative) if self._checkout else None
+        project = self._project.text(relative, self.paths.relative_files()) if self._project else None
+        return [(who, text) for who, text in (("_in_checkout", checkout), ("_in_earlier_session", project)) if text]
+
+    def is_too_large(self, path: str) -> bool:
+        """Whether a file was too large to be shown at once, in this session or an earlier one, or would be now."""
+        if path in self.paths.too_large:
+            return True
+        relative = self.paths.relative(path)
+        if relative is None or path in self.texts.read:
+            return False
+        if self._project is not None and self._project.is_too_large(relative, self.paths.relative_files()):
+            return True
+        text = self._checkout.text(relative) if self._checkout is not None else None
+        return text is not None and sum(map(len, text.split("\n")[:_MAX_LINES])) > _MAX_CHARACTERS
+
+
+def _is_committed(relative: str, files: Collection[str]) -> bool:
+    """Whether a file of this path would be in a commit: not in a hidden folder, nor anybody's own notes at the root."""
+    folder, _, name = relative.rpartition("/")
+    if folder:
+        return not any(part.startswith(".") for part in folder.split("/"))
+    stem = name.rpartition(".")[0] or name
+    return any(other.rpartition(".")[0] == stem for other in files)
+
+
+def _with_edits(text: str, edits: Sequence[Replace]) -> str | None:
+    """The text after edits that all worked; None where one cannot have."""
+    for edit in edits:
+        number = text.count(edit.old) if edit.old else 0
+        if not number or (number > 1 and not edit.everywhere):
+            return None
+        text = text.replace(edit.old, edit.new)
+    return text

@@ -1,0 +1,44 @@
+"""What the tools of an agent take, as the agent documents them; schemas of other tools are in no log."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from composer_replication.actions.tools import word_set
+
+
+class Parameters(NamedTuple):
+    required: frozenset[str]
+    others: frozenset[str] = frozenset()
+
+
+# Claude Code's. A parameter that a later version takes is no reason to fail, so only tools that refuse others are here.
+PARAMETERS = {
+    "Read": Parameters(word_set("file_path"), word_set("offset limit pages")),
+    "Edit": Parameters(word_set("file_path old_string new_string"), word_set("replace_all")),
+    "Write": Parameters(word_set("file_path content")),
+    "Glob": Parameters(word_set("pattern"), word_set("path")),
+    "Grep": Parameters(
+        word_set("pattern"),
+        word_set("path glob type output_mode -A -B -C -n -i -o head_limit offset multiline context"),
+    ),
+    "Bash": Parameters(
+        word_set("command"),
+        word_set("description timeout run_in_background dangerouslyDisableSandbox sandbox _simulatedSedEdit"),
+    ),
+}
+READ_FIRST = word_set("Edit MultiEdit Write NotebookEdit")
+"""Tools that refuse a file which was not read before: other agents' editors take any."""
+AGENTS = word_set("general-purpose Explore Plan Bash statusline-setup claude-code-guide output-style-setup")
+
+
+def misfit(tool: str, given: frozenset[str]) -> str | None:
+    """What is missing or too much in a call; None where nothing is, or the tool is not known."""
+    known = PARAMETERS.get(tool)
+    if known is None:
+        return None
+    missing, unexpected = known.required - given, given - known.required - known.others
+    words = [f"{name} is missing" for name in sorted(missing)] + [
+        f"{name} is none of its own" for name in sorted(unexpected)
+    ]
+    return "; ".join(words)[:200] or None

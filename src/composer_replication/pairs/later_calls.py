@@ -1,0 +1,110 @@
+"""What a session did after a call that failed: the calls that worked, and what each of them looks at or for."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Container
+from dataclasses import dataclass
+
+from composer_replication.actions.shell.command import Command
+from composer_replication.actions.shell.effects import only_reads
+from composer_replication.actions.tools import channel_of, command_text, only_looks, path_argument, plain_name, word_set
+from composer_replication.sites.find import INTERRUPTED
+from composer_replication.types import Conversation, ErrorSite, ToolCall
+
+_MAX_LATER = 12  # calls after the failure; what comes later answers something else
+_FINDS_NOTHING = ("No files found", "No matches found", "No files matched")
+_LISTING_PROGRAMS = word_set("ls find fd tree")
+_LS_FILES = ("git", "ls-files")
+_SEARCHING_PROGRAMS = word_set("grep rg ag locate")
+LISTS = word_set("glob ls list list_directory list_dir list_files find_file directory_tree file_search")
+SEARCHES = word_set("grep search_file_content search_files grep_search codebase_search search_dir")
+"""Tools that find files, and those that find text in them; neither reads a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaterCall:
+    """A call that was made after the failure and worked."""
+
+    call: ToolCall
+    text: str
+
+    @property
+    def path(self) -> str | None:
+        return path_argument(self.call.arguments) if channel_of(self.call.name) == "file" else None
+
+    @property
+    def words(self) -> str:
+        """What it asks for, in its own letters."""
+        command = command_text(self.call.name, self.call.arguments)
+        return command or " ".join(each for each in self.call.arguments.values() if isinstance(each, str))
+
+    @property
+    def is_look(self) -> bool:
+        """Whether it changes nothing, and showed something."""
+        command = self._command
+        looks = only_reads(command.text) or command.only_shows or only_looks(self.call.name, self.call.arguments)
+        return looks and bool(self.text.strip())
+
+    @property
+    def has_found(self) -> bool:
+        """Whether it is a look that can find a file, and not only show one, and did."""
+        programs = {name for name, _ in self._command.programs} & _SEARCHING_PROGRAMS
+        searches = self.is_listing or bool(programs) or plain_name(self.call.name) in SEARCHES
+        return searches and self.is_look and not self.text.strip().startswith(_FINDS_NOTHING)
+
+    @property
+    def is_listing(self) -> bool:
+        """Whether it shows what a folder holds."""
+        programs = self._command.programs
+        by_program = any(name in _LISTING_PROGRAMS or (name, first) == _LS_FILES for name, first in programs)
+        return plain_name(self.call.name) in LISTS or by_program
+
+    @property
+    def _command(self) -> Command:
+        return Command.of(command_text(self.call.name, self.call.arguments))
+
+
+class LaterCalls:
+    """The calls of a conversation, what became of each, and where a person spoke."""
+
+    def __init__(self, conversation: Conversation, failures: Container[str]) -> None:
+        self._conversation = conversation
+        self._results = {each.call_id: each for turn in conversation.turns for each in turn.results}
+        self._failures = failures
+        made = Counter(call.id for turn in conversation.turns for call in turn.calls)
+        self._reused = {identity for identity, number in made.items() if number > 1}
+        self._places = {turn.id: number for number, turn in enumerate(conversation.turns)}
+        assistant = [turn.id for turn in conversation.turns if turn.role == "assistant"]
+        self._numbers = {turn_id: number for number, turn_id in enumerate(assistant)}
+
+    def has_worked(self, call: ToolCall) -> bool:
+        result = self._results.get(call.id)
+        known = result is not None and call.id not in self._reused
+        return known and call.id not in self._failures and result.is_error is not True
+
+    def is_one(self, call: ToolCall) -> bool:
+        """Whether no other call has its id: some logs use ids again, and nobody knows whose result is whose."""
+        return call.id not in self._reused
+
+    def text_of(self, call: ToolCall) -> str:
+        """What came back for a call."""
+        return self._results[call.id].text if call.id in self._results else ""
+
+    def turn_number(self, turn_id: str) -> int:
+        """Which of the assistant's turns it is, counted from 0."""
+        return self._numbers[turn_id]
+
+    def after(self, site: ErrorSite) -> list[LaterCall]:
+        """Calls that worked after the site's turn, until a person speaks; words that the site is about do not count."""
+        found: list[LaterCall] = []
+        turns = self._conversation.turns
+        for turn in itertools.islice(turns, self._places.get(site.turn_id, len(turns)) + 1, None):
+            is_heard = turn.role == "user" and turn.origin == "human" and turn.id != site.result_turn_id
+            if is_heard and not turn.text.startswith(INTERRUPTED):
+                break
+            found += [LaterCall(call, self.text_of(call)) for call in turn.calls if self.has_worked(call)]
+            if len(found) >= _MAX_LATER:
+                break
+        return found[:_MAX_LATER]

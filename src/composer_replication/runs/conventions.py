@@ -1,0 +1,224 @@
+"""`conventions.md`: rules that users named when they refused a call, by project, in a file that its user edits.
+
+A rule is a list item with brackets; an `x` in them keeps it, and only what is kept is used for other states. Lines that
+the user wrote or changed stay as they are: what is added is a rule that was not there, or a place where one was said
+again. Words come from logs, so they are written as plain text: no markup, no links, nothing unseen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from composer_replication.atomic import staged
+from composer_replication.errors import InputError, explain
+from composer_replication.runs.directory import RunDir
+from composer_replication.types import Conversation
+
+NAME = "conventions"
+NO_PROJECT = "no folder in the log"
+_HEAD = """# Conventions
+
+Rules that users named when they refused a call. Put an x into the brackets of what holds elsewhere: `[x]`. Only those
+are used, in their project, where a call of the kind after `for:` was refused without a word. Change words and kinds as
+you like, and add rules of your own under their project. `crf sites` adds what is new and keeps what you wrote.
+"""
+_PROJECT = re.compile(r"##\s+(.+?)\s*\Z")
+_RULE = re.compile(r"[-*+]\s+\[\s*([xX]?)\s*\]\s+(\S.*?)\s*\Z")
+_FOR = re.compile(r"\s+[-*+]\s+for:\s*(.*?)\s*\Z", re.IGNORECASE)
+_SAID = re.compile(r"\s+[-*+]\s+said at site ([0-9a-f]{12}) of (\S+)\s*\Z")
+# What markdown would act upon, addresses included.
+_MARKUP = re.compile(r"[\\`*_{}\[\]<>#|~&!$^=@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+_ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
+_WORKTREE = re.compile(r"/\.?(?:worktrees|claude/worktrees)(?:/.*)?\Z")
+_MAX_WORDS = 300
+_MAX_BYTES = 4_000_000
+
+
+class Heard(NamedTuple):
+    """A rule as a user said it: in which project, of which kind of call (empty where that cannot be told), where."""
+
+    project: str
+    words: str
+    call_kind: str
+    site_id: str
+    conversation_id: str
+
+
+@dataclass(slots=True)
+class Convention:
+    """A rule of the file, with the words and kinds of calls that its user left there, and where it was said.
+
+    `said` are (site, conversation); `lines` is how it is written: its own line, and those below that belong to it.
+    """
+
+    project: str
+    words: str
+    is_kept: bool = False
+    call_kinds: list[str] = field(default_factory=list[str])
+    said: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    lines: list[str] = field(default_factory=list[str], repr=False)
+
+    def note(self, line: str) -> None:
+        """A line below the rule's own."""
+        kinds, said = _FOR.match(line), _SAID.match(line)
+        if kinds is not None:
+            self.call_kinds += [kind for each in kinds[1].split(",") if (kind := _plain(each.strip()))]
+        elif said is not None:
+            self.said.append((said[1], unquote(said[2])))
+        self.lines.append(line)
+
+
+class _File:
+    """The rules in their places, and every other line as it is."""
+
+    def __init__(self, text: str) -> None:
+        self.parts: list[str | Convention] = []
+        project = None
+        for line in text.splitlines():
+            heading, rule = _PROJECT.match(line), _RULE.match(line)
+            last = self.parts[-1] if self.parts else None
+            if heading is not None:
+                project = _plain(heading[1])
+            elif rule is not None and project is not None:
+                self.parts.append(Convention(project, _plain(rule[2]), bool(rule[1]), lines=[line]))
+                continue
+            elif isinstance(last, Convention) and line.startswith((" ", "\t")) and line.strip():
+                last.note(line)
+                continue
+            self.parts.append(line)
+
+    @property
+    def rules(self) -> list[Convention]:
+        return [part for part in self.parts if isinstance(part, Convention)]
+
+    def add(self, heard: Heard) -> Convention:
+        """A rule at the end of its project, which is made where it is not there."""
+        rule = Convention(heard.project, _shown(heard.words))
+        places = [at for at, part in enumerate(self.parts) if _is_in(part, rule.project)]
+        if not places:
+            self.parts += ["", f"## {_escaped(rule.project)}", ""]
+        self.parts.insert((places or [len(self.parts) - 1])[-1] + 1, rule)
+        rule.lines.append(f"- [ ] {_escaped(rule.words)}")
+        if heard.call_kind:
+            rule.note(f"  - for: {_escaped(heard.call_kind)}")
+        return rule
+
+    def text(self) -> str:
+        return "".join(f"{line}\n" for part in self.parts for line in ([part] if isinstance(part, str) else part.lines))
+
+
+def project_of(conversation: Conversation) -> str:
+    """The folder that a session worked in; worktrees of a project are the project."""
+    folder = (conversation.cwd or "").rstrip("/")
+    return _shown(_WORKTREE.sub("", folder)) or NO_PROJECT
+
+
+def read_conventions(run: RunDir) -> list[Convention]:
+    """The rules of the file as its user left them; none without a file."""
+    return _read(run).rules
+
+
+def add_conventions(run: RunDir, heard: Sequence[Heard]) -> list[Convention]:
+    """Bring the file up to what is heard now, and return its rules; there is no file where nobody named a rule.
+
+    A place where nothing is said any more goes, and with the last of its places a rule that nobody had marked.
+    """
+    heard = [each._replace(project=_shown(each.project)) for each in heard]
+    file = _read(run)
+    before = file.text()
+    _keep_said(file, {each.site_id for each in heard}, with_kept=False)
+    words = {each.site_id: (each.project, _key(each.words)) for each in heard}
+    known = {(rule.project, _key(rule.words)): rule for rule in file.rules}
+    for rule in file.rules:
+        known |= {words[site]: rule for site, _ in rule.said if site in words}
+    noted = {site for rule in file.rules for site, _ in rule.said}
+    for each in heard:
+        if each.site_id not in noted and _shown(each.words):
+            rule = known.get(words[each.site_id]) or file.add(each)
+            known[words[each.site_id]] = rule
+            rule.note(f"  - said at site {each.site_id} of {quote(each.conversation_id, safe='#', errors='replace')}")
+    if file.rules or run.path(NAME).exists():
+        _write(run, file, before)
+    return file.rules
+
+
+def kept_by_call(rules: Iterable[Convention]) -> dict[tuple[str, str], str]:
+    """The words to use in a project for a kind of call, of the rules that the user keeps; of two, the first."""
+    found: dict[tuple[str, str], str] = {}
+    for rule in rules:
+        for kind in rule.call_kinds if rule.is_kept else ():
+            found.setdefault((rule.project, kind), rule.words)
+    return found
+
+
+def num_forgotten(run: RunDir, gone: Set[str]) -> int:
+    """How many rules were said nowhere but in these conversations."""
+    return sum(bool(rule.said) and {where for _, where in rule.said} <= gone for rule in read_conventions(run))
+
+
+def forget_conventions(run: RunDir, gone: Set[str]) -> None:
+    """Take out what was said in these conversations, kept by the user or not; rules of the user's own stay."""
+    file = _read(run)
+    before = file.text()
+    left = {site for rule in file.rules for site, where in rule.said if where not in gone}
+    _keep_said(file, left, with_kept=True)
+    _write(run, file, before)
+
+
+def _keep_said(file: _File, sites: Set[str], *, with_kept: bool) -> None:
+    """Leave only these places where something was said; rules go with their last one. Kept ones only `with_kept`."""
+    for rule in [each for each in file.rules if each.said and (with_kept or not each.is_kept)]:
+        rule.said = [each for each in rule.said if each[0] in sites]
+        rule.lines = [line for line in rule.lines if (said := _SAID.match(line)) is None or said[1] in sites]
+        if not rule.said:
+            file.parts = [part for part in file.parts if part is not rule]
+
+
+def _read(run: RunDir) -> _File:
+    path = run.path(NAME)
+    if not path.exists():
+        return _File(_HEAD)
+    if path.stat().st_size > _MAX_BYTES:
+        got = f"{path.stat().st_size:,} bytes"
+        raise InputError(explain(str(path), got=got, expected=f"a list of rules of at most {_MAX_BYTES:,}"))
+    try:
+        return _File(path.read_bytes().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise InputError(explain(str(path), got=error, expected="text in UTF-8", fix="Save it as UTF-8")) from error
+
+
+def _write(run: RunDir, file: _File, before: str) -> None:
+    path, text = run.path(NAME), file.text()
+    if path.exists() and text == before:
+        return  # not even a line end of the user's is touched
+    with staged(path) as stage:
+        stage.file.write(text.encode("utf-8", "replace"))
+        stage.commit()
+
+
+def _is_in(part: str | Convention, project: str) -> bool:
+    """Whether it is a rule of the project, or the line that begins it."""
+    heading = _PROJECT.match(part) if isinstance(part, str) else None
+    return part.project == project if isinstance(part, Convention) else bool(heading and _plain(heading[1]) == project)
+
+
+def _key(words: str) -> str:
+    return re.sub(r"\W+", " ", words.casefold()).strip()
+
+
+def _shown(words: str) -> str:
+    """On one line, without what cannot be seen."""
+    line = " ".join("".join(each if each.isprintable() else " " for each in words).split())
+    return line if len(line) <= _MAX_WORDS else line[: _MAX_WORDS - 1] + "…"
+
+
+def _escaped(words: str) -> str:
+    return _MARKUP.sub(r"\\\g<0>", _shown(words))
+
+
+def _plain(text: str) -> str:
+    return _ESCAPED.sub(r"\1", text)

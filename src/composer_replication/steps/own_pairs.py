@@ -1,0 +1,117 @@
+"""Pairs that the sessions of a run give without any adviser: their corrections, and as many of the opposite.
+
+Most corrections say to look first. For each of them there is a pair from a state where acting at once was right, of the
+same session where it has one, so that the two keep each other in balance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from composer_replication.actions.write import text_of
+from composer_replication.ingestion.states import states
+from composer_replication.pairs.corrections import ACTED, Correction, own_pairs
+from composer_replication.pairs.extract import PairRecord
+from composer_replication.runs import RunDir
+from composer_replication.runs.sites import read_sites
+from composer_replication.runs.tools import read_tools
+from composer_replication.sites import find_error_sites
+from composer_replication.types import Action, Conversation, DPOPair, ErrorSite
+
+_LOOK_FIRST = {True: "looked_for_text", False: "looked_for_path"}  # what an edit needed, and what other calls did
+_MAX_SPARE = 64
+WORKED = "rejected_action_worked"
+
+
+class OwnPair(NamedTuple):
+    """A pair, and what its row says of the rejected side besides."""
+
+    record: PairRecord
+    facts: Mapping[str, Any]
+
+
+class OwnPairs:
+    """Takes one conversation after the other; `pairs` are those so far, `num_failures` what they could be made of."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.pairs: list[OwnPair] = []
+        self.num_failures = 0
+        self._tools = read_tools(run)
+        self._sites: dict[str, list[ErrorSite]] | None = None
+        self._owed: Counter[str] = Counter()  # pairs of the opposite, by what was looked for
+        self._spare: list[OwnPair] = []
+        if run.is_current("sites"):
+            self._sites = defaultdict(list)
+            for site, _ in read_sites(run):
+                self._sites[site.conversation_id].append(site)
+
+    @property
+    def reads_sites(self) -> bool:
+        return self._sites is not None
+
+    def take(self, conversation: Conversation) -> None:
+        """The pairs of a conversation, and of what it has too much to balance others with a few."""
+        sites = find_error_sites(conversation) if self._sites is None else self._sites[conversation.id]
+        self.num_failures += sum(site.is_kept for site in sites)
+        found = list(own_pairs(conversation, sites))
+        corrections = [each for each in found if each.source != ACTED]
+        self._owed.update(
+            _LOOK_FIRST[each.kind.startswith("edit_")] for each in corrections if each.how == "look_first"
+        )
+        acted = sorted((each for each in found if each.source == ACTED), key=lambda each: _order(conversation, each))
+        chosen: list[Correction] = []
+        for each in acted:
+            if self._owed[each.how] > 0:
+                self._owed[each.how] -= 1
+                chosen.append(each)
+        spare = next((each for each in acted if each not in chosen), None) if len(self._spare) < _MAX_SPARE else None
+        made = self._made(conversation, [*corrections, *chosen, *([spare] if spare else ())])
+        self.pairs += made[: len(corrections) + len(chosen)]
+        self._spare += made[len(corrections) + len(chosen) :]
+
+    def balanced(self) -> list[OwnPair]:
+        """All pairs, with spare ones of other sessions for what is still owed."""
+        return [*self.pairs, *self._spare[: self._owed.total()]]
+
+    def _made(self, conversation: Conversation, chosen: Iterable[Correction]) -> list[OwnPair]:
+        wanted = {each.turn_number for each in chosen}
+        before = {}
+        for number, (messages, _) in enumerate(states(conversation)) if wanted else ():
+            if number in wanted:
+                # A log with a system prompt of its own needs none of ours in front of it.
+                is_own = len(messages) > 1 and messages[1].get("role") == "system"
+                before[number] = messages[1:] if is_own else messages
+        tools = self._tools.of(conversation.format)
+        return [_pair(conversation, each, before[each.turn_number], tools) for each in chosen]
+
+
+def _order(conversation: Conversation, each: Correction) -> bytes:
+    """The same in every run, and of no meaning: states from all over a session."""
+    return hashlib.sha256(f"{conversation.id}::{each.turn_number}".encode("utf-8", "replace")).digest()
+
+
+def _pair(conversation: Conversation, each: Correction, messages: list[Any], tools: Any) -> OwnPair:
+    chosen, rejected = (Action(text="", calls=(call,)) for call in (each.chosen, each.failed))
+    pair = DPOPair(
+        state_id=f"{conversation.id}::{each.turn_number:04d}.{each.call_number}",
+        state_messages=messages,
+        chosen=text_of(chosen),
+        rejected=text_of(rejected),
+        n_teachers_agreeing=0,
+    )
+    record = PairRecord(
+        pair=pair,
+        chosen_by=each.source,
+        teachers=(),
+        classes=(),
+        student_kind=each.failed.name,
+        chosen_kind=each.chosen.name,
+        chosen_action=chosen,
+        rejected_action=rejected,
+        source=each.source,
+    )
+    about = {WORKED: False, "rejected_failures": [each.kind] if each.kind else [], "how": each.how}
+    return OwnPair(record, {**about, **({"tools": tools} if tools else {})})

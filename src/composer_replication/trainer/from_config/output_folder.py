@@ -1,0 +1,167 @@
+"""Where `crf train` writes, and whether it begins or goes on: checkpoints, metrics, trained weights, the config."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tomllib
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_replication.atomic import try_lock
+from composer_replication.canonical_json import nested_items
+from composer_replication.config import CrfConfig
+from composer_replication.config.writer import RESOLVED_NAME, to_toml, value_text, write_resolved
+from composer_replication.errors import ArtefactNotFoundError, ConfigError, RunError, explain
+from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.trainer.checkpoints.manifest import (
+    MANIFEST,
+    check_manifest,
+    checkpoints_in,
+    newest_complete,
+)
+
+MODEL_FOLDER = "model"
+_LOCK = ".train.lock"
+_READ_BY_TRAINING = ("loss.", "render.", "split.", "train.")
+# Where things are does not change what is trained.
+_ABOUT_PLACES = frozenset({"train.run", "train.output", "train.resume"})
+
+
+@dataclass(frozen=True)
+class TrainingFolder:
+    """The run directory itself, or the folder that `train.output` names; the names in it are the same."""
+
+    root: Path
+
+    @classmethod
+    def of(cls, config: CrfConfig) -> TrainingFolder:
+        if config.train.output is not None:
+            return cls(Path(config.train.output))
+        if config.train.run is None:
+            fix = "Name the folder for checkpoints and metrics."
+            raise ConfigError(explain("train.output without train.run", got="none", expected="a folder", fix=fix))
+        return cls(RunDir.open(config.train.run).root)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / ARTEFACTS["checkpoints"].file_name
+
+    @property
+    def warmup(self) -> Path:
+        """Checkpoints and metrics of a warm-up, which comes before all others."""
+        return self.checkpoints / "warmup"
+
+    @property
+    def has_warmup(self) -> bool:
+        """Whether a warm-up was begun here that can be gone on from."""
+        return any(_has_manifest(folder) for _, folder in checkpoints_in(self.warmup))
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / ARTEFACTS["metrics"].file_name
+
+    @property
+    def config(self) -> Path:
+        return self.root / RESOLVED_NAME
+
+    def trained(self, *, is_adapter: bool) -> Path:
+        """Where the weights go that a finished run has made."""
+        return self.root / (ARTEFACTS["adapter"].file_name if is_adapter else MODEL_FOLDER)
+
+    @contextlib.contextmanager
+    def held(self, *, is_main: bool = True) -> Generator[None, None, None]:
+        """For one training at a time; of several processes of one training, the main one holds it."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        if not is_main:
+            yield
+            return
+        descriptor = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if not try_lock(descriptor):
+                fix = "Wait until it is done, or set train.output."
+                got = "another process training there"
+                raise RunError(explain(str(self.root), got=got, expected="the folder for itself", fix=fix))
+            yield
+        finally:
+            os.close(descriptor)  # gives the lock back; the file stays, since removing it would let two hold two
+
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint whose manifest holds; what its files hold is checked when it is loaded."""
+        steps = [step for (step, _), folder in checkpoints_in(self.checkpoints) if _has_manifest(folder)]
+        return max(steps, default=None)
+
+    def newest_checkpoint(self) -> Path | None:
+        """The folder that a run goes on from: the newest whose files are all as they were saved, which are read."""
+        return newest_complete(self.checkpoints)
+
+    def resumes(self, *, asked: bool, wanted: bool) -> bool:
+        """Whether to go on from a checkpoint: `asked` insists on one, `wanted` takes one that is there."""
+        newest = self.newest_step()
+        if newest is None:
+            self._refuse_what_cannot_be_read()
+        if newest is None and asked and not self.has_warmup:
+            fix = "Leave --resume out to begin."
+            got = "no complete checkpoint"
+            raise ArtefactNotFoundError(explain(str(self.checkpoints), got=got, expected="one", fix=fix))
+        if (newest is not None or self.has_warmup) and not (asked or wanted):
+            fix = "A new run needs a folder of its own (train.output), or an empty one."
+            got = f"checkpoint-{newest} of an earlier run" if newest is not None else "a warm-up of an earlier run"
+            raise RunError(explain(f"{self.checkpoints}, with train.resume = false", got=got, expected="none", fix=fix))
+        return newest is not None
+
+    def _refuse_what_cannot_be_read(self) -> None:
+        """Finished checkpoints of another version are a run, too: training anew over them would lose it.
+
+        One without a manifest was being written when its run was stopped, and is passed over.
+        """
+        for _, folder in sorted(checkpoints_in(self.checkpoints), reverse=True):
+            if (folder / MANIFEST).exists():
+                try:
+                    check_manifest(folder, hashes=False)
+                except RunError as error:
+                    fix = "Go on with the version that saved it, or begin anew in another folder: train.output."
+                    got = f"{folder.name}, which cannot be read ({error})"
+                    raise RunError(
+                        explain(str(self.checkpoints), got=got, expected="one of this version", fix=fix)
+                    ) from error
+
+    def write_config(self, config: CrfConfig) -> Path:
+        self.root.mkdir(parents=True, exist_ok=True)
+        return write_resolved(config, self.root)
+
+    def changed_options(self, config: CrfConfig) -> list[str]:
+        """What is set otherwise than in the config that the run began with, as `path: then -> now`."""
+        if not self.config.exists():
+            return []
+        try:
+            before = dict(nested_items(tomllib.loads(self.config.read_text(encoding="utf-8"))))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError):  # somebody edited it: nothing to compare with
+            return []
+        now = dict(nested_items(tomllib.loads(to_toml(config))))
+        paths = sorted(
+            path for path in (before.keys() | now.keys()) - _ABOUT_PLACES if path.startswith(_READ_BY_TRAINING)
+        )
+        return [
+            f"{path}: {value_text(before.get(path))} -> {value_text(now.get(path))}"
+            for path in paths
+            if before.get(path) != now.get(path)
+        ]
+
+    def replace_trained(self, made: Path, *, is_adapter: bool) -> Path:
+        """Put a folder of finished weights in its place; what an earlier run left there goes."""
+        place = self.trained(is_adapter=is_adapter)
+        if place.exists():
+            shutil.rmtree(place)
+        made.rename(place)
+        return place
+
+
+def _has_manifest(folder: Path) -> bool:
+    try:
+        check_manifest(folder, hashes=False)
+    except (RunError, OSError):
+        return False
+    return True

@@ -1,0 +1,189 @@
+"""Channel 1 first: a model that does not speak the harness learns good turns before anything is proved or taught.
+
+    warm-up -> hint proof, reference log-probs -> all channels, the warmed-up weights being teacher and reference
+
+A warm-up is a run with checkpoints of its own, which say so. Once it is over, `warmup.json` beside them names the one
+that it ended with; `OfflineTrainer(warmed_up=...)` begins there, in the same process or any later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from statistics import fmean
+from typing import Any
+
+from torch import nn
+from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
+
+from composer_replication.atomic import atomic_write_json
+from composer_replication.batch.render.decision import decide
+from composer_replication.canonical_json import decode_object
+from composer_replication.errors import InputError, StaleArtefactError, explain
+from composer_replication.objective.reference import response_logprobs
+from composer_replication.sessions.dataset import LoggedSessions
+from composer_replication.sessions.phases import Phase, tell_phase
+from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.checkpoints.manifest import check_manifest, newest_complete
+from composer_replication.trainer.offline.checks import WARM_UP
+
+FINISHED = "warmup.json"
+_SCHEMA, _VERSION = "composer_replication.warmup", 1
+_HELD_OUT = "eval_lm_ce"
+_CALLS, _CONTEXT = 8, 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedWarmUp:
+    """Which checkpoint a warm-up ended with, after how many steps, and the held-out losses of good turns by step."""
+
+    checkpoint: str
+    steps: int
+    held_out: Sequence[Sequence[float]]
+
+    def in_words(self) -> str:
+        losses = [loss for _, loss in self.held_out]
+        fell = f"; held-out loss of good turns {losses[0]:.3f} at first, {min(losses):.3f} there" if losses else ""
+        return f"warm-up: {self.steps} steps of channel 1, the weights of {self.checkpoint}{fell}"
+
+
+def warm_up(
+    model: nn.Module,
+    args: TrainingArguments,
+    sessions: LoggedSessions,
+    *,
+    held_out: LoggedSessions | None = None,
+    patience: int | None = None,
+    on_held_out: Callable[[int, float], None] | None = None,
+    **options: Any,
+) -> FinishedWarmUp:
+    """`args.max_steps` steps of channel 1 on the sessions' good turns, checkpoints in `args.output_dir`.
+
+    With `patience` they end once the loss of `held_out` has not fallen below its lowest for so many evaluations, and
+    the weights are those of the lowest; `args` has to save wherever it evaluates. What earlier calls left in the folder
+    is gone on from. KeyboardInterrupt where a signal ended it, after a checkpoint. `options` are those of
+    OfflineTrainer.
+    """
+    folder, data = Path(args.output_dir or ""), sessions.only_responses()
+    known = finished_warm_up(folder)
+    if known is not None:
+        _check_same_data(folder / known.checkpoint, data)
+        return known
+    evaluated = None if patience is None or held_out is None else held_out.only_responses()
+    if patience is not None and (evaluated is None or args.save_steps != args.eval_steps):
+        got = "no held-out sessions" if evaluated is None else f"{args.save_steps} steps, evaluations {args.eval_steps}"
+        expected = "held-out sessions, and a checkpoint with every evaluation"
+        raise InputError(explain("warm-up with patience", got=got, expected=expected))
+    newest = newest_complete(folder)
+    state = None if newest is None else TrainerState.load_from_json(str(newest / "trainer_state.json"))
+    if state is None or not _is_over(state, args.max_steps, patience):
+        options["callbacks"] = [_Watching(patience, on_held_out)]
+        state = _make_steps(model, args, data, goes_on=newest is not None, eval_sessions=evaluated, **options)
+    losses = _held_out_losses(state.log_history)
+    end = f"checkpoint-{_lowest(losses) if losses else state.global_step}"
+    _check_same_data(folder / end, data)
+    known = FinishedWarmUp(checkpoint=end, steps=state.global_step, held_out=[list(each) for each in losses])
+    if args.should_save:
+        atomic_write_json(folder / FINISHED, {"schema": _SCHEMA, "version": _VERSION, **asdict(known)})
+    return known
+
+
+def _make_steps(
+    model: nn.Module, args: TrainingArguments, data: LoggedSessions, *, goes_on: bool, **options: Any
+) -> TrainerState:
+    from composer_replication.trainer.offline_trainer import OfflineTrainer
+
+    channel_1 = ChannelSettings(alpha_sdpo=0.0, beta_replay=0.0)
+    trainer = OfflineTrainer(model, args, data, settings=channel_1, **options)
+    trainer.phase, trainer.stop_signals = WARM_UP, (SIGTERM, SIGINT)
+    trainer.remove_callback(PrinterCallback)  # it prints dictionaries
+    trainer.train(resume_from_checkpoint=goes_on)
+    if trainer.stopped_by:
+        raise KeyboardInterrupt
+    return trainer.state
+
+
+def finished_warm_up(folder: Path) -> FinishedWarmUp | None:
+    """What a warm-up in this folder ended with; None where none is over."""
+    try:
+        fields: dict[str, Any] = decode_object((folder / FINISHED).read_bytes())
+    except FileNotFoundError:
+        return None
+    if (fields.pop("schema", None), fields.pop("version", None)) != (_SCHEMA, _VERSION):
+        fix = "Delete it; the warm-up's last checkpoint is looked for again."
+        got = "something else"
+        raise StaleArtefactError(explain(str(folder / FINISHED), got=got, expected=f"{_SCHEMA} {_VERSION}", fix=fix))
+    return FinishedWarmUp(**fields)
+
+
+def name_logprob(model: nn.Module, sessions: LoggedSessions) -> float | None:
+    """Mean log-prob of a few good calls from where they begin to the end of the tool's name; None without any.
+
+    A model that knows the harness is nearly sure of how a call begins, and chooses among a few names. The calls are
+    spread evenly over the sessions, and the same at every start.
+    """
+    places = [place for session in sessions.rendered for place in session.good_calls]
+    chosen = [places[at * len(places) // _CALLS] for at in range(_CALLS)] if len(places) > _CALLS else places
+    found: list[float] = []
+    for place in chosen:
+        span = place.span
+        decision = decide(sessions.renderer, place.rendered, span, place.words)
+        if span.call_start is None or decision.basis in ("call", "turn"):
+            continue
+        first = max(0, span.call_start - _CONTEXT)
+        ids = place.rendered.ids[first : decision.stretches[0][1]]
+        found += response_logprobs(model, [(ids, span.call_start - first)]).tolist()
+    return fmean(found) if found else None
+
+
+class _Watching(TrainerCallback):
+    """Says how far it is, keeps the checkpoint of the lowest held-out loss, and ends it where that stays the lowest."""
+
+    def __init__(self, patience: int | None, on_held_out: Callable[[int, float], None] | None) -> None:
+        self._patience, self._on_held_out = patience, on_held_out
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        del control
+        self._tell(args, state)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        del control
+        self._tell(args, state)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        losses = _held_out_losses(state.log_history)
+        if self._on_held_out is not None and losses and state.is_world_process_zero:
+            self._on_held_out(int(losses[-1][0]), losses[-1][1])
+        state.best_model_checkpoint = str(Path(args.output_dir) / f"checkpoint-{_lowest(losses)}")
+        if _is_over(state, state.max_steps, self._patience):
+            control.should_training_stop = True
+
+    @staticmethod
+    def _tell(args: Any, state: Any) -> None:
+        folder = Path(args.output_dir)
+        tell_phase(Phase(name="warm-up", done=state.global_step, total=args.max_steps, items="steps", kept_in=folder))
+
+
+def _is_over(state: Any, max_steps: int, patience: int | None) -> bool:
+    """From what a checkpoint remembers alone: a resumed warm-up ends where one that was never stopped does."""
+    losses = [loss for _, loss in _held_out_losses(state.log_history)]
+    num_since_lowest = len(losses) - 1 - losses.index(min(losses)) if losses else 0
+    return state.global_step >= max_steps or (patience is not None and num_since_lowest >= patience)
+
+
+def _held_out_losses(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    return [(int(line["step"]), float(line[_HELD_OUT])) for line in history if _HELD_OUT in line]
+
+
+def _lowest(losses: Sequence[tuple[int, float]]) -> int:
+    """The step of the lowest loss, the first of several."""
+    return min(losses, key=lambda each: each[1])[0]
+
+
+def _check_same_data(checkpoint: Path, data: LoggedSessions) -> None:
+    if check_manifest(checkpoint)["about"]["data"].get("sessions") != data.digest:
+        fix = "Train in another folder (train.output), or take the warm-up's checkpoints out of this one."
+        got = "a warm-up on other sessions"
+        raise StaleArtefactError(explain(str(checkpoint), got=got, expected="these sessions", fix=fix))

@@ -1,0 +1,127 @@
+"""The tokens that decide a call: what they say, whatever the template, and where a right call parts from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from composer_replication.batch.render.decision import MOST_ARGUMENT_TOKENS, CallWords, decide, decide_against
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.types import ToolCall
+from session_pieces import Session
+from tokenizer_assets import FAMILIES, load
+
+TWO = [
+    ("list_files", {"path": "src list_files"}, "ok", None, None),
+    ("run_shell", {"command": "pytset -q"}, "no", 1, None),
+]
+
+
+def rendering(family, calls, **fields):
+    session = Session().user("Go on.")
+    session.calls(calls)
+    conversation = session.says("Done.").conversation()
+    renderer = Renderer(load(family))
+    turn = replace(conversation.turns[1], **fields)
+    return (
+        renderer,
+        renderer.render(replace(conversation, turns=(conversation.turns[0], turn, *conversation.turns[2:]))),
+        turn,
+    )
+
+
+def said(renderer, rendered, stretch):
+    return renderer.tokenizer.decode(rendered.ids[slice(*stretch)])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decision_is_the_tools_name_and_the_first_tokens_of_its_first_argument(family):
+    renderer, (rendered, *_), turn = rendering(family, TWO[1:])
+    span = rendered.spans[0]
+    found = decide(renderer, rendered, span, CallWords.of(turn.calls[0]))
+    assert found.basis == "first_argument"
+    name, argument = found.stretches
+    assert span.call_start <= name[0] < name[1] <= argument[0] < argument[1] <= span.call_end
+    assert "run_shell" in said(renderer, rendered, name)
+    assert said(renderer, rendered, (name[0] + 1, name[1])) != said(renderer, rendered, name)
+    assert "p" in said(renderer, rendered, argument)
+    assert argument[1] - argument[0] <= MOST_ARGUMENT_TOKENS
+    assert found.num_tokens == sum(end - first for first, end in found.stretches)
+    assert decide_against(renderer, rendered, span, turn, 0, format_name="claude_code") == found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_of_several_calls_the_one_that_erred_is_looked_at(family):
+    """Also where its name stands before it, as another call's name and in what that one was told."""
+    calls = [("run_shell", {"command": "run_shell x"}, "ok", None, None), TWO[1]]
+    renderer, sequences, turn = rendering(family, calls)
+    rendered = next(each for each in sequences if each.spans[0].turn_id == turn.id)
+    span = rendered.spans[0]
+    first, second = (decide_against(renderer, rendered, span, turn, at, format_name="claude_code") for at in (0, 1))
+    assert "pytset"[:1] in said(renderer, rendered, second.stretches[1])
+    text_before = said(renderer, rendered, (span.call_start, second.stretches[0][0]))
+    assert text_before.count("run_shell") == 2
+    assert first.stretches[0][1] <= second.stretches[0][0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "arguments", "differs"),
+    [("run_shell", {"command": "pytest -q"}, "argument"), ("list_files", {"command": "pytset -q"}, "name")],
+)
+def test_a_right_call_says_which_token_is_the_wrong_one(family, name, arguments, differs):
+    renderer, (rendered, *_), turn = rendering(family, TWO[1:])
+    span, right = rendered.spans[0], ToolCall(id="r", name=name, arguments=arguments)
+    found = decide_against(renderer, rendered, span, turn, 0, format_name="claude_code", right=right)
+    assert found.basis == "correction"
+    plain = decide(renderer, rendered, span, CallWords.of(turn.calls[0]))
+    assert found.stretches[0] == plain.stretches[0]
+    if differs == "name":
+        assert len(found.stretches) == 1
+        return
+    (first, end) = found.stretches[1]
+    assert end == first + 1
+    before = said(renderer, rendered, (span.call_start, first))
+    assert "pytset" not in before
+    assert "pytest" not in said(renderer, rendered, (span.call_start, span.call_end))
+
+
+def test_what_cannot_be_told_apart_is_scored_as_a_whole():
+    renderer, (rendered, *_), turn = rendering("llama3", TWO[1:])
+    span = rendered.spans[0]
+    whole = ((span.call_start, span.call_end),)
+    assert decide(renderer, rendered, span, None) == (whole, "call")
+    assert decide(renderer, rendered, span, CallWords("no_such_tool", "x")) == (whole, "call")
+    assert decide(renderer, rendered, span, CallWords("run_shell", "")).basis == "name"
+    last = rendered.spans[1]
+    assert decide(renderer, rendered, last, None) == (((last.start, last.end),), "turn")
+    same = decide_against(renderer, rendered, span, turn, 0, format_name="claude_code", right=turn.calls[0])
+    assert same == decide(renderer, rendered, span, CallWords.of(turn.calls[0]))
+
+
+def test_tokens_that_a_rollout_sampled_are_not_compared_with_what_the_template_would_write():
+    renderer, (rendered, *_), turn = rendering("llama3", TWO[1:])
+    span = rendered.spans[0]
+    ids = tuple(rendered.ids[span.start : span.end])
+    sampled = (*ids[:-3], ids[-4], *ids[-3:])  # a token more than the template has
+    renderer, (rendered, *_), turn = rendering("llama3", TWO[1:], token_ids=sampled)
+    right = ToolCall(id="r", name="run_shell", arguments={"command": "pytest -q"})
+    found = decide_against(renderer, rendered, rendered.spans[0], turn, 0, format_name="claude_code", right=right)
+    assert found.basis != "correction"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "raw", "begins"),
+    [
+        ({"path": " a/b.py\nc"}, None, "a/b.py"),
+        ({"n": 12, "path": "x"}, None, "x"),
+        ({"n": 12, "all": True}, None, "12"),
+        ({"text": '"quoted"'}, None, ""),
+        ({}, "{broken", "{broken"),
+        ({}, None, ""),
+    ],
+)
+def test_a_call_is_known_by_its_name_and_how_its_first_argument_begins(arguments, raw, begins):
+    call = ToolCall(id="c", name="tool", arguments=arguments, raw_arguments=raw)
+    assert CallWords.of(call) == ("tool", begins)

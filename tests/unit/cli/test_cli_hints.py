@@ -1,0 +1,98 @@
+"""`crf hints`: every hint that is taught, strike-outs that hold over reruns, and a model that writes them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from claude_records import Log, call
+from crf import crf, must
+
+from fault_server import FaultServer, Reply
+
+MISSING = "<tool_use_error>File does not exist.</tool_use_error>"
+NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"
+
+
+@pytest.fixture
+def run(tmp_path):
+    log = Log(session="aaaaaaaa-1111")
+    log.user("go")
+    log.assistant("m1", call("t1", "Edit", file_path="/repo/a.py", old_string="x", new_string="y"))
+    log.result("t1", NOT_READ, is_error=True)
+    log.assistant("m2", call("t2", "Read", file_path="/repo/b_one.py"))
+    log.result("t2", MISSING, is_error=True)
+    log.assistant("m3", call("t3", "Bash", command="pytest -q"))
+    log.result("t3", "Exit code 1\n1 failed", is_error=True)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "aaaaaaaa-1111.jsonl").write_bytes(log.lines())
+    must("ingest", "logs", "-o", "run", cwd=tmp_path)
+    must("sites", "run", cwd=tmp_path)
+    return tmp_path / "run"
+
+
+def hints(run, *options):
+    return json.loads(must("hints", run, "--json", *options, cwd=run.parent))["hints"]
+
+
+def test_every_kept_site_is_listed_with_its_hint(run):
+    assert [(each["kind"], each["source"]) for each in hints(run)] == [
+        ("edit_not_read", "template"),
+        ("file_not_found", "template"),
+    ]
+    done = crf("hints", run, "--kind", "file_not_found", cwd=run.parent)
+    head, text = done.stdout.splitlines()
+    assert head.endswith("  file_not_found, template")
+    assert text.startswith("    In that folder this session has shown `a.py`. Find the file by listing its folder")
+    assert "1 of 2 hints." in done.stderr
+
+
+def test_a_hint_that_was_struck_out_stays_out_until_it_is_taken_back(run):
+    first, second = hints(run)
+    assert hints(run, "--drop", first["site"][:6]) == [second]
+    rows = [json.loads(line) for line in (run / "sites.jsonl").read_text().splitlines()]
+    assert (rows[0]["is_kept"], rows[0]["hint"]) == (False, None)
+    assert rows[0]["reason"].startswith("struck out")
+    counts = json.loads((run / "sites.meta.json").read_text())["counts"]
+    assert (counts["hint: template"], counts["sites"]) == (1, 3)
+    must("sites", run, cwd=run.parent)
+    assert hints(run) == [second]
+    hints(run, "--keep", first["site"])
+    must("sites", run, cwd=run.parent)
+    assert hints(run) == [first, second]
+    assert crf("hints", run, "--drop", "zzzz", cwd=run.parent).returncode == 1
+
+
+def test_strike_outs_survive_forgetting_and_hold_only_ids(run):
+    first, _ = hints(run)
+    hints(run, "--drop", first["site"])
+    must("forget", "aaaaaaaa-1111", "--run", run, "--yes", cwd=run.parent)
+    (row,) = [json.loads(line) for line in (run / "struck_hints.jsonl").read_text().splitlines()]
+    assert first["site"] in str(row)
+    assert "/repo" not in str(row)
+
+
+def reply(text):
+    message = {"role": "assistant", "content": text}
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "cost": 0.0001}
+    body = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
+    return Reply(status=200, headers={}, body=body)
+
+
+@pytest.mark.parametrize(
+    ("text", "counted", "source"),
+    [
+        ("Look at what is there before you act.", "written 2", "writer"),
+        ("There is neither a.py nor b_one.py.", "refused: quotes the failing call 2", "template"),
+    ],
+)
+def test_a_writer_is_reached_and_what_quotes_the_call_is_refused_and_counted(run, text, counted, source):
+    with FaultServer() as server:
+        server.script([reply(text), reply(text)])
+        prices = {"input_per_mtok": 1.0, "output_per_mtok": 1.0}
+        teachers = [{"slug": "openai/gpt-5", "base_url": server.base_url, **prices}]
+        (run.parent / "teachers.json").write_text(json.dumps(teachers))
+        done = crf("hints", run, "--writer", "teachers.json", "--json", cwd=run.parent)
+    assert done.returncode == 0, done.stderr
+    assert f"hints by a model: {counted}" in done.stderr
+    assert {each["source"] for each in json.loads(done.stdout)["hints"]} == {source}

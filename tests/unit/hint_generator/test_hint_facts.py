@@ -1,0 +1,247 @@
+"""What a hint states is true: the file that was meant, the line that differs, the folder, names that errors list."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from composer_replication.hint_generator import write_hint
+from composer_replication.hint_generator.advice import advice_for
+from composer_replication.hint_generator.error_words import choices_in, command_to_run, meant_name, nearest, options_in
+from composer_replication.sites import find_error_sites
+from cpu_time import least_cpu_seconds
+from session_pieces import Session
+
+MISSING = "<tool_use_error>File does not exist.</tool_use_error>"
+NO_MATCH = "<tool_use_error>String to replace not found in file.\nString: x</tool_use_error>"
+FILE = "     1\tdef total(items):\n     2\t\tsubtotal = sum(items)\n     3\t\treturn round(subtotal, 2)\n"
+ROOT = "/home/u/shop"
+
+
+def hint_of(session, **options):
+    conversation = replace(session.conversation(), cwd=ROOT)
+    site = find_error_sites(conversation)[-1]
+    assert site.is_kept, site
+    return write_hint(site, conversation, **options)
+
+
+def looking_for(path, *shown, error=MISSING):
+    """The hint for a missing file, after a search has found others."""
+    session = Session()
+    if shown:
+        session.call("Glob", "\n".join(f"{ROOT}/{each}" for each in shown), pattern="**/*.py")
+    session.call("Read", error, is_error=True, file_path=f"{ROOT}/{path}")
+    return hint_of(session)
+
+
+@pytest.mark.parametrize(
+    ("path", "shown", "meant"),
+    [
+        ("commands/invoice.py", ["shop/invoice.py", "shop/cart.py"], "shop/invoice.py"),  # one of that name alone
+        ("shop/commands/invoice.py", ["shop/invoice.py", "old/invoice.py"], "shop/invoice.py"),  # folders agree
+        ("commands/invoice.py", ["shop/invoice.py", "old/invoice.py"], None),  # two of that name: nobody knows
+        ("commands/utils.py", ["shop/utils.py"], None),  # many files are called so
+        ("shop/carts.py", ["shop/cart.py", "shop/order.py"], "shop/cart.py"),  # a slip of the pen
+        ("shop/.lint.yml", ["shop/.lint.yaml"], "shop/.lint.yaml"),  # another ending
+        ("shop/cart_test.py", ["shop/cart.py"], None),  # another file
+        ("shop/parser.py", ["shop/cart.py", "lib/parser.py"], None),  # its folder is known, and has no such file
+    ],
+)
+def test_the_file_that_was_meant_is_named_only_where_one_alone_can_be(path, shown, meant):
+    hint = looking_for(path, *shown)
+    assert hint.facts.get("meant") == meant
+    if meant is not None:
+        assert hint.text.startswith(f"The file is `{meant}`, as this session has shown.")
+
+
+def test_what_the_error_suggests_goes_before_what_the_session_shows():
+    error = "<tool_use_error>File does not exist. Did you mean .lint.yaml?</tool_use_error>"
+    hint = looking_for(".lint.yml", "other/.lint.yml", error=error)
+    assert hint.text.startswith("The file is called `.lint.yaml` here. Find a file by name with `Glob`")
+
+
+def test_the_names_of_a_known_folder_are_listed_and_a_search_for_text_is_not_recommended():
+    session = Session()
+    session.call("Grep", "shop/cart.py", pattern="x", path=f"{ROOT}/shop")
+    session.call("Read", "1\tx", file_path=f"{ROOT}/shop/cart.py")
+    session.call("Read", MISSING, is_error=True, file_path=f"{ROOT}/shop/parser.py")
+    hint = hint_of(session)
+    assert hint.text == (
+        "In that folder this session has shown `cart.py`. "
+        "Find the file by listing its folder instead of guessing its name."
+    )
+    known = {"Glob": {}, "Grep": {}}
+    assert "by name with `Glob`" in hint_of(session, inferred_tools=known).text
+
+
+def edited(old, *, file=FILE, before=()):
+    session = Session()
+    session.call("Read", file, file_path=f"{ROOT}/cart.py")
+    for each in before:
+        session.calls([each])
+    session.call("Edit", NO_MATCH, is_error=True, file_path=f"{ROOT}/cart.py", old_string=old, new_string="x")
+    return hint_of(session)
+
+
+@pytest.mark.parametrize(
+    ("old", "problem", "stated"),
+    [
+        ("\treturn round(subtotal)", "line", "The file has `return round(subtotal, 2)` there."),
+        ("def total(items):\n\tsubtotal = sum(items)\n\treturn subtotal", "line", "`return round(subtotal, 2)`"),
+        (
+            "    subtotal = sum(items)\n    return round(subtotal, 2)",
+            "whitespace",
+            ": 1 tab before `subtotal = sum(items)`",
+        ),
+        ("     2\t\tsubtotal = sum(items)\n     3\t\treturn round(subtotal, 2)", "line_numbers", "Leave out the line"),
+        ("def total(items):\\n\\tsubtotal = sum(items)", "escapes", "not as escapes"),
+        ("class Basket:\n\tpass", "elsewhere", "has no such text"),
+    ],
+)
+def test_the_line_that_differs_is_named_as_the_file_has_it(old, problem, stated):
+    hint = edited(old)
+    assert hint.facts["edit_problem"] == problem
+    assert stated in hint.text
+
+
+def test_a_part_that_was_not_shown_is_to_be_read_first():
+    hint = edited("def total(items):\n\tsubtotal = 0", file="     1\tdef total(items):\n")
+    assert hint.facts["edit_problem"] == "unshown"
+
+
+def test_text_that_an_earlier_edit_replaced_is_said_to_be_gone():
+    worked = {"file_path": f"{ROOT}/cart.py", "old_string": "sum(items)", "new_string": "fsum(items)"}
+    rename = {**worked, "old_string": "\tsubtotal = sum(items)", "new_string": "\tamount = fsum(items)"}
+    hint = edited(
+        "\tsubtotal = sum(items)\n\treturn round(subtotal, 2)", before=[("Edit", rename, "Updated.", None, None)]
+    )
+    assert hint.facts["edit_problem"] == "own_edit"
+    assert "which now has `amount = fsum(items)` there" in hint.text
+
+
+def test_nothing_is_claimed_of_a_file_that_somebody_may_have_changed():
+    session = Session()
+    session.call("Read", FILE, file_path=f"{ROOT}/cart.py")
+    session.user("I have reworked it a little.")
+    session.call(
+        "Edit",
+        NO_MATCH,
+        is_error=True,
+        file_path=f"{ROOT}/cart.py",
+        old_string="\treturn round(subtotal)",
+        new_string="x",
+    )
+    hint = hint_of(session)
+    assert hint.facts["edit_problem"] == "changed"
+    assert "round" not in hint.text
+
+
+def test_two_places_are_told_apart_by_the_lines_above_them():
+    text = "     1\tdef one():\n     2\t\treturn 0\n     3\tdef two():\n     4\t\treturn 0\n"
+    session = Session()
+    session.call("Read", text, file_path=f"{ROOT}/a.py")
+    error = "<tool_use_error>Found 2 matches of the string to replace, but replace_all is false.</tool_use_error>"
+    session.call(
+        "Edit", error, is_error=True, file_path=f"{ROOT}/a.py", old_string="\treturn 0", new_string="\treturn 1"
+    )
+    hint = hint_of(session)
+    assert hint.text == (
+        "The text to replace stands twice in the file, at `def one():`, `def two():`. Add a neighbouring line that only"
+        " the meant place has, such as the first line of its function, or set `replace_all` where every place is to"
+        " change."
+    )
+
+
+def shell(command, error, *before):
+    session = Session()
+    for each, text in before:
+        session.call("Bash", text, command=each)
+    session.call("Bash", f"Exit code 1\n{error}", is_error=True, command=command)
+    return hint_of(session)
+
+
+def test_the_shells_own_folder_is_named_with_the_path_from_there():
+    listing = ("git ls-files", "web/api/routes.py\nweb/api/auth/token.py")
+    moved = ("cd web/api", "")
+    error = "cat: web/api/auth/token.py: No such file or directory"
+    hint = shell("cat web/api/auth/token.py", error, listing, moved)
+    assert (
+        hint.text == "The shell stands in `web/api` since an earlier command: from there the path is `auth/token.py`."
+    )
+    there = shell("cd web/api && ls", "bash: line 1: cd: web/api: No such file or directory", listing, moved)
+    assert there.text.startswith("The shell already stands in that folder since an earlier command: call it `.`")
+
+
+def test_a_program_that_has_worked_is_named_for_a_misspelled_one():
+    hint = shell("pytset -q", "bash: line 1: pytset: command not found", ("pytest -q tests", "1 passed"))
+    assert hint.text == "The command here is `pytest`. Use commands that have worked in this session."
+
+
+def test_options_that_the_usage_lists_are_named():
+    flags = "      --name-only   names\n  -w, --web         open\n"
+    usage = f"unknown flag: --stat\n\nUsage:  gh pr diff [flags]\n\nFlags:\n{flags}"
+    assert shell("gh pr diff 104 --stat", usage).text == "This command takes `--name-only`, `--web`: use one of these."
+
+
+@pytest.mark.parametrize(
+    ("said", "choices"),
+    [
+        ("Agent type 'x' not found. Available agents: Bash, Explore, a:b", ["Bash", "Explore", "a:b"]),
+        ("Error: web_search is not a valid tool, try one of [calculator, fetch_page].", ["calculator", "fetch_page"]),
+        ("unknown field `t`, expected one of `cmd`, `workdir` at line 1 column 23", ["cmd", "workdir"]),
+        ('Unknown JSON field: "x"\nAvailable fields:\n  author\n  body\n', ["author", "body"]),
+        ("Tool 's' not found. Available: ['terminal', 'think']", ["terminal", "think"]),
+        ("<tool_use_error>Unknown skill: commit</tool_use_error>", []),
+        ("One of the tests failed", []),
+    ],
+)
+def test_names_that_an_error_lists_are_read(said, choices):
+    assert choices_in(said) == choices
+
+
+def test_what_an_error_asks_for_is_read():
+    assert meant_name("File does not exist. Did you mean config.ts?") == "config.ts"
+    assert meant_name("no such thing") is None
+    assert command_to_run("Code is not formatted. Run `mise run fmt` first.") == "mise run fmt"
+    assert command_to_run("has no upstream branch, use\n\n    git push -u origin fix\n") == "git push -u origin fix"
+    assert options_in("no usage here\n  --flag x") == []
+    assert nearest("code-simplifier", ["Bash", "code-simplifier:code-simplifier"]) == "code-simplifier:code-simplifier"
+    assert nearest("reed", ["read", "reel"]) is None
+
+
+def test_advice_is_for_the_message_and_the_command():
+    assert "`pulls/comments/ID`" not in str(advice_for("api_misuse", "gh: Not Found (HTTP 404)", "gh api repos/a/b"))
+    single = advice_for("api_misuse", "gh: Not Found (HTTP 404)", "gh api repos/a/b/pulls/7/comments/123")
+    assert "`repos/OWNER/REPO/pulls/comments/ID`" in str(single)
+    assert advice_for("edit_noop", "HTTP 404", "gh api") is None
+
+
+def test_a_parameter_of_another_name_is_named_as_this_tool_calls_it():
+    session = Session()
+    error = "<tool_use_error>InputValidationError: An unexpected parameter `file_path` was provided</tool_use_error>"
+    session.call("Grep", error, is_error=True, pattern="x", file_path="/repo/a.py")
+    known = {"Grep": {"properties": {"pattern": {}, "path": {}, "file_path": {}}}}
+    hint = hint_of(session, inferred_tools=known)
+    assert hint.text == "In `Grep` this parameter is called `path`: tools name the same thing differently."
+
+
+HOSTILE = {
+    "choices": "Available agents: " + "a, " * 60_000,
+    "one of": "must be one of " * 15_000,
+    "did you mean": "Did you mean " * 15_000,
+    "run": "Run `" * 40_000,
+    "usage": "Usage:\n" + "  -a, --b " * 20_000,
+    "brackets": "available: [" * 15_000,
+    "json": '"expected": "a" "path": [' * 8_000,
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_no_message_takes_long_to_be_read(what):
+    session = Session()
+    session.call("Task", f"InputValidationError: {HOSTILE[what]}", is_error=True, prompt="x", kind="y" * 5000)
+    conversation = session.conversation()
+    sites = find_error_sites(conversation)
+    seconds = least_cpu_seconds(lambda: [write_hint(site, conversation) for site in sites], enough=0.1)
+    assert seconds < 0.25
