@@ -167,7 +167,7 @@ class HeedVerdict:
         deviation = math.sqrt(self.num_with_good * 2 / 9 + without_good / 4)
         return self.over_both > self.num_sites / 2 and self.over_both >= by_chance + 2 * deviation
 
-    def in_words(self, *, is_warmed_up: bool = False) -> str:
+    def in_words(self, *, can_warm_up: bool = True) -> str:
         """One sentence: whether it does, by which figures, and what to do if not."""
         if self.heeds is None:
             return f"whether this model heeds hints cannot be told from {self.num_sites} sites that could be compared"
@@ -181,7 +181,7 @@ class HeedVerdict:
             )
         if self.heeds:
             return f"this model heeds hints on these logs: {figures}"
-        advice = "" if is_warmed_up else "warm up first (train.warmup), "
+        advice = "warm up first (train.warmup), " if can_warm_up else ""
         what_to_do = f"{advice}use a larger model, or rely on pairs (channel 3)"
         return (
             f"this model does not heed hints on these logs: {figures}: channel 2 has little to teach with; {what_to_do}"
@@ -209,7 +209,8 @@ class _Scores:
     def __init__(
         self, model: nn.Module, renderer: Renderer, site: ProvableSite, placement: Placement, max_context: int | None
     ) -> None:
-        self._model, self._renderer, self._site, self._placement = model, renderer, site, placement
+        self._model, self._renderer, self._site = model, renderer, site
+        self._placement: Placement = placement
         self.decision = site.decision or decide(renderer, site.rendered, site.span, None)
         # Half of the context at the least is left to each.
         most = math.inf if max_context is None else max_context // 2

@@ -115,7 +115,8 @@ def test_tokens_that_a_rollout_sampled_are_not_compared_with_what_the_template_w
     ("arguments", "raw", "begins"),
     [
         ({"path": " a/b.py\nc"}, None, "a/b.py"),
-        ({"n": 12, "path": "x"}, None, "12"),
+        ({"n": 12, "path": "x"}, None, "x"),
+        ({"n": 12, "all": True}, None, "12"),
         ({"text": '"quoted"'}, None, ""),
         ({}, "{broken", "{broken"),
         ({}, None, ""),

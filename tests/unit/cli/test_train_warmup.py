@@ -10,6 +10,7 @@ import signal
 import pytest
 from train_runs import GRPO, adapter_of, same
 
+from composer_replication.cli.main import main
 from composer_replication.objective import hint_proof
 from composer_replication.runs import RunDir
 from composer_replication.trainer import warmup
@@ -30,7 +31,7 @@ def own_run(folder, tmp_path):
     return copy
 
 
-def test_a_model_that_does_not_know_the_tools_is_warmed_up_unless_told_otherwise(train, own_run, tmp_path):
+def test_a_model_that_does_not_know_the_tools_is_warmed_up_unless_told_otherwise(train, own_run, tmp_path, capsys):
     of_run = (*PROVED, "--set", f"train.run='{own_run}'")
     status, _, err = train(*of_run)
     assert status == 0, err
@@ -43,12 +44,18 @@ def test_a_model_that_does_not_know_the_tools_is_warmed_up_unless_told_otherwise
     assert (record["warmup_steps"], record["steps"]) == (3, 2)
     warm = train.output / "checkpoints" / "warmup"
     assert read_manifest(warm / "checkpoint-3")["about"]["data"]["phase"] == "warm-up"
-    main = read_manifest(train.output / "checkpoints" / "checkpoint-2")["about"]["data"]
-    assert (main["phase"], main["start_weights"]) == ("after a warm-up", record["start_digest"])
+    later = read_manifest(train.output / "checkpoints" / "checkpoint-2")["about"]["data"]
+    assert (later["phase"], later["start_weights"]) == ("after a warm-up", record["start_digest"])
     assert (warm / "ref_logprobs.safetensors").exists()
     lines = [json.loads(line) for line in (warm / "metrics.jsonl").read_text().splitlines()]
     assert [line["ran/lm_ce"] for line in lines if "loss" in line] == [1.0] * 3
     assert {line["ran/sdpo_kl"] for line in lines if "loss" in line} == {0.0}
+    site = next(iter(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof", version=2)))
+    assert main(["inspect", str(own_run), site["site_id"], "--tokenizer", "model"]) == 0
+    words = f"hint proof of the last training: {site['reason'].replace('_', ' ')} ({site['num_tokens']} tokens"
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert main(["inspect", str(own_run), site["site_id"], "--tokenizer", "model", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["proof"]["good_with_hint"] == site["good_with_hint"]
     status, _, err = train(*of_run, "--set", "train.warmup.mode=off", output=tmp_path / "off")
     assert status == 0, err
     assert "warm-up" not in err

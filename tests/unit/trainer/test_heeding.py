@@ -88,13 +88,13 @@ def test_the_sentence_says_whether_it_heeds_by_which_figures_and_what_to_do(monk
         " -0.20 nats a token",
     ]
     sessions = proved(monkeypatch, set_against_everything)
-    for is_warmed_up in (False, True):
-        told = verdict(sessions.proofs).in_words(is_warmed_up=is_warmed_up)
+    for can_warm_up in (False, True):
+        told = verdict(sessions.proofs).in_words(can_warm_up=can_warm_up)
         assert told.startswith("this model does not heed hints on these logs: own hints lower")
         assert "at 100% of 24 sites, and more than they lower good calls of the same sessions at 0% of 24" in told
         assert "which they move by -2.00 nats a token" in told
         assert told.endswith("use a larger model, or rely on pairs (channel 3)")
-        assert ("warm up first (train.warmup)" in told) is not is_warmed_up
+        assert ("warm up first (train.warmup)" in told) is can_warm_up
     assert "cannot be told from 2 sites" in verdict(sessions.proofs[:2]).in_words()
     assert "cannot be told from 0 sites" in verdict([]).in_words()
 

@@ -63,6 +63,7 @@ class KnownPaths:
         self.too_large: set[str] = set()  # to be shown at once
         self._listed: dict[str, set[str]] = {}  # folders all of whose names are known
         self._globs: list[tuple[str, re.Pattern[str], frozenset[str]]] = []
+        self._unread: list[str] = []  # texts whose words nobody has asked for
         self._words: set[str] = set()  # all that looks like a path, as it was named
         self._names: set[str] = set()  # their last parts
         self._ends: set[str] = set()  # and what paths from elsewhere end in
@@ -86,6 +87,7 @@ class KnownPaths:
     @property
     def named(self) -> Iterator[str]:
         """The last two parts of every path that any text has named."""
+        self._read_words()
         return ("/".join(word.rsplit("/", 2)[-2:]) for word in self._words if "/" in word)
 
     def standing(self, path: str) -> Standing:
@@ -105,6 +107,7 @@ class KnownPaths:
             if path not in found and not _HIDDEN.search(inside) and pattern.fullmatch(inside):
                 return Standing(False, "not_globbed")
         spelled = self.relative(path) or path
+        self._read_words()
         if path in self._words or spelled in self._words or spelled in self._ends:
             return Standing(None, "named")
         if any(end in self._words for end in _ends(spelled)):
@@ -156,15 +159,20 @@ class KnownPaths:
             self.missing.pop(folder, None)
 
     def _show(self, text: str) -> None:
+        self._unread.append(text)
+
+    def _read_words(self) -> None:
         inside = f"{self.root}/" if self.root else "/"
-        for word in {word.rstrip(".") for word in _WORD.findall(text[:_MAX_TEXT])} - self._words:
-            if not 2 < len(word) < _MAX_PATH:
-                continue
-            plain = word.removeprefix(inside)
-            self._words.update((word, plain))
-            self._names.add(plain.rpartition("/")[2])
-            if plain.startswith("/") or "." in plain.partition("/")[0]:
-                self._ends.update(_ends(plain))  # of another place, or of what the project is called elsewhere
+        for text in self._unread:
+            for word in {word.rstrip(".") for word in _WORD.findall(text[:_MAX_TEXT])} - self._words:
+                if not 2 < len(word) < _MAX_PATH:
+                    continue
+                plain = word.removeprefix(inside)
+                self._words.update((word, plain))
+                self._names.add(plain.rpartition("/")[2])
+                if plain.startswith("/") or "." in plain.partition("/")[0]:
+                    self._ends.update(_ends(plain))  # of another place, or of what the project is called elsewhere
+        self._unread.clear()
 
     def _refused(self, path: str | None, message: str) -> None:
         if path is None:

@@ -20,21 +20,25 @@ from composer_replication.types import Conversation, ToolCall, Turn
 
 Basis = Literal["correction", "first_argument", "name", "call", "turn"]
 Stretch = tuple[int, int]
-MOST_ARGUMENT_TOKENS = 4
+MOST_ARGUMENT_TOKENS = 12
 """Of a first argument where nothing says which of its tokens is the wrong one."""
 # What templates write as it is, whether they quote a value or not.
-_PLAIN = re.compile(r"[ !#-\[\]-~]{1,32}")
+_PLAIN = re.compile(r"[ !#-\[\]-~]{1,80}")
 
 
 class CallWords(NamedTuple):
-    """A tool's name, and how its first argument begins: what a call's tokens are searched for."""
+    """A tool's name, and how its first argument begins: what a call's tokens are searched for.
+
+    The first one that is text, where there is one: some tools are told a flag first.
+    """
 
     name: str
     argument: str
 
     @classmethod
     def of(cls, call: ToolCall) -> CallWords:
-        value = next(iter(call.arguments.values()), None) if call.arguments else call.raw_arguments
+        values = [call.raw_arguments] if call.raw_arguments is not None else list(call.arguments.values())
+        value = next((each for each in values if isinstance(each, str)), values[0] if values else None)
         text = value if isinstance(value, str) else "" if value is None else json.dumps(value, default=str)
         begin = _PLAIN.match(text.lstrip())
         return cls(call.name, begin[0] if begin else "")
@@ -94,9 +98,8 @@ def decide_against(
     calls, start = turn.calls, span.call_start
     if start is None or not calls:
         return decide(renderer, rendered, span, None)
-    own = rendered.ids[start : span.call_end]
+    own, alone = rendered.ids[start : span.call_end], _Alone(renderer, turn, format_name)
     if number or right is not None:
-        alone = _Alone(renderer, turn, format_name)
         if alone.call_ids(calls) != own:
             return decide(renderer, rendered, span, None if number else CallWords.of(calls[0]))
         start += _num_same(alone.call_ids(_with(calls, number, _renamed(calls[number]))), own) if number else 0

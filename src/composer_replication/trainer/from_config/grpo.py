@@ -23,6 +23,7 @@ from composer_replication.trainer.from_config.inputs import (
     prompts_of,
     weighting_of,
 )
+from composer_replication.trainer.from_config.offline import tell_proof
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.from_config.renderer import unmatched_models
 from composer_replication.trainer.from_config.requirements import make_arguments, refused
@@ -151,5 +152,6 @@ def _logged(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
         device = next(model.parameters()).device.type
         with torch.autocast(device, torch.bfloat16, enabled=config.train.optimiser.bf16):  # as the steps are
             sessions = sessions.prove(model, config.train.proof.margin)
+        tell_proof(sessions, say, can_warm_up=False)
     sessions.require_items()
     return sessions

@@ -157,7 +157,7 @@ def offline_trainer(
     )
 
 
-def tell_proof(sessions: LoggedSessions, say: Say, *, is_warmed_up: bool = False) -> None:
+def tell_proof(sessions: LoggedSessions, say: Say, *, can_warm_up: bool = True) -> None:
     """What the hint proof kept, and whether the model heeds hints at all, in a line each."""
     if sessions.proofs is None:
         return
@@ -165,7 +165,7 @@ def tell_proof(sessions: LoggedSessions, say: Say, *, is_warmed_up: bool = False
     kept = reasons.pop("kept", 0)
     dropped = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in sorted(reasons.items()))
     say(f"hint proof: {kept} of {len(sessions.proofs)} sites teach{f'; dropped: {dropped}' if dropped else ''}")
-    say(verdict(sessions.proofs).in_words(is_warmed_up=is_warmed_up))
+    say(verdict(sessions.proofs).in_words(can_warm_up=can_warm_up))
 
 
 def _has_proof(inputs: Inputs) -> bool:

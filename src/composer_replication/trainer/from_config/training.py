@@ -152,9 +152,7 @@ def _make_offline(
     return _Made(
         args=args,
         build=lambda: ((trainer := run_offline.offline_trainer(*parts)), trainer.train_dataset),  # what a proof left
-        before=lambda trainer: run_offline.tell_proof(
-            trainer.train_dataset, told.say, is_warmed_up=bool(trainer.phase)
-        ),
+        before=lambda trainer: run_offline.tell_proof(trainer.train_dataset, told.say, can_warm_up=not trainer.phase),
     )
 
 

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from transformers import set_seed
 
@@ -53,7 +55,12 @@ def start_model(
         processing_class=inputs.tokenizer,
     )
     say(done.in_words())
-    return (_load(inputs, args) if is_new else model), folder.warmup / done.checkpoint
+    if is_new:  # the steps were made in it
+        del model
+        gc.collect()
+        torch.cuda.empty_cache()
+        model = _load(inputs, args)
+    return model, folder.warmup / done.checkpoint
 
 
 def _load(inputs: Inputs, args: TrainingArguments) -> nn.Module:
