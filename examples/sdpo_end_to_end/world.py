@@ -82,7 +82,7 @@ class Task:
     def hint(self) -> str:
         """As the hint generator words it."""
         if self.kind == "cmd_not_found":
-            facts: HintContext = {"program": self.wrong}
+            facts: HintContext = {}  # what was wrong is never quoted, and nothing has shown the right one
         else:
             facts = {"tool_name": self.wrong, "available_tools": list(TOOLS)}
         return dispatch(self.kind, facts) or ""
