@@ -80,11 +80,8 @@ class Task:
 
     @property
     def hint(self) -> str:
-        """As the hint generator words it."""
-        if self.kind == "cmd_not_found":
-            facts: HintContext = {"program": self.wrong}
-        else:
-            facts = {"tool_name": self.wrong, "available_tools": list(TOOLS)}
+        """As the hint generator words it for these logs, which do not say which tools there are."""
+        facts: HintContext = {"program": self.wrong} if self.kind == "cmd_not_found" else {"tool_name": self.wrong}
         return dispatch(self.kind, facts) or ""
 
 
@@ -236,7 +233,7 @@ def _lesson(draw: random.Random) -> list[dict[str, Any]]:
         messages.append({"role": "system", "content": f"Tools: {' '.join(TOOLS)}"})
     messages.append({"role": "user", "content": task.request.format(thing := draw.choice(THINGS))})
     if about != "nothing":
-        hinted = task if about == "task" else draw.choice([each for each in TASKS if each is not task])
+        hinted = task if about == "task" else draw.choice([each for each in TASKS if each.hint != task.hint])
         messages.append({"role": "system", "content": hinted.hint})
     is_right = about == "task" or draw.random() > HABIT_SHARE
     messages += _exchange(task, thing, is_right=is_right)
