@@ -193,6 +193,7 @@ MEMBERS_SESSIONS: dict[str, dict[str, str]] = {
     "EarlierSessions": {"add": "(conversation, state)", "before": "(conversation)", "sort": "()"},
     "Judge": {"verdict": "(call)"},
     "PathKnowledge": {
+        "has_name": "(name, shown)",
         "is_too_large": "(relative, shown)",
         "standing": "(relative, shown)",
         "text": "(relative, shown)",

@@ -32,6 +32,8 @@ ABOUT_HOMES = (
     "tests/unit/cli/",
     "tests/unit/hint_generator/",
     "examples/sessions/",
+    "examples/refusals/",
+    "docs/guides/conventions.md",
     "tests/data/",
     "benchmarks/session_logs.py",
     "benchmarks/scrub.py",

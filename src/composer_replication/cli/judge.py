@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 HELP = "say of every call whether it would fail, from what was known before it, and count how often that was right"
 _CAPTION = (
-    "A prediction (fails) is right where the call failed, in whatever way. What the user or the harness refused, and\n"
-    "work that failed (tests, builds), is left out. What a shell command does is mostly unknown."
+    "A prediction (fails) is right where the call failed, in whatever way. Left out: what\n"
+    "the user or the harness refused, and work that failed, such as tests."
 )
 
 

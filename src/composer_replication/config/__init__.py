@@ -1,15 +1,14 @@
 """Every option, declared once: frozen records, read from TOML and overrides, and written back as a file.
 
-values          what an option may hold
-hide_secrets    what an error may show of it: no secret
-writer          a config as the TOML that reproduces a run
-schema          how a table declares its options
-loader          files and overrides to a config; every mistake with its path and its origin
-steps           [ingest], [sites], [replay], [pairs]
-loss            [loss]
-render          [render], [split]
-train_sections  tables below [train]: what is trained, by whom it is taught, on what
-train           [train], and its tables about rollouts, effort and alarms
+values        what an option may hold
+hide_secrets  what an error may show of it: no secret
+writer        a config as the TOML that reproduces a run
+schema        how a table declares its options
+loader        files and overrides to a config; every mistake with its path and its origin
+steps         [ingest], [sites], [replay], [pairs]
+loss          [loss]
+render        [render], [split]
+train         [train] and all tables below it
 """
 
 from composer_replication.config.loader import load, loads

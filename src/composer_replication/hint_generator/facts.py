@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from composer_replication.actions.session_state import SessionState
 from composer_replication.actions.tools import (
@@ -50,7 +50,8 @@ _PROGRAM = (
     re.compile(r"(?:^|[:\s])([\w.+-]+): (?:\S+ )?(?:not found|nicht gefunden|introuvable|no encontrada|non trovato)"),
 )
 _INSTEAD = {"python": "python3", "pip": "python3 -m pip", "pytest": "python3 -m pytest"}
-_MAX_NAMES = 8
+_MAX_NAMES, _MAX_VALUE = 8, 80
+_NUM_LINES = re.compile(r"number of lines in the file: `?(\d{1,7})|lines of the file: \[1, (\d{1,7})\]")
 _READERS = ("read", "read_file", "view_file", "open_file", "view")
 _LISTERS = ("glob", "ls", "list_directory", "find_file", "list_dir", "list_files", "file_search", "search_files")
 _SEARCHERS = ("grep", "search_file_content", "grep_search")
@@ -135,8 +136,7 @@ def _tool_facts(site: ErrorSite, seen: SessionState, schemas: _Schemas, inferred
 def _unknown_tool(case: _Case) -> HintContext:
     choices = choices_in(case.said)
     meant = meant_name(case.said) or nearest(case.call.name, [*choices, *sorted(case.seen.tools)])
-    facts: HintContext = {"available_tools": choices} if choices else {}
-    return {**facts, "meant": meant} if meant else facts
+    return _known(available_tools=choices, meant=meant)
 
 
 def _renamed_parameter(call: ToolCall, facts: HintContext, inferred: _Schemas) -> HintContext:
@@ -152,16 +152,13 @@ def _renamed_parameter(call: ToolCall, facts: HintContext, inferred: _Schemas) -
 
 def _wrong_value(case: _Case) -> HintContext:
     """The values there are, where the error lists them, and the one that was surely meant."""
-    choices, meant = choices_in(case.said), meant_name(case.said)
-    values = [each for each in case.call.arguments.values() if isinstance(each, str) and 0 < len(each) < 80]
+    choices = choices_in(case.said)
+    values = [each for each in case.call.arguments.values() if isinstance(each, str) and 0 < len(each) < _MAX_VALUE]
     wrong = max((each for each in values if each in case.said), key=len, default=None)
-    meant = meant or (nearest(wrong, choices) if wrong and choices else None)
-    facts: HintContext = {"choices": choices} if choices else {}
-    num_lines = re.search(r"number of lines in the file: `?(\d{1,7})|lines of the file: \[1, (\d{1,7})\]", case.said)
-    advice = f"The file has {num_lines[1] or num_lines[2]} lines: ask for none after its last." if num_lines else None
-    if advice := advice or advice_for("input_validation", case.said, ""):
-        facts["advice"] = advice
-    return {**facts, "meant": meant} if meant else facts
+    meant = meant_name(case.said) or (nearest(wrong, choices) if wrong and choices else None)
+    lines = _NUM_LINES.search(case.said)
+    advice = f"The file has {lines[1] or lines[2]} lines: ask for none after its last." if lines else None
+    return _advised(case) | _known(choices=choices, meant=meant, advice=advice)
 
 
 def _missing_file(case: _Case) -> HintContext:
@@ -170,9 +167,8 @@ def _missing_file(case: _Case) -> HintContext:
 
 def _missing_in_shell(case: _Case) -> HintContext:
     facts = _place_of_shell(case)
-    advice = advice_for("git_state", case.said, case.command) if re.search(r"\bgit\b", case.command) else None
-    if advice:
-        facts["advice"] = advice
+    if re.search(r"\bgit\b", case.command):
+        facts |= _known(advice=advice_for("git_state", case.said, case.command))
     if "path_from_shell" not in facts and "meant" not in facts and case.path:
         folder = case.seen.paths.shell.path
         path = case.path if folder is None else posixpath.join(folder, case.path)
@@ -188,10 +184,10 @@ def _place_of_shell(case: _Case) -> HintContext:
         return facts
     if here != root:
         facts |= {"shell_folder": short_path(here, root), "project_folder": root}
-    typed = case.path
+    typed = case.path or ""
     for base in _with_parents(here, root) if typed and not typed.startswith(("/", "~")) else ():
         meant = posixpath.normpath(posixpath.join(base, typed))
-        if meant == here or (base != here and paths.standing(meant).is_there):
+        if meant == here or (base != here and (meant in paths.files or meant in paths.folders)):
             facts["path_from_shell"] = posixpath.relpath(meant, here)
             return facts
     if typed and here == root:
@@ -220,49 +216,48 @@ def _no_match(case: _Case) -> HintContext:
 
 
 def _ambiguous(case: _Case) -> HintContext:
-    facts = ambiguous_facts(case.path, _old_text(case.call.arguments), case.said, case.seen) if case.path else {}
     everywhere = next((key for key in EVERYWHERE if key in case.call.arguments or key in case.said), None)
-    return {**facts, "meant_parameter": everywhere} if everywhere else facts
+    if not case.path:
+        return _known(meant_parameter=everywhere)
+    facts = ambiguous_facts(case.path, _old_text(case.call.arguments), case.said, case.seen)
+    return facts | _known(meant_parameter=everywhere)
 
 
 def _folder(case: _Case) -> HintContext:
-    names = names_in(case.path, case.seen) if case.path else []
-    return {"names_there": names[:_MAX_NAMES]} if names else {}
+    return _known(names_there=names_in(case.path, case.seen)[:_MAX_NAMES] if case.path else None)
 
 
 def _unknown_program(case: _Case) -> HintContext:
     match = next((found for each in _PROGRAM if (found := each.search(case.site.evidence_text))), None)
-    advice, program = advice_for("cmd_not_found", case.said, case.command), match[1] if match else ""
-    known = sorted(case.seen.programs - {program})
-    instead = _INSTEAD.get(program, "")
+    program = match[1] if match else ""
+    known, instead = sorted(case.seen.programs - {program}), _INSTEAD.get(program, "")
     meant = instead if instead.partition(" ")[0] in known else nearest(program, known) if program else None
-    facts: HintContext = {"advice": advice} if advice else {}
-    return {**facts, "meant": meant} if meant else facts
+    return _advised(case) | _known(meant=meant)
 
 
 def _wrong_use(case: _Case) -> HintContext:
     choices, facts = choices_in(case.said), _advised(case)
     if choices or not facts:
-        choices = choices or options_in(case.said)
-        facts = {"choices": choices} if choices else {}
-    meant = meant_name(case.said)
-    return {**facts, "meant": meant} if meant else facts
+        facts = _known(choices=choices or options_in(case.said))
+    return facts | _known(meant=meant_name(case.said))
 
 
 def _advised(case: _Case) -> HintContext:
-    advice = advice_for(case.site.kind, case.said, case.command)
-    return {"advice": advice} if advice else {}
+    return _known(advice=advice_for(case.site.kind, case.said, case.command))
 
 
 def _of_git(case: _Case) -> HintContext:
-    asked = command_to_run(case.said)
-    facts = _advised(case)
-    return {**facts, "meant": asked} if asked and asked.startswith("git ") else facts
+    asked = command_to_run(case.said) or ""
+    return _advised(case) | _known(meant=asked if asked.startswith("git ") else None)
 
 
 def _gate(case: _Case) -> HintContext:
-    asked = command_to_run(case.said)
-    return {"meant": asked} if asked else {}
+    return _known(meant=command_to_run(case.said))
+
+
+def _known(**facts: Any) -> HintContext:
+    """Those of the facts that there are."""
+    return cast("HintContext", {name: value for name, value in facts.items() if value})
 
 
 _BY_KIND: dict[str, Callable[[_Case], HintContext]] = {

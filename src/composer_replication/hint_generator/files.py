@@ -47,7 +47,7 @@ def missing_path_facts(path: str, said: str, seen: SessionState) -> HintContext:
     close = [each for each in there if _is_spelled_alike(name, each)]
     if len(close) == 1:
         return {"meant": short_path(f"{folder}/{close[0]}", paths.root)}
-    is_folder = bool(there) or paths.standing(folder).is_folder
+    is_folder = bool(there) or folder in paths.folders
     found = None if is_folder else _same_name(wanted, paths.files)
     if found is not None:
         return {"meant": short_path(found, paths.root)}

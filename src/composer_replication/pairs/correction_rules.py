@@ -9,14 +9,16 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from composer_replication.actions.edits import Operation, Replace, edit_operations
 from composer_replication.actions.equality import same_action
 from composer_replication.actions.paths import normal_path
 from composer_replication.actions.shell.command import Command, is_path
-from composer_replication.actions.tools import channel_of, command_text, is_edit, is_label, path_argument
+from composer_replication.actions.shown.views import without_reminders
+from composer_replication.actions.tools import LINE_NUMBER, channel_of, command_text, is_edit, is_label, path_argument
 from composer_replication.pairs.later_calls import LaterCall, LaterCalls
 from composer_replication.sites.user_words import CORRECTED
 from composer_replication.types import Action, ErrorSite, ToolCall
@@ -28,9 +30,11 @@ How = Literal["corrected", "look_first"]
 Decided = tuple[ToolCall, How] | None
 _NEXT = 3
 _MIN_ALIKE = 0.6
-_MIN_CONTAINED, _MIN_COMPARED = 8, 20
+_MAX_WORDS, _MAX_EDITS, _MAX_LINES = 20, 20, 400
+_MIN_NEW, _CHANGED = 0.2, 2
+_MIN_CONTAINED, _MIN_COMPARED, _MAX_COMPARED, _MAX_NAME = 8, 20, 4000, 100
+_TOKEN = re.compile(r"[\w-]+|[^\w\s-]")
 _FOUND = ("found_in_whole_file", "found_in_part")
-_NOT_READ = ("not_read", "read_before")  # the latter: in this log, at least, it was not
 _ASKS_FOR_HELP = re.compile(r"(?:^|\s)(?:--help|-h|help|tasks|list|ls)(?:\s|$)")
 _TYPED_WRONG = frozenset({"usage_error", "shell_syntax", "input_validation", "tool_not_found"})
 
@@ -64,14 +68,14 @@ class Decision:
         return found
 
     def _not_read(self) -> Decided:
-        """The reading, where the judge agrees that the file had not been read."""
-        return self._reading() if self._judge.verdict(self._call).rule in _NOT_READ else None
+        """The reading, where the judge agrees that the file had not been read: not even before a compaction."""
+        return self._reading() if self._judge.verdict(self._call).rule == "not_read" else None
 
     def _no_match(self) -> Decided:
         """The edit as it worked, where its text had been shown; the reading, where not all of the file had been."""
         said = self._judge.verdict(self._call)
         had_all = said.says == "fails" and said.kind in ("edit_no_match", "edit_ambiguous")
-        return self._edit_again() or (None if had_all else self._reading())
+        return self._edit_again() or (None if had_all else self._reading(to_see_more=True))
 
     def _edit_again(self) -> Decided:
         for later in self._later:
@@ -80,16 +84,25 @@ class Decision:
                 return (later.call, "corrected") if said.says == "ok" and said.rule.startswith(_FOUND) else None
         return None
 
-    def _reading(self) -> Decided:
-        """The first look at the failing call's file, before it was changed."""
+    def _reading(self, *, to_see_more: bool = False) -> Decided:
+        """The first look at the failing call's file, before it was changed; `to_see_more` than had been shown of it."""
         for later in self._later:
             if later.path is None or self._path is None or not self._is_same_path(later.path, self._path):
                 continue
             if is_edit(later.call.name):
                 return None
             if later.is_look:
-                return later.call, "look_first"
+                return None if to_see_more and self._had_shown(later) else (later.call, "look_first")
         return None
+
+    def _had_shown(self, later: LaterCall) -> bool:
+        """Whether most of what a look shows had been shown, and nobody is known to have changed the file since."""
+        known = self._judge.state.texts.get(self._path or "")
+        if known is None or known.doubt == _CHANGED:
+            return False
+        shown = without_reminders(later.text).splitlines()[:_MAX_LINES]
+        lines = [line for each in shown if (line := LINE_NUMBER.sub("", each)).strip()]
+        return sum(known.count(line) == 0 for line in lines) < _MIN_NEW * len(lines)
 
     def _not_found(self) -> Decided:
         """The same file where it really is, if that had been shown; else the search for it."""
@@ -134,10 +147,13 @@ class Decision:
         later = self._next_alike()
         if later is None:
             return None
-        words = set(Command.of(later.words).words) - set(Command.of(_command(self._call)).words)
-        paths = [word for word in words if is_path(word) and "/" in word]
-        shown = paths and all(self._judge.state.has_shown(path) for path in paths)
-        return (later.call, "corrected") if shown else None
+        new = Command.of(later.words).words - Command.of(_command(self._call)).words
+        paths = [word for word in new if is_path(word) and "/" in word]
+        return (later.call, "corrected") if paths and self._are_shown(paths) else None
+
+    def _are_shown(self, words: Sequence[str]) -> bool:
+        """Whether the session had shown all of them; of very many nobody asks, for each is searched for."""
+        return len(words) <= _MAX_WORDS and all(map(self._judge.state.has_shown, words))
 
     def _typed_again(self) -> Decided:
         """The same call as it has to be typed; what it names besides had been shown, and was not told by the error."""
@@ -147,11 +163,10 @@ class Decision:
         if is_edit(later.call.name):
             said = self._judge.verdict(later.call)
             return (later.call, "corrected") if said.says == "ok" else None
-        had, shown = Command.of(_texts(self._call)).words, self._judge.state.has_shown
-        new = [word for word in Command.of(_texts(later.call)).words if word not in had and not shown(word)]
         told = Command.of(self._error).words
-        unknown = any((is_path(word) and "/" in word) or word in told for word in new)
-        return None if unknown else (later.call, "corrected")
+        new = Command.of(_texts(later.call)).words - Command.of(_texts(self._call)).words
+        named = [word for word in new if word in told or (is_path(word) and "/" in word)]
+        return (later.call, "corrected") if self._are_shown(named) else None
 
     def _help(self) -> Decided:
         """What the same program says about itself, asked right after the failure."""
@@ -182,14 +197,14 @@ class Decision:
         return None
 
     def _is_same_change(self, call: ToolCall) -> bool:
-        ours, theirs = (edit_operations(each, self._cwd) or [] for each in (self._call, call))
+        ours, theirs = ((edit_operations(each, self._cwd) or [])[:_MAX_EDITS] for each in (self._call, call))
         return any(_belong_together(one, other) for one in ours for other in theirs)
 
     def _is_same_path(self, path: str, other: str) -> bool:
         return normal_path(path, self._cwd) == normal_path(other, self._cwd)
 
     def _is_meant(self, path: str, name: str) -> bool:
-        return difflib.SequenceMatcher(None, path.rpartition("/")[2], name).ratio() >= 0.8
+        return difflib.SequenceMatcher(None, path.rpartition("/")[2][:_MAX_NAME], name[:_MAX_NAME]).ratio() >= 0.8
 
     def _is_shown(self, later: LaterCall) -> bool:
         return self._judge.verdict(later.call).says == "ok" or self._judge.state.has_shown(later.path or "")
@@ -214,7 +229,9 @@ def _texts(call: ToolCall) -> str:
 
 
 def _alike(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one[:2000], other[:2000], autojunk=False).ratio()
+    """The share of words and signs that two texts have in common, in any order: in linear time, whatever they are."""
+    first, second = (Counter(_TOKEN.findall(text[:_MAX_COMPARED])) for text in (one, other))
+    return 2 * (first & second).total() / max(first.total() + second.total(), 1)
 
 
 def _belong_together(one: Operation, other: Operation) -> bool:

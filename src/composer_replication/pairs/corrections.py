@@ -67,7 +67,7 @@ def own_pairs(
             continue
         for place, call in enumerate(judged.turn.calls):
             site = found.get(call.id)
-            if site is not None and site.is_kept and (only is None or site.id in only):
+            if site is not None and site.is_kept and log.is_one(call) and (only is None or site.id in only):
                 decided = Decision(judged.judge, site, call, log, conversation.cwd).made()
                 if decided is not None:
                     yield _correction(site, (log.turn_number(turn_id), place), call, *decided)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass
 
@@ -71,12 +73,21 @@ class LaterCalls:
         self._conversation = conversation
         self._results = {each.call_id: each for turn in conversation.turns for each in turn.results}
         self._failures = failures
+        made = Counter(call.id for turn in conversation.turns for call in turn.calls)
+        self._reused = {identity for identity, number in made.items() if number > 1}
+        self._places = {turn.id: number for number, turn in enumerate(conversation.turns)}
         assistant = [turn.id for turn in conversation.turns if turn.role == "assistant"]
         self._numbers = {turn_id: number for number, turn_id in enumerate(assistant)}
 
     def has_worked(self, call: ToolCall) -> bool:
         result = self._results.get(call.id)
-        return result is not None and call.id not in self._failures and result.is_error is not True
+        if result is None or call.id in self._reused or call.id in self._failures:
+            return False
+        return result.is_error is not True
+
+    def is_one(self, call: ToolCall) -> bool:
+        """Whether no other call has its id: some logs use ids again, and nobody knows whose result is whose."""
+        return call.id not in self._reused
 
     def text_of(self, call: ToolCall) -> str:
         """What came back for a call."""
@@ -88,10 +99,9 @@ class LaterCalls:
 
     def after(self, site: ErrorSite) -> list[LaterCall]:
         """Calls that worked after the site's turn, until a person speaks; words that the site is about do not count."""
-        turns = iter(self._conversation.turns)
-        next((turn for turn in turns if turn.id == site.turn_id), None)  # up to there
         found: list[LaterCall] = []
-        for turn in turns:
+        turns = self._conversation.turns
+        for turn in itertools.islice(turns, self._places.get(site.turn_id, len(turns)) + 1, None):
             is_heard = turn.role == "user" and turn.origin == "human" and turn.id != site.result_turn_id
             if is_heard and not turn.text.startswith(INTERRUPTED):
                 break

@@ -151,6 +151,7 @@ _PHRASE_WORDS = (
     ("phrase", "HRASE"),
     ("seed", "eed(?: words?)?"),
     ("seed", "EED(?:_WORDS)?"),
+    ("words", "words"),
     ("bip", "BIP-?39(?: (?:seed|words?|phrase))?"),
 )
 # A phrase may be wrapped, inside a word too.

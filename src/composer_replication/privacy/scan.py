@@ -20,7 +20,7 @@ from composer_replication.privacy.encodings.encoded import (
 from composer_replication.privacy.encodings.wraps import SCHEMES, SHORT_KEYS, broken, touches_end
 from composer_replication.privacy.keywords import WordFilter, any_of
 from composer_replication.privacy.merging import merge, moved, spread, without
-from composer_replication.privacy.named import commands, options, tables
+from composer_replication.privacy.named import commands, options, places, tables
 from composer_replication.privacy.named.assignments import KEYWORDS, keyword_spans, searched_words
 from composer_replication.privacy.named.assignments import WHOLE_WORDS as KEYWORDS_ALONE
 from composer_replication.privacy.named.commands import command_spans
@@ -87,6 +87,8 @@ class Scanner:
             KEYWORDS_ALONE
             | options.WHOLE_WORDS
             | commands.WHOLE_WORDS
+            | places.WHOLE_WORDS
+            | places.ALSO
             | speech.WHOLE_WORDS
             | encoded.WHOLE_WORDS
             | fragments.WHOLE_WORDS
@@ -271,6 +273,7 @@ def _named(text: str, lower: bytes, active: Set[bytes], unfinished: tuple[list[i
     """What names, options, headings, manifests and lists tell. `active`: the trigger words that occur."""
     yield from keyword_spans(text, lower, active, unfinished[0])
     yield from options.option_spans(text, lower, active, unfinished[1])
+    yield from places.place_spans(text, active)
     yield from table_spans(text, lower, active)
     yield from manifest_spans(text, active)
     if views.has_colours(text):
@@ -284,7 +287,7 @@ def _settled(text: str, found: list[Span], depth: int) -> list[Span]:
     if blocks := views.encrypted_blocks(text):
         found = [span for span in found if not any(begin <= span.start < end for begin, end in blocks)]
     spans = merge(text, found)
-    if depth == 0 and spans and "\n" in text:
+    if depth == 0 and spans:
         spans = merge(text, [*spans, *beside(text, spans)])
     return spread(text, spans)
 

@@ -80,7 +80,7 @@ def gather_rollouts(
         if signals is None and environments:
             signals = getattr(environments[number], "signals", None)
         said = completions[number]
-        messages = said if isinstance(said, list) else [{"role": "assistant", "content": str(said)}]
+        messages: list[Any] = said if isinstance(said, list) else [{"role": "assistant", "content": str(said)}]
         rollouts.append(
             Rollout(
                 rollout_id=f"{name}-{number}",

@@ -120,8 +120,9 @@ def _meta_from(fields: Mapping[str, object]) -> ArtefactMeta:
     odd = [each for each in values["keys"] if not isinstance(each, str)]
     if odd:
         raise TypeError(f"keys holds {odd[0]!r}, expected str")
-    config_hash = None if fields["config_hash"] is None else _typed(fields, "config_hash", str)
-    return ArtefactMeta(**values | {"keys": tuple(values["keys"]), "config_hash": config_hash})
+    values["keys"] = tuple(values["keys"])
+    values["config_hash"] = None if fields["config_hash"] is None else _typed(fields, "config_hash", str)
+    return ArtefactMeta(**values)
 
 
 def _typed(fields: Mapping[str, object], name: str, kind: type[_T]) -> _T:

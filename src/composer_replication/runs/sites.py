@@ -103,7 +103,7 @@ def _rewrite(run: RunDir, struck: frozenset[str]) -> None:
 
 def to_row(site: ErrorSite, hint: Hint | None) -> dict[str, object]:
     """One row of `sites.jsonl`."""
-    return {**asdict(site), "hint": None if hint is None else asdict(hint)}
+    return {**{name: getattr(site, name) for name in _SITE}, "hint": None if hint is None else asdict(hint)}
 
 
 def from_row(row: Mapping[str, Any]) -> tuple[ErrorSite, Hint | None]:

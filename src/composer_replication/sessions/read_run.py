@@ -33,9 +33,12 @@ class LoggedSession:
         if site.id in self.corrections:
             return self.corrections[site.id]
         asked = [turn for turn in self.conversation.turns if turn.role == "assistant"] if self.pairs else []
-        number = next((at for at, turn in enumerate(asked) if turn.id == site.turn_id and len(turn.calls) == 1), None)
-        by_call = (each for each in self.pairs if each.rejected and each.rejected.calls[0].id == site.call_id)
-        whole = (each for each in self.pairs if each.turn_number == number and each.rejects_turn)
+        number = next((at for at, turn in enumerate(asked) if turn.id == site.turn_id), None)
+        here = [each for each in self.pairs if each.turn_number == number and each.rejects_turn]
+        by_call = (each for each in here if each.rejected and each.rejected.calls[0].id == site.call_id)
+        whole = (
+            each for each in here if each.rejected is None and number is not None and len(asked[number].calls) == 1
+        )
         pair = next(by_call, None) or next(whole, None)
         if pair is None:
             return None

@@ -157,7 +157,7 @@ class _Result:
 
     def _as_typed(self) -> Verdict | None:
         """A command that could not work as it was typed says so at once, or as the last thing it does."""
-        found = self._first(_TYPED)
+        found = replace(self, view=self.view.ends(_NEAR_AN_END))._first(_TYPED)
         if found is None or (
             found.kind == "shell_syntax" and "\\!" in self.view.text and "\\!" not in self.command.text
         ):
@@ -170,7 +170,7 @@ class _Result:
             return None
         if not self._failed and self.may_be_soft:
             return self._behind_a_pipe(found, first)
-        return found if min(first.count("\n"), rest.rstrip().count("\n")) <= _NEAR_AN_END else None
+        return found
 
     def _behind_a_pipe(self, found: Verdict, first: str) -> Verdict | None:
         """The same where the status is that of another command: only if it is the first thing that was printed."""

@@ -20,6 +20,13 @@ WENT_ROUND = "it goes round a gate, and was refused"
 _REFUSED_ELSEWHERE = "a hook or gate had refused the same in an earlier session of this project"
 _GATED = frozenset({("git", "commit"), ("git", "push")})
 _PARTICULAR = re.compile(r"\S*[/\d.]\S*")  # paths, numbers, hashes: what differs between two refusals of one kind
+# A hook that could not run has refused nothing.
+_IS_BROKEN = re.compile(
+    r"No stderr output|No such file|not found\b|Traceback \(most|can't open file|Permission denied|timed out"
+    r"|SyntaxError|Cannot find module|ModuleNotFoundError|hook execution (?:failed|cancelled)",
+    re.IGNORECASE,
+)
+_LOOKED_AT = 400
 _MARKS = "'\"`.,:;()[]"
 _MAX_WORDS = 12  # a refusal's kind stands at its beginning; what follows is cut at different places
 _WORKTREE = re.compile(r"/\.(?:claude/)?worktrees/.*")  # of the same project
@@ -42,6 +49,8 @@ def gate_of(verdict: Verdict, command: Command, text: str) -> str:
     if verdict.kind != "hook_blocked" and not (by_git and verdict.kind == "lint_or_typecheck"):
         return ""
     start, end = verdict.span
+    if _IS_BROKEN.search(text[start : end + _LOOKED_AT]):
+        return ""
     words = _PARTICULAR.sub("", text[start:end]).split()
     own = [word for word in words if word.strip(_MARKS) not in command.words]  # the rest is what this command says
     return " ".join(own[:_MAX_WORDS])

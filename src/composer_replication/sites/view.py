@@ -123,6 +123,18 @@ class View:
             skipped = label.end() if label else 0
             yield start + skipped, line[skipped:]
 
+    def ends(self, number: int) -> View:
+        """Its first and its last lines, so many of each."""
+        head = _nth_line_end(self.text, number)
+        tail = _nth_line_start(self.text, number)
+        if head >= tail:
+            return self
+        offset = head + len(_GAP) - tail
+        first = (each for each in self.pieces if each[0] < head)
+        last = ((here + offset, there) for here, there in self.pieces if here > tail)
+        pieces = (*first, (tail + offset, self._there(tail)), *last)
+        return View(self.text[:head] + _GAP + self.text[tail:], pieces, self.is_cut, self.envelope)
+
     def place(self, start: int, end: int) -> tuple[int, int]:
         """A span of this text as a span of the original."""
         if self.envelope:
@@ -141,6 +153,24 @@ class View:
     def _there(self, position: int) -> int:
         here, there = self.pieces[max(0, bisect_right(self.pieces, (position, 1 << 62)) - 1)]
         return there + position - here
+
+
+def _nth_line_end(text: str, number: int) -> int:
+    position = -1
+    for _ in range(number):
+        position = text.find("\n", position + 1)
+        if position < 0:
+            return len(text)
+    return position
+
+
+def _nth_line_start(text: str, number: int) -> int:
+    position = len(text.rstrip())
+    for _ in range(number):
+        position = text.rfind("\n", 0, position)
+        if position < 0:
+            return 0
+    return position + 1
 
 
 def _unwrapped(original: str) -> str | None:

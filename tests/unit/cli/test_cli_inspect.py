@@ -173,7 +173,9 @@ def test_the_hint_is_shown_where_it_was_put(folder, inspect):
         labels = re.findall("^  ([a-z]+) ", teacher.split("alignment:")[0], re.MULTILINE)
         between = [] if placement == "before_turn" else ["context", "context"][: 2 if placement == "head" else 1]
         assert labels == ["context", "hint", *between, "header", "target"]
-        assert "`/repo/b.py`" in " ".join(teacher.split("\n  hint")[1].split("\n  header")[0].split())
+        assert "Open a file before changing it with `Edit`" in " ".join(
+            teacher.split("\n  hint")[1].split("\n  header")[0].split()
+        )
 
 
 def test_a_placement_that_the_template_does_not_allow_is_named(folder, inspect):

@@ -115,7 +115,7 @@ def test_a_config_with_every_kind_of_option_round_trips() -> None:
 
 
 def test_the_switches_are_those_of_the_objective() -> None:
-    from composer_replication.config.train_sections import SwitchesConfig
+    from composer_replication.config.train import SwitchesConfig
     from composer_replication.objective.row_weighting import RowWeighting
 
     assert dataclasses.asdict(SwitchesConfig()) == dataclasses.asdict(RowWeighting())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -78,6 +79,17 @@ def test_else_the_reading_is_chosen():
     assert decided(*steps, (read(OTHER), TEXT), (GOOD, DONE)) is None  # at another file
 
 
+def test_what_had_just_been_shown_is_not_to_be_read_again():
+    part = read(offset=1, limit=2)
+    shown = "     1\tdef total(items):\n     2\t    return sum(items)"
+    more = "     1\tdef total(items):\n     2\t    return sum(items)\n     3\t\n     4\tdef best(items):"
+    steps = ((part, shown), (BAD, NO_MATCH, True))
+    assert decided(*steps, (part, shown)) is None
+    assert decided(*steps, (read(limit=4), more)) == ("look_first", *read(limit=4))
+    changed = (bash("git checkout other"), "Switched to branch 'other'")
+    assert decided(steps[0], changed, steps[1], (part, shown)) == ("look_first", *part)
+
+
 def test_nothing_is_chosen_where_all_of_the_file_had_been_shown_and_the_correction_is_another():
     other = edit("return 1", "return 2")
     assert decided((read(), TEXT), (BAD, NO_MATCH, True), (read(), TEXT), (other, DONE)) is None
@@ -95,6 +107,8 @@ def test_a_file_that_was_not_read_is_to_be_read_unless_it_had_been():
     assert decided((GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE)) == ("look_first", *read())
     conversation = session((read(), TEXT), (GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE))
     assert [each.source for each in own_pairs(conversation, find_error_sites(conversation))] == ["acted_at_once"]
+    before = "This session is being continued from a previous conversation that ran out of context."
+    assert decided(before, (GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE)) is None
 
 
 @pytest.mark.parametrize(
@@ -207,6 +221,22 @@ def test_copied_turns_and_failures_of_others_give_nothing():
     assert list(own_pairs(conversation, find_error_sites(conversation))) == []
 
 
+def test_where_a_log_uses_ids_again_nobody_knows_whose_result_is_whose():
+    steps = ((GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE))
+    conversation = session(*steps)
+    same = [
+        replace(
+            turn,
+            calls=tuple(replace(each, id="c") for each in turn.calls),
+            results=tuple(replace(each, call_id="c") for each in turn.results),
+        )
+        for turn in conversation.turns
+    ]
+    assert list(own_pairs(conversation, find_error_sites(conversation)))
+    conversation = replace(conversation, turns=tuple(same))
+    assert list(own_pairs(conversation, find_error_sites(conversation))) == []
+
+
 def test_acting_at_once_is_set_against_the_look_that_was_not_needed():
     conversation = session((("Glob", {"pattern": "app/*.py"}), FILE), (read(), TEXT), (GOOD, DONE))
     path, text = own_pairs(conversation, [])
@@ -228,3 +258,20 @@ def test_acting_at_once_is_set_against_the_look_that_was_not_needed():
 def test_no_look_is_called_needless_where_nobody_knows_that_it_was():
     part = (read(offset=4, limit=2), "     4\tdef best(items):\n     5\t    return 1")
     assert [each.how for each in own_pairs(session(part, (GOOD, DONE)), [])] == []
+
+
+def test_long_texts_of_one_word_take_no_time():
+    """Comparing them letter by letter took half a second for each failure."""
+    steps = []
+    for number in range(40):
+        steps += [(read(), TEXT), (edit(f"{number}  " + "abc " * 400, "some other text " * 100), NO_MATCH, True)]
+        steps += [(edit("return 1" + "abd " * 400, "some text " * 100), DONE)]
+        steps += [
+            (bash("git show --no-stat " + "x/y " * 400), "Exit code 128\nfatal: unrecognized argument: --no", True)
+        ]
+        steps += [(bash("git show " + "z/y " * 400), "x")]
+    conversation = session(*steps)
+    failures = find_error_sites(conversation)
+    started = time.process_time()
+    list(own_pairs(conversation, failures))
+    assert time.process_time() - started < 5

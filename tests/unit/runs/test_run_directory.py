@@ -126,5 +126,5 @@ def test_only_records_are_written_as_records(tmp_path: Path, name: str) -> None:
 
 
 def test_only_a_journal_is_appended_to(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="expected one of elsewhere, asked_tools, metrics"):
+    with pytest.raises(InputError, match="expected one of elsewhere, struck_hints, asked_tools, metrics"):
         RunDir.create(tmp_path).append_jsonl("pairs")

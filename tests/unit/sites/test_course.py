@@ -214,6 +214,18 @@ def test_a_relative_path_of_a_file_tool_is_seen_from_where_the_shell_stands(tool
     assert (site.kind, site.blame) == ("wrong_folder", "model")
 
 
+@pytest.mark.parametrize(
+    "said", ["No stderr output", "python3: can't open file '/u/check.py'", "sh: jq: command not found"]
+)
+def test_a_hook_that_cannot_run_is_no_gate_however_often_it_fails(said):
+    session = Session()
+    for name in ("a", "b"):
+        session.call("Bash", f"PreToolUse:Bash hook error: [check.sh]: {said}", is_error=True, command=f"deploy {name}")
+    refusals = []
+    assert not any(site.is_kept for site in find_error_sites(session.conversation(), refusals=refusals))
+    assert refusals == []
+
+
 def test_what_a_command_says_itself_is_no_part_of_why_it_was_refused():
     session = Session()
     for first, second in (("sleep 30", "cat out.log"), ("sleep 5", "tail -20 build.log")):

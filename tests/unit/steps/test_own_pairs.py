@@ -97,6 +97,24 @@ def test_training_reads_them_with_both_sides_and_only_corrections_reject_their_t
     assert [pair.rejects_turn for pair in logged.pairs] == [True, False]
 
 
+def test_the_right_call_of_a_site_is_that_of_its_own_call(made):
+    log = Log(session="a")
+    log.user("fix both")
+    other = call("c2", "Edit", file_path="/repo/shop.py", old_string="a", new_string="b")
+    log.assistant("m1", edit("c1", "return 0"), other)
+    log.result("c1", NOT_READ, is_error=True)
+    log.result("c2", NOT_READ, is_error=True)
+    log.assistant("m2", call("c3", "Read", file_path="/repo/shop.py"), call("c4", "Read", file_path="/repo/cart.py"))
+    log.result("c3", SHOWN)
+    log.result("c4", SHOWN)
+    run = made(a=log.lines())
+    write_sites(SitesConfig(), run)
+    write_pairs(PairsConfig(), run)
+    (logged,) = read_sessions(run, with_sites=True, with_pairs=True)
+    right = [logged.right_call(site).arguments["file_path"] for site, _ in logged.sites]
+    assert right == ["/repo/cart.py", "/repo/shop.py"]
+
+
 def test_a_window_holds_them_as_token_pairs_of_calls_alone(made):
     run = made(a=session("a"))
     write_sites(SitesConfig(), run)

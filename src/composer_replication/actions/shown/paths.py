@@ -63,6 +63,7 @@ class KnownPaths:
         self.too_large: set[str] = set()  # to be shown at once
         self._listed: dict[str, set[str]] = {}  # folders all of whose names are known
         self._globs: list[tuple[str, re.Pattern[str], frozenset[str]]] = []
+        self._unread: list[str] = []  # texts whose words nobody has asked for
         self._words: set[str] = set()  # all that looks like a path, as it was named
         self._names: set[str] = set()  # their last parts
         self._ends: set[str] = set()  # and what paths from elsewhere end in
@@ -86,6 +87,7 @@ class KnownPaths:
     @property
     def named(self) -> Iterator[str]:
         """The last two parts of every path that any text has named."""
+        self._read_words()
         return ("/".join(word.rsplit("/", 2)[-2:]) for word in self._words if "/" in word)
 
     def standing(self, path: str) -> Standing:
@@ -105,6 +107,7 @@ class KnownPaths:
             if path not in found and not _HIDDEN.search(inside) and pattern.fullmatch(inside):
                 return Standing(False, "not_globbed")
         spelled = self.relative(path) or path
+        self._read_words()
         if path in self._words or spelled in self._words or spelled in self._ends:
             return Standing(None, "named")
         if any(end in self._words for end in _ends(spelled)):
@@ -112,7 +115,9 @@ class KnownPaths:
         return Standing(None, "only_its_name" if spelled.rpartition("/")[2] in self._names else "unseen")
 
     def heard(self, text: str) -> None:
+        """Words of somebody but the model, who may have made what they speak of."""
         self._show(text)
+        self._may_be_there(text)
 
     def take(self, call: ToolCall, text: str, *, failed: bool) -> None:
         """A call and what came back for it."""
@@ -154,15 +159,20 @@ class KnownPaths:
             self.missing.pop(folder, None)
 
     def _show(self, text: str) -> None:
+        self._unread.append(text)
+
+    def _read_words(self) -> None:
         inside = f"{self.root}/" if self.root else "/"
-        for word in {word.rstrip(".") for word in _WORD.findall(text[:_MAX_TEXT])} - self._words:
-            if not 2 < len(word) < _MAX_PATH:
-                continue
-            plain = word.removeprefix(inside)
-            self._words.update((word, plain))
-            self._names.add(plain.rpartition("/")[2])
-            if plain.startswith("/") or "." in plain.partition("/")[0]:
-                self._ends.update(_ends(plain))  # of another place, or of what the project is called elsewhere
+        for text in self._unread:
+            for word in {word.rstrip(".") for word in _WORD.findall(text[:_MAX_TEXT])} - self._words:
+                if not 2 < len(word) < _MAX_PATH:
+                    continue
+                plain = word.removeprefix(inside)
+                self._words.update((word, plain))
+                self._names.add(plain.rpartition("/")[2])
+                if plain.startswith("/") or "." in plain.partition("/")[0]:
+                    self._ends.update(_ends(plain))  # of another place, or of what the project is called elsewhere
+        self._unread.clear()
 
     def _refused(self, path: str | None, message: str) -> None:
         if path is None:
@@ -180,6 +190,12 @@ class KnownPaths:
         self._missing_by_name.setdefault(path.rpartition("/")[2], []).append(path)
         self.files.discard(path)
         self.folders.discard(path)
+
+    def _may_be_there(self, text: str) -> None:
+        """Whatever a text names is not known to be missing any more."""
+        for word in _WORD.findall(text[:_MAX_TEXT]) if self._missing_by_name else ():
+            for path in self._missing_by_name.pop(word.rpartition("/")[2].rstrip("."), ()):
+                self.missing.pop(path, None)
 
     def _globbed(self, base: str, pattern: object, text: str) -> None:
         lines = [line for line in text.split("\n") if line and len(line) < _MAX_PATH and " " not in line]
@@ -208,9 +224,7 @@ class KnownPaths:
         elif change == "writes":
             self._listed.clear()
             self._globs.clear()
-            for word in _WORD.findall(command):
-                for path in self._missing_by_name.pop(word.rpartition("/")[2], ()):
-                    self.missing.pop(path, None)
+            self._may_be_there(command)
         if self.shell.path is not None and not failed:
             self._see_folder(self.shell.path)
         if failed and here is not None:

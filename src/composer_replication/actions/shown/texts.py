@@ -118,8 +118,9 @@ class FileTexts:
         if path is None:
             return
         self._touch(path, in_full=not (call.arguments.get("offset") or call.arguments.get("limit")))
-        part, whole = part_in_view(call, text), file_in_view(call, text)
-        if part is not None and (part.has_end or whole is None):
+        part = part_in_view(call, text)
+        whole = file_in_view(call, text) if part is None or not part.has_end else None
+        if part is not None and whole is None:
             self._file(path).show(part.first, part.lines, has_end=part.has_end)
         elif whole is not None:
             self._file(path).write(whole.text)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from composer_replication.privacy.encodings.wraps import NEW_LINE, ODD, WORDS, WRAPPED_DATA
 from composer_replication.privacy.named.harmless import is_uncommon
+from composer_replication.privacy.named.names import Strength, name_strength
 from composer_replication.privacy.rules import Span, is_strong
 from composer_replication.privacy.shapes.entropy import HEX_KIND, KIND, is_public_id, is_wordy
 from composer_replication.privacy.shapes.surroundings import names_a_secret
@@ -17,6 +18,7 @@ _LINE_START = re.compile(r"(?:\n|\\n)[ \t+>|\"']*\Z")
 _TO_NEXT = r"[\\=`]{0,2}(?:\r?\n|\\n)[ \t]{0,60}+(?:\d{1,6}[→:|\t][ \t]{0,60}+)?+[+>|│]?[ \t]{0,60}+"
 _NEXT_PIECE = re.compile(rf"{_TO_NEXT}(?P<piece>[A-Za-z0-9+/_.~-]{{4,200}})(?![:=])")
 _LAST_PIECE = re.compile(rf"(?<![A-Za-z0-9+/_.~-])(?P<piece>[A-Za-z0-9+/_.~-]{{4,100}}){_TO_NEXT}\Z")
+_ID_BEFORE = re.compile(r"(?<![\w./-])(?=[A-Za-z/]*\d)[A-Za-z0-9/]{5,60}:\Z")  # a number that belongs to a token
 _HEX_TAIL = re.compile(r"(?<![0-9a-z])[0-9a-f]{16,}$")
 _HEX_HEAD = re.compile(r"[0-9a-f]+(?![A-Za-z])")
 _ASSIGNED = re.compile(r"\s{0,3}=(?!=)")
@@ -34,6 +36,8 @@ def crossing(text: str, spans: Iterable[Span], named: bool) -> Iterator[Span]:
         if _ASSIGNED.match(text, span.end):  # its last line is the name of something else
             value = value[: value.rfind("\n")].rstrip() if "\n" in value else value
             span = Span(span.start, span.start + len(value), span.kind)
+        if name_strength(value[value.rfind("\n") + 1 :].strip()) >= Strength.TOKEN and "\n" in value:  # the next name
+            continue
         ends = [at for mark in ("\n", "\\n") if (at := value.find(mark)) >= 0]
         random = span.kind in (KIND, HEX_KIND, "KEY_VALUE")
         if not ends:
@@ -56,6 +60,8 @@ def beside(text: str, spans: Sequence[Span]) -> Iterator[Span]:
             yield Span(*match.span("piece"), span.kind)
             end = match.end()
         begin = max(0, span.start - _LEAD)
+        if span.kind in (KIND, HEX_KIND) and (match := _ID_BEFORE.search(text, begin, span.start)):
+            yield Span(match.start(), span.start, span.kind)
         if (match := _LAST_PIECE.search(text, begin, span.start)) and _is_part(text, *match.span("piece")):
             yield Span(*match.span("piece"), span.kind)
 

@@ -9,6 +9,7 @@ values        the value behind a name
 assignments   all of that behind every key word
 markup        names at a distance in documents
 tables        names at a distance in tables
+places        lines and calls that hold nothing else
 commands      secrets known by their command or file alone
 programs      which options of which programs hold one
 options       those options on a command line

@@ -12,7 +12,7 @@ from functools import lru_cache
 from composer_replication.privacy.named.declarations import arguments, handed, typed
 from composer_replication.privacy.named.markup import named_in_document
 from composer_replication.privacy.named.names import Strength, name_strength
-from composer_replication.privacy.named.plausible import is_given, is_plausible, names_handle
+from composer_replication.privacy.named.plausible import is_answer, is_given, is_plausible, names_handle, trimmed
 from composer_replication.privacy.named.values import WIDE_SIGNS, is_called, is_handed, stands_as_name, value_after
 from composer_replication.privacy.rules import PLACEHOLDER, Span
 from composer_replication.privacy.shapes.human import is_unfamiliar
@@ -63,10 +63,16 @@ _NEXT_IN_LIST = re.compile(r"(\\*[\"'])\s{0,3},\s{0,40}\1((?:(?!\1)[^\0\n]){4,20
 _IS = re.compile(r"\s(?:is|was)\s")
 _LISTED = re.compile(
     r"(?i:user|login|account|username|admin|as)\b[^\0\n]{0,30}[,;/|]\s\Z|\b(?:new|old) \Z"
+    r"|(?i:\buser(?:name)?)[ :=]{1,2}[^\0\s]{1,40}\s\Z"
 )  # `user ada, pass ...`
 _LOGIN_NAMES = frozenset((b"auth", b"cred", b"login"))
+_OF_WIFI = re.compile(r"(?i)\b(?:wi-?fi|wlan|ssid)\b[^\0\n=]{0,50}\Z")
+_ASKED = re.compile(
+    r"[.?!]\s{1,3}(?:(?:[Ii]t|[Tt]hat)(?:['\u2019]s|\s(?:is|was|should be))|(?<=[?]\s)(?:should be|try|use))\s"
+    r"[\"'`*]{0,3}(?P<value>[^\0\s\"'`*]{4,60})"
+)
 # A key without blanks, or in groups of four.
-_A_KEY = re.compile(r"[^\0\s\"'`]{16}|[A-Za-z2-7]{4} [A-Za-z2-7]{4} [A-Za-z2-7]{4} ")
+_A_KEY = re.compile(r"0x[0-9a-fA-F]{2},\s?0x|[^\0\s\"'`]{16}|[A-Za-z2-7]{4} [A-Za-z2-7]{4} [A-Za-z2-7]{4} ")
 _VALUE_REACH = 160
 _COUNTED = frozenset((b"key", b"secret", b"pass", b"seed", b"token"))
 _ENDS_SPEECH = frozenset(("", "\u2019", "\0"))
@@ -100,6 +106,7 @@ _CUT_NAME = re.compile(
 )
 # `--password-stdin`, `--vault-password-file`: what follows is no password; and the keys that everybody may know.
 _NO_VALUE = re.compile(r"(?i)[_-](?:stdin|fd|prompt)$")
+_SIGNED_BY = re.compile(r"using [A-Z]{3,6} \Z")
 _RESOURCE = re.compile(r"\b[au]rn:[^\0\s\"'`<>()]{0,200}:\Z")
 
 
@@ -221,8 +228,11 @@ def _value_of(text: str, start: int, end: int, strength: Strength, keyword: byte
         span = named_in_document(text, start, end, strength)
         if span is None and start and text[start - 1] in " `*":
             span = spoken_before(text, start)
-    if span is None and strength == Strength.PASSWORD and text[end] in _BEFORE_TOLD:
-        span = told_behind(text, end, direct=True)
+    if span is None and strength == Strength.PASSWORD:
+        if text[end] in _BEFORE_TOLD:
+            return told_behind(text, end, direct=True)
+        if (asked := _ASKED.match(text, end)) and is_answer(value := trimmed(asked["value"], ".,;:!?)")):
+            return Span(asked.start("value"), asked.start("value") + len(value), "PASSWORD")
     return span
 
 
@@ -235,7 +245,9 @@ def _name_start(text: str, position: int) -> int:
 
 
 def _is_public(text: str, position: int) -> bool:
-    return text[max(0, position - 8) : position].rstrip(" _-").lower().endswith("public")
+    """`public key`, and the key that made a signature, which gpg names by its fingerprint."""
+    lead = text[max(0, position - 14) : position]
+    return lead.rstrip(" _-").lower().endswith("public") or _SIGNED_BY.search(lead) is not None
 
 
 def _cut_name(text: str, start: int) -> re.Match[str] | None:
@@ -262,7 +274,11 @@ def _positional(text: str, end: int, keyword: bytes) -> Span | None:
     signs = keyword in (b"jwt", b"hmac")
     for index, (begin, stop) in arguments(text, end + 1):
         handed_over = (
-            is_handed(text[begin:stop]) if signs else is_given(text[begin:stop]) or is_unfamiliar(text[begin:stop])
+            is_handed(text[begin:stop])
+            if signs
+            else is_given(text[begin:stop])
+            or is_unfamiliar(text[begin:stop])
+            or (index > 1 and keyword == b"connect(" and is_answer(text[begin:stop]))
         )
         if (index or signs) and handed_over and is_plausible(text[begin:stop], Strength.PASSWORD, True):
             return Span(begin, stop, "SECRET" if signs else "USER_PASSWORD")
@@ -291,4 +307,6 @@ def _strength_at(text: str, position: int, name: str, keyword: bytes) -> Strengt
     if strength == Strength.NONE and names_handle(name):
         return Strength.WEAK
     apart = strength == Strength.WEAK and name.lower() == "key"  # `api key`, in two words
+    if apart and _OF_WIFI.search(text, max(0, position - 60), position):
+        return Strength.PASSWORD
     return Strength.TOKEN if apart and _KIND_OF_KEY.search(text, max(0, position - 12), position) else strength

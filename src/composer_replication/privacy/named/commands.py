@@ -46,7 +46,8 @@ _READER = re.compile(
     r"cryptsetup|secret-tool"
     r"|security\s|keychain|openconnect|ssh-add|wrangler|vault\s{1,4}login|gh\s{1,4}auth|npm\s{1,4}login)"
     r"|--(?:password|token|pass|secret|passwd|passphrase|access-token)-stdin|--passwd-on-stdin|--with-token|--stdin\b"
-    r"|--passphrase-fd|\b(?:secrets?|env|vars?|pass)[ :](?:set|put|create|add|insert|store|import)\b"
+    r"|--passphrase-fd|\b(?:secrets?|env|vars?|pass)[ :](?:set|put|create|add|insert|store|import|versions)\b"
+    r"|tee\s[^\0\n|;]{0,60}(?:pass|secret|token)"
 )
 _READ_WORDS = frozenset(
     word.encode()
@@ -137,6 +138,9 @@ _PGPASS = re.compile(
 
 # `ada@example.org:...` alone, as lists of logins have it, and `root:...@10.0.0.1`.
 _ACCOUNT = re.compile(r"@[\w-]{1,60}(?:\.[\w-]{1,40}){0,3}\.[a-z]{2,6}:(?P<value>[^\0\s:/@\"'`<>\\]{6,60})(?=\s|$)")
+_BESIDE_MAIL = re.compile(
+    r"@[\w-]{1,60}(?:\.[\w-]{1,40}){1,3}[\"'`*]{0,3}[ \t]/[ \t][\"'`*]{0,3}(?P<value>[^\0\s\"'`*,;()/]{4,60})"
+)
 _ORACLE = re.compile(
     r"(?<![\w/])[\w$#]{1,40}/\\*[\"']?(?P<value>[^\0\s@\"'\\/]{3,100})\\*[\"']?@(?://|\(|[\w.-]{1,80}[:/])"
 )
@@ -148,12 +152,13 @@ def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
         for _, kind, pattern, also, strong in _BY_TRIGGER[trigger]:
             if also in text:
                 yield from _matches(pattern, text, kind, strong)
-    if active & _READ_WORDS:
+    if active & _READ_WORDS or active & WHOLE_WORDS:
         yield from _read_spans(text, active)
     if ":5432:" in text:
         yield from _matches(_PGPASS, text, "PASSWORD", True)
     if "@" in text:
         yield from _matches(_ACCOUNT, text, "USER_PASSWORD", True)
+        yield from _matches(_BESIDE_MAIL, text, "USER_PASSWORD", True)
     if not active.isdisjoint(_ORACLE_WORDS):
         yield from _matches(_ORACLE, text, "PASSWORD", False)
 

@@ -21,6 +21,9 @@ _CONNECTION_PART = re.compile(
 )
 _BEFORE_SETTING = frozenset(("", " ", "\t", "\n", "'", '"', ",", ":", "\0"))
 _AFTER_SETTING = frozenset(("", " ", "\t", "\n", "\r", "'", '"', "\\", "\0"))
+_SECTION = re.compile(r"\[[\w .:\"/-]{1,60}\]|[\w-]{2,30}[ \t][\w.:/-]{1,60}[ \t]\{")
+_SETTING = re.compile(r"[\w.-]{1,60}[ \t]{0,20}[=:]?[ \t]{0,20}[^\0();{}]{0,120}|[#;][^\0]{0,200}")
+_LINES_ABOVE = 8
 # No secret without a frame of its own is longer, and every search below stops there.
 _LONGEST = 4000
 _LONGEST_BARE = 2000
@@ -108,6 +111,17 @@ def in_properties(text: str, start: int, begin: int, end: int) -> bool:
     if "(" in lead or text[start - 1 : start] not in _BEFORE_SETTING:
         return False
     return not lead or not lead.isspace()
+
+
+def in_settings(text: str, start: int) -> bool:
+    """Whether a line stands under `[section]` or in a block of a configuration, where values need no quotes."""
+    line = text.rfind("\n", 0, start) + 1
+    above = text[max(0, line - _LONGEST_STRING) : line]
+    if not line or text[line:start].strip():
+        return False
+    rows = [row.strip() for row in above.rpartition("\0")[2].split("\n")[-_LINES_ABOVE:]]
+    heads = [index for index, row in enumerate(rows) if _SECTION.fullmatch(row)]
+    return bool(heads) and all(not row or _SETTING.fullmatch(row) for row in rows[heads[-1] + 1 :])
 
 
 def skip_scheme(text: str, begin: int, end: int) -> int:

@@ -16,6 +16,7 @@ _NO_LATIN = re.compile(r"[^\W\d_a-zA-ZªºÀ-ɏḀ-ỹ]")
 _ENDINGS = ("s", "es", "ed", "ing", "ly", "en", "er", "n")
 _SHORTEST_WORD, _SHORTEST = 4, 5
 _SHORTEST_CUT = 6
+_SHORTEST_JUMBLE, _FEWEST_SEAMS = 11, 3
 
 
 def stem(word: str) -> str:
@@ -40,5 +41,10 @@ def is_uncommon(value: str) -> bool:
     """Whether a value has a word in it that neither code nor messages have; in Latin letters only."""
     if len(value) < _SHORTEST or _NO_LATIN.search(value):
         return False
-    parts = [part for letters in _LETTERS.findall(value) for part in _SEAM.split(letters)]
-    return any(len(part) >= _SHORTEST_WORD and not is_word(part) for part in parts)
+    cut = [_SEAM.split(letters) for letters in _LETTERS.findall(value)]
+    parts = [part for word in cut for part in word]
+    if any(len(part) >= _SHORTEST_WORD and not is_word(part) for part in parts):
+        return True
+    # Capitals all over it: no name of code changes so often and has so few letters between.
+    length = sum(map(len, parts))
+    return length >= _SHORTEST_JUMBLE and len(parts) - len(cut) >= _FEWEST_SEAMS and length < 3 * len(parts) + 2

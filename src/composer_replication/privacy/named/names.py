@@ -90,6 +90,7 @@ _TOKENS = (
     "walletkey",
     "publishkey",
     "signkey",
+    "webhooksigning",
 )
 _WEAK_LAST = (
     "key",
@@ -163,12 +164,14 @@ PASSWORD_WORDS = word_set(
     "n zugangscode identifiants identifiant"
     " codice chiave schluessel jeton klucz klucza chave clef slaptazodis fjalekalimi senha senhas credenciales"
     " credenziali credenciais passord passordet passwort kodi matkhau palabra accesso aanmeldgegevens inloggegevens"
+    " heslem hesel haslem"
 )
 
 
 # What makes a name one of a secret wherever it stands: `passphrase_hex`, `TLSPSKValue`.
 _ANYWHERE = ("password", "passwd", "passphrase", "passcode", "secret", "apikey", "psk", "mdp", "passwort", "pwd")
 _CODES = frozenset(("pin", "mfacode", "otpcode", "onetimecode", "twofactorcode"))
+_OTHER_KEYS = word_set("monkey turkey donkey hockey whiskey jockey mickey")
 _KINDS_OF_KEYS = word_set("api access secret private signing encryption master auth account license")
 
 
@@ -206,7 +209,9 @@ def name_strength(name: str) -> Strength:
         return Strength.TOKEN
     if last == "key" and not _KINDS_OF_KEYS.isdisjoint(words):
         return Strength.TOKEN
-    if last in _WEAK_LAST or joined.endswith(("key", "auth", "sessid", "sessionid")) or last == "tokens":
+    if last in _WEAK_LAST or last == "tokens":
+        return Strength.WEAK
+    if joined.endswith(("key", "auth", "sessid", "sessionid")) and last not in _OTHER_KEYS:
         return Strength.WEAK
     return Strength.NONE
 

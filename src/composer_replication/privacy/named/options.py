@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence, Set
 
 from composer_replication.privacy.named.names import Strength
-from composer_replication.privacy.named.plausible import is_given, is_plausible
+from composer_replication.privacy.named.plausible import is_given, is_plausible, is_unknown
 from composer_replication.privacy.named.programs import PROGRAMS, Program
 from composer_replication.privacy.rules import Span, is_strong
 
@@ -24,9 +24,11 @@ _WORD = re.compile(rf"{_PIECE}{{1,300}}+")
 _BEFORE = frozenset("+-\0 \t\n\r\"'`(){}[]=|;&$!@/\\:>→»│")
 _QUOTED = re.compile(r"(?P<q>\\*[\"'])(?P<value>[^\0]*)(?P=q)\Z")
 _CLUSTER = re.compile(r"-[A-Za-z]{1,8}\Z")
-_REFERENCE = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-|\.{3}|@|env:|file:")
-_ORACLE = re.compile(r"[\w$#.]{1,60}/(?P<value>[^\0\s@\"'\\/]{3,100})(?:@|\Z)")
-_AT_HOST = re.compile(r"(?:[\w.-]{1,60}/)?[\w.$-]{1,60}:(?P<value>[^\0\s\"'\\]{3,100})@[\w.-]+\Z")
+_REFERENCE = re.compile(
+    r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-|\.{3}|@|env:|file:|/\w*$|\*$"
+)
+_ORACLE = re.compile(r"[\w$#.]{1,60}/\\*[\"']?(?P<value>[^\0\s@\"'\\/]{3,100})\\*[\"']?(?:@|\Z)")
+_AT_HOST = re.compile(r"(?:[\w.-]{1,60}/)?[\w.$-]{1,60}:[\"']?(?P<value>[^\0\s\"'\\]{3,100})[\"']?@[\w.-]+\Z")
 _SIGNS = ":%,"
 
 
@@ -188,7 +190,7 @@ def _option(
             and not (after and _CLUSTER.match(word) and word[-1] == letter and "=" not in marks)
         ):
             begin = start + 2 + (word[2] == "=")
-            plain = text[begin] in "\"'\\" or "=" in marks or (marks and marks[0] in _SIGNS)
+            plain = "+" in marks or text[begin] in "\"'\\" or "=" in marks or (marks and marks[0] in _SIGNS)
             return next(_secret(text, begin, stop, marks if plain else marks + "!"), None), 0
         if "=" not in marks and _CLUSTER.match(word) and word[-1] == letter and after and text[after[0]] != "-":
             return next(_secret(text, *after, marks), None), 1
@@ -219,7 +221,9 @@ def _secret(text: str, start: int, stop: int, marks: str) -> Iterator[Span]:
     if len(value) < 3 or not is_plausible(value, Strength.PASSWORD, True) or _REFERENCE.match(value):
         return
     if "!" in marks and not (
-        is_given(value) or (is_strong(value) and "://" not in value and len(value) >= 10 and not value.isdigit())
+        is_given(value)
+        or is_unknown(value)
+        or (is_strong(value) and "://" not in value and len(value) >= 10 and not value.isdigit())
     ):
         return
     yield Span(start, stop, kind)

@@ -49,6 +49,8 @@ _CODE = re.compile(
 _VERSION = re.compile(
     r"(?:[a-z]{2,12}:)?[\^~<>=v ]*\d++(?:\.\d++)++[\w.+-]*+|(?:workspace|file|link|portal|patch):[^\0\s]*+"
 )
+_FILE = re.compile(r"(?:[\w.-]++/)++[\w-]++\.[a-z]{1,5}")
+_AT_PATH = re.compile(r"(?:[\w.-]++:(?=/))?+(?:/[\w.-]++){2,}+")  # a name and where it is kept
 _SPELLED = re.compile(r"[A-Za-z]+'[a-z]{1,10}")
 _LATIN = re.compile(r"[A-Za-zÀ-ɏͰ-ϿЀ-ӿ]")
 _BRACKET = re.compile(r"[(\[]")
@@ -74,8 +76,8 @@ _PAIRS_OF_HEX = re.compile(r"(?:[0-9A-Fa-f]{2}:){7,}[0-9A-Fa-f]{2}")  # a finger
 _HEX_HANDLE = re.compile(r"[0-9a-fA-F]{20,}")
 # What stands beside a secret's name and is none: an algorithm, an address, a date, a version, a path, a pattern.
 _NO_SECRET = re.compile(
-    r"(?i)(?:rsa|hmac|ecdsa|scram|pbkdf2|hkdf|aes|sha|oauth|utf|base|curve|tls|http|ipv|bcrypt|argon|gpt|claude|qwen"
-    r"|llama)[_-]?v?\d{1,4}(?:[_./-]?[a-z0-9]{1,10}+){0,5}+"
+    r"(?i)pbkdf2[a-z0-9_-]*+|(?:rsa|hmac|ecdsa|scram|pbkdf2|hkdf|aes|sha|oauth|utf|base|curve|tls|http|ipv|bcrypt|argon|gpt|claude|qwen"
+    r"|llama)[_-]?v?\d{1,4}(?:[_./-]?[a-z0-9]{1,24}+){0,5}+"
     r"|(?:[hrep]?s|md|[xvp]|ed)[_-]?v?\d{1,5}(?:[_./-][a-z0-9]{1,10}+){0,5}+|[\w.+-]{1,80}@[\w.-]{1,80}\.[a-z]{2,}"
     r"|(?:[a-z][\w-]*+\.)++(?:com|org|net|io|dev|local|py|js|ts|json|yml|yaml|toml|txt|md|rb|go|rs|sh|"
     r"pem|key|crt|lock|cfg|pdf|zip|gz|png|jpg|svg|html|css|xml|csv|log|sql|exe|dll|so)"
@@ -136,7 +138,7 @@ def is_said(value: str) -> bool:
         is_strong(value)
         and not value.startswith(("-", ".", ":", "_"))
         and not _NO_SECRET.fullmatch(value, 0, _JUDGED)
-        and not is_identifier(value)
+        and (value.endswith("$") or not is_identifier(value))
         and is_plausible(value, Strength.PASSWORD, True)
         and name_strength(value) == Strength.NONE
     )
@@ -144,8 +146,10 @@ def is_said(value: str) -> bool:
 
 _WORDS_AND_NUMBER = re.compile(
     r"(?:[A-Z][a-z]{2,12}){1,3}\d{2,4}[!*#$%&@?]?|[A-Z][a-z]{2,12}(?:[._-][A-Za-z]{3,12}){1,3}[._-]\d{2,4}"
+    r"|[a-z]{2,12}[A-Z][a-z]{2,12}\d{2,4}[!*#$%&@?]?"
 )
 _LOWER_PHRASE = re.compile(r"[a-z]{3,12}(?:[-._][a-z]{3,12}){2,6}")
+_PHRASE_CUT = re.compile(r"[-._ ]")
 _LOWER_WORDS = re.compile(r"[a-z]{3,12}(?: [a-z]{3,12}){2,7}")
 SENTENCE_END = "!*#$%&@?"  # a sign behind a digit belongs to a password, not to the sentence
 
@@ -166,7 +170,11 @@ def speaks(value: str) -> bool:
 
 def is_passphrase(value: str) -> bool:
     """Small words with the same signs or blanks between them: three at the least."""
-    return len(value) >= 14 and (_LOWER_PHRASE.fullmatch(value) or _LOWER_WORDS.fullmatch(value)) is not None
+    if len(value) < 14 or not (_LOWER_PHRASE.fullmatch(value) or _LOWER_WORDS.fullmatch(value)):
+        return False
+    if any(name_strength(word) for word in _PHRASE_CUT.split(value)):  # members of code, and words about passwords
+        return False
+    return "." not in value or is_uncommon(value)
 
 
 def is_unknown(value: str) -> bool:
@@ -181,6 +189,17 @@ def is_unknown(value: str) -> bool:
     )
 
 
+def is_answer(value: str) -> bool:
+    """Whether a word that answers a question for a password is it: whatever nobody knows, and small words in a row."""
+    return is_told(value) or is_unknown(value) or is_passphrase(value)
+
+
+def is_odd(value: str) -> bool:
+    """Whether no sentence has such a word: a sign or a capital inside of it, or a number at its end."""
+    return _ODD.search(value) is not None
+
+
+_ODD = re.compile(r"[^\W\d_][_#$!%&*+~^.=][^\W_]|[a-z][A-Z]|[^\W\d_]\d\d")
 _NO_START = ("-", ".", ":", "_", "/", "@", "\\", "#")
 _BRACKETS = re.compile(r"[()\[\]{}<>=\"]|://|\\")
 
@@ -216,7 +235,7 @@ def is_login(name: str, value: str) -> bool:
     pair = _USER_AND_PASSWORD.fullmatch(value)
     if pair is not None:
         return is_said(pair[1])
-    return name.upper() == name and words[1].upper() != "LOGIN" and is_told(value)
+    return name.upper() == name and words[1].upper() != "LOGIN" and is_answer(value)
 
 
 def is_directory(name: str, value: str) -> bool:
@@ -239,7 +258,9 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
     length, value = len(value), value[:_LOOKED_AT]
     if len(set(value)) < 3 or not any(map(str.isalnum, value)) or value.startswith(("//", "/*", "./", "../", "~/")):
         return False
-    if not has_digit(value) and (_VERSION.fullmatch(value) or _SPELLED.fullmatch(value)):
+    if not has_digit(value) and (
+        _VERSION.fullmatch(value) or _SPELLED.fullmatch(value) or _FILE.fullmatch(value) or _AT_PATH.fullmatch(value)
+    ):
         return False
     if not has_digit(value) and not value.isascii() and not (literal and is_uncommon(value)):  # of another language
         return False
@@ -262,6 +283,16 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
         named = strength < Strength.PASSWORD and is_identifier(value)
         return has_digit(value) and not named and not _BRACKET.search(value) and len(value) >= 8 and _mixed(value)
     return True
+
+
+def is_phrase_of(name: str, value: str) -> bool:
+    """Several words that a variable in capitals or a passphrase holds: no label stands there."""
+    if not 1 < len(value.split()) <= _MOST_WORDS or not value.replace(" ", "").isalpha() or value != value.strip():
+        return False
+    return (name.isupper() and not speaks(value)) or (name.lower().endswith("phrase") and value.islower())
+
+
+_MOST_WORDS = 8
 
 
 def _is_phrase(value: str) -> bool:

@@ -4,7 +4,8 @@ One row a program. `-p` is a short option with a secret, written `-pX`, `-p X`, 
 X`); `-p=` only takes what is written directly behind it; `--name` and `-name` are long options. A sign behind an
 option means that a user stands before the secret, with that sign between them (`-u:`, `-U%`, `-u,`). `a+b` is a
 program with its verb. `#2` is the second word that is no option, `/` a word of the form user/secret, `@` one with
-user:secret@host, `=` every `name=secret`. A `!` wants a value that no word could be.
+user:secret@host, `=` every `name=secret`. A `!` wants a value that no word could be; a
+`+` takes any that is written directly behind its option.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _TABLE = r"""
 curl                -u: -U: --user: --proxy-user: --pass --oauth2-bearer --proxy-pass --tlspassword
 http https xh       -a: --auth:
 wget aria2c         --password --http-passwd --http-password --ftp-password --proxy-password
-sshpass             -p
+sshpass             -p+
+airflow snowsql veracrypt racadm pihole -p
 mysql mysqldump mysqladmin mysqlimport mysqlshow mysqlsh mysqlcheck mysqlpump mysqlslap mysqlbinlog -p=
 mariadb mariadb-dump mariadb-admin mariadb-import mariadb-check -p=
 mycli pgcli litecli -p
@@ -53,7 +55,7 @@ nuget+push nuget+setapikey -k #1!
 svn                 --password
 xfreerdp wfreerdp   /p:
 cmdkey              /pass:
-net+user            #2!
+net+user            #2
 net+use             #3! #2! #4!
 htpasswd            -b:3
 mosquitto_passwd    -b:3
@@ -62,7 +64,7 @@ railway+login glab+login doppler+login netlify+login logfire+auth modal+token ex
 bw+login lpass+login #2!
 reset-admin-password reset-password #1! #2!
 user:password       #2!
-rabbitmqctl+add_user rabbitmqctl+change_password rabbitmqctl+authenticate_user #2!
+rabbitmqctl+add_user rabbitmqctl+change_password rabbitmqctl+authenticate_user #2
 consul+kv+put etcdctl+put #2!
 http-basic.*        #2!
 pulumi+config+set   #2!
@@ -80,7 +82,6 @@ cryptsetup          --key
 bundle+config       #2:
 jenkins-cli java-cli -auth:
 etcdctl elasticdump --user: --auth:
-community           #1!
 smbclient           #2!
 """
 
@@ -103,7 +104,7 @@ def _program(name: str, entries: Sequence[str]) -> Program:
     places: dict[str, str] = {}
     shapes: set[str] = set()
     for entry in entries:
-        body = entry.rstrip("!=:%,0123456789") if not entry.startswith("#") else entry[:2]
+        body = entry.rstrip("!=:%,+0123456789") if not entry.startswith("#") else entry[:2]
         marks = entry[len(body) :]
         if entry in ("/", "=!", "@"):
             shapes.add(entry[0])

@@ -10,15 +10,22 @@ from collections.abc import Iterator, Sequence, Set
 
 from composer_replication.privacy.named.names import Strength, name_strength
 from composer_replication.privacy.named.plausible import is_passphrase, is_plausible, is_random_value, is_unknown
-from composer_replication.privacy.rules import Span, is_strong
+from composer_replication.privacy.rules import Span, is_strong, word_set
 
 INSERT = b"insert"
-_WORDS = (b"pass", b"pwd", b"secret")  # under `token` and `key` stand random strings, which are found as such
+_WORDS = (b"pass", b"pwd", b"secret", b"token", b"key")
+_COMMON = frozenset((b"token", b"key"))  # they stand in other lines, too: only where a rule or more cells say so
 _LONGEST_HEADING = 400
 _LONGEST_ROW = 4000
 _MOST_COLUMNS = 40
 _HEADING = re.compile(r"[ \t]*\\*[\"'`*]{0,3}([A-Za-z][\w .-]{0,40})\\*[\"'`*]{0,3}[ \t\r]*")
-_RULE = re.compile(r"[\s|:+-]+")
+_RULE = re.compile(r"[\s|:+\u2500-\u257f-]+")
+_RULE_STARTS = frozenset("|-+ \u251c\u2502\u2560")
+_ALIGNED = re.compile(r"[^\0\s](?:[^\0\s]| (?! ))*+")  # cells with two blanks or more between them
+_FOR_WHOM = re.compile(r"(?i)user(?:name)?|login|e-?mail|account|host|server|service|name|benutzer|usuario|system")
+_NO_CELL = word_set("yes no true false none null required optional string text hidden varchar never always")
+_HEX = re.compile(r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{12,64}")
+
 _AROUND = " \t\r\"'`*"  # a cell
 _INSERT = re.compile(
     r"(?i:insert\s{1,9}(?:ignore\s{1,9})?into\s{1,9})[^\0\s(]{1,120}\s{0,9}\(([^\0()]{1,800})\)\s{0,9}(?i:values)\s{0,9}"
@@ -26,7 +33,7 @@ _INSERT = re.compile(
 _VALUE = r"(?:\\*'((?:[^\0'\\\n]|''|\\[^\0'\n]){0,400}+)\\*'|[^\0'(),]{0,200}(?:\([^\0'()]{0,80}\))?)\s{0,9}"
 _ARGUMENT = re.compile(_VALUE)
 _NEXT_ROW = re.compile(r"\s{0,9},\s{0,9}(?=\()")
-_Columns = Sequence[tuple[int, Strength]]
+_Columns = Sequence[tuple[int, Strength, bool]]  # which, what its name says, whether another one says for whom
 
 
 def table_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
@@ -46,62 +53,80 @@ def _tables(text: str, lower: bytes, word: bytes) -> Iterator[Span]:
         if end < 0:
             return  # no row below
         done = end
-        if end - begin <= _LONGEST_HEADING and (sign := _separator(text[begin:end])):
-            columns = _secret_columns(text[begin:end], sign)
-            if columns:
-                spans, done = _rows(text, end + 1, sign, columns, text.count(sign, begin, end))
-                yield from spans
+        ruled = word not in _COMMON or text[end + 1 : end + 2] in _RULE_STARTS or text.find(",", begin, end) >= 0
+        sign = _separator(text[begin:end]) if ruled and end - begin <= _LONGEST_HEADING else None
+        if word in _COMMON and not (sign and (sign == "," or _RULE.match(text, end + 1))):
+            sign = None
+        columns = _secret_columns(text[begin:end], sign) if sign is not None else ()
+        if columns:
+            spans, done = _rows(text, end + 1, text[begin:end], sign or "", columns)
+            yield from spans
         at = lower.find(word, max(done, end))
 
 
 def _separator(heading: str) -> str:
-    return next((sign for sign in "|\t,;" if sign in heading), "")
+    return next((sign for sign in "|\t,;\u2502" if sign in heading), "")
+
+
+def _cut(row: str, sign: str, heading: str) -> list[str]:
+    """The cells of a row: between signs, or under the words of a heading whose columns are aligned."""
+    if sign:
+        return row.split(sign)
+    starts = [match.start() for match in _ALIGNED.finditer(heading)]
+    return [row[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
 
 
 def _secret_columns(heading: str, sign: str) -> _Columns:
     """Which columns hold secrets; none when the line is no heading: code and prose have other signs in them."""
-    cells = heading.split(sign)
+    cells = _cut(heading, sign, heading)
     if not 2 <= len(cells) <= _MOST_COLUMNS:
         return ()
     names = [_HEADING.fullmatch(cell) for cell in cells]
-    outer = (0, len(cells) - 1) if sign == "|" else ()  # what stands outside the outer bars
+    outer = (0, len(cells) - 1) if sign in ("|", "\u2502") else ()  # what stands outside the outer bars
     if any(name is None and (index not in outer or cells[index].strip()) for index, name in enumerate(names)):
         return ()
-    strengths = [(index, name_strength(name[1].strip())) for index, name in enumerate(names) if name]
-    return [(index, strength) for index, strength in strengths if strength >= Strength.TOKEN]
+    told = [name[1].strip() if name else "" for name in names]
+    whom = any(map(_FOR_WHOM.fullmatch, told))
+    if not sign and not (whom and heading.isupper()):
+        return ()
+    strengths = [(index, name_strength(name)) for index, name in enumerate(told)]
+    return [(index, strength, whom) for index, strength in strengths if strength >= Strength.TOKEN]
 
 
-def _rows(text: str, begin: int, sign: str, columns: _Columns, signs: int) -> tuple[list[Span], int]:
+def _rows(text: str, begin: int, heading: str, sign: str, columns: _Columns) -> tuple[list[Span], int]:
     """Secrets of the rows that have as many cells as the heading, and where the table ends."""
+    signs = heading.count(sign) if sign else 0
     spans: list[Span] = []
     while begin < len(text):
         newline = text.find("\n", begin, begin + _LONGEST_ROW)
         end = newline if newline >= 0 else min(len(text), begin + _LONGEST_ROW)
         row = text[begin:end]
-        rule = sign == "|" and _RULE.fullmatch(row) is not None  # with `+` where the columns meet
-        if (row.count(sign) != signs and not rule) or not row or "\0" in row:
+        rule = sign in ("|", "\u2502") and _RULE.fullmatch(row) is not None  # with `+` where the columns meet
+        if (sign and row.count(sign) != signs and not rule) or not row.strip() or "\0" in row:
             break
         if not rule:
-            spans += _cells(row, begin, sign, columns)
+            spans += _cells(row, begin, _cut(row, sign, heading), columns)
         begin = end + 1
     return spans, begin - 1
 
 
-def _cells(row: str, begin: int, sign: str, columns: _Columns) -> Iterator[Span]:
-    cells = row.split(sign)
-    for index, strength in columns:
-        value = cells[index].strip(_AROUND)
-        start = begin + sum(len(each) + 1 for each in cells[:index]) + cells[index].find(value)
-        if _is_secret(value, strength):
+def _cells(row: str, begin: int, cells: Sequence[str], columns: _Columns) -> Iterator[Span]:
+    for index, strength, whom in columns:
+        value = cells[index].strip(_AROUND).partition("  ")[0]
+        start = begin + row.find(value, sum(map(len, cells[:index])))
+        if value and _is_secret(value, strength, whom):
             yield Span(start, start + len(value), _kind(strength))
 
 
-def _is_secret(value: str, strength: Strength) -> bool:
+def _is_secret(value: str, strength: Strength, whom: bool) -> bool:
+    """`whom`: another column says whose it is; then a plain word is a password, too."""
     if strength == Strength.PASSWORD and is_passphrase(value):
         return True
     if " " in value or not is_plausible(value, strength, True):
         return False
-    return is_strong(value) or is_unknown(value) if strength == Strength.PASSWORD else is_random_value(value)
+    if strength == Strength.PASSWORD:
+        return is_strong(value) or is_unknown(value) or (whom and value.isalpha() and value.lower() not in _NO_CELL)
+    return is_random_value(value) or _HEX.fullmatch(value) is not None
 
 
 def _inserts(text: str, lower: bytes) -> Iterator[Span]:

@@ -9,6 +9,7 @@ from composer_replication.privacy.named.extents import (
     bare_end,
     in_connection_string,
     in_properties,
+    in_settings,
     is_env,
     quoted,
     skip_scheme,
@@ -23,6 +24,7 @@ from composer_replication.privacy.named.plausible import (
     is_login,
     is_passphrase,
     is_path,
+    is_phrase_of,
     is_plausible,
     is_random_value,
     is_said,
@@ -40,7 +42,7 @@ _SIGN = re.compile(
     r"\uff1d])(?!=)\*{0,2}[ \t]*"
     r"(?P<here><<[-~]?\\*[\"']?\w{1,20}\\*[\"']?[ \t]*(?:\\n|\n)[ \t]*)?"
     r"(?:(?:\\n|\n)[ \t]*(?=\\*[\"']))?"
-    r"(?:!(?:!?[a-z]+)?[ \t]+)?(?:[|>][+-]?[ \t]*(?:\\n|\n)[ \t]*)?"
+    r"(?:!(?:!?[a-z]+)?[ \t]+|&\w{1,20}[ \t]+)?(?:[|>][+-]?[ \t]*(?:\\n|\n)[ \t]*(?:\d{1,6}[→\t][ \t]*)?)?"
     r"(?:\[-|\{\+)?(?:(?:str|bytes|f|b|r|u|Some|String::from|new String)(?=\\*[\"'(])\(?)?"
 )
 # What is taken when the environment has nothing.
@@ -49,7 +51,7 @@ _FALLBACK = re.compile(
 )
 _TAG = re.compile(r"(?P<close>)(?P<sign>>)(?=[^\0<>\s@:\"'`])")
 _VALUE_FIELD = re.compile(
-    r"(?P<close>\\*[\"'`]?)(?P<sign>(?::\s?\{)?[\s,;]{0,6}(?:\\n|\n)?[\s-]*\\*[\"']?(?:value|Value|default)\\*[\"']?\s?[:=]\s*)"
+    r"(?P<close>\\*[\"'`]?)(?P<sign>(?::\s?\{)?[\s,;]{0,6}(?:\\n|\n)?(?:\s{0,8}\d{1,6}[→\t])?[\s-]*\\*[\"']?(?:value|Value|default)\\*[\"']?\s?[:=]\s*)"
 )
 _CELL = re.compile(r"(?P<close>\*{0,2}`?)[ \t]{0,40}(?P<sign>\|)[ \t]{0,40}(?=[^\0\s|])")
 _SPACE = re.compile(r"(?P<close>\\*[\"'`]?\]?)(?P<sign>[ \t]+(?:\d{1,2}[ \t]+)?|\\t)(?=[^\0\s=:\-&|>(){}\[\],;])")
@@ -80,6 +82,8 @@ def value_after(text: str, start: int, end: int, strength: Strength) -> Span | N
         return _value_at(text, start, match, strength)
     if match := _FALLBACK.match(text, end) or _CALL.match(text, end):
         span = _value_at(text, start, match, strength)
+        if span and text[start - 1] == ":" and match["sign"].isspace():  # a map of Clojure
+            return span
         return span if span and _is_argument(text[span.start : span.end], strength, text[start - 1 : start]) else None
     if (match := handed(text, end)) and (span := _value_at(text, start, match, strength)):
         return span if is_handed(text[span.start : span.end]) else None
@@ -140,7 +144,17 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
     value = text[begin:end]
     if value.startswith("?") and text[start - 2 : start] == "${":  # what a shell says when there is none
         return None
-    if not value or (spaced and not is_said(value.rstrip("!?*:;,._"))) or is_directory(name, value):
+    if bounds and strength == Strength.PASSWORD and is_phrase_of(name, value):
+        return Span(begin, end, "PASSWORD")
+    if (
+        not value
+        or (
+            spaced
+            and not is_said(bare := value.rstrip("!?*:;,._"))
+            and not (match.re is _CELL and strength == Strength.PASSWORD and is_unknown(bare))
+        )
+        or is_directory(name, value)
+    ):
         return None
     if text[begin - 1] == "`" and _WORD_OF_CODE.fullmatch(value):  # code in a sentence
         return None
@@ -170,10 +184,11 @@ def _bare(text: str, start: int, match: re.Match[str], spaced: bool) -> tuple[in
     here = match.re is _SIGN and match["here"] is not None
     literal = literal or here or in_connection_string(text, start, end)
     value = text[begin:end]
-    if not literal and is_strong(value) and not is_identifier(value):
+    if not literal and (is_strong(value) or is_unknown(value)) and not is_identifier(value):
         said = match["sign"] in WIDE_SIGNS or _is_setting(text, start, match)
         said = said or (match["sign"] == ":" and is_credential(name, value))
         literal = said or in_properties(text, start, begin, end)
+    literal = literal or (has_digit(value) and in_settings(text, start))
     return begin, end, literal
 
 
@@ -193,7 +208,7 @@ def _is_setting(text: str, start: int, match: re.Match[str]) -> bool:
     name = text[start : match.start()]
     if match["sign"] == "=" and text[match.start() : match.start() + 2].isspace():  # in columns
         return True
-    if match["sign"] == "=>" and match["close"].endswith("]"):  # as PHP prints an array
+    if match["sign"] == "=>" and (match["close"].endswith("]") or name.isupper()):  # as PHP prints an array
         return True
     printed = match["sign"] == ":" and match.end() - match.start() == 1 and text[start - 1 : start] in (" ", "{")
     return printed or (match["sign"] in (":=", "?=") and name.upper() == name)

@@ -56,7 +56,7 @@ _PUBLIC = re.compile(
     _UUID
     + r"|(?<![A-Za-z0-9])(?:(?:srv)?toolu(?:_bdrk|_vrtx)?|call|msg|req|resp|chatcmpl|cmpl|rs|fc|run|thread|asst|item"
     r"|evt|event|gen|agent|task|step|batch|prompt|file)[_-][A-Za-z0-9]{8,64}(?![A-Za-z0-9])"
-    r"|[sS][hH][aA]-?(?:1|224|256|384|512)[-:=][A-Za-z0-9+/=_-]{20,}|AAAA[BC]3NzaC1[A-Za-z0-9+/=]+|AAAAE2VjZHNh[A-Za-z0-9+/=]+"
+    r"|[sS][hH][aA]-?(?:1|224|256|384|512)[-:=][A-Za-z0-9+/=_-]{20,}|AAAA[BC]3NzaC1[A-Za-z0-9+/=_-]+|AAAAE2VjZHNh[A-Za-z0-9+/=_-]+"
     # What IPFS and nix name their contents by.
     r"|(?<![A-Za-z0-9])(?:Qm[1-9A-HJ-NP-Za-km-z]{44}|bafy[a-z2-7]{55})(?![A-Za-z0-9])|(?<=/nix/store/)[0-9a-z]{32}(?=-)"
     # Objects of a payment service, an account on a chain, an application of Google.

@@ -12,6 +12,7 @@ from composer_replication.privacy.shapes.entropy import HEX_KIND, KIND
 
 _HEX = re.compile(r"(?:0x)?[0-9a-fA-F]{32,}")
 _HASH_WORDS = re.compile(
+    r"using [a-z]{3,6} key |"
     r"commit|\bsha|sha\d|hash|md5|digest|checksum|integrity|etag|fingerprint|revision|\brev\b|\bref\b|\bpatch\b|\btree\b|parent|blob|object"
     r"|merge|\bhead\b|refs/|\bgit\b|\bindex\b|image|docker|layer|cache|build|version|trace|span|uuid|guid|resolved|locked"
     r"|\btx|block|address|\bpin(?:ned)?\b|snapshot|uses:|cherry|rebase|checkout|\breset\s|\bmain\b|\bmaster\b"
@@ -28,6 +29,7 @@ _URL_HASH = re.compile(r"[?&](?:s|v|h|ver|gist|etag|ixid|rev|t)=$|gist\.github[^
 # Part of a path, a file name or an option: public when it is as long as a digest is.
 _IN_NAME = re.compile(r"[/=_-]$")
 # `bkua_` and its like before hex: the keys of a vendor; but files and ids are named so, too.
+_PINNED = re.compile(r"[\w.-]/[\w./-]+@\Z")  # `actions/checkout@`
 _KEY_PREFIX = re.compile(r"(?:^|[\s\"'`=:,(])([a-z]{2,6})[_-]\Z")
 _NAME_PREFIXES = word_set(
     "file img blob tmp id ref obj page node item log data run job task user index main app chunk asset v web"
@@ -40,10 +42,13 @@ _HASH_NAME = re.compile(r"(?<![A-Za-z])h1:$|(?i:hash|checksum|digest|integrity|s
 _PASSWORD_HASH = re.compile(r"(?i)pass|pwd|secret|salt|token|user")
 # The first bytes of an image, a document or a font, in base64.
 _MEDIA = re.compile(r"iVBORw0KGgo|/9j/[24]|R0lGOD[dl]h|UklGR|JVBERi0|PHN2Zy|AAABAAE|d09GM|AAAA[A-Z]GZ0eX")
+_MEDIA_HEADS = ("iVBORw0KGgo", "/9j/4", "R0lGODlh")
+_MEDIA_LINES = re.compile(r"[A-Za-z0-9+/=]++(?:(?:\\n|\n)[\"',\s]{0,40}+[A-Za-z0-9+/=]{4,}+)*+")
+_LONGEST_IMAGE = 50_000
 # The provider's signature of a thinking block, in a log that was itself printed; and the CSRF token of a page, which is
 # worth nothing without the session that goes with it (and the session is redacted).
 _SIGNATURE = re.compile(
-    r"(?i:etag)\\*[\"']?\s?[:=]\s?(?:W/)?\\*[\"']?$|csrf-token\\*\"\s?content=\\*\"$|[sS]ignature\\*\"\s?:\s?\\*\"$"
+    r"(?i:etag|x-amz-id-2|x-amz-cf-id|x-amz-version-id|x-goog-generation|x-guploader-uploadid)\\*[\"']?\s?[:=]\s?(?:W/)?\\*[\"']?$|csrf-token\\*\"\s?content=\\*\"$|[sS]ignature\\*\"\s?:\s?\\*\"$"
 )
 # A public key by its name, a host of known_hosts, and the signature of a mail.
 _PUBLIC_NAME = re.compile(
@@ -53,7 +58,7 @@ _MODULUS = re.compile(r"[\"'](?:n|x|y|x5c|x5t)\\*[\"']\s?:\s?\[?\\*[\"']$")
 _MAIL_SIGNATURE = re.compile(r"DKIM-Signature:[^\0\"'{}]{0,600}[;\s]\Z")
 _LONGEST_MAIL_SIGNATURE = 660
 _HASHED_FILE = re.compile(
-    r"\s+\*?[./\w-]+\.\w+|\s+refs/|\s+HEAD|\s+-$|\.(?:js|css|map|json|png|pack|idx|lock)\b"
+    r"\s+\*?[./\w-]+\.\w+|\s+\d+\s+[\w.+-]+/[\w./+-]+|\s+refs/|\s+HEAD|\s+-$|\.(?:js|css|map|json|png|pack|idx|lock)\b"
     r"|\s+(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} "
 )
 # A file or a version directly before a digest, as lock files have them, and a package behind it.
@@ -94,7 +99,7 @@ class Surroundings:
     def __init__(self, text: str, key: str) -> None:
         self._text, self._key = text, key
         self._lengths: dict[int, Counter[int]] = {}
-        self._file = (0, 0)
+        self._file = self._media = (0, 0)
         self._keys = '"kty' in text  # a set of public keys
         self._signed = "DKIM-Signature:" in text
 
@@ -107,7 +112,9 @@ class Surroundings:
             return True
         if span.kind == KIND and _PUBLIC_PLACE.search(self._before(span.start, 90)):
             return True
-        if span.kind == KIND and (_is_media(self._text, span.start, run_start) or self._in_file(span.start)):
+        if span.kind == KIND and (
+            _is_media(self._text, span.start, run_start) or self._in_file(span.start) or self._in_media(span.start)
+        ):
             return True
         # As long as a hash is, and behind a sign: behind the mere word stand other things, too.
         if span.kind == KIND and not lead.rstrip(" \t")[-1:].isalnum() and _names_hash(lead):
@@ -138,6 +145,15 @@ class Surroundings:
         self._file = block.span()
         return position < block.end()
 
+    def _in_media(self, position: int) -> bool:
+        """Whether a line of base64 goes on with an image that began on a line above it, as notebooks hold them."""
+        text = self._text
+        if self._media[1] < position:
+            begin = max(text.rfind(head, max(0, position - _LONGEST_IMAGE), position) for head in _MEDIA_HEADS)
+            block = _MEDIA_LINES.match(text, begin) if begin >= 0 else None
+            self._media = block.span() if block else (position, position)
+        return self._media[0] <= position < self._media[1]
+
     def _before(self, position: int, length: int) -> str:
         """What stands before a position in the same string: strings scanned together have a NUL between them."""
         return self._text[max(0, position - length) : position].rpartition("\0")[2]
@@ -150,6 +166,10 @@ class Surroundings:
         hashed = max((match.end() for match in _HASH_WORDS.finditer(line)), default=-1)
         secret = max((match.end() for match in _SECRET_WORDS.finditer(line)), default=-1)
         digest = span.end - span.start in _DIGEST_LENGTHS
+        if digest and _PINNED.search(line):
+            return True
+        if span.end - span.start == _ACCOUNT and text.startswith("0x", span.start):  # the keys of accounts are longer
+            return True
         if digest and (_FILE_BEFORE.search(line) or ("cache" in line and _IN_NAME.search(line))):
             return True
         if line.endswith("\n") and not line.endswith(":\n") and _LOG_LINE.match(text, span.end):
@@ -162,8 +182,6 @@ class Surroundings:
         if (prefix := _KEY_PREFIX.search(line)) and prefix[1] not in _NAME_PREFIXES:
             return False
         if _IN_NAME.search(line) and span.end - span.start in _DIGEST_LENGTHS:
-            return True
-        if span.end - span.start == _ACCOUNT and text.startswith("0x", span.start):  # the keys of accounts are longer
             return True
         if _TREE.search(line):
             return True

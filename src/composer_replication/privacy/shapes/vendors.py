@@ -52,6 +52,8 @@ SQUARE_TOKEN sq0 sq0[a-z]{3}-[A-Za-z0-9_-]{20,}
 SQUARE_TOKEN EAAA (?<![A-Za-z0-9+/])EAAA[A-Za-z0-9_-]{56,}
 FACEBOOK_TOKEN? EAA (?<![A-Za-z0-9+/])EAA[A-Z][A-Za-z0-9]{28,}
 SHOPIFY_TOKEN shpat_|shpca_|shppa_|shpss_|shptka_|shprt_ shp(?:at|ca|pa|ss|tka|rt)_[A-Za-z0-9]{24,}
+TWITCH_KEY live_ (?<![A-Za-z])live_\d{6,12}_[A-Za-z0-9]{24,}
+NEON_PASSWORD npg_ (?<![A-Za-z])npg_[A-Za-z0-9]{12,}
 NPM_TOKEN npm_ npm_[A-Za-z0-9]{30,}
 PYPI_TOKEN pypi- pypi-[A-Za-z0-9_-]{32,}
 RUBYGEMS_KEY rubygems_ rubygems_[0-9a-z]{32,}

@@ -9,6 +9,7 @@ from composer_replication.privacy.named.extents import bare_word, quoted
 from composer_replication.privacy.named.names import PASSWORD_WORDS, Strength
 from composer_replication.privacy.named.plausible import (
     is_identifier,
+    is_odd,
     is_passphrase,
     is_plausible,
     is_random_value,
@@ -38,7 +39,7 @@ DIGITS = re.compile(r"\d{3,8}")
 NUMBER_NAMES = frozenset(("pin", "cvv", "cvc", "otp", "pincode", "cvv2"))
 # `"..." "..."`, `"..." + "..."`, each of them a part of a key.
 _NEXT_LITERAL = re.compile(
-    r"\\*[\"']\s{0,3}(?:[+.&_]\s{0,3})?(?:\\?\r?\n|\\+n)?\s{0,40}(?:[+.&]\s{0,3})?(\\*[\"'])([A-Za-z0-9+/=_.~$!@#%^&*-]{6,200})(?=\1)"
+    r"\\*[\"']\s{0,3}(?:[+.&_]\s{0,3}|->\s{0,3})?(?:\\?\r?\n|\\+n)?\s{0,40}(?:[+.&]\s{0,3})?(\\*[\"'])([A-Za-z0-9+/=_.~$!@#%^&*-]{6,200})(?=\1)"
 )
 _ALONE = re.compile(r"\n([ \t]+)\Z")
 _NEXT_BLOCK_LINE = re.compile(r"\n([ \t]+)([A-Za-z0-9+/=_-]{8,200})(?=\r?\n|\Z)")
@@ -53,19 +54,24 @@ _GROUPS = re.compile(r"\s?[:=]\s{0,3}((?:[a-zA-Z2-7]{4} ){3,15}[a-zA-Z2-7]{4})(?
 _LINKS = word_set(
     "is was are be to as equals becomes now it's that's is: -> lautet ist war wird est était c'est es era son è é"
     " ora são foi eh är var er blir on oli je byl jest był to este sunt adalah ialah yaitu là ni yra buvo olan oldu"
-    " bude będzie nu это есть є είναι és van lett"
+    " bude będzie nu это есть є είναι és van lett ir ay ser será sono devient هي هو היא הוא है হলো คือ wurde"
 )
+_CHANGED_TO = word_set("na auf à til naar till în en su")  # before a value in quotes
 _ENGLISH = frozenset(("is", "was", "it's", "that's"))  # of no other language all words are known
 _SIGNS = (":", "=", "->", "→", "\uff1a")
 _WORD = re.compile(r"[^\0\s]{1,120}")
 _OPENING = "\"'`«„“「(*:=<\uff1a>_"
 _QUOTING = frozenset("\"'`«„“「")
+_CLOSING = frozenset("\"'`»”“」")
 _TRAILING = ".,;:!?)*_\"'`»”」"
 _NEXT_LINE = re.compile(r"(?:\r?\n[ \t>|]*){1,2}[\"'`*]{0,3}(?P<value>[^\0\s]{5,60}?)[\"'`*]{0,3}[ \t\r]*(?![^\0\n])")
 DIGITS_ALONE = re.compile(r"\d{6,12}")
-_REACH, _MOST_FILLERS = 200, 14
+_REACH, _MOST_FILLERS, _NEAREST = 200, 14, 4
 # Behind a value: the end of the line, a bracket or a remark.
-_REST = re.compile(r"[\"'`»”」*.,;!)\]}]{0,4}(?:[ \t\r]*|[ \t]+(?:#|//|\(|--|<!--)[^\0\n]*|[,;][ \t][^\0\n]*)")
+_REST = re.compile(
+    r"[\"'`»”」*.,;!)\]}]{0,4}(?:[ \t\r]*|[ \t]+(?:#|//|\(|--|<!--)[^\0\n]*|[,;][ \t][^\0\n]*"
+    r"|[ \t]?[\u060c\u3002\uff0c\u0964][^\0\n]*|[ \t]*[\u0370-\uffff][^\0\n]*)"  # or another script goes on
+)
 
 
 def spoken(text: str, start: int, end: int, strength: Strength) -> Span | None:
@@ -90,7 +96,11 @@ def _said_value(text: str, start: int, end: int, match: re.Match[str], strength:
     if strength == Strength.PASSWORD:
         if text[begin - 1] in "\"'" and (bounds := quoted(text, begin - 1)) and is_passphrase(text[slice(*bounds)]):
             return text[slice(*bounds)]
-        if is_passphrase(value) or (_is_plain_said(text, begin, value, match) and value.lower() not in PASSWORD_WORDS):
+        if (
+            is_passphrase(value)
+            or (is_unknown(value) and is_odd(value) and "=" not in match[0])
+            or (_is_plain_said(text, begin, value, match) and value.lower() not in PASSWORD_WORDS)
+        ):
             return value
     if not is_told(value) or is_public_id(value) or (strength == Strength.WEAK and not is_random_value(value)):
         return ""
@@ -115,28 +125,49 @@ def told_behind(text: str, end: int, *, direct: bool) -> Span | None:
         at if at >= 0 else end + _REACH
         for at in (text.find("\n", end, end + _REACH), text.find("\\n", end, end + _REACH))
     )
-    sign, linked = False, ""
+    sign, linked, opened, changed = False, "", False, False
     for number, match in enumerate(_WORD.finditer(text, end, stop)):
         word = match[0]
         lead = word[: len(word) - len(word.lstrip(_OPENING))]
         sign = sign or (number == 0 and lead.startswith(_SIGNS))
-        led = sign or linked or (lead and lead[-1] in _QUOTING)
+        quoted_here = opened or (lead and lead[-1] in _QUOTING)
+        led = sign or linked or quoted_here
         if led or (direct and not number):
             core = trimmed(word[len(lead) :].rstrip("\"'`»”」"), _TRAILING)
             begin = match.start() + len(lead)
-            if (led and '"' not in core and is_told(core)) or (
-                is_unknown(core) and (linked in _ENGLISH or _ends(text, begin + len(core), stop))
+            if led and '"' not in core and (is_told(core) or (linked and is_passphrase(core))):
+                return Span(begin, begin + len(core), "PASSWORD")
+            closed = quoted_here and text[begin + len(core) : begin + len(core) + 2].strip()[:1] in _CLOSING
+            if is_unknown(core) and (
+                linked in _ENGLISH
+                or (linked and is_odd(core))
+                or (closed and (linked or changed))
+                or _ends(text, begin + len(core), stop)
             ):
                 return Span(begin, begin + len(core), "PASSWORD")
             if sign and DIGITS_ALONE.fullmatch(core) and _ends(text, begin + len(core), stop):
                 return Span(begin, begin + len(core), "PASSWORD")
             if sign and core:
                 return None
+        elif not direct and number < _NEAREST and is_other(core_of(word)):
+            begin = match.start() + word.find(core_of(word))
+            return Span(begin, begin + len(core_of(word)), "PASSWORD")
+        opened = not core_of(word) and word[-1] in _QUOTING
         bare = word.strip("*_\"'`()[],").lower()
-        sign, linked = bare.endswith(_SIGNS), bare if bare in _LINKS else ""
+        sign, linked, changed = bare.endswith(_SIGNS), bare if bare in _LINKS else "", bare in _CHANGED_TO
         if number > _MOST_FILLERS:
             return None
     return _on_next_line(text, stop) if sign or linked else None
+
+
+def is_other(core: str) -> bool:
+    """Whether no language has such a word: nobody knows it and it has a number, or small words stand in a row."""
+    return (is_unknown(core) and (has_digit(core) or is_odd(core))) or (is_passphrase(core) and "-" in core)
+
+
+def core_of(word: str) -> str:
+    """A word without the quotes and signs around it."""
+    return word.strip(_OPENING + _TRAILING)
 
 
 def _ends(text: str, at: int, stop: int) -> bool:
@@ -171,7 +202,7 @@ def continued(text: str, span: Span) -> Iterator[Span]:
 def counted(text: str, end: int, strength: Strength) -> Span | None:
     """A key as a list of bytes, or in groups of four as apps show it."""
     match = _GROUPS.match(text, end) if text[end] in " :=" else None
-    if match is None and strength >= Strength.TOKEN and text.find(",", end, end + 80) >= 0:
+    if match is None and (strength >= Strength.TOKEN or text.find("0x", end, end + 60) >= 0):
         match = _BYTES.match(text, end)
     return Span(*match.span(1), "SECRET") if match and has_digit(match[1]) else None
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Set
 
 from composer_replication.privacy.keywords import any_of
 from composer_replication.privacy.named.names import PASSWORD_WORDS
-from composer_replication.privacy.named.plausible import is_told, is_unknown, trimmed
+from composer_replication.privacy.named.plausible import is_answer, is_odd, is_passphrase, is_told, is_unknown, trimmed
 from composer_replication.privacy.rules import Span, has_digit, word_set
 from composer_replication.privacy.spoken.nearby import near
 from composer_replication.privacy.spoken.said import told_behind
@@ -37,13 +37,13 @@ _OWN_WORD = re.compile(any_of(_OWN_WORDS))
 _HALVES = frozenset(
     max(re.findall("[a-z]+", word), key=len).encode() for word in _OWN_WORDS if re.search("[a-z]{2}", word)
 )
-_WORD_END = re.compile(r"[^\W\d_]{0,8}(?=[\s:=\"'\uff1a\uff1d])|[^\0-\x7f]{0,12}")
+_WORD_END = re.compile(r"[^\W\d_]{0,8}(?=[\s:=\"'\uff1a\uff1d])|[^\0-\x7f是为為はがを는은이가にの改]{0,12}")
 _REST_OF_NAME = re.compile(r"(?:[_.-][A-Za-z]\w{0,20}){1,3}(?=\s?[:=])")
 # What a value stands behind: a sign, a word for `is`, or nothing but a blank; and up to five words before it.
 _FILLER = r"(?:[^\0\s\d\"`«「“<>=\uff1a]{1,24}[ \t]{1,2})"
 _BEHIND = re.compile(
     rf"[\"']?(?:[ \t]{{1,2}}{_FILLER}{{0,5}}?)?[ \t]{{0,2}}(?P<sign>[:=\uff1a\uff1d→—\u2013-]{{1,2}}"
-    r"|[是为為はがを는은이가]|คือ)?"
+    r"|[是为為はがを는은이가]|改成|改为|改為|คือ)?"
     r"[ \t]{0,3}"
     r"(?:[^\W\d_]{1,8}:?[ \t]{1,2})?[\"'`«「“„*(]{0,4}[ \t]?(?P<value>[!-;=?-~]{4,100})"
 )
@@ -100,7 +100,7 @@ _CODE_VALUES = (
     r"+\d)[A-Za-z0-9]{4,12}+(?![\w.])){0,20}+)"
 )
 _LOGIN = (
-    r"(?i:(?: to [^\0\s]{1,60}+)?(?: are| is| with| as| using|:)?[ :]{1,2}(?:user(?:name)? )?)"
+    r"(?i:(?: to [^\0\s]{1,60}+)?(?: [a-z]{1,12}){0,4}?(?: are| is| with| as| using|:)?[ :(]{1,2}(?:user(?:name)? )?)"
     r"[\"'`*]{0,2}(?P<user>[\w.@+-]{1,60})[\"'`*]{0,2}\s?(?:[:/,|]|and\b|with\b)\s{0,2}(?:pass(?:word)"
     r"? )?[\"'`*]{0,2}(?P<value>[!-;=?-~]{6,100})"
 )
@@ -184,7 +184,7 @@ def _codes(text: str, lower: bytes, word: bytes) -> Iterator[Span]:
 
 def _logins(text: str, word: bytes) -> Iterator[Span]:
     for match in _BY_WORD[word].finditer(text):
-        if is_told(value := trimmed(match["value"].partition("\\")[0], _TRAILING)):
+        if is_answer(value := trimmed(match["value"].partition("\\")[0], _TRAILING)):
             yield Span(match.start("value"), match.start("value") + len(value), "USER_PASSWORD")
 
 
@@ -205,7 +205,8 @@ def _behind(text: str, end: int) -> Span | None:
     value = trimmed(match["value"], _TRAILING)
     told = (
         is_told(value)
-        or (match["sign"] and is_unknown(value))
+        or (match["sign"] and (is_unknown(value) or is_passphrase(value)))
+        or (is_unknown(value) and is_odd(value))
         or (match["sign"] and value.isdigit() and 4 <= len(value) <= 8)
     )
     return Span(match.start("value"), match.start("value") + len(value), "PASSWORD") if told else None
@@ -223,11 +224,12 @@ def spoken_before(text: str, start: int) -> Span | None:
         group = "value" if match["value"] else "first"
         if is_unknown(match[group]) or is_told(match[group]):
             return Span(*match.span(group), "PASSWORD")
-    if not has_digit(lead) and not any(sign in lead for sign in "!@#$%^&*?+~"):
+    if not has_digit(lead) and not any(sign in lead for sign in "!@#$%^&*?+~`"):
         return None
     match = _SAID_BEFORE.search(text, begin, start)
     if match is None:
         return None
     value = trimmed(match["value"].lstrip("*(\"'`"), _TRAILING)
     at = text.find(value, match.start("value"))
-    return Span(at, at + len(value), "PASSWORD") if is_told(value) else None
+    told = is_told(value) or (text[at - 1 : at] in ("`", '"', "'") and (is_unknown(value) or is_passphrase(value)))
+    return Span(at, at + len(value), "PASSWORD") if told else None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from composer_replication.batch.model_folder import load_config, load_tokenizer
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
-from composer_replication.config.train_sections import AdapterConfig
+from composer_replication.config.train import AdapterConfig
 from composer_replication.errors import ConfigError, explain
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import require

@@ -1,0 +1,119 @@
+"""Places that hold nothing but a secret, whatever it looks like: lines of known files, arguments of known calls.
+
+`places.txt` has one row a place: whole words of which one must occur, or `*` for the words that the pattern itself
+begins with, in `<...|...>`, and behind `&` more groups of words, or of signs with `_` for a blank; a flag, or `-`; the
+pattern, in which `@V` is the value, in quotes or bare. The flag `s` wants a value that no known word could be, because
+other things stand there, too; `r` and `d` take anything with a digit in it, signs and all; `p` several words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_replication.privacy.named.names import Strength
+from composer_replication.privacy.named.plausible import is_no_secret, is_plausible, is_unknown
+from composer_replication.privacy.rules import PLACEHOLDER, Span, has_digit, is_strong
+
+_CALLS = r"""
+0 generate_password_hash make_password hashpw hashSync set_password setPassword check_password_hash password_verify
+0 hash_password create_hash crypt.crypt bcrypt.hash argon2.hash verify_password setpassword validate_password
+1 NetworkCredential PasswordAuthentication UsernamePasswordCredentials UsernamePasswordAuthenticationToken HTTPBasicAuth
+1 HTTPDigestAuth HttpBasicAuth DigestAuth BasicAuth SetBasicAuth setBasicAuth basic_auth SMBConnection SqlCredential
+1 WiFi.begin PlainCredentials PlainAuthProvider db.auth oci_connect AUTHENTICATE PSCredential Basic login_user
+2 mysqli mysqli_connect mysql_connect mysqli_real_connect PDO DriverManager.getConnection ftp_login ldap_bind imap_open
+2 pymysql.connect MySQLdb.connect FTP FTP_TLS Sequelize DBI->connect ssh2_auth_password odbc_connect create_superuser
+2 mysqli->__construct PDO->__construct create_user jdbc.connect Database.connect sybase_connect pg_login
+3 ssh.connect client.connect oracledb.connect
+"""
+_VALUE = r"(?P<q>\\*[\"'])?(?P<value>(?(q)(?:(?!(?P=q))[^\0\n]){3,200}|[^\0\s\"'`\\;|&<>]{3,200}))"
+_LITERAL = r"(?:Some\(|SecretStr\()?[bBrRuUNL@]{0,2}#?(?P<q>\\*[\"'`])(?P<value>(?:(?!(?P=q))[^\0\n]){3,200})(?P=q)"
+_TEXT = r"\\*\"[^\0\"\n]{0,200}\"|\\*'[^\0'\n]{0,200}'"
+_ARGUMENT = (
+    rf"(?:{_TEXT}|[^\0,()\"'\n]{{1,80}}(?:\([^\0()\n]{{0,60}}\))?)\s{{0,20}},\s{{0,40}}(?:\d{{1,6}}[→\t]\s{{0,40}})?"
+)
+_REFERENCE = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-\w|\.{3}|env:|file:")
+_FEWEST_WORDS = 2
+# Of these a call gets other texts, too.
+_COMMON_CALLS = frozenset(("connect", "Basic", "create_user", "AUTHENTICATE", "login_user", "FTP"))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Place:
+    flags: str
+    needs: frozenset[bytes]  # words that must all occur
+    also: tuple[frozenset[bytes], ...]  # words of which one must occur, too
+    signs: tuple[str, ...]  # of which one must occur
+    pattern: re.Pattern[str]
+
+
+def _places() -> dict[bytes, list[_Place]]:
+    found: dict[bytes, list[_Place]] = {}
+
+    def add(words: Sequence[bytes], place: _Place) -> None:
+        for word in words:
+            found.setdefault(word, []).append(place)
+
+    for row in Path(__file__).with_name("places.txt").read_text(encoding="utf-8").splitlines():
+        words, flags, pattern = row.split(maxsplit=2)
+        first, *others = [group.split("|") for group in words.split("&")]
+        also = tuple(frozenset(map(str.encode, group)) for group in others if "".join(group).isalpha())
+        signs = tuple(mark.replace("_", " ") for group in others if not "".join(group).isalpha() for mark in group)
+        heads, _, rest = pattern[1:].partition(">") if pattern[0] == "<" else ("", "", pattern)
+        for head in heads.split("|"):
+            # A literal, and no part of a longer word.
+            whole = f"{head}(?<![A-Za-z0-9]{head})" if head[:1].isalnum() else head
+            compiled = re.compile((whole + rest).replace("@V", _VALUE))
+            here = _words_of(head) if first == ["*"] else list(map(str.encode, first))
+            needs = frozenset(here) if first == ["*"] else frozenset()
+            add(here[:1] if needs else here, _Place(flags, needs, also, signs, compiled))
+    for row in _CALLS.strip().splitlines():
+        index, *names = row.split()
+        for name in names:
+            last = re.split(r"\W+", name)[-1]
+            call = r"\(\s{0,40}(?:\d{1,6}[→\t]\s{0,40})?"
+            compiled = re.compile(re.escape(name) + call + _ARGUMENT * int(index) + _LITERAL)
+            here = _words_of(name)
+            add(here[:1], _Place("s" if last in _COMMON_CALLS else "c", frozenset(here), (), (), compiled))
+    return found
+
+
+def _words_of(head: str) -> list[bytes]:
+    """The words that a text has where a literal stands in it, the longest first: all of them have to be there."""
+    words = sorted(set(re.findall("[a-z]+", head.lower())), key=lambda word: (-len(word), word))
+    return [word.encode() for word in words]
+
+
+_PLACES = _places()
+WHOLE_WORDS: frozenset[bytes] = frozenset(_PLACES)
+ALSO: frozenset[bytes] = frozenset(
+    word for places in _PLACES.values() for place in places for group in (place.needs, *place.also) for word in group
+)
+
+
+def place_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
+    """Every secret in a place for one. `active`: the whole words that occur."""
+    here = sorted(active & WHOLE_WORDS)
+    likely = [place for word in here for place in _PLACES[word] if place.needs <= active]
+    for place in dict.fromkeys(likely) if likely else ():
+        if any(map(active.isdisjoint, place.also)) or (place.signs and not any(map(text.__contains__, place.signs))):
+            continue
+        for match in place.pattern.finditer(text):
+            if _is_secret(match["value"], place.flags):
+                yield Span(*match.span("value"), "PASSWORD")
+
+
+def _is_secret(value: str, flags: str) -> bool:
+    if PLACEHOLDER.search(value):
+        return False
+    if flags in "rd":
+        return has_digit(value)
+    if flags == "p":
+        return len(value.split()) > _FEWEST_WORDS and value.replace(" ", "").isalpha()
+    if _REFERENCE.match(value) or is_no_secret(value) or not is_plausible(value, Strength.PASSWORD, True):
+        return False
+    if flags == "c":
+        return " " not in value
+    return flags != "s" or is_strong(value) or is_unknown(value)
