@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 _MAX_SAID = 6000
 _MAX_CHOICES = 40
 _MEANT = re.compile(r"[Dd]id you mean:?\s+(?!one of)['\"`]?([^\s'\"`?,<]{1,200})['\"`]?[^\n?]{0,40}\?")
-_NEAR = re.compile(r"[Tt]he most similar (?:command|choice)s? (?:is|are)\s+(\S{1,80})")
+_NEAR = re.compile(
+    r"[Tt]he most similar (?:command|choice)s? (?:is|are)\s+(\S{1,80})|[Dd]id you mean:\s+command '(\S{1,80}?)'"
+)
 _CHOICES = re.compile(
     r"\b(?:available|valid|allowed|supported|possible|known|existing|accepted) "
     r"(?:\w+ ){0,2}?(?:agents?|skills?|tools?|types?|values?|options?|fields?|commands?|subcommands?|choices?|names?"
@@ -38,7 +40,7 @@ _CLOSE = 0.72
 def meant_name(said: str) -> str | None:
     """What the error asks about: "did you mean …?"."""
     match = _MEANT.search(said[:_MAX_SAID]) or _NEAR.search(said[:_MAX_SAID])
-    return match[1].rstrip(".") if match else None
+    return next(each for each in match.groups() if each).rstrip(".") if match else None
 
 
 def choices_in(said: str) -> list[str]:

@@ -232,7 +232,7 @@ def _unknown_program(case: _Case) -> HintContext:
     program = match[1] if match else ""
     known, instead = sorted(case.seen.programs - {program}), _INSTEAD.get(program, "")
     meant = instead if instead.partition(" ")[0] in known else nearest(program, known) if program else None
-    return _advised(case) | _known(meant=meant)
+    return _advised(case) | _known(meant=meant_name(case.said) or meant)
 
 
 def _wrong_use(case: _Case) -> HintContext:

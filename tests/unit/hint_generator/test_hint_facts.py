@@ -202,6 +202,8 @@ def test_names_that_an_error_lists_are_read(said, choices):
 
 def test_what_an_error_asks_for_is_read():
     assert meant_name("File does not exist. Did you mean config.ts?") == "config.ts"
+    ubuntu = "Command 'pytset' not found, did you mean:\n  command 'pytest' from deb python3-pytest"
+    assert meant_name(ubuntu) == "pytest"
     assert meant_name("no such thing") is None
     assert command_to_run("Code is not formatted. Run `mise run fmt` first.") == "mise run fmt"
     assert command_to_run("has no upstream branch, use\n\n    git push -u origin fix\n") == "git push -u origin fix"
