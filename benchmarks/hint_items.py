@@ -82,11 +82,15 @@ def _read_hints(path: Path) -> dict[str, str]:
 
 
 def _choose(run: RunDir, named: Mapping[str, Mapping[str, str]], max_sites: int) -> dict[str, list[_Chosen]]:
-    """Sites by conversation: by turns one of each kind, in an order that has nothing to do with the log's."""
+    """Sites by conversation: by turns one of each kind, in an order that has nothing to do with the log's.
+
+    What a user said is left out: it is about a call that was refused, and nobody wrote it for this.
+    """
     by_kind: dict[str, list[_Chosen]] = defaultdict(list)
     for session in read_sessions(run, with_sites=True, with_pairs=False):
         alone = {turn.id for turn in session.conversation.turns if len(turn.calls) == 1}
-        mine = [(site, hint) for site, hint in session.sites if site.is_kept and hint and site.turn_id in alone]
+        written = [(site, hint) for site, hint in session.sites if hint and hint.source != "user"]
+        mine = [(site, hint) for site, hint in written if site.is_kept and site.turn_id in alone]
         for site, hint in sorted(mine, key=lambda each: _order(each[0].id))[:_MAX_PER_SESSION]:
             hints = {"template": hint.text, "raw_error": _error_of(session, site)}
             hints |= {name: known[site.id] for name, known in named.items() if site.id in known}

@@ -10,6 +10,7 @@ from composer_replication.hint_generator import write_hint
 from composer_replication.hint_generator.advice import advice_for
 from composer_replication.hint_generator.error_words import choices_in, command_to_run, meant_name, nearest, options_in
 from composer_replication.sites import find_error_sites
+from cpu_time import least_cpu_seconds
 from session_pieces import Session
 
 MISSING = "<tool_use_error>File does not exist.</tool_use_error>"
@@ -226,3 +227,24 @@ def test_a_parameter_of_another_name_is_named_as_this_tool_calls_it():
     known = {"Grep": {"properties": {"pattern": {}, "path": {}, "file_path": {}}}}
     hint = hint_of(session, inferred_tools=known)
     assert hint.text == "In `Grep` this parameter is called `path`: tools name the same thing differently."
+
+
+HOSTILE = {
+    "choices": "Available agents: " + "a, " * 60_000,
+    "one of": "must be one of " * 15_000,
+    "did you mean": "Did you mean " * 15_000,
+    "run": "Run `" * 40_000,
+    "usage": "Usage:\n" + "  -a, --b " * 20_000,
+    "brackets": "available: [" * 15_000,
+    "json": '"expected": "a" "path": [' * 8_000,
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_no_message_takes_long_to_be_read(what):
+    session = Session()
+    session.call("Task", f"InputValidationError: {HOSTILE[what]}", is_error=True, prompt="x", kind="y" * 5000)
+    conversation = session.conversation()
+    sites = find_error_sites(conversation)
+    seconds = least_cpu_seconds(lambda: [write_hint(site, conversation) for site in sites], enough=0.1)
+    assert seconds < 0.25
