@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from typing import TYPE_CHECKING
 
-from composer_replication.actions.session_state import SessionState
 from composer_replication.actions.tools import word_set
 from composer_replication.hint_generator.context import HintContext
 from composer_replication.hint_generator.files import short_path
+
+if TYPE_CHECKING:
+    from composer_replication.actions.session_state import SessionState
 
 _NUMBERED = re.compile(r"^ *\d{1,6}(?:\t|→)", re.MULTILINE)
 _UNSEEN = "\0"

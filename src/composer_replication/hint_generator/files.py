@@ -6,11 +6,14 @@ import posixpath
 import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from typing import TYPE_CHECKING
 
-from composer_replication.actions.session_state import SessionState
 from composer_replication.actions.tools import word_set
 from composer_replication.hint_generator.context import HintContext
 from composer_replication.hint_generator.error_words import choices_in, meant_name, nearest
+
+if TYPE_CHECKING:
+    from composer_replication.actions.session_state import SessionState
 
 # Names that files of many folders have: the same name elsewhere says nothing.
 _COMMON = word_set(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from composer_replication.actions.tools import channel_of
 from composer_replication.hint_generator.advice import advice_for
-from composer_replication.hint_generator.along import Case
 from composer_replication.hint_generator.context import HintContext
 from composer_replication.hint_generator.files import missing_path_facts, short_path
+
+if TYPE_CHECKING:
+    from composer_replication.hint_generator.along import Case
 
 _OWN_CD = re.compile(r"\s*cd\s+(['\"]?)([^\s'\";&|]+)\1\s*(?:&&|;|\n)")
 
