@@ -44,13 +44,13 @@ class EarlierSessions:
         root = paths.root
         if root is None or when is None:
             return
-        for path in paths.files:
-            relative = paths.relative(path)
-            if relative:
-                self._events[relative].append((when, root, True))
-                self._roots[root].append((when, relative))
-                folder, _, name = relative.rpartition("/")
-                self._inside[folder][name].append((when, root))
+        files = list(paths.relative_files())
+        for relative in files:
+            self._roots[root].append((when, relative))
+            folder, _, name = relative.rpartition("/")
+            self._inside[folder][name].append((when, root))
+        for path in {each for relative in files for each in with_parents(relative)}:
+            self._events[path].append((when, root, True))
         for ends in paths.named:
             self._named[ends] = min(when, self._named.get(ends, when))
         for name, is_there in state.attempts.names.items():
@@ -98,20 +98,32 @@ class PathKnowledge:
             if events and not events[-1][2]:
                 return Standing(False, "missing_in_earlier_session")
             if events and path == relative:
-                return Standing(True, "seen_in_earlier_session")
-            if self._num_inside(path, kin):
-                return Standing(True, "folder") if path == relative else self._by_its_folder(relative, kin)
-        return None
+                return Standing(True, "folder" if self._num_inside(path, kin) else "seen_in_earlier_session")
+            if events:
+                break
+        return self._by_its_folder(relative, kin)
 
     def _by_its_folder(self, relative: str, kin: frozenset[str]) -> Standing | None:
-        """A path that nobody ever named, in a folder that is well known; at the root anybody puts what they like."""
+        """A path that nobody ever named, in a folder that is well known.
+
+        At the root, where anybody puts what they like, only one beside which another ending of it is known.
+        """
         below, folder = relative, relative.rpartition("/")[0]
         while folder and not self._num_inside(folder, kin):
             below, folder = folder, folder.rpartition("/")[0]
-        named = (self._was_named(relative), self._was_named(below))
-        if not folder or any(named) or self._num_inside(folder, kin) < _MIN_SIBLINGS:
+        if any((self._was_named(relative), self._was_named(below))):
             return None
-        return Standing(False, "in_no_earlier_session")
+        is_known = self._has_stem(relative, kin) if not folder else self._num_inside(folder, kin) >= _MIN_SIBLINGS
+        return Standing(False, "in_no_earlier_session") if is_known else None
+
+    def _has_stem(self, name: str, kin: frozenset[str]) -> bool:
+        """Whether a file of the root differs from this one in its ending alone."""
+        stem = name.rpartition(".")[0]
+        others = [other for other in self._sessions._inside.get("", {}) if other.rpartition(".")[0] == stem]
+        return bool(stem) and any(self._is_inside("", other, kin) for other in others)
+
+    def _is_inside(self, folder: str, name: str, kin: frozenset[str]) -> bool:
+        return any(root in kin for _, root in self._until_now(self._sessions._inside[folder][name]))
 
     def _was_named(self, relative: str) -> bool:
         return self._sessions._named.get("/".join(relative.split("/")[-2:]), self._when) < self._when
@@ -134,8 +146,7 @@ class PathKnowledge:
         return events[-1][2] if events else None
 
     def _num_inside(self, folder: str, kin: frozenset[str]) -> int:
-        names = self._sessions._inside.get(folder, {})
-        return sum(any(root in kin for _, root in self._until_now(entries)) for entries in names.values())
+        return sum(self._is_inside(folder, name, kin) for name in self._sessions._inside.get(folder, {}))
 
     def _folders(self, shown: Iterable[str]) -> frozenset[str]:
         if self._kin is None:

@@ -6,6 +6,7 @@ from composer_replication.actions.edits import Put, Replace, edit_operations
 from composer_replication.actions.shown.file_text import FileText
 from composer_replication.actions.tools import is_edit, path_argument, plain_name, word_set
 from composer_replication.judge.known import Known
+from composer_replication.judge.schemas import READ_FIRST
 from composer_replication.judge.verdict import Judgement
 from composer_replication.types import ToolCall
 
@@ -50,6 +51,8 @@ def _judge_edit(call: ToolCall, path: str, known: Known) -> Judgement:
             return Judgement("unknown", "new_file", "edit_not_read", "it may be a new file")
     elif standing.is_there is False:
         return Judgement("fails", standing.why, "file_not_found", "the path is not there")
+    if call.name not in READ_FIRST:
+        return Judgement("unknown", "text_not_shown", "edit_no_match", "nobody has shown the file")
     if was_read is None:
         return Judgement("unknown", "read_before", "edit_not_read", "it may have been read before this log")
     return Judgement("fails", "not_read", "edit_not_read", "the agent has not read it")

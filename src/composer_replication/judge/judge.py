@@ -12,6 +12,7 @@ from composer_replication.judge.known import Known
 from composer_replication.judge.schemas import misfit
 from composer_replication.judge.shell_rules import judge_command
 from composer_replication.judge.verdict import Judgement
+from composer_replication.sites.taxonomy import USUAL_BLAME
 from composer_replication.types import ToolCall
 
 UNKNOWN = Judgement("unknown", "no_rule")
@@ -34,7 +35,7 @@ class Judge:
         if wrong is not None:
             return Judgement("fails", "schema", "input_validation", wrong)
         before = self.state.attempts.last(call)
-        if before is not None and before.is_unchanged and not is_edit(call.name):
+        if before is not None and before.is_unchanged and _may_be_told(before.kind) and not is_edit(call.name):
             return Judgement("fails", "same_again", before.kind, "it failed before, and nothing has changed since")
         channel = channel_of(call.name)
         if channel == "file":
@@ -49,3 +50,8 @@ class Judge:
         if is_there is False:
             return Judgement("fails", "unknown_name", kind, "no agent or skill of this name was there")
         return Judgement("ok" if is_there else "unknown", "name", kind)
+
+
+def _may_be_told(kind: str) -> bool:
+    """Whether a failure of this kind comes again: not work that failed, a network, or what somebody refused."""
+    return USUAL_BLAME.get(kind) in ("model", "unknown")

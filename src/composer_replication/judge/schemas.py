@@ -27,6 +27,8 @@ PARAMETERS = {
         word_set("description timeout run_in_background dangerouslyDisableSandbox sandbox _simulatedSedEdit"),
     ),
 }
+READ_FIRST = word_set("Edit MultiEdit Write NotebookEdit")
+"""Tools that refuse a file which was not read before: other agents' editors take any."""
 AGENTS = word_set("general-purpose Explore Plan Bash statusline-setup claude-code-guide output-style-setup")
 
 

@@ -62,8 +62,10 @@ class _Step:
 
 def _sure_steps(command: str) -> Iterator[_Step]:
     """The commands at the start of a script that all run, each only if those before it worked."""
+    if len(command) > _MAX_COMMAND:
+        return
     try:
-        script = parse_script(command) if len(command) < _MAX_COMMAND else ()
+        script = parse_script(command)
     except NotUnderstood:
         return
     for chain in script:

@@ -58,6 +58,12 @@ ASKS = session("new", 5, [LOST])
         (session("new", 5, [("notes.md", "     1→x\n")]), [looked_at()], ("unknown", "unseen")),
         (session("new", 5, [("src/app/a.py", "x")]), [looked_at(more=[("src/app/a.py", "it exceeds maximum allowed")])],
          ("fails", "too_large")),
+        (session("new", 5, [("src/lib/a.py", "x")]), [looked_at(more=[("src/lib", MISSING)])],
+         ("fails", "missing_in_earlier_session")),
+        (session("new", 5, [("src/lib/z.py", "x")]),
+         [looked_at(more=[("src/lib", MISSING)]), looked_at("mid", 3, more=[("src/lib/a.py", "     1→lib/z.py\n")])],
+         ("unknown", "unseen")),
+        (session("new", 5, [("setup.toml", "x")]), [looked_at()], ("fails", "in_no_earlier_session")),
         (session("new", 5, [("src/app", MISSING)]), [looked_at()], ("fails", "a_folder")),
     ],
 )  # fmt: skip

@@ -7,6 +7,7 @@ import pytest
 from composer_replication.actions.session_state import SessionState
 from composer_replication.actions.shown.paths import Standing
 from composer_replication.judge import Judge
+from composer_replication.sites import classify
 from composer_replication.types import ToolCall
 
 A_PY = "     1→import os\n     2→\n     3→x = 1\n     4→y = 2\n     5→x = 1\n"
@@ -47,6 +48,8 @@ def failed(made, text):
 
 SHOWN = worked(read(), A_PY)
 NO_PY = failed(read("/repo/no.py"), MISSING)
+GREP_FAILED = failed(bash("grep --frob x"), "Exit code 2\ngrep: unrecognized option '--frob'")
+TESTS_FAILED = failed(bash("npx vitest run"), "Exit code 1\n 1 failed | 3 passed (4)\nTests failed")
 TOO_LARGE = failed(read(), "File content (30000 tokens) exceeds maximum allowed tokens (25000).")
 SHOWN_IN_PART = worked(read(offset=40, limit=3), PART)
 UPDATED = "The file /repo/a.py has been updated."
@@ -75,12 +78,14 @@ RULES = [
     ("not_read", [SHOWN_IN_PART, "<command-name>/exit</command-name>"], edit("l"),
      [SHOWN, "<command-name>/exit</command-name>"], edit("y = 2")),
     ("not_read", [worked(call("Glob", pattern="*.py"), "/repo/a.py")], write("/repo/a.py"), [], write("/repo/new.py")),
+    ("not_read", [], edit("y = 2"), [], call("replace", file_path="/repo/a.py", old_string="y", new_string="z")),
     ("failed_before", [NO_PY], read("/repo/no.py", limit=5), [], read("/repo/no.py")),
     ("failed_before", [NO_PY], read("/repo/no.py", limit=5),
      [NO_PY, worked(bash("touch no.py"))], read("/repo/no.py", limit=5)),
     ("failed_before", [NO_PY], read("/repo/no.py", limit=5),
      [NO_PY, worked(write("/repo/no.py"))],
      read("/repo/no.py", limit=5)),
+    ("failed_before", [NO_PY], read("/repo/no.py", limit=5), [NO_PY, "no.py is there."], read("/repo/no.py", limit=5)),
     ("not_listed", [worked(bash("ls -la"), LISTING)], read("/repo/lib/a.py"), [worked(bash("ls -la"), LISTING)],
      read("/repo/src/a.py")),
     ("not_listed", [worked(bash("ls"), "src\nsetup.py")], read("/repo/lib.py"),
@@ -95,10 +100,11 @@ RULES = [
      call("Grep", pattern="x", path="src/shop.py")),
     ("too_large", [TOO_LARGE], read(limit=None),
      [TOO_LARGE], read(limit=100)),
-    ("same_again", [failed(bash("cat no.txt"), "Exit code 1")], bash("cat no.txt"),
-     [failed(bash("cat no.txt"), "Exit code 1"), worked(bash("make"))], bash("cat no.txt")),
-    ("same_again", [failed(bash("cat no.txt"), "Exit code 1")], bash("cat no.txt"),
-     [failed(bash("cat no.txt"), "Exit code 1"), "It is there now."], bash("cat no.txt")),
+    ("same_again", [GREP_FAILED], bash("grep --frob x"),
+     [GREP_FAILED, worked(bash("make"))], bash("grep --frob x")),
+    ("same_again", [GREP_FAILED], bash("grep --frob x"),
+     [GREP_FAILED, "It is there now."], bash("grep --frob x")),
+    ("same_again", [GREP_FAILED], bash("grep --frob x"), [TESTS_FAILED], bash("npx vitest run")),
     ("cd_missing", [SHOP, MOVED], bash("cd src && make"), [SHOP], bash("cd src && make")),
     ("cd_missing", [failed(bash("cd lib"), "cd: lib: No such file or directory")], bash("cd lib && make"),
      [failed(read("/repo/lib/a.py"), MISSING)], bash("cd lib && make")),
@@ -125,7 +131,8 @@ def judge_after(events):
             state.heard(event)
         else:
             made, text, has_failed = event
-            state.add(made, text, failed=has_failed, kind="nonzero_exit" if has_failed else "")
+            verdict = classify(made.name, made.arguments, text, has_failed, before=state)
+            state.add(made, text, failed=has_failed, kind=verdict.kind)
     return Judge(state)
 
 

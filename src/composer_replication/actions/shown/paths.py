@@ -115,7 +115,9 @@ class KnownPaths:
         return Standing(None, "only_its_name" if spelled.rpartition("/")[2] in self._names else "unseen")
 
     def heard(self, text: str) -> None:
+        """Words of somebody but the model, who may have made what they speak of."""
         self._show(text)
+        self._may_be_there(text)
 
     def take(self, call: ToolCall, text: str, *, failed: bool) -> None:
         """A call and what came back for it."""
@@ -189,6 +191,12 @@ class KnownPaths:
         self.files.discard(path)
         self.folders.discard(path)
 
+    def _may_be_there(self, text: str) -> None:
+        """Whatever a text names is not known to be missing any more."""
+        for word in _WORD.findall(text[:_MAX_TEXT]) if self._missing_by_name else ():
+            for path in self._missing_by_name.pop(word.rpartition("/")[2].rstrip("."), ()):
+                self.missing.pop(path, None)
+
     def _globbed(self, base: str, pattern: object, text: str) -> None:
         lines = [line for line in text.split("\n") if line and len(line) < _MAX_PATH and " " not in line]
         found = frozenset(self.absolute(line) for line in lines)
@@ -216,9 +224,7 @@ class KnownPaths:
         elif change == "writes":
             self._listed.clear()
             self._globs.clear()
-            for word in _WORD.findall(command):
-                for path in self._missing_by_name.pop(word.rpartition("/")[2], ()):
-                    self.missing.pop(path, None)
+            self._may_be_there(command)
         if self.shell.path is not None and not failed:
             self._see_folder(self.shell.path)
         if failed and here is not None:
