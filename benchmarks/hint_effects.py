@@ -142,7 +142,8 @@ class Effects:
             if role != "site" or kind not in (None, site["kind"]):
                 continue
             item, other_hint = beside(site)
-            mine, other = _effect(site, hint, measure), item and _effect(item, other_hint, measure)
+            mine = _effect(site, hint, measure)
+            other = None if item is None else _effect(item, other_hint, measure)
             if mine is not None and other is not None:
                 found.append((site["session"], mine - other))
         return found

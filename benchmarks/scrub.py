@@ -21,7 +21,7 @@ import orjson
 
 from composer_replication.privacy import Scrubber, rules, scan
 from composer_replication.privacy.encodings import encoded
-from composer_replication.privacy.named import assignments, commands, tables
+from composer_replication.privacy.named import assignments, commands, places, tables
 from composer_replication.privacy.shapes import entropy, vendors
 
 SESSIONS = Path(__file__).resolve().parents[2] / "shared" / "fixtures" / "sessions"
@@ -110,6 +110,7 @@ def layers(texts: list[str]) -> dict[str, Callable[[], object]]:
         "key names": lambda: [
             list(assignments.keyword_spans(text, line.lower(), words)) for text, line, words in prepared
         ],
+        "places": lambda: [list(places.place_spans(text, words)) for text, _, words in prepared],
         "tables": lambda: [list(tables.table_spans(text, line.lower(), words)) for text, line, words in prepared],
         "entropy": lambda: [entropy.run_spans(run) for run in odd],
         "encodings": lambda: [list(encoded.decoded_in_run(run)) for run in odd],

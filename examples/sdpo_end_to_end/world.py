@@ -75,16 +75,13 @@ class Task:
     @property
     def complaint(self) -> str:
         if self.kind == "cmd_not_found":
-            return f"Exit code 127\n/bin/bash: line 1: {self.wrong}: command not found"
-        return f"<tool_use_error>Error: No such tool available: {self.wrong}</tool_use_error>"
+            return f"Exit code 127\n/bin/bash: line 1: {self.wrong}: command not found\nDid you mean {self.right}?"
+        return f"<tool_use_error>No such tool available: {self.wrong}. Did you mean {self.right}?</tool_use_error>"
 
     @property
     def hint(self) -> str:
-        """As the hint generator words it."""
-        if self.kind == "cmd_not_found":
-            facts: HintContext = {"program": self.wrong}
-        else:
-            facts = {"tool_name": self.wrong, "available_tools": list(TOOLS)}
+        """As the hint generator words it: what is right is named, since the error tells it."""
+        facts: HintContext = {"meant": self.right}
         return dispatch(self.kind, facts) or ""
 
 
@@ -199,7 +196,7 @@ class Environment:
     def _called(self, name: str, arguments: dict[str, str]) -> str:
         word = arguments["command"].split()[0] if name == "Bash" and arguments["command"].split() else name
         if word != self._task.right:
-            raise ValueError(f"/bin/bash: line 1: {word}: command not found")
+            raise ValueError(f"/bin/bash: line 1: {word}: command not found\nDid you mean {self._task.right}?")
         self._is_done = True
         return "ok"
 

@@ -55,7 +55,7 @@ class SessionState:
         self.tools: dict[str, set[str]] = {}
         self.read: dict[str, str] = {}
         self.reader: str | None = None
-        self._commands: list[str] = []
+        self.commands: list[str] = []  # those that worked
         self._events: list[_Event] = []
         self._cwd = cwd
         self._touched: set[str] = set()  # files that were read, written or edited, by normal path
@@ -77,7 +77,7 @@ class SessionState:
             return
         self.tools.setdefault(call.name, set()).update(call.arguments)
         if channel == "shell":
-            self._commands.append(command_text(call.name, call.arguments))
+            self.commands.append(command_text(call.name, call.arguments))
         elif channel == "file" and plain_name(call.name) not in _FINDERS:
             self._touched |= {normal_path(path, self._cwd)} if path else set()
             if path and is_edit(call.name) and call.arguments.get("command") != "view":
@@ -162,7 +162,7 @@ class SessionState:
 
     def was_in_a_command(self, path: str) -> bool:
         """Whether a shell command named the file, which does not count as reading it."""
-        return any(path in command or path.rpartition("/")[2] in command for command in self._commands)
+        return any(path in command or path.rpartition("/")[2] in command for command in self.commands)
 
     def _news(self, name: str) -> list[_Event]:
         """What has come since this was asked for under that name."""

@@ -1,11 +1,13 @@
 """What to say about a failure: short, rule-like hints, filled with facts that the session itself shows.
 
 context          what a hint may be made of, and how text of a session is put into one
-along            a conversation read up to one turn after the other
 error_words      what an error itself says is right
+files            which file was meant
+along            a conversation read up to one turn after the other, and the failing call there
 advice           what to do instead, by the words of shells, programs, services and git
 parameters       what is wrong with a call's arguments
-files            which file was meant, and where a text differs from a file
+edit_texts       where a text differs from a file
+shell_facts      where the shell stood, and what a path is called from there
 facts            what the session had shown by the time of the erring turn
 file_templates   the hints' words about files
 shell_templates  the hints' words about commands

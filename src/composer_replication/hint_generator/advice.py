@@ -20,9 +20,15 @@ class _Row(NamedTuple):
 _MAX_SAID = 6000
 _BSD = "On macOS and BSD `{}` has its own options: {}."
 _TABLE = (
-    _Row("shell_syntax", r"^jq: .*(?:syntax error|compile error)",
+    _Row("shell_syntax", r"top-level program not given|^jq - commandline JSON processor",
+         "Give jq its program: its text came out empty, as happens with a variable that is not set or quotes that close"
+         " too early. Put it in single quotes right behind the options."),
+    _Row("shell_syntax", r"^jq: .*unexpected ['\"]?(?:\||//|[-+*/%<>=]=?|and|or)['\"]?,? (?:expecting|\()"
+         r"|^jq: .*parenthes",
          "In jq put an object's value in parentheses as soon as it is more than a path or a literal, also where it only"
          " has an alternative with `//`. Try a filter on one record before the whole list."),
+    _Row("shell_syntax", r"^jq: .*(?:syntax error|compile error)", "Put a jq filter into single quotes, or into a file"
+         " for `-f`, where the shell changes no sign of it. Try it on one record before the whole list."),
     _Row("shell_syntax", r"no matches found|bad pattern",
          "Put single quotes around every word with `?`, `*`, `[`, `^` or `#` that is not meant to match file names:"
          " zsh refuses to run a command whose pattern matches no file."),
@@ -79,6 +85,8 @@ _TABLE = (
          " here: run the program in a mode that only prints, such as JSON or plain text."),
     _Row("usage_error", r"must be provided .{0,40}stdin", "An option that takes several values swallows what follows"
          " it: give the text through stdin, or before the options."),
+    _Row("usage_error", r"build constraints exclude all Go files", "Give the tag that the files ask for in their"
+         " `//go:build` line with `-tags`: without it none of them belongs to the package."),
     _Row("usage_error", r"cannot write multiple packages", "One output file takes one package: name the folder of the"
          " main package alone."),
     _Row("usage_error", r"no task \S+ found|no tasks? .{0,80}found", "`mise tasks` lists the tasks that this project"
@@ -125,6 +133,9 @@ _TABLE = (
          " progress first: `git status` says which command does it."),
     _Row("git_state", r"not possible to fast-forward|diverg|non-fast-forward|fetch first|rejected", "Fetch, and rebase"
          " or merge onto the remote branch before pushing."),
+    _Row("git_state", r"pathspec|known to git", "Git takes the paths of files from the folder that the shell stands in:"
+         " `git status` and `git ls-files` show them as they are called from there.",
+         typed=r"\bgit (?:-\S+ (?:\S+ )?)?(?:add|rm|mv|commit|diff|restore|stash|log|show|reset|ls-files)\b"),
     _Row("git_state", r"ambiguous argument|unknown revision|bad revision|invalid (?:reference|object|upstream)"
          r"|not a valid (?:object|ref)|is not a commit|not something we can merge|couldn't find remote ref|pathspec",
          "Check that a branch, revision or file is known to git before naming it: `git branch -a`, `git log --oneline`"

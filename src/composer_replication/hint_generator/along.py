@@ -1,9 +1,21 @@
-"""A conversation read up to one turn after the other, with what it had shown by then."""
+"""A conversation read up to one turn after the other: the failing call there, and what had been shown by then."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from composer_replication.actions.session_state import SessionState
-from composer_replication.actions.tools import NEW_TEXT, OLD_TEXT, first_text, is_edit, path_argument
+from composer_replication.actions.tools import (
+    NEW_TEXT,
+    OLD_TEXT,
+    channel_of,
+    command_text,
+    first_text,
+    is_edit,
+    path_argument,
+)
+from composer_replication.hint_generator.files import typed_path
 from composer_replication.types import Conversation, ErrorSite, ToolCall
 
 
@@ -17,6 +29,26 @@ def said_of(site: ErrorSite, conversation: Conversation) -> str:
     """What came back for the call that failed, whole."""
     results = (result for turn in conversation.turns if turn.id == site.result_turn_id for result in turn.results)
     return next((result.text for result in results if result.call_id == site.call_id), site.evidence_text)
+
+
+class Case(NamedTuple):
+    """A failing call, what came back, and what the session had shown before it."""
+
+    site: ErrorSite
+    call: ToolCall
+    said: str
+    seen: SessionState
+    edits: Callable[[str], list[tuple[str, str]]]
+
+    @property
+    def command(self) -> str:
+        return command_text(self.call.name, self.call.arguments)
+
+    @property
+    def path(self) -> str | None:
+        if channel_of(self.call.name) != "shell":
+            return path_argument(self.call.arguments)
+        return typed_path(self.site.evidence_text, self.command)
 
 
 class StateAlong:

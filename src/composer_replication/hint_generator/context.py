@@ -12,11 +12,21 @@ _MAX_QUOTED = 120
 _MAX_LISTED = 24
 
 EditProblem = Literal[
-    "line_numbers", "escapes", "whitespace", "line", "unshown", "own_edit", "changed", "elsewhere", "unread"
+    "line_numbers",
+    "escapes",
+    "whitespace",
+    "line",
+    "unshown",
+    "own_edit",
+    "changed",
+    "differs",
+    "elsewhere",
+    "other_file",
+    "unread",
 ]
 """Why a text is not in a file: it has a view's line numbers, or breaks written as escapes; only its whitespace differs,
-a line does, nobody had shown that part, an edit of this session has changed it, the file may have changed since it was
-shown, it is not in the file at all, or was never shown."""
+a line does, nobody had shown that part, an edit of this session has changed it, something points to a change since it
+was shown, it is not what was shown, it is not in the file at all, it is in another one, or was never shown."""
 
 
 class HintContext(TypedDict, total=False):
@@ -35,8 +45,10 @@ class HintContext(TypedDict, total=False):
     meant: str
     is_from_error: bool
     names_there: list[str]
+    shown_folder: str
     other_ending: str
     was_read: bool
+    counts_no_more: bool
     closest_line: str
     edit_problem: EditProblem
     num_matches: int
@@ -56,6 +68,9 @@ class HintContext(TypedDict, total=False):
     shell_folder: str
     project_folder: str
     path_from_shell: str
+    own_cd: Literal["to", "before"]
+    is_absolute: bool
+    is_unknown_option: bool
 
 
 RIGHT = (
@@ -64,6 +79,7 @@ RIGHT = (
         "tool_schema",
         "meant",
         "names_there",
+        "shown_folder",
         "other_ending",
         "closest_line",
         "places",

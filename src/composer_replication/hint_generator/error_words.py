@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 _MAX_SAID = 6000
 _MAX_CHOICES = 40
 _MEANT = re.compile(r"[Dd]id you mean:?\s+(?!one of)['\"`]?([^\s'\"`?,<]{1,200})['\"`]?[^\n?]{0,40}\?")
-_NEAR = re.compile(r"[Tt]he most similar (?:command|choice)s? (?:is|are)\s+(\S{1,80})")
+_NEAR = re.compile(
+    r"[Tt]he most similar (?:command|choice)s? (?:is|are)\s+(\S{1,80})|[Dd]id you mean:\s+command '(\S{1,80}?)'"
+)
 _CHOICES = re.compile(
     r"\b(?:available|valid|allowed|supported|possible|known|existing|accepted) "
     r"(?:\w+ ){0,2}?(?:agents?|skills?|tools?|types?|values?|options?|fields?|commands?|subcommands?|choices?|names?"
@@ -26,6 +28,12 @@ _END_OF_LIST = re.compile(r"</|\bat line\b|\bbut\b|\bgot\b|\. ")
 _NO_CHOICE = frozenset(["or", "and", "the", "of", "but", "got", "received", "was", "found", "instead", "see", "for"])
 _USAGE = re.compile(r"^\s*usage:", re.IGNORECASE | re.MULTILINE)
 _FLAGS = re.compile(r"^[ \t]+(?:-\w, )?(--?[A-Za-z][\w-]{1,40})(?=[ =,\[\n])", re.MULTILINE)
+_UNKNOWN_OPTION = re.compile(
+    r"(?:unknown|unrecogni[sz]ed|invalid|illegal|unexpected|no such|unsupported|bad)"
+    r"(?: \w+)? (?:flag|option|argument|switch|parameter)s?(?: provided)?:?\s*(?:-- )?['\"`]?"
+    r"(?P<named>-{0,2}[A-Za-z][\w-]{0,60})|flag provided but not defined:? (?P<go>-[\w-]{1,60})",
+    re.IGNORECASE,
+)
 _RUN = re.compile(
     r"(?:\b[Rr]un|\b[Uu]se|\b[Tt]ry|\b[Ee]xecute)(?: the following| this)?:?\s+"
     r"(?:['\"`](?P<quoted>[^'\"`\n]{3,80})['\"`]|(?P<bare>(?:mise|make|npm|pnpm|yarn|npx|cargo|go|gofmt|just|task|uv|ruff|black"
@@ -33,12 +41,13 @@ _RUN = re.compile(
     r"|\buse\s*\n\s+(?P<shown>git [^\n]{4,120})"
 )
 _CLOSE = 0.72
+_SLIP = 0.8
 
 
 def meant_name(said: str) -> str | None:
     """What the error asks about: "did you mean …?"."""
     match = _MEANT.search(said[:_MAX_SAID]) or _NEAR.search(said[:_MAX_SAID])
-    return match[1].rstrip(".") if match else None
+    return next(each for each in match.groups() if each).rstrip(".") if match else None
 
 
 def choices_in(said: str) -> list[str]:
@@ -51,6 +60,18 @@ def choices_in(said: str) -> list[str]:
     names = [each.rstrip(".:") for each in _CHOICE.findall(text) if each.lower() not in _NO_CHOICE]
     found = [each for each in dict.fromkeys(names) if each][:_MAX_CHOICES]
     return found if len(found) > 1 else []
+
+
+def unknown_option(said: str) -> str | None:
+    """The option that a program says it does not know; other errors of use are not about one."""
+    match = _UNKNOWN_OPTION.search(said[:_MAX_SAID])
+    return None if match is None else match["named"] or match["go"]
+
+
+def near_option(wrong: str, options: Sequence[str]) -> str | None:
+    """The one option that differs from this one by a slip of the pen; another option is no better than none."""
+    near = [name for ratio, name in _ranked(wrong.strip("-"), [each.strip("-") for each in options]) if ratio >= _SLIP]
+    return next(each for each in options if each.strip("-") == near[0]) if len(near) == 1 else None
 
 
 def options_in(said: str) -> list[str]:

@@ -6,6 +6,7 @@ from composer_replication.actions.tools import plain_name
 from composer_replication.hint_generator.context import HintContext, given, listed, quoted, text_fact
 
 _WRITERS = ("write", "write_file", "create_file", "write_to_file")
+SEARCHERS = ("grep", "search_file_content", "grep_search")
 _INDENT = {"\t": "tab", " ": "space"}
 
 
@@ -13,6 +14,11 @@ def hint_edit_not_read(ctx: HintContext | None = None) -> str:
     """A change without a look."""
     reader, tool = text_fact(ctx, "reader_tool"), text_fact(ctx, "tool_name")
     rule = f"Open a file{f' with {reader}' if reader else ''} before changing it{f' with {tool}' if tool else ''}"
+    if given(ctx, "counts_no_more"):
+        return (
+            f"Open a file again{f' with {reader}' if reader else ''}, under its present name, before changing it: what"
+            " was read before a summary of the session, a restart or a rename does not count any more."
+        )
     if given(ctx, "was_read"):
         return f"{rule}. Seeing it through a shell command or a search does not count as reading it."
     if plain_name(str(given(ctx, "tool_name"))) in _WRITERS:
@@ -30,8 +36,9 @@ def hint_edit_stale(ctx: HintContext | None = None) -> str:
 def hint_edit_no_match(ctx: HintContext | None = None) -> str:
     """Text that is not in the file: where it differs, or what to look at."""
     reader, right = text_fact(ctx, "reader_tool"), text_fact(ctx, "closest_line")
-    read = f"Read that part{f' with {reader}' if reader else ''}"
+    read = f"Read the part to change{f' with {reader}' if reader else ''}"
     now = f", which now has {right} there" if right else ""
+    other_file = text_fact(ctx, "meant") or "another file"
     there = f" The file has {right} there." if right else ""
     rule = "The text to replace must be copied exactly from the file, with its whitespace and without line numbers."
     words = {
@@ -41,6 +48,10 @@ def hint_edit_no_match(ctx: HintContext | None = None) -> str:
         "own_edit": f"An earlier edit of this session has changed this part of the file{now}. Build an edit on the text"
         " as the edits before it have left it.",
         "changed": f"The file may have changed since it was last shown. {read} again before editing, and copy from it.",
+        "differs": f"The text to replace has to be what the file has, not what it is remembered to have. {read} again,"
+        " and copy from what that shows.",
+        "other_file": f"Text like this stands in {other_file}, as this session has shown, not in the file to change."
+        " Edit the file that has it.",
         "unshown": f"Not all of the text to replace had been shown. {read} first, and copy it from there.",
         "unread": f"{read} right before editing, and copy the text to replace from there, with its whitespace.",
         "elsewhere": "The file, as it was shown, has no such text. Search it for a word that must be there, and copy"
@@ -85,24 +96,33 @@ def hint_edit_noop(ctx: HintContext | None = None) -> str:
 def hint_file_not_found(ctx: HintContext | None = None) -> str:
     """A path that was guessed."""
     meant, names, ending = text_fact(ctx, "meant"), given(ctx, "names_there"), text_fact(ctx, "other_ending")
-    finder, tool = text_fact(ctx, "finder_tool"), given(ctx, "tool_name")
+    finder, is_search = text_fact(ctx, "finder_tool"), plain_name(str(given(ctx, "tool_name"))) in SEARCHERS
     how = f"by name with {finder}" if finder else "by listing its folder"
     if meant and given(ctx, "is_from_error"):
         return f"The file is called {meant} here. Find a file {how} instead of guessing its name or ending."
     if meant:
         return f"The file is {meant}, as this session has shown. Take paths from listings and results, not from memory."
+    if is_search and ending:
+        return f"Search the whole project by leaving the path out: the file's name may end in {ending} here."
+    if is_search:
+        return (
+            "Search in the whole project by leaving the path out, or in a folder that a listing or a result has shown,"
+            " instead of guessing where it is."
+        )
     if ending:
         return f"Find a file {how} before opening it: its name may end in {ending} here."
     if names:
-        return (
-            f"In that folder this session has shown {listed(names)}. Find the file {how} instead of guessing its name."
-        )
-    if tool and tool == given(ctx, "search_tool"):
-        return (
-            "Search in a folder that a listing or a result has shown, or in the whole project by leaving the path out,"
-            " instead of guessing where it is."
-        )
+        return f"{names_shown(ctx)} Find the file {how} instead of guessing its name."
     return f"Open only paths that a listing or a result has shown: find the file {how} first, instead of guessing."
+
+
+def names_shown(ctx: HintContext | None) -> str:
+    """Which names a folder is known to have, and which folder that is."""
+    names, folder = listed(given(ctx, "names_there") or ()), given(ctx, "shown_folder")
+    if folder is None:
+        return f"The names to choose from are {names}."
+    place = "the project's folder" if folder == "." else text_fact(ctx, "shown_folder")
+    return f"In {place} this session has shown {names}."
 
 
 def hint_is_directory(ctx: HintContext | None = None) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from composer_replication.hint_generator.context import HintContext, first_sentences, given, listed, text_fact
+from composer_replication.hint_generator.file_templates import names_shown
 
 _FOLDER = (
     "Mind the folder that the shell stands in: earlier commands may have changed it. Name paths from that folder,"
     " or give the absolute path."
 )
+_BEHIND_CD = "A command's paths hold from the folder that its own `cd` goes to: name them from there."
+_LIST_FIRST = "List a folder before naming it, or a file in it, in a command."
 
 
 def advised(text: str) -> Callable[[HintContext | None], str]:
@@ -40,23 +43,30 @@ def hint_shell_path_missing(ctx: HintContext | None = None) -> str:
     if advice:
         return str(advice)
     if names:
-        return f"In that folder this session has shown {listed(names)}. List it before naming another file in it."
+        return f"{names_shown(ctx)} {_LIST_FIRST}"
+    if given(ctx, "is_absolute"):
+        return _LIST_FIRST
     return "List a folder before naming a file in it, and mind which folder the shell stands in."
 
 
 def hint_wrong_folder(ctx: HintContext | None = None) -> str:
     """A path that is there, from another folder."""
     here, root, path = (text_fact(ctx, key) for key in ("shell_folder", "project_folder", "path_from_shell"))
-    if given(ctx, "path_from_shell") == ".":
-        return "The shell already stands in that folder since an earlier command: call it `.`, or leave the `cd` out."
+    is_behind_cd = given(ctx, "own_cd") == "before"
+    if is_behind_cd and here and path:
+        return f"Behind its own `cd` the command stands in {here}: from there the path is {path}."
+    if given(ctx, "path_from_shell") == "." and here:
+        what = "leave the `cd` out" if given(ctx, "own_cd") else "call it `.`"
+        return f"The shell already stands in {here} since an earlier command: {what}."
     if here and path:
         return f"The shell stands in {here} since an earlier command: from there the path is {path}."
-    if here and root:
+    if here and root and not is_behind_cd and not given(ctx, "is_absolute"):
         back = f"`cd {root.strip('`')}`"
         return f"The shell stands in {here} since an earlier command. Name paths from there, or go back with {back}."
     if meant := text_fact(ctx, "meant"):
         return f"From the project's folder the path is {meant}: mind which folder the shell stands in."
-    return str(given(ctx, "advice") or _FOLDER)
+    other = _LIST_FIRST if given(ctx, "is_absolute") else _BEHIND_CD if is_behind_cd else _FOLDER
+    return str(given(ctx, "advice") or other)
 
 
 def hint_usage_error(ctx: HintContext | None = None) -> str:
@@ -66,16 +76,24 @@ def hint_usage_error(ctx: HintContext | None = None) -> str:
         return f"The name here is {meant}. Look at a program's `--help` before using an option that it has not shown."
     if choices:
         return f"This command takes {listed(choices)}: use one of these."
-    other = (
-        "Use only options, arguments and names that this program has: its `--help`, or its list of tasks or commands,"
-        " shows them. Options differ between programs and between systems."
-    )
+    if given(ctx, "is_unknown_option"):
+        other = (
+            "Leave out an option that the program has not shown, or look it up in its `--help` first: options differ"
+            " between programs and between systems."
+        )
+    else:
+        other = (
+            "Look up what the call takes before making it: the program's `--help`, or its list of tasks or commands,"
+            " shows which arguments it needs and in which form."
+        )
     return str(advice or other)
 
 
 def hint_git_state(ctx: HintContext | None = None) -> str:
     """A git command that the state of the repository does not allow."""
     advice, asked = given(ctx, "advice"), text_fact(ctx, "meant")
+    if given(ctx, "shell_folder"):
+        return hint_wrong_folder(ctx)
     rule = "Look at `git status` before a command that depends on the branch, the remote or a clean tree."
     rule = str(advice or rule)
     return f"{first_sentences(rule, 1)} Here that is {asked}." if asked else rule

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from composer_replication.actions.tools import word_set
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.along import StateAlong, call_of
 from composer_replication.hint_generator.context import HintContext, first_sentences, quoted, right_texts
@@ -19,6 +21,13 @@ from composer_replication.types import Conversation, ErrorSite, Hint
 
 HintSource = Literal["template", "raw_error", "writer"]
 _MAX_SAID = 400
+# Words that say nothing where the call they are about is not before one's eyes.
+_EMPTY = word_set(
+    "a an the this that these those it its them him here there now then yet again so and or but also just please no"
+    " nope not yes yeah ok okay oh hm well sorry wait stop hold on hang do don't dont doesn't didn't did does done is"
+    " isn't was are be i you we they me my your our to of for in at with by from what why how when where who which fix"
+    " try see look go change make undo revert like want wrong can can't could couldn't should shouldn't would instead t"
+)
 HintWriter = Callable[[ErrorSite, Conversation, HintContext], str | None]
 _SOURCES: tuple[HintSource, ...] = ("template", "raw_error", "writer")
 
@@ -69,7 +78,9 @@ def said_hint(words: str, *, template: str = CORRECTED, scrubber: Scrubber | Non
     shown = " ".join("".join(each if each.isprintable() else " " for each in words).split()).replace('"', "'")
     shown = shown if len(shown) <= _MAX_SAID else shown[: _MAX_SAID - 1].rpartition(" ")[0] + "…"
     text = f'The user says: "{shown}"'
-    return Hint(text=text, source="user", template=template, version=VERSION, facts={"words": shown}) if shown else None
+    if not any(each not in _EMPTY for each in re.findall(r"\w[\w']*", shown.lower().replace("\u2019", "'"))):
+        return None  # a fragment: what it points to is not in it
+    return Hint(text=text, source="user", template=template, version=VERSION, facts={"words": shown})
 
 
 def user_words(site: ErrorSite, conversation: Conversation) -> str:

@@ -81,8 +81,9 @@ class LaterCalls:
 
     def has_worked(self, call: ToolCall) -> bool:
         result = self._results.get(call.id)
-        known = result is not None and call.id not in self._reused
-        return known and call.id not in self._failures and result.is_error is not True
+        if result is None or call.id in self._reused or call.id in self._failures:
+            return False
+        return result.is_error is not True
 
     def _has_run(self, call: ToolCall) -> bool:
         failure = self._failures.get(call.id)

@@ -68,8 +68,7 @@ def test_the_names_of_a_known_folder_are_listed_and_a_search_for_text_is_not_rec
     session.call("Read", MISSING, is_error=True, file_path=f"{ROOT}/shop/parser.py")
     hint = hint_of(session)
     assert hint.text == (
-        "In that folder this session has shown `cart.py`. "
-        "Find the file by listing its folder instead of guessing its name."
+        "In `shop` this session has shown `cart.py`. Find the file by listing its folder instead of guessing its name."
     )
     known = {"Glob": {}, "Grep": {}}
     assert "by name with `Glob`" in hint_of(session, inferred_tools=known).text
@@ -170,7 +169,7 @@ def test_the_shells_own_folder_is_named_with_the_path_from_there():
         hint.text == "The shell stands in `web/api` since an earlier command: from there the path is `auth/token.py`."
     )
     there = shell("cd web/api && ls", "bash: line 1: cd: web/api: No such file or directory", listing, moved)
-    assert there.text.startswith("The shell already stands in that folder since an earlier command: call it `.`")
+    assert there.text == "The shell already stands in `web/api` since an earlier command: leave the `cd` out."
 
 
 def test_a_program_that_has_worked_is_named_for_a_misspelled_one():
@@ -178,10 +177,14 @@ def test_a_program_that_has_worked_is_named_for_a_misspelled_one():
     assert hint.text == "The command here is `pytest`. Use commands that have worked in this session."
 
 
-def test_options_that_the_usage_lists_are_named():
+def test_an_option_is_named_only_where_it_is_nearly_what_was_typed():
     flags = "      --name-only   names\n  -w, --web         open\n"
-    usage = f"unknown flag: --stat\n\nUsage:  gh pr diff [flags]\n\nFlags:\n{flags}"
-    assert shell("gh pr diff 104 --stat", usage).text == "This command takes `--name-only`, `--web`: use one of these."
+    usage = "unknown flag: {}\n\nUsage:  gh pr diff [flags]\n\nFlags:\n" + flags
+    near = shell("gh pr diff 104 --name-olny", usage.format("--name-olny"))
+    assert near.text.startswith("The name here is `--name-only`.")
+    other = shell("gh pr diff 104 --stat", usage.format("--stat"))
+    assert other.text.startswith("Leave out an option that the program has not shown")
+    assert "--name-only" not in other.text
 
 
 @pytest.mark.parametrize(
@@ -202,6 +205,8 @@ def test_names_that_an_error_lists_are_read(said, choices):
 
 def test_what_an_error_asks_for_is_read():
     assert meant_name("File does not exist. Did you mean config.ts?") == "config.ts"
+    ubuntu = "Command 'pytset' not found, did you mean:\n  command 'pytest' from deb python3-pytest"
+    assert meant_name(ubuntu) == "pytest"
     assert meant_name("no such thing") is None
     assert command_to_run("Code is not formatted. Run `mise run fmt` first.") == "mise run fmt"
     assert command_to_run("has no upstream branch, use\n\n    git push -u origin fix\n") == "git push -u origin fix"

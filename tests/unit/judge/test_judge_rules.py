@@ -85,7 +85,7 @@ RULES = [
     ("failed_before", [NO_PY], read("/repo/no.py", limit=5),
      [NO_PY, worked(write("/repo/no.py"))],
      read("/repo/no.py", limit=5)),
-    ("failed_before", [NO_PY], read("/repo/no.py", limit=5), [NO_PY, "I put no.py there."], read("/repo/no.py", limit=5)),
+    ("failed_before", [NO_PY], read("/repo/no.py", limit=5), [NO_PY, "no.py is there."], read("/repo/no.py", limit=5)),
     ("not_listed", [worked(bash("ls -la"), LISTING)], read("/repo/lib/a.py"), [worked(bash("ls -la"), LISTING)],
      read("/repo/src/a.py")),
     ("not_listed", [worked(bash("ls"), "src\nsetup.py")], read("/repo/lib.py"),

@@ -20,6 +20,7 @@ class FileText:
 
     def __init__(self) -> None:
         self.doubt: Doubt = 0
+        self.may_be_reworked = False  # something said so, or a formatter ran: more than that somebody came by
         self._lines: list[str | None] = []
         self._has_end = False  # the last line of the file is the last one here
         self._are_numbered = True
@@ -51,7 +52,8 @@ class FileText:
         if has_end:
             del self._lines[start + len(lines) :]
             self._has_end = True
-        self.doubt = 0 if is_all else self.doubt
+        if is_all:
+            self.doubt, self.may_be_reworked = 0, False
         self._text = None
 
     def glimpse(self, number: int, line: str) -> None:

@@ -32,9 +32,15 @@ _MAX_TEXT = 400_000
 _MAX_HEAD = 4000
 _MENTION = re.compile(r"(?:^|[\s\"'(])@([\w./~-]{2,300})")
 # What was read before such words may still count as read, and is in no log.
-_CONTINUED = re.compile(r"\AThis session is being continued from a previous|\AImplement the following plan")
+_SUMMARY = re.compile(r"\AThis session is being continued from a previous")
+_CONTINUED = re.compile(rf"{_SUMMARY.pattern}|\AImplement the following plan")
 AGENT_LEFT = "<command-name>/exit<"
 """In the user's words where the agent was left; started again, it knows only what was read or written in full."""
+_REWORKED = re.compile(
+    r"\b(?:i|we)(?:'ve| have)?(?: just| now| already| also)? (?:changed|edited|reworked|fixed|updated|formatted|renamed"
+    r"|moved|removed|deleted|added|reverted|merged|rebased|pulled|committed|undid|rewrote)\b",
+    re.IGNORECASE,
+)
 _NOT_READ = re.compile(r"has not been read")
 
 
@@ -43,7 +49,7 @@ class FileTexts:
 
     def __init__(self, cwd: str | None) -> None:
         self.cwd = cwd
-        self.is_continued = False
+        self.is_continued = self.starts_with_summary = False
         self._mentioned: set[str] = set()
         self._in_full: set[str] = set()
         self._unread: set[str] = set()  # refused because they had not been read
@@ -53,6 +59,7 @@ class FileTexts:
         self._by_name: dict[str, list[str]] = {}  # without the folder
         self._now = 0
         self._visited_at = self._moved_at = 0  # when somebody may have changed any file, and when all may have changed
+        self._reworked_at = 0  # when a formatter ran, or somebody said to have changed something
         self._seen_at: dict[str, int] = {}
 
     def get(self, path: str) -> FileText | None:
@@ -61,6 +68,7 @@ class FileTexts:
         text = self._files.get(name)
         if text is not None:
             seen_at = self._seen_at[name]
+            text.may_be_reworked = text.may_be_reworked or seen_at < self._reworked_at
             text.doubt = 2 if seen_at < self._moved_at else max(text.doubt, 1 if seen_at < self._visited_at else 0)
             self._seen_at[name] = self._now
         return text
@@ -74,6 +82,9 @@ class FileTexts:
         if text.strip():
             self._now += 1
             self._visited_at = self._now
+            self._reworked_at = self._now if _REWORKED.search(text[:_MAX_HEAD]) else self._reworked_at
+        is_start = not self.read and _SUMMARY.search(text[:_MAX_HEAD]) is not None
+        self.starts_with_summary = self.starts_with_summary or is_start
         self.is_continued = self.is_continued or _CONTINUED.search(text[:_MAX_HEAD]) is not None
         if AGENT_LEFT in text:
             self.read = {path: None for path in self.read if path in self._in_full}
@@ -160,7 +171,7 @@ class FileTexts:
         if change == "moves":
             self._moved_at = self._now
         elif change == "formats":
-            self._visited_at = self._now
+            self._visited_at = self._reworked_at = self._now
         elif change == "writes":
             words = {word.rpartition("/")[2] for word in re.findall(r"[^\s'\"=:;|&<>()]+", command)}
             for name in (name for word in words for name in self._by_name.get(word, ())):

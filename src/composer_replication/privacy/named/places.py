@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from composer_replication.privacy.named.names import Strength
 from composer_replication.privacy.named.plausible import is_no_secret, is_plausible, is_unknown
@@ -40,7 +40,8 @@ _FEWEST_WORDS = 2
 _COMMON_CALLS = frozenset(("connect", "Basic", "create_user", "AUTHENTICATE", "login_user", "FTP"))
 
 
-class _Place(NamedTuple):
+@dataclass(frozen=True, eq=False, slots=True)
+class _Place:
     flags: str
     needs: frozenset[bytes]  # words that must all occur
     also: tuple[frozenset[bytes], ...]  # words of which one must occur, too
@@ -96,11 +97,11 @@ def place_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
     """Every secret in a place for one. `active`: the whole words that occur."""
     here = sorted(active & WHOLE_WORDS)
     likely = [place for word in here for place in _PLACES[word] if place.needs <= active]
-    for flags, _, also, signs, pattern in dict.fromkeys(likely):
-        if any(map(active.isdisjoint, also)) or (signs and not any(map(text.__contains__, signs))):
+    for place in dict.fromkeys(likely) if likely else ():
+        if any(map(active.isdisjoint, place.also)) or (place.signs and not any(map(text.__contains__, place.signs))):
             continue
-        for match in pattern.finditer(text):
-            if _is_secret(match["value"], flags):
+        for match in place.pattern.finditer(text):
+            if _is_secret(match["value"], place.flags):
                 yield Span(*match.span("value"), "PASSWORD")
 
 

@@ -20,6 +20,7 @@ _LONGEST_ROW = 4000
 _MOST_COLUMNS = 40
 _HEADING = re.compile(r"[ \t]*\\*[\"'`*]{0,3}([A-Za-z][\w .-]{0,40})\\*[\"'`*]{0,3}[ \t\r]*")
 _RULE = re.compile(r"[\s|:+\u2500-\u257f-]+")
+_RULE_STARTS = frozenset("|-+ \u251c\u2502\u2560")
 _ALIGNED = re.compile(r"[^\0\s](?:[^\0\s]| (?! ))*+")  # cells with two blanks or more between them
 _FOR_WHOM = re.compile(r"(?i)user(?:name)?|login|e-?mail|account|host|server|service|name|benutzer|usuario|system")
 _NO_CELL = word_set("yes no true false none null required optional string text hidden varchar never always")
@@ -52,7 +53,8 @@ def _tables(text: str, lower: bytes, word: bytes) -> Iterator[Span]:
         if end < 0:
             return  # no row below
         done = end
-        sign = _separator(text[begin:end]) if end - begin <= _LONGEST_HEADING else None
+        ruled = word not in _COMMON or text[end + 1 : end + 2] in _RULE_STARTS or text.find(",", begin, end) >= 0
+        sign = _separator(text[begin:end]) if ruled and end - begin <= _LONGEST_HEADING else None
         if word in _COMMON and not (sign and (sign == "," or _RULE.match(text, end + 1))):
             sign = None
         columns = _secret_columns(text[begin:end], sign) if sign is not None else ()

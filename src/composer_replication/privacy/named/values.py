@@ -148,7 +148,11 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
         return Span(begin, end, "PASSWORD")
     if (
         not value
-        or (spaced and not is_said(bare := value.rstrip("!?*:;,._")) and not (match.re is _CELL and is_unknown(bare)))
+        or (
+            spaced
+            and not is_said(bare := value.rstrip("!?*:;,._"))
+            and not (match.re is _CELL and strength == Strength.PASSWORD and is_unknown(bare))
+        )
         or is_directory(name, value)
     ):
         return None

@@ -1,0 +1,238 @@
+"""A hint claims only what the session shows: each claim beside a session that must not get it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from composer_replication.hint_generator import write_hint
+from composer_replication.hint_generator.advice import advice_for
+from composer_replication.hint_generator.error_words import near_option, unknown_option
+from composer_replication.hint_generator.shell_templates import hint_usage_error
+from composer_replication.hint_generator.write import said_hint
+from composer_replication.sites import find_error_sites
+from session_pieces import Session
+
+ROOT = "/home/u/shop"
+NO_MATCH = "<tool_use_error>String to replace not found in file.\nString: x</tool_use_error>"
+UNREAD = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"
+FILE = """// Add puts an item into the cart.
+func Add(cart *Cart, item Item) error {
+	if item.Price < 0 {
+		return errPrice
+	}
+	cart.items = append(cart.items, item)
+	return nil
+}
+
+// Total sums the prices of the cart.
+func Total(cart *Cart) int {
+	return sum(cart.items)
+}"""
+
+
+def numbered(text):
+    return "".join(f"{number:6}\t{line}\n" for number, line in enumerate(text.split("\n"), 1))
+
+
+def hint_of(session):
+    conversation = replace(session.conversation(), cwd=ROOT)
+    site = replace(find_error_sites(conversation)[-1], blame="model")  # whoever is to blame: what is said is true
+    return write_hint(site, conversation, inferred_tools={"Glob": {}, "Grep": {}})
+
+
+def edit(session, old, path="cart.go"):
+    session.call("Edit", NO_MATCH, is_error=True, file_path=f"{ROOT}/{path}", old_string=old, new_string="x")
+    return hint_of(session)
+
+
+def reading(text=FILE, path="cart.go"):
+    session = Session()
+    session.call("Read", numbered(text), file_path=f"{ROOT}/{path}")
+    return session
+
+
+# ---- edits
+
+
+@pytest.mark.parametrize(
+    ("old", "line"),
+    [
+        # the same statement, or one that stands between the same neighbours
+        ("\tcart.items = append(cart.items, item...)", "cart.items = append(cart.items, item)"),
+        (
+            "\tif item.Price < 0 {\n\t\treturn nil, fail()\n\t}\n\tcart.items = append(cart.items, item)",
+            "return errPrice",
+        ),
+        # another function's line, or its comment
+        ("\treturn nil\n}\n\n// Remove takes an item out of the cart.\nfunc Remove(cart *Cart) error {", None),
+        ("// Count counts the prices of the cart.\nfunc Count(cart *Cart) int {", None),
+        ("\tcart.items = append(cart.items, item)\n\tcart.log.Print(cart)", None),
+    ],
+)
+def test_a_line_is_named_only_where_it_is_the_one_that_was_meant(old, line):
+    hint = edit(reading(), old)
+    assert hint.facts.get("closest_line") == line
+    assert ("there." in hint.text) == (line is not None)
+
+
+def test_a_text_of_another_shown_file_is_said_to_be_there():
+    session = reading()
+    session.call("Read", numbered("func Pay(cart *Cart) error {\n\treturn charge(cart)\n}"), file_path=f"{ROOT}/pay.go")
+    hint = edit(session, "func Pay(cart *Cart) error {\n\treturn charge(cart)")
+    assert hint.text.startswith("Text like this stands in `pay.go`, as this session has shown")
+
+
+def test_a_text_of_no_shown_file_is_not_said_to_be_in_another():
+    session = reading()
+    session.call("Read", numbered("func Pay(cart *Cart) error {\n\treturn charge(cart)\n}"), file_path=f"{ROOT}/pay.go")
+    assert "pay.go" not in edit(session, "func Refund(cart *Cart) error {\n\treturn charge(cart)").text
+
+
+@pytest.mark.parametrize(
+    ("between", "may_have_changed"),
+    [
+        (lambda session: session.user("What does Total do?"), False),
+        (lambda session: session.user("I have renamed it, go on."), True),
+        (lambda session: session.call("Bash", "", command="gofmt -w cart.go"), True),
+        (lambda session: session.call("Bash", "", command="git checkout main"), True),
+    ],
+)
+def test_a_file_is_said_to_have_changed_only_where_something_points_to_it(between, may_have_changed):
+    session = reading()
+    between(session)
+    assert ("may have changed" in edit(session, "\tcart.items = nil").text) == may_have_changed
+
+
+@pytest.mark.parametrize(
+    ("before", "again"),
+    [
+        (lambda session: session.user("This session is being continued from a previous conversation."), True),
+        (lambda session: session.call("Bash", "", command="git mv basket.go cart.go"), True),
+        (lambda session: session.call("Bash", "", command="git mv basket.go order.go"), False),
+        (lambda session: session.user("Add a total to the cart."), False),
+    ],
+)
+def test_a_file_is_to_be_read_again_only_where_an_earlier_reading_was_lost(before, again):
+    session = Session()
+    before(session)
+    session.call("Read", "     1\tx\n", file_path=f"{ROOT}/other.go")
+    session.call("Edit", UNREAD, is_error=True, file_path=f"{ROOT}/cart.go", old_string="a", new_string="b")
+    hint = hint_of(session)
+    assert hint.text.startswith("Open a file again with `Read`, under its present name") == again
+
+
+# ---- commands
+
+
+@pytest.mark.parametrize(
+    ("said", "option"),
+    [
+        ("unknown flag: --stat", "--stat"),
+        ("flag provided but not defined: -tag", "-tag"),
+        ("error: unrecognized arguments: --fast", "--fast"),
+        ("package x: build constraints exclude all Go files in /a", None),
+        ("Error: Input must be provided when using --print", None),
+    ],
+)
+def test_an_option_is_unknown_only_where_the_error_says_so(said, option):
+    assert unknown_option(said) == option
+
+
+def test_the_near_option_is_one_alone():
+    assert near_option("--colour", ["--color", "--web"]) == "--color"
+    assert near_option("--stat", ["--color", "--name-only"]) is None
+
+
+def test_a_package_without_files_needs_its_tag_and_not_other_options():
+    said = "package shop/e2e: build constraints exclude all Go files in /home/u/shop/e2e"
+    assert "`-tags`" in str(advice_for("usage_error", said, "go vet ./e2e"))
+    assert "option" not in hint_usage_error({})
+
+
+@pytest.mark.parametrize(
+    ("said", "stated", "not_stated"),
+    [
+        ("jq: error: syntax error, unexpected //, expecting '}' (Unix shell quoting issues?)", "parentheses", "empty"),
+        ("jq: error: syntax error, unexpected '|', expecting '}' at <top-level>", "parentheses", "empty"),
+        ('jq: error: Top-level program not given (try ".")\njq: 1 compile error', "empty", "parentheses"),
+        ("jq: error: syntax error, unexpected INVALID_CHARACTER (Unix shell quoting issues?)", "quotes", "parentheses"),
+    ],
+)
+def test_what_is_said_of_a_jq_filter_fits_its_error(said, stated, not_stated):
+    advice = str(advice_for("shell_syntax", said, "jq x"))
+    assert stated in advice
+    assert not_stated not in advice
+
+
+def shell(command, error, *before):
+    session = Session()
+    for each, text in before:
+        session.call("Bash", text, command=each)
+    session.call("Bash", f"Exit code 1\n{error}", is_error=True, command=command)
+    return hint_of(session)
+
+
+LISTING = ("git ls-files", "web/api/routes.py\nweb/api/auth/token.py\ndocs/intro.md")
+
+
+def test_behind_its_own_cd_a_command_is_not_told_of_earlier_ones():
+    missing = "cat: web/api/auth/token.py: No such file or directory"
+    own = shell(f"cd {ROOT}/web/api && cat web/api/auth/token.py", missing, LISTING)
+    assert own.text == "Behind its own `cd` the command stands in `web/api`: from there the path is `auth/token.py`."
+    earlier = shell("cat web/api/auth/token.py", missing, LISTING, ("cd web/api", ""))
+    assert earlier.text.startswith("The shell stands in `web/api` since an earlier command")
+
+
+def test_who_types_absolute_paths_is_not_advised_to():
+    hint = shell("cat /srv/data/x.csv", "cat: /srv/data/x.csv: No such file or directory", LISTING, ("cd web/api", ""))
+    assert "absolute" not in hint.text
+    assert "shell stands" not in hint.text
+
+
+def test_a_path_without_cd_is_not_told_to_leave_one_out():
+    said = "stat /home/u/shop/web/api/web/api: directory not found"
+    hint = shell(
+        "go test ./web/api", f"# ./web/api\n{said}\nFAIL\t./web/api [setup failed]", LISTING, ("cd web/api", "")
+    )
+    assert hint.text == "The shell already stands in `web/api` since an earlier command: call it `.`."
+
+
+def test_git_in_another_folder_is_told_of_the_folder():
+    said = "fatal: pathspec 'web/api/routes.py' did not match any files"
+    moved = shell("git add web/api/routes.py", said, LISTING, ("cd web/api", ""))
+    assert moved.text.startswith("The shell stands in `web/api` since an earlier command: from there the path is")
+    stayed = advice_for("git_state", "error: pathspec 'nwe' did not match any file(s) known to git", "git checkout nwe")
+    assert "`git branch -a`" in str(stayed)
+
+
+# ---- files and words
+
+
+def test_a_search_in_a_guessed_folder_is_sent_to_the_root_and_a_reader_to_a_finder():
+    missing = "<tool_use_error>Path does not exist: {}</tool_use_error>"
+    hints = {}
+    for tool, extra in (("Grep", {"pattern": "x", "path": f"{ROOT}/shop/commands"}), ("Read", {})):
+        session = Session()
+        session.call("Glob", f"{ROOT}/shop/cart.py\n{ROOT}/shop/order.py", pattern="shop/*.py")
+        call = extra or {"file_path": f"{ROOT}/shop/parser.py"}
+        said = missing.format("x") if extra else "<tool_use_error>File does not exist.</tool_use_error>"
+        session.call(tool, said, is_error=True, **call)
+        hints[tool] = hint_of(session).text
+    assert hints["Grep"].startswith("Search in the whole project by leaving the path out")
+    assert "Glob" not in hints["Grep"]
+    assert hints["Read"] == (
+        "In `shop` this session has shown `order.py`, `cart.py`. Find the file by name with `Glob` instead of guessing"
+        " its name."
+    )
+
+
+@pytest.mark.parametrize("words", ["that", "No.", "not that!", "fix this", "why?", "no, don't do it", "…"])
+def test_a_fragment_is_no_hint(words):
+    assert said_hint(words) is None
+
+
+@pytest.mark.parametrize("words", ["use pnpm", "don't commit", "pull first", "no new files", "请用中文"])
+def test_words_with_a_meaning_of_their_own_are_kept(words):
+    assert words in said_hint(words).text
