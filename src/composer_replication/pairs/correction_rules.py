@@ -158,7 +158,8 @@ class Decision:
             if not later.is_look or (to_edit and plain_name(later.call.name) in LISTS | SEARCHES):
                 continue
             lines = lines_for(edits, _lines(later))
-            if lines:
+            is_whole = to_edit and not {"offset", "limit"} & {*later.call.arguments}
+            if lines or is_whole:
                 return (later.call, "look_first") if to_edit or not self._had_shown(lines) else None
         return None
 
