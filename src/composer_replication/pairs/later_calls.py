@@ -14,6 +14,7 @@ from composer_replication.sites.find import INTERRUPTED
 from composer_replication.types import Conversation, ErrorSite, ToolCall
 
 _MAX_LATER = 12  # calls after the failure; what comes later answers something else
+_ASK = word_set("askuserquestion ask_user ask_user_question ask_followup_question")
 _FINDS_NOTHING = ("No files found", "No matches found", "No files matched")
 _LISTING_PROGRAMS = word_set("ls find fd tree")
 _LS_FILES = ("git", "ls-files")
@@ -120,6 +121,6 @@ class LaterCalls:
                 break
             ran = [call for call in turn.calls if self.has_worked(call) or (with_failed_work and self._has_run(call))]
             found += [LaterCall(call, self.text_of(call)) for call in ran]
-            if len(found) >= _MAX_LATER:
-                break
+            if len(found) >= _MAX_LATER or any(plain_name(call.name) in _ASK for call in turn.calls):
+                break  # what follows a question rests on its answer
         return found[:_MAX_LATER]

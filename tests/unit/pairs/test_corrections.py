@@ -140,6 +140,8 @@ def test_after_a_person_has_spoken_nothing_is_a_correction_of_the_session():
     steps = ((read(), TEXT), (BAD, NO_MATCH, True))
     assert decided(*steps, (GOOD, DONE)) is not None
     assert decided(*steps, "take the other line", (GOOD, DONE)) is None
+    asked = (("AskUserQuestion", {"questions": "Which?"}), "The user has answered: the other")
+    assert decided(*steps, asked, (GOOD, DONE)) is None
 
 
 def test_a_refused_edit_is_set_against_the_one_that_the_user_let_through():
