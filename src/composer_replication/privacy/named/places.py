@@ -19,7 +19,7 @@ from composer_replication.privacy.rules import PLACEHOLDER, Span, has_digit, is_
 
 _CALLS = r"""
 0 generate_password_hash make_password hashpw hashSync set_password setPassword check_password_hash password_verify
-0 hash_password create_hash crypt.crypt bcrypt.hash argon2.hash verify_password setpassword validate_password
+0 hash_password crypt.crypt bcrypt.hash argon2.hash verify_password setpassword validate_password
 1 NetworkCredential PasswordAuthentication UsernamePasswordCredentials UsernamePasswordAuthenticationToken HTTPBasicAuth
 1 HTTPDigestAuth HttpBasicAuth DigestAuth BasicAuth SetBasicAuth setBasicAuth basic_auth SMBConnection SqlCredential
 1 WiFi.begin PlainCredentials PlainAuthProvider db.auth oci_connect AUTHENTICATE PSCredential Basic login_user
