@@ -3,8 +3,10 @@
 agreement         what became of the states, and how far teachers agree
 extract           states and answers to pairs
 later_calls       what a session did after a call that failed
-correction_rules  what should have been done in its place, by the kind of failure
+likeness          whether two calls are about the same thing
+searches          which look should have come before a path that was not there
 needless_looks    states in which acting at once was right
+correction_rules  what should have been done in its place, by the kind of failure
 corrections       a session's own pairs
 normalise/        which pairs are worth training on
 replayed          from states to such pairs in one call

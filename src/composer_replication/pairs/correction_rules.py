@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -18,8 +17,19 @@ from composer_replication.actions.equality import same_action
 from composer_replication.actions.paths import normal_path
 from composer_replication.actions.shell.command import Command, is_path
 from composer_replication.actions.shown.views import without_reminders
-from composer_replication.actions.tools import LINE_NUMBER, channel_of, command_text, is_edit, is_label, path_argument
-from composer_replication.pairs.later_calls import LaterCall, LaterCalls
+from composer_replication.actions.tools import LINE_NUMBER, channel_of, is_edit, path_argument, plain_name
+from composer_replication.pairs.later_calls import LISTS, SEARCHES, LaterCall, LaterCalls
+from composer_replication.pairs.likeness import (
+    MIN_ALIKE,
+    asked_by,
+    belong_together,
+    command_of,
+    have_same_purpose,
+    likeness_of_calls,
+    lines_for,
+)
+from composer_replication.pairs.needless_looks import reading
+from composer_replication.pairs.searches import search_for
 from composer_replication.sites.user_words import CORRECTED
 from composer_replication.types import Action, ErrorSite, ToolCall
 
@@ -29,13 +39,15 @@ if TYPE_CHECKING:
 How = Literal["corrected", "look_first"]
 Decided = tuple[ToolCall, How] | None
 _NEXT = 3
-_MIN_ALIKE = 0.6
-_MAX_WORDS, _MAX_EDITS, _MAX_LINES = 20, 20, 400
-_MIN_NEW, _CHANGED = 0.2, 2
-_MIN_CONTAINED, _MIN_COMPARED, _MAX_COMPARED, _MAX_NAME = 8, 20, 4000, 100
-_TOKEN = re.compile(r"[\w-]+|[^\w\s-]")
+_MAX_WORDS, _MAX_EDITS = 20, 20
+_CHANGED = 2
+_MIN_DONE, _MAX_NAME, _MIN_NAME = 8, 100, 0.85
 _FOUND = ("found_in_whole_file", "found_in_part")
-_ASKS_FOR_HELP = re.compile(r"(?:^|\s)(?:--help|-h|help|tasks|list|ls)(?:\s|$)")
+_ASKS_FOR_HELP = re.compile(r"(?:^|\s)(?:--help|help)(?:\s|$)")
+_LISTS_ITSELF = frozenset({"help", "tasks", "list", "ls"})
+_AGAINST = re.compile(r"\b(?:don'?t|do not|no|not|never|without|skip|stop|instead|rather|too)\b", re.IGNORECASE)
+_WORD, _CAPITAL_INSIDE, _MAX_TEXT = re.compile(r"\w+"), re.compile(r"[a-z][A-Z]"), 100_000
+_NUMBER = re.compile(r"\d{1,4}")
 _TYPED_WRONG = frozenset({"usage_error", "shell_syntax", "input_validation", "tool_not_found"})
 
 
@@ -44,7 +56,8 @@ class Decision:
 
     def __init__(self, judge: Judge, site: ErrorSite, call: ToolCall, log: LaterCalls, cwd: str | None) -> None:
         self._judge, self._site, self._call, self._cwd = judge, site, call, cwd
-        self._later, self._error = log.after(site), log.text_of(call)
+        self._later, self._beside, self._error = log.after(site), log.beside(site), log.text_of(call)
+        self._ran = log.after(site, with_failed_work=True)
         self._path = path_argument(call.arguments) if channel_of(call.name) == "file" else None
 
     def made(self) -> Decided:
@@ -52,7 +65,7 @@ class Decision:
         rules: Mapping[str, Callable[[], Decided]] = {
             "edit_not_read": self._not_read,
             "edit_no_match": self._no_match,
-            "edit_ambiguous": self._no_match,
+            "edit_ambiguous": self._ambiguous,
             "edit_noop": self._edit_again,
             "file_not_found": self._not_found,
             "is_directory": self._listing,
@@ -68,41 +81,94 @@ class Decision:
         return found
 
     def _not_read(self) -> Decided:
-        """The reading, where the judge agrees that the file had not been read: not even before a compaction."""
-        return self._reading() if self._judge.verdict(self._call).rule == "not_read" else None
+        """The reading, where nothing in this log had read the file: what was read before a compaction is gone.
+
+        The agent asks for it whatever comes next, so where the session did not read it, the whole file is to be read.
+        """
+        rule, state = self._judge.verdict(self._call).rule, self._judge.state
+        gone = rule == "read_before" and state.texts.is_continued and not state.has_touched(self._path or "")
+        if rule != "not_read" and not gone:
+            return None
+        whole = reading(self._call, self._path or "", state)
+        return self._reading(to_edit=True) or (None if whole is None else (whole, "look_first"))
 
     def _no_match(self) -> Decided:
-        """The edit as it worked, where its text had been shown; the reading, where not all of the file had been."""
+        """The edit as it worked, where its text had been shown; the reading, where its place had not been.
+
+        Nothing where the text was there before the turn, or an earlier edit had made the change: no call was needed.
+        """
         said = self._judge.verdict(self._call)
-        had_all = said.says == "fails" and said.kind in ("edit_no_match", "edit_ambiguous")
-        return self._edit_again() or (None if had_all else self._reading(to_see_more=True))
+        if said.says == "ok" or self._is_done():
+            return None
+        had_all = said.says == "fails" and said.kind == "edit_no_match"
+        return self._edit_again() or (None if had_all else self._reading())
+
+    def _ambiguous(self) -> Decided:
+        """The edit as it worked, where the text had been shown more than once."""
+        return self._edit_again() if self._judge.verdict(self._call).kind == "edit_ambiguous" else None
+
+    def _is_done(self) -> bool:
+        shown = self._judge.state.has_shown_text
+        edits = [each for each in self._edits(self._call) if isinstance(each, Replace)]
+        done = [each for each in edits if len(each.new.strip()) >= _MIN_DONE and each.new not in each.old]
+        return any(shown(each.path, each.new) and not shown(each.path, each.old) for each in done)
 
     def _edit_again(self) -> Decided:
-        for later in self._later:
-            if is_edit(later.call.name) and self._is_same_change(later.call):
-                said = self._judge.verdict(later.call)
-                return (later.call, "corrected") if said.says == "ok" and said.rule.startswith(_FOUND) else None
-        return None
+        again = self._same_edit()
+        said = None if again is None else self._judge.verdict(again)
+        if again is None or said is None or said.says != "ok" or not said.rule.startswith(_FOUND):
+            return None
+        return (again, "corrected") if self._knew_names(again) else None
 
-    def _reading(self, *, to_see_more: bool = False) -> Decided:
-        """The first look at the failing call's file, before it was changed; `to_see_more` than had been shown of it."""
+    def _knew_names(self, again: ToolCall) -> bool:
+        """Whether a call uses no name that was made or shown only between the failure and it."""
+        between = itertools.takewhile(lambda later: later.call.id != again.id, self._later)
+        came_up = {name for later in between for text in (later.text, asked_by(later.call)) for name in _names(text)}
+        return self._are_shown([*(_names(asked_by(again)) - _names(asked_by(self._call))) & came_up])
+
+    def _same_edit(self) -> ToolCall | None:
+        """The first later edit that is the same change, and not rather that of another call of the failing turn."""
+        edits = (later.call for later in self._later if is_edit(later.call.name))
+        return next((call for call in edits if self._is_ours(call, self._sureness)), None)
+
+    def _sureness(self, one: ToolCall, other: ToolCall) -> float:
+        pairs = itertools.product(self._edits(one), self._edits(other))
+        return max(itertools.starmap(belong_together, pairs), default=0.0)
+
+    def _is_ours(self, later: ToolCall, measure: Callable[[ToolCall, ToolCall], float]) -> bool:
+        """Whether a later call is like this one, and like no other of its turn more."""
+        ours = measure(self._call, later)
+        return ours > 0 and all(measure(each, later) <= ours for each in self._beside)
+
+    def _edits(self, call: ToolCall) -> list[Operation]:
+        return (edit_operations(call, self._cwd) or [])[:_MAX_EDITS]
+
+    def _reading(self, *, to_edit: bool = False) -> Decided:
+        """The first look at what the failing edit is about, before its file was changed, if it showed something new.
+
+        `to_edit` is a look that the agent itself asks for, new or not; only a reading counts as one.
+        """
+        again = self._same_edit()
+        edits = self._edits(self._call) + ([] if again is None else self._edits(again))
         for later in self._later:
             if later.path is None or self._path is None or not self._is_same_path(later.path, self._path):
                 continue
             if is_edit(later.call.name):
                 return None
-            if later.is_look:
-                return None if to_see_more and self._had_shown(later) else (later.call, "look_first")
+            if not later.is_look or (to_edit and plain_name(later.call.name) in LISTS | SEARCHES):
+                continue
+            lines = lines_for(edits, _lines(later))
+            is_whole = to_edit and not {"offset", "limit"} & {*later.call.arguments}
+            if lines or is_whole:
+                return (later.call, "look_first") if to_edit or not self._had_shown(lines) else None
         return None
 
-    def _had_shown(self, later: LaterCall) -> bool:
-        """Whether most of what a look shows had been shown, and nobody is known to have changed the file since."""
+    def _had_shown(self, lines: Sequence[str]) -> bool:
+        """Whether the session had shown or written these lines, and nobody is known to have changed the file since."""
         known = self._judge.state.texts.get(self._path or "")
         if known is None or known.doubt == _CHANGED:
             return False
-        shown = without_reminders(later.text).splitlines()[:_MAX_LINES]
-        lines = [line for each in shown if (line := LINE_NUMBER.sub("", each)).strip()]
-        return sum(known.count(line) == 0 for line in lines) < _MIN_NEW * len(lines)
+        return all(known.count(line) for line in lines if line.strip())
 
     def _not_found(self) -> Decided:
         """The same file where it really is, if that had been shown; else the search for it."""
@@ -110,7 +176,7 @@ class Decision:
             return None
         name = self._path.rstrip("/").rpartition("/")[2]
         for later in self._later[:_NEXT]:
-            if later.call.name == self._call.name and later.path and self._is_meant(later.path, name):
+            if later.call.name == self._call.name and later.path and self._is_meant(later, name):
                 if self._is_shown(later):
                     return later.call, "corrected"
                 break
@@ -120,36 +186,19 @@ class Decision:
         return None if self._path is None else self._search(self._path)
 
     def _search(self, path: str) -> Decided:
-        """The first look after the failure that names what was missing and found something, before anything is done."""
-        looks = itertools.takewhile(lambda later: later.is_look, self._later[:_NEXT])
-        found = next((later for later in looks if later.has_found and self._is_for(later, path)), None)
+        found = search_for(path, self._call, self._later, self._judge.state, self._cwd)
         return None if found is None else (found.call, "look_first")
 
-    def _is_for(self, later: LaterCall, path: str) -> bool:
-        """Whether a look is for this path: by its name, as a list of a folder above, or the same search elsewhere."""
-        folder, _, name = path.rstrip("/").rpartition("/")
-        stem, above = name.lstrip(".").partition(".")[0], folder.rpartition("/")[2]
-        words = later.words.lower()
-        if len(stem) > 2 and stem.lower() in words:
-            return True
-        ours, theirs = (each.arguments.get("pattern") for each in (self._call, later.call))
-        if ours is not None and ours == theirs and later.call.name == self._call.name:
-            return True
-        if not later.is_listing:
-            return False
-        named = [later.path or "", *(word for word in Command.of(later.words).words if is_path(word))]
-        folders = {normal_path(each, self._cwd) for each in named if each}
-        parts = re.split(r"[/\s]", words)
-        return above.lower() in parts or any(f"{path}/".startswith(f"{each}/") for each in folders - {"/"})
-
     def _elsewhere(self) -> Decided:
-        """The same command with paths that had been shown."""
-        later = self._next_alike()
+        """The same command with paths that had been shown; or without the folder that the shell stood in already."""
+        later = self._next_alike(self._ran)
         if later is None:
             return None
-        new = Command.of(later.words).words - Command.of(_command(self._call)).words
-        paths = [word for word in new if is_path(word) and "/" in word]
-        return (later.call, "corrected") if paths and self._are_shown(paths) else None
+        ours, theirs = (Command.of(text).words for text in (command_of(self._call), later.words))
+        paths = [word for word in theirs - ours if is_path(word) and "/" in word]
+        here, left_out = self._judge.state.paths.shell.path or "", [word.removeprefix("./") for word in ours - theirs]
+        stood_there = any(word and f"/{here}".endswith(f"/{word}") for word in left_out)
+        return (later.call, "corrected") if (paths or stood_there) and self._are_shown(paths) else None
 
     def _are_shown(self, words: Sequence[str]) -> bool:
         """Whether the session had shown all of them; of very many nobody asks, for each is searched for."""
@@ -163,91 +212,82 @@ class Decision:
         if is_edit(later.call.name):
             said = self._judge.verdict(later.call)
             return (later.call, "corrected") if said.says == "ok" else None
-        told = Command.of(self._error).words
-        new = Command.of(_texts(later.call)).words - Command.of(_texts(self._call)).words
-        named = [word for word in new if word in told or (is_path(word) and "/" in word)]
+        told, ours = Command.of(self._error).words, Command.of(asked_by(self._call)).words
+        new = Command.of(asked_by(later.call)).words - ours
+        named = [word for word in new if word in told or _is_name(word)]
+        if not command_of(later.call):  # a value of one word names something: a skill, an agent, a folder
+            given = {each for each in later.call.arguments.values() if isinstance(each, str)}
+            named += [each for each in given - {*self._call.arguments.values()} if each and not re.search(r"\s", each)]
         return (later.call, "corrected") if self._are_shown(named) else None
 
     def _help(self) -> Decided:
         """What the same program says about itself, asked right after the failure."""
-        programs = {name for name, _ in Command.of(_command(self._call)).programs}
+        programs = {name for name, _ in Command.of(command_of(self._call)).programs}
         for later in self._later[:1]:
             asked = Command.of(later.words)
-            if programs & {name for name, _ in asked.programs} and _ASKS_FOR_HELP.search(asked.text):
+            same = [first for name, first in asked.programs if name in programs]
+            if same and (_ASKS_FOR_HELP.search(asked.text) or _LISTS_ITSELF & {*same}):
                 return later.call, "look_first"
         return None
 
     def _told(self) -> Decided:
-        """After a user's words: the same change, made as the user wants it; or the command that the words name."""
+        """After a user's words: the same change, made as the user wants it; or the command that the words name.
+
+        Words against something are about what the second command leaves out.
+        """
         if is_edit(self._call.name):
             return self._edit_again()
         said = set(_plain_words(self._site.evidence_text))
         for later in self._later[:1]:
             if channel_of(later.call.name) == channel_of(self._call.name) == "shell":
-                mine, theirs = (set(_plain_words(text)) for text in (_command(self._call), later.words))
-                if (theirs - mine) & said and not said & (mine - theirs):
+                mine, theirs = (set(_plain_words(text)) for text in (command_of(self._call), later.words))
+                names_it = (theirs - mine) & said and not said & (mine - theirs)
+                left_out = said & (mine - theirs) and not theirs - mine and _AGAINST.search(self._site.evidence_text)
+                if names_it or left_out:
                     return later.call, "corrected"
         return None
 
-    def _next_alike(self) -> LaterCall | None:
-        """The next call of the same tool, if it asks for about the same."""
-        for later in self._later[:_NEXT]:
-            if later.call.name == self._call.name and _same_programs(later.call, self._call):
-                return later if _alike(_texts(later.call), _texts(self._call)) >= _MIN_ALIKE else None
+    def _next_alike(self, calls: Sequence[LaterCall] | None = None) -> LaterCall | None:
+        """The next call of the same tool and purpose, if it is much like this one, and not more like one beside it."""
+        for later in (self._later if calls is None else calls)[:_NEXT]:
+            same = later.call.name == self._call.name and have_same_purpose(self._call, later.call, self._error)
+            if same and self._is_ours(later.call, likeness_of_calls):
+                return later if likeness_of_calls(self._call, later.call) >= MIN_ALIKE else None
         return None
-
-    def _is_same_change(self, call: ToolCall) -> bool:
-        ours, theirs = ((edit_operations(each, self._cwd) or [])[:_MAX_EDITS] for each in (self._call, call))
-        return any(_belong_together(one, other) for one in ours for other in theirs)
 
     def _is_same_path(self, path: str, other: str) -> bool:
         return normal_path(path, self._cwd) == normal_path(other, self._cwd)
 
-    def _is_meant(self, path: str, name: str) -> bool:
-        return difflib.SequenceMatcher(None, path.rpartition("/")[2][:_MAX_NAME], name[:_MAX_NAME]).ratio() >= 0.8
+    def _is_meant(self, later: LaterCall, name: str) -> bool:
+        """Whether a call is for a file of this name, and for the same in it."""
+        other = (later.path or "").rstrip("/").rpartition("/")[2]
+        like = difflib.SequenceMatcher(None, other[:_MAX_NAME], name[:_MAX_NAME]).ratio()
+        same = self._call.arguments.get("pattern") == later.call.arguments.get("pattern")
+        return same and like >= _MIN_NAME
 
     def _is_shown(self, later: LaterCall) -> bool:
         return self._judge.verdict(later.call).says == "ok" or self._judge.state.has_shown(later.path or "")
 
 
-def _command(call: ToolCall) -> str:
-    return command_text(call.name, call.arguments)
+def _lines(later: LaterCall) -> list[str]:
+    return [LINE_NUMBER.sub("", line) for line in without_reminders(later.text).splitlines()]
 
 
-def _same_programs(one: ToolCall, other: ToolCall) -> bool:
-    """Whether two commands run the same programs; calls that are no commands do."""
-    first, second = (Command.of(_command(each)).programs for each in (one, other))
-    return {name for name, _ in first if name != "cd"} == {name for name, _ in second if name != "cd"}
+def _names(text: str) -> set[str]:
+    """What a program calls its parts: words with a line or a capital letter inside."""
+    return {word for word in _WORD.findall(text[:_MAX_TEXT]) if "_" in word or _CAPITAL_INSIDE.search(word)}
+
+
+def _is_name(word: str) -> bool:
+    """Whether a word of a command names a file, a version, or something else that has to be known."""
+    if word.startswith("-") or _NUMBER.fullmatch(word):
+        return False
+    return ("/" in word and is_path(word)) or any(letter.isdigit() for letter in word)
 
 
 def _alone(call: ToolCall) -> Action:
     return Action(text="", calls=(call,))
 
 
-def _texts(call: ToolCall) -> str:
-    return " ".join(str(each) for key, each in call.arguments.items() if not is_label(call.name, key))
-
-
-def _alike(one: str, other: str) -> float:
-    """The share of words and signs that two texts have in common, in any order: in linear time, whatever they are."""
-    first, second = (Counter(_TOKEN.findall(text[:_MAX_COMPARED])) for text in (one, other))
-    return 2 * (first & second).total() / max(first.total() + second.total(), 1)
-
-
-def _belong_together(one: Operation, other: Operation) -> bool:
-    """Whether two edits are about the same place of the same file."""
-    if not isinstance(one, Replace) or not isinstance(other, Replace) or one.path != other.path:
-        return False
-    return _overlap(one.old, other.old) or _overlap(one.new, other.new)
-
-
-def _overlap(one: str, other: str) -> bool:
-    """Whether one text is in the other or much like it; short ones are alike by chance."""
-    shorter, longer = sorted((one.strip(), other.strip()), key=len)
-    if len(shorter) < _MIN_CONTAINED:
-        return bool(shorter) and shorter == longer
-    return shorter in longer or (len(shorter) >= _MIN_COMPARED and _alike(one, other) >= _MIN_ALIKE)
-
-
 def _plain_words(text: str) -> list[str]:
-    return [word for word in "".join(each if each.isalnum() else " " for each in text.lower()).split() if len(word) > 2]
+    return [word for word in "".join(each if each.isalnum() else " " for each in text.lower()).split() if len(word) > 1]

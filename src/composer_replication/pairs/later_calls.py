@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from composer_replication.actions.shell.command import Command
@@ -14,6 +14,7 @@ from composer_replication.sites.find import INTERRUPTED
 from composer_replication.types import Conversation, ErrorSite, ToolCall
 
 _MAX_LATER = 12  # calls after the failure; what comes later answers something else
+_ASK = word_set("askuserquestion ask_user ask_user_question ask_followup_question")
 _FINDS_NOTHING = ("No files found", "No matches found", "No files matched")
 _LISTING_PROGRAMS = word_set("ls find fd tree")
 _LS_FILES = ("git", "ls-files")
@@ -69,7 +70,7 @@ class LaterCall:
 class LaterCalls:
     """The calls of a conversation, what became of each, and where a person spoke."""
 
-    def __init__(self, conversation: Conversation, failures: Container[str]) -> None:
+    def __init__(self, conversation: Conversation, failures: Mapping[str, ErrorSite]) -> None:
         self._conversation = conversation
         self._results = {each.call_id: each for turn in conversation.turns for each in turn.results}
         self._failures = failures
@@ -85,6 +86,10 @@ class LaterCalls:
             return False
         return result.is_error is not True
 
+    def _has_run(self, call: ToolCall) -> bool:
+        failure = self._failures.get(call.id)
+        return failure is not None and failure.blame == "task" and call.id not in self._reused
+
     def is_one(self, call: ToolCall) -> bool:
         """Whether no other call has its id: some logs use ids again, and nobody knows whose result is whose."""
         return call.id not in self._reused
@@ -97,15 +102,25 @@ class LaterCalls:
         """Which of the assistant's turns it is, counted from 0."""
         return self._numbers[turn_id]
 
-    def after(self, site: ErrorSite) -> list[LaterCall]:
-        """Calls that worked after the site's turn, until a person speaks; words that the site is about do not count."""
+    def beside(self, site: ErrorSite) -> list[ToolCall]:
+        """The other calls of the site's turn that failed as well."""
+        place = self._places.get(site.turn_id)
+        calls = () if place is None else self._conversation.turns[place].calls
+        return [call for call in calls if call.id != site.call_id and call.id in self._failures]
+
+    def after(self, site: ErrorSite, *, with_failed_work: bool = False) -> list[LaterCall]:
+        """Calls that worked after the site's turn, until a person speaks; words that the site is about do not count.
+
+        `with_failed_work` are also those that ran what they should, and it failed: tests, a build.
+        """
         found: list[LaterCall] = []
         turns = self._conversation.turns
         for turn in itertools.islice(turns, self._places.get(site.turn_id, len(turns)) + 1, None):
             is_heard = turn.role == "user" and turn.origin == "human" and turn.id != site.result_turn_id
             if is_heard and not turn.text.startswith(INTERRUPTED):
                 break
-            found += [LaterCall(call, self.text_of(call)) for call in turn.calls if self.has_worked(call)]
-            if len(found) >= _MAX_LATER:
-                break
+            ran = [call for call in turn.calls if self.has_worked(call) or (with_failed_work and self._has_run(call))]
+            found += [LaterCall(call, self.text_of(call)) for call in ran]
+            if len(found) >= _MAX_LATER or any(plain_name(call.name) in _ASK for call in turn.calls):
+                break  # what follows a question rests on its answer
         return found[:_MAX_LATER]

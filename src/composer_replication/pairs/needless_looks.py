@@ -36,14 +36,15 @@ def needless_look(call: ToolCall, judgement: Judgement, state: SessionState) -> 
     if judgement.says != "ok" or not path:
         return None
     if is_edit(call.name):
-        return _reading(call, path, state) if judgement.rule.startswith(_FOUND) else None
+        return reading(call, path, state) if judgement.rule.startswith(_FOUND) else None
     reads = only_looks(call.name, call.arguments) and plain_name(call.name) not in LISTS | SEARCHES
     if reads and not state.has_touched(path):
         return _searching(call, path.rstrip("/").rpartition("/")[2], state)
     return None
 
 
-def _reading(call: ToolCall, path: str, state: SessionState) -> ToolCall | None:
+def reading(call: ToolCall, path: str, state: SessionState) -> ToolCall | None:
+    """The reading of a whole file, as the session reads files; None where it has read none."""
     key = None if state.reader is None else next((name for name in PATH if name in state.tools[state.reader]), None)
     return None if key is None or state.reader is None else _look(call, state.reader, {key: path})
 

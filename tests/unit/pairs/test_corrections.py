@@ -7,63 +7,28 @@ from dataclasses import replace
 
 import pytest
 
-from composer_replication.pairs.corrections import correction_of, own_pairs
+from composer_replication.pairs.corrections import own_pairs
 from composer_replication.sites import find_error_sites
+from correction_steps import (
+    BAD,
+    DONE,
+    FILE,
+    GOOD,
+    LONGER,
+    NO_FILE,
+    NO_MATCH,
+    NOT_READ,
+    OTHER,
+    REFUSED,
+    TEXT,
+    TWICE,
+    bash,
+    decided,
+    edit,
+    read,
+    session,
+)
 from session_pieces import Session
-
-FILE, OTHER = "/repo/app/cart.py", "/repo/app/shop.py"
-TEXT = (
-    "     1\tdef total(items):\n     2\t    return sum(items)\n     3\t\n     4\tdef best(items):\n     5\t    return 1"
-)
-NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"
-NO_MATCH = "<tool_use_error>String to replace not found in file.\nString: x</tool_use_error>"
-TWICE = (
-    "<tool_use_error>Found 2 matches of the string to replace, but replace_all is false. To replace all occurrences, "
-    "set replace_all to true.</tool_use_error>"
-)
-NO_FILE = "<tool_use_error>File does not exist.</tool_use_error>"
-REFUSED = (
-    "The user doesn't want to proceed with this tool use. The tool use was rejected (eg. if it was a file edit, the "
-    "new_string was NOT written to the file). To tell you how to proceed, the user said:\n"
-)
-DONE = "The file has been updated."
-
-
-def edit(old, new, path=FILE, **more):
-    return "Edit", {"file_path": path, "old_string": old, "new_string": new, **more}
-
-
-def read(path=FILE, **more):
-    return "Read", {"file_path": path, **more}
-
-
-def bash(command, **more):
-    return "Bash", {"command": command, **more}
-
-
-def session(*steps, cwd="/repo"):
-    """Steps are (call, result), with True behind it where it failed; a text is what the user says."""
-    built = Session().user("fix the cart")
-    for step in steps:
-        if isinstance(step, str):
-            built.user(step)
-            continue
-        (tool, arguments), text, *failed = step
-        built.call(tool, text, is_error=bool(failed), **arguments)
-    return replace(built.conversation(), cwd=cwd)
-
-
-def decided(*steps):
-    """(how, tool, arguments) of what is chosen for the only failure that may be taught."""
-    conversation = session(*steps)
-    sites = [site for site in find_error_sites(conversation) if site.is_kept]
-    assert len(sites) == 1, [(site.kind, site.reason) for site in find_error_sites(conversation)]
-    found = correction_of(conversation, sites[0])
-    return found and (found.how, found.chosen.name, dict(found.chosen.arguments))
-
-
-GOOD, BAD = edit("return sum(items)", "return sum(items) or 0"), edit("return  sum(items)", "return sum(items) or 0")
-LONGER = edit("def total(items):\n    return sum(items)", "def total(items):\n    return 0")
 
 
 def test_an_edit_as_it_worked_is_chosen_where_its_text_had_been_shown():
@@ -85,7 +50,9 @@ def test_what_had_just_been_shown_is_not_to_be_read_again():
     more = "     1\tdef total(items):\n     2\t    return sum(items)\n     3\t\n     4\tdef best(items):"
     steps = ((part, shown), (BAD, NO_MATCH, True))
     assert decided(*steps, (part, shown)) is None
-    assert decided(*steps, (read(limit=4), more)) == ("look_first", *read(limit=4))
+    assert decided(*steps, (read(limit=4), more)) is None  # more of the file, and nothing new of what the edit is about
+    longer = edit("    return  sum(items)\n\ndef worst(items):", "    return 0")
+    assert decided(steps[0], (longer, NO_MATCH, True), (read(limit=4), more)) == ("look_first", *read(limit=4))
     changed = (bash("git checkout other"), "Switched to branch 'other'")
     assert decided(steps[0], changed, steps[1], (part, shown)) == ("look_first", *part)
 
@@ -108,7 +75,10 @@ def test_a_file_that_was_not_read_is_to_be_read_unless_it_had_been():
     conversation = session((read(), TEXT), (GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE))
     assert [each.source for each in own_pairs(conversation, find_error_sites(conversation))] == ["acted_at_once"]
     before = "This session is being continued from a previous conversation that ran out of context."
-    assert decided(before, (GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE)) is None
+    assert decided(before, (GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE)) == ("look_first", *read())
+    named = f"see @{FILE}"  # what is named so may have been shown with the words
+    conversation = session(named, (GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE))
+    assert not [each for each in own_pairs(conversation, find_error_sites(conversation)) if each.source == "correction"]
 
 
 @pytest.mark.parametrize(
@@ -170,6 +140,8 @@ def test_after_a_person_has_spoken_nothing_is_a_correction_of_the_session():
     steps = ((read(), TEXT), (BAD, NO_MATCH, True))
     assert decided(*steps, (GOOD, DONE)) is not None
     assert decided(*steps, "take the other line", (GOOD, DONE)) is None
+    asked = (("AskUserQuestion", {"questions": "Which?"}), "The user has answered: the other")
+    assert decided(*steps, asked, (GOOD, DONE)) is None
 
 
 def test_a_refused_edit_is_set_against_the_one_that_the_user_let_through():

@@ -1,0 +1,102 @@
+"""Whether two calls are about the same thing: the same change, the same place of a file, the same command."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from composer_replication.actions.edits import Operation, Replace
+from composer_replication.actions.shell.command import Command
+from composer_replication.actions.tools import command_text, is_label, word_set
+from composer_replication.types import ToolCall
+
+MIN_ALIKE = 0.6
+_MIN_SAME_LINE = 0.8
+_MIN_CONTAINED, _MIN_COMPARED, _MAX_COMPARED = 8, 20, 4000
+_MIN_LINE, _TELLING, _MAX_LINES = 6, 3, 3000
+_TOKEN = re.compile(r"[\w-]+|[^\w\s-]")
+_WORD = re.compile(r"[\w-]+")
+_FOLDERS = re.compile(r"[^\s'\"=:]*/(?=[^\s/])")
+_MOVES = "cd"
+_WITH_SUBCOMMAND = word_set(
+    "git gh glab docker podman kubectl helm terraform aws gcloud az npm yarn pnpm bun go cargo pip pip3 uv poetry mise"
+    " brew apt apt-get systemctl make just task dotnet mvn gradle"
+)
+
+
+def command_of(call: ToolCall) -> str:
+    return command_text(call.name, call.arguments)
+
+
+def asked_by(call: ToolCall) -> str:
+    """All that a call asks for, without words for the reader of the log."""
+    return " ".join(str(each) for key, each in call.arguments.items() if not is_label(call.name, key))
+
+
+def likeness(one: str, other: str) -> float:
+    """The share of words and signs that two texts have in common, in any order: in linear time, whatever they are."""
+    first, second = (Counter(_TOKEN.findall(text[:_MAX_COMPARED])) for text in (one, other))
+    return 2 * (first & second).total() / max(first.total() + second.total(), 1)
+
+
+def likeness_of_calls(one: ToolCall, other: ToolCall) -> float:
+    """The same for what two calls ask for, where a file counts by its name and not by the way to it."""
+    first, second = (_FOLDERS.sub("", asked_by(each)[:_MAX_COMPARED]) for each in (one, other))
+    return likeness(first, second)
+
+
+def have_same_purpose(call: ToolCall, other: ToolCall, error: str) -> bool:
+    """Whether a command does what the first should have done: what it leaves out are options, or what was wrong.
+
+    Calls that are no commands have one purpose by their tool.
+    """
+    ours, theirs = Command.of(command_of(call)), Command.of(command_of(other))
+    if _subcommands(ours) != _subcommands(theirs):
+        return False
+    first, second = ({*_WORD.findall(_FOLDERS.sub("", each.text))} for each in (ours, theirs))
+    return all(word in error or word.startswith("-") or len(word) < 3 for word in first - second)
+
+
+def _subcommands(command: Command) -> set[tuple[str, str]]:
+    programs = ((name, first if name in _WITH_SUBCOMMAND else "") for name, first in command.programs)
+    return {each for each in programs if each[0] != _MOVES}
+
+
+def belong_together(one: Operation, other: Operation) -> float:
+    """How surely two edits are about the same place of the same file; 0 where they are not."""
+    if not isinstance(one, Replace) or not isinstance(other, Replace) or one.path != other.path:
+        return 0.0
+    if not _overlap(one.old, other.old) and not _overlap(one.new, other.new):
+        return 0.0
+    return 1.0 + likeness(one.old, other.old) + likeness(one.new, other.new)
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether one text is in the other or much like it; short ones are alike by chance."""
+    shorter, longer = sorted((one.strip(), other.strip()), key=len)
+    if len(shorter) < _MIN_CONTAINED:
+        return bool(shorter) and shorter == longer
+    return shorter in longer or (len(shorter) >= _MIN_COMPARED and likeness(one, other) >= MIN_ALIKE)
+
+
+def lines_for(edits: Iterable[Operation], shown: list[str]) -> list[str]:
+    """Those of the lines shown that an edit is about: where one of its telling lines stands, as many as the edit has.
+
+    An edit that replaces no text, as a whole file that is written does, is about all of them.
+    """
+    shown, place = shown[:_MAX_LINES], set[int]()
+    for edit in edits:
+        wanted = edit.old.split("\n") if isinstance(edit, Replace) else []
+        if not any(line.strip() for line in wanted):
+            return shown
+        for number in sorted(range(len(wanted)), key=lambda number: -len(wanted[number].strip()))[:_TELLING]:
+            for found in _where(wanted[number].strip(), shown):
+                place.update(range(found - number, found - number + len(wanted)))
+    return [shown[number] for number in sorted(place) if 0 <= number < len(shown)]
+
+
+def _where(wanted: str, shown: list[str]) -> list[int]:
+    if not wanted or (len(wanted) < _MIN_LINE and not any(wanted == line.strip() for line in shown)):
+        return []
+    return [n for n, line in enumerate(shown) if wanted in line or likeness(line, wanted) >= _MIN_SAME_LINE]

@@ -1,0 +1,67 @@
+"""Which look, made after a path was not there, should have been made before: one that is for it and told something."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+from composer_replication.actions.paths import normal_path
+from composer_replication.actions.session_state import SessionState
+from composer_replication.actions.shell.command import Command, is_path
+from composer_replication.actions.shown.views import without_reminders
+from composer_replication.actions.tools import plain_name
+from composer_replication.pairs.later_calls import SEARCHES, LaterCall
+from composer_replication.types import ToolCall
+
+_NEXT, _NEXT_USE, _MAX_NAMES, _MIN_WORD = 3, 2, 20, 3
+_SETTLED = ("not_listed", "not_globbed")
+_NAMED_FILE = re.compile(r"[\w@+-][\w./@+-]*\.\w+|[\w@+.-]+/[\w./@+-]+")
+
+
+def search_for(
+    path: str, failed: ToolCall, later: Sequence[LaterCall], state: SessionState, cwd: str | None
+) -> LaterCall | None:
+    """The first look after the failure that is for what was missing and found something, before anything is done.
+
+    It is for it where it is the same search elsewhere, or names it, or lists its folder and what it listed was opened.
+    """
+    folder, _, name = path.rstrip("/").rpartition("/")
+    stem, pattern = name.lstrip(".").partition(".")[0].lower(), failed.arguments.get("pattern")
+    is_settled = state.paths.standing(normal_path(path, cwd)).why in _SETTLED
+    looks_for_text = plain_name(failed.name) in SEARCHES
+    for place, look in enumerate(itertools.takewhile(lambda each: each.is_look, later[:_NEXT])):
+        if not look.has_found:
+            continue
+        words = look.words.lower()
+        if isinstance(pattern, str) and len(pattern) >= _MIN_WORD and pattern.lower() in words:
+            return look
+        if not _is_new(look, state):
+            continue
+        if len(stem) >= _MIN_WORD and stem in words:
+            return look
+        uses = later[place + 1 : place + 1 + _NEXT_USE]
+        if not looks_for_text and not is_settled and _lists(look, folder, cwd) and _is_used(look, uses, folder, cwd):
+            return look
+    return None
+
+
+def _is_new(look: LaterCall, state: SessionState) -> bool:
+    """Whether it brought a name that had not been shown."""
+    names = _NAMED_FILE.findall(without_reminders(look.text))[:_MAX_NAMES]
+    return not names or not all(map(state.has_shown, names))
+
+
+def _lists(look: LaterCall, folder: str, cwd: str | None) -> bool:
+    """Whether it shows what this folder holds."""
+    named = [look.path or "", *(word for word in Command.of(look.words).words if is_path(word))]
+    folders = {normal_path(each, cwd) for each in named if each} - {"/"}
+    is_named = folder.rpartition("/")[2].lower() in re.split(r"[/\s]", look.words.lower())
+    return look.is_listing and (is_named or normal_path(folder, cwd) in folders)
+
+
+def _is_used(look: LaterCall, uses: Sequence[LaterCall], folder: str, cwd: str | None) -> bool:
+    """Whether what it listed was then opened in that folder: so it was what the failing call was after."""
+    paths = [each.path for each in uses if each.path]
+    there = [path for path in paths if normal_path(path.rpartition("/")[0], cwd) == normal_path(folder, cwd)]
+    return any(path.rpartition("/")[2] in look.text for path in there)

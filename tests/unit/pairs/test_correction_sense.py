@@ -1,0 +1,164 @@
+"""A correction is for the same place and purpose as the call that failed, and knows nothing from after it."""
+
+from __future__ import annotations
+
+import pytest
+
+from correction_steps import (
+    DONE,
+    FILE,
+    GOOD,
+    LONGER,
+    NO_FILE,
+    NO_MATCH,
+    NOT_READ,
+    OTHER,
+    REFUSED,
+    TEXT,
+    TWICE,
+    bash,
+    chosen_of,
+    decided,
+    edit,
+    numbered,
+    read,
+    turns,
+)
+
+TOP, END = ("import os", "import sys", "", "LIMIT = 10"), ("def final_total(items):", "    return sum(items)")
+
+
+def test_a_look_at_another_place_of_the_file_is_not_for_this_edit():
+    top, end = edit("import  sys", "import json"), edit("def final_total(items) :", "def final(items):")
+    seen = ((read(offset=20, limit=1), numbered(20, "# nothing")),)
+    looks = ((read(offset=90, limit=2), numbered(90, *END)), (read(limit=4), numbered(1, *TOP)))
+    asked = ((top, NO_MATCH, True), (end, NO_MATCH, True))
+    assert chosen_of(turns(seen, asked, looks)) == [looks[1][0][1], looks[0][0][1]]
+    assert chosen_of(turns(seen, asked, looks[:1])) == [looks[0][0][1]]
+
+
+def test_a_search_in_a_file_does_not_read_it():
+    found = (("Grep", {"pattern": "sum", "path": FILE}), "2:    return sum(items)")
+    steps = ((read(OTHER), TEXT), (GOOD, NOT_READ, True), found)
+    assert decided(*steps, (read(), TEXT)) == ("look_first", *read())
+    assert decided(*steps) == ("look_first", *read())  # read by nobody: as the session reads files
+    assert decided(*steps[1:]) is None  # and nobody knows how it does
+
+
+def test_what_the_agent_wrote_itself_is_not_to_be_read():
+    text = "def total(items):\n    return sum(items)\n"
+    wrote = (("Write", {"file_path": FILE, "content": text}), "File created successfully")
+    look = (read(), numbered(1, *text.split("\n")))
+    other = edit("def total(items):\n    return  sum(items)\n", "pass", FILE)
+    assert decided(wrote, (other, NO_MATCH, True), look) is None
+    moved = (bash("git checkout other"), "Switched to branch 'other'")
+    assert decided(wrote, moved, (other, NO_MATCH, True), look) == ("look_first", *read())
+
+
+def test_where_the_change_had_been_made_no_call_was_needed():
+    first, again = edit("return 1", "return best_of(items)"), edit("return 1 ", "return best_of(items)")
+    later = edit("return best_of(items)", "return best_of(items) or 1")
+    steps = (((read(), TEXT),), ((first, DONE),), ((again, NO_MATCH, True),), ((later, DONE),))
+    assert chosen_of(turns(*steps)) == []
+    assert chosen_of(turns(steps[0], *steps[2:3], ((edit("return 1", "return best_of(items)"), DONE),))) == [first[1]]
+
+
+def test_an_edit_that_a_parallel_one_spoiled_is_no_wrong_edit():
+    first = edit("def total(items):\n    return sum(items)", "def total(items):\n    return 0")
+    again = edit("    return 0", "    return sum(items) or 0")
+    spoiled = (((read(), TEXT),), ((first, DONE), (GOOD, NO_MATCH, True)), ((again, DONE),))
+    assert chosen_of(turns(*spoiled)) == []
+
+
+def test_every_call_of_a_turn_has_its_own_correction():
+    pair = edit("return  sum(items)", "return sum(items) or 0"), edit("return  1", "return sum(items) or 1")
+    right = edit("return 1", "return sum(items) or 1"), edit("return sum(items)", "return sum(items) or 0")
+    asked = tuple((each, NO_MATCH, True) for each in pair)
+    found = chosen_of(turns(((read(), TEXT),), asked, tuple((each, DONE) for each in right)))
+    assert found == [right[1][1], right[0][1]]
+
+
+def test_all_copies_are_replaced_only_where_more_than_one_had_been_shown():
+    short, everywhere = edit("return sum(items)", "return 0"), edit("return sum(items)", "return 0", replace_all=True)
+    both = TEXT + "\n     6\tdef again(items):\n     7\t    return sum(items)"
+    assert decided((read(), both), (short, TWICE, True), (everywhere, DONE)) == ("corrected", *everywhere)
+    part = read(limit=5)
+    assert decided((part, TEXT), (short, TWICE, True), (everywhere, DONE)) is None
+    assert decided((part, TEXT), (short, TWICE, True), (LONGER, DONE)) is None
+
+
+def test_a_name_that_was_made_after_the_failure_was_not_known_before():
+    first, second = edit("return 1", "return len(items)"), edit("return 1", "return item_count(items)")
+    said = REFUSED + "use a helper instead"
+    helper = edit("def shop():", "def item_count(items):\n    return len(items)\n\ndef shop():", OTHER)
+    steps = ((read(), TEXT), (first, said, True))
+    assert decided(*steps, (helper, DONE), (second, DONE)) is None
+    assert decided((bash("cat lib.py"), "def item_count(items): ..."), *steps, (helper, DONE), (second, DONE)) == (
+        "corrected",
+        *second,
+    )
+
+
+MISSING = (read("/repo/app/basket.py"), NO_FILE, True)
+LIST = (bash("ls app"), "cart.py\nshop.py")
+
+
+def test_a_list_of_the_folder_is_for_a_file_only_where_something_of_it_was_opened():
+    assert decided(MISSING, LIST, (read(), TEXT)) == ("look_first", *LIST[0])
+    assert decided(MISSING, LIST, (read("/repo/docs/a.md"), "text")) is None
+
+
+def test_what_an_earlier_look_has_settled_is_not_looked_for():
+    assert decided(LIST, MISSING, (bash("ls -a app"), LIST[1]), (read(), TEXT)) is None
+    found = (("Glob", {"pattern": "**/basket*"}), "/repo/lib/basket.py")
+    assert decided(LIST, MISSING, found) == ("look_first", *found[0])
+    assert decided((("Glob", {"pattern": "lib/*"}), "/repo/lib/basket.py"), MISSING, found) is None
+
+
+def test_a_search_for_text_is_made_elsewhere_and_not_turned_into_a_list():
+    failed = ("Grep", {"pattern": "def total", "path": "/repo/src"}), "<tool_use_error>Path does not exist: x", True
+    same = (("Grep", {"pattern": "def total", "path": "/repo"}), "/repo/app/cart.py")
+    assert decided(failed, same) == ("look_first", *same[0])
+    assert decided(failed, (bash("ls /repo"), "app\ncart.py"), (read("/repo/cart.py"), TEXT)) is None
+
+
+@pytest.mark.parametrize(
+    ("right", "is_chosen"),
+    [
+        ("git diff main", True),
+        ("git diff main | head", False),  # another program
+        ("git log main", False),
+        ("git diff other", False),  # of something else
+        ("git diff main -- v1.2.3", False),  # which nobody has shown
+    ],
+)
+def test_a_corrected_command_serves_the_same_purpose(right, is_chosen):
+    error = "Exit code 128\nerror: invalid option: --no-stat"
+    found = decided((bash("git diff --no-stat main"), error, True), (bash(right), "diff"))
+    assert found == (("corrected", *bash(right)) if is_chosen else None)
+
+
+def test_a_skill_is_chosen_by_a_name_that_had_been_shown():
+    wrong, right = (
+        ("Skill", {"skill": "tools:plan_review", "args": "a.md"}),
+        ("Skill", {"skill": "plan_review", "args": "a.md"}),
+    )
+    error = "<tool_use_error>Unknown skill: tools:plan_review</tool_use_error>"
+    assert decided((wrong, error, True), (right, "Launching skill")) is None
+    assert decided("run /plan_review", (wrong, error, True), (right, "Launching skill")) == ("corrected", *right)
+
+
+def test_a_command_is_repeated_from_where_the_shell_stands():
+    moved = (bash("cd app/web && ls"), "cart.py")
+    failed = (bash("cd app/web && wc -l cart.py"), "Exit code 1\n(eval):cd:1: no such file or directory: app/web", True)
+    right = bash("wc -l cart.py")
+    assert decided(moved, failed, (right, "7 cart.py")) == ("corrected", *right)
+    longer = bash("cd /repo/app/web && wc -l cart.py")
+    assert decided((read("/repo/app/web/cart.py"), TEXT), moved, failed, (longer, "7")) == ("corrected", *longer)
+    assert decided(moved, failed, (bash("cd /srv/web && wc -l cart.py"), "7")) is None
+
+
+def test_a_user_who_is_against_a_part_of_a_command_gets_it_without():
+    wrong, right = bash("make test slow"), bash("make test")
+    assert decided((wrong, REFUSED + "don't run the slow ones", True), (right, "ok")) == ("corrected", *right)
+    assert decided((wrong, REFUSED + "please run it in docker", True), (right, "ok")) is None
