@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import importlib
 import json
 import os
 import socket
@@ -24,6 +25,10 @@ from pathlib import Path
 SRC = Path(__file__).resolve().parents[1] / "src"
 IS_WARM = os.environ.get("CRF_TEST_PROFILE") != "full" and hasattr(os, "fork")
 _HEAVY_VERBS = ("inspect", "train")
+_STEPS = ("ingest", "sites", "judge", "replay", "pairs", "export", "forget")
+_LIGHT = ("composer_replication.cli.main", *(f"composer_replication.steps.{name}" for name in _STEPS))
+_HEAVY = tuple(f"composer_replication.steps.{name}" for name in _HEAVY_VERBS)
+_HEAVY += ("transformers.models.auto.modeling_auto",)
 _LOOK_AGAIN_S = 2.0
 
 
@@ -105,10 +110,8 @@ def _serve(address):
 
 @functools.cache
 def _import_for(weight):
-
-    if weight == "heavy":
-        import transformers.models.auto.modeling_auto  # noqa: F401
-
+    for name in _LIGHT if weight == "light" else (*_LIGHT, *_HEAVY):
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()  # pages that no collection writes to stay shared with the processes to come
 

@@ -52,7 +52,7 @@ class Repository:
 
     def at(self, when: str, branch: str | None = None) -> Checkout | None:
         """The files at a time: of the branch, where there is one of that name, else of the default branch."""
-        seconds = _seconds(when)
+        seconds = seconds_of(when)
         commit = None if seconds is None else self._commit(seconds, branch)
         return None if commit is None or seconds is None else Checkout(self, commit, seconds)
 
@@ -82,15 +82,18 @@ class Repository:
         return None if out is None or len(out) > _MAX_TEXT else out.decode("utf-8", "replace").replace("\r\n", "\n")
 
     @cached_property
-    def first_seen(self) -> dict[str, int]:
-        """A file or folder -> when the first commit that has it, on any branch, was written."""
-        lines = [line.split() for line in (self._ask("rev-list", "--all", "--format=%H %at") or b"").split(b"\n")]
+    def first_seen(self) -> dict[str, int] | None:
+        """A file or folder -> when the first commit that has it, on any branch, was written; None: git cannot say."""
+        commits = self._ask("rev-list", "--all", "--format=%H %at")
+        lines = [line.split() for line in (commits or b"").split(b"\n")]
         times = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
         given = b"".join(commit + b"\n" for commit in times)
         out = self._ask(
             "diff-tree", "--stdin", "--root", "-r", "-z", "--name-only", "--diff-filter=A", "--no-renames",
             "--no-ext-diff", "--no-textconv", given=given,
-        ) or b""  # fmt: skip
+        )  # fmt: skip
+        if commits is None or out is None:
+            return None
         seen, when = dict[str, int](), 0
         for entry in out.split(b"\0"):
             if entry.strip() in times:
@@ -109,7 +112,7 @@ class Repository:
                 command, cwd=self.path, env=environment, input=given or b"", capture_output=True, timeout=_TIMEOUT_S,
                 check=False,
             )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired):
+        except (OSError, ValueError, subprocess.TimeoutExpired):  # ValueError: a name that no command can hold
             return None
         return done.stdout if done.returncode == 0 else None
 
@@ -129,16 +132,19 @@ class Checkout:
         return frozenset(folder for path in self.files for folder in islice(with_parents(path), 1, None))
 
     def exists(self, relative: str) -> bool | None:
-        """Whether it is there; None where another branch or an earlier commit has it."""
+        """Whether it is there; None where another branch or an earlier commit has it, or git could not say."""
         if relative in self.files or relative in self.folders:
             return True
-        return None if self._repository.first_seen.get(relative, self._seconds) < self._seconds else False
+        first_seen = self._repository.first_seen
+        if first_seen is None or not self.files:
+            return None
+        return None if first_seen.get(relative, self._seconds) < self._seconds else False
 
     def text(self, relative: str) -> str | None:
         return self._repository.text(self.commit, relative) if relative in self.files else None
 
 
-def _seconds(when: str) -> int | None:
+def seconds_of(when: str) -> int | None:
     try:
         return int(datetime.fromisoformat(when.replace("Z", "+00:00")).timestamp())
     except (ValueError, OverflowError):

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from composer_replication.actions.session_state import SessionState
 from composer_replication.actions.shown.paths import Standing, with_parents
+from composer_replication.judge.checkout import seconds_of
 from composer_replication.types import Conversation
 
 _MIN_SHARED = 3  # files that two folders must have in common to be the same project's
@@ -21,8 +22,8 @@ _MIN_SHARE = 0.3
 _MIN_SIBLINGS = 4  # files of a folder that must be known before one that nobody saw counts as missing
 _MAX_COMPARED = 500
 
-Event = tuple[str, str, bool]
-"""When, from which folder, and whether it was there."""
+Event = tuple[int, str, bool]
+"""When (seconds), from which folder, and whether it was there."""
 _Entry = TypeVar("_Entry", bound=tuple[Any, ...])
 
 
@@ -31,12 +32,12 @@ class EarlierSessions:
 
     def __init__(self) -> None:
         self._events: dict[str, list[Event]] = defaultdict(list)
-        self._inside: dict[str, dict[str, list[tuple[str, str]]]] = defaultdict(lambda: defaultdict(list))
-        self._roots: dict[str, list[tuple[str, str]]] = defaultdict(list)
-        self._too_large: dict[str, list[tuple[str, str]]] = defaultdict(list)
-        self._texts: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
+        self._inside: dict[str, dict[str, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
+        self._roots: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        self._too_large: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        self._texts: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
         self._names: dict[tuple[str, str], list[Event]] = defaultdict(list)  # of agents and skills
-        self._named: dict[str, str] = {}  # the ends of paths that were ever named -> when first
+        self._named: dict[str, int] = {}  # the ends of paths that were ever named -> when first
 
     def add(self, conversation: Conversation, state: SessionState) -> None:
         """What a whole conversation has shown by its end; one without times is not used."""
@@ -68,7 +69,8 @@ class EarlierSessions:
 
     def before(self, conversation: Conversation) -> PathKnowledge | None:
         """What was known when this conversation began."""
-        when = next((turn.timestamp for turn in conversation.turns if turn.timestamp), None)
+        first = next((turn.timestamp for turn in conversation.turns if turn.timestamp), None)
+        when = None if first is None else seconds_of(first)
         return None if when is None or conversation.cwd is None else PathKnowledge(self, conversation.cwd, when)
 
     def sort(self) -> None:
@@ -84,7 +86,7 @@ class EarlierSessions:
 class PathKnowledge:
     """What the earlier sessions of one project know at one time."""
 
-    def __init__(self, sessions: EarlierSessions, root: str, when: str) -> None:
+    def __init__(self, sessions: EarlierSessions, root: str, when: int) -> None:
         self._sessions, self._root, self._when = sessions, root, when
         self._kin: frozenset[str] | None = None  # folders of the same project
 
@@ -169,5 +171,7 @@ class PathKnowledge:
         return entries[: bisect_left(entries, self._when, key=lambda entry: entry[0])]
 
 
-def _last_time(conversation: Conversation) -> str | None:
-    return max((turn.timestamp for turn in conversation.turns if turn.timestamp), default=None)
+def _last_time(conversation: Conversation) -> int | None:
+    """In seconds: texts of times are ordered only where all name the same zone in the same form."""
+    times = (seconds_of(turn.timestamp) for turn in conversation.turns if turn.timestamp)
+    return max((time for time in times if time is not None), default=None)

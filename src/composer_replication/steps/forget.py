@@ -59,13 +59,15 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
     answers = replayed.count_answers(run, alive, chosen)
     # A file that is no store of answers goes whole.
     derived = [name for name in there if name not in replayed.OWN or (name == replayed.STORE and answers is None)]
-    filtered = filtered_of(run, derived)
+    num_conventions = num_forgotten(run, chosen)
+    # Words of a forgotten user may be the hints of other sessions' sites: those are found anew.
+    filtered = tuple(name for name in filtered_of(run, derived) if name != "sites" or not num_conventions)
     return Forgetting(
         conversations=tuple(identity for identity, _, _ in links if identity in chosen),
         filtered=filtered,
         deleted=tuple(name for name in derived if name not in filtered),
         answers=answers,
-        num_conventions=num_forgotten(run, chosen),
+        num_conventions=num_conventions,
         elsewhere=made_elsewhere(run),
     )
 

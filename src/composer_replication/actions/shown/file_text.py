@@ -58,7 +58,7 @@ class FileText:
 
     def glimpse(self, number: int, line: str) -> None:
         """A line as a search shows it, where nothing is known yet."""
-        is_new = number > len(self._lines) or self._lines[number - 1] is None
+        is_new = number > len(self._lines) or (number > 0 and self._lines[number - 1] is None)
         if number > 0 and is_new and self._are_numbered and not self.doubt and not self._has_end:
             self.show(number, [line])
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MAX_TEXT = 300_000
 _MAX_PATH = 300
+_MAX_ENDS = 100_000  # of paths that a session names; deep ones have many
 _WORD = re.compile(r"/?[\w.@+\-]+(?:/[\w.@+\-]+)*")
 _HOME = re.compile(r"/(?:Users|home)/[^/]+")
 _GONE = re.compile(r"'?([^\s:']+)'?: (?:open: |stat: )?No such file or directory|no such file or directory: (\S+)")
@@ -170,7 +171,8 @@ class KnownPaths:
                 plain = word.removeprefix(inside)
                 self._words.update((word, plain))
                 self._names.add(plain.rpartition("/")[2])
-                if plain.startswith("/") or "." in plain.partition("/")[0]:
+                is_elsewhere = plain.startswith("/") or "." in plain.partition("/")[0]
+                if is_elsewhere and len(self._ends) < _MAX_ENDS:
                     self._ends.update(_ends(plain))  # of another place, or of what the project is called elsewhere
         self._unread.clear()
 
@@ -293,7 +295,9 @@ def _ends(path: str) -> Iterator[str]:
 
 def _glob_pattern(pattern: str) -> re.Pattern[str] | None:
     """The paths, from where the search began, that a glob takes; None for one that is not surely understood."""
-    if re.search(r"^/|[{\[!]", pattern) or len(pattern) > _MAX_PATH or pattern.count("*") > 8:
+    # More stars in one name, or two of the kind that crosses folders, could be tried in too many ways.
+    is_wild = pattern.count("**") > 1 or any(part.replace("**", "").count("*") > 2 for part in pattern.split("/"))
+    if re.search(r"^/|[{\[!]", pattern) or len(pattern) > _MAX_PATH or is_wild:
         return None
     means = {"**/": r"(?:[^/]+/)*", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
     parts: Iterable[str] = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)

@@ -68,9 +68,20 @@ def part_in_view(call: ToolCall, text: str) -> Part | None:
 
 def without_reminders(text: str) -> str:
     """What a tool showed, without what the agent put behind it."""
-    while text.rstrip().endswith(_REMINDER_END) and _REMINDER in text:
-        text = text[: text.rindex(_REMINDER)].rstrip("\n")
-    return text
+    end = len(text)
+    while (behind := _end_without(text, end, " \t\r\n\f\v")) and text.endswith(_REMINDER_END, 0, behind):
+        start = text.rfind(_REMINDER, 0, behind)
+        if start < 0:
+            break
+        end = _end_without(text, start, "\n")
+    return text[:end]
+
+
+def _end_without(text: str, end: int, blanks: str) -> int:
+    """Where the text up to `end` ends if blanks there are left out; no text is copied, however often it is asked."""
+    while end and text[end - 1] in blanks:
+        end -= 1
+    return end
 
 
 def file_in_view(call: ToolCall, text: str) -> Shown | None:
