@@ -151,7 +151,7 @@ _PHRASE_WORDS = (
     ("phrase", "HRASE"),
     ("seed", "eed(?: words?)?"),
     ("seed", "EED(?:_WORDS)?"),
-    ("words", "words"),
+    ("words", "words(?= ?[:=])"),  # many lines have the word and go on in plain ones
     ("bip", "BIP-?39(?: (?:seed|words?|phrase))?"),
 )
 # A phrase may be wrapped, inside a word too.
