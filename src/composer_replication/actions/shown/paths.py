@@ -295,7 +295,7 @@ def _ends(path: str) -> Iterator[str]:
 
 def _glob_pattern(pattern: str) -> re.Pattern[str] | None:
     """The paths, from where the search began, that a glob takes; None for one that is not surely understood."""
-    # More stars in one name, or two of the kind that crosses folders, could be tried in too many ways.
+    # More stars could be tried in too many ways.
     is_wild = pattern.count("**") > 1 or any(part.replace("**", "").count("*") > 2 for part in pattern.split("/"))
     if re.search(r"^/|[{\[!]", pattern) or len(pattern) > _MAX_PATH or is_wild:
         return None
