@@ -1,0 +1,4 @@
+"""Places where an agent acts, errs and is judged, on any machine. Nothing heavy is imported.
+
+workspace   a pocket coding workspace: tasks, tools, tests in a sandbox, a reward
+"""
