@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from warm_crf import share_server
+
 # Read by torch when it is imported, which the light tests never do; more threads only make small tensors slow.
 NUM_THREADS = min(2, os.cpu_count() or 1)
 os.environ.setdefault("OMP_NUM_THREADS", str(NUM_THREADS))
@@ -30,6 +32,8 @@ settings.load_profile(PROFILE)
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[NOTES] = []
+    if getattr(config.option, "numprocesses", None):  # of pytest-xdist
+        share_server()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
