@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -13,9 +14,9 @@ from hypothesis import settings
 
 from warm_crf import share_server
 
-# Read by torch when it is imported, which the light tests never do; more threads only make small tensors slow.
-NUM_THREADS = min(2, os.cpu_count() or 1)
-os.environ.setdefault("OMP_NUM_THREADS", str(NUM_THREADS))
+# Read by torch when it is imported, which the light tests never do. A second thread makes small tensors slow: it waits
+# by spinning, and where processes share the cores that is several times the work (a suite of 20 s took 100 s of CPU).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 NUM_EXAMPLES = {"ci": 25, "full": 1000}
 PROFILE = os.environ.get("CRF_TEST_PROFILE", "ci")
@@ -34,6 +35,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[NOTES] = []
     if getattr(config.option, "numprocesses", None):  # of pytest-xdist
         share_server()
+
+
+def pytest_collection_finish() -> None:
+    """What thousands of tests and their modules hold stays: no collection of garbage need look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries look for leaks when the process ends
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -59,7 +70,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _profile_line() -> str:
-    line = f"test profile {PROFILE}: {NUM_EXAMPLES[PROFILE]} examples per property, {NUM_THREADS} torch threads"
+    threads = os.environ["OMP_NUM_THREADS"]
+    line = f"test profile {PROFILE}: {NUM_EXAMPLES[PROFILE]} examples per property, torch threads: {threads}"
     return line if PROFILE == "full" else f"{line} (make test-full: {NUM_EXAMPLES['full']} examples)"
 
 
