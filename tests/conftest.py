@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from warm_crf import share_server
+from warm_crf import share_servers
 
 # Read by torch when it is imported, which the light tests never do. A second thread makes small tensors slow: it waits
 # by spinning, and where processes share the cores that is several times the work (a suite of 20 s took 100 s of CPU).
@@ -34,7 +34,7 @@ settings.load_profile(PROFILE)
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[NOTES] = []
     if getattr(config.option, "numprocesses", None):  # of pytest-xdist
-        share_server()
+        share_servers()
 
 
 def pytest_collection_finish() -> None:

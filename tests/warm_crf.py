@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,15 +28,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ask_warm import HEAVY_VERBS
+
 SRC = Path(__file__).resolve().parents[1] / "src"
 IS_WARM = os.environ.get("CRF_TEST_PROFILE") != "full" and hasattr(os, "fork")
-_ADDRESS = "CRF_WARM_SERVER"  # where the processes of one run of pytest share a server
-_HEAVY_VERBS = ("inspect", "train")
+_SHARED = "CRF_WARM_SERVERS"  # the folder of the servers that the processes of one run of pytest share
 _STEPS = ("ingest", "sites", "judge", "replay", "pairs", "export", "forget")
-_LIGHT = ("composer_replication.cli.main", *(f"composer_replication.steps.{name}" for name in _STEPS))
+_LIGHT = (
+    "composer_replication.cli.main",
+    *(f"composer_replication.steps.{name}" for name in _STEPS),
+    "httpx",
+    "rich.table",
+    "rich.progress",
+)
 _HEAVY = (
     *_LIGHT,
-    *(f"composer_replication.steps.{name}" for name in _HEAVY_VERBS),
+    *(f"composer_replication.steps.{name}" for name in HEAVY_VERBS),
     "transformers.models.auto.modeling_auto",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
@@ -44,6 +52,7 @@ _HEAVY = (
     "trl.trainer.grpo_trainer",
     "composer_replication.trainer.offline_trainer",
 )
+_WEIGHTS = {"light": _LIGHT, "heavy": _HEAVY}  # two servers: to fork one that holds torch takes 80 ms more
 _LOOK_AGAIN_S = 2.0
 
 
@@ -58,31 +67,31 @@ def python_command() -> list[str]:
 
 
 def _asking(program: str) -> list[str]:
-    return [sys.executable, "-S", "-E", str(Path(__file__).with_name("ask_warm.py")), server_address(), program]
+    return [sys.executable, "-S", "-E", str(Path(__file__).with_name("ask_warm.py")), servers(), program]
 
 
 @functools.cache
-def server_address() -> str:
-    """The socket of a server that ends with the process that started it: this one, or pytest-xdist's first."""
-    if _ADDRESS in os.environ:
-        return os.environ[_ADDRESS]
+def servers() -> str:
+    """The folder with the sockets of servers that end with the process that started them; they import when asked."""
+    if _SHARED in os.environ:
+        return os.environ[_SHARED]
     folder = tempfile.mkdtemp(prefix="crf")
-    address = f"{folder}/s"
     kept = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "TMPDIR") if name in os.environ}
     environment = {**kept, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1", "HOME": folder, "HF_HUB_OFFLINE": "1"}
     environment["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    command = [sys.executable, __file__, address]
-    server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    assert server.stdout is not None
-    assert server.stdout.read(1) == b"."  # it listens
-    atexit.register(_stop, server, folder)
-    return address
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+    started = [
+        subprocess.Popen([sys.executable, __file__, folder, weight], env=environment, **pipes) for weight in _WEIGHTS
+    ]
+    atexit.register(_stop, started, folder)
+    assert [server.stdout.read(1) for server in started] == [b".", b"."]  # they listen
+    return folder
 
 
-def share_server() -> None:
-    """Let the processes that this one starts ask its server: one set of imports for all of them."""
+def share_servers() -> None:
+    """Let the processes that this one starts ask its servers: one set of imports for all of them."""
     if IS_WARM:
-        os.environ[_ADDRESS] = server_address()
+        os.environ[_SHARED] = servers()
 
 
 class WarmCall:
@@ -96,7 +105,7 @@ class WarmCall:
         environment = {**os.environ, "PYTHONPATH": path}
         request = json.dumps(["call", [function, *arguments], str(Path.cwd()), environment]).encode()
         self._connection = socket.socket(socket.AF_UNIX)
-        self._connection.connect(server_address())
+        self._connection.connect(f"{servers()}/heavy")
         socket.send_fds(self._connection, [len(request).to_bytes(4)], [0, 1, 2])
         self._connection.sendall(request)
         self._answers = self._connection.makefile()
@@ -115,18 +124,17 @@ class WarmCall:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _stop(server: subprocess.Popen[bytes], folder: str) -> None:
-    server.kill()
-    server.wait()
-    with contextlib.suppress(OSError):
-        Path(folder, "s").unlink()
-        Path(folder).rmdir()
+def _stop(started: list[subprocess.Popen[bytes]], folder: str) -> None:
+    for server in started:
+        server.kill()
+        server.wait()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def _serve(address: str) -> int:
+def _serve(folder: str, weight: str) -> int:
     parent = os.getppid()
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
+    listener.bind(f"{folder}/{weight}")
     listener.listen(16)
     listener.settimeout(_LOOK_AGAIN_S)
     os.write(1, b".")
@@ -141,12 +149,11 @@ def _serve(address: str) -> int:
         connection.settimeout(None)
         size, streams, _, _ = socket.recv_fds(connection, 4, 3)
         request = connection.recv(int.from_bytes(size), socket.MSG_WAITALL)
-        program, arguments, folder, environment = json.loads(request)
-        is_light = program == "crf" and not (arguments and arguments[0] in _HEAVY_VERBS)
-        _import_all(_LIGHT if is_light else _HEAVY)
+        program, arguments, working_folder, environment = json.loads(request)
+        _import_all(_WEIGHTS[weight])
         if os.fork() == 0:
             listener.close()
-            _handle(connection, streams, program, arguments, folder, environment)
+            _handle(connection, streams, program, arguments, working_folder, environment)
         for descriptor in (connection.detach(), *streams):
             os.close(descriptor)
     return 0
@@ -236,4 +243,4 @@ def _end_with(status):
 
 
 if __name__ == "__main__":
-    sys.exit(_serve(sys.argv[1]))
+    sys.exit(_serve(*sys.argv[1:]))
