@@ -24,6 +24,36 @@ SEED = 0
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 NOTES = pytest.StashKey[list[str]]()
 
+# Files that take longest come first, so that no process is left with one when the others are done. In seconds of CPU:
+LONG_FILES = (
+    "test_guides.py",  # 35
+    "test_channels_teach.py",  # 30
+    "test_scrub_linear.py",  # 30
+    "test_cli_replay.py",  # 20
+    "test_memory_is_flat.py",  # 20
+    "test_replay_load.py",
+    "test_hint_controls.py",  # 18
+    "test_train_examples.py",
+    "test_triton_interpreter.py",
+    "test_no_secret_gets_out.py",
+    "test_cli_pairs.py",
+    "test_offline_processes.py",  # 13
+    "test_train.py",
+    "test_train_warmup.py",
+    "test_composer_channels.py",
+    "test_composer_parity.py",
+    "test_fuzz_claude.py",
+    "test_properties_batching.py",
+    "test_session_losses.py",
+    "test_wheel.py",
+    "test_model_families.py",
+    "test_targets_are_generated.py",
+    "test_checkpoint_resume.py",
+    "test_wrapped_models.py",
+    "test_offline_trainer.py",
+    "test_kill_small.py",  # 10
+)
+
 for _name, _count in NUM_EXAMPLES.items():
     settings.register_profile(_name, derandomize=True, deadline=None, max_examples=_count)
 if PROFILE not in NUM_EXAMPLES:
@@ -35,6 +65,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[NOTES] = []
     if getattr(config.option, "numprocesses", None):  # of pytest-xdist
         share_servers()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: at for at, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
 def pytest_collection_finish() -> None:

@@ -94,6 +94,11 @@ def share_servers() -> None:
         os.environ[_SHARED] = servers()
 
 
+def shared_folder() -> Path | None:
+    """Where the processes of one run of pytest leave what is made once for all of them; None for a single process."""
+    return Path(os.environ[_SHARED]) if _SHARED in os.environ else None
+
+
 class WarmCall:
     """`module:function` called with arguments that JSON can hold, in a process that may be killed and waited for.
 
