@@ -6,19 +6,19 @@ NEW_ENVS = {
     "envs.workspace": {
         "TOOLS": "value",
         "Difficulty": "(*args, **kwargs)",
-        "Check": "(*, test, module, expression, expected, is_broken)",
+        "Check": "(*, test, module, expression, expected)",
         "Edit": "(*, path, old, new)",
         "Effort": "(*, calls, failed_calls, tokens)",
         "Outcome": "(*, text, failed=False, kind=None)",
         "Reward": "(*, value, solved, passed, total, effort)",
         "Task": "(*, seed, difficulty, family, prompt, files, solution, checks)",
-        "TestRunner": "()",
+        "TestRunner": "(*, kind=None)",
         "Workspace": "(task, *, runner=None, max_calls=40)",
         "generate_task": '(seed, *, difficulty="easy")',
     },
 }
 
 MEMBERS_ENVS = {
-    "TestRunner": {"run_tests": "(files, paths)", "values": "(files, expressions)"},
+    "TestRunner": {"close": "()", "kind": "property", "run_tests": "(files, paths)", "values": "(files, expressions)"},
     "Workspace": {"call": "(name, arguments)", "files": "property", "reward": "()"},
 }
