@@ -62,8 +62,8 @@ class _Parser:
         return len(self.program) - 1
 
     def whole(self) -> list[Step]:
-        if self.pattern.startswith("(?i)"):
-            self.ignore_case, self.at = True, 4
+        self.ignore_case = self.pattern.startswith("(?i)")
+        self.at = 4 * self.ignore_case
         self.either()
         if self.peek():
             raise self.error("unopened group")
@@ -202,8 +202,7 @@ class _Parser:
             self.literal("{")
             self.at += 1
             return False
-        if self.peek() == "?":
-            self.at += 1
+        self.at += self.peek() == "?"  # a lazy one finds the same lines
         body = self.program[start:]
         del self.program[start:]
         for _ in range(low):
