@@ -44,7 +44,7 @@ def test_every_kept_site_is_listed_with_its_hint(run):
     head, text = done.stdout.splitlines()
     assert head.endswith("  file_not_found, template")
     assert text.startswith(
-        "    In the project's folder this session has shown `a.py`. Find the file by listing its folder"
+        "    Find the file by listing its folder instead of guessing its name. In the folder meant, this session has shown"
     )
     assert "1 of 2 hints." in done.stderr
 
