@@ -71,7 +71,8 @@ LAYERS = {
         at_import={"torch", "transformers"},
         on_use={"accelerate", "bitsandbytes", "datasets", "numpy", "peft", "safetensors", "trl"},
     ),
-    "envs": Layer(ours={"types", "errors"}, on_use={"trl"}),
+    # Episodes are handed out in formats that `ingestion` knows: it writes the ATIF document.
+    "envs": Layer(ours={"types", "errors", "ingestion"}, on_use={"trl"}),
     "diloco": Layer(
         ours={"errors", "optional", "runs", "config"},
         at_import={"torch"},
