@@ -138,17 +138,23 @@ def measure(args: argparse.Namespace) -> None:
     between = f"{args.tool // 2} to {2 * args.tool} between them"
     print(f"prompts of {args.prompt}, {args.turns} turns of {args.new} new tokens, {between}\n")
     print("| variant | s | tokens/s | x first | ms a step | peak GiB |\n|---|---|---|---|---|---|")
-    first = 0.0
-    for name, step in variants(model, batches, args, device).items():
-        timed(step, device) if args.warm_up else None
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        seconds = statistics.median(timed(step, device)[0] for _ in range(args.rounds))
-        first = first or seconds
-        peak = f"{torch.cuda.max_memory_allocated() / 2**30:.1f}" if device.type == "cuda" else "-"
-        each = 1e3 * seconds / (args.new * args.turns)
-        row = f"| {name} | {seconds:.2f} | {tokens / seconds:.0f} | {first / seconds:.2f} | {each:.1f} | {peak} |"
-        print(row, flush=True)
+    steps = variants(model, batches, args, device)
+    peaks = {name: warmed(step, device) for name, step in steps.items()}
+    rounds = [{name: timed(step, device)[0] for name, step in steps.items()} for _ in range(args.rounds)]
+    for name in steps:
+        seconds = statistics.median(each[name] for each in rounds)
+        ratio = statistics.median(each[next(iter(steps))] / each[name] for each in rounds)
+        per_step = 1e3 * seconds / (args.new * args.turns)
+        print(f"| {name} | {seconds:.2f} | {tokens / seconds:.0f} | {ratio:.2f} | {per_step:.1f} | {peaks[name]} |")
+
+
+def warmed(step: Callable[[], Any], device: Any) -> str:
+    """A run that is not timed; its peak memory in GiB."""
+    if device.type != "cuda":
+        return "-"
+    torch.cuda.reset_peak_memory_stats()
+    timed(step, device)
+    return f"{torch.cuda.max_memory_allocated() / 2**30:.1f}"
 
 
 def check(device: torch.device) -> None:
@@ -201,7 +207,6 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--greedy", action="store_true")
     parser.add_argument("--only", default="", help="variants whose name this pattern is found in")
-    parser.add_argument("--no-warm-up", dest="warm_up", action="store_false")
     parser.add_argument("--processes", type=int, nargs="+")
     parser.add_argument("--worker", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -25,6 +25,7 @@ LEFT = {
     "Falcon-H1": "2 hybrid of 2",
     "Doge": "more of which are equally good to see",
 }
+TOKEN_BYTES = 2 * 2 * 2 * 8 * 4  # layers, key and value, heads, size, bytes
 SETTINGS = {
     "greedy": {"do_sample": False},
     "plain": {"do_sample": True, "top_k": 0},
@@ -159,8 +160,7 @@ def test_few_at_a_time_gives_the_same_tokens_and_a_smaller_cache(model):
     whole, parts = RolloutGenerator(), RolloutGenerator(batch=2)
     assert torch.equal(parts.generate(model, **inputs), whole.generate(model, **inputs))
     assert parts.counts["cache_bytes"] < whole.counts["cache_bytes"]
-    token = 2 * 2 * 2 * 8 * 4  # layers, key and value, heads, size, bytes
-    assert whole.counts["cache_bytes"] == len(ROWS) * (17 + 12 + 1) * token
+    assert whole.counts["cache_bytes"] == len(ROWS) * (17 + 12 + 1) * TOKEN_BYTES
 
 
 def test_a_budget_ends_rows_that_have_spent_it_in_earlier_turns(model):
@@ -175,6 +175,7 @@ def test_a_budget_ends_rows_that_have_spent_it_in_earlier_turns(model):
     assert found[0, width : width + 2].tolist() == expected[0, width : width + 2].tolist()
     assert found[0, width + 2 :].tolist() == [0] * 10
     assert found[1].tolist() == expected[1].tolist()
+    assert generator.counts["cache_bytes"] == 2 * (9 + 20 + 1) * TOKEN_BYTES
 
 
 def test_tokens_are_drawn_with_their_probabilities():

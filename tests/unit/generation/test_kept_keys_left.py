@@ -116,9 +116,11 @@ def test_modes_checkpointing_and_generate_itself_are_as_before():
 
 def test_under_autocast_and_in_half_precision_rows_are_kept_too():
     inputs = {**padded(ROWS), **GREEDY}
-    for model, precision in ((small_model(), torch.bfloat16), (small_model().bfloat16(), None)):
+    casts_itself = small_model()  # as accelerate makes it
+    casts_itself.forward = torch.autocast("cpu", dtype=torch.bfloat16)(casts_itself.forward)
+    for model, is_cast in ((small_model(), True), (small_model().bfloat16(), False), (casts_itself, False)):
         generator = RolloutGenerator()
-        with torch.autocast("cpu", dtype=precision or torch.bfloat16, enabled=precision is not None):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_cast):
             found = generator.generate(model, **inputs)
             expected = model.generate(**inputs)
         assert generator.counts["fast_calls"] == 1

@@ -31,6 +31,7 @@ from composer_replication.rollouts.generation.loop import TokenLoop
 from composer_replication.rollouts.generation.passes import read_tokens
 from composer_replication.rollouts.generation.suitability import why_not_kept
 from composer_replication.rollouts.generation.token_rows import (
+    Origin,
     Tokens,
     origins,
     rows_without_padding,
@@ -161,41 +162,45 @@ class RolloutGenerator:
     def _sample_rows(self, model: Any, input_ids: Tensor, rows: list[Tokens], choice: Choice) -> Tensor:
         rollout = self._rollout or _Rollout(None, is_kept=False)
         most = choice.max_length - input_ids.shape[1]
-        read = self._read(model, rows, most, rollout)
-        budgets = [most] * len(rows)
-        if rollout.budget is not None:
-            spent = [len(row) - prompt for row, prompt in zip(rows, read.prompts, strict=True)]
-            budgets = [max(1, min(most, rollout.budget - each)) for each in spent]
-        loop = TokenLoop(model, read.cache, input_ids, choice, budgets, is_kept=rollout.is_kept)
+        unequal, places = unequal_rows(rows)
+        kept, rollout.kept = rollout.kept, None
+        found = [None] * len(unequal) if kept is None else origins(unequal, kept.cache.tokens, kept.prompts)
+        prompts = [
+            kept.prompts[origin.row] if kept and origin else len(row)
+            for origin, row in zip(found, unequal, strict=True)
+        ]
+        spent = [len(row) - prompt for row, prompt in zip(unequal, prompts, strict=True)]
+        left = [most if rollout.budget is None else max(1, min(most, rollout.budget - each)) for each in spent]
+        capacity = max(len(row) - 1 + new for row, new in zip(unequal, left, strict=True))
+        cache = self._read(model, [row[:-1] for row in unequal], places, capacity, kept, found)
+        self.counts["prompt_tokens"] += sum(map(len, rows)) - len(rows)
+        loop = TokenLoop(model, cache, input_ids, choice, [left[each] for each in places], is_kept=rollout.is_kept)
         ids = loop.run()
         self.counts["new_tokens"] += loop.num_new
         self.counts["cache_bytes"] = max(self.counts["cache_bytes"], loop.most_bytes)
-        rollout.kept = read if rollout.is_kept else None
+        rollout.kept = _Kept(cache, [prompts[each] for each in places]) if rollout.is_kept else None
         return ids
 
-    def _read(self, model: Any, rows: list[Tokens], most: int, rollout: _Rollout) -> _Kept:
-        """All but the last token of each row, with its keys: from the last turn, or read now."""
-        unequal, places = unequal_rows(rows)
-        wanted = [row[:-1] for row in unequal]
-        capacity = max(map(len, wanted)) + most
-        kept, rollout.kept = rollout.kept, None
+    def _read(
+        self,
+        model: Any,
+        wanted: list[Tokens],
+        places: list[int],
+        capacity: int,
+        kept: _Kept | None,
+        found: Sequence[Origin | None],
+    ) -> KeyValueRows:
+        """The keys of these rows, kept or read now, each in all of its places."""
         if kept is None:
-            cache, prompts = self._begun(model, wanted, capacity), list(map(len, unequal))
+            cache = self._begun(model, wanted, capacity)
         else:
-            found = origins(unequal, kept.cache.tokens, kept.prompts)
-            sources = [0 if each is None else each.row for each in found]
-            shared = [
-                0 if each is None else min(each.shared, len(row)) for each, row in zip(found, wanted, strict=True)
-            ]
-            prompts = [
-                len(row) if each is None else kept.prompts[each.row] for each, row in zip(found, unequal, strict=True)
-            ]
-            cache = kept.cache.taken(sources, shared, capacity, moved=True)
+            sources = [(0, 0) if each is None else each for each in found]
+            shared = [min(length, len(row)) for (_, length), row in zip(sources, wanted, strict=True)]
+            cache = kept.cache.taken([row for row, _ in sources], shared, capacity, moved=True)
         self.counts["read_tokens"] += read_tokens(model, cache, wanted)
-        self.counts["prompt_tokens"] += sum(map(len, rows)) - len(rows)
-        if len(unequal) < len(rows):
-            cache = cache.taken(places, [len(wanted[each]) for each in places], capacity, moved=True)
-        return _Kept(cache, [prompts[each] for each in places])
+        if len(wanted) == len(places):
+            return cache
+        return cache.taken(places, [len(wanted[each]) for each in places], capacity, moved=True)
 
     def _begun(self, model: Any, wanted: Sequence[Tokens], capacity: int) -> KeyValueRows:
         """Rows with what all of them begin with."""

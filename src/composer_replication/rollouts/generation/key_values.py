@@ -34,6 +34,11 @@ class KeyValueRows:
         return len(self._layers)
 
     @property
+    def dtype(self) -> torch.dtype | None:
+        """What attention is computed in, which the weights need not tell: a forward may cast for itself."""
+        return next((pair[0].dtype for pair in self._layers.values()), None)
+
+    @property
     def num_bytes(self) -> int:
         return sum(each.numel() * each.element_size() for pair in self._layers.values() for each in pair)
 

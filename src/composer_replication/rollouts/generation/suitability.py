@@ -42,7 +42,8 @@ def why_not_kept(model: Any, longest: int) -> str | None:
 
 
 def _why_never(model: Any) -> str | None:
-    if is_sharded(model) or any(hasattr(each, "ds_id") for each in model.parameters()):
+    is_fsdp1 = any(type(each).__name__ == "FullyShardedDataParallel" for each in model.modules())
+    if is_fsdp1 or is_sharded(model) or any(hasattr(each, "ds_id") for each in model.parameters()):
         return "the weights are spread over processes"
     if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
         return "the weights lie on several devices"
@@ -84,7 +85,7 @@ def _first_objection(model: Any) -> str | None:
         if cache.num_layers < layers:
             return f"of its {layers} layers {cache.num_layers} ask for attention; what the others keep cannot be kept"
         worst = _worst_step(model, cache, rows, whole)
-    half = compute_dtype(model) in (torch.float16, torch.bfloat16)
+    half = cache.dtype in (torch.float16, torch.bfloat16)
     if not worst <= (0.1 if half else 1e-3):  # so that NaN fails too
         return f"logits from kept keys differ from those of plain passes by {worst:.1e} of their size"
     return None
