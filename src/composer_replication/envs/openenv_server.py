@@ -125,7 +125,7 @@ def create_app(*, max_sessions: int = MAX_SESSIONS, max_calls: int = 40) -> Any:
 
 def server_settings(app: Any, *, port: int = PORT) -> Any:
     """For `uvicorn.Server`: this machine's own address, messages of one megabyte at most."""
-    return uvicorn.Config(app, host=HOST, port=port, ws_max_size=MAX_MESSAGE_BYTES, log_level="warning")
+    return uvicorn.Config(app, host=HOST, port=port, ws_max_size=MAX_MESSAGE_BYTES, access_log=False)
 
 
 def main() -> None:
