@@ -38,7 +38,7 @@ class Script:
 def scripts() -> list[Script]:
     made = []
     for seed in range(NUM_EPISODES):
-        difficulty = DIFFICULTIES[seed % 3]
+        difficulty = DIFFICULTIES[(seed + seed // len(STYLES)) % 3]
         style = list(STYLES)[seed % len(STYLES)]
         calls = tuple(STYLES[style](generate_task(seed, difficulty=difficulty)))
         made.append(Script(style=style, seed=seed, difficulty=difficulty, calls=calls))
