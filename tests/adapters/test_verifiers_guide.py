@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.envs, pytest.mark.filterwarnings("ignore")]
 
 
 def test_the_blocks_run(tmp_path):
-    tasks = [generate_task(seed) for seed in range(3)] + [generate_task(100 + at, difficulty="hard") for at in (0, 1)]
+    tasks = [generate_task(seed) for seed in range(3)] + [generate_task(100 + at, difficulty="medium") for at in (0, 1)]
     scripts = {task.prompt: [[(name, json.dumps(given))] for name, given in expert(task)] for task in tasks}
     with serving(scripts) as address:
         assert len(list(play("verifiers", address, tmp_path))) == 3
