@@ -49,6 +49,7 @@ def episodes(tmp_path_factory):
             train_dataset=Dataset.from_list(rows),
             environment_factory=lambda: WorkspaceEnvironment(max_calls=MAX_CALLS),
         )
+        trainer.model.config.max_position_embeddings = config.max_completion_length  # TRL drops what is longer
         ScriptedGeneration(trainer, {each.name: [spoken(each)] for each in SCRIPTS})
         generated, rewarded = spy(trainer, "_generate"), spy(trainer, "_calculate_rewards")
         trainer._generate_and_score_completions(rows)

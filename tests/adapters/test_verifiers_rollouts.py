@@ -80,7 +80,7 @@ def test_the_trace_shows_the_model_what_the_world_said(traces):
 
 
 def test_what_no_tool_server_would_let_through_is_answered_by_the_world():
-    broken = ["{", "[]", "", "null", "[" * 100_000, "9" * 10_000, '{"path": "/workspace"}', '{"file_path": NaN}']
+    broken = ["{", "[]", "", "null", "[" * 100, "9" * 10_000, '{"path": "/workspace"}', '{"file_path": NaN}']
     half = '{"file_path": "/workspace/\\ud800", "content": "\\ud800\\u0000"}'
     spoken = [("Reed", "{}"), *(("Read", each) for each in broken), ("Write", half), ("Glob", '{"pattern": "*"}')]
     (episode,) = play({"wild": [spoken]})
@@ -90,6 +90,8 @@ def test_what_no_tool_server_would_let_through_is_answered_by_the_world():
     assert [call["text"] for call in calls] == expected
     assert [call["arguments"] for call in calls] == [text for _, text in spoken]
     assert [call["kind"] for call in calls][: len(broken)] == ["tool_not_found"] + ["input_validation"] * 7
+    deep = "[" * 100_000  # verifiers' own parser gives up on it before we are asked
+    assert adapter._arguments(deep) is deep
 
 
 def test_an_episode_that_verifiers_stops_is_worth_what_its_files_are():
