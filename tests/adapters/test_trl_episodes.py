@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from composer_replication.envs.trl_environment import WorkspaceEnvironment
 from datasets import Dataset
 from trl import GRPOTrainer
 
 from adapters.scripted_episodes import MAX_CALLS, Script, played_alone, scripts
+from composer_replication.envs.trl_environment import WorkspaceEnvironment
 from rollouts.tiny_policy import ScriptedGeneration, save_policy
 from rollouts.trainers import light_process, make, quick_config, spy
 
