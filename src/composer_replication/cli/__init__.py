@@ -19,4 +19,5 @@ A file a verb, in the order of the pipeline:
     train     train on all of it
     export    sessions for other tools
     forget    sessions out of a run
+    world     sessions of agents that err on purpose
 """

@@ -3,4 +3,5 @@
 workspace   a pocket coding workspace: tasks, tools, tests in a sandbox, a reward
 policies    who plays in it: an expert, agents that err at set rates
 logs        an episode as a conversation, as ATIF, as a Claude Code log
+adviser_server  advisers of adjustable skill, behind a loopback address
 """
