@@ -18,7 +18,7 @@ def test_the_solution_solves_and_nothing_else_does(seed):
         assert not workspace.call("Read", {"file_path": path}).failed
         outcome = workspace.call("Edit", {"file_path": path, "old_string": edit.old, "new_string": edit.new})
         assert not outcome.failed
-    assert workspace.call("RunTests", {}).text == "1 passed"
+    assert "failed" not in workspace.call("RunTests", {}).text
     reward = workspace.reward()
     assert (reward.value, reward.solved) == (1.0, True)
     assert reward.effort.calls == 4

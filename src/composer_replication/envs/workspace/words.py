@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from composer_replication.envs.workspace.files import Refusal
+
+MAX_TEXT = 30_000
+EMPTY = "<system-reminder>Warning: the file exists but the contents are empty.</system-reminder>"
+SHORTER = (
+    "<system-reminder>Warning: the file exists but is shorter than the provided offset ({offset}). "
+    "The file has {lines} lines.</system-reminder>"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -15,7 +24,7 @@ class Outcome:
 
 
 def failure(kind: str | None, text: str) -> Outcome:
-    return Outcome(text=text, failed=True, kind=kind)
+    return Outcome(text=text[:MAX_TEXT], failed=True, kind=kind)
 
 
 def unknown_tool(name: str) -> Outcome:
@@ -48,12 +57,54 @@ def path_not_found(path: str) -> Outcome:
     return failure("file_not_found", f"Path does not exist: {path}")
 
 
-def is_directory() -> Outcome:
-    return failure("is_directory", "EISDIR: illegal operation on a directory, read")
+def is_directory(doing: str, path: str = "") -> Outcome:
+    return failure(
+        "is_directory", f"EISDIR: illegal operation on a directory, {doing}" + (f" '{path}'" if path else "")
+    )
+
+
+def too_large(tokens: int) -> Outcome:
+    return failure(
+        "output_too_large",
+        f"File content ({tokens} tokens) exceeds maximum allowed tokens (25000). Please use offset and limit "
+        "parameters to read specific portions of the file, or use the GrepTool to search for specific content.",
+    )
 
 
 def outside(path: str) -> Outcome:
-    return failure(None, f"Permission to write to {path} has been denied.")
+    return failure(None, f"Claude requested permissions to write to {path}, but you haven't granted it yet.")
+
+
+def invalid_glob(pattern: str) -> Outcome:
+    return failure("input_validation", f"Invalid glob pattern: {pattern[:200]}")
+
+
+def invalid_regex(reason: str) -> Outcome:
+    return failure("input_validation", reason)
+
+
+def search_timed_out() -> Outcome:
+    return failure(
+        None,
+        "Ripgrep search timed out after 20 seconds. The search may have matched files but did not complete in time. "
+        "Try searching a more specific path or pattern.",
+    )
+
+
+def cannot_write(refusal: Refusal, path: str) -> Outcome:
+    """What the operating system says, through the harness."""
+    if refusal == "null":
+        shown = path.replace("\0", "\\x00")
+        return failure(
+            "input_validation",
+            f"The argument 'path' must be a string, Uint8Array, or URL without null bytes. Received '{shown}'",
+        )
+    said = {
+        "too long": "ENAMETOOLONG: name too long, open",
+        "not a folder": "ENOTDIR: not a directory, open",
+        "no space": "ENOSPC: no space left on device, write",
+    }
+    return failure(None, f"{said[refusal]} '{path}'")
 
 
 def edit_noop() -> Outcome:
