@@ -20,9 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("play", "logs", "advisers"),
         help="play: show one session; logs: write sessions as Claude Code logs; advisers: a server that answers",
     )
-    parser.add_argument("-n", "--number", type=int, default=80, metavar="N", help="how many sessions; default 80")
+    parser.add_argument(
+        "-n",
+        "--number",
+        type=int,
+        default=80,
+        metavar="N",
+        help="how many sessions, or tasks that advisers know; default 80",
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where to write the logs: a new folder")
-    parser.add_argument("--seed", type=int, default=0, metavar="SEED", help="the first session's seed; default 0")
+    parser.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the first; default 0")
     parser.add_argument(
         "--difficulty", choices=("easy", "medium", "hard"), default="easy", help="of the tasks; default easy"
     )
@@ -108,7 +115,8 @@ def _advisers(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import say
     from composer_replication.envs.adviser_server import AdviserServer
 
-    with AdviserServer(port=args.port, first_seed=args.seed) as server:
+    seeds = range(args.seed, args.seed + args.number)
+    with AdviserServer(seeds, [args.difficulty], port=args.port) as server:
         print(server.base_url, flush=True)
         say(f"models: {', '.join(server.models)}; Ctrl-C stops it")
         server.wait()

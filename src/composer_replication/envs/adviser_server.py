@@ -24,9 +24,10 @@ from composer_replication.envs.policies.situation import Move, Situation
 from composer_replication.envs.workspace.generate import generate_task
 from composer_replication.envs.workspace.sandbox import TestReport, TestRunner
 from composer_replication.envs.workspace.task import Difficulty, Task
+from composer_replication.envs.workspace.workspace import Workspace
 
 MODELS = ("world-expert", "world-flawed-0.1", "world-flawed-0.3", "world-flawed-0.6")
-NUM_TASKS = 1000
+DIFFICULTIES = cast("tuple[Difficulty, ...]", get_args(Difficulty))
 _MODEL = re.compile(r"world-(?:expert|flawed-(?P<rate>0(?:\.\d{1,6})?|1(?:\.0{1,6})?))")
 _HOST, _MAX_BODY, _CONTEXT = "127.0.0.1", 16 * 2**20, 200_000
 _USD_PER_INPUT, _USD_PER_OUTPUT = 1e-7, 4e-7  # a price, so that a cap has something to hold
@@ -61,14 +62,14 @@ class _Shown(NamedTuple):
 
 
 class Advisers:
-    """Answers chat requests about the tasks of these seeds, at every difficulty."""
+    """Answers chat requests about the tasks of these seeds; many hard ones have the same prompt."""
 
-    def __init__(self, seeds: Iterable[int] = range(NUM_TASKS)) -> None:
-        self._tasks: dict[str, list[tuple[Difficulty, int]]] = {}
-        for difficulty in cast("tuple[Difficulty, ...]", get_args(Difficulty)):
-            for seed in seeds:
+    def __init__(self, seeds: Iterable[int], difficulties: Sequence[Difficulty] = DIFFICULTIES) -> None:
+        self._tasks: dict[str, list[Task]] = {}
+        for seed in seeds:
+            for difficulty in difficulties:
                 task = generate_task(seed, difficulty=difficulty)
-                self._tasks.setdefault(task.prompt.strip(), []).append((difficulty, seed))
+                self._tasks.setdefault(task.prompt.strip(), []).append(task)
 
     def answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The chat completion for a request."""
@@ -86,16 +87,21 @@ class Advisers:
 
     def _situation(self, shown: _Shown) -> Situation:
         """Where the request stands; of several tasks with the same words, the one in which the same came back."""
-        tasks = [generate_task(seed, difficulty=difficulty) for difficulty, seed in self._tasks.get(shown.prompt, [])]
+        tasks = self._tasks.get(shown.prompt)
         if not tasks:
             raise Refused(400, "the first user message is no task of this world")
-        return max((_retraced(task, shown) for task in tasks), key=lambda each: each[0])[1]
+        task = tasks[0] if len(tasks) == 1 else max(tasks, key=lambda each: _num_alike(each, shown))
+        return retrace(task, shown.calls, runner=_NoRuns())
 
 
-def _retraced(task: Task, shown: _Shown) -> tuple[int, Situation]:
-    situation = retrace(task, shown.calls, runner=_NoRuns())
-    pairs = zip(situation.turns, shown.results, strict=True)
-    return sum(turn.outcome.text == result for turn, result in pairs), situation
+def _num_alike(task: Task, shown: _Shown) -> int:
+    """After how many of the calls the task has shown the same as the request; of a run of the tests nobody asks."""
+    workspace = Workspace(task, runner=_NoRuns())
+    for number, ((tool, arguments), result) in enumerate(zip(shown.calls, shown.results, strict=True)):
+        text = workspace.call(tool, arguments).text
+        if result is not None and tool != "RunTests" and text != result:
+            return number
+    return len(shown.calls)
 
 
 def _advice(situation: Situation, rate: float, name: str) -> Move:
@@ -119,7 +125,8 @@ def _shown(messages: object) -> _Shown:
         elif message.get("role") == "tool" and isinstance(text, str):
             fenced = _FENCE.fullmatch(text.strip())
             results[str(message.get("tool_call_id"))] = fenced[2] if fenced else text
-        for call in message.get("tool_calls") or () if message.get("role") == "assistant" else ():
+        given: Any = message.get("tool_calls") or []
+        for call in given if isinstance(given, list) else [None]:
             calls.append(_call(call))
             ids.append(str(call.get("id")))
     return _Shown(prompt or "", calls, [results.get(each) for each in ids])
@@ -158,8 +165,10 @@ class AdviserServer:
 
     models = MODELS
 
-    def __init__(self, *, port: int = 0, first_seed: int = 0, num_tasks: int = NUM_TASKS) -> None:
-        advisers = Advisers(range(first_seed, first_seed + num_tasks))
+    def __init__(
+        self, seeds: Iterable[int], difficulties: Sequence[Difficulty] = DIFFICULTIES, *, port: int = 0
+    ) -> None:
+        advisers = Advisers(seeds, difficulties)
         handler = type("Handler", (_Handler,), {"advisers": advisers})
         self._server = ThreadingHTTPServer((_HOST, port), handler)
         self._server.daemon_threads = True
