@@ -3,7 +3,7 @@
 task        what is asked, the files, the edits that solve it, and the checks that judge
 vocabulary  the words that tasks are made of
 kernels     small functions as templates, and what can be wrong with them
-modules     one file of a task's code: right, wrong, its tests and its checks
+modules     functions of these kernels, and the files they stand in
 edits       the edits that lead from wrong to right
 generate    a task from a seed
 files       the files in memory; a path never leaves the root

@@ -35,14 +35,14 @@ def _edits_of(path: str, before: str, after: str) -> list[Edit]:
 
 
 def _clear_edit(path: str, lines: list[str], first: int, last: int, put: list[str]) -> Edit:
-    """Lines [first, last) replaced by `put`, with as many lines before them as it takes to be clear."""
+    """Lines [first, last) replaced by `put`, with as many lines around them as it takes to be clear."""
     text = "\n".join(lines)
-    begin = first
-    while begin > 0 and (begin == last or not put or text.count("\n".join(lines[begin:last])) != 1):
-        begin -= 1
-        if begin < first and text.count("\n".join(lines[begin:last])) == 1:
-            break
-    context = lines[begin:first]
-    if begin == last:  # at the very top: what follows is the context
-        return Edit(path=path, old=lines[last], new="\n".join([*put, lines[last]]))
-    return Edit(path=path, old="\n".join(lines[begin:last]), new="\n".join([*context, *put]))
+    is_pure = first == last or not put  # nothing to replace, or nothing to put there: a line of context says where
+    begin, end = first, last
+    while (is_pure and end - begin == last - first) or text.count("\n".join(lines[begin:end])) != 1:
+        begin, end = (begin - 1, end) if begin > 0 else (begin, end + 1)
+    return Edit(
+        path=path,
+        old="\n".join(lines[begin:end]),
+        new="\n".join([*lines[begin:first], *put, *lines[last:end]]),
+    )

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from composer_replication.envs.workspace.edits import edits_between
-from composer_replication.envs.workspace.kernels import KERNELS, Fault, Function, Kernel, fill
-from composer_replication.envs.workspace.modules import Module
+from composer_replication.envs.workspace.kernels import KERNELS, Fault, Kernel
+from composer_replication.envs.workspace.modules import Function, Module, fill, twin_of
 from composer_replication.envs.workspace.task import Difficulty, Task
 from composer_replication.envs.workspace.vocabulary import EXTRAS, PLACES, THINGS
 from composer_replication.errors import InputError, explain
@@ -23,6 +23,7 @@ IN_ONE_FUNCTION = tuple(dict.fromkeys(fault.family for kernel in KERNELS for fau
 OF_FILES = ("missing_function", "moved_import", "renamed_function", "files_disagree")
 FAMILIES: tuple[str, ...] = (*IN_ONE_FUNCTION, *OF_FILES)
 
+TWIN_RATE = 0.7
 ENDINGS = ("", " Make the tests pass.", " Run the tests when it is fixed.", " Fix it, run the tests and finish.")
 ABOUT_ONE = ("{name} in {path} is wrong; {test} says what is right.", "{name} does not do what {test} says. Find it.")
 ABOUT_ALL = (
@@ -133,22 +134,11 @@ def _break_one_function(draft: Draft, family: str) -> None:
     module = draft.module([draft.draw.choice(kernels)])
     function = module.functions[0]
     fault = draft.draw.choice([each for each in function.faults if each.family == family])
-    if family == "wrong_operator" and draft.draw.random() < 0.5:
-        _add_twin(module, function)
+    twin = twin_of(function, fault)
+    names = {each.name for each in module.functions}
+    if twin is not None and twin.name not in names and draft.draw.random() < TWIN_RATE:
+        module.functions.append(twin)
     draft.break_function(module, function, fault)
-
-
-def _add_twin(module: Module, function: Function) -> None:
-    """A function whose right line is the other's wrong line, where there is one: that line alone is then ambiguous."""
-    is_sum = "_with_" in function.name
-    words, signs = (("_with_", "_without_"), (" + ", " - "))
-    name = function.name.replace(*words if is_sum else words[::-1])
-    if name == function.name or any(each.name == name for each in module.functions):
-        return
-    step = 2 * int(function.constant.split(" = ")[1]) * (-1 if is_sum else 1)
-    source = function.source.replace(function.name, name).replace(*signs if is_sum else signs[::-1])
-    cases = tuple((call.replace(function.name, name), value + step) for call, value in function.cases)
-    module.functions.append(replace(function, name=name, source=source, cases=cases, faults=()))
 
 
 def _leave_one_out(draft: Draft, family: str) -> None:

@@ -9,22 +9,27 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from string import Template
 from typing import Any
 
-from composer_replication.envs.workspace.vocabulary import COLOURS, EXTRAS
+from composer_replication.envs.workspace.vocabulary import EXTRAS
 
 Arguments = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """In a right function `right` stands once; with `wrong` in its place the function is broken. `said` tells it."""
+    """In a right function `right` stands once; with `wrong` in its place the function is broken. `said` tells it.
+
+    A fault may have a twin: the name of a function for which the wrong line is right, and what that one returns. In a
+    file with both of them the line alone is ambiguous.
+    """
 
     family: str
     right: str
     wrong: str
     said: str
+    twin: str = ""
+    twin_reference: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -38,18 +43,6 @@ class Kernel:
     faults: tuple[Fault, ...]
     constant: str = ""
     shown: int = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Function:
-    """A kernel with its names filled in. The first cases are shown in a test, the others only judge."""
-
-    name: str
-    constant: str
-    source: str
-    faults: tuple[Fault, ...]
-    cases: tuple[tuple[str, Any], ...]
-    shown: int
 
 
 def _number(draw: random.Random, _value: int) -> list[Arguments]:
@@ -99,7 +92,13 @@ KERNELS: tuple[Kernel, ...] = (
         "def $f($a):\n    return $a + $K\n",
         lambda k, a: a + k,
         _number,
-        (_CONSTANT, _NAME, Fault("wrong_operator", "$a + $K", "$a - $K", "$f must return $a + $K")),
+        (
+            _CONSTANT,
+            _NAME,
+            Fault(
+                "wrong_operator", "$a + $K", "$a - $K", "$f must return $a + $K", "$t_without_$e", lambda k, a: a - k
+            ),
+        ),
         "$K = $k\n",
     ),
     Kernel(
@@ -107,7 +106,11 @@ KERNELS: tuple[Kernel, ...] = (
         "def $f($a):\n    return $a - $K\n",
         lambda k, a: a - k,
         _number,
-        (_CONSTANT, _NAME, Fault("wrong_operator", "$a - $K", "$a + $K", "$f must return $a - $K")),
+        (
+            _CONSTANT,
+            _NAME,
+            Fault("wrong_operator", "$a - $K", "$a + $K", "$f must return $a - $K", "$t_with_$e", lambda k, a: a + k),
+        ),
         "$K = $k\n",
     ),
     Kernel(
@@ -115,7 +118,11 @@ KERNELS: tuple[Kernel, ...] = (
         "def $f($a):\n    return $a * $K\n",
         lambda k, a: a * k,
         _number,
-        (_CONSTANT, _NAME, Fault("wrong_operator", "$a * $K", "$a + $K", "$f must return $a * $K")),
+        (
+            _CONSTANT,
+            _NAME,
+            Fault("wrong_operator", "$a * $K", "$a + $K", "$f must return $a * $K", "$t_with_$e", lambda k, a: a + k),
+        ),
         "$K = $k\n",
     ),
     Kernel(
@@ -123,7 +130,10 @@ KERNELS: tuple[Kernel, ...] = (
         "def $f($a):\n    return min($a, $K)\n",
         lambda k, a: min(a, k),
         _around,
-        (_CONSTANT, Fault("wrong_operator", "min(", "max(", "$f must return min($a, $K)")),
+        (
+            _CONSTANT,
+            Fault("wrong_operator", "min(", "max(", "$f must return min($a, $K)", "raise_$t", lambda k, a: max(a, k)),
+        ),
         "$K = $k\n",
         shown=3,
     ),
@@ -132,7 +142,10 @@ KERNELS: tuple[Kernel, ...] = (
         "def $f($a):\n    return $a >= $K\n",
         lambda k, a: a >= k,
         _around,
-        (_CONSTANT, Fault("off_by_one", ">=", ">", "$f must be true when $a equals $K")),
+        (
+            _CONSTANT,
+            Fault("off_by_one", ">=", ">", "$f must be true when $a equals $K", "is_above_$t", lambda k, a: a > k),
+        ),
         "$K = $k\n",
         shown=3,
     ),
@@ -214,47 +227,3 @@ KERNELS: tuple[Kernel, ...] = (
         '$K = {"$w": $p, "$v": $q}\n',
     ),
 )
-
-
-def fill(kernel: Kernel, draw: random.Random, thing: str, extra: str) -> Function:
-    """A function of this kind; every word and number is drawn."""
-    value = draw.randrange(3, 6) if "first" in kernel.name else draw.randrange(5, 40)
-    wrong = value + draw.choice((-2, -1, 1, 2, 10))
-    words = draw.sample(COLOURS, 3)
-    prices = draw.sample(range(3, 60), 2)
-    name = Template(kernel.name.replace("$t_", "${t}_").replace("$ts", "${t}s")).substitute(t=thing, e=extra)
-    looks_up = kernel.name == "$t_code"
-    names = {
-        **{"f": name, "a": thing, "as": f"{thing}s", "a_list": f"{thing}_list", "b": extra, "y": f"{thing[:-1]}"},
-        **{"K": f"{thing}_codes".upper() if looks_up else extra.upper(), "k": str(value)},
-        **{"x": str(prices[0] + wrong if looks_up else wrong), "w": words[0], "v": words[1], "u": words[2]},
-        **{"p": str(prices[0]), "q": str(prices[1])},
-    }
-    known: Any = (*words[:2], *prices) if looks_up else words if "label" in kernel.name else value
-    given = [(words[0],), (words[1],)] if looks_up else kernel.arguments(draw, value)
-    return Function(
-        name=name,
-        constant=_filled(kernel.constant, names),
-        source=_filled(kernel.source, names),
-        faults=tuple(
-            Fault(each.family, *(_filled(text, names) for text in (each.right, each.wrong, each.said)))
-            for each in kernel.faults
-        ),
-        cases=tuple(
-            (f"{name}({', '.join(_literal(one) for one in each)})", kernel.reference(known, *each)) for each in given
-        ),
-        shown=kernel.shown,
-    )
-
-
-def _filled(text: str, names: dict[str, str]) -> str:
-    return Template(text).substitute(names)
-
-
-def _literal(value: object) -> str:
-    """Python's own notation, with the double quotes that the files use."""
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_literal, value)) + "]"
-    return repr(value)

@@ -1,12 +1,29 @@
-"""One file of a task's code: right, wrong, its tests and its checks."""
+"""A function of a kernel with its names filled in, and the file it stands in: right, wrong, its tests and checks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from string import Template
+from typing import Any
 
 from composer_replication.envs.workspace.in_sandbox import canonical
-from composer_replication.envs.workspace.kernels import Fault, Function
+from composer_replication.envs.workspace.kernels import Arguments, Fault, Kernel
 from composer_replication.envs.workspace.task import Check
+from composer_replication.envs.workspace.vocabulary import COLOURS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Function:
+    """A kernel with its names filled in. The first cases are shown in a test, the others only judge."""
+
+    name: str
+    constant: str
+    source: str
+    faults: tuple[Fault, ...]
+    cases: tuple[tuple[str, Any], ...]
+    shown: int
 
 
 @dataclass(kw_only=True)
@@ -64,3 +81,64 @@ def _is(value: object) -> str:
     if isinstance(value, bool):
         return f"is {value}"
     return f'== "{value}"' if isinstance(value, str) else f"== {value!r}"
+
+
+def fill(kernel: Kernel, draw: random.Random, thing: str, extra: str) -> Function:
+    """A function of this kind; every word and number is drawn."""
+    value = draw.randrange(3, 6) if "first" in kernel.name else draw.randrange(5, 40)
+    wrong = value + draw.choice((-2, -1, 1, 2, 10))
+    words = draw.sample(COLOURS, 3)
+    prices = draw.sample(range(3, 60), 2)
+    looks_up = kernel.name == "$t_code"
+    names = {
+        **{"t": thing, "ts": f"{thing}s", "e": extra},
+        **{"a": thing, "as": f"{thing}s", "a_list": f"{thing}_list", "b": extra, "y": f"{thing[:-1]}"},
+        **{"K": f"{thing}_codes".upper() if looks_up else extra.upper(), "k": str(value)},
+        **{"x": str(prices[0] + wrong if looks_up else wrong), "w": words[0], "v": words[1], "u": words[2]},
+        **{"p": str(prices[0]), "q": str(prices[1])},
+    }
+    names["f"] = _filled(kernel.name, names)
+    known: Any = (*words[:2], *prices) if looks_up else words if "label" in kernel.name else value
+    given = [(words[0],), (words[1],)] if looks_up else kernel.arguments(draw, value)
+    return Function(
+        name=names["f"],
+        constant=_filled(kernel.constant, names),
+        source=_filled(kernel.source, names),
+        faults=tuple(_filled_fault(each, names, known, given) for each in kernel.faults),
+        cases=_cases(names["f"], kernel.reference, known, given),
+        shown=kernel.shown,
+    )
+
+
+def twin_of(function: Function, fault: Fault) -> Function | None:
+    """The function for which the fault's wrong line is right, where there is one."""
+    if fault.twin_reference is None:
+        return None
+    source = function.source.replace(function.name, fault.twin).replace(fault.right, fault.wrong)
+    cases = fault.twin_reference(fault.twin)
+    return replace(function, name=fault.twin, source=source, cases=cases, faults=())
+
+
+def _filled_fault(fault: Fault, names: dict[str, str], known: Any, given: list[Arguments]) -> Fault:
+    texts = [_filled(each, names) for each in (fault.right, fault.wrong, fault.said, fault.twin)]
+    reference = fault.twin_reference
+    if reference is None:
+        return Fault(fault.family, *texts)
+    return Fault(fault.family, *texts, lambda name: _cases(name, reference, known, given))
+
+
+def _cases(name: str, reference: Callable[..., Any], known: Any, given: list[Arguments]) -> tuple[tuple[str, Any], ...]:
+    return tuple((f"{name}({', '.join(map(_literal, each))})", reference(known, *each)) for each in given)
+
+
+def _filled(text: str, names: dict[str, str]) -> str:
+    return Template(text.replace("$t_", "${t}_")).substitute(names)
+
+
+def _literal(value: object) -> str:
+    """Python's own notation, with the double quotes that the files use."""
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return repr(value)

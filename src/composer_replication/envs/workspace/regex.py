@@ -77,9 +77,8 @@ class _Parser:
         self.row()
         while self.peek() == "|":
             self.at += 1
-            ends.append(self.add(Step("jump")))
+            ends = [each + 1 for each in [*ends, self.add(Step("jump"))]]
             self.insert(start, Step("split", first=start + 1, second=len(self.program) + 1))
-            ends = [each + 1 for each in ends]
             start = len(self.program)
             self.row()
         for each in ends:

@@ -129,7 +129,7 @@ class Toolbox:
         paths = [each for each in self.files.below("tests") if posixpath.basename(each).startswith("test_")]
         report = self._runner().run_tests(self.files.texts, [each for each in paths if each.endswith(".py")])
         text = "\n".join([*(f"reformatted {each}" for each in formatted), report.text])
-        return Outcome(text=text) if report.ended else words.failure(None, text)
+        return Outcome(text=text) if report.ended else words.thrown(None, text)
 
     def _file(self, path: str) -> str | Outcome:
         """The file's name below the root, or what a harness says where there is no such file."""

@@ -97,7 +97,7 @@ class Workspace:
 
     def _outcome(self, name: object, arguments: object) -> Outcome:
         if self.finished:
-            return words.failure(None, "The session has ended.")
+            return words.thrown(None, "The session has ended.")
         if not isinstance(name, str) or name not in SCHEMAS:
             return words.unknown_tool(clean(str(name))[:100] if isinstance(name, str) else type(name).__name__)
         given = as_mapping(arguments)
