@@ -170,8 +170,7 @@ class AdviserServer:
     ) -> None:
         advisers = Advisers(seeds, difficulties)
         handler = type("Handler", (_Handler,), {"advisers": advisers})
-        self._server = ThreadingHTTPServer((_HOST, port), handler)
-        self._server.daemon_threads = True
+        self._server = _Server((_HOST, port), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property
@@ -191,6 +190,11 @@ class AdviserServer:
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256  # a replay opens its connections all at once
 
 
 class _Handler(BaseHTTPRequestHandler):

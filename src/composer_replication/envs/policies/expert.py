@@ -13,7 +13,7 @@ from composer_replication.envs.workspace.task import Edit
 _LOOK = ("I look at what is there.", "First I list the files.")
 READ = ("I read {name}.", "I read {name} before I change it.")
 _READ_TEST = ("I read the test.", "I read {name} to see what is expected.")
-EDIT = ("I change {name}.", "Now I make the change in {name}.")
+EDIT = ("I change {name}.", "Now I change {name}.")
 _TEST_FIRST = ("I run the tests to see what fails.",)
 _TEST = ("I run the tests.", "Now I run the tests.")
 _FINISH = ("It is done.", "The tests pass.")
