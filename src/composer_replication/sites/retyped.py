@@ -21,8 +21,8 @@ CONFIDENCE = 0.7
 _LOOKS_AHEAD = 4  # calls
 _MAY_BE_MISTAKEN = frozenset(["compile_error", "nonzero_exit", "other", "lint_or_typecheck", "test_failure"])
 _IS_THE_WORK = frozenset(["compile_error", "lint_or_typecheck", "test_failure"])
-# What belongs to the build: without it other files are looked at. Other options may hide what a check found, or go round
-# what the machine does not have.
+# What belongs to the build: without it other files are looked at. Other options may hide what a check found, or do
+# without what the machine does not have.
 _CHOOSES_FILES = re.compile(r"--?(?:tags|build-tags|features|all-features|all-targets|workspace)\b")
 _NAMES_A_PLACE = re.compile(r"-C\b|--(?:cwd|prefix|dir|directory|manifest-path|project|rootdir|chdir)\b")
 _FILTERS = word_set("head tail grep cat wc sort tee sed awk cut uniq cd echo true pwd export set")
@@ -35,7 +35,7 @@ _ADMITS = re.compile(
     r"|\bneed to (?:change (?:the )?director|cd |be in the (?:\w+ )?(?:director|folder)|run (?:it|this|that) from)"
     r"|\bneed to (?:rebuild|quote|escape)\b|\b(?:correct|right|proper) (?:way to|command|syntax|flag|build tag)"
     r"|\bneeds? (?:to (?:use|add|pass|specify|set) )?(?:the )?(?:`?--?(?!f|no-|skip)[a-z][\w-]*\b|(?:\S+ )?build tag)"
-    r"|\bforgot (?:to|the) (?:\S+ )?(?:build|tag|cd|flag|-)|\bnot (?:being )?(?:picked up|rebuilt)\b|\bstale binary\b"
+    r"|\bforgot (?:to|the) (?:\S+ )?(?:build|tag|cd|flag|-)|\bbinary (?:is|was)(?:n't| not) rebuilt\b|\bstale binary\b"
     r"|\b(?:flag|option|subcommand)\b.{0,40}(?:doesn't|does not|isn't|is not|not) (?:exist|valid|supported)"
     r"|\b(?P<quotes>quoting|escaping) (?:issue|problem|error)",
     re.IGNORECASE,
