@@ -24,6 +24,7 @@ loss            rows to scalars
 objective       model and batch to losses
 sessions        a run's conversations as batches
 rollouts        rollouts to sites and channel 2
+envs            a world to act in
 trainer         losses to a better model
 recipes         the same kernels in other engines
 steps           the pipeline: one file a verb, and their table

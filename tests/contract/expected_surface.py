@@ -7,6 +7,7 @@ parameters that documented names have gained since. HOMES and NEW hold paths and
 
 from __future__ import annotations
 
+from expected_surface_envs import MEMBERS_ENVS, NEW_ENVS
 from expected_surface_sessions import MEMBERS_SESSIONS, NEW_SESSIONS
 from expected_surface_training import NEW_TRAINING, TRAIN_CONFIG
 
@@ -129,6 +130,7 @@ _DPO = {"dpo_loss": "(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, r
 NEW: dict[str, dict[str, str]] = {
     **NEW_SESSIONS,
     **NEW_TRAINING,
+    **NEW_ENVS,
     "distillation": _DPO,
     "loss": {
         **_DPO,
@@ -244,6 +246,7 @@ NEW[""] = NEW[""] | {name: text for name, text in _TRAINER.items() if name.start
 # The public methods and properties of every class above; a class that is not here has none.
 MEMBERS = {
     **MEMBERS_SESSIONS,
+    **MEMBERS_ENVS,
     "Artefact": {"sidecar_name": "property"},
     "ArtefactMeta": {"to_bytes": "()"},
     "CrossEntropyToTeacher": {"check": "(vocab)"},

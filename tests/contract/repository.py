@@ -46,7 +46,7 @@ def module_name(path: Path) -> str:
 
 def modules() -> dict[str, Path]:
     """Every module of the package by its dotted name."""
-    return {module_name(path): path for path in python_files("src")}
+    return {module_name(path): path for path in python_files("src") if path.is_relative_to(PACKAGE)}
 
 
 def fresh_python(*arguments: str, cwd: Path, given: str = "", **environment: str) -> str:

@@ -1,0 +1,72 @@
+"""What sites and pairs have to find in an episode: for every mistake its kind, and what should have been done.
+
+The rule is that of self-corrections: the corrected call where what it names had been shown by then, else the look that
+came first and names what was missing, else nothing. It stands in `_choice`, told by what was scripted alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from composer_replication.envs.policies.episode import Episode, Scripted
+from composer_replication.envs.policies.mistakes import REPEAT
+from composer_replication.envs.policies.situation import Move, is_named
+
+How = Literal["corrected", "look_first"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A failure of the agent's own. `chosen` is None where nobody can say what should have been done."""
+
+    turn: int
+    kind: str
+    repeats: int
+    how: How | None
+    chosen: Move | None
+
+
+def expected_findings(episode: Episode) -> list[Finding]:
+    """In the order of the turns. All of them are the model's, and may be taught."""
+    findings: list[Finding] = []
+    first: Scripted | None = None  # of which a repetition is one
+    for each in episode.script:
+        first = first if each.mistake == REPEAT and first is not None else each
+        how, chosen = _choice(episode, each, first.mistake) or (None, None)
+        repeats = int(each.mistake == REPEAT)
+        findings.append(Finding(turn=each.turn, kind=each.kind, repeats=repeats, how=how, chosen=chosen))
+    return findings
+
+
+def _choice(episode: Episode, each: Scripted, mistake: str) -> tuple[How, Move] | None:
+    failed = episode.turns[each.turn].move
+    right = None if each.corrected_at is None else episode.turns[each.corrected_at].move
+    if mistake == "edit_unread":  # what the harness asks for whatever comes next; as the agent reads files, if it has
+        has_read = any(_is_read(episode, number) for number in range(each.turn))
+        look = right or Move(text="", tool="Read", arguments={"file_path": failed.arguments["file_path"]})
+        return ("look_first", look) if right is not None or has_read else None
+    if right is None or mistake in ("made_before", "unknown_tool"):
+        return None  # nothing was put right; no call was needed; and another tool is no correction of a name
+    if mistake == "read_folder":
+        return "look_first", right
+    if mistake == "guessed_path" and right.tool == "Glob":
+        return "look_first", right
+    if mistake in ("guessed_path", "near_name", "wrong_folder"):
+        return ("corrected", right) if _knew(episode, right.path, each.turn) else None
+    if not failed.arguments or (right.tool == "Write" and not _knew(episode, right.path, each.turn)):
+        return None  # two calls without a word in common; a new file of which nothing was known
+    return "corrected", right
+
+
+def _knew(episode: Episode, path: str, turn: int) -> bool:
+    """Whether the path had been named before the turn, or the file been read."""
+    before = episode.turns[:turn]
+    shown = [episode.task.prompt, *(each.outcome.text for each in before if not each.outcome.failed)]
+    was_read = any(_is_read(episode, number) and before[number].move.path == path for number in range(turn))
+    return was_read or is_named(path, shown)
+
+
+def _is_read(episode: Episode, number: int) -> bool:
+    turn = episode.turns[number]
+    return turn.move.tool == "Read" and not turn.outcome.failed

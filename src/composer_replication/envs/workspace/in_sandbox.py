@@ -1,0 +1,144 @@
+"""What happens inside the sandbox: the tests of a set of files are run, or expressions over them get their values.
+
+It imports the standard library alone. What it answers is evidence, not a verdict: the code under test runs in the same
+process and could have written any of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import random
+import re
+import sys
+import traceback
+import types
+from typing import Any
+
+MAX_LINES, MAX_LINE, MAX_VALUE = 40, 300, 4000
+ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
+
+COMPARISONS: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.In: "in",
+    ast.NotIn: "not in",
+    ast.Is: "is",
+    ast.IsNot: "is not",
+}
+
+
+class ShowBothSides(ast.NodeTransformer):
+    """`assert a == b` says both values when it fails, as pytest does."""
+
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        test = node.test
+        if node.msg is not None or not isinstance(test, ast.Compare) or len(test.ops) != 1:
+            return node
+        sign = COMPARISONS[type(test.ops[0])]
+        sides = [ast.Name(name, ast.Store()) for name in ("_left", "_right")]
+        loaded = [ast.Name(each.id, ast.Load()) for each in sides]
+        assigned = [
+            ast.Assign([side], value) for side, value in zip(sides, (test.left, test.comparators[0]), strict=True)
+        ]
+        message = ast.JoinedStr(
+            [
+                ast.Constant("assert "),
+                ast.FormattedValue(loaded[0], ord("r"), None),
+                ast.Constant(f" {sign} "),
+                ast.FormattedValue(loaded[1], ord("r"), None),
+            ]
+        )
+        check = ast.Assert(ast.Compare(loaded[0], test.ops, [loaded[1]]), message)
+        return [ast.copy_location(ast.fix_missing_locations(each), node) for each in (*assigned, check)]
+
+
+def canonical(value: Any, depth: int = 0) -> str:
+    """A value as text in which types differ: 1, 1.0, True, "1", [1] and (1,) are six texts."""
+    kind = type(value)
+    if kind in (int, float, bool, str, type(None)):
+        return repr(value)
+    if depth < 20 and kind in (list, tuple):
+        return f"{kind.__name__}({', '.join(canonical(each, depth + 1) for each in value)})"
+    if depth < 20 and kind is dict:
+        pairs = [f"{canonical(key, depth + 1)}: {canonical(each, depth + 1)}" for key, each in value.items()]
+        return "dict(" + ", ".join(sorted(pairs)) + ")"
+    if depth < 20 and kind in (set, frozenset):
+        return f"{kind.__name__}({', '.join(sorted(canonical(each, depth + 1) for each in value))})"
+    return f"<{kind.__name__}>"
+
+
+def run_tests(root: str, paths: list[str]) -> dict[str, Any]:
+    """Every `test_` function of the files, in the order they are written; a file that cannot be run is one error."""
+    lines: list[str] = []
+    passed = failed = 0
+    for path in paths:
+        full = os.path.join(root, path)
+        try:
+            with open(full, encoding="utf-8") as file:
+                tree = ShowBothSides().visit(ast.parse(file.read(), full))
+            module = types.ModuleType(path.removesuffix(".py").replace("/", "."))
+            exec(compile(tree, full, "exec"), module.__dict__)
+        except BaseException as error:
+            failed += 1
+            lines.append(f"ERROR {path} - {said(error, root, full)}")
+            continue
+        for name, test in list(vars(module).items()):
+            if not name.startswith("test_") or not callable(test):
+                continue
+            try:
+                test()
+                passed += 1
+            except BaseException as error:
+                failed += 1
+                lines.append(f"FAILED {path}::{name} - {said(error, root, full)}")
+    return {"lines": lines[:MAX_LINES], "passed": passed, "failed": failed}
+
+
+def said(error: BaseException, root: str, test_file: str) -> str:
+    """An error in one line, with the place in the workspace's own code that it came from."""
+    try:
+        text = " ".join(str(error).split())
+    except BaseException as worse:
+        text = f"its message cannot be shown: {type(worse).__name__}"
+    if not (isinstance(error, AssertionError) and text.startswith("assert ")):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename.startswith(root)]
+    is_elsewhere = bool(frames) and frames[-1].filename != test_file
+    place = f" ({os.path.relpath(frames[-1].filename, root)}:{frames[-1].lineno})" if is_elsewhere else ""
+    return ADDRESS.sub("0x...", text.replace(root, "/workspace"))[:MAX_LINE] + place
+
+
+def values(expressions: list[list[str]]) -> list[str]:
+    """The value of each expression in the names of its module, or what it raised."""
+    answers: list[str] = []
+    for module, expression in expressions:
+        try:
+            space = dict(vars(importlib.import_module(module)))
+            answers.append(canonical(eval(expression, space))[:MAX_VALUE])
+        except BaseException as error:
+            answers.append(f"raises {type(error).__name__}")
+    return answers
+
+
+def write_files(root: str, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = os.path.join(root, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+
+
+def answer(request: dict[str, Any], root: str) -> Any:
+    """What a request asks for, in a folder that holds its files."""
+    write_files(root, request["files"])
+    os.chdir(root)
+    sys.path.insert(0, root)
+    sys.dont_write_bytecode = True
+    random.seed(0)
+    return values(request["expressions"]) if "expressions" in request else run_tests(root, request["paths"])
