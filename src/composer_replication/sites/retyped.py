@@ -181,6 +181,12 @@ def _mistake(first: _Typed, second: _Typed, kind: str) -> str | None:
     return None
 
 
+def is_typed_otherwise(command: str, other: str) -> bool:
+    """Whether a command is another one with what it lacked: its folder, its tag, a check that sees the same files."""
+    first, second = _typed(command), _typed(other)
+    return first is not None and second is not None and _mistake(first, second, "compile_error") is not None
+
+
 def _checks_more(first: _Typed, second: _Typed) -> bool:
     """Whether another check of the same program was run on the same, with all the tags of the first."""
     verbs = _CHECKS.get(first.words[0], frozenset())
