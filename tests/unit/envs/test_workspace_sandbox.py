@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from composer_replication.envs.workspace import TestRunner, generate_task
+from composer_replication.envs.workspace import TestRunner, Workspace, generate_task, sandbox
 from composer_replication.envs.workspace.sandbox import _command
 from composer_replication.errors import InputError
 
@@ -80,7 +81,7 @@ def test_what_code_can_reach_behind_namespaces(code, expected):
     assert attempt("namespaces", code) == expected
 
 
-@pytest.mark.parametrize("kind", WALLS)
+@pytest.mark.parametrize("kind", ["bubblewrap", *WALLS])
 def test_a_file_outside_is_neither_read_nor_changed(kind, tmp_path):
     canary = tmp_path / "canary"
     canary.write_text("alive")
@@ -144,6 +145,8 @@ def test_output_has_no_addresses_times_or_paths_of_the_machine():
     )
     files = {"tests/test_a.py": text}
     reports = {kind: runner(kind).run_tests(files, ["tests/test_a.py"]).text for kind in WALLS}
+    if shutil.which("bwrap"):
+        assert runner("bubblewrap").run_tests(files, ["tests/test_a.py"]).text == reports["namespaces"]
     lines = reports["namespaces"].splitlines()
     assert lines[0] == "FAILED tests/test_a.py::test_a - assert <object object at 0x...> == 1"
     assert lines[2:] == [
@@ -175,9 +178,16 @@ def test_the_first_wall_that_stands_is_taken_and_named():
         TestRunner(kind="paper")  # type: ignore[arg-type]
 
 
+def test_where_no_wall_stands_nothing_is_worth_zero_it_is_said(monkeypatch):
+    monkeypatch.setattr(sandbox, "PROGRAM", Path("/nowhere/sandbox_server.py"))
+    workspace = Workspace(generate_task(1), runner=TestRunner())
+    with pytest.raises(InputError, match="sandbox for tests: got .*no answer.*, expected a wall that stands"):
+        workspace.reward()
+
+
 def test_bubblewrap_is_told_to_unshare_everything_and_to_show_no_home():
     command = _command("bubblewrap", "/scratch", 4)
-    assert command[0] == "bwrap"
+    assert Path(command[0]).name == "bwrap"
     assert {"--unshare-all", "--die-with-parent", "--clearenv"} <= set(command)
     assert "--bind" not in command
     shown = {command[at + 1] for at, each in enumerate(command) if each == "--ro-bind"}

@@ -49,6 +49,7 @@ class TestReport:
 
 class TestRunner:
     """Runs tests behind a wall: bubblewrap where it is installed, else namespaces, else limits alone (`kind` says).
+    Root has namespaces first: there it becomes nobody, and in bubblewrap stays a root that no limit of processes binds.
 
     A run may take `seconds` of processor time, and about twice that by the clock. A runner may be shared by workspaces
     and threads, and starts again in a process that was forked from its own.
@@ -61,7 +62,7 @@ class TestRunner:
             raise InputError(explain("seconds of a run", got=seconds, expected="1 or more"))
         if kind is not None and kind not in get_args(Wall):
             raise InputError(explain("kind of wall", got=repr(kind), expected=" or ".join(get_args(Wall))))
-        self._wanted: tuple[Wall, ...] = get_args(Wall) if kind is None else (kind,)
+        self._wanted = _preferred() if kind is None else (kind,)
         self._seconds = seconds
         self._lock = threading.Lock()
         self._server: _Server | None = None
@@ -96,8 +97,8 @@ class TestRunner:
 
     def _ask(self, request: Mapping[str, Any]) -> Any:
         with self._lock:
+            server = self._running()
             try:
-                server = self._running()
                 server.send(request)
                 answer = server.receive(wall_seconds(self._seconds) + START_SECONDS)
                 if answer["ends"]:  # a run left something that it cannot take out
@@ -138,7 +139,7 @@ class _Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={"PYTHONHASHSEED": "0", "PATH": "/usr/bin:/bin"},
+            env={"PYTHONHASHSEED": "0"},
             cwd="/",
             start_new_session=True,
         )
@@ -184,6 +185,11 @@ def _end(process: subprocess.Popen[bytes], scratch: str, owner: int) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _preferred() -> tuple[Wall, ...]:
+    walls: tuple[Wall, ...] = get_args(Wall)
+    return walls if os.geteuid() != 0 else tuple(sorted(walls, key=lambda each: each != "namespaces"))
+
+
 def _start(kinds: Sequence[Wall], seconds: int) -> _Server:
     """The first wall of the list that stands."""
     reasons: list[str] = []
@@ -204,12 +210,13 @@ def _start(kinds: Sequence[Wall], seconds: int) -> _Server:
 
 
 def _command(kind: Wall, scratch: str, seconds: int) -> list[str]:
-    python = [sys.executable, "-S", "-s", "-P", "-B", str(PROGRAM), kind, scratch, str(seconds)]
+    interpreter = str(Path(sys.executable).resolve())  # an environment's own is a link to it
+    python = [interpreter, "-S", "-s", "-P", "-B", str(PROGRAM), kind, scratch, str(seconds)]
     if kind != "bubblewrap":
         return python
-    shown = {sys.base_prefix, sys.prefix, str(PROGRAM.parent), sysconfig.get_path("stdlib")}
-    shown |= {each for each in ("/usr", "/lib", "/lib64", "/bin") if Path(each).exists()}
+    needed = [interpreter, sysconfig.get_path("stdlib"), f"{sys.base_prefix}/lib", str(PROGRAM.parent)]
+    shown = {each for each in (*needed, "/usr/lib", "/usr/lib64", "/lib", "/lib64") if Path(each).exists()}
     binds = [part for path in sorted(shown) for part in ("--ro-bind", path, path)]
     walls = ["--unshare-all", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL", "--uid", "65534", "--clearenv"]
     rest = ["--setenv", "PYTHONHASHSEED", "0", "--dev", "/dev", "--tmpfs", RUNS, "--chdir", "/"]
-    return ["bwrap", *walls, *binds, *rest, *python]
+    return [shutil.which("bwrap") or "bwrap", *walls, *binds, *rest, *python]
