@@ -35,10 +35,11 @@ class Step(NamedTuple):
     expected: list[str] | None
 
 
-def steps(text: str) -> list[Step]:
+def steps(text: str, *, engine: str = "") -> list[Step]:
+    """What is run here; of another engine, the blocks that say they need it (`<!-- not run: needs ENGINE -->`)."""
     found: list[Step] = []
     for block in blocks(text):
-        if block.not_run is not None:
+        if block.not_run != (f"needs {engine}" if engine else None):
             continue
         if block.language == "python":
             found.append(Step(block.code, True, block.line, None))

@@ -181,7 +181,7 @@ def test_the_first_wall_that_stands_is_taken_and_named():
 def test_where_no_wall_stands_nothing_is_worth_zero_it_is_said(monkeypatch):
     monkeypatch.setattr(sandbox, "PROGRAM", Path("/nowhere/sandbox_server.py"))
     workspace = Workspace(generate_task(1), runner=TestRunner())
-    with pytest.raises(InputError, match="sandbox for tests: got .*no answer.*, expected a wall that stands"):
+    with pytest.raises(InputError, match=r"sandbox for tests: got .*no answer.*, expected a wall that stands"):
         workspace.reward()
 
 
