@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim check format bench reference docs clean
+.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim test-envs check format bench reference docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -39,7 +39,7 @@ demo: setup ## train a tiny model on all three channels and print every one of t
 	$(BIN)/python examples/qwen_05b_quickstart/run.py --tiny
 
 # Much of the time is spent waiting for processes that tests start, so three workers keep two cores busy. A file stays
-# with one worker, so that its fixtures are made once; folders come in order, those with the longest tests first.
+# with one worker, so that its fixtures are made once; the longest files come first (tests/conftest.py).
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 test: setup ## all tests, long counts cut to a printed size
@@ -63,6 +63,18 @@ $(REPLAYSIM_VENV)/.installed: pyproject.toml constraints/replaysim.txt
 
 test-replaysim: $(REPLAYSIM_VENV)/.installed ## data-juicer's operators against ours, and TRL on the exported pairs
 	$(REPLAYSIM) -m pytest -q -m replaysim tests/replaysim
+
+# verifiers and OpenEnv want versions that our set does not, nor the other one's: an environment each, without torch.
+ENGINES := verifiers openenv
+$(ENGINES:%=.venv-%/.installed): .venv-%/.installed: pyproject.toml constraints/%.txt
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --no-deps -r constraints/$*.txt
+	.venv-$*/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+test-envs: $(ENGINES:%=.venv-%/.installed) ## the workspace in verifiers and OpenEnv, through their own clients
+	.venv-verifiers/bin/python -m pytest -q -m envs tests/adapters/test_verifiers_*.py
+	.venv-openenv/bin/python -m pytest -q -m envs tests/adapters/test_openenv_*.py
 
 check: setup ## format, lint, types
 	$(BIN)/ruff format --check .
@@ -95,4 +107,4 @@ docs: $(DOCS_VENV)/.installed ## the pages as a static site in site/, which asks
 	$(DOCS) .ci/site_requests.py site
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(REPLAYSIM_VENV) $(DOCS_VENV) site dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(REPLAYSIM_VENV) $(DOCS_VENV) $(ENGINES:%=.venv-%) site dist build .pytest_cache .ruff_cache .hypothesis

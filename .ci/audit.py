@@ -92,7 +92,9 @@ def main() -> int:
     if given:
         return offline(Path(given))
     files = [
-        argument for file in ("main", "replaysim") for argument in ("-r", str(ROOT / "constraints" / f"{file}.txt"))
+        argument
+        for file in ("main", "replaysim", "verifiers", "openenv")
+        for argument in ("-r", str(ROOT / "constraints" / f"{file}.txt"))
     ]
     try:
         asked = subprocess.run(

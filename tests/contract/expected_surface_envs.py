@@ -25,13 +25,13 @@ NEW_ENVS = {
     "envs.workspace": {
         "TOOLS": "value",
         "Difficulty": "(*args, **kwargs)",
-        "Check": "(*, test, module, expression, expected, is_broken)",
+        "Check": "(*, test, module, expression, expected)",
         "Edit": "(*, path, old, new)",
         "Effort": "(*, calls, failed_calls, tokens)",
         "Outcome": "(*, text, failed=False, kind=None)",
         "Reward": "(*, value, solved, passed, total, effort)",
         "Task": "(*, seed, difficulty, family, prompt, files, solution, checks)",
-        "TestRunner": "()",
+        "TestRunner": "(*, kind=None, seconds=4)",
         "Workspace": "(task, *, runner=None, max_calls=40)",
         "generate_task": '(seed, *, difficulty="easy")',
     },
@@ -42,7 +42,12 @@ MEMBERS_ENVS = {
     "FlawedAgent": {"start": "(seed, force)"},
     "Move": {"path": "property"},
     "Policy": {"name": "property", "start": "(seed, force)"},
-    "RememberingRunner": {"run_tests": "(files, paths)", "values": "(files, expressions)"},
+    "RememberingRunner": {
+        "close": "()",
+        "kind": "property",
+        "run_tests": "(files, paths)",
+        "values": "(files, expressions)",
+    },
     "Situation": {
         "done_edits": "()",
         "files": "property",
@@ -52,6 +57,6 @@ MEMBERS_ENVS = {
         "next_edit": "()",
         "take": "(turn)",
     },
-    "TestRunner": {"run_tests": "(files, paths)", "values": "(files, expressions)"},
+    "TestRunner": {"close": "()", "kind": "property", "run_tests": "(files, paths)", "values": "(files, expressions)"},
     "Workspace": {"call": "(name, arguments)", "files": "property", "reward": "()"},
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import tomllib
 
+import pytest
 from repository import ROOT
 
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
 # They have environments of their own (constraints/NAME.txt), or none here: kingfisher is an optional scanner.
-ELSEWHERE = {"replaysim", "docs", "privacy"}
+ELSEWHERE = {"replaysim", "docs", "privacy", "verifiers", "openenv"}
 
 
 def pins(*files: str) -> dict[str, str]:
@@ -31,11 +32,12 @@ def test_every_direct_dependency_is_pinned():
     assert names - pins("main.txt").keys() == set()
 
 
-def test_the_site_is_built_with_pinned_packages():
+@pytest.mark.parametrize("extra", ["docs", "verifiers", "openenv"])
+def test_an_environment_of_its_own_has_pinned_packages(extra):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = {normal(re.split(r"[\s<>=]", each, maxsplit=1)[0]) for each in project["optional-dependencies"]["docs"]}
-    lines = (ROOT / "constraints" / "docs.txt").read_text().splitlines()
-    assert wanted <= pins("docs.txt").keys()
+    wanted = {normal(re.split(r"[\s<>=]", each, maxsplit=1)[0]) for each in project["optional-dependencies"][extra]}
+    lines = (ROOT / "constraints" / f"{extra}.txt").read_text().splitlines()
+    assert wanted <= pins(f"{extra}.txt").keys()
     assert [line for line in lines if not line.startswith("#") and not PIN.match(line)] == []
 
 

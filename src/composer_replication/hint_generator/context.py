@@ -45,7 +45,6 @@ class HintContext(TypedDict, total=False):
     meant: str
     is_from_error: bool
     names_there: list[str]
-    shown_folder: str
     other_ending: str
     was_read: bool
     counts_no_more: bool
@@ -79,7 +78,6 @@ RIGHT = (
         "tool_schema",
         "meant",
         "names_there",
-        "shown_folder",
         "other_ending",
         "closest_line",
         "places",

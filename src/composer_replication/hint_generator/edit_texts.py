@@ -20,6 +20,8 @@ _MAX_NAMES = 8
 _MAX_LINES = 20_000
 _LIKE = 0.6
 _MIN_ANCHOR, _MIN_TELLING = 4, 12
+_WORD_OR_SIGN = re.compile(r"\s*(?:\w+|[^\w\s])")
+_AROUND, _SHORT_LINE = 3, 30
 _COMMENT = re.compile(r"\s*(?://|#|/?\*|--|<!--|\"\"\"|;)")
 _DECLARED = re.compile(
     r"\b(?:def|func|function|fn|class|type|struct|interface|enum|trait|const|let|var|module|package)\s+"
@@ -95,11 +97,25 @@ def _at(offset: int, asked: Sequence[str], lines: Sequence[str]) -> HintContext:
             only_whitespace = only_whitespace or right
             continue
         if right.strip() and _is_same_place(number, offset, asked, lines):
-            return {"edit_problem": "line", "closest_line": right.strip()}
+            return {"edit_problem": "line", "closest_line": _what_differs(line.strip(), right.strip())}
         return {"edit_problem": "differs"}
     if only_whitespace is not None:
         return {"edit_problem": "whitespace", "closest_line": only_whitespace}
     return {"edit_problem": "unshown"}
+
+
+def _what_differs(wrong: str, right: str) -> str:
+    """Of a long line the part that the wrong one does not have, with three words or signs on both sides.
+
+    A line that is nearly the wrong one, quoted whole, makes the wrong one likelier.
+    """
+    if len(right) <= _SHORT_LINE:
+        return right
+    words, others = _WORD_OR_SIGN.findall(right), _WORD_OR_SIGN.findall(wrong)
+    num_shared = min(len(words), len(others))
+    start = next((k for k in range(num_shared) if words[k] != others[k]), num_shared)
+    end = next((k for k in range(num_shared - start) if words[-1 - k] != others[-1 - k]), num_shared - start)
+    return "".join(words[max(0, start - _AROUND) : len(words) - max(0, end - _AROUND)]).strip()
 
 
 def _is_same_place(number: int, offset: int, asked: Sequence[str], lines: Sequence[str]) -> bool:
@@ -148,7 +164,7 @@ def _alone(asked: Sequence[str], lines: Sequence[str], *, is_whole: bool) -> Hin
     likely = [line.strip() for line in lines if longest and _says_the_same(longest, line)]
     near = sorted(((SequenceMatcher(None, longest, each[:200]).ratio(), each) for each in likely[:400]), reverse=True)
     if near and near[0][0] >= _LIKE and (len(near) == 1 or near[1][0] < near[0][0]):
-        return {"edit_problem": "line", "closest_line": near[0][1]}
+        return {"edit_problem": "line", "closest_line": _what_differs(longest, near[0][1])}
     return {"edit_problem": "elsewhere" if is_whole else "unshown"}
 
 

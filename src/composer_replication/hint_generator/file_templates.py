@@ -112,17 +112,16 @@ def hint_file_not_found(ctx: HintContext | None = None) -> str:
     if ending:
         return f"Find a file {how} before opening it: its name may end in {ending} here."
     if names:
-        return f"{names_shown(ctx)} Find the file {how} instead of guessing its name."
+        return f"Find the file {how} instead of guessing its name. {names_shown(ctx)}"
     return f"Open only paths that a listing or a result has shown: find the file {how} first, instead of guessing."
 
 
 def names_shown(ctx: HintContext | None) -> str:
-    """Which names a folder is known to have, and which folder that is."""
-    names, folder = listed(given(ctx, "names_there") or ()), given(ctx, "shown_folder")
-    if folder is None:
+    """Which names there are. The folder is not named: it stands in the failing call, and what is quoted is copied."""
+    names = listed(given(ctx, "names_there") or ())
+    if given(ctx, "is_from_error"):
         return f"The names to choose from are {names}."
-    place = "the project's folder" if folder == "." else text_fact(ctx, "shown_folder")
-    return f"In {place} this session has shown {names}."
+    return f"In the folder meant, this session has shown {names}."
 
 
 def hint_is_directory(ctx: HintContext | None = None) -> str:

@@ -55,7 +55,7 @@ def missing_path_facts(path: str, said: str, seen: SessionState) -> HintContext:
         return {"other_ending": ending}
     alike = [each for each in there if ("." in each) >= ("." in name)]
     alike.sort(key=lambda each: -SequenceMatcher(None, name, each).ratio())
-    return {"names_there": alike[:_MAX_NAMES], "shown_folder": short_path(folder, paths.root)} if alike else {}
+    return {"names_there": alike[:_MAX_NAMES]} if alike else {}
 
 
 def _is_spelled_alike(name: str, other: str) -> bool:

@@ -43,7 +43,7 @@ def hint_shell_path_missing(ctx: HintContext | None = None) -> str:
     if advice:
         return str(advice)
     if names:
-        return f"{names_shown(ctx)} {_LIST_FIRST}"
+        return f"{_LIST_FIRST} {names_shown(ctx)}"
     if given(ctx, "is_absolute"):
         return _LIST_FIRST
     return "List a folder before naming a file in it, and mind which folder the shell stands in."
@@ -56,8 +56,8 @@ def hint_wrong_folder(ctx: HintContext | None = None) -> str:
     if is_behind_cd and here and path:
         return f"Behind its own `cd` the command stands in {here}: from there the path is {path}."
     if given(ctx, "path_from_shell") == "." and here:
-        what = "leave the `cd` out" if given(ctx, "own_cd") else "call it `.`"
-        return f"The shell already stands in {here} since an earlier command: {what}."
+        what = "Leave the `cd` out" if given(ctx, "own_cd") else "Call it `.`"
+        return f"{what}: since an earlier command the shell already stands in the folder meant."
     if here and path:
         return f"The shell stands in {here} since an earlier command: from there the path is {path}."
     if here and root and not is_behind_cd and not given(ctx, "is_absolute"):

@@ -43,9 +43,7 @@ def test_every_kept_site_is_listed_with_its_hint(run):
     done = crf("hints", run, "--kind", "file_not_found", cwd=run.parent)
     head, text = done.stdout.splitlines()
     assert head.endswith("  file_not_found, template")
-    assert text.startswith(
-        "    In the project's folder this session has shown `a.py`. Find the file by listing its folder"
-    )
+    assert text.startswith("    Find the file by listing its folder instead of guessing its name.")
     assert "1 of 2 hints." in done.stderr
 
 

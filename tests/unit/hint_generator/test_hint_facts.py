@@ -68,7 +68,8 @@ def test_the_names_of_a_known_folder_are_listed_and_a_search_for_text_is_not_rec
     session.call("Read", MISSING, is_error=True, file_path=f"{ROOT}/shop/parser.py")
     hint = hint_of(session)
     assert hint.text == (
-        "In `shop` this session has shown `cart.py`. Find the file by listing its folder instead of guessing its name."
+        "Find the file by listing its folder instead of guessing its name. In the folder meant, this session has shown"
+        " `cart.py`."
     )
     known = {"Glob": {}, "Grep": {}}
     assert "by name with `Glob`" in hint_of(session, inferred_tools=known).text
@@ -169,7 +170,7 @@ def test_the_shells_own_folder_is_named_with_the_path_from_there():
         hint.text == "The shell stands in `web/api` since an earlier command: from there the path is `auth/token.py`."
     )
     there = shell("cd web/api && ls", "bash: line 1: cd: web/api: No such file or directory", listing, moved)
-    assert there.text == "The shell already stands in `web/api` since an earlier command: leave the `cd` out."
+    assert there.text == "Leave the `cd` out: since an earlier command the shell already stands in the folder meant."
 
 
 def test_a_program_that_has_worked_is_named_for_a_misspelled_one():

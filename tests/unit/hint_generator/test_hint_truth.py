@@ -59,8 +59,8 @@ def reading(text=FILE, path="cart.go"):
 @pytest.mark.parametrize(
     ("old", "line"),
     [
-        # the same statement, or one that stands between the same neighbours
-        ("\tcart.items = append(cart.items, item...)", "cart.items = append(cart.items, item)"),
+        # the same statement, of which only what differs is named, or one that stands between the same neighbours
+        ("\tcart.items = append(cart.items, item...)", "items, item)"),
         (
             "\tif item.Price < 0 {\n\t\treturn nil, fail()\n\t}\n\tcart.items = append(cart.items, item)",
             "return errPrice",
@@ -196,7 +196,7 @@ def test_a_path_without_cd_is_not_told_to_leave_one_out():
     hint = shell(
         "go test ./web/api", f"# ./web/api\n{said}\nFAIL\t./web/api [setup failed]", LISTING, ("cd web/api", "")
     )
-    assert hint.text == "The shell already stands in `web/api` since an earlier command: call it `.`."
+    assert hint.text == "Call it `.`: since an earlier command the shell already stands in the folder meant."
 
 
 def test_git_in_another_folder_is_told_of_the_folder():
@@ -223,8 +223,8 @@ def test_a_search_in_a_guessed_folder_is_sent_to_the_root_and_a_reader_to_a_find
     assert hints["Grep"].startswith("Search in the whole project by leaving the path out")
     assert "Glob" not in hints["Grep"]
     assert hints["Read"] == (
-        "In `shop` this session has shown `order.py`, `cart.py`. Find the file by name with `Glob` instead of guessing"
-        " its name."
+        "Find the file by name with `Glob` instead of guessing its name. In the folder meant, this session has shown"
+        " `order.py`, `cart.py`."
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from composer_replication.envs.policies.flawed import Policy
 from composer_replication.envs.policies.situation import Move, PlayedTurn, Situation
-from composer_replication.envs.workspace.sandbox import TestReport, TestRunner
+from composer_replication.envs.workspace.sandbox import TestReport, TestRunner, Wall, shared_runner
 from composer_replication.envs.workspace.task import Task
 from composer_replication.envs.workspace.workspace import Reward, Workspace
 
@@ -60,9 +60,15 @@ class RememberingRunner(TestRunner):
 
     def __init__(self, runner: TestRunner | None = None, *, max_kept: int = 20_000) -> None:
         super().__init__()
-        self._runner, self._max_kept = runner or TestRunner(), max_kept
+        self._runner, self._max_kept = runner or shared_runner(), max_kept
         self._known: dict[object, Any] = {}
-        self.kind = self._runner.kind
+
+    @property
+    def kind(self) -> Wall:
+        return self._runner.kind
+
+    def close(self) -> None:
+        self._runner.close()
 
     def run_tests(self, files: Mapping[str, str], paths: Sequence[str]) -> TestReport:
         return self._once(("tests", *files.items(), *paths), lambda: self._runner.run_tests(files, paths))

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import posixpath
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal
 
 ROOT = "/workspace"
+MAX_PATH, MAX_PART, MAX_PARTS = 1000, 255, 20
+MAX_FILE, MAX_TOTAL, MAX_FILES = 256 * 1024, 1024 * 1024, 200
+MAX_PATTERN, MAX_ALTERNATIVES = 300, 32
+
+Refusal = Literal["null", "too long", "not a folder", "no space"]
 
 
 def below_root(path: str) -> str | None:
     """The path below the root, "" for the root itself, None for one that lies elsewhere."""
-    full = posixpath.normpath(posixpath.join(ROOT, path)) if not path.startswith("~") else path
+    if path.startswith("~") or len(path) > MAX_PATH * 4:
+        return None
+    full = posixpath.normpath(posixpath.join(ROOT, path))
+    full = "/" + full.lstrip("/")
     if full == ROOT:
         return ""
     return full.removeprefix(ROOT + "/") if full.startswith(ROOT + "/") else None
@@ -41,6 +52,19 @@ class Files:
     def write(self, name: str, text: str) -> None:
         self._texts[name] = text
 
+    def refuses(self, name: str, text: str) -> Refusal | None:
+        """Why a disk would not take this file."""
+        parts = name.split("/")
+        if "\0" in name:
+            return "null"
+        if len(name) > MAX_PATH or len(parts) > MAX_PARTS or any(len(each.encode()) > MAX_PART for each in parts):
+            return "too long"
+        if any("/".join(parts[:count]) in self._texts for count in range(1, len(parts))):
+            return "not a folder"
+        rest = sum(len(each) for path, each in self._texts.items() if path != name)
+        too_many = name not in self._texts and len(self._texts) >= MAX_FILES
+        return "no space" if len(text) > MAX_FILE or rest + len(text) > MAX_TOTAL or too_many else None
+
     def is_folder(self, name: str) -> bool:
         return name == "" or any(each.startswith(f"{name}/") for each in self._texts)
 
@@ -54,11 +78,56 @@ class Files:
         parts = [each[start:].partition("/") for each in self.below(folder)]
         return sorted({name + slash for name, slash, _ in parts})
 
+    def matching(self, folder: str, pattern: str) -> list[str] | None:
+        """Files below a folder whose path in it fits a glob pattern; None for a pattern that is none."""
+        pattern = pattern.removeprefix(absolute(folder) + "/").removeprefix("./")
+        wanted = _alternatives(pattern) if len(pattern) <= MAX_PATTERN else None
+        if wanted is None:
+            return None
+        start = len(folder) + 1 if folder else 0
+        parts = [each.split("/") for each in wanted]
+        return [each for each in self.below(folder) if any(_fits(each[start:].split("/"), one) for one in parts)]
+
     def similar(self, name: str) -> str | None:
-        """A file that may have been meant: the same name elsewhere, or a name much like it."""
-        last = posixpath.basename(name)
-        same = [each for each in sorted(self._texts) if posixpath.basename(each) == last]
-        if same:
-            return same[0]
-        close = difflib.get_close_matches(name[:200], sorted(self._texts), n=1, cutoff=0.8)
-        return close[0] if close else None
+        """A file that may have been meant: its name in other letters or another folder, or a name much like it."""
+        names, last = sorted(self._texts), posixpath.basename(name).lower()
+        same = [each for each in names if last and posixpath.basename(each).lower() == last]
+        close = difflib.get_close_matches(name[-200:], names, n=1, cutoff=0.8)
+        return next(iter([*(each for each in same if each.lower() == name.lower()), *same, *close]), None)
+
+    def format_code(self) -> list[str]:
+        """Takes spaces off the ends of lines and ends every file of code on one newline; the files it changed."""
+        changed: list[str] = []
+        for name in self.below(""):
+            text = self._texts[name]
+            tidy = "".join(f"{line.rstrip()}\n" for line in text.rstrip().split("\n")) if text.strip() else ""
+            if name.endswith(".py") and tidy != text:
+                self._texts[name] = tidy
+                changed.append(name)
+        return changed
+
+
+def _alternatives(pattern: str) -> list[str] | None:
+    """`*.{py,md}` is two patterns; None where braces make more than anybody writes."""
+    wanted, finished = [pattern], list[str]()
+    while wanted:
+        each = wanted.pop(0)
+        match = re.search(r"\{([^{}]*)\}", each)
+        if match is None:
+            finished.append(each)
+        else:
+            wanted += [each[: match.start()] + one + each[match.end() :] for one in match[1].split(",")]
+        if len(wanted) + len(finished) > MAX_ALTERNATIVES:
+            return None
+    return finished
+
+
+def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a path fit those of a pattern; `**` is any number of parts."""
+    reached = {0}
+    for want in pattern:
+        if want == "**":
+            reached = set(range(min(reached), len(parts) + 1)) if reached else reached
+        else:
+            reached = {at + 1 for at in reached if at < len(parts) and fnmatch.fnmatchcase(parts[at], want)}
+    return len(parts) in reached

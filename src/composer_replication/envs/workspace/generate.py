@@ -1,45 +1,203 @@
-"""A task from a seed."""
+"""A task from a seed: a few modules of right code, and a copy of them in which something is wrong.
+
+easy    one fault in one small module; the prompt says what must change, and where
+medium  two or three modules, one or two faults; the prompt says which function is wrong, the test says how
+hard    four modules, two or three faults; the prompt says that tests fail
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from composer_replication.envs.workspace.task import Check, Difficulty, Edit, Task
+from composer_replication.envs.workspace.edits import edits_between
+from composer_replication.envs.workspace.kernels import KERNELS, Fault, Kernel
+from composer_replication.envs.workspace.modules import Function, Module, fill, twin_of
+from composer_replication.envs.workspace.task import Difficulty, Task
+from composer_replication.envs.workspace.vocabulary import EXTRAS, PLACES, THINGS
+from composer_replication.errors import InputError, explain
 
-THINGS = ("price", "score", "length", "weight", "speed", "height", "depth", "width", "cost", "delay", "level", "size")
-PLACES = ("shop", "game", "road", "bank", "farm", "lab", "ship", "park", "mine", "port", "city", "mill")
-EXTRAS = ("tax", "bonus", "margin", "offset", "fee", "gap", "step", "limit", "shift", "extra", "rest", "base")
+IN_ONE_FUNCTION = tuple(dict.fromkeys(fault.family for kernel in KERNELS for fault in kernel.faults))
+OF_FILES = ("missing_function", "moved_import", "renamed_function", "files_disagree")
+FAMILIES: tuple[str, ...] = (*IN_ONE_FUNCTION, *OF_FILES)
+
+TWIN_RATE = 0.7
+ENDINGS = ("", " Make the tests pass.", " Run the tests when it is fixed.", " Fix it, run the tests and finish.")
+ABOUT_ONE = ("{name} in {path} is wrong; {test} says what is right.", "{name} does not do what {test} says. Find it.")
+ABOUT_ALL = (
+    "Some tests fail. The tests are right: read them, find what is wrong in the code and fix it.",
+    "The tests do not pass. Fix the code, not the tests.",
+    "Find out why tests fail and repair the code. Leave the tests as they are.",
+)
+
+
+class Size(NamedTuple):
+    """How large the tasks of a difficulty are: the fewest and the most of each."""
+
+    functions: tuple[int, int]
+    other_modules: tuple[int, int]
+    faults: tuple[int, int]
+    families: tuple[str, ...]
+
+
+SIZES: dict[str, Size] = {
+    "easy": Size((1, 2), (0, 1), (1, 1), tuple(each for each in FAMILIES if each != "files_disagree")),
+    "medium": Size((2, 3), (1, 2), (1, 2), FAMILIES),
+    "hard": Size((3, 4), (2, 2), (2, 3), FAMILIES),
+}
+
+
+class Said(NamedTuple):
+    """What is wrong: where, with which function, and in words."""
+
+    module: Module
+    function: str
+    text: str
+
+
+@dataclass(kw_only=True)
+class Draft:
+    """Modules as they are put together, and what is wrong with them."""
+
+    draw: random.Random
+    size: Size
+    place: str
+    things: list[str]
+    extras: list[str]
+    modules: list[Module] = field(default_factory=list[Module])
+    said: list[Said] = field(default_factory=list[Said])
+
+    def module(self, first: Sequence[Kernel] = (), *, exactly: bool = False) -> Module:
+        """A module about one thing, with these functions first and others behind them."""
+        thing = self.things.pop()
+        others = [each for each in KERNELS if each not in first]
+        count = len(first) if exactly else max(self.draw.randint(*self.size.functions), len(first))
+        kernels = [*first, *self.draw.sample(others, count - len(first))]
+        functions = [fill(each, self.draw, thing, self.extras.pop()) for each in kernels]
+        self.modules.append(Module(path=f"{self.place}/{thing}s.py", functions=functions))
+        return self.modules[-1]
+
+    def break_function(self, module: Module, function: Function, fault: Fault) -> None:
+        module.faults[function.name] = fault
+        self.said.append(Said(module, function.name, fault.said))
 
 
 def generate_task(seed: int, *, difficulty: Difficulty = "easy") -> Task:
     """The task of a seed: the same on any machine."""
+    if difficulty not in SIZES:
+        raise InputError(explain("difficulty", got=repr(difficulty), expected=" or ".join(SIZES)))
     draw = random.Random(f"workspace:{difficulty}:{seed}")  # noqa: S311 (a task, not a secret)
-    place, thing, extra = draw.choice(PLACES), draw.choice(THINGS), draw.choice(EXTRAS)
-    right = draw.randrange(3, 40)
-    wrong = right + draw.choice((-2, -1, 1, 2, 10))
-    name, constant = f"{thing}_with_{extra}", f"{extra.upper()}"
-    path = f"{place}/{thing}s.py"
-    source = f"{constant} = {wrong}\n\n\ndef {name}({thing}):\n    return {thing} + {constant}\n"
-    shown = draw.randrange(1, 50)
-    tests = (
-        f"from {place}.{thing}s import {name}\n\n\ndef test_{name}():\n    assert {name}({shown}) == {shown + right}\n"
-    )
-    hidden = draw.randrange(100, 200)
+    size = SIZES[difficulty]
+    words = [draw.sample(each, len(each)) for each in (THINGS, EXTRAS)]
+    draft = Draft(draw=draw, size=size, place=draw.choice(PLACES), things=words[0], extras=words[1])
+    families = draw.sample(size.families, draw.randint(*size.faults))
+    for family in families:
+        BREAKERS.get(family, _break_one_function)(draft, family)
+    for _ in range(draw.randint(*size.other_modules)):
+        draft.module()
+    draw.shuffle(draft.modules)
+    tests = {each.test_path: each.tests() for each in draft.modules}
+    wrong = {each.path: each.text(right=False) for each in draft.modules} | tests
+    right = {each.path: each.text(right=True) for each in draft.modules} | tests
+    if draw.random() < 0.3:
+        about = ", ".join(each.name.rpartition(".")[2] for each in draft.modules)
+        wrong["README.md"] = right["README.md"] = f"# {draft.place}\n\nCode about {about}.\n"
     return Task(
         seed=seed,
         difficulty=difficulty,
-        family="wrong_constant",
-        prompt=f"{constant} in {path} must be {right}. Fix it and run the tests.",
-        files={path: source, f"tests/test_{thing}s.py": tests},
-        solution=(Edit(path=path, old=f"{constant} = {wrong}", new=f"{constant} = {right}"),),
-        checks=tuple(
-            Check(
-                test=f"test_{name}",
-                module=f"{place}.{thing}s",
-                expression=f"{name}({value})",
-                expected=repr(value + right),
-                is_broken=True,
-            )
-            for value in (shown, hidden)
-        ),
+        family="+".join(families),
+        prompt=_prompt(draft, difficulty),
+        files=dict(sorted(wrong.items())),
+        solution=edits_between(wrong, right),
+        checks=tuple(check for each in draft.modules for check in each.checks()),
     )
+
+
+def _prompt(draft: Draft, difficulty: Difficulty) -> str:
+    if difficulty == "hard":
+        return draft.draw.choice(ABOUT_ALL)
+    if difficulty == "easy":
+        said = draft.said[0]
+        start = draft.draw.choice(("In {path}, {text}.", "Please fix {path}: {text}."))
+        return start.format(path=said.module.path, text=said.text) + draft.draw.choice(ENDINGS)
+    about = [
+        draft.draw.choice(ABOUT_ONE).format(name=each.function, path=each.module.path, test=each.module.test_path)
+        for each in draft.said
+    ]
+    return " ".join(about) + draft.draw.choice(ENDINGS)
+
+
+def _break_one_function(draft: Draft, family: str) -> None:
+    kernels = [each for each in KERNELS if any(fault.family == family for fault in each.faults)]
+    module = draft.module([draft.draw.choice(kernels)])
+    function = module.functions[0]
+    fault = draft.draw.choice([each for each in function.faults if each.family == family])
+    twin = twin_of(function, fault)
+    names = {each.name for each in module.functions}
+    if twin is not None and twin.name not in names and draft.draw.random() < TWIN_RATE:
+        module.functions.append(twin)
+    draft.break_function(module, function, fault)
+
+
+def _leave_one_out(draft: Draft, family: str) -> None:
+    plain = [each for each in KERNELS if each.source.count("\n") == 2]
+    module = draft.module(draft.draw.sample(plain, 2))
+    function = module.functions[0]
+    signature = function.source.partition("def ")[2].partition(":")[0]
+    says = function.source.partition("return ")[2].strip()
+    text = f"{signature} is missing, it must return {says}"
+    draft.break_function(module, function, Fault(family, function.source, "", text))
+
+
+def _import_wrongly(draft: Draft, family: str) -> None:
+    """A function of one module, used in another that imports it from where it is not, or by a name it has no more."""
+    home = draft.module([draft.draw.choice(KERNELS[:3])])
+    function = home.functions[0]
+    user = draft.module([draft.draw.choice(KERNELS[3:])])
+    parameter = function.source.partition("(")[2].partition(")")[0]
+    name = f"twice_{function.name}"
+    twice = replace(
+        function,
+        name=name,
+        constant="",
+        source=f"def {name}({parameter}):\n    return 2 * {function.name}({parameter})\n",
+        cases=tuple((call.replace(function.name, name), 2 * value) for call, value in function.cases),
+        faults=(),
+    )
+    user.functions.insert(0, twice)
+    user.imports = (f"from {home.name} import {function.name}",)
+    if family == "moved_import":
+        wrong = f"{draft.place}.{draft.things.pop()}s"
+        user.wrong_imports = (f"from {wrong} import {function.name}",)
+        draft.said.append(Said(user, name, f"{function.name} must be imported from {home.name}, not {wrong}"))
+    else:
+        old = function.name.replace("_with", "_and").replace("_times", "_by")
+        user.wrong_imports = (f"from {home.name} import {old}",)
+        text = f"{old} is now called {function.name}"
+        draft.break_function(user, twice, Fault(family, f"* {function.name}(", f"* {old}(", text))
+
+
+def _disagree(draft: Draft, family: str) -> None:
+    """The same constant in two files; it is wrong in both, and wrong in two ways."""
+    to, back = KERNELS[0], KERNELS[1]
+    state, extra = draft.draw.getstate(), draft.extras[-1]
+    first = draft.module([to], exactly=True)
+    draft.draw.setstate(state)
+    draft.extras.append(extra)
+    second = draft.module([back], exactly=True)
+    for module, step in ((first, 3), (second, -3)):
+        function = module.functions[0]
+        constant, value = function.constant.strip().split(" = ")
+        wrong = f"{constant} = {int(value) + step}"
+        text = f"{constant} must be {value}, as in the other file that has it"
+        draft.break_function(module, function, Fault(family, function.constant.strip(), wrong, text))
+
+
+BREAKERS = {
+    "missing_function": _leave_one_out,
+    "moved_import": _import_wrongly,
+    "renamed_function": _import_wrongly,
+    "files_disagree": _disagree,
+}

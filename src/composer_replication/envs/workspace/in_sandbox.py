@@ -1,20 +1,23 @@
-"""The program of the sandboxed process: one request comes in as a line of JSON, one answer goes out.
+"""What happens inside the sandbox: the tests of a set of files are run, or expressions over them get their values.
 
-It is started by its path with `python -I -S`, so it imports the standard library alone and nothing of this package.
-What it is asked: to run the tests of a set of files, or for the values of expressions over them. What it answers is
-evidence, not a verdict: the code under test runs in the same process and could have written any of it.
+It imports the standard library alone. What it answers is evidence, not a verdict: the code under test runs in the same
+process and could have written any of it.
 """
 
 from __future__ import annotations
 
 import ast
-import json
+import importlib
 import os
+import random
+import re
 import sys
-import tempfile
 import traceback
 import types
 from typing import Any
+
+MAX_LINES, MAX_LINE, MAX_VALUE = 40, 300, 4000
+ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 
 COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Eq: "==",
@@ -75,14 +78,15 @@ def run_tests(root: str, paths: list[str]) -> dict[str, Any]:
     lines: list[str] = []
     passed = failed = 0
     for path in paths:
+        full = os.path.join(root, path)
         try:
-            with open(os.path.join(root, path), encoding="utf-8") as file:
-                tree = ShowBothSides().visit(ast.parse(file.read(), os.path.join(root, path)))
+            with open(full, encoding="utf-8") as file:
+                tree = ShowBothSides().visit(ast.parse(file.read(), full))
             module = types.ModuleType(path.removesuffix(".py").replace("/", "."))
-            exec(compile(tree, os.path.join(root, path), "exec"), module.__dict__)
+            exec(compile(tree, full, "exec"), module.__dict__)
         except BaseException as error:
             failed += 1
-            lines.append(f"ERROR {path} - {said(error, root)}")
+            lines.append(f"ERROR {path} - {said(error, root, full)}")
             continue
         for name, test in list(vars(module).items()):
             if not name.startswith("test_") or not callable(test):
@@ -92,16 +96,22 @@ def run_tests(root: str, paths: list[str]) -> dict[str, Any]:
                 passed += 1
             except BaseException as error:
                 failed += 1
-                lines.append(f"FAILED {path}::{name} - {said(error, root)}")
-    return {"lines": lines, "passed": passed, "failed": failed}
+                lines.append(f"FAILED {path}::{name} - {said(error, root, full)}")
+    return {"lines": lines[:MAX_LINES], "passed": passed, "failed": failed}
 
 
-def said(error: BaseException, root: str) -> str:
-    """An error in one line, with the place in the workspace's own code where it came from."""
-    text = str(error) if isinstance(error, AssertionError) and str(error) else f"{type(error).__name__}: {error}"
+def said(error: BaseException, root: str, test_file: str) -> str:
+    """An error in one line, with the place in the workspace's own code that it came from."""
+    try:
+        text = " ".join(str(error).split())
+    except BaseException as worse:
+        text = f"its message cannot be shown: {type(worse).__name__}"
+    if not (isinstance(error, AssertionError) and text.startswith("assert ")):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename.startswith(root)]
-    place = f" ({os.path.relpath(frames[-1].filename, root)}:{frames[-1].lineno})" if frames else ""
-    return text.replace(root, "/workspace") + place
+    is_elsewhere = bool(frames) and frames[-1].filename != test_file
+    place = f" ({os.path.relpath(frames[-1].filename, root)}:{frames[-1].lineno})" if is_elsewhere else ""
+    return ADDRESS.sub("0x...", text.replace(root, "/workspace"))[:MAX_LINE] + place
 
 
 def values(expressions: list[list[str]]) -> list[str]:
@@ -109,8 +119,8 @@ def values(expressions: list[list[str]]) -> list[str]:
     answers: list[str] = []
     for module, expression in expressions:
         try:
-            space = dict(vars(__import__(module, fromlist=["*"])))
-            answers.append(canonical(eval(expression, space)))
+            space = dict(vars(importlib.import_module(module)))
+            answers.append(canonical(eval(expression, space))[:MAX_VALUE])
         except BaseException as error:
             answers.append(f"raises {type(error).__name__}")
     return answers
@@ -125,23 +135,10 @@ def write_files(root: str, files: dict[str, str]) -> None:
 
 
 def answer(request: dict[str, Any], root: str) -> Any:
+    """What a request asks for, in a folder that holds its files."""
     write_files(root, request["files"])
     os.chdir(root)
     sys.path.insert(0, root)
     sys.dont_write_bytecode = True
+    random.seed(0)
     return values(request["expressions"]) if "expressions" in request else run_tests(root, request["paths"])
-
-
-def main() -> None:
-    request = json.loads(sys.stdin.readline())
-    channel = os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for each in (0, 1, 2):
-        os.dup2(nothing, each)
-    with tempfile.TemporaryDirectory() as folder:
-        reply = answer(request, os.path.realpath(folder))
-    os.write(channel, json.dumps(reply).encode())
-
-
-if __name__ == "__main__":
-    main()

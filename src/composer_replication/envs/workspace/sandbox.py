@@ -1,73 +1,222 @@
-"""Runs tests in a process that can reach nothing, and says which kind of wall stands around it."""
+"""Runs tests in a process that can reach nothing, and says which kind of wall stands around it.
+
+One server process lives behind the wall; a test run is a fork of it and costs a few milliseconds.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-import resource
+import os
+import select
+import shutil
+import signal
+import struct
 import subprocess
 import sys
+import sysconfig
+import tempfile
+import threading
+import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-PROGRAM = Path(__file__).with_name("in_sandbox.py")
-SECONDS = 5
-MEMORY = 512 * 2**20
-MAX_TEXT = 4000
+from composer_replication.envs.workspace.in_sandbox import MAX_LINE, MAX_LINES
+from composer_replication.envs.workspace.sandbox_server import RUNS, wall_seconds
+from composer_replication.errors import InputError, explain
+
+Wall = Literal["bubblewrap", "namespaces", "rlimits"]
+PROGRAM = Path(__file__).with_name("sandbox_server.py")
+START_SECONDS = 20.0
+MAX_BYTES = 4 * 2**20
+ENDED = "The tests did not end: the process was stopped."
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestReport:
-    """What a test run printed."""
+    """What a test run printed, without times and addresses; `ended` is false where it had to be stopped."""
 
     __test__ = False
     text: str
-    passed: int
-    failed: int
+    passed: int = 0
+    failed: int = 0
+    ended: bool = True
 
 
 class TestRunner:
-    """Runs tests of a set of files."""
+    """Runs tests behind a wall: bubblewrap where it is installed, else namespaces, else limits alone (`kind` says).
+    Root has namespaces first: there it becomes nobody, and in bubblewrap stays a root that no limit of processes binds.
+
+    A run may take `seconds` of processor time, and about twice that by the clock. A runner may be shared by workspaces
+    and threads, and starts again in a process that was forked from its own.
+    """
 
     __test__ = False
 
-    def __init__(self) -> None:
-        self.kind = "rlimits"
+    def __init__(self, *, kind: Wall | None = None, seconds: int = 4) -> None:
+        if seconds < 1:
+            raise InputError(explain("seconds of a run", got=seconds, expected="1 or more"))
+        if kind is not None and kind not in get_args(Wall):
+            raise InputError(explain("kind of wall", got=repr(kind), expected=" or ".join(get_args(Wall))))
+        self._wanted = _preferred() if kind is None else (kind,)
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._server: _Server | None = None
+
+    @property
+    def kind(self) -> Wall:
+        """The wall that stands; starts the server where none runs yet."""
+        with self._lock:
+            return self._running().kind
 
     def run_tests(self, files: Mapping[str, str], paths: Sequence[str]) -> TestReport:
-        """Every test of the files named, as text without times and addresses."""
+        """Every test of the files named."""
         reply = self._ask({"files": dict(files), "paths": list(paths)})
-        if not isinstance(reply, dict):
-            return TestReport(text="The tests did not end: stopped.", passed=0, failed=1)
-        failed, passed = int(reply["failed"]), int(reply["passed"])
-        counts = [f"{failed} failed"] * bool(failed) + [f"{passed} passed"] * bool(passed or not failed)
-        text = "\n".join([*reply["lines"], ", ".join(counts)])
-        return TestReport(text=text[-MAX_TEXT:], passed=passed, failed=failed)
+        try:
+            lines = [str(each)[: 2 * MAX_LINE] for each in reply["lines"]][:MAX_LINES]
+            failed, passed = int(reply["failed"]), int(reply["passed"])
+        except (TypeError, KeyError, ValueError, OverflowError):
+            return TestReport(text=ENDED, ended=False)
+        counts = [f"{failed} failed"] * bool(failed) + [f"{passed} passed"] * bool(passed)
+        text = "\n".join([*lines, ", ".join(counts) or "no tests ran"])
+        return TestReport(text=text, passed=passed, failed=failed)
 
     def values(self, files: Mapping[str, str], expressions: Sequence[tuple[str, str]]) -> list[str]:
-        """The value of each (module, expression) as canonical text; none where the process gave no answer."""
+        """The value of each (module, expression) as canonical text; none at all where the process gave no answer."""
         reply = self._ask({"files": dict(files), "expressions": [list(each) for each in expressions]})
         return [str(each) for each in reply] if isinstance(reply, list) and len(reply) == len(expressions) else []
 
+    def close(self) -> None:
+        """Stops the server; the next run starts another."""
+        with self._lock:
+            self._stop()
+
     def _ask(self, request: Mapping[str, Any]) -> Any:
+        with self._lock:
+            server = self._running()
+            try:
+                server.send(request)
+                answer = server.receive(wall_seconds(self._seconds) + START_SECONDS)
+                if answer["ends"]:  # a run left something that it cannot take out
+                    self._stop()
+                return answer["reply"]
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                self._stop()  # it died, or no longer says what a server says: never trusted again
+                return None
+
+    def _running(self) -> _Server:
+        if self._server is not None and self._server.owner != os.getpid():
+            self._server = None  # a fork of the process that owns it: its pipes are not ours to use
+        if self._server is None or self._server.process.poll() is not None:
+            self._stop()
+            self._server = _start(self._wanted, self._seconds)
+        return self._server
+
+    def _stop(self) -> None:
+        if self._server is not None:
+            self._server.end()
+        self._server = None
+
+
+@functools.cache
+def shared_runner() -> TestRunner:
+    """The runner of workspaces that were given none."""
+    return TestRunner()
+
+
+class _Server:
+    """A server process and the two pipes to it."""
+
+    def __init__(self, kind: Wall, seconds: int) -> None:
+        self.kind, self.owner = kind, os.getpid()
+        self.scratch = tempfile.mkdtemp(prefix="workspace-")
+        self.process = subprocess.Popen(  # noqa: S603 (the words are ours)
+            _command(kind, self.scratch, seconds),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"PYTHONHASHSEED": "0"},
+            cwd="/",
+            start_new_session=True,
+        )
+        self.end = weakref.finalize(self, _end, self.process, self.scratch, self.owner)
+
+    def send(self, value: Mapping[str, Any]) -> None:
+        data = json.dumps(value).encode()
+        assert self.process.stdin is not None
+        self.process.stdin.write(struct.pack(">I", len(data)) + data)
+        self.process.stdin.flush()
+
+    def receive(self, seconds: float) -> Any:
+        deadline = time.monotonic() + seconds
+        (length,) = struct.unpack(">I", self._read(4, deadline))
+        if length > MAX_BYTES:
+            raise ValueError(length)
+        return json.loads(self._read(length, deadline))
+
+    def _read(self, count: int, deadline: float) -> bytes:
+        assert self.process.stdout is not None
+        parts: list[bytes] = []
+        while count > 0:
+            if not select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError
+            part = os.read(self.process.stdout.fileno(), count)
+            if not part:
+                raise ConnectionResetError
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+
+def _end(process: subprocess.Popen[bytes], scratch: str, owner: int) -> None:
+    if owner != os.getpid():
+        return
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            assert pipe is not None
+            pipe.close()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _preferred() -> tuple[Wall, ...]:
+    walls: tuple[Wall, ...] = get_args(Wall)
+    return walls if os.geteuid() != 0 else tuple(sorted(walls, key=lambda each: each != "namespaces"))
+
+
+def _start(kinds: Sequence[Wall], seconds: int) -> _Server:
+    """The first wall of the list that stands."""
+    reasons: list[str] = []
+    for kind in kinds:
+        if kind == "bubblewrap" and shutil.which("bwrap") is None:
+            reasons.append("bubblewrap: not installed")
+            continue
+        server = _Server(kind, seconds)
         try:
-            done = subprocess.run(  # noqa: S603 (the words are ours)
-                [sys.executable, "-I", "-S", str(PROGRAM)],
-                input=json.dumps(request).encode() + b"\n",
-                capture_output=True,
-                timeout=SECONDS,
-                env={"PYTHONHASHSEED": "0"},
-                start_new_session=True,
-                preexec_fn=_limit,
-                check=False,
-            )
-            return json.loads(done.stdout)
-        except (subprocess.TimeoutExpired, ValueError):
-            return None
+            hello = server.receive(START_SECONDS)
+        except (OSError, ValueError) as error:
+            hello = {"failed": f"{type(error).__name__}: no answer"}
+        if hello.get("kind") == kind:
+            return server
+        server.end()
+        reasons.append(f"{kind}: {hello.get('failed')}")
+    raise InputError(explain("sandbox for tests", got="; ".join(reasons), expected="a wall that stands"))
 
 
-def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+def _command(kind: Wall, scratch: str, seconds: int) -> list[str]:
+    interpreter = str(Path(sys.executable).resolve())  # an environment's own is a link to it
+    python = [interpreter, "-S", "-s", "-P", "-B", str(PROGRAM), kind, scratch, str(seconds)]
+    if kind != "bubblewrap":
+        return python
+    needed = [interpreter, sysconfig.get_path("stdlib"), f"{sys.base_prefix}/lib", str(PROGRAM.parent)]
+    shown = {each for each in (*needed, "/usr/lib", "/usr/lib64", "/lib", "/lib64") if Path(each).exists()}
+    binds = [part for path in sorted(shown) for part in ("--ro-bind", path, path)]
+    walls = ["--unshare-all", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL", "--uid", "65534", "--clearenv"]
+    rest = ["--setenv", "PYTHONHASHSEED", "0", "--dev", "/dev", "--tmpfs", RUNS, "--chdir", "/"]
+    return [shutil.which("bwrap") or "bwrap", *walls, *binds, *rest, *python]

@@ -25,16 +25,15 @@ class Edit:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """An expression over a module of the workspace, and the value it has once the task is solved.
+    """An expression over a module of the workspace, and the value it has once the task is solved, as canonical text.
 
-    `test` is the name of the test it belongs to; `is_broken` says that the value is another one before.
+    `test` is the name of the test it belongs to. A test passes when all of its checks hold.
     """
 
     test: str
     module: str
     expression: str
     expected: str
-    is_broken: bool
 
 
 @dataclass(frozen=True, kw_only=True)

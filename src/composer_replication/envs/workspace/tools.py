@@ -1,57 +1,22 @@
-"""What each tool does, and its schema. Names and arguments are Claude Code's where it has the tool."""
+"""What each tool does. Names and arguments are Claude Code's where it has the tool; so are the answers."""
 
 from __future__ import annotations
 
-import fnmatch
-import re
+import posixpath
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from composer_replication.envs.workspace import words
 from composer_replication.envs.workspace.files import Files, absolute, below_root
+from composer_replication.envs.workspace.regex import BudgetError, PatternError, Regex
 from composer_replication.envs.workspace.sandbox import TestRunner
 from composer_replication.envs.workspace.words import Outcome
 
-MAX_LINES, MAX_LINE, MAX_ENTRIES = 2000, 2000, 100
-
-
-def _tool(name: str, about: str, required: str, **properties: tuple[str, str]) -> dict[str, Any]:
-    schema = {key: {"type": kind, "description": text} for key, (kind, text) in properties.items()}
-    parameters = {
-        "type": "object",
-        "properties": schema,
-        "required": required.split(),
-        "additionalProperties": False,
-    }
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
-
-
-_PATH = ("string", "The absolute path")
-TOOLS: tuple[dict[str, Any], ...] = (
-    _tool("LS", "Lists a folder.", "path", path=_PATH),
-    _tool("Glob", "Finds files by pattern.", "pattern", pattern=("string", "A glob pattern"), path=_PATH),
-    _tool("Grep", "Finds lines by regular expression.", "pattern", pattern=("string", "The expression"), path=_PATH),
-    _tool(
-        "Read",
-        "Reads a file, with line numbers.",
-        "file_path",
-        file_path=_PATH,
-        offset=("number", "The line to start at"),
-        limit=("number", "How many lines"),
-    ),
-    _tool(
-        "Edit",
-        "Replaces an exact string in a file that was read.",
-        "file_path old_string new_string",
-        file_path=_PATH,
-        old_string=("string", "The text to replace"),
-        new_string=("string", "What to put there"),
-        replace_all=("boolean", "Replace every occurrence"),
-    ),
-    _tool("Write", "Writes a file.", "file_path content", file_path=_PATH, content=("string", "The whole text")),
-    _tool("RunTests", "Runs the tests.", ""),
-    _tool("Finish", "Says that the work is done.", ""),
-)
+MAX_LINES, MAX_LINE = 2000, 2000
+MAX_CHARACTERS = 100_000
+"""What one Read may show: 25,000 tokens of four characters."""
+MAX_HITS, MAX_HIT = 100, 500
+TRUNCATED = "(Results are truncated. Consider using a more specific path or pattern.)"
 
 
 class Toolbox:
@@ -60,105 +25,138 @@ class Toolbox:
     def __init__(self, files: Files, runner: Callable[[], TestRunner]) -> None:
         self.files, self._runner = files, runner
         self._read: dict[str, str] = {}
+        self._does: dict[str, Callable[..., Outcome]] = {
+            "LS": self.list_folder,
+            "Glob": self.find_files,
+            "Grep": self.find_lines,
+            "Read": self.read,
+            "Edit": self.edit,
+            "Write": self.write,
+            "RunTests": self.run_tests,
+        }
 
     def use(self, name: str, given: Mapping[str, Any]) -> Outcome:
-        does = {"LS": self._ls, "Glob": self._glob, "Grep": self._grep, "Read": self._read_file, "Edit": self._edit}
-        does |= {"Write": self._write, "RunTests": self._runtests}
-        return does[name](**given)
+        """A tool by its name, with arguments that fit its schema."""
+        return self._does[name](**given)
 
-    def _ls(self, path: str) -> Outcome:
+    def list_folder(self, path: str) -> Outcome:
         name = below_root(path)
         if name is None or not self.files.is_folder(name):
             return words.folder_not_found(path)
-        return Outcome(text="\n".join([f"- {absolute(name)}/", *(f"  - {each}" for each in self.files.entries(name))]))
+        entries = [f"  - {each}" for each in self.files.entries(name)]
+        return _hits([f"- {absolute(name)}/", *entries], "")
 
-    def _glob(self, pattern: str, path: str = "") -> Outcome:
+    def find_files(self, pattern: str, path: str = "") -> Outcome:
         name = below_root(path)
         if name is None or not self.files.is_folder(name):
             return words.folder_not_found(path)
-        pattern = pattern.removeprefix(absolute(name) + "/").replace("**/", "*")
-        start = len(name) + 1 if name else 0
-        hits = [absolute(each) for each in self.files.below(name) if fnmatch.fnmatchcase(each[start:], pattern)]
-        return Outcome(text="\n".join(hits[:MAX_ENTRIES]) or "No files found")
+        hits = self.files.matching(name, pattern)
+        if hits is None:
+            return words.invalid_glob(pattern)
+        return _hits([absolute(each) for each in hits], "No files found")
 
-    def _grep(self, pattern: str, path: str = "") -> Outcome:
+    def find_lines(self, pattern: str, path: str = "") -> Outcome:
         name = below_root(path)
         if name is None or not (name in self.files or self.files.is_folder(name)):
             return words.path_not_found(path)
         try:
-            expression = re.compile(pattern)
-        except (re.error, RecursionError, OverflowError) as error:
-            return words.failure("input_validation", f"regex parse error: {error}")
-        names = [name] if name in self.files else self.files.below(name)
-        hits = [
-            f"{absolute(each)}:{number}:{line[:MAX_LINE]}"
-            for each in names
-            for number, line in enumerate(self.files[each].split("\n"), 1)
-            if expression.search(line)
-        ]
-        return Outcome(text="\n".join(hits[:MAX_ENTRIES]) or "No matches found")
+            expression = Regex(pattern)
+            hits = [
+                f"{absolute(each)}:{number}:{line[:MAX_HIT]}"
+                for each in ([name] if name in self.files else self.files.below(name))
+                for number, line in enumerate(self.files[each].split("\n"), 1)
+                if line and expression.matches(line)
+            ]
+        except PatternError as error:
+            return words.invalid_regex(str(error))
+        except BudgetError:
+            return words.search_timed_out()
+        return _hits(hits, "No matches found")
 
-    def _read_text(self, file_path: str) -> tuple[str, Outcome | None]:
-        name = below_root(file_path)
-        if name is not None and name in self.files:
-            return name, None
-        if name is not None and self.files.is_folder(name):
-            return "", words.is_directory()
-        similar = self.files.similar(name) if name else None
-        return "", words.file_not_found(absolute(similar) if similar else None)
-
-    def _read_file(self, file_path: str, offset: float = 1, limit: float = MAX_LINES) -> Outcome:
-        name, failed = self._read_text(file_path)
-        if failed:
-            return failed
-        self._read[name] = self.files[name]
-        lines = self.files[name].split("\n")
+    def read(self, file_path: str, offset: float = 1, limit: float = MAX_LINES) -> Outcome:
+        name = self._file(file_path)
+        if isinstance(name, Outcome):
+            return name
+        text = self.files[name]
+        self._read[name] = text
+        if not text:
+            return Outcome(text=words.EMPTY)
+        lines = text.split("\n")
         start = max(int(offset), 1) - 1
-        shown = lines[start : start + int(min(limit, MAX_LINES))]
-        return Outcome(text="\n".join(f"{start + at:>6}→{line[:MAX_LINE]}" for at, line in enumerate(shown, 1)))
+        if start >= len(lines):
+            return Outcome(text=words.SHORTER.format(offset=_number(offset), lines=len(lines)))
+        stop = start + max(int(min(limit, MAX_LINES)), 1)
+        shown = "\n".join(f"{at:>6}→{line[:MAX_LINE]}" for at, line in enumerate(lines[start:stop], start + 1))
+        return Outcome(text=shown) if len(shown) <= MAX_CHARACTERS else words.too_large(len(shown) // 4)
 
-    def _edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> Outcome:
+    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> Outcome:
         if old_string == new_string:
             return words.edit_noop()
-        name, failed = self._read_text(file_path)
-        if failed:
-            return failed
-        if not old_string:
+        name = self._file(file_path)
+        if isinstance(name, Outcome):
+            is_new = not old_string and name.kind == "file_not_found"
+            return self.write(file_path, new_string) if is_new else name
+        text = self.files[name]
+        if not old_string and text.strip():
             return words.exists_already()
         if name not in self._read:
             return words.edit_not_read()
-        text = self.files[name]
         if self._read[name] != text:
             return words.edit_stale()
-        count = text.count(old_string)
+        count = text.count(old_string) if old_string else 1
         if count == 0:
             return words.edit_no_match(old_string)
         if count > 1 and not replace_all:
             return words.edit_ambiguous(count, old_string)
-        self._put(name, text.replace(old_string, new_string))
-        return Outcome(text=f"The file {absolute(name)} has been updated successfully.")
+        return self._put(name, text.replace(old_string, new_string) if old_string else new_string)
 
-    def _write(self, file_path: str, content: str) -> Outcome:
+    def write(self, file_path: str, content: str) -> Outcome:
         name = below_root(file_path)
         if name is None:
             return words.outside(file_path)
         if self.files.is_folder(name):
-            return words.is_directory()
-        if name in self.files and name not in self._read:
-            return words.edit_not_read()
-        is_new = name not in self.files
-        self._put(name, content)
-        path = absolute(name)
-        return Outcome(
-            text=f"File created successfully at: {path}"
-            if is_new
-            else f"The file {path} has been updated successfully."
-        )
+            return words.is_directory("open", file_path)
+        if name in self.files:
+            if name not in self._read:
+                return words.edit_not_read()
+            if self._read[name] != self.files[name]:
+                return words.edit_stale()
+        return self._put(name, content)
 
-    def _put(self, name: str, text: str) -> None:
+    def run_tests(self) -> Outcome:
+        """Formats what is not formatted, as many a project's test command does, and runs every test."""
+        formatted = self.files.format_code()
+        paths = [each for each in self.files.below("tests") if posixpath.basename(each).startswith("test_")]
+        report = self._runner().run_tests(self.files.texts, [each for each in paths if each.endswith(".py")])
+        text = "\n".join([*(f"reformatted {each}" for each in formatted), report.text])
+        return Outcome(text=text) if report.ended else words.thrown(None, text)
+
+    def _file(self, path: str) -> str | Outcome:
+        """The file's name below the root, or what a harness says where there is no such file."""
+        name = below_root(path)
+        if name is not None and name in self.files:
+            return name
+        if name is not None and self.files.is_folder(name):
+            return words.is_directory("read")
+        similar = self.files.similar(path if name is None else name)
+        return words.file_not_found(absolute(similar) if similar else None)
+
+    def _put(self, name: str, text: str) -> Outcome:
+        is_new = name not in self.files
+        refusal = self.files.refuses(name, text)
+        if refusal is not None:
+            return words.cannot_write(refusal, absolute(name))
         self.files.write(name, text)
         self._read[name] = text
+        path = absolute(name)
+        said = f"File created successfully at: {path}" if is_new else f"The file {path} has been updated successfully."
+        return Outcome(text=said)
 
-    def _runtests(self) -> Outcome:
-        paths = [each for each in self.files.below("tests") if each.endswith(".py")]
-        return Outcome(text=self._runner().run_tests(self.files.texts, paths).text)
+
+def _hits(lines: list[str], none: str) -> Outcome:
+    return Outcome(text="\n".join(lines[:MAX_HITS] + [TRUNCATED] * (len(lines) > MAX_HITS)) or none)
+
+
+def _number(value: float) -> str:
+    """A line number as it was given; huge ones by their size."""
+    return str(value) if abs(value) < 1e15 else f"{float(min(value, 1e300)):.3g}"

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from composer_replication.envs.workspace.files import Refusal
+
+MAX_TEXT, MAX_PATH = 30_000, 300
+EMPTY = "<system-reminder>Warning: the file exists but the contents are empty.</system-reminder>"
+SHORTER = (
+    "<system-reminder>Warning: the file exists but is shorter than the provided offset ({offset}). "
+    "The file has {lines} lines.</system-reminder>"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -14,58 +23,106 @@ class Outcome:
     kind: str | None = None
 
 
-def failure(kind: str | None, text: str) -> Outcome:
-    return Outcome(text=text, failed=True, kind=kind)
+def thrown(kind: str | None, text: str) -> Outcome:
+    """What the tool or the system under it said; the harness passes it on."""
+    return Outcome(text=text[:MAX_TEXT], failed=True, kind=kind)
+
+
+def refused(kind: str, text: str) -> Outcome:
+    """What the harness itself says before it runs a call: in tags, as the model sees it and as logs have it."""
+    return Outcome(text=f"<tool_use_error>{text[:MAX_TEXT]}</tool_use_error>", failed=True, kind=kind)
 
 
 def unknown_tool(name: str) -> Outcome:
-    return failure("tool_not_found", f"Error: No such tool available: {name}")
+    return refused("tool_not_found", f"Error: No such tool available: {name}")
 
 
 def invalid_arguments(tool: str, issues: list[str]) -> Outcome:
     noun = "issue" if len(issues) == 1 else "issues"
-    return failure(
+    return refused(
         "input_validation", "\n".join([f"InputValidationError: {tool} failed due to the following {noun}:", *issues])
     )
 
 
 def not_an_object(tool: str) -> Outcome:
-    return failure(
+    return refused(
         "input_validation", f"InputValidationError: {tool} failed to parse: the arguments are not valid JSON"
     )
 
 
 def file_not_found(suggestion: str | None) -> Outcome:
     text = "File does not exist." + (f" Did you mean {suggestion}?" if suggestion else "")
-    return failure("file_not_found", text)
+    return refused("file_not_found", text)
 
 
 def folder_not_found(path: str) -> Outcome:
-    return failure("file_not_found", f"Directory does not exist: {path}")
+    return refused("file_not_found", f"Directory does not exist: {path[:MAX_PATH]}")
 
 
 def path_not_found(path: str) -> Outcome:
-    return failure("file_not_found", f"Path does not exist: {path}")
+    return refused("file_not_found", f"Path does not exist: {path[:MAX_PATH]}")
 
 
-def is_directory() -> Outcome:
-    return failure("is_directory", "EISDIR: illegal operation on a directory, read")
+def is_directory(doing: str, path: str = "") -> Outcome:
+    return refused(
+        "is_directory", f"EISDIR: illegal operation on a directory, {doing}" + (f" '{path}'" if path else "")
+    )
+
+
+def too_large(tokens: int) -> Outcome:
+    return thrown(
+        "output_too_large",
+        f"File content ({tokens} tokens) exceeds maximum allowed tokens (25000). Please use offset and limit "
+        "parameters to read specific portions of the file, or use the GrepTool to search for specific content.",
+    )
 
 
 def outside(path: str) -> Outcome:
-    return failure(None, f"Permission to write to {path} has been denied.")
+    return thrown(None, f"Claude requested permissions to write to {path[:MAX_PATH]}, but you haven't granted it yet.")
+
+
+def invalid_glob(pattern: str) -> Outcome:
+    return refused("input_validation", f"Invalid glob pattern: {pattern[:200]}")
+
+
+def invalid_regex(reason: str) -> Outcome:
+    return refused("input_validation", reason)
+
+
+def search_timed_out() -> Outcome:
+    return thrown(
+        None,
+        "Ripgrep search timed out after 20 seconds. The search may have matched files but did not complete in time. "
+        "Try searching a more specific path or pattern.",
+    )
+
+
+def cannot_write(refusal: Refusal, path: str) -> Outcome:
+    """What the operating system says, through the harness."""
+    if refusal == "null":
+        shown = path.replace("\0", "\\x00")
+        return thrown(
+            "input_validation",
+            f"The argument 'path' must be a string, Uint8Array, or URL without null bytes. Received '{shown}'",
+        )
+    said = {
+        "too long": "ENAMETOOLONG: name too long, open",
+        "not a folder": "ENOTDIR: not a directory, open",
+        "no space": "ENOSPC: no space left on device, write",
+    }
+    return thrown(None, f"{said[refusal]} '{path}'")
 
 
 def edit_noop() -> Outcome:
-    return failure("edit_noop", "No changes to make: old_string and new_string are exactly the same.")
+    return refused("edit_noop", "No changes to make: old_string and new_string are exactly the same.")
 
 
 def edit_not_read() -> Outcome:
-    return failure("edit_not_read", "File has not been read yet. Read it first before writing to it.")
+    return refused("edit_not_read", "File has not been read yet. Read it first before writing to it.")
 
 
 def edit_stale() -> Outcome:
-    return failure(
+    return refused(
         "edit_stale",
         "File has been modified since read, either by the user or by a linter. "
         "Read it again before attempting to write it.",
@@ -73,11 +130,11 @@ def edit_stale() -> Outcome:
 
 
 def edit_no_match(old: str) -> Outcome:
-    return failure("edit_no_match", f"String to replace not found in file.\nString: {old}")
+    return refused("edit_no_match", f"String to replace not found in file.\nString: {old}")
 
 
 def edit_ambiguous(count: int, old: str) -> Outcome:
-    return failure(
+    return refused(
         "edit_ambiguous",
         f"Found {count} matches of the string to replace, but replace_all is false. To replace all occurrences, set "
         "replace_all to true. To replace only one occurrence, please provide more context to uniquely identify the "
@@ -86,4 +143,4 @@ def edit_ambiguous(count: int, old: str) -> Outcome:
 
 
 def exists_already() -> Outcome:
-    return failure("input_validation", "Cannot create new file - file already exists.")
+    return refused("input_validation", "Cannot create new file - file already exists.")

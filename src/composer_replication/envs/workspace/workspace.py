@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from composer_replication.envs.workspace import words
 from composer_replication.envs.workspace.files import ROOT, Files
-from composer_replication.envs.workspace.sandbox import TestRunner
+from composer_replication.envs.workspace.sandbox import TestRunner, shared_runner
+from composer_replication.envs.workspace.schemas import SCHEMAS, as_mapping, clean, issues
 from composer_replication.envs.workspace.task import Task
-from composer_replication.envs.workspace.tools import TOOLS, Toolbox
+from composer_replication.envs.workspace.tools import Toolbox
 from composer_replication.envs.workspace.words import Outcome
 
-_SCHEMAS: dict[str, dict[str, Any]] = {each["function"]["name"]: each["function"]["parameters"] for each in TOOLS}
-_TYPES: dict[str, tuple[type, ...]] = {"string": (str,), "number": (int, float), "boolean": (bool,)}
 CHARACTERS_PER_TOKEN = 4
 
 
@@ -30,7 +28,7 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True)
 class Reward:
-    """`value` is 1 when every check holds, else half the share of broken checks that hold now, 0 if others broke."""
+    """`value` is 1 when every test passes, else half the share of broken tests that pass now, 0 if another broke."""
 
     value: float
     solved: bool
@@ -49,6 +47,7 @@ class Workspace:
         self.finished, self.calls = False, 0
         self._runner = runner
         self._failed_calls = self._characters = 0
+        self._before: dict[str, bool] | None = None
         self._files = Files(task.files)
         self._tools = Toolbox(self._files, self._get_runner)
 
@@ -67,64 +66,50 @@ class Workspace:
         return outcome
 
     def reward(self) -> Reward:
-        """What the files are worth now; asked of expressions that the agent has not seen."""
-        checks = self.task.checks
-        answers = self._get_runner().values(self.files, [(each.module, each.expression) for each in checks])
-        holds = [given == each.expected for given, each in zip(answers or [""] * len(checks), checks, strict=True)]
-        passed, total = sum(holds), len(checks)
-        broken = [held for held, each in zip(holds, checks, strict=True) if each.is_broken]
-        kept_whole = all(held for held, each in zip(holds, checks, strict=True) if not each.is_broken)
-        partial = 0.5 * sum(broken) / len(broken) if kept_whole else 0.0
+        """What the files are worth now; asked of expressions of which the agent has seen a part."""
+        before, now = self._tests_before(), self._passing(self.files)
+        broken = [test for test, passes in before.items() if not passes]
+        kept_whole = all(now[test] for test, passes in before.items() if passes)
+        solved = all(now.values())
+        partial = 0.5 * sum(now[test] for test in broken) / max(len(broken), 1) if kept_whole else 0.0
         effort = Effort(
             calls=self.calls,
             failed_calls=self._failed_calls,
             tokens=math.ceil(self._characters / CHARACTERS_PER_TOKEN),
         )
-        solved = passed == total
-        return Reward(value=1.0 if solved else partial, solved=solved, passed=passed, total=total, effort=effort)
+        return Reward(
+            value=1.0 if solved else partial, solved=solved, passed=sum(now.values()), total=len(now), effort=effort
+        )
 
-    def _outcome(self, name: str, arguments: object) -> Outcome:
+    def _tests_before(self) -> dict[str, bool]:
+        if self._before is None:
+            self._before = self._passing(self.task.files)
+        return self._before
+
+    def _passing(self, files: Mapping[str, str]) -> dict[str, bool]:
+        """Each test by name, and whether all of its checks hold for these files."""
+        checks = self.task.checks
+        answers = self._get_runner().values(files, [(each.module, each.expression) for each in checks])
+        passes = {each.test: True for each in checks}
+        for check, answer in zip(checks, answers or [None] * len(checks), strict=True):
+            passes[check.test] &= answer == check.expected
+        return passes
+
+    def _outcome(self, name: object, arguments: object) -> Outcome:
         if self.finished:
-            return words.failure(None, "The session has ended.")
-        if name not in _SCHEMAS:
-            return words.unknown_tool(str(name))
-        if not isinstance(arguments, Mapping):
+            return words.thrown(None, "The session has ended.")
+        if not isinstance(name, str) or name not in SCHEMAS:
+            return words.unknown_tool(clean(str(name))[:100] if isinstance(name, str) else type(name).__name__)
+        given = as_mapping(arguments)
+        if given is None:
             return words.not_an_object(name)
-        issues = _issues(_SCHEMAS[name], arguments)
-        if issues:
-            return words.invalid_arguments(name, issues)
+        unfit = issues(name, given)
+        if unfit:
+            return words.invalid_arguments(name, unfit)
         if name == "Finish":
             self.finished = True
             return Outcome(text="Done.")
-        return self._tools.use(name, arguments)
+        return self._tools.use(name, given)
 
     def _get_runner(self) -> TestRunner:
-        if self._runner is None:
-            self._runner = TestRunner()
-        return self._runner
-
-
-def _issues(schema: Mapping[str, Any], given: Mapping[Any, Any]) -> list[str]:
-    """What a harness says of arguments that do not fit the schema, one line each."""
-    known = schema["properties"]
-    missing = [f"The required parameter `{each}` is missing" for each in schema["required"] if each not in given]
-    unexpected = [f"An unexpected parameter `{each}` was provided" for each in given if each not in known]
-    wrong = [
-        f"The parameter `{key}` type is expected as `{known[key]['type']}` but provided as `{_type_of(value)}`"
-        for key, value in given.items()
-        if key in known and not _fits(value, known[key]["type"])
-    ]
-    return [*missing, *unexpected, *wrong]
-
-
-def _fits(value: object, kind: str) -> bool:
-    return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
-
-
-def _type_of(value: object) -> str:
-    if value is None:
-        return "null"
-    for kind, types in (("boolean", bool), ("number", (int, float)), ("string", str), ("array", (list, tuple))):
-        if isinstance(value, types):
-            return kind
-    return "object"
+        return self._runner or shared_runner()

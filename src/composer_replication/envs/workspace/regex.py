@@ -1,0 +1,300 @@
+"""Regular expressions for Grep in bounded time, as ripgrep has them: no look-around, no references to groups.
+
+Every state is visited at most once a character, so that no pattern can hang; a budget of visits bounds the whole
+search, and what it cuts off is the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+MAX_PATTERN, MAX_PROGRAM, MAX_DEPTH, BUDGET = 1000, 3000, 50, 2_000_000
+
+CharTest = Callable[[str], bool]
+
+
+class PatternError(ValueError):
+    """What is wrong with a pattern, in ripgrep's words."""
+
+
+class BudgetError(RuntimeError):
+    """The search visited more states than it may."""
+
+
+_CLASSES: dict[str, CharTest] = {"d": str.isdigit, "w": lambda each: each.isalnum() or each == "_", "s": str.isspace}
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
+_EDGES = {"b": "edge", "B": "no edge", "A": "start", "z": "end"}
+
+
+@dataclass(slots=True)
+class Step:
+    """One instruction: a character to match, a choice between two places, an assertion, or the end."""
+
+    does: str
+    test: CharTest | None = None
+    first: int = 0
+    second: int = 0
+
+
+@dataclass
+class _Parser:
+    """Recursive descent over the pattern; each method appends steps to the program."""
+
+    pattern: str
+    at: int = 0
+    ignore_case: bool = False
+    depth: int = 0
+    program: list[Step] = field(default_factory=list[Step])
+
+    def error(self, reason: str) -> PatternError:
+        return PatternError(
+            f"regex parse error:\n    {self.pattern[:200]}\n    {' ' * min(self.at, 199)}^\nerror: {reason}"
+        )
+
+    def peek(self) -> str:
+        return self.pattern[self.at] if self.at < len(self.pattern) else ""
+
+    def add(self, step: Step) -> int:
+        if len(self.program) >= MAX_PROGRAM:
+            raise self.error("compiled regex exceeds size limit")
+        self.program.append(step)
+        return len(self.program) - 1
+
+    def whole(self) -> list[Step]:
+        self.ignore_case = self.pattern.startswith("(?i)")
+        self.at = 4 * self.ignore_case
+        self.either()
+        if self.peek():
+            raise self.error("unopened group")
+        self.add(Step("match"))
+        return self.program
+
+    def either(self) -> None:
+        """Alternatives: each but the last is tried beside what follows it."""
+        ends: list[int] = []
+        start = len(self.program)
+        self.row()
+        while self.peek() == "|":
+            self.at += 1
+            ends = [each + 1 for each in [*ends, self.add(Step("jump"))]]
+            self.insert(start, Step("split", first=start + 1, second=len(self.program) + 1))
+            start = len(self.program)
+            self.row()
+        for each in ends:
+            self.program[each].first = len(self.program)
+
+    def insert(self, place: int, step: Step) -> None:
+        """Puts a step before others, whose targets move along."""
+        self.add(step)
+        self.program.insert(place, self.program.pop())
+        for each in self.program[place + 1 :]:
+            each.first += each.first >= place
+            each.second += each.second >= place
+
+    def row(self) -> None:
+        while self.peek() not in ("", "|", ")"):
+            start = len(self.program)
+            self.atom()
+            while self.peek() and self.peek() in "*+?{":
+                if not self.repeat(start):
+                    break
+
+    def atom(self) -> None:
+        char = self.peek()
+        self.at += 1
+        if char == "(":
+            self.group()
+        elif char == "[":
+            self.bracket()
+        elif char == "\\":
+            self.escape()
+        elif char == ".":
+            self.add(Step("char", lambda each: each != "\n"))
+        elif char in "^$":
+            self.add(Step("start" if char == "^" else "end"))
+        elif char in "*+?":
+            self.at -= 1
+            raise self.error("repetition operator missing expression")
+        else:
+            self.literal(char)
+
+    def literal(self, char: str) -> None:
+        same = {char, char.lower(), char.upper()} if self.ignore_case else {char}
+        self.add(Step("char", same.__contains__))
+
+    def group(self) -> None:
+        if self.peek() == "?":
+            rest = self.pattern[self.at :]
+            if rest[:2] in ("?=", "?!") or rest[:3] in ("?<=", "?<!"):
+                raise self.error("look-around, including look-ahead and look-behind, is not supported")
+            named = rest.startswith(("?P<", "?<")) and ">" in rest
+            if not (rest.startswith("?:") or named):
+                raise self.error("unrecognized flag")
+            self.at += rest.index(">") + 1 if named else 2
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.error("exceeded the maximum number of nested parentheses/brackets")
+        self.either()
+        self.depth -= 1
+        if self.peek() != ")":
+            raise self.error("unclosed group")
+        self.at += 1
+
+    def escape(self) -> None:
+        char = self.peek()
+        self.at += 1
+        if char in _EDGES:
+            self.add(Step(_EDGES[char]))
+        elif char.isdigit() or not char:
+            raise self.error("backreferences are not supported" if char else "incomplete escape sequence")
+        else:
+            self.add(Step("char", self.escaped(char)))
+
+    def escaped(self, char: str) -> CharTest:
+        if char.lower() in _CLASSES:
+            test = _CLASSES[char.lower()]
+            return test if char.islower() else lambda each: not test(each)
+        if char.isalpha() and char not in _CONTROLS:
+            raise self.error("unrecognized escape sequence")
+        return _CONTROLS.get(char, char).__eq__
+
+    def bracket(self) -> None:
+        negated = self.peek() == "^"
+        self.at += negated
+        tests: list[CharTest] = []
+        while self.peek() != "]" or not tests:
+            low = self.member(tests)
+            if low is None or self.peek() != "-" or self.pattern[self.at + 1 : self.at + 2] in ("]", ""):
+                tests += [low.__eq__] if low is not None else []
+                continue
+            self.at += 1
+            high = self.member(tests)
+            if high is None or high < low:
+                raise self.error("invalid character class range, the start must be <= the end")
+            tests.append(lambda each, low=low, high=high: low <= each <= high)
+        self.at += 1
+        forms = (str.lower, str.upper) if self.ignore_case else (str,)
+        self.add(Step("char", lambda each: any(test(form(each)) for test in tests for form in forms) != negated))
+
+    def member(self, tests: list[CharTest]) -> str | None:
+        """One character of a class; a class within it is added to the tests, and no character comes back."""
+        char = self.peek()
+        if not char:
+            raise self.error("unclosed character class")
+        self.at += 1
+        if char != "\\":
+            return char
+        char = self.peek()
+        self.at += 1
+        if char.lower() in _CLASSES and char:
+            tests.append(self.escaped(char))
+            return None
+        if not char:
+            raise self.error("incomplete escape sequence")
+        return _CONTROLS.get(char, char)
+
+    def repeat(self, start: int) -> bool:
+        """Makes a repetition of the steps from `start`; a brace that is none is a character."""
+        low, high = self.bounds()
+        if low is None:
+            self.literal("{")
+            self.at += 1
+            return False
+        self.at += self.peek() == "?"  # a lazy one finds the same lines
+        body = self.program[start:]
+        del self.program[start:]
+        for _ in range(low):
+            self.copy(body, start)
+        if high is None:
+            split = self.add(Step("split"))
+            self.program[split].first = split + 1
+            self.copy(body, start)
+            self.add(Step("jump", first=split))
+            self.program[split].second = len(self.program)
+        else:
+            splits: list[int] = []
+            for _ in range(high - low):
+                splits.append(self.add(Step("split", first=len(self.program) + 1)))
+                self.copy(body, start)
+            for each in splits:
+                self.program[each].second = len(self.program)
+        return True
+
+    def copy(self, body: list[Step], start: int) -> None:
+        shift = len(self.program) - start
+        for each in body:
+            self.add(Step(each.does, each.test, each.first + shift, each.second + shift))
+
+    def bounds(self) -> tuple[int | None, int | None]:
+        simple = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+        if self.peek() in simple:
+            self.at += 1
+            return simple[self.pattern[self.at - 1]]
+        end = self.pattern.find("}", self.at)
+        parts = self.pattern[self.at + 1 : end].split(",") if end >= 0 else []
+        numbers = [each.isascii() and each.isdigit() and len(each) <= 4 for each in parts]
+        if numbers not in ([True], [True, True]) and not (numbers == [True, False] and not parts[1]):
+            return None, None
+        self.at = end + 1
+        low = int(parts[0])
+        high = low if len(parts) == 1 else int(parts[1]) if parts[1] else None
+        if high is not None and high < low:
+            raise self.error("invalid repetition count range, the start must be <= the end")
+        return low, high
+
+
+class Regex:
+    """A compiled pattern with a budget of its own."""
+
+    def __init__(self, pattern: str) -> None:
+        if len(pattern) > MAX_PATTERN:
+            raise PatternError("regex parse error:\nerror: compiled regex exceeds size limit")
+        self._program = _Parser(pattern).whole()
+        self._left = BUDGET
+
+    def matches(self, line: str) -> bool:
+        """Whether the pattern matches anywhere in the line."""
+        states: set[int] = set()
+        for at in range(len(line) + 1):
+            if self._enter(0, line, at, states):
+                return True
+            following: set[int] = set()
+            if at < len(line):
+                char = line[at]
+                for place in states:
+                    test = self._program[place].test
+                    if test is not None and test(char) and self._enter(place + 1, line, at + 1, following):
+                        return True
+            states = following
+        return False
+
+    def _enter(self, place: int, line: str, at: int, states: set[int]) -> bool:
+        """Adds a place and all that can be reached from it without a character; whether the end is among them."""
+        waiting = [place]
+        while waiting:
+            place = waiting.pop()
+            if place in states:
+                continue
+            self._left -= 1
+            if self._left < 0:
+                raise BudgetError
+            states.add(place)
+            step = self._program[place]
+            if step.does == "match":
+                return True
+            if step.does == "jump":
+                waiting.append(step.first)
+            elif step.does == "split":
+                waiting += (step.first, step.second)
+            elif step.does != "char" and _holds(step.does, line, at):
+                waiting.append(place + 1)
+        return False
+
+
+def _holds(assertion: str, line: str, at: int) -> bool:
+    if assertion in ("start", "end"):
+        return at == (0 if assertion == "start" else len(line))
+    is_word = _CLASSES["w"]
+    before, after = at > 0 and is_word(line[at - 1]), at < len(line) and is_word(line[at])
+    return (before != after) == (assertion == "edge")
