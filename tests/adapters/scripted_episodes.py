@@ -16,7 +16,7 @@ from typing import Any
 from composer_replication.envs.workspace import Difficulty, Task, Workspace, generate_task
 
 RECORDED = Path(__file__).with_name("episodes.json")
-NUM_EPISODES, MAX_CALLS = 20, 25
+NUM_EPISODES, MAX_CALLS = 20, 16
 DIFFICULTIES: tuple[Difficulty, ...] = ("easy", "medium", "hard")
 Call = tuple[str, dict[str, Any]]
 
@@ -38,7 +38,7 @@ class Script:
 def scripts() -> list[Script]:
     made = []
     for seed in range(NUM_EPISODES):
-        difficulty = DIFFICULTIES[seed % 3]
+        difficulty = DIFFICULTIES[(seed + seed // len(STYLES)) % 3]
         style = list(STYLES)[seed % len(STYLES)]
         calls = tuple(STYLES[style](generate_task(seed, difficulty=difficulty)))
         made.append(Script(style=style, seed=seed, difficulty=difficulty, calls=calls))
@@ -86,7 +86,7 @@ def breaker(task: Task) -> Iterator[Call]:
 
 def stubborn(task: Task) -> Iterator[Call]:
     for number in range(MAX_CALLS):
-        yield "Read", {"file_path": _path(task), "offset": number + 1}
+        yield "Read", {"file_path": _path(task), "offset": number + 1, "limit": 1}
 
 
 def hurried(task: Task) -> Iterator[Call]:

@@ -19,6 +19,9 @@ def test_the_episodes_hold_what_engines_could_get_wrong():
     episodes = [played_alone(script) for script in SCRIPTS]
     kinds = {call["kind"] for calls, _ in episodes for call in calls if call["failed"]}
     assert kinds >= {"file_not_found", "edit_not_read", "edit_no_match", "edit_noop", "edit_ambiguous", "is_directory"}
-    assert {reward for _, reward in episodes} >= {0.0, 1.0}
+    rewards = {reward for _, reward in episodes}
+    assert rewards >= {0.0, 1.0}
+    assert any(0 < reward < 1 for reward in rewards)
+    assert {script.difficulty for script in SCRIPTS if script.style == "expert"} == {"easy", "medium", "hard"}
     assert {len(calls) for calls, _ in episodes} >= {3, MAX_CALLS}, "one ends without Finish, one by its last call"
     assert any("ü" in str(call["arguments"]) for calls, _ in episodes for call in calls)

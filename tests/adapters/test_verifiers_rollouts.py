@@ -65,7 +65,8 @@ def traces():
 def test_an_episode_has_the_calls_and_the_reward_that_it_has_without_verifiers(traces, number):
     script, trace = SCRIPTS[number], traces[SCRIPTS[number].name]
     assert trace.errors == []
-    assert record(script, trace.info["calls"], trace.reward) == recorded()[number]
+    calls = [{**call, "arguments": json.loads(call["arguments"])} for call in trace.info["calls"]]
+    assert record(script, calls, trace.reward) == recorded()[number]
     assert trace.metrics["calls"] == len(script.calls)
 
 
@@ -79,12 +80,18 @@ def test_the_trace_shows_the_model_what_the_world_said(traces):
 
 
 def test_what_no_tool_server_would_let_through_is_answered_by_the_world():
-    spoken = [("Reed", "{}"), ("Read", "{"), ("Read", "[]"), ("Read", '{"path": "/workspace"}'), ("Finish", "{}")]
+    broken = ["{", "[]", "", "null", "[" * 100, "9" * 10_000, '{"path": "/workspace"}', '{"file_path": NaN}']
+    half = '{"file_path": "/workspace/\\ud800", "content": "\\ud800\\u0000"}'
+    spoken = [("Reed", "{}"), *(("Read", each) for each in broken), ("Write", half), ("Glob", '{"pattern": "*"}')]
     (episode,) = play({"wild": [spoken]})
     workspace = Workspace(generate_task(0))
     expected = [workspace.call(name, adapter._arguments(text)).text for name, text in spoken]
-    assert [call["text"] for call in episode.traces[0].info["calls"]] == expected
-    assert [call["kind"] for call in episode.traces[0].info["calls"]][:2] == ["tool_not_found", "input_validation"]
+    calls = json.loads(episode.model_dump_json())["traces"][0]["info"]["calls"]
+    assert [call["text"] for call in calls] == expected
+    assert [call["arguments"] for call in calls] == [text for _, text in spoken]
+    assert [call["kind"] for call in calls][: len(broken)] == ["tool_not_found"] + ["input_validation"] * 7
+    deep = "[" * 100_000  # verifiers' own parser gives up on it before we are asked
+    assert adapter._arguments(deep) is deep
 
 
 def test_an_episode_that_verifiers_stops_is_worth_what_its_files_are():

@@ -17,7 +17,7 @@ from repository import ROOT
 
 _NEEDS = re.compile(r"^<!-- needs: (?P<names>.+?) -->$", re.MULTILINE)
 _TOKENIZERS = {"qwen2.5": "qwen2_5", "qwen3": "qwen3"}
-_ENDPOINT = "endpoint"
+_ENDPOINT, _ADVISERS = "endpoint", "advisers"
 _SESSIONS = ROOT.parent / "shared" / "fixtures" / "sessions"
 
 
@@ -33,8 +33,8 @@ def provide(text: str, folder: Path) -> None:
             if not _SESSIONS.is_dir():
                 pytest.skip("the session fixtures are not beside this checkout (../shared)")
             shutil.copytree(_SESSIONS, folder / name)
-        elif name == _ENDPOINT:
-            continue  # `endpoint` runs it beside the page
+        elif name in (_ENDPOINT, _ADVISERS):
+            continue  # `endpoint` runs them beside the page
         elif name in _TOKENIZERS:
             _link_tokenizer(_TOKENIZERS[name], folder / name)
         else:
@@ -43,15 +43,23 @@ def provide(text: str, folder: Path) -> None:
 
 @contextmanager
 def endpoint(text: str) -> Iterator[dict[str, str]]:
-    """Where a page asks teachers: a server on this machine that answers as they might, as $ENDPOINT."""
-    if _ENDPOINT not in needs_of(text):
-        yield {}
-        return
-    sys.path.append(str(ROOT / "tests"))  # where this is run as a script
-    from fault_server import FaultServer
+    """Where a page asks teachers: a server on this machine that answers as they might, as $ENDPOINT.
 
-    with FaultServer(seed=1, agreement=0.7) as server:
-        yield {"ENDPOINT": server.base_url}
+    $ADVISERS is one as `crf world advisers` runs it.
+    """
+    sys.path.append(str(ROOT / "tests"))  # where this is run as a script
+    if _ADVISERS in needs_of(text):
+        from composer_replication.envs.adviser_server import AdviserServer
+
+        with AdviserServer(range(80), ["easy"]) as server:
+            yield {"ADVISERS": server.base_url}
+    elif _ENDPOINT in needs_of(text):
+        from fault_server import FaultServer
+
+        with FaultServer(seed=1, agreement=0.7) as server:
+            yield {"ENDPOINT": server.base_url}
+    else:
+        yield {}
 
 
 def _link_tokenizer(family: str, place: Path) -> None:

@@ -3,8 +3,7 @@
     main      finds the verb, and turns what went wrong into a sentence
     options   flags that are short for keys of the config
     console   tables and JSON, in which nothing from logs is obeyed
-    progress  bars and lines while something goes on
-    pages/    longer texts: a site's tokens, the meaning of counts
+    pages/    what is shown at length: bars and lines, a site's tokens, the meaning of counts
 
 A file a verb, in the order of the pipeline:
 
@@ -19,4 +18,5 @@ A file a verb, in the order of the pipeline:
     train     train on all of it
     export    sessions for other tools
     forget    sessions out of a run
+    world     sessions of agents that err on purpose
 """

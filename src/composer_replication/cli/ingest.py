@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import say
-    from composer_replication.cli.progress import byte_progress
+    from composer_replication.cli.pages.progress import byte_progress
     from composer_replication.errors import InputError, explain
     from composer_replication.steps.ingest import ingest, run_directory
 

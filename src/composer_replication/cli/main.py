@@ -15,7 +15,20 @@ from difflib import get_close_matches
 from importlib import import_module
 
 # In the order of the pipeline. Each module has HELP, add_arguments(parser) and run(args) -> exit status.
-VERBS = ("ingest", "sites", "hints", "judge", "inspect", "teachers", "replay", "pairs", "train", "export", "forget")
+VERBS = (
+    "ingest",
+    "sites",
+    "hints",
+    "judge",
+    "inspect",
+    "teachers",
+    "replay",
+    "pairs",
+    "train",
+    "export",
+    "forget",
+    "world",
+)
 
 _WHAT_TO_DO = {
     errno.ENOSPC: "Make room on that disk",

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     from composer_replication.cli.console import say
-    from composer_replication.cli.progress import call_progress
+    from composer_replication.cli.pages.progress import call_progress
     from composer_replication.runs import RunDir
     from composer_replication.steps.replay import ask, plan_replay, refuse_finds
 

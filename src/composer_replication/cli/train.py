@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from composer_replication.cli.options import add_config_arguments, overrides_of, refuse_unread
-from composer_replication.cli.progress import as_shown
+from composer_replication.cli.pages.progress import as_shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -102,7 +102,7 @@ def _train(config: CrfConfig, args: argparse.Namespace) -> TrainingResult:
     import contextlib
     import sys
 
-    from composer_replication.cli.progress import training_progress
+    from composer_replication.cli.pages.progress import training_progress
 
     with contextlib.redirect_stdout(sys.stderr):
         _quiet_libraries()

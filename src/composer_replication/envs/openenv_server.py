@@ -40,7 +40,7 @@ class WorkspaceObservation(server.Observation):
 
 
 class WorkspaceState(server.State):
-    """Which task this is, and what its files are worth now."""
+    """Which task this is and, once the episode has ended, what it was worth."""
 
     seed: int | None = None
     difficulty: Difficulty | None = None
@@ -56,6 +56,7 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
     def __init__(self, *, max_calls: int = 40) -> None:
         super().__init__()
         self._max_calls, self._workspace, self._episode = max_calls, None, None
+        self._reward: Reward | None = None
 
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, *, difficulty: Difficulty = "easy"
@@ -63,17 +64,17 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
         """Begins the task of this seed (0 where none is given)."""
         task = generate_task(seed or 0, difficulty=difficulty)
         self._workspace, self._episode = Workspace(task, max_calls=self._max_calls), episode_id
+        self._reward = None
         return WorkspaceObservation(text=task.prompt, metadata={"tools": list(TOOLS), "root": Workspace.root})
 
     def step(self, action: WorkspaceAction, timeout_s: float | None = None) -> WorkspaceObservation:  # noqa: ARG002
         """One call. A call after the end is answered, and pays nothing more."""
         workspace = self._begun()
-        was_finished = workspace.finished
         seen = {**asdict(workspace.call(action.name, action.arguments)), "done": workspace.finished}
-        if not workspace.finished or was_finished:
+        if self._reward is not None or not workspace.finished:
             return WorkspaceObservation(**seen)
-        reward = workspace.reward()
-        return WorkspaceObservation(**seen, reward=reward.value, metadata=_figures(reward))
+        self._reward = workspace.reward()
+        return WorkspaceObservation(**seen, reward=self._reward.value, metadata=_figures(self._reward))
 
     @property
     def state(self) -> WorkspaceState:
@@ -86,7 +87,7 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
             seed=task.seed,
             difficulty=task.difficulty,
             finished=self._workspace.finished,
-            reward=_figures(self._workspace.reward()),
+            reward=None if self._reward is None else _figures(self._reward),
         )
 
     def _begun(self) -> Workspace:
@@ -125,7 +126,7 @@ def create_app(*, max_sessions: int = MAX_SESSIONS, max_calls: int = 40) -> Any:
 
 def server_settings(app: Any, *, port: int = PORT) -> Any:
     """For `uvicorn.Server`: this machine's own address, messages of one megabyte at most."""
-    return uvicorn.Config(app, host=HOST, port=port, ws_max_size=MAX_MESSAGE_BYTES, log_level="warning")
+    return uvicorn.Config(app, host=HOST, port=port, ws_max_size=MAX_MESSAGE_BYTES, access_log=False)
 
 
 def main() -> None:

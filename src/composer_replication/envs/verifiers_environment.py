@@ -33,8 +33,8 @@ class WorkspaceData(vf.TaskData):
 class WorkspaceTask(vf.Task[WorkspaceData, vf.State, vf.TaskConfig]):
     """One task of the world. Its reward was measured where the files are, and stands in the trace with every call.
 
-    `trace.info["calls"]` holds name, arguments, text, failed and kind of each, as sites need them; a trace's `state`
-    would not be written to disk.
+    `trace.info["calls"]` holds name, arguments (as the model wrote them), text, failed and kind of each, as sites need
+    them; a trace's `state` would not be written to disk.
     """
 
     @property
@@ -121,7 +121,7 @@ class WorkspaceHarness(vf.Harness[WorkspaceHarnessConfig]):
 class WorkspaceEnvConfig(vf.SingleAgentEnvConfig):
     """One agent. It runs in this process: a remote box, verifiers' default, would have nothing to do."""
 
-    agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
+    agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())  # pyright: ignore[reportInvalidTypeForm]
 
 
 class WorkspaceEnv(vf.Env[WorkspaceEnvConfig]):
@@ -142,9 +142,9 @@ def _act(workspace: Workspace, calls: list[dict[str, Any]], message: dict[str, A
     """Every call of a turn in order, and the messages that answer them."""
     answers: list[dict[str, Any]] = []
     for call in message.get("tool_calls") or []:
-        name, arguments = call["function"]["name"], _arguments(call["function"]["arguments"])
-        outcome = workspace.call(name, arguments)
-        calls.append({"name": name, "arguments": arguments, **asdict(outcome)})
+        name, written = call["function"]["name"], call["function"]["arguments"]
+        outcome = workspace.call(name, _arguments(written))
+        calls.append({"name": name, "arguments": written, **asdict(outcome)})
         answers.append({"role": "tool", "tool_call_id": call["id"], "content": outcome.text})
     return answers
 
@@ -152,7 +152,7 @@ def _act(workspace: Workspace, calls: list[dict[str, Any]], message: dict[str, A
 def _arguments(text: str) -> object:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text  # the world says what is wrong with it
 
 

@@ -77,9 +77,13 @@ class Decision:
         }
         rule = rules.get(self._site.kind)
         found = None if rule is None else rule()
-        if found is None or same_action(_alone(found[0]), _alone(self._call)):
-            return None
-        return found
+        return None if found is None or self._is_the_call(found[0]) else found
+
+    def _is_the_call(self, chosen: ToolCall) -> bool:
+        """Whether nothing would be chosen but the failing call; a parameter's wrong name is a difference, too."""
+        if self._site.kind == "input_validation":
+            return chosen.name == self._call.name and chosen.arguments == self._call.arguments
+        return same_action(_alone(chosen), _alone(self._call))
 
     def _not_read(self) -> Decided:
         """The reading, where nothing in this log had read the file: what was read before a compaction is gone.

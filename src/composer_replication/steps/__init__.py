@@ -14,4 +14,5 @@ A step reads artefacts of the run, hands them to the stages below, and writes it
     train      conversations, sites and pairs -> checkpoints and weights
     export     conversations -> ATIF documents for other tools
     forget     a session out of all of it
+    world      sessions of scripted agents, as logs
 """

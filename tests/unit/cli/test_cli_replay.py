@@ -244,7 +244,7 @@ def test_a_wrong_key_stops_after_three_calls_and_says_which_key(ready):
 
 
 def test_the_bar_shows_what_is_spent_and_held():
-    from composer_replication.cli.progress import CallBar
+    from composer_replication.cli.pages.progress import CallBar
     from composer_replication.teacher_replay.store.tables import Meter
 
     bar = CallBar(5.0)

@@ -14,7 +14,7 @@ import safetensors
 
 from composer_replication.cli import console, inspect, sites
 from composer_replication.cli import main as command
-from composer_replication.cli.progress import byte_progress, call_progress
+from composer_replication.cli.pages.progress import byte_progress, call_progress
 
 UNFORESEEN = [
     RuntimeError(),

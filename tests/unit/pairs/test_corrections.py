@@ -35,6 +35,15 @@ def test_an_edit_as_it_worked_is_chosen_where_its_text_had_been_shown():
     assert decided((read(), TEXT), (BAD, NO_MATCH, True), (GOOD, DONE)) == ("corrected", *GOOD)
 
 
+def test_a_call_whose_argument_had_a_wrong_name_is_corrected_though_it_means_the_same():
+    wrong = ("Edit", {"file_path": FILE, "old_text": "return 1", "new_string": "return 2"})
+    said = (
+        "InputValidationError: Edit failed due to the following issue:\nAn unexpected parameter `old_text` was provided"
+    )
+    right = edit("return 1", "return 2")
+    assert decided((read(), TEXT), (wrong, said, True), (right, DONE)) == ("corrected", *right)
+
+
 def test_else_the_reading_is_chosen():
     part = read(offset=4, limit=2)
     shown = "     4\tdef best(items):\n     5\t    return 1"

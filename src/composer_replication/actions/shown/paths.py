@@ -37,6 +37,7 @@ _MAX_GLOBS = 50
 _MAX_FOUND = 100  # where searches of several agents stop
 _LISTERS = word_set("glob find_file")
 _SEARCHERS = word_set("grep search_file_content grep_search")
+_FOLDER_LISTERS = word_set("ls list list_directory list_dir list_files directory_tree")
 
 
 class Standing(NamedTuple):
@@ -141,6 +142,8 @@ class KnownPaths:
             self._globbed(path or self.shell.path or self.root or "", call.arguments.get("pattern"), shown)
         elif plain_name(call.name) in _SEARCHERS:
             self._searched(path, shown)
+        elif plain_name(call.name) in _FOLDER_LISTERS:
+            self._see_folder(path or self.shell.path or self.root or "")
         elif channel == "file" and path:
             self.see_file(path)
 

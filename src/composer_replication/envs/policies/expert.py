@@ -11,9 +11,9 @@ from composer_replication.envs.workspace.files import ROOT, absolute
 from composer_replication.envs.workspace.task import Edit
 
 _LOOK = ("I look at what is there.", "First I list the files.")
-_READ = ("I read {name}.", "I read {name} before I change it.")
+READ = ("I read {name}.", "I read {name} before I change it.")
 _READ_TEST = ("I read the test.", "I read {name} to see what is expected.")
-_EDIT = ("I change {name}.", "Now I make the change in {name}.")
+EDIT = ("I change {name}.", "Now I change {name}.")
 _TEST_FIRST = ("I run the tests to see what fails.",)
 _TEST = ("I run the tests.", "Now I run the tests.")
 _FINISH = ("It is done.", "The tests pass.")
@@ -54,10 +54,10 @@ def expert_move(situation: Situation, style: Style) -> Move:
             return move(_READ_TEST, "Read", test)
     if edit is not None:
         if edit.path in situation.files and edit.path not in situation.read:
-            return move(_READ, "Read", edit.path)
+            return move(READ, "Read", edit.path)
         if not edit.old:
-            return move(_EDIT, "Write", edit.path, content=edit.new)
-        return move(_EDIT, "Edit", edit.path, old_string=edit.old, new_string=edit.new)
+            return move(EDIT, "Write", edit.path, content=edit.new)
+        return move(EDIT, "Edit", edit.path, old_string=edit.old, new_string=edit.new)
     if not situation.is_tested:
         return move(_TEST, "RunTests")
     return move(_FINISH, "Finish")

@@ -6,7 +6,7 @@ came first and names what was missing, else nothing. It stands in `_choice`, tol
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from composer_replication.envs.policies.episode import Episode, Scripted
@@ -34,9 +34,18 @@ def expected_findings(episode: Episode) -> list[Finding]:
     for each in episode.script:
         first = first if each.mistake == REPEAT and first is not None else each
         how, chosen = _choice(episode, each, first.mistake) or (None, None)
-        repeats = int(each.mistake == REPEAT)
-        findings.append(Finding(turn=each.turn, kind=each.kind, repeats=repeats, how=how, chosen=chosen))
-    return findings
+        findings.append(Finding(turn=each.turn, kind=each.kind, repeats=0, how=how, chosen=chosen))
+    return [replace(each, repeats=_num_before(episode, each)) for each in findings]
+
+
+def _num_before(episode: Episode, finding: Finding) -> int:
+    """How often the very same call had failed in the same way since it last worked, if ever."""
+    number = 0
+    for turn in episode.turns[: finding.turn]:
+        move, failed = turn.move, episode.turns[finding.turn].move
+        if (move.tool, move.arguments) == (failed.tool, failed.arguments):
+            number = number + 1 if turn.outcome.kind == finding.kind else 0
+    return number
 
 
 def _choice(episode: Episode, each: Scripted, mistake: str) -> tuple[How, Move] | None:

@@ -8,11 +8,12 @@ right is no opportunity, so every mistake is settled before the next one; it can
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from composer_replication.envs.policies.expert import EDIT, READ
 from composer_replication.envs.policies.situation import LOOKS, Move, Situation
 from composer_replication.envs.workspace.files import ROOT, absolute
 
@@ -48,6 +49,11 @@ def opportunities(situation: Situation, right: Move, random: Random) -> dict[str
     return {name: move for name, move in moves if move is not None}
 
 
+def _said(sentences: Sequence[str], path: str) -> str:
+    """What an agent says that takes its mistake for the right thing."""
+    return sentences[0].format(name=path.rpartition("/")[2])
+
+
 def _with(move: Move, tool: str | None = None, without: str = "", **arguments: Any) -> Move:
     given = {key: value for key, value in move.arguments.items() if key != without}
     return Move(text=move.text, tool=tool or move.tool, arguments=given | arguments)
@@ -57,7 +63,7 @@ def _guessed_path(situation: Situation, right: Move, random: Random) -> Move | N
     edit = situation.next_edit()
     if right.tool not in LOOKS or edit is None:
         return None
-    return _elsewhere(situation, edit.path, Move(text=right.text, tool="Read", arguments={}), random)
+    return _elsewhere(situation, edit.path, Move(text=_said(READ, edit.path), tool="Read", arguments={}), random)
 
 
 def _wrong_folder(situation: Situation, right: Move, random: Random) -> Move | None:
@@ -88,7 +94,8 @@ def _edit_unread(situation: Situation, right: Move, random: Random) -> Move | No
     edit = situation.next_edit()
     if right.tool != "Read" or edit is None or edit.path != right.path or not edit.old:
         return None
-    return _with(right, "Edit", old_string=edit.old, new_string=edit.new)
+    arguments = {**right.arguments, "old_string": edit.old, "new_string": edit.new}
+    return Move(text=_said(EDIT, edit.path), tool="Edit", arguments=arguments)
 
 
 def _whitespace(situation: Situation, right: Move, random: Random) -> Move | None:  # noqa: ARG001
@@ -126,7 +133,7 @@ def _made_before(situation: Situation, right: Move, random: Random) -> Move | No
         held = situation.files[edit.path]
         if is_told and edit.old not in held and edit.new in held:
             arguments = {"file_path": absolute(edit.path), "old_string": edit.old, "new_string": edit.new}
-            return Move(text=right.text, tool="Edit", arguments=arguments)
+            return Move(text=_said(EDIT, edit.path), tool="Edit", arguments=arguments)
     return None
 
 

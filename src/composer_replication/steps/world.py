@@ -1,0 +1,83 @@
+"""`crf world`: sessions of scripted agents in the pocket workspace, as logs that `crf ingest` reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_replication.atomic import atomic_write_text
+from composer_replication.envs.logs import PROJECT, log_lines, session_id
+from composer_replication.envs.policies import AGENTS, MISTAKES, Episode, FlawedAgent, RememberingRunner, play
+from composer_replication.envs.workspace import Difficulty, generate_task
+from composer_replication.errors import InputError, explain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MistakeCount:
+    """How often a mistake could have been made, was made, and was put right; `rate` is the agent's setting."""
+
+    mistake: str
+    kind: str
+    could: int
+    number: int
+    corrected: int
+    rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldLogs:
+    sessions: int
+    solved: int
+    calls: int
+    mistakes: list[MistakeCount]
+
+
+def agent_named(name: str) -> FlawedAgent:
+    if name not in AGENTS:
+        raise InputError(explain("agent", got=name, expected=f"one of {sorted(AGENTS)}"))
+    return AGENTS[name]
+
+
+def play_one(*, seed: int, difficulty: Difficulty, agent: str) -> Episode:
+    """The episode of a seed: its number is that of the task and that of the agent's luck."""
+    return play(generate_task(seed, difficulty=difficulty), agent_named(agent), seed)
+
+
+def write_logs(folder: Path, *, number: int, seed: int, difficulty: Difficulty, agent: str) -> WorldLogs:
+    """One log per session, for the seeds from `seed` on, in a folder as Claude Code lays out its projects."""
+    if number < 1:
+        raise InputError(explain("number of sessions", got=number, expected="1 or more"))
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(explain(str(folder), got="a file or a folder with files in it", expected="a new folder"))
+    policy, runner = agent_named(agent), RememberingRunner()
+    could, made, corrected, solved, calls = Counter[str](), Counter[str](), Counter[str](), 0, 0
+    for each in range(seed, seed + number):
+        episode = play(generate_task(each, difficulty=difficulty), policy, each, runner=runner)
+        place = folder / PROJECT / f"{session_id(episode)}.jsonl"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(place, "".join(f"{line}\n" for line in log_lines(episode)))
+        could.update(name for turn in episode.turns for name in turn.could)
+        made.update(scripted.mistake for scripted in episode.script)
+        corrected.update(scripted.mistake for scripted in episode.script if scripted.corrected_at is not None)
+        solved, calls = solved + episode.reward.solved, calls + episode.reward.effort.calls
+    rows = _counts(policy.rates, could, made, corrected)
+    return WorldLogs(sessions=number, solved=solved, calls=calls, mistakes=rows)
+
+
+def _counts(
+    rates: Mapping[str, float], could: Counter[str], made: Counter[str], corrected: Counter[str]
+) -> list[MistakeCount]:
+    return [
+        MistakeCount(
+            mistake=name,
+            kind=each.kind,
+            could=could[name],
+            number=made[name],
+            corrected=corrected[name],
+            rate=rates.get(name, 0.0),
+        )
+        for name, each in MISTAKES.items()
+        if could[name]
+    ]
