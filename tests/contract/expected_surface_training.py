@@ -74,7 +74,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "RolloutOptions": (
             '(*, placement="before_turn", part="turn", hint_generator=None, hint_writer=None, extra_rules=(), '
             "min_confidence=0.5, max_teacher_length=None, only_failed_rollouts=False, max_resamples=0, "
-            "k1_coefficient=0.0)"
+            'k1_coefficient=0.0, fast_generation="auto", generation_batch=None)'
         ),
         "TeacherKeeper": '(kind="live", *, ema_rate=0.05, live_share=0.01)',
         "TeacherKeeper.attach": "(model, *, with_adapter=False)",
@@ -119,7 +119,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "RolloutOptions": (
             '(*, placement="before_turn", part="turn", hint_generator=None, hint_writer=None, extra_rules=(), '
             "min_confidence=0.5, max_teacher_length=None, only_failed_rollouts=False, max_resamples=0, "
-            "k1_coefficient=0.0)"
+            'k1_coefficient=0.0, fast_generation="auto", generation_batch=None)'
         ),
     },
     "sessions.dataset": {

@@ -196,6 +196,14 @@ class GRPOSection:
     dynamic_sampling: bool = option(False, "Draw groups whose rewards are all equal again.")
     max_resamples: int = option(2, "Times that such a group is drawn again at most.", at_least=1)
     use_vllm: bool = option(False, "Generate with vLLM.")
+    fast_generation: Literal["auto", "off"] = option(
+        "auto", "Without vLLM, read what rollouts share once and keep it between turns, where the model allows it."
+    )
+    generation_batch: int | None = option(
+        None,
+        "Most rollouts that are sampled so at once, which bounds the memory of their keys; unset is all.",
+        at_least=1,
+    )
 
 
 @table("train.effort")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,7 +48,8 @@ class RolloutOptions:
     Error sites: where a hint goes, which part of the erring turn is taught, who writes hints, which rules are added.
     `only_failed_rollouts` leaves out the sites of rollouts that did better than their group. `max_resamples` draws
     groups with equal rewards again, that many times at most. `k1_coefficient` takes log p - log p_start of each token
-    off its advantage (k1, without gradient).
+    off its advantage (k1, without gradient). `fast_generation` samples from kept keys where TRL would call the model's
+    own `generate` and the model allows it ("auto"), at most `generation_batch` rollouts at once, or never ("off").
     """
 
     placement: Placement = "before_turn"
@@ -61,8 +62,12 @@ class RolloutOptions:
     only_failed_rollouts: bool = False
     max_resamples: int = 0
     k1_coefficient: float = 0.0
+    fast_generation: Literal["auto", "off"] = "auto"
+    generation_batch: int | None = None
 
     def __post_init__(self) -> None:
+        if self.generation_batch is not None and self.generation_batch < 1:
+            raise InputError(explain("generation_batch", got=self.generation_batch, expected="1 or more"))
         if self.max_resamples < 0:
             raise InputError(explain("max_resamples", got=self.max_resamples, expected="0 or more"))
         if not self.k1_coefficient >= 0:

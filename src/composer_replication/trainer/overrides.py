@@ -109,6 +109,9 @@ class TaughtRollouts(WithTeacher):
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         return self.sampling.generate(super()._generate, prompts)
 
+    def _generate_single_turn(self, *args: Any, **options: Any) -> tuple[Any, Any]:
+        return self.sampling.generate_turn(super()._generate_single_turn, *args, **options)
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         return self.sampling.score(super()._generate_and_score_completions, inputs)
 

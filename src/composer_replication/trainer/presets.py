@@ -150,6 +150,8 @@ def rollout_options(config: CrfConfig) -> RolloutOptions:
         part=batch.part,
         max_resamples=grpo.max_resamples if grpo.dynamic_sampling else 0,
         k1_coefficient=grpo.k1_coefficient,
+        fast_generation=grpo.fast_generation,
+        generation_batch=grpo.generation_batch,
     )
 
 

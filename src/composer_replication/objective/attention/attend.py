@@ -11,8 +11,11 @@ checkpointing runs again during the backward pass finds what it ran with the fir
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,21 +33,36 @@ _BLOCK = 128
 _MAX_LENGTHS = 256
 
 
-class TreeMask(BlockMask):
-    """A block mask by name only, so that models pass it on untouched; it carries the tree and how to attend to it."""
+class OwnMask(BlockMask):
+    """A block mask by name only, so that models pass it on untouched; it says itself how a layer attends by it."""
+
+    @classmethod
+    def of_length(cls, length: int, device: torch.device) -> Self:
+        zero = torch.zeros(1, 1, 1, dtype=torch.int32, device=device)
+        mask: Any = cls.from_kv_blocks(zero, zero[..., None], BLOCK_SIZE=length, seq_lengths=(length, length))
+        return mask
+
+    @abstractmethod
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """Attention (B, L, heads, D) of (B, heads, L, D)."""
+
+
+class TreeMask(OwnMask):
+    """The mask of a tree, which carries it and how to attend to it."""
 
     tree: TokenTree
     blocks: BlockMask | None
     plan: BranchPlan | None
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:  # noqa: ARG002
+        return attend_to_tree(query, key, value, self, **options)
 
 
 def tree_mask(tree: TokenTree, kind: Kind) -> TreeMask:
     """The mask of a tree that lies on the device of the model."""
     if kind == "flex" and len(tree) % _BLOCK:
         raise InputError(explain("tree", got=f"{len(tree)} tokens", expected=f"padding to a multiple of {_BLOCK}"))
-    zero = torch.zeros(1, 1, 1, dtype=torch.int32, device=tree.enter.device)
-    size = (len(tree), len(tree))
-    mask: Any = TreeMask.from_kv_blocks(zero, zero[..., None], BLOCK_SIZE=max(size), seq_lengths=size)
+    mask = TreeMask.of_length(len(tree), tree.enter.device)
     mask.tree = tree
     mask.blocks = _blocks(tree) if kind == "flex" else None
     mask.plan = plan_branches(tree) if kind == "flash" else None
@@ -59,6 +77,18 @@ def use_tree_attention(body: Any) -> None:
     name = _PREFIX + before
     _register(name, before)
     body.set_attn_implementation(name)
+
+
+@contextmanager
+def own_masks_taken(body: Any) -> Iterator[None]:
+    """The same for a while."""
+    before = body.config._attn_implementation
+    use_tree_attention(body)
+    try:
+        yield
+    finally:
+        if body.config._attn_implementation != before:
+            body.set_attn_implementation(before)
 
 
 def usual_attention(body: Any) -> str:
@@ -76,9 +106,9 @@ def _register(name: str, before: str) -> None:
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        if not isinstance(attention_mask, TreeMask):
+        if not isinstance(attention_mask, OwnMask):
             return usual(module, query, key, value, attention_mask, **options)
-        return attend_to_tree(query, key, value, attention_mask, **options), None
+        return attention_mask.attend(module, query, key, value, **options), None
 
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[before])
@@ -86,13 +116,9 @@ def _register(name: str, before: str) -> None:
 
 def attend_to_tree(query: Tensor, key: Tensor, value: Tensor, mask: TreeMask, **options: Any) -> Tensor:
     """Attention (1, L, heads, D) of (1, heads, L, D) by the tree's rule, and of further options those that we do."""
-    if torch.is_autocast_enabled(query.device.type):  # as the usual attention is cast
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = (each.to(dtype) for each in (query, key, value))
+    query, key, value = as_computed(query, key, value)
     softcap, scale = options.get("softcap"), options.get("scaling")
-    if options.get("dropout") or options.get("s_aux") is not None or options.get("position_bias") is not None:
-        got = sorted(name for name in ("dropout", "s_aux", "position_bias") if options.get(name) is not None)
-        raise InputError(explain("attention on a tree", got=f"options {got}", expected="none of them"))
+    check_options("attention on a tree", options)
     if mask.blocks is not None:
         return _flex(query, key, value, mask.blocks, scale, softcap).transpose(1, 2).contiguous()
     if softcap is not None:
@@ -100,6 +126,22 @@ def attend_to_tree(query: Tensor, key: Tensor, value: Tensor, mask: TreeMask, **
     if mask.plan is not None:
         return flash_tree_attention(query, key, value, mask.plan, scale)
     return path_tree_attention(query, key, value, mask.tree, scale).transpose(1, 2).contiguous()
+
+
+def as_computed(*states: Tensor) -> tuple[Tensor, ...]:
+    """In the precision of autocast, as the usual attention is cast."""
+    device = states[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return states
+    return tuple(each.to(torch.get_autocast_dtype(device)) for each in states)
+
+
+def check_options(what: str, options: Mapping[str, Any]) -> None:
+    """Raise where a layer asks for something that attention by a mask of our own does not do."""
+    got = sorted(name for name in ("s_aux", "position_bias") if options.get(name) is not None)
+    got += ["dropout"] if options.get("dropout") else []
+    if got:
+        raise InputError(explain(what, got=f"options {got}", expected="none of them"))
 
 
 def _flex(

@@ -30,7 +30,7 @@ def why_never(config: Any) -> str | None:
         others = Counter(each for each in kinds if isinstance(each, str) and each not in _BY_MASK)
         if others:
             listed = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
-            return f"layers that a tree's mask does not describe: {listed} of {len(kinds)}"
+            return f"layers that no mask describes: {listed} of {len(kinds)}"
     if getattr(text, "alibi", False):
         return "attention that is biased by the distance of slots (ALiBi), which is another one in a tree"
     if getattr(text, "expert_capacity", None):
@@ -53,15 +53,21 @@ def shortest_window(config: Any) -> int | None:
 
 def check_positions(config: Any, longest: int) -> None:
     """Some models choose their rotary frequencies by the longest sequence of a call: a tree has several lengths."""
-    text = text_config(config)
-    limit, why = _rotary_limit(text)
-    keep = getattr(text, "keep_window_size", None)
-    if limit is None and isinstance(keep, int):  # Doge keeps the best so many, and tells equal ones apart by length
-        limit, why = keep, "more of which are equally good to see than it keeps"
+    limit, why = longest_alike(config)
     if limit is not None and longest > limit:
         fix = "Cut sessions into windows of that length, or use the flat collator."
         got = f"a path of {longest} tokens, {why}"
         raise UnsupportedModelError(explain("token tree", got=got, expected=f"at most {limit} tokens", fix=fix))
+
+
+def longest_alike(config: Any) -> tuple[int | None, str]:
+    """Up to which length the tokens before one mean the same to it whatever the length of the call, and why no more."""
+    text = text_config(config)
+    limit, why = _rotary_limit(text)
+    keep = getattr(text, "keep_window_size", None)
+    if limit is None and isinstance(keep, int):  # Doge keeps the best so many, and tells equal ones apart by length
+        return keep, "more of which are equally good to see than it keeps"
+    return limit, why
 
 
 def _rotary_limit(text: Any) -> tuple[int | None, str]:

@@ -21,6 +21,7 @@ from composer_replication.errors import InputError, explain
 from composer_replication.objective.adapters import below_adapter
 from composer_replication.optional import require
 from composer_replication.rollouts.gathering import ToolRecord, gather_rollouts
+from composer_replication.rollouts.generation.generator import RolloutGenerator
 from composer_replication.rollouts.merge import ImagesBySample
 from composer_replication.rollouts.resample import Drawn, group_advantages, resample, rows_of_groups
 from composer_replication.rollouts.sites import ITEMS, SITES, FoundSites, RolloutOptions, RolloutSites
@@ -55,9 +56,38 @@ class Generation:
         self._generated: tuple[Any, tuple[Any, ...], list[ToolRecord] | None] | None = None
         self._rewards_of_all: Tensor | None = None
         self._is_drawing_again = False
+        self.fast = RolloutGenerator(batch=options.generation_batch) if options.fast_generation == "auto" else None
 
     def generate(self, original: Callable[..., tuple[Any, ...]], prompts: list[Any]) -> tuple[Any, ...]:
         """TRL's `_generate`; what it returns and which tools raised is kept until the sites are looked for."""
+        if self.fast is None or self._trainer.use_vllm:
+            return self._generate_watched(original, prompts)
+        before = Counter(self.fast.counts)
+        with self.fast.rollout(budget=self._trainer.max_completion_length, keep=bool(self._trainer.tools)):
+            generated = self._generate_watched(original, prompts)
+        self._count_generated(self.fast.counts - before, self.fast.counts["cache_bytes"])
+        return generated
+
+    def _count_generated(self, counts: Counter[str], cache_bytes: int) -> None:
+        """Calls from kept keys, tokens read of those that prompts had, and the most memory that keys took."""
+        names = ("fast_calls", "usual_calls", "read_tokens", "prompt_tokens")
+        numbers = [float(counts[name]) for name in names] + [cache_bytes / 2**30, 1.0]
+        summed = self._trainer.sum_over(torch.tensor(numbers, device=self._trainer.accelerator.device))
+        fast, usual, read, prompt, gib, processes = summed.tolist()
+        if fast + usual:  # or something else generated
+            self._add("generation/fast_calls", fast, fast + usual)
+        if fast:
+            self._add("generation/read_share", read, prompt)
+            self._add("generation/cache_gib", gib, processes)
+
+    def generate_turn(self, original: Callable[..., tuple[Any, Any]], *given: Any, **named: Any) -> tuple[Any, Any]:
+        """TRL's `_generate_single_turn`, with another `generate` of the model inside; all else about it is TRL's."""
+        if self.fast is None or self._trainer.use_vllm:
+            return original(*given, **named)
+        with self.fast.standing_in(self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)):
+            return original(*given, **named)
+
+    def _generate_watched(self, original: Callable[..., tuple[Any, ...]], prompts: list[Any]) -> tuple[Any, ...]:
         trainer = self._trainer
         if self._finder is None:
             return original(prompts)

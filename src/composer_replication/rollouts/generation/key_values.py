@@ -1,0 +1,140 @@
+"""Keys and values of the tokens that a model has read, row by row, and attention by them.
+
+A row's tokens lie in its slots from 0 on, whatever the lengths of other rows: there is no padding on the left, and a
+row goes on where it ended. The slot is the token's position. Layers put their keys here and read them again when they
+are asked to attend (`RowMask.attend`), so that no cache of transformers takes part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from composer_replication.objective.attention.attend import OwnMask, as_computed, check_options
+from composer_replication.rollouts.generation.token_rows import Tokens
+
+
+class KeyValueRows:
+    """Keys and values (rows, heads, slots, D) of every layer; `tokens` are the ids of a row whose keys are there.
+
+    One slot more than `capacity` takes what belongs to no row. Memory: rows x (capacity + 1) x what a token takes.
+    """
+
+    def __init__(self, num_rows: int, capacity: int) -> None:
+        self.num_rows, self.capacity = num_rows, capacity
+        self.tokens: list[Tokens] = [[] for _ in range(num_rows)]
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """What attention is computed in, which the weights need not tell: a forward may cast for itself."""
+        return next((pair[0].dtype for pair in self._layers.values()), None)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.numel() * each.element_size() for pair in self._layers.values() for each in pair)
+
+    def put(self, module: nn.Module, key: Tensor, value: Tensor, rows: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Write (b, heads, n, D) into the slots (b, n) of these rows (b, 1), and give all of the layer's back."""
+        if id(module) not in self._layers:
+            # Zeros, since what is masked is multiplied by 0, and memory may hold NaN.
+            shapes = [(self.num_rows, each.shape[1], self.capacity + 1, each.shape[3]) for each in (key, value)]
+            self._layers[id(module)] = key.new_zeros(shapes[0]), value.new_zeros(shapes[1])
+        keys, values = self._layers[id(module)]
+        keys[rows, :, slots] = key.transpose(1, 2)
+        values[rows, :, slots] = value.transpose(1, 2)
+        return keys, values
+
+    def taken(self, rows: Sequence[int], lengths: Sequence[int], capacity: int, *, moved: bool) -> KeyValueRows:
+        """New rows that begin with the first tokens of these. With `moved` they replace them, layer by layer."""
+        new = KeyValueRows(len(rows), capacity)
+        new.tokens = [self.tokens[row][:length] for row, length in zip(rows, lengths, strict=True)]
+        width, index = max(lengths, default=0), self._index(rows)
+        for name, pair in list(self._layers.items()):
+            copies: list[Tensor] = []
+            for each in pair:
+                copies.append(each.new_zeros(len(rows), each.shape[1], capacity + 1, each.shape[3]))
+                copies[-1][:, :, :width] = each[:, :, :width].index_select(0, index)
+            new._layers[name] = copies[0], copies[1]
+            if moved:
+                del self._layers[name], pair
+        return new
+
+    def put_back(self, rows: Sequence[int], source: KeyValueRows, width: int) -> None:
+        """Copy rows that were taken from here, and have gone on up to `width`, to where they came from."""
+        index = self._index(rows)
+        for name, pair in source._layers.items():
+            for mine, theirs in zip(self._layers[name], pair, strict=True):
+                mine[:, :, :width].index_copy_(0, index, theirs[:, :, :width])
+
+    def _index(self, rows: Sequence[int]) -> Tensor:
+        return torch.tensor(rows, device=next((pair[0].device for pair in self._layers.values()), None))
+
+
+class RowMask(OwnMask):
+    """Attention of new tokens of some rows to their own row, up to themselves; the mask says which, for one pass."""
+
+    cache: KeyValueRows
+    rows: Tensor
+    """Numbers (b, 1) of the rows in the cache."""
+    slots: Tensor
+    """Where their new tokens lie (b, n)."""
+    reach: int
+    """Slots that are looked at: more than any of these."""
+    is_fresh: bool
+    """Nothing is there before the new tokens, so the usual causal kernel does."""
+    is_whole: bool
+    """The rows are all of the cache, in order."""
+    _bias: dict[int, Tensor]
+
+    @classmethod
+    def over(cls, cache: KeyValueRows, device: torch.device) -> RowMask:
+        """A mask to be aimed at pass after pass: making one takes as long as a small layer."""
+        mask = cls.of_length(cache.capacity + 1, device)
+        mask.cache = cache
+        return mask
+
+    def aimed(self, rows: Tensor, slots: Tensor, reach: int, *, is_fresh: bool = False, is_whole: bool = False) -> Any:
+        self.rows, self.slots, self.reach, self.is_fresh, self.is_whole = rows, slots, reach, is_fresh, is_whole
+        self._bias = {}
+        return self
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        query, key, value = as_computed(query, key, value)
+        check_options("attention while generating", options)
+        if options.get("softcap") is not None:
+            raise ValueError("attention with a soft-cap has no kernel for rows")
+        scale = options.get("scaling")
+        keys, values = self.cache.put(module, key, value, self.rows, self.slots)
+        if self.is_fresh:
+            is_grouped = query.shape[1] != key.shape[1]
+            found = F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, scale=scale, enable_gqa=is_grouped
+            )
+            return found.transpose(1, 2)
+        keys, values = keys[:, :, : self.reach], values[:, :, : self.reach]
+        if not self.is_whole:
+            keys, values = (each.index_select(0, self.rows[:, 0]) for each in (keys, values))
+        # Heads that share keys become queries of one head: the keys are read once and never repeated in memory.
+        batch, heads, width, size = query.shape
+        groups = heads // keys.shape[1]
+        folded = query.reshape(batch, keys.shape[1], groups * width, size)
+        found = F.scaled_dot_product_attention(folded, keys, values, attn_mask=self._added(query, groups), scale=scale)
+        return found.reshape(batch, heads, width, values.shape[3]).transpose(1, 2)
+
+    def _added(self, query: Tensor, groups: int) -> Tensor:
+        """What is added to the scores (b, 1, groups x n, reach); the same for all layers, so made once."""
+        if groups not in self._bias:
+            hidden = torch.arange(self.reach, device=query.device) > self.slots[:, None, :, None]
+            bias = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device)
+            bias.masked_fill_(hidden, -torch.inf)
+            self._bias[groups] = bias if hidden.shape[2] == 1 else bias.repeat(1, 1, groups, 1)
+        return self._bias[groups]

@@ -1,0 +1,46 @@
+"""Kept keys on CUDA: recorded passes choose the tokens of transformers' own loop, over turns and as rows end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from composer_replication.rollouts.generation.generator import RolloutGenerator
+from composer_replication.rollouts.generation.passes import NextTokens
+
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "generation"))
+from kept_rows import new_tokens, padded, random_rows, small_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+def test_turns_from_recorded_passes_have_the_tokens_of_a_fresh_start(monkeypatch):
+    recorded = []
+    usual = NextTokens._record
+    monkeypatch.setattr(NextTokens, "_record", lambda self, *given: recorded.append(given[2]) or usual(self, *given))
+    model, generator, rows = small_model().cuda(), RolloutGenerator(), random_rows((18, 15, 11, 18, 13, 9))
+    with generator.rollout():
+        for _turn in range(3):
+            inputs = {name: value.cuda() for name, value in padded(rows).items()}
+            found = generator.generate(model, **inputs, max_new_tokens=40, do_sample=False)
+            expected = model.generate(**inputs, max_new_tokens=40, do_sample=False)
+            said = new_tokens(found, rows)
+            assert said == new_tokens(expected, rows)
+            rows = [
+                row + new + tool for row, new, tool in zip(rows, said, random_rows((4, 9, 2, 7, 5, 3)), strict=True)
+            ]
+    assert len(recorded) >= 3
+    assert not generator.left_because
+
+
+def test_the_same_seed_draws_the_same_tokens():
+    model, rows = small_model().cuda(), random_rows((18, 15, 11))
+    inputs = {name: value.cuda() for name, value in padded(rows).items()}
+    found = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        found.append(RolloutGenerator().generate(model, **inputs, max_new_tokens=30, do_sample=True, top_k=0))
+    assert torch.equal(*found)
