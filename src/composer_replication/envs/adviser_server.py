@@ -126,7 +126,7 @@ def _shown(messages: object) -> _Shown:
             fenced = _FENCE.fullmatch(text.strip())
             results[str(message.get("tool_call_id"))] = fenced[2] if fenced else text
         given: Any = message.get("tool_calls") or []
-        for call in given if isinstance(given, list) else [None]:
+        for call in given if isinstance(given, list) else [given]:
             calls.append(_call(call))
             ids.append(str(call.get("id")))
     return _Shown(prompt or "", calls, [results.get(each) for each in ids])
