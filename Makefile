@@ -39,7 +39,7 @@ demo: setup ## train a tiny model on all three channels and print every one of t
 	$(BIN)/python examples/qwen_05b_quickstart/run.py --tiny
 
 # Much of the time is spent waiting for processes that tests start, so three workers keep two cores busy. A file stays
-# with one worker, so that its fixtures are made once; folders come in order, those with the longest tests first.
+# with one worker, so that its fixtures are made once; the longest files come first (tests/conftest.py).
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 test: setup ## all tests, long counts cut to a printed size

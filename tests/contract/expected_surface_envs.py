@@ -31,7 +31,7 @@ NEW_ENVS = {
         "Outcome": "(*, text, failed=False, kind=None)",
         "Reward": "(*, value, solved, passed, total, effort)",
         "Task": "(*, seed, difficulty, family, prompt, files, solution, checks)",
-        "TestRunner": "(*, kind=None)",
+        "TestRunner": "(*, kind=None, seconds=4)",
         "Workspace": "(task, *, runner=None, max_calls=40)",
         "generate_task": '(seed, *, difficulty="easy")',
     },

@@ -102,6 +102,7 @@ ONLY_IN_FUNCTIONS = {f"{PACKAGE}.{module}" for module in MODULE_LAYERS}
 # A subclass of TRL's trainer, and a class that says what to install where there is no TRL.
 MODULE_LAYERS["trainer.composer_trainer"] = Layer(ours=TRAINING, at_import={"torch", "transformers", "trl"})
 # Classes of two other engines, in modules that only those engines import.
+MODULE_LAYERS["envs.trl_environment"] = Layer(ours={"errors", "optional"}, on_use={"datasets"})
 MODULE_LAYERS["envs.verifiers_environment"] = Layer(ours={"errors", "optional"}, at_import={"verifiers", "httpx"})
 MODULE_LAYERS["envs.openenv_server"] = Layer(ours={"errors", "optional"}, at_import={"openenv", "uvicorn"})
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +30,6 @@ def trainer_named(name: str) -> type[GRPOTrainer]:
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 
     return ComposerReplicationTrainer
-
-
-@contextmanager
-def light_process() -> Iterator[None]:
-    """One thread, and no garbage collection over what is loaded already: `train()` collects each time it is called,
-    which takes longer than a step of the tiny policy."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    torch.set_num_threads(num_threads)
 
 
 def quick_config(folder: Path, **settings: Any) -> GRPOConfig:

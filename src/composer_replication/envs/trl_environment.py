@@ -3,6 +3,10 @@
 A failure is returned as text, in the harness's own words, and not raised: TRL would show the model a dict of its own in
 their place, and count no call. `rollouts/sites.py` finds the failures by these words. Arguments that do not fit reach
 the workspace as they are, because it is the workspace that says what is wrong with them.
+
+    [train.grpo]
+    environment = "composer_replication.envs.trl_environment:WorkspaceEnvironment"
+    dataset = "composer_replication.envs.trl_environment:easy_tasks"
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ from typing import Any, get_args
 
 from composer_replication.envs.workspace import TOOLS, Difficulty, TestRunner, Workspace, generate_task
 from composer_replication.errors import InputError, explain
+from composer_replication.optional import require
 
+NUM_TASKS = 1000
 _TYPES: dict[str, type] = {"string": str, "number": float, "boolean": bool}
 _DEFAULTS: dict[str, object] = {"string": "", "number": 0, "boolean": False}
 
@@ -55,6 +61,21 @@ def task_rows(seeds: Iterable[int], *, difficulty: Difficulty = "easy", system: 
         }
         for seed in seeds
     ]
+
+
+def easy_tasks() -> Any:
+    """The first thousand easy tasks as a `datasets.Dataset`; what `train.grpo.dataset` may name."""
+    return require("datasets", extra="train").Dataset.from_list(task_rows(range(NUM_TASKS)))
+
+
+def medium_tasks() -> Any:
+    """The first thousand tasks of medium difficulty."""
+    return require("datasets", extra="train").Dataset.from_list(task_rows(range(NUM_TASKS), difficulty="medium"))
+
+
+def hard_tasks() -> Any:
+    """The first thousand hard tasks."""
+    return require("datasets", extra="train").Dataset.from_list(task_rows(range(NUM_TASKS), difficulty="hard"))
 
 
 def _method(schema: dict[str, Any]) -> Callable[..., str]:

@@ -74,6 +74,21 @@ def test_rows_hold_the_prompt_and_what_reset_needs():
     assert row == {"prompt": messages, "seed": SEED, "difficulty": "hard"}
 
 
+@pytest.mark.parametrize("difficulty", ["easy", "hard"])
+def test_a_config_can_name_the_tasks_and_the_environment(difficulty):
+    pytest.importorskip("datasets")
+    from composer_replication.trainer.from_config.inputs import load_prompts, named_object
+
+    module = "composer_replication.envs.trl_environment"
+    prompts = load_prompts(f"{module}:{difficulty}_tasks")
+    assert len(prompts) == 1000
+    environment = named_object(f"{module}:WorkspaceEnvironment", "train.grpo.environment")()
+    assert environment.reset(**prompts[5]) is None
+    task = generate_task(5, difficulty=difficulty)
+    assert prompts[5]["prompt"] == [{"role": "user", "content": task.prompt}]
+    assert environment.LS(path=ROOT) == Workspace(task).call("LS", {"path": ROOT}).text
+
+
 def test_failing_calls_of_a_rollout_become_sites_of_their_kinds(tmp_path):
     """Through TRL's own loop and our trainer: parsed, run, rendered, judged by the rules."""
     pytest.importorskip("trl")

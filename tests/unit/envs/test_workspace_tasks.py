@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from dataclasses import asdict
 from functools import cache
@@ -14,10 +15,9 @@ from composer_replication.envs.workspace import Edit, TestRunner, Workspace, gen
 from composer_replication.envs.workspace.edits import edits_between
 from composer_replication.envs.workspace.generate import FAMILIES
 from composer_replication.errors import InputError
-from conftest import PROFILE
 
 DIFFICULTIES = ("easy", "medium", "hard")
-NUM_SEEDS = {"ci": 25, "full": 1000}[PROFILE]
+NUM_SEEDS = 1000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 25
 
 
 @cache

@@ -152,6 +152,18 @@ def test_arguments_may_come_as_json_text():
     assert workspace.call("Read", '{"file_path":').kind == "input_validation"
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0, 1), (-5, 1), (2.9, 2), (1e300, None), (10**400, None), (float("inf"), "Infinity")]
+)
+def test_line_numbers_of_any_size_are_taken_and_what_is_none_is_refused(value, shown):
+    outcome = Workspace(small_task()).call("Read", {"file_path": path("twice.py"), "offset": value, "limit": 10**400})
+    assert outcome.failed == (shown == "Infinity")
+    if isinstance(shown, int):
+        assert outcome.text.startswith(f"     {shown}→rate")
+    else:
+        assert ("provided as `Infinity`" if shown else "shorter than the provided offset (1e+300)") in outcome.text
+
+
 def test_the_schemas_are_in_the_form_of_openai():
     assert [each["function"]["name"] for each in TOOLS] == [
         *("LS", "Glob", "Grep", "Read", "Edit", "Write", "RunTests", "Finish")

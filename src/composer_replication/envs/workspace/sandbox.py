@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from composer_replication.envs.workspace.in_sandbox import MAX_LINE, MAX_LINES
-from composer_replication.envs.workspace.sandbox_server import RUNS, WALL_SECONDS
+from composer_replication.envs.workspace.sandbox_server import RUNS, wall_seconds
 from composer_replication.errors import InputError, explain
 
 Wall = Literal["bubblewrap", "namespaces", "rlimits"]
@@ -49,16 +49,21 @@ class TestReport:
 
 class TestRunner:
     """Runs tests behind a wall: bubblewrap where it is installed, else namespaces, else limits alone (`kind` says).
+    Root has namespaces first: there it becomes nobody, and in bubblewrap stays a root that no limit of processes binds.
 
-    A runner may be shared by workspaces and threads, and starts again in a process that was forked from its own.
+    A run may take `seconds` of processor time, and about twice that by the clock. A runner may be shared by workspaces
+    and threads, and starts again in a process that was forked from its own.
     """
 
     __test__ = False
 
-    def __init__(self, *, kind: Wall | None = None) -> None:
+    def __init__(self, *, kind: Wall | None = None, seconds: int = 4) -> None:
+        if seconds < 1:
+            raise InputError(explain("seconds of a run", got=seconds, expected="1 or more"))
         if kind is not None and kind not in get_args(Wall):
             raise InputError(explain("kind of wall", got=repr(kind), expected=" or ".join(get_args(Wall))))
-        self._wanted: tuple[Wall, ...] = get_args(Wall) if kind is None else (kind,)
+        self._wanted = _preferred() if kind is None else (kind,)
+        self._seconds = seconds
         self._lock = threading.Lock()
         self._server: _Server | None = None
 
@@ -92,10 +97,13 @@ class TestRunner:
 
     def _ask(self, request: Mapping[str, Any]) -> Any:
         with self._lock:
+            server = self._running()
             try:
-                server = self._running()
                 server.send(request)
-                return server.receive(2 * WALL_SECONDS)["reply"]
+                answer = server.receive(wall_seconds(self._seconds) + START_SECONDS)
+                if answer["ends"]:  # a run left something that it cannot take out
+                    self._stop()
+                return answer["reply"]
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 self._stop()  # it died, or no longer says what a server says: never trusted again
                 return None
@@ -105,7 +113,7 @@ class TestRunner:
             self._server = None  # a fork of the process that owns it: its pipes are not ours to use
         if self._server is None or self._server.process.poll() is not None:
             self._stop()
-            self._server = _start(self._wanted)
+            self._server = _start(self._wanted, self._seconds)
         return self._server
 
     def _stop(self) -> None:
@@ -123,15 +131,15 @@ def shared_runner() -> TestRunner:
 class _Server:
     """A server process and the two pipes to it."""
 
-    def __init__(self, kind: Wall) -> None:
+    def __init__(self, kind: Wall, seconds: int) -> None:
         self.kind, self.owner = kind, os.getpid()
         self.scratch = tempfile.mkdtemp(prefix="workspace-")
         self.process = subprocess.Popen(  # noqa: S603 (the words are ours)
-            _command(kind, self.scratch),
+            _command(kind, self.scratch, seconds),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={"PYTHONHASHSEED": "0", "PATH": "/usr/bin:/bin"},
+            env={"PYTHONHASHSEED": "0"},
             cwd="/",
             start_new_session=True,
         )
@@ -158,7 +166,7 @@ class _Server:
                 raise TimeoutError
             part = os.read(self.process.stdout.fileno(), count)
             if not part:
-                raise EOFError
+                raise ConnectionResetError
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
@@ -177,17 +185,22 @@ def _end(process: subprocess.Popen[bytes], scratch: str, owner: int) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _start(kinds: Sequence[Wall]) -> _Server:
+def _preferred() -> tuple[Wall, ...]:
+    walls: tuple[Wall, ...] = get_args(Wall)
+    return walls if os.geteuid() != 0 else tuple(sorted(walls, key=lambda each: each != "namespaces"))
+
+
+def _start(kinds: Sequence[Wall], seconds: int) -> _Server:
     """The first wall of the list that stands."""
     reasons: list[str] = []
     for kind in kinds:
         if kind == "bubblewrap" and shutil.which("bwrap") is None:
             reasons.append("bubblewrap: not installed")
             continue
-        server = _Server(kind)
+        server = _Server(kind, seconds)
         try:
             hello = server.receive(START_SECONDS)
-        except (OSError, ValueError, EOFError) as error:
+        except (OSError, ValueError) as error:
             hello = {"failed": f"{type(error).__name__}: no answer"}
         if hello.get("kind") == kind:
             return server
@@ -196,13 +209,14 @@ def _start(kinds: Sequence[Wall]) -> _Server:
     raise InputError(explain("sandbox for tests", got="; ".join(reasons), expected="a wall that stands"))
 
 
-def _command(kind: Wall, scratch: str) -> list[str]:
-    python = [sys.executable, "-S", "-s", "-P", "-B", str(PROGRAM), kind, scratch]
+def _command(kind: Wall, scratch: str, seconds: int) -> list[str]:
+    interpreter = str(Path(sys.executable).resolve())  # an environment's own is a link to it
+    python = [interpreter, "-S", "-s", "-P", "-B", str(PROGRAM), kind, scratch, str(seconds)]
     if kind != "bubblewrap":
         return python
-    shown = {sys.base_prefix, sys.prefix, str(PROGRAM.parent), sysconfig.get_path("stdlib")}
-    shown |= {each for each in ("/usr", "/lib", "/lib64", "/bin") if Path(each).exists()}
+    needed = [interpreter, sysconfig.get_path("stdlib"), f"{sys.base_prefix}/lib", str(PROGRAM.parent)]
+    shown = {each for each in (*needed, "/usr/lib", "/usr/lib64", "/lib", "/lib64") if Path(each).exists()}
     binds = [part for path in sorted(shown) for part in ("--ro-bind", path, path)]
     walls = ["--unshare-all", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL", "--uid", "65534", "--clearenv"]
     rest = ["--setenv", "PYTHONHASHSEED", "0", "--dev", "/dev", "--tmpfs", RUNS, "--chdir", "/"]
-    return ["bwrap", *walls, *binds, *rest, *python]
+    return [shutil.which("bwrap") or "bwrap", *walls, *binds, *rest, *python]

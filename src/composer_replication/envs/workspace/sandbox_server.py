@@ -26,11 +26,11 @@ import time
 from typing import Any
 
 NOBODY, RUNS = 65534, "/tmp"
-CPU_SECONDS, WALL_SECONDS = 4, 10
 MEMORY, FILE_SIZE, TMPFS = 512 * 2**20, 2**20, "size=16m,nr_inodes=4000,mode=755"
 MAX_REPLY = 2**20
 PRELOADED = (
-    "collections copy dataclasses datetime decimal enum fractions functools heapq itertools math operator random"
+    "abc bisect collections copy dataclasses datetime decimal enum fractions functools heapq io itertools math "
+    "operator pathlib random re statistics string textwrap threading time typing"
 )
 
 # From <sched.h>, <sys/mount.h>, <sys/prctl.h>.
@@ -127,9 +127,9 @@ def drop_to_nobody(scratch: str) -> None:
         drop_rights(NOBODY)
 
 
-def limit_child() -> None:
+def limit_child(seconds: int) -> None:
     for what, value in (
-        (resource.RLIMIT_CPU, CPU_SECONDS),
+        (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_AS, MEMORY),
         (resource.RLIMIT_FSIZE, FILE_SIZE),
         (resource.RLIMIT_NOFILE, 64),
@@ -139,42 +139,61 @@ def limit_child() -> None:
         resource.setrlimit(what, (value, value))
 
 
-def in_child(evidence: Any, request: dict[str, Any], root: str, out: int, keep_from: tuple[int, ...]) -> None:
-    """Runs the request and ends the process; nothing of it returns to the server."""
-    try:
-        os.setsid()
-        nothing = os.open("/dev/null", os.O_RDWR)
-        for each in (0, 1, 2):
-            os.dup2(nothing, each)
-        for each in keep_from:
-            os.close(each)
-        limit_child()
-        os.write(out, json.dumps(evidence.answer(request, root)).encode()[:MAX_REPLY])
-    finally:
-        os._exit(0)
+class Runs:
+    """The runs of one server: where they happen, what they may take, and the channel that no child keeps."""
 
+    def __init__(self, evidence: Any, folder: str, seconds: int, channel: tuple[int, int]) -> None:
+        self.evidence, self.root, self.seconds, self.channel = evidence, f"{folder}/workspace", seconds, channel
+        self.is_first = os.getpid() == 1
 
-def run(evidence: Any, request: dict[str, Any], root: str, channel: tuple[int, int], *, is_first: bool) -> Any:
-    """One request in a child of its own: its answer, or None where there was none in time."""
-    os.mkdir(root)
-    inward, outward = os.pipe()
-    child = os.fork()
-    if child == 0:
-        in_child(evidence, request, root, outward, (inward, *channel))
-    os.close(outward)
-    parts: list[bytes] = []
-    size, deadline = 0, time.monotonic() + WALL_SECONDS
-    while size <= MAX_REPLY and select.select([inward], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        part = os.read(inward, 65536)
-        if not part:
-            break
-        parts.append(part)
-        size += len(part)
-    os.close(inward)
-    stop(child, is_first=is_first)
-    with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(b"".join(parts))
-    return None
+    def run(self, request: dict[str, Any]) -> Any:
+        """One request in a child of its own: its answer, or None where there was none in time."""
+        os.mkdir(self.root)
+        inward, outward = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(inward)
+            self.in_child(request, outward)
+        os.close(outward)
+        parts: list[bytes] = []
+        size, deadline = 0, time.monotonic() + wall_seconds(self.seconds)
+        while size <= MAX_REPLY and select.select([inward], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            part = os.read(inward, 65536)
+            if not part:
+                break
+            parts.append(part)
+            size += len(part)
+        os.close(inward)
+        self.stop(child)
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(b"".join(parts))
+        return None
+
+    def in_child(self, request: dict[str, Any], out: int) -> None:
+        """Runs the request and ends the process; nothing of it returns to the server."""
+        try:
+            os.setsid()
+            nothing = os.open("/dev/null", os.O_RDWR)
+            for each in (0, 1, 2):
+                os.dup2(nothing, each)
+            for each in self.channel:
+                os.close(each)
+            limit_child(self.seconds)
+            os.write(out, json.dumps(self.evidence.answer(request, self.root)).encode()[:MAX_REPLY])
+        finally:
+            os._exit(0)
+
+    def stop(self, child: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        if self.is_first:  # process 1: everyone else here is a leftover of this run
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-1, 0)
 
 
 def emptied(folder: str) -> bool:
@@ -218,7 +237,12 @@ def send(target: int, value: Any) -> None:
         data = data[os.write(target, data) :]
 
 
-def main(kind: str, scratch: str) -> None:
+def wall_seconds(seconds: int) -> int:
+    """How long a run may take by the clock, on a machine that is busy with others."""
+    return 2 * seconds + 2
+
+
+def main(kind: str, scratch: str, seconds: str) -> None:
     spec = importlib.util.spec_from_file_location(
         "in_sandbox", os.path.join(os.path.dirname(__file__), "in_sandbox.py")
     )
@@ -238,20 +262,20 @@ def main(kind: str, scratch: str) -> None:
             drop_to_nobody(scratch)
         checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
         checked(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
-    except OSError as error:
+    except (OSError, AttributeError) as error:  # another system's library has no such call
         send(channel[1], {"failed": str(error)})
         return
     gc.disable()
     gc.freeze()  # pages that a child does not write need no copy
-    is_first = os.getpid() == 1
     folder = scratch if kind == "rlimits" else RUNS
+    runs = Runs(evidence, folder, int(seconds), channel)
     send(channel[1], {"kind": kind})
     while True:
         (length,) = struct.unpack(">I", read_exactly(channel[0], 4))
         request = json.loads(read_exactly(channel[0], length))
-        root = f"{folder}/workspace"
-        send(channel[1], {"reply": run(evidence, request, root, channel, is_first=is_first)})
-        if not emptied(folder):
+        reply, is_clean = runs.run(request), emptied(folder)
+        send(channel[1], {"reply": reply, "ends": not is_clean})
+        if not is_clean:
             return  # the next run gets a fresh process in a fresh folder
 
 

@@ -83,7 +83,8 @@ def issues(tool: str, given: Mapping[str, Any]) -> list[str]:
 
 def _fits(value: object, kind: str) -> bool:
     if kind == "number":
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(min(abs(value), 1e300))
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        return is_whole or (isinstance(value, float) and math.isfinite(value))
     return isinstance(value, bool if kind == "boolean" else str)
 
 
