@@ -152,7 +152,8 @@ def _completion(model: str, move: Move, num_bytes: int, number: int) -> dict[str
     cost = prompt * _USD_PER_INPUT + written * _USD_PER_OUTPUT
     usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written, "cost": cost}
     choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
-    return {"object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
+    answer = {"id": f"{model}-{number}", "object": "chat.completion", "created": 0, "model": model}
+    return {**answer, "choices": [choice], "usage": usage}
 
 
 def _listed(model: str) -> dict[str, Any]:
