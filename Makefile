@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints/main.txt)
 LOCK := uv pip compile --quiet --generate-hashes --no-deps --no-header --no-annotate --python-version 3.11
+PIP := $(BIN)/python -m pip install --quiet --no-compile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONDONTWRITEBYTECODE
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
@@ -18,14 +20,18 @@ setup: $(STAMP) ## a .venv with the pinned set, torch first
 
 # torch goes in alone and pinned: asked for by another package it may arrive as a different, much larger build.
 # Everything else is what constraints/main.hashes.txt names, file by file: another file of the same name is refused.
+# pip would compile every module of every package, one after the other, which is most of the time: all cores do it, and
+# leave out what is hardly ever imported (that is compiled when it is). Some packages hold files that are no Python.
+RARE := /(tests?|transformers/models|torch/testing|pip|setuptools)/
 $(STAMP): pyproject.toml constraints/main.hashes.txt constraints/triton.hashes.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r constraints/main.hashes.txt
+	$(PIP) $(TORCH)
+	$(PIP) --no-deps --require-hashes -r constraints/main.hashes.txt
 	$(BIN)/python -c 'import triton' 2>/dev/null || \
-		$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r constraints/triton.hashes.txt
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e '.[dev,train]'
+		$(PIP) --no-deps --require-hashes -r constraints/triton.hashes.txt
+	$(PIP) --no-deps --no-build-isolation -e '.[dev,train]'
 	$(BIN)/python -m pip check
+	-$(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib src
 	touch $(STAMP)
 
 lock: ## constraints/*.hashes.txt from constraints/main.txt (needs uv)
@@ -39,7 +45,7 @@ demo: setup ## train a tiny model on all three channels and print every one of t
 	$(BIN)/python examples/qwen_05b_quickstart/run.py --tiny
 
 # Much of the time is spent waiting for processes that tests start, so three workers keep two cores busy. A file stays
-# with one worker, so that its fixtures are made once; folders come in order, those with the longest tests first.
+# with one worker, so that its fixtures are made once; the longest files come first (tests/conftest.py).
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 test: setup ## all tests, long counts cut to a printed size

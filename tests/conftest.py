@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -11,15 +12,47 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# Read by torch when it is imported, which the light tests never do; more threads only make small tensors slow.
-NUM_THREADS = min(2, os.cpu_count() or 1)
-os.environ.setdefault("OMP_NUM_THREADS", str(NUM_THREADS))
+from warm_crf import share_servers
+
+# Read by torch when it is imported, which the light tests never do. A second thread makes small tensors slow: it waits
+# by spinning, and where processes share the cores that is several times the work (a suite of 20 s took 100 s of CPU).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 NUM_EXAMPLES = {"ci": 25, "full": 1000}
 PROFILE = os.environ.get("CRF_TEST_PROFILE", "ci")
 SEED = 0
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 NOTES = pytest.StashKey[list[str]]()
+
+# Files that take longest come first, so that no process is left with one when the others are done. In seconds of CPU:
+LONG_FILES = (
+    "test_guides.py",  # 35
+    "test_channels_teach.py",  # 30
+    "test_scrub_linear.py",  # 30
+    "test_cli_replay.py",  # 20
+    "test_memory_is_flat.py",  # 20
+    "test_replay_load.py",
+    "test_hint_controls.py",  # 18
+    "test_train_examples.py",
+    "test_triton_interpreter.py",
+    "test_no_secret_gets_out.py",
+    "test_cli_pairs.py",
+    "test_offline_processes.py",  # 13
+    "test_train.py",
+    "test_train_warmup.py",
+    "test_composer_channels.py",
+    "test_composer_parity.py",
+    "test_fuzz_claude.py",
+    "test_properties_batching.py",
+    "test_session_losses.py",
+    "test_wheel.py",
+    "test_model_families.py",
+    "test_targets_are_generated.py",
+    "test_checkpoint_resume.py",
+    "test_wrapped_models.py",
+    "test_offline_trainer.py",
+    "test_kill_small.py",  # 10
+)
 
 for _name, _count in NUM_EXAMPLES.items():
     settings.register_profile(_name, derandomize=True, deadline=None, max_examples=_count)
@@ -30,6 +63,23 @@ settings.load_profile(PROFILE)
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[NOTES] = []
+    if getattr(config.option, "numprocesses", None):  # of pytest-xdist
+        share_servers()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: at for at, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """What thousands of tests and their modules hold stays: no collection of garbage need look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries look for leaks when the process ends
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -55,7 +105,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _profile_line() -> str:
-    line = f"test profile {PROFILE}: {NUM_EXAMPLES[PROFILE]} examples per property, {NUM_THREADS} torch threads"
+    threads = os.environ["OMP_NUM_THREADS"]
+    line = f"test profile {PROFILE}: {NUM_EXAMPLES[PROFILE]} examples per property, torch threads: {threads}"
     return line if PROFILE == "full" else f"{line} (make test-full: {NUM_EXAMPLES['full']} examples)"
 
 

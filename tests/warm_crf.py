@@ -1,9 +1,9 @@
-"""`crf` in a process of its own that need not import everything first: forked from one that has.
+"""Processes of their own that need not import everything first: forked from one that has, and has run nothing.
 
-A test asks `warm_crf(...)`; a shell runs this file with the address in `WARM_CRF`. Working folder, environment and the
-three streams are the caller's, and the process ends as any other does. What is not tested this way is that a fresh
-process comes as far as `main`: `make test-full` starts a fresh one for each command, as do the tests of imports,
-signals and terminals.
+`crf_command` and `python_command` are what a test or a shell runs in place of `python -m composer_replication` and
+`python`; `WarmCall` is a function in such a process. Working folder, environment and the three streams are the
+caller's, and the process ends as any other does. What is not tested this way is that a fresh process comes as far as
+`main`: `make test-full` starts a fresh one for each command, as do the tests of imports, signals and terminals.
 """
 
 from __future__ import annotations
@@ -15,82 +15,138 @@ import gc
 import importlib
 import json
 import os
+import select
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import traceback
+import types
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from ask_warm import HEAVY_VERBS
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 IS_WARM = os.environ.get("CRF_TEST_PROFILE") != "full" and hasattr(os, "fork")
-_HEAVY_VERBS = ("inspect", "train")
+_SHARED = "CRF_WARM_SERVERS"  # the folder of the servers that the processes of one run of pytest share
 _STEPS = ("ingest", "sites", "judge", "replay", "pairs", "export", "forget")
-_LIGHT = ("composer_replication.cli.main", *(f"composer_replication.steps.{name}" for name in _STEPS))
-_HEAVY = tuple(f"composer_replication.steps.{name}" for name in _HEAVY_VERBS)
-_HEAVY += ("transformers.models.auto.modeling_auto",)
+_LIGHT = (
+    "composer_replication.cli.main",
+    *(f"composer_replication.steps.{name}" for name in _STEPS),
+    "httpx",
+    "rich.table",
+    "rich.progress",
+)
+_HEAVY = (
+    *_LIGHT,
+    *(f"composer_replication.steps.{name}" for name in HEAVY_VERBS),
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen2.modeling_qwen2",
+    "peft",
+    "trl.trainer.grpo_trainer",
+    "composer_replication.trainer.offline_trainer",
+)
+_WEIGHTS = {"light": _LIGHT, "heavy": _HEAVY}  # two servers: to fork one that holds torch takes 80 ms more
 _LOOK_AGAIN_S = 2.0
 
 
-def warm_crf(arguments, *, cwd, env, given="", timeout=240):
-    """As `subprocess.run` of `python -m composer_replication`, with its output as text."""
-    command = [sys.executable, "-S", "-E", __file__, *map(str, arguments)]
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        env={**env, "WARM_CRF": server_address()},
-        input=given,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-    )
+def crf_command() -> list[str]:
+    """What stands before the arguments of `crf`."""
+    return _asking("crf") if IS_WARM else [sys.executable, "-m", "composer_replication"]
+
+
+def python_command() -> list[str]:
+    """What stands before `-c CODE` or a script and its arguments; torch and its friends are imported already."""
+    return _asking("python") if IS_WARM else [sys.executable]
+
+
+def _asking(program: str) -> list[str]:
+    return [sys.executable, "-S", "-E", str(Path(__file__).with_name("ask_warm.py")), servers(), program]
 
 
 @functools.cache
-def server_address():
-    """The socket of this process's own server, which ends with it."""
+def servers() -> str:
+    """The folder with the sockets of servers that end with the process that started them; they import when asked."""
+    if _SHARED in os.environ:
+        return os.environ[_SHARED]
     folder = tempfile.mkdtemp(prefix="crf")
-    address = f"{folder}/s"
     kept = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "TMPDIR") if name in os.environ}
-    environment = {**kept, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1", "HOME": folder}
-    command = [sys.executable, __file__, "--serve", address]
-    server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    assert server.stdout is not None
-    assert server.stdout.read(1) == b"."  # it listens
-    atexit.register(_stop, server, folder)
-    return address
+    environment = {**kept, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1", "HOME": folder, "HF_HUB_OFFLINE": "1"}
+    environment["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+    started = [
+        subprocess.Popen([sys.executable, __file__, folder, weight], env=environment, **pipes) for weight in _WEIGHTS
+    ]
+    atexit.register(_stop, started, folder)
+    assert [server.stdout.read(1) for server in started] == [b".", b"."]  # they listen
+    return folder
 
 
-def _stop(server, folder):
-    server.kill()
-    server.wait()
-    with contextlib.suppress(OSError):
-        Path(folder, "s").unlink()
-        Path(folder).rmdir()
+def share_servers() -> None:
+    """Let the processes that this one starts ask its servers: one set of imports for all of them."""
+    if IS_WARM:
+        os.environ[_SHARED] = servers()
 
 
-def _ask(address, arguments):
-    """Hand over what this process was started with; the status with which the command ended."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(address)
-        environment = {name: value for name, value in os.environ.items() if name != "WARM_CRF"}
-        request = json.dumps([arguments, str(Path.cwd()), environment]).encode()
-        socket.send_fds(connection, [len(request).to_bytes(4)], [0, 1, 2])
-        connection.sendall(request)
-        return int(connection.recv(16) or b"70")
+def shared_folder() -> Path | None:
+    """Where the processes of one run of pytest leave what is made once for all of them; None for a single process."""
+    return Path(os.environ[_SHARED]) if _SHARED in os.environ else None
 
 
-def _serve(address):
+class WarmCall:
+    """`module:function` called with arguments that JSON can hold, in a process that may be killed and waited for.
+
+    The module is looked for in the folder of this file, and in those that `beside` names.
+    """
+
+    def __init__(self, function: str, *arguments: Any, beside: Sequence[Path] = ()) -> None:
+        path = os.pathsep.join(map(str, (Path(__file__).parent, *beside)))
+        environment = {**os.environ, "PYTHONPATH": path}
+        request = json.dumps(["call", [function, *arguments], str(Path.cwd()), environment]).encode()
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(f"{servers()}/heavy")
+        socket.send_fds(self._connection, [len(request).to_bytes(4)], [0, 1, 2])
+        self._connection.sendall(request)
+        self._answers = self._connection.makefile()
+        self.pid, self._code = int(self._answers.readline()), None
+
+    def wait(self, timeout: float) -> int | None:
+        """How it ended, below 0 by a signal; None where it has not."""
+        if self._code is None and select.select([self._connection], [], [], timeout)[0]:
+            self._code = int(self._answers.readline())
+            self._answers.close()
+            self._connection.close()
+        return self._code
+
+    def kill(self) -> None:
+        if self.wait(0) is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _stop(started: list[subprocess.Popen[bytes]], folder: str) -> None:
+    for server in started:
+        server.kill()
+        server.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _serve(folder: str, weight: str) -> int:
     parent = os.getppid()
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
+    listener.bind(f"{folder}/{weight}")
     listener.listen(16)
     listener.settimeout(_LOOK_AGAIN_S)
     os.write(1, b".")
     while os.getppid() == parent:
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(-1, os.WNOHANG)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         try:
             connection, _ = listener.accept()
         except TimeoutError:
@@ -98,31 +154,32 @@ def _serve(address):
         connection.settimeout(None)
         size, streams, _, _ = socket.recv_fds(connection, 4, 3)
         request = connection.recv(int.from_bytes(size), socket.MSG_WAITALL)
-        arguments, folder, environment = json.loads(request)
-        _import_for("heavy" if arguments[:1] and arguments[0] in _HEAVY_VERBS else "light")
+        program, arguments, working_folder, environment = json.loads(request)
+        _import_all(_WEIGHTS[weight])
         if os.fork() == 0:
             listener.close()
-            _handle(connection, streams, arguments, folder, environment)
+            _handle(connection, streams, program, arguments, working_folder, environment)
         for descriptor in (connection.detach(), *streams):
             os.close(descriptor)
     return 0
 
 
 @functools.cache
-def _import_for(weight):
-    for name in _LIGHT if weight == "light" else (*_LIGHT, *_HEAVY):
+def _import_all(names: tuple[str, ...]) -> None:
+    for name in names:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # pages that no collection writes to stay shared with the processes to come
 
 
-def _handle(connection, streams, arguments, folder, environment):
+def _handle(connection, streams, program, arguments, folder, environment):
     """In a process between: it waits for the command's process and tells how that ended."""
     child = os.fork()
     if child:
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        connection.sendall(str(code if code >= 0 else 128 - code).encode())
+        with contextlib.suppress(OSError):  # nobody waits any more
+            connection.sendall(b"%d\n" % child)
+            _, status = os.waitpid(child, 0)
+            connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
         os._exit(0)
     connection.close()
     for number, descriptor in enumerate(streams):
@@ -131,16 +188,50 @@ def _handle(connection, streams, arguments, folder, environment):
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["crf", *arguments]
-    _end_with(_status_of_main())
+    _end_with(_status_of({"crf": _crf, "python": _python, "call": _call}[program], arguments))
 
 
-def _status_of_main():
+def _crf(arguments):
     from composer_replication.cli.main import main
 
+    sys.argv = ["crf", *arguments]
+    return main()
+
+
+def _python(arguments):
+    """`-c CODE` or `SCRIPT`, each with arguments, in a module of its own that is the main one."""
+    if arguments[0] == "-c":
+        name, text, beside, sys.argv = "<string>", arguments[1], "", ["-c", *arguments[2:]]
+    else:
+        name, text, sys.argv = arguments[0], Path(arguments[0]).read_text(encoding="utf-8"), arguments
+        beside = str(Path(name).resolve().parent)
+    _look_beside(beside)
+    main = types.ModuleType("__main__")
+    main.__dict__["__file__"] = name
+    sys.modules["__main__"] = main
+    exec(compile(text, name, "exec"), main.__dict__)
+    return 0
+
+
+def _call(arguments):
+    _look_beside("")
+    module, _, function = arguments[0].partition(":")
+    getattr(importlib.import_module(module), function)(*arguments[1:])
+    return 0
+
+
+def _look_beside(folder):
+    """The path begins as that of a fresh process would: not with this file's own folder."""
+    asked = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:1] = [folder, *(path for path in asked if path and path not in sys.path[1:])]
+
+
+def _status_of(program, arguments):
     try:
-        return main()
+        return program(arguments)
     except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            sys.stderr.write(f"{end.code}\n")
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
@@ -157,6 +248,4 @@ def _end_with(status):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--serve"]:
-        sys.exit(_serve(sys.argv[2]))
-    sys.exit(_ask(os.environ["WARM_CRF"], sys.argv[1:]))
+    sys.exit(_serve(*sys.argv[1:]))

@@ -212,7 +212,8 @@ RECORDS: Mapping[str, Record] = {
         proof.VERSION,
         "Log-probs are means a token over the tokens that decide the call: the tool's name, and in the arguments the "
         "first token that differs from the right call (`basis` `correction`) or the first few (`first_argument`); all "
-        "of the `call` or `turn` where no name is found. `good_*` are the same of good calls of the session. "
+        "of the `call` or `turn` where no name is found. `good_*` are means over as many tokens of good calls "
+        "before the error in its session, or of other sessions (`num_good_elsewhere`) where it has none. "
         "`advantage` is how many nats a token more its own hint lowers the erring decision than a hint of another kind "
         "does, `advantage_over_good` how many more than it lowers good calls; a site is kept where both are above the "
         "margin.",
@@ -270,7 +271,8 @@ WRITTEN: tuple[Written, ...] = (
         warmup._VERSION,
         warmup.warm_up,
         tuple(warmup.FinishedWarmUp.__dataclass_fields__),
-        "Which checkpoint a warm-up ended with, after how many steps; `held_out` are losses of good turns by step.",
+        "Which checkpoint a warm-up ended with, after how many steps; `held_out` are losses of good turns by step. "
+        "`start_weights` is the digest of what it began with, `settings` what else its weights depend on.",
     ),
     Written(
         f"adapter/{results.RECORD}",

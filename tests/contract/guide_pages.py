@@ -6,6 +6,7 @@ The test compares; this file as a script records: python tests/contract/guide_pa
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from repository import ROOT, SRC
 
 TESTS = ROOT / "tests"
 sys.path[:0] = [str(TESTS)] if str(TESTS) not in sys.path else []  # as a script this file finds its own folder only
-from warm_crf import IS_WARM, server_address  # noqa: E402
+from warm_crf import crf_command, python_command  # noqa: E402
 
 PROMPT = "$ "
 _WIDTH = "110"
@@ -65,17 +66,15 @@ def play(text: str, folder: Path) -> Iterator[tuple[Step, list[str]]]:
     provide(text, folder)
     (folder / "bin").mkdir()
     crf = folder / "bin" / "crf"
-    python = f'"{sys.executable}" ' + (f'-S -E "{TESTS}/warm_crf.py"' if IS_WARM else "-m composer_replication")
-    crf.write_text(f'#!/bin/sh\nexec {python} "$@"\n')
+    crf.write_text(f'#!/bin/sh\nexec {shlex.join(crf_command())} "$@"\n')
     crf.chmod(0o755)
     kept = {name: os.environ[name] for name in ("TMPDIR",) if name in os.environ}
     path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**kept, "PATH": path, "HOME": str(folder), "PYTHONPATH": str(SRC), "COLUMNS": _WIDTH}
     environment["OMP_NUM_THREADS"] = "1"  # models this small are only slower with more
-    environment |= {"WARM_CRF": server_address()} if IS_WARM else {}
     with endpoint(text) as more:
         for step in steps(text):
-            command = [sys.executable, "-c", step.command] if step.is_python else ["sh", "-c", step.command]
+            command = [*python_command(), "-c", step.command] if step.is_python else ["sh", "-c", step.command]
             given = {**environment, **more}
             done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=240)
             assert done.returncode == 0, f"line {step.line}: {step.command}\n{done.stdout}\n{done.stderr}"

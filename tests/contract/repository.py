@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,11 +49,13 @@ def modules() -> dict[str, Path]:
     return {module_name(path): path for path in python_files("src") if path.is_relative_to(PACKAGE)}
 
 
-def fresh_python(*arguments: str, cwd: Path, given: str = "", **environment: str) -> str:
+def fresh_python(
+    *arguments: str, cwd: Path, given: str = "", program: Sequence[str] = (sys.executable,), **environment: str
+) -> str:
     """What a new interpreter printed; its traceback fails the test."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV", "PIP_"))}
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [*program, *arguments],
         cwd=cwd,
         env={**kept, **environment},
         input=given,

@@ -10,6 +10,8 @@ import pytest
 from markdown_pages import blocks, make_targets, relative_links, tree_paths
 from repository import PACKAGE, ROOT, SRC, fresh_python, markdown_files, relative, repository_files
 
+from warm_crf import python_command
+
 README = ROOT / "README.md"
 # Guides are run by test_guides.py, with the commands between their Python blocks.
 GUIDES = ROOT / "docs" / "guides"
@@ -40,7 +42,8 @@ def run_page(text: str, name: str, cwd: Path) -> str:
     """What the page's Python blocks print, run in order from another folder."""
     run = [(block.line, block.code) for block in blocks(text) if block.language == "python" and block.not_run is None]
     page = json.dumps({"name": name, "blocks": run})
-    return fresh_python("-c", RUN_BLOCKS.format(src=str(SRC)), cwd=cwd, given=page, HF_HUB_OFFLINE="1")
+    code = RUN_BLOCKS.format(src=str(SRC))
+    return fresh_python("-c", code, cwd=cwd, given=page, program=python_command(), HF_HUB_OFFLINE="1")
 
 
 def readme_tree() -> list[str]:

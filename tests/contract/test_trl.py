@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 from trl.trainer import utils as trl_batches
 
 from rollouts.tiny_policy import ScriptedGeneration, save_policy
-from rollouts.trainers import PROMPTS, by_first_token, light_process, make, prompts, questions, quick_config, spy
+from rollouts.trainers import PROMPTS, by_first_token, make, prompts, questions, quick_config, spy
 from rollouts.workshop import Workshop
 
 SAYS = f"trl {trl.__version__} with transformers {transformers.__version__}"
@@ -43,12 +43,6 @@ SIGNATURES = {
     "_save_checkpoint": ["model", "trial"],
     "_load_optimizer_and_scheduler": ["checkpoint"],
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _light():
-    with light_process():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from warm_crf import python_command
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
@@ -26,7 +27,7 @@ VARIANTS = (
 @pytest.mark.parametrize("script", SMALL)
 def test_the_script_prints_a_row_for_every_variant_and_a_reason_for_every_gap(script, tmp_path):
     figures = tmp_path / "figures.jsonl"
-    command = [sys.executable, str(BENCHMARKS / script), *SMALL[script], "--device", "cpu", "--repeats", "3"]
+    command = [*python_command(), str(BENCHMARKS / script), *SMALL[script], "--device", "cpu", "--repeats", "3"]
     result = subprocess.run(
         [*command, "--json", str(figures)], capture_output=True, text=True, check=False, timeout=200
     )

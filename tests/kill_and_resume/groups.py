@@ -8,7 +8,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from kill_and_resume.runs import SERVER, TIMEOUT_S, in_child, result_file
+from kill_and_resume.runs import TIMEOUT_S, in_child, result_file
+from warm_crf import WarmCall
 
 
 def run_group(job: str, folder: Path, *, size: int = 2, **options: Any) -> list[Any]:
@@ -19,26 +20,20 @@ def run_group(job: str, folder: Path, *, size: int = 2, **options: Any) -> list[
         port = free.getsockname()[1]
     logs = [folder.with_name(f"{folder.name}.{rank}.log") for rank in range(size)]
     processes = [
-        SERVER.Process(target=_member, args=(job, str(folder), rank, size, port, options, str(log)))
+        WarmCall("kill_and_resume.groups:member", job, str(folder), rank, size, port, options, str(log))
         for rank, log in enumerate(logs)
     ]
-    for process in processes:
-        process.start()
     try:
-        for process in processes:
-            process.join(TIMEOUT_S)
+        codes = [process.wait(TIMEOUT_S) for process in processes]
     finally:
         for process in processes:
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.kill()
     said = "\n".join(log.read_text(encoding="utf-8", errors="replace")[-3000:] for log in logs if log.exists())
-    codes = [process.exitcode for process in processes]
     assert codes == [0] * size, f"{job} ended with {codes}:\n{said}"
     return [json.loads(result_file(Path(f"{folder}-{rank}")).read_text(encoding="utf-8")) for rank in range(size)]
 
 
-def _member(job: str, folder: str, rank: int, size: int, port: int, options: dict[str, Any], log: str) -> None:
+def member(job: str, folder: str, rank: int, size: int, port: int, options: dict[str, Any], log: str) -> None:
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

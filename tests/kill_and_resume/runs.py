@@ -7,9 +7,9 @@ JSON. Children are forked from a server that has everything imported and has run
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from kill_and_resume.kills import Kill
+from warm_crf import WarmCall
 
 TIMEOUT_S = 90
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["kill_and_resume.warm"])
 
 
 def run_to_end(job: str, folder: Path, **options: Any) -> Any:
@@ -48,35 +47,34 @@ def _run(job: str, folder: Path, kill: Kill | None, options: dict[str, Any]) -> 
     folder.mkdir(parents=True, exist_ok=True)
     result_file(folder).unlink(missing_ok=True)
     log = folder.with_name(f"{folder.name}.log")
-    process = SERVER.Process(target=in_child, args=(job, str(folder), kill, options, str(log)))
-    process.start()
+    moment = None if kill is None else dataclasses.astuple(kill)
+    process = WarmCall("kill_and_resume.runs:in_child", job, str(folder), moment, options, str(log))
     try:
         if kill is not None and kill.kind == "seen":
             _kill_when_seen(process, folder / f"checkpoint-{kill.step}" / kill.name)
-        process.join(TIMEOUT_S)
+        code = process.wait(TIMEOUT_S)
     finally:
-        if process.is_alive():
-            process.kill()
-            process.join()
-    return process.exitcode, log.read_text(encoding="utf-8", errors="replace")[-4000:] if log.exists() else ""
+        process.kill()
+    return code, log.read_text(encoding="utf-8", errors="replace")[-4000:] if log.exists() else ""
 
 
-def _kill_when_seen(process: Any, path: Path) -> None:
+def _kill_when_seen(process: WarmCall, path: Path) -> None:
     end = time.monotonic() + TIMEOUT_S
-    while process.is_alive() and time.monotonic() < end:
+    while process.wait(0.0005) is None and time.monotonic() < end:
         if path.exists():
             process.kill()
             return
-        time.sleep(0.0005)
 
 
-def in_child(job: str, folder: str, kill: Kill | None, options: dict[str, Any], log: str, result: str = "") -> None:
+def in_child(
+    job: str, folder: str, kill: list[Any] | None, options: dict[str, Any], log: str, result: str = ""
+) -> None:
     with Path(log).open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
         os.dup2(file.fileno(), sys.stderr.fileno())
         from composer_replication.trainer.checkpoints import newest_complete
 
         if kill is not None:
-            kill.install()
+            Kill(*kill).install()
         module, _, function = job.partition(":")
         work = getattr(importlib.import_module(module), function)
         returned = work(Path(folder), newest_complete(Path(folder)) is not None, **options)

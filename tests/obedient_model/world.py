@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import fcntl
+import json
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_model, save_model
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
@@ -19,6 +22,7 @@ from obedient_model import tasks
 from obedient_model.language import build_tokenizer
 from obedient_model.pretrain import Pretraining, Schedule, new_model, pretrain
 from obedient_model.tasks import Kind, ToySession
+from warm_crf import shared_folder
 
 
 class Split(NamedTuple):
@@ -93,13 +97,31 @@ class World:
 
 @cache
 def build_world(seed: int = 0) -> World:
-    """Pretrained once per process and seed, in one thread: the same weights however many cores there are."""
+    """Pretrained once per seed, in one thread: the same weights however many cores there are."""
     tokenizer = build_tokenizer(tasks.VOCABULARY)
     with one_thread():
         model = new_model(tokenizer, seed)
-        how = pretrain(model, tokenizer, seed, Schedule())
+        how = _pretrained_once(model, tokenizer, seed)
     model.requires_grad_(False)
     return World(tokenizer=tokenizer, model=model, pretraining=how, renderer=Renderer(tokenizer, tools=tasks.TOOLS))
+
+
+def _pretrained_once(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int) -> Pretraining:
+    """By the first process of a run of pytest that asks; the others wait for its weights."""
+    folder = shared_folder()
+    if folder is None:
+        return pretrain(model, tokenizer, seed, Schedule())
+    weights, account = folder / f"world-{seed}.safetensors", folder / f"world-{seed}.json"
+    with (folder / f"world-{seed}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if account.exists():
+            load_model(model, weights)
+            model.eval()
+            return Pretraining(**json.loads(account.read_text()))
+        how = pretrain(model, tokenizer, seed, Schedule())
+        save_model(model, str(weights))
+        account.write_text(json.dumps(asdict(how)))
+    return how
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,6 @@ from rollouts.tiny_policy import load_tokenizer
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 PROMPTS = ("The sky is", "A file holds", "Run the tests", "It is not")
-
-
 TRAINERS = ("GRPOTrainer", "ComposerReplicationTrainer")
 
 
@@ -36,14 +33,10 @@ def trainer_named(name: str) -> type[GRPOTrainer]:
 
 @contextmanager
 def light_process() -> Iterator[None]:
-    """One thread, and no garbage collection over what is loaded already: `train()` collects each time it is called,
-    which takes longer than a step of the tiny policy."""
+    """One thread, also where the environment asks for more."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()
     yield
-    gc.unfreeze()
     torch.set_num_threads(num_threads)
 
 

@@ -7,6 +7,7 @@ of question, and only when the first such question comes.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from composer_replication.actions.paths import normal_path
@@ -33,6 +34,10 @@ _BUILDERS = word_set(
     "make cmake gmake ninja gcc g++ clang cargo go javac tsc webpack vite mvn gradle gradlew dotnet bazel npm yarn pnpm"
 )
 _MOVERS = frozenset({"cd", "pushd", "popd"})
+_FOUND_NOTHING = ("No files found", "No matches found")
+_HIDES_TROUBLE = re.compile(r"2>\s*/dev/null|\|\||[;|]")  # what it names need not be there
+_NOT_OF_A_PATH = re.compile(r"[\s'\"`()<>:,;=]")
+_MAX_FRONT = 200
 _REMOVERS = frozenset({("rm", ""), ("mv", ""), ("rmdir", ""), ("unlink", ""), ("git", "rm"), ("git", "mv")})
 
 
@@ -212,12 +217,12 @@ class _Shell:
         if any(name in _MOVERS for name, _ in programs):
             self._stands.take(command.text, text, failed=False)
         path = path_argument(call.arguments)
-        if channel_of(call.name) == "file" and path:
+        if channel_of(call.name) == "file" and path and not text.startswith(_FOUND_NOTHING):
             self._show(path, self.folder)
         self.programs.update(name for name, _ in programs)
         if any(pair in _REMOVERS or (pair[0], "") in _REMOVERS for pair in programs):
             self._removed |= dict.fromkeys(command.words, len(self._texts))
-        elif command.only_shows:
+        elif command.only_shows and not _HIDES_TROUBLE.search(command.text):
             self._show(command.text, stood_in)
         self._show(text, self.folder)
 
@@ -251,19 +256,30 @@ class _Shell:
             return False
         # A bare name in some output may be of any folder's file; somebody who says it means the one here.
         texts = self._texts if "/" in inside else self._said
-        return any(_stands_in(inside, text[:_MAX_TEXT]) for text in texts)
+        return any(_stands_in(inside, text[:_MAX_TEXT], cwd=self._cwd) for text in texts)
 
 
-def _stands_in(path: str, text: str, *, alone: bool = False) -> bool:
+def _stands_in(path: str, text: str, *, alone: bool = False, cwd: str | None = None) -> bool:
     """Whether the text says this path, or one inside it: a folder whose files were shown is there.
 
-    With `alone`, not as the end of a longer one.
+    With `alone`, not as the end of a longer one; with `cwd`, not of a longer one that lies in this folder.
     """
     position = text.find(path) if path else -1
     while position >= 0:
-        before, after = text[position - 1 : position], text[position + len(path) : position + len(path) + 1]
-        longer = before == "/" and alone and text[position - 2 : position] != "./"
-        if not (before.isalnum() or before in ("_", "-") or longer) and not (after.isalnum() or after in ("_", "-")):
-            return True
+        end = position + len(path)
+        before, after = text[position - 1 : position], text[end : end + 1]
+        is_longer = after.isalnum() or after in ("_", "-") or (after == "." and text[end + 1 : end + 2].isalnum())
+        if not (before.isalnum() or before in ("_", "-") or is_longer):
+            front = _NOT_OF_A_PATH.split(text[max(0, position - _MAX_FRONT) : position])[-1] if before == "/" else ""
+            if front in ("", "./") or not (alone or (cwd and _is_another_place(front, cwd))):
+                return True
         position = text.find(path, position + 1)
     return False
+
+
+def _is_another_place(front: str, cwd: str) -> bool:
+    """Whether what stands in front of a path leads to another folder of this project, not to a copy of it elsewhere."""
+    front = front.removeprefix(f"{cwd}/").removeprefix("./")
+    if not front or front in ("a/", "b/") or f"/{cwd}/".endswith(f"/{front}"):  # as diffs and folders above call it
+        return False
+    return not front.startswith("/") and "." not in front.partition("/")[0]

@@ -65,7 +65,8 @@ def _show(run_dir: RunDir, pairs: PairsOfRun, section: PairsConfig, args: argpar
     if args.json:
         report = None if pairs.report is None else pairs.report.to_dict()
         by_source = {**pairs.by_source, "failures": pairs.num_failures}
-        print_json({"run": str(run_dir.root), "report": report, "filters": dict(pairs.filtered), "sources": by_source})
+        said = {"report": report, "filters": dict(pairs.filtered), "sources": by_source}
+        print_json({"run": str(run_dir.root), **said, "without_opposite": dict(pairs.without_opposite)})
         return
     show(
         *(() if pairs.report is None else _report_tables(pairs.report)),
@@ -104,6 +105,12 @@ def _notes(pairs: PairsOfRun, section: PairsConfig) -> Iterator[str]:
     report = pairs.report
     if section.corrections and not pairs.num_failures:
         yield "no call of this run failed by the model's doing: there is nothing that a session put right"
+    if number := sum(pairs.without_opposite.values()):
+        by_kind = ", ".join(f"{each} for a {how.rpartition('_')[2]}" for how, each in pairs.without_opposite.items())
+        yield (
+            f"{number} pairs say to look first ({by_kind}) and have no opposite from a state where acting at once was"
+            " right: more of them than of those may teach to look always"
+        )
     if report is None:
         if section.corrections:
             yield "no replay in this run: all pairs are the sessions' own. `crf replay RUN` asks other models too"

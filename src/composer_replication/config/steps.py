@@ -17,7 +17,7 @@ class IngestConfig:
     )
     follow_links: bool = option(False, "Also read what links lead to outside of the paths.")
     tools: str | None = option(None, "File with a JSON list of tool schemas; unset infers them from the calls.")
-    workers: int | None = option(None, "Processes; unset is one per core, at most 8.", at_least=1)
+    workers: int | None = option(None, "Processes; unset is one per MiB, at most one per core and 8.", at_least=1)
     kingfisher: bool = option(False, "Add kingfisher's rules for secrets, of the extra privacy.")
     people: bool = option(False, "Also replace e-mail addresses, phone numbers and names beside them.")
 

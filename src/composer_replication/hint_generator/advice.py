@@ -87,6 +87,8 @@ _TABLE = (
          " it: give the text through stdin, or before the options."),
     _Row("usage_error", r"build constraints exclude all Go files", "Give the tag that the files ask for in their"
          " `//go:build` line with `-tags`: without it none of them belongs to the package."),
+    _Row("usage_error", r"undefined: |\[build failed\]", "What only tests use, or a build tag guards, is left out of a"
+         " plain build: compile the tests, with the tag of the files' `//go:build` line.", typed=r"\bgo"),
     _Row("usage_error", r"cannot write multiple packages", "One output file takes one package: name the folder of the"
          " main package alone."),
     _Row("usage_error", r"no task \S+ found|no tasks? .{0,80}found", "`mise tasks` lists the tasks that this project"

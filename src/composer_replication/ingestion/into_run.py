@@ -31,7 +31,7 @@ def ingest_into(
     *,
     scrub: ScrubSettings | None,
     exclude: Sequence[str] = (),
-    num_workers: int = 1,
+    num_workers: int | None = 1,
     tools: Mapping[str, Mapping[str, Any]] | None = None,
     reread: bool = False,
     follow_links: bool = False,
@@ -40,7 +40,8 @@ def ingest_into(
     """Write `conversations.jsonl`, `session_sources.jsonl` and `tools.jsonl` of all sessions below `paths`.
 
     Sessions of earlier calls stay, also those whose files are gone by now; what is excluded or forgotten does not.
-    `scrub=None` leaves secrets in, and the sidecars say so. On an error the run is left as it was.
+    `scrub=None` leaves secrets in, and the sidecars say so. `num_workers=None` is as many processes as pay off.
+    On an error the run is left as it was.
     """
     with run.exclusive("ingest"):
         run.remove_leftovers("conversations", "session_sources", "tools")

@@ -54,7 +54,7 @@ class Repository:
         """The files at a time: of the branch, where there is one of that name, else of the default branch."""
         seconds = seconds_of(when)
         commit = None if seconds is None else self._commit(seconds, branch)
-        return None if commit is None or seconds is None else Checkout(self, commit, seconds)
+        return None if commit is None else Checkout(self, commit)
 
     def before(self, conversation: Conversation) -> Checkout | None:
         """The files when a conversation began, on the branch that its log names; None for a log without times."""
@@ -82,26 +82,17 @@ class Repository:
         return None if out is None or len(out) > _MAX_TEXT else out.decode("utf-8", "replace").replace("\r\n", "\n")
 
     @cached_property
-    def first_seen(self) -> dict[str, int] | None:
-        """A file or folder -> when the first commit that has it, on any branch, was written; None: git cannot say."""
-        commits = self._ask("rev-list", "--all", "--format=%H %at")
-        lines = [line.split() for line in (commits or b"").split(b"\n")]
-        times = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
-        given = b"".join(commit + b"\n" for commit in times)
-        out = self._ask(
-            "diff-tree", "--stdin", "--root", "-r", "-z", "--name-only", "--diff-filter=A", "--no-renames",
-            "--no-ext-diff", "--no-textconv", given=given,
+    def ever_seen(self) -> frozenset[str] | None:
+        """Every file and folder that any commit of any branch has added; None: git cannot say."""
+        commits = self._ask("rev-list", "--all")
+        out = commits and self._ask(
+            "diff-tree", "--stdin", "--root", "-r", "-z", "--name-only", "--no-commit-id", "--diff-filter=A",
+            "--no-renames", "--no-ext-diff", "--no-textconv", given=commits,
         )  # fmt: skip
-        if commits is None or out is None:
+        if not out:
             return None
-        seen, when = dict[str, int](), 0
-        for entry in out.split(b"\0"):
-            if entry.strip() in times:
-                when = times[entry.strip()]
-            elif entry:
-                for path in with_parents(entry.decode("utf-8", "replace")):
-                    seen[path] = min(when, seen.get(path, when))
-        return seen
+        files = {entry.decode("utf-8", "replace") for entry in out.split(b"\0") if entry}
+        return frozenset(path for file in files for path in with_parents(file))
 
     def _ask(self, *words: str, given: bytes | None = None) -> bytes | None:
         settings = [word for setting in _SETTINGS for word in ("-c", setting)]
@@ -120,8 +111,8 @@ class Repository:
 class Checkout:
     """A project's files at one time, by path relative to its root."""
 
-    def __init__(self, repository: Repository, commit: str, seconds: int) -> None:
-        self._repository, self.commit, self._seconds = repository, commit, seconds
+    def __init__(self, repository: Repository, commit: str) -> None:
+        self._repository, self.commit = repository, commit
 
     @property
     def files(self) -> frozenset[str]:
@@ -132,13 +123,14 @@ class Checkout:
         return frozenset(folder for path in self.files for folder in islice(with_parents(path), 1, None))
 
     def exists(self, relative: str) -> bool | None:
-        """Whether it is there; None where another branch or an earlier commit has it, or git could not say."""
+        """Whether it is there; None where any other commit has it, or git could not say.
+
+        What a later commit adds may have been in the work tree before, or on a branch that the clone never had.
+        """
         if relative in self.files or relative in self.folders:
             return True
-        first_seen = self._repository.first_seen
-        if first_seen is None or not self.files:
-            return None
-        return None if first_seen.get(relative, self._seconds) < self._seconds else False
+        ever_seen = self._repository.ever_seen
+        return None if ever_seen is None or not self.files or relative in ever_seen else False
 
     def text(self, relative: str) -> str | None:
         return self._repository.text(self.commit, relative) if relative in self.files else None

@@ -98,7 +98,8 @@ class PathKnowledge:
         for path in with_parents(relative):
             events = [each for each in self._until_now(self._sessions._events.get(path, [])) if each[1] in kin]
             if events and not events[-1][2]:
-                return Standing(False, "missing_in_earlier_session")
+                is_new = events[-1][0] < self._sessions._named.get(_last_parts(path), 0) < self._when
+                return None if is_new else Standing(False, "missing_in_earlier_session")
             if events and path == relative:
                 return Standing(True, "folder" if self._num_inside(path, kin) else "seen_in_earlier_session")
             if events:
@@ -106,14 +107,12 @@ class PathKnowledge:
         return self._by_its_folder(relative, kin)
 
     def _by_its_folder(self, relative: str, kin: frozenset[str]) -> Standing | None:
-        """A path that nobody ever named, in a folder that is well known.
+        """A path that nobody ever named, in a folder that is well known; one that is new may hold anything.
 
         At the root, where anybody puts what they like, only one beside which another ending of it is known.
         """
-        below, folder = relative, relative.rpartition("/")[0]
-        while folder and not self._num_inside(folder, kin):
-            below, folder = folder, folder.rpartition("/")[0]
-        if any((self._was_named(relative), self._was_named(below))):
+        folder = relative.rpartition("/")[0]
+        if self._was_named(relative):
             return None
         is_known = self._has_stem(relative, kin) if not folder else self._num_inside(folder, kin) >= _MIN_SIBLINGS
         return Standing(False, "in_no_earlier_session") if is_known else None
@@ -128,7 +127,7 @@ class PathKnowledge:
         return any(root in kin for _, root in self._until_now(self._sessions._inside[folder][name]))
 
     def _was_named(self, relative: str) -> bool:
-        return self._sessions._named.get("/".join(relative.split("/")[-2:]), self._when) < self._when
+        return self._sessions._named.get(_last_parts(relative), self._when) < self._when
 
     def text(self, relative: str, shown: Iterable[str]) -> str | None:
         """The file as an earlier session last knew it whole."""
@@ -169,6 +168,10 @@ class PathKnowledge:
 
     def _until_now(self, entries: list[_Entry]) -> list[_Entry]:
         return entries[: bisect_left(entries, self._when, key=lambda entry: entry[0])]
+
+
+def _last_parts(path: str) -> str:
+    return "/".join(path.split("/")[-2:])
 
 
 def _last_time(conversation: Conversation) -> int | None:

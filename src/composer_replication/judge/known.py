@@ -50,11 +50,17 @@ class Known:
         opinions = [each for each in (self._in_checkout(relative), by_project) if each is not None]
         if any(each.is_there for each in opinions):
             return next(each for each in opinions if each.is_there)
-        believed = _BELIEVED_WHERE.get(standing.why, ())
+        is_anothers = standing.why == "its_end_named" and self._ends_another(relative)
+        believed = _BELIEVED_WHERE.get("only_its_name" if is_anothers else standing.why, ())
         opinions = [each for each in opinions if each.why in believed]
         if not opinions or self._is_behind(opinions[0]):
             return standing
         return opinions[0]
+
+    def _ends_another(self, relative: str) -> bool:
+        """Whether a file of the checkout ends alike: then it is that one that was named."""
+        end = "/" + "/".join(relative.split("/")[-2:])
+        return self._checkout is not None and any(f"/{path}".endswith(end) for path in self._checkout.files)
 
     def said_missing(self, path: str, standing: Standing) -> None:
         """That a verdict rested on somebody else's word: where the path turns up, that word counts no more."""

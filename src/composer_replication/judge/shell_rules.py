@@ -13,9 +13,11 @@ from composer_replication.judge.known import Known
 from composer_replication.judge.verdict import Judgement
 
 UNKNOWN_COMMAND = Judgement("unknown", "shell", why="what a command does cannot be said beforehand")
-# Programs that fail where a file they are given is not there; of the second kind the first operand is no path.
-_READERS = word_set("cat head tail wc less nl stat file")
-_READERS_AFTER_PATTERN = word_set("sed grep egrep awk")
+# Programs that fail where a file they are given is not there; of the second kind the first operand is no path, of the
+# third only it is.
+_READERS = word_set("cat head tail wc less nl stat file diff chmod open du tac xxd shellcheck gofmt")
+_READERS_AFTER_PATTERN = word_set("sed grep egrep awk rg jq")
+_RUN_THEIR_FIRST = word_set("source . bash sh zsh python python3 node ruby perl")
 _PATH = re.compile(r"[\w@+~][\w.@+/~-]*|\.{1,2}/[\w.@+/~-]+|/[\w.@+/~-]+")
 _MAX_COMMAND = 20_000
 
@@ -57,6 +59,8 @@ class _Step:
         paths = tuple(word for word in self.operands if re.search(r"[/.]", word) and _PATH.fullmatch(word))
         if self.name in _READERS:
             return paths
+        if self.name in _RUN_THEIR_FIRST:
+            return tuple(path for path in paths if path == self.operands[0])
         return tuple(path for path in paths if path != self.operands[0]) if self.name in _READERS_AFTER_PATTERN else ()
 
 

@@ -46,6 +46,8 @@ def judged_calls(
     """
     failures = sites if sites is not None else {site.call_id: site for site in find_error_sites(conversation)}
     judge = Judge(SessionState(conversation.cwd), project=project, checkout=checkout)
+    if conversation.extra.get("begins_inside"):  # what was read before is in no log
+        judge.state.texts.is_continued = True
     for turn, call, result, site in _calls(conversation, failures, judge.state):
         yield JudgedCall(turn, call, judge.verdict(call), result, site, judge)
 

@@ -1,7 +1,7 @@
 """Does a hint do anything, and does this model heed hints at all? Asked where the erring call is decided.
 
 The tokens are those of `batch.render.decision`, scored a token without a hint, with the site's own, and with that of a
-site of another kind; and the same decisions of good calls of the session without a hint and with the site's own:
+site of another kind; and as many of good calls before it in the session without a hint and with the site's own:
 
     drop(hint, call) = mean over the call's deciding tokens of log p(token) - log p(token | hint)
     advantage           = drop(own, erring) - drop(other, erring)
@@ -36,9 +36,10 @@ _FEWEST_SITES = 4
 """Of fewer all could be won by chance."""
 
 
-class GoodCall(NamedTuple):
-    """A turn of the site's own sequence whose call did not fail, and the tokens that decide it."""
+class DecidedCall(NamedTuple):
+    """Where a turn with a call stands, and the tokens that decide it."""
 
+    rendered: RenderedSequence
     span: TurnSpan
     decision: Decision
 
@@ -56,7 +57,7 @@ class ProvableSite:
     hint: str
     kind: str
     decision: Decision | None = None
-    good_calls: Sequence[GoodCall] = ()
+    good_calls: Sequence[DecidedCall] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class HintProof:
     """Mean log-probs a token at the erring decision, and at those of good calls; and what they mean for the site.
 
     `basis` says what the `num_tokens` of the decision are (see `Decision`). The figures of good calls are means over
-    `num_good_calls` of them, None without any.
+    `num_good_calls` of them, None without any; `num_good_elsewhere` of them are of other sessions.
     """
 
     site_id: str
@@ -75,6 +76,7 @@ class HintProof:
     with_other_hint: float | None
     other_kind: str | None
     num_good_calls: int
+    num_good_elsewhere: int
     good_without_hint: float | None
     good_with_hint: float | None
     is_kept: bool
@@ -113,9 +115,9 @@ def prove_hints(
 ) -> list[HintProof]:
     """One proof a site, in order. A site without one of another kind beside it cannot be proved, and is not kept.
 
-    `max_context` cuts what stands before the turns; all that is scored for a site shares the rest in one tree, and good
-    calls that are further away than half of it are not scored. `known` are proofs from an earlier call like this one,
-    found by the site's id; `on_proof` is told of each that is made.
+    `max_context` cuts what stands before the turns; all that is scored for a site shares the rest in one tree. Good
+    calls that are further away than half of it, or in another sequence, have that half for themselves. `known` are
+    proofs from an earlier call like this one, found by the site's id; `on_proof` is told of each that is made.
     """
     if margin < 0:
         raise InputError(explain("margin", got=margin, expected="0 or more nats"))
@@ -132,9 +134,9 @@ def prove_hints(
     return proofs
 
 
-def distance(one: TurnSpan, other: TurnSpan) -> int:
-    """Tokens between two turns of a sequence."""
-    return abs(one.header_start - other.header_start)
+def is_near(call: TurnSpan, site: TurnSpan, max_context: int) -> bool:
+    """Whether a call before a site of its sequence can be shown in the site's context, and still has half of it."""
+    return 0 <= site.header_start - call.header_start <= max_context // 2
 
 
 def count_reasons(proofs: Sequence[HintProof]) -> Counter[str]:
@@ -154,6 +156,7 @@ class HeedVerdict:
     num_sites: int
     over_other: int
     num_with_good: int
+    num_elsewhere: int
     over_good: int
     over_both: int
     good_effect: float | None
@@ -175,10 +178,14 @@ class HeedVerdict:
             f"own hints lower the erring decision more than another kind's at {_share(self.over_other, self.num_sites)}"
         )
         if self.good_effect is not None:
+            others = f" ({self.num_elsewhere} of them by calls of other sessions, having none before it)"
             figures += (
-                f", and more than they lower good calls of the same sessions at "
-                f"{_share(self.over_good, self.num_with_good)}, which they move by {self.good_effect:+.2f} nats a token"
+                f", and more than they lower good calls before it in the same sessions at "
+                f"{_share(self.over_good, self.num_with_good)}{others if self.num_elsewhere else ''}, "
+                f"which they move by {self.good_effect:+.2f} nats a token"
             )
+        if self.num_with_good < self.num_sites:
+            figures += f"; there is no good call to compare with at {self.num_sites - self.num_with_good} sites"
         if self.heeds:
             return f"this model heeds hints on these logs: {figures}"
         advice = "warm up first (train.warmup), " if can_warm_up else ""
@@ -197,6 +204,7 @@ def verdict(proofs: Sequence[HintProof]) -> HeedVerdict:
         num_sites=len(compared),
         over_other=sum((proof.advantage or 0.0) > 0 for proof in compared),
         num_with_good=len(with_good),
+        num_elsewhere=sum(proof.num_good_elsewhere > 0 for proof in with_good),
         over_good=sum((proof.advantage_over_good or 0.0) > 0 for proof in with_good),
         over_both=sum(_stands_out(proof.advantage, proof.advantage_over_good, 0.0) for proof in compared),
         good_effect=fmean(effects) if effects else None,
@@ -212,36 +220,40 @@ class _Scores:
         self._model, self._renderer, self._site = model, renderer, site
         self._placement: Placement = placement
         self.decision = site.decision or decide(renderer, site.rendered, site.span, None)
-        # Half of the context at the least is left to each.
-        most = math.inf if max_context is None else max_context // 2
-        self._good = [each for each in site.good_calls if distance(each.span, site.span) <= most]
-        last = max(each.header_start for each in (site.span, *(good.span for good in self._good)))
-        self._first = 0 if max_context is None else max(0, last - max_context)
+        self._own = DecidedCall(site.rendered, site.span, self.decision)
+        self._max_context = max_context
 
-    def of(self, hints: Sequence[str]) -> tuple[list[float], list[tuple[float, float]]]:
+    def of(self, hints: Sequence[str]) -> tuple[list[float], list[tuple[DecidedCall, float, float]]]:
         """At the erring decision with each hint; at each good one without any and with the site's own."""
-        erring = [self._responses(self._site.span, self.decision, hint) for hint in hints]
+        erring = [self._responses(self._own, hint) for hint in hints]
         for variant, hint in zip(erring, hints, strict=True):
             if isinstance(variant, str):
                 what = f"hint of site {self._site.site_id}" if hint else f"turn of site {self._site.site_id}"
                 raise InputError(explain(what, got=variant, expected="a turn that can be taught"))
         pairs = [
-            [self._responses(each.span, each.decision, hint) for hint in ("", self._site.hint)] for each in self._good
+            (call, [self._responses(call, hint) for hint in ("", self._site.hint)]) for call in self._site.good_calls
         ]
-        good = [pair for pair in pairs if not any(isinstance(each, str) for each in pair)]
-        asked = [each for each in (*erring, *(each for pair in good for each in pair)) if not isinstance(each, str)]
+        good = [(call, pair) for call, pair in pairs if not any(isinstance(each, str) for each in pair)]
+        asked = [each for each in (*erring, *(each for _, pair in good for each in pair)) if not isinstance(each, str)]
         means = iter(self._means(asked))
-        return [next(means) for _ in hints], [(next(means), next(means)) for _ in good]
+        return [next(means) for _ in hints], [(call, next(means), next(means)) for call, _ in good]
 
-    def _responses(self, span: TurnSpan, decision: Decision, hint: str) -> list[Response] | str:
+    def _responses(self, call: DecidedCall, hint: str) -> list[Response] | str:
         """The context with a hint up to the end of each stretch; or why the turn cannot be shown with it."""
-        turn = hinted_turn(
-            self._renderer, self._site.rendered, span, hint, placement=self._placement, first=self._first
-        )
+        options = {"placement": self._placement, "first": self._first_token(call)}
+        turn = hinted_turn(self._renderer, call.rendered, call.span, hint, **options)
         if isinstance(turn, str):
             return turn
         shift = turn.teacher_start - turn.start
-        return [(turn.context.ids[: end + shift], begin + shift) for begin, end in decision.stretches]
+        return [(turn.context.ids[: end + shift], begin + shift) for begin, end in call.decision.stretches]
+
+    def _first_token(self, call: DecidedCall) -> int:
+        """The site's own where at least half of the context is left from there, so that all share it."""
+        if self._max_context is None:
+            return 0
+        if call.rendered is self._own.rendered and is_near(call.span, self._own.span, self._max_context):
+            return max(0, self._own.span.header_start - self._max_context)
+        return max(0, call.span.header_start - self._max_context // 2)
 
     def _means(self, asked: Sequence[list[Response]]) -> list[float]:
         sums = iter(response_logprobs(self._model, [each for several in asked for each in several]).tolist())
@@ -261,8 +273,9 @@ def _proof(scores: _Scores, site: ProvableSite, other: ProvableSite | None, marg
         with_other_hint=None if other is None else erring[2],
         other_kind=None if other is None else other.kind,
         num_good_calls=len(good),
-        good_without_hint=fmean(before for before, _ in good) if good else None,
-        good_with_hint=fmean(after for _, after in good) if good else None,
+        num_good_elsewhere=sum(call.rendered.conversation_id != site.rendered.conversation_id for call, _, _ in good),
+        good_without_hint=fmean(before for _, before, _ in good) if good else None,
+        good_with_hint=fmean(after for _, _, after in good) if good else None,
         is_kept=False,
         reason="",
     )

@@ -16,8 +16,7 @@ from composer_replication.actions.edits import Operation, Replace, edit_operatio
 from composer_replication.actions.equality import same_action
 from composer_replication.actions.paths import normal_path
 from composer_replication.actions.shell.command import Command, is_path
-from composer_replication.actions.shown.views import without_reminders
-from composer_replication.actions.tools import LINE_NUMBER, channel_of, is_edit, path_argument, plain_name
+from composer_replication.actions.tools import channel_of, is_edit, path_argument, plain_name
 from composer_replication.pairs.later_calls import LISTS, SEARCHES, LaterCall, LaterCalls
 from composer_replication.pairs.likeness import (
     MIN_ALIKE,
@@ -25,11 +24,15 @@ from composer_replication.pairs.likeness import (
     belong_together,
     command_of,
     have_same_purpose,
+    is_name,
     likeness_of_calls,
     lines_for,
+    names_in,
+    plain_words,
 )
-from composer_replication.pairs.needless_looks import reading
-from composer_replication.pairs.searches import search_for
+from composer_replication.pairs.needless_looks import reading, searching
+from composer_replication.pairs.searches import help_for, name_to_search, search_for, tree_with
+from composer_replication.sites.retyped import is_typed_otherwise
 from composer_replication.sites.user_words import CORRECTED
 from composer_replication.types import Action, ErrorSite, ToolCall
 
@@ -40,14 +43,10 @@ How = Literal["corrected", "look_first"]
 Decided = tuple[ToolCall, How] | None
 _NEXT = 3
 _MAX_WORDS, _MAX_EDITS = 20, 20
-_CHANGED = 2
+_CHANGED, _MAX_LINES = 2, 2000
 _MIN_DONE, _MAX_NAME, _MIN_NAME = 8, 100, 0.85
 _FOUND = ("found_in_whole_file", "found_in_part")
-_ASKS_FOR_HELP = re.compile(r"(?:^|\s)(?:--help|help)(?:\s|$)")
-_LISTS_ITSELF = frozenset({"help", "tasks", "list", "ls"})
 _AGAINST = re.compile(r"\b(?:don'?t|do not|no|not|never|without|skip|stop|instead|rather|too)\b", re.IGNORECASE)
-_WORD, _CAPITAL_INSIDE, _MAX_TEXT = re.compile(r"\w+"), re.compile(r"[a-z][A-Z]"), 100_000
-_NUMBER = re.compile(r"\d{1,4}")
 _TYPED_WRONG = frozenset({"usage_error", "shell_syntax", "input_validation", "tool_not_found"})
 
 
@@ -57,7 +56,7 @@ class Decision:
     def __init__(self, judge: Judge, site: ErrorSite, call: ToolCall, log: LaterCalls, cwd: str | None) -> None:
         self._judge, self._site, self._call, self._cwd = judge, site, call, cwd
         self._later, self._beside, self._error = log.after(site), log.beside(site), log.text_of(call)
-        self._ran = log.after(site, with_failed_work=True)
+        self._ran, self._log = log.after(site, with_failed_work=True), log
         self._path = path_argument(call.arguments) if channel_of(call.name) == "file" else None
 
     def made(self) -> Decided:
@@ -127,8 +126,8 @@ class Decision:
     def _knew_names(self, again: ToolCall) -> bool:
         """Whether a call uses no name that was made or shown only between the failure and it."""
         between = itertools.takewhile(lambda later: later.call.id != again.id, self._later)
-        came_up = {name for later in between for text in (later.text, asked_by(later.call)) for name in _names(text)}
-        return self._are_shown([*(_names(asked_by(again)) - _names(asked_by(self._call))) & came_up])
+        came_up = {name for later in between for text in (later.text, asked_by(later.call)) for name in names_in(text)}
+        return self._are_shown([*(names_in(asked_by(again)) - names_in(asked_by(self._call))) & came_up])
 
     def _same_edit(self) -> ToolCall | None:
         """The first later edit that is the same change, and not rather that of another call of the failing turn."""
@@ -161,11 +160,23 @@ class Decision:
                 return None
             if not later.is_look or (to_edit and plain_name(later.call.name) in LISTS | SEARCHES):
                 continue
-            lines = lines_for(edits, _lines(later))
-            is_whole = to_edit and not {"offset", "limit"} & {*later.call.arguments}
-            if lines or is_whole:
-                return (later.call, "look_first") if to_edit or not self._had_shown(lines) else None
+            lines = lines_for(edits, later.lines)
+            is_whole = not {"offset", "limit"} & {*later.call.arguments}
+            if lines or (to_edit and is_whole):
+                is_new = to_edit or not self._had_shown(lines)
+                may_be_top = not to_edit and later.call.arguments.get("offset") in (None, 0, 1)
+                return self._as_known(later.call, is_known=is_whole or may_be_top) if is_new else None
         return None
+
+    def _as_known(self, look: ToolCall, *, is_known: bool) -> Decided:
+        """A reading as it could be asked for: of a part only where numbers of its lines had been shown."""
+        offset, limit = (look.arguments.get(key) for key in ("offset", "limit"))
+        first = offset if isinstance(offset, int) else 1
+        lines = range(first, first + (limit if isinstance(limit, int) else _MAX_LINES))
+        if is_known or (first > 1 and self._log.had_lines(self._site, self._path or "", lines)):
+            return look, "look_first"
+        whole = reading(self._call, self._path or "", self._judge.state)
+        return None if whole is None else (whole, "look_first")
 
     def _had_shown(self, lines: Sequence[str]) -> bool:
         """Whether the session had shown or written these lines, and nobody is known to have changed the file since."""
@@ -182,9 +193,16 @@ class Decision:
         for later in self._later[:_NEXT]:
             if later.call.name == self._call.name and later.path and self._is_meant(later, name):
                 if self._is_shown(later):
-                    return later.call, "corrected"
+                    is_needless = not is_edit(later.call.name) and self._is_read(later.path)
+                    return None if is_needless else (later.call, "corrected")
                 break
-        return self._search(self._path)
+        return self._search(self._path) or self._search_by_name(self._path)
+
+    def _search_by_name(self, path: str) -> Decided:
+        """A search that nobody made, as the session searches; where it never did, the list that brought the file up."""
+        name = name_to_search(path, self._later, self._judge.state, self._cwd)
+        found = name and (searching(self._call, name, self._judge.state) or tree_with(name, self._later))
+        return (found, "look_first") if found else None
 
     def _listing(self) -> Decided:
         return None if self._path is None else self._search(self._path)
@@ -197,7 +215,9 @@ class Decision:
         """The same command with paths that had been shown; or without the folder that the shell stood in already."""
         later = self._next_alike(self._ran)
         if later is None:
-            return None
+            typed = (word for word in Command.of(command_of(self._call)).words if is_path(word) and "/" in word)
+            missing = [word for word in typed if word in self._site.evidence_text]
+            return self._search(missing[0]) if len(missing) == 1 else None
         ours, theirs = (Command.of(text).words for text in (command_of(self._call), later.words))
         paths = [word for word in theirs - ours if is_path(word) and "/" in word]
         here, left_out = self._judge.state.paths.shell.path or "", [word.removeprefix("./") for word in ours - theirs]
@@ -210,29 +230,25 @@ class Decision:
 
     def _typed_again(self) -> Decided:
         """The same call as it has to be typed; what it names besides had been shown, and was not told by the error."""
-        later = self._next_alike()
+        later = self._next_alike() or self._typed_otherwise()
         if later is None:
-            return self._help()
+            asked = help_for(command_of(self._call), self._later)
+            return None if asked is None else (asked, "look_first")
         if is_edit(later.call.name):
             said = self._judge.verdict(later.call)
             return (later.call, "corrected") if said.says == "ok" else None
         told, ours = Command.of(self._error).words, Command.of(asked_by(self._call)).words
         new = Command.of(asked_by(later.call)).words - ours
-        named = [word for word in new if word in told or _is_name(word)]
+        named = [word for word in new if word in told or is_name(word)]
         if not command_of(later.call):  # a value of one word names something: a skill, an agent, a folder
             given = {each for each in later.call.arguments.values() if isinstance(each, str)}
             named += [each for each in given - {*self._call.arguments.values()} if each and not re.search(r"\s", each)]
         return (later.call, "corrected") if self._are_shown(named) else None
 
-    def _help(self) -> Decided:
-        """What the same program says about itself, asked right after the failure."""
-        programs = {name for name, _ in Command.of(command_of(self._call)).programs}
-        for later in self._later[:1]:
-            asked = Command.of(later.words)
-            same = [first for name, first in asked.programs if name in programs]
-            if same and (_ASKS_FOR_HELP.search(asked.text) or _LISTS_ITSELF & {*same}):
-                return later.call, "look_first"
-        return None
+    def _typed_otherwise(self) -> LaterCall | None:
+        ours = command_of(self._call)
+        calls = (later for later in self._later[:_NEXT] if command_of(later.call))
+        return next((later for later in calls if is_typed_otherwise(ours, command_of(later.call))), None)
 
     def _told(self) -> Decided:
         """After a user's words: the same change, made as the user wants it; or the command that the words name.
@@ -241,10 +257,10 @@ class Decision:
         """
         if is_edit(self._call.name):
             return self._edit_again()
-        said = set(_plain_words(self._site.evidence_text))
+        said = set(plain_words(self._site.evidence_text))
         for later in self._later[:1]:
             if channel_of(later.call.name) == channel_of(self._call.name) == "shell":
-                mine, theirs = (set(_plain_words(text)) for text in (command_of(self._call), later.words))
+                mine, theirs = (set(plain_words(text)) for text in (command_of(self._call), later.words))
                 names_it = (theirs - mine) & said and not said & (mine - theirs)
                 left_out = said & (mine - theirs) and not theirs - mine and _AGAINST.search(self._site.evidence_text)
                 if names_it or left_out:
@@ -269,29 +285,14 @@ class Decision:
         same = self._call.arguments.get("pattern") == later.call.arguments.get("pattern")
         return same and like >= _MIN_NAME
 
+    def _is_read(self, path: str) -> bool:
+        """Whether all of it had been shown, and nobody came by since: to read it again tells nothing."""
+        known = self._judge.state.texts.get(path)
+        return known is not None and known.is_whole and not known.doubt
+
     def _is_shown(self, later: LaterCall) -> bool:
         return self._judge.verdict(later.call).says == "ok" or self._judge.state.has_shown(later.path or "")
 
 
-def _lines(later: LaterCall) -> list[str]:
-    return [LINE_NUMBER.sub("", line) for line in without_reminders(later.text).splitlines()]
-
-
-def _names(text: str) -> set[str]:
-    """What a program calls its parts: words with a line or a capital letter inside."""
-    return {word for word in _WORD.findall(text[:_MAX_TEXT]) if "_" in word or _CAPITAL_INSIDE.search(word)}
-
-
-def _is_name(word: str) -> bool:
-    """Whether a word of a command names a file, a version, or something else that has to be known."""
-    if word.startswith("-") or _NUMBER.fullmatch(word):
-        return False
-    return ("/" in word and is_path(word)) or any(letter.isdigit() for letter in word)
-
-
 def _alone(call: ToolCall) -> Action:
     return Action(text="", calls=(call,))
-
-
-def _plain_words(text: str) -> list[str]:
-    return [word for word in "".join(each if each.isalnum() else " " for each in text.lower()).split() if len(word) > 1]

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from composer_replication.actions.shell.command import Command
 from composer_replication.actions.shell.effects import only_reads
-from composer_replication.actions.tools import channel_of, command_text, only_looks, path_argument, plain_name, word_set
+from composer_replication.actions.shown.views import without_reminders
+from composer_replication.actions.tools import (
+    LINE_NUMBER,
+    channel_of,
+    command_text,
+    only_looks,
+    path_argument,
+    plain_name,
+    word_set,
+)
 from composer_replication.sites.find import INTERRUPTED
 from composer_replication.types import Conversation, ErrorSite, ToolCall
 
 _MAX_LATER = 12  # calls after the failure; what comes later answers something else
+_MAX_TEXT = 300_000
+_NUMBER = re.compile(r"^[^\S\n]*(\d{1,6})(?:→|\t|[:-])", re.MULTILINE)  # as readers and searches show lines of one file
 _ASK = word_set("askuserquestion ask_user ask_user_question ask_followup_question")
 _FINDS_NOTHING = ("No files found", "No matches found", "No files matched")
 _LISTING_PROGRAMS = word_set("ls find fd tree")
@@ -40,6 +52,11 @@ class LaterCall:
         """What it asks for, in its own letters."""
         command = command_text(self.call.name, self.call.arguments)
         return command or " ".join(each for each in self.call.arguments.values() if isinstance(each, str))
+
+    @property
+    def lines(self) -> list[str]:
+        """Of the file that it shows, without their numbers."""
+        return [LINE_NUMBER.sub("", line) for line in without_reminders(self.text).splitlines()]
 
     @property
     def is_look(self) -> bool:
@@ -107,6 +124,19 @@ class LaterCalls:
         place = self._places.get(site.turn_id)
         calls = () if place is None else self._conversation.turns[place].calls
         return [call for call in calls if call.id != site.call_id and call.id in self._failures]
+
+    def had_lines(self, site: ErrorSite, path: str, lines: range) -> bool:
+        """Whether one of these lines of a file had been shown with its number before the site: `12→`, `a.py:12`."""
+        turns = self._conversation.turns[: self._places.get(site.turn_id, 0)]
+        of_file = {call.id for turn in turns for call in turn.calls if path_argument(call.arguments) == path}
+        named = re.compile(rf"{re.escape(path.rpartition('/')[2])}(?:[:-]|,? lines? )(\d{{1,6}})")
+        results = (
+            (each.text, _NUMBER if each.call_id in of_file else named) for turn in turns for each in turn.results
+        )
+        said = ((turn.text, named) for turn in turns if turn.role == "user")
+        return any(
+            int(number) in lines for text, form in (*results, *said) for number in form.findall(text[:_MAX_TEXT])
+        )
 
     def after(self, site: ErrorSite, *, with_failed_work: bool = False) -> list[LaterCall]:
         """Calls that worked after the site's turn, until a person speaks; words that the site is about do not count.

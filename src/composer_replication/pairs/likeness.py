@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from composer_replication.actions.edits import Operation, Replace
-from composer_replication.actions.shell.command import Command
+from composer_replication.actions.shell.command import Command, is_path
 from composer_replication.actions.tools import command_text, is_label, word_set
 from composer_replication.types import ToolCall
 
@@ -17,6 +17,8 @@ _MIN_CONTAINED, _MIN_COMPARED, _MAX_COMPARED = 8, 20, 4000
 _MIN_LINE, _TELLING, _MAX_LINES = 6, 3, 3000
 _TOKEN = re.compile(r"[\w-]+|[^\w\s-]")
 _WORD = re.compile(r"[\w-]+")
+_NAME, _CAPITAL_INSIDE, _MAX_TEXT = re.compile(r"\w+"), re.compile(r"[a-z][A-Z]"), 100_000
+_NUMBER = re.compile(r"\d{1,4}")
 _FOLDERS = re.compile(r"[^\s'\"=:]*/(?=[^\s/])")
 _MOVES = "cd"
 _WITH_SUBCOMMAND = word_set(
@@ -100,3 +102,19 @@ def _where(wanted: str, shown: list[str]) -> list[int]:
     if not wanted or (len(wanted) < _MIN_LINE and not any(wanted == line.strip() for line in shown)):
         return []
     return [n for n, line in enumerate(shown) if wanted in line or likeness(line, wanted) >= _MIN_SAME_LINE]
+
+
+def names_in(text: str) -> set[str]:
+    """What a program calls its parts: words with a line or a capital letter inside."""
+    return {word for word in _NAME.findall(text[:_MAX_TEXT]) if "_" in word or _CAPITAL_INSIDE.search(word)}
+
+
+def is_name(word: str) -> bool:
+    """Whether a word of a command names a file, a version, or something else that has to be known."""
+    if word.startswith(("-", "/dev/")) or _NUMBER.fullmatch(word):
+        return False
+    return ("/" in word and is_path(word)) or any(letter.isdigit() for letter in word)
+
+
+def plain_words(text: str) -> list[str]:
+    return [word for word in "".join(each if each.isalnum() else " " for each in text.lower()).split() if len(word) > 1]

@@ -39,7 +39,7 @@ def needless_look(call: ToolCall, judgement: Judgement, state: SessionState) -> 
         return reading(call, path, state) if judgement.rule.startswith(_FOUND) else None
     reads = only_looks(call.name, call.arguments) and plain_name(call.name) not in LISTS | SEARCHES
     if reads and not state.has_touched(path):
-        return _searching(call, path.rstrip("/").rpartition("/")[2], state)
+        return searching(call, path.rstrip("/").rpartition("/")[2], state)
     return None
 
 
@@ -49,7 +49,7 @@ def reading(call: ToolCall, path: str, state: SessionState) -> ToolCall | None:
     return None if key is None or state.reader is None else _look(call, state.reader, {key: path})
 
 
-def _searching(call: ToolCall, name: str, state: SessionState) -> ToolCall | None:
+def searching(call: ToolCall, name: str, state: SessionState) -> ToolCall | None:
     """By the tool that finds files where the session has used it, else by its shell."""
     for tool, parameters in state.tools.items():
         if plain_name(tool) == "glob" and "pattern" in parameters:

@@ -15,6 +15,8 @@ from composer_replication.pairs.later_calls import SEARCHES, LaterCall
 from composer_replication.types import ToolCall
 
 _NEXT, _NEXT_USE, _MAX_NAMES, _MIN_WORD = 3, 2, 20, 3
+_ASKS_FOR_HELP = re.compile(r"(?:^|\s)(?:--help|help)(?:\s|$)")
+_LISTS_ITSELF = frozenset({"help", "tasks", "list", "ls"})
 _SETTLED = ("not_listed", "not_globbed")
 _NAMED_FILE = re.compile(r"[\w@+-][\w./@+-]*\.\w+|[\w@+.-]+/[\w./@+-]+")
 
@@ -44,6 +46,43 @@ def search_for(
         if not looks_for_text and not is_settled and _lists(look, folder, cwd) and _is_used(look, uses, folder, cwd):
             return look
     return None
+
+
+def name_to_search(path: str, later: Sequence[LaterCall], state: SessionState, cwd: str | None) -> str | None:
+    """The name of a missing file, or its beginning, where a file called so was opened afterwards.
+
+    None also where a look had settled that it is not there.
+    """
+    if state.paths.standing(normal_path(path, cwd)).is_there is False:
+        return None
+    folder, _, name = path.rstrip("/").rpartition("/")
+    stem = name[: len(name) - len(name.lstrip("."))] + name.lstrip(".").partition(".")[0]
+    others = [each.path for each in later if each.path and normal_path(each.path, cwd) != normal_path(path, cwd)]
+    if "." in name[1:] and any(other.rpartition("/")[2] == name for other in others):
+        return name
+    is_beside = any(other.rpartition("/")[0] == folder and _begins(other.rpartition("/")[2], stem) for other in others)
+    return f"{stem}*" if is_beside and len(stem) > _MIN_WORD else None
+
+
+def tree_with(name: str, later: Sequence[LaterCall]) -> ToolCall | None:
+    """The list of a whole tree that brought up a file of this name."""
+    lists = (look.call for look in later[:_NEXT] if look.is_listing and look.is_look and f"/{name}" in look.text)
+    return next(lists, None)
+
+
+def help_for(command: str, later: Sequence[LaterCall]) -> ToolCall | None:
+    """What the same program says about itself, asked right after the failure."""
+    programs = {name for name, _ in Command.of(command).programs}
+    for look in later[:1]:
+        asked = Command.of(look.words)
+        same = {first for name, first in asked.programs if name in programs}
+        if same and (_ASKS_FOR_HELP.search(asked.text) or _LISTS_ITSELF & same):
+            return look.call
+    return None
+
+
+def _begins(name: str, stem: str) -> bool:
+    return name == stem or name.startswith(f"{stem}.")
 
 
 def _is_new(look: LaterCall, state: SessionState) -> bool:

@@ -6,27 +6,27 @@ While it is made, each site's figures go to `hint_proof.partial.jsonl`: an inter
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import distributed, nn
 
 from composer_replication.batch.hint_placement import Placement
-from composer_replication.batch.render.decision import decide
+from composer_replication.batch.render.decision import decide_like
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import ArtefactCorruptError
 from composer_replication.objective.distributed import agreed_most
 from composer_replication.objective.fingerprint import fingerprint_of
 from composer_replication.objective.hint_proof import (
-    GoodCall,
+    DecidedCall,
     HintProof,
     ProvableSite,
-    distance,
+    is_near,
     prove_hints,
     verdict,
 )
@@ -37,12 +37,14 @@ from composer_replication.sessions.phases import Phase, tell_phase
 if TYPE_CHECKING:
     from composer_replication.sessions.rendering import CallPlace, KeptSite
 
-SCHEMA, VERSION = "hint_proof", 2
+SCHEMA, VERSION = "hint_proof", 3
 _NAME = "hint_proof"
 _PARTIAL = "hint_proof.partial.jsonl"
 _SOURCES = ("conversations", "sites")
 _PROOF = tuple(each.name for each in fields(HintProof))
 _MOST_GOOD_CALLS = 4
+_MOST_WITH_OWN_CONTEXT = 2
+_MOST_LOOKED_AT = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ def prove_sites(
     Processes that prove the same sites write the same file; each write replaces it whole. `with_adapter`: the adapter
     on the model is not a fresh one, and the figures are those of the weights with it.
     """
-    provable = _provable(renderer, sites, good_calls)
+    provable = _provable(renderer, sites, good_calls, settings.max_context)
     said: dict[str, str] = {}
     if run is not None:
         said = _settings_of(model, renderer, settings, with_adapter) | {"sites": _digest(provable)}
@@ -87,20 +89,9 @@ def prove_sites(
     return proofs
 
 
-def _provable(renderer: Renderer, sites: Sequence[KeptSite], good_calls: Sequence[CallPlace]) -> list[ProvableSite]:
-    """Sites with a few good calls of their sequence, those of the same tool first and of these the nearest."""
-    by_sequence: dict[int, list[CallPlace]] = defaultdict(list)
-    for place in good_calls:
-        by_sequence[id(place.rendered)].append(place)
-
-    def beside(each: KeptSite) -> list[GoodCall]:
-        places = [place for place in by_sequence[id(each.rendered)] if place.span is not each.span]
-        places.sort(key=lambda place: (place.words.name != each.site.tool, distance(place.span, each.span)))
-        return [
-            GoodCall(place.span, decide(renderer, place.rendered, place.span, place.words))
-            for place in places[:_MOST_GOOD_CALLS]
-        ]
-
+def _provable(
+    renderer: Renderer, sites: Sequence[KeptSite], good_calls: Sequence[CallPlace], max_context: int
+) -> list[ProvableSite]:
     return [
         ProvableSite(
             site_id=each.site.id,
@@ -109,10 +100,35 @@ def _provable(renderer: Renderer, sites: Sequence[KeptSite], good_calls: Sequenc
             hint=each.hint,
             kind=each.site.kind,
             decision=each.decision,
-            good_calls=beside(each),
+            good_calls=_controls(renderer, each, good_calls, max_context),
         )
         for each in sites
     ]
+
+
+def _controls(
+    renderer: Renderer, site: KeptSite, good_calls: Sequence[CallPlace], max_context: int
+) -> list[DecidedCall]:
+    """A few good calls to compare a site with, decided on as many tokens.
+
+    Only what stands before the error in its session: after it, the good call may be the one that the hint names. Those
+    that share the site's context come first, then others of the session, then, where it has none, those of other
+    sessions; among these the same tool's, and of these the nearest.
+    """
+    session = site.rendered.conversation_id
+    own = [each for each in good_calls if each.rendered.conversation_id == session and each.number < site.number]
+    near = [each for each in own if each.rendered is site.rendered and is_near(each.span, site.span, max_context)]
+    others = (each for each in good_calls if each.rendered.conversation_id != session)
+    for places, most in ((near, _MOST_GOOD_CALLS), (own, _MOST_WITH_OWN_CONTEXT), (others, _MOST_WITH_OWN_CONTEXT)):
+        nearest = sorted(places, key=lambda each: (each.words.name != site.site.tool, abs(each.number - site.number)))
+        calls = (
+            DecidedCall(place.rendered, place.span, decision)
+            for place in nearest[:_MOST_LOOKED_AT]
+            if (decision := decide_like(renderer, place.rendered, place.span, place.words, site.decision))
+        )
+        if chosen := list(islice(calls, most)):
+            return chosen
+    return []
 
 
 def read_proofs(run: RunDir) -> list[HintProof]:
@@ -226,6 +242,8 @@ def _store(run: RunDir, sites: Sequence[KeptSite], proofs: Sequence[HintProof], 
             "kept": kept,
             "lowered_more_than_by_another_kind": found.over_other,
             "lowered_more_than_good_calls": found.over_good,
+            "compared_with_good_calls": found.num_with_good,
+            "compared_with_those_of_other_sessions": found.num_elsewhere,
         },
         drops=reasons,
         settings=said,

@@ -66,21 +66,23 @@ class WindowSettings:
 
 
 class KeptSite(NamedTuple):
-    """A site that may teach, its hint, where its turn stands, and which tokens decide its call."""
+    """A site that may teach, its hint, where its turn stands, which tokens decide its call; the turn's number."""
 
     site: ErrorSite
     hint: str
     rendered: RenderedSequence
     span: TurnSpan
     decision: Decision
+    number: int
 
 
 class CallPlace(NamedTuple):
-    """Where a good turn with a call stands, and what its first call is known by."""
+    """Where a good turn with a call stands, what its first call is known by, and the turn's number."""
 
     rendered: RenderedSequence
     span: TurnSpan
     words: CallWords
+    number: int
 
 
 class PairSide(NamedTuple):
@@ -173,7 +175,7 @@ def _with_shared_ids(sequence: RenderedSequence) -> RenderedSequence:
 
 def _keep_sites(into: RenderedSession, session: LoggedSession, renderer: Renderer) -> None:
     """Sites that may teach and have a hint, in the order of the session; the others are counted."""
-    turns = {turn.id: turn for turn in session.conversation.turns}
+    turns = {turn.id: (number, turn) for number, turn in enumerate(session.conversation.turns)}
     places = {span.turn_id: (rendered, span) for rendered in into.sequences for span in rendered.spans}
     for site, hint in session.sites:
         if not site.is_kept:
@@ -186,17 +188,18 @@ def _keep_sites(into: RenderedSession, session: LoggedSession, renderer: Rendere
             into.drops[f"{_SITES}: {NOT_IN_RENDERING}"] += 1
         else:
             rendered, span = places[site.turn_id]
-            turn = turns[site.turn_id]
-            number = next((at for at, call in enumerate(turn.calls) if call.id == site.call_id), 0)
+            number, turn = turns[site.turn_id]
+            call_number = next((at for at, call in enumerate(turn.calls) if call.id == site.call_id), 0)
             options = {"format_name": session.conversation.format, "right": session.right_call(site)}
-            decision = decide_against(renderer, rendered, span, turn, number, **options)
-            into.sites.append(KeptSite(site, hint.text, rendered, span, decision))
+            decision = decide_against(renderer, rendered, span, turn, call_number, **options)
+            into.sites.append(KeptSite(site, hint.text, rendered, span, decision, number))
 
 
 def _good_calls(into: RenderedSession, conversation: Conversation, good: frozenset[str]) -> list[CallPlace]:
-    calls = {turn.id: turn.calls[0] for turn in conversation.turns if turn.id in good and turn.calls}
+    turns = enumerate(conversation.turns)
+    calls = {turn.id: (CallWords.of(turn.calls[0]), at) for at, turn in turns if turn.id in good and turn.calls}
     return [
-        CallPlace(rendered, span, CallWords.of(calls[span.turn_id]))
+        CallPlace(rendered, span, *calls[span.turn_id])
         for rendered in into.sequences
         for span in rendered.spans
         if span.turn_id in calls and not why_no_target(span)

@@ -13,6 +13,7 @@ gates         hooks that refuse the same again: conventions of a project
 calls         the calls of a session: which were made when, which worked, who spoke in between
 again         failures that were known, with nothing done about them
 course        what the calls before a failure, and a file written after it, say about it
+retyped       commands that were typed anew and then worked
 find          a conversation's failing calls as sites
 """
 

@@ -28,6 +28,7 @@ from composer_replication.sites.rules.harness import (
     TOOL_NAME,
 )
 from composer_replication.sites.rules.machine import MACHINE, WITHHELD
+from composer_replication.sites.rules.own_words import own_words
 from composer_replication.sites.rules.services import SERVICES
 from composer_replication.sites.rules.slips import SLIPS
 from composer_replication.sites.rules.syntax import SYNTAX
@@ -157,7 +158,8 @@ class _Result:
 
     def _as_typed(self) -> Verdict | None:
         """A command that could not work as it was typed says so at once, or as the last thing it does."""
-        found = replace(self, view=self.view.ends(_NEAR_AN_END))._first(_TYPED)
+        ends = replace(self, view=self.view.ends(_NEAR_AN_END))
+        found = ends._first(_TYPED) or ends._first(own_words(self.command))
         if found is None or (
             found.kind == "shell_syntax" and "\\!" in self.view.text and "\\!" not in self.command.text
         ):

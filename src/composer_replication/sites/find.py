@@ -15,6 +15,7 @@ from composer_replication.errors import InputError
 from composer_replication.sites.classify import classify
 from composer_replication.sites.course import Course
 from composer_replication.sites.gates import Refusal, gate_of, refusal
+from composer_replication.sites.retyped import as_retyped
 from composer_replication.sites.rule import FailureRule, registered_rules
 from composer_replication.sites.taxonomy import Verdict
 from composer_replication.sites.user_words import correction_verdict, corrects, own_words, with_words
@@ -50,7 +51,7 @@ def find_error_sites(
         raise InputError(f"min_confidence: got {min_confidence}, expected a number from 0 to 1")
     rules = (*extra_rules, *registered_rules())
     finder = _Finder(conversation, min_confidence, rules, [] if passed_over is None else passed_over)
-    sites = list(finder.sites())
+    sites = as_retyped(conversation, list(finder.sites()), min_confidence=min_confidence)
     if refusals is not None:
         refusals += finder.refusals
     return sites

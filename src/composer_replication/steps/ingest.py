@@ -15,8 +15,6 @@ from composer_replication.ingestion.tool_schemas import load_tool_schemas
 from composer_replication.privacy import secret_looking_environment
 from composer_replication.runs import RunDir
 
-_MOST_WORKERS = 8
-
 
 def ingest(
     section: IngestConfig,
@@ -35,7 +33,7 @@ def ingest(
         section.paths,
         scrub=None if no_scrub else scrub_settings(section, os.environ),
         exclude=section.exclude,
-        num_workers=section.workers or min(_MOST_WORKERS, _num_cores()),
+        num_workers=section.workers,
         tools=None if section.tools is None else load_tool_schemas(Path(section.tools)),
         reread=reread,
         follow_links=section.follow_links,
@@ -68,7 +66,3 @@ def scrub_settings(section: IngestConfig, environment: Mapping[str, str]) -> Scr
         kingfisher=section.kingfisher,
         people=section.people,
     )
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

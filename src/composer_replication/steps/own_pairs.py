@@ -1,7 +1,8 @@
 """Pairs that the sessions of a run give without any adviser: their corrections, and as many of the opposite.
 
 Most corrections say to look first. For each of them there is a pair from a state where acting at once was right, of the
-same session where it has one, so that the two keep each other in balance.
+same session where it has one, so that the two keep each other in balance: one that says not to look for a text once
+more for one that says to look for it, and the same for paths. What has no opposite is counted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from composer_replication.sites import find_error_sites
 from composer_replication.types import Action, Conversation, DPOPair, ErrorSite
 
 _LOOK_FIRST = {True: "looked_for_text", False: "looked_for_path"}  # what an edit needed, and what other calls did
-_MAX_SPARE = 64
+MOST_SPARE, _MOST_OF_A_SESSION = 64, 4
+"""Pairs of a kind that are kept for other sessions: each holds the messages before it."""
 WORKED = "rejected_action_worked"
 
 
@@ -42,7 +44,7 @@ class OwnPairs:
         self._tools = read_tools(run)
         self._sites: dict[str, list[ErrorSite]] | None = None
         self._owed: Counter[str] = Counter()  # pairs of the opposite, by what was looked for
-        self._spare: list[OwnPair] = []
+        self._spare: dict[str, list[OwnPair]] = {how: [] for how in _LOOK_FIRST.values()}
         if run.is_current("sites"):
             self._sites = defaultdict(list)
             for site, _ in read_sites(run):
@@ -58,23 +60,26 @@ class OwnPairs:
         self.num_failures += sum(site.is_kept for site in sites)
         found = list(own_pairs(conversation, sites))
         corrections = [each for each in found if each.source != ACTED]
-        self._owed.update(
-            _LOOK_FIRST[each.kind.startswith("edit_")] for each in corrections if each.how == "look_first"
-        )
+        self._owed.update(_looked_for(each.kind) for each in corrections if each.how == "look_first")
         acted = sorted((each for each in found if each.source == ACTED), key=lambda each: _order(conversation, each))
         chosen: list[Correction] = []
+        spare: list[Correction] = []
+        room = {how: min(MOST_SPARE - len(known), _MOST_OF_A_SESSION) for how, known in self._spare.items()}
         for each in acted:
             if self._owed[each.how] > 0:
                 self._owed[each.how] -= 1
                 chosen.append(each)
-        spare = next((each for each in acted if each not in chosen), None) if len(self._spare) < _MAX_SPARE else None
-        made = self._made(conversation, [*corrections, *chosen, *([spare] if spare else ())])
-        self.pairs += made[: len(corrections) + len(chosen)]
-        self._spare += made[len(corrections) + len(chosen) :]
+            elif room[each.how] > 0:
+                room[each.how] -= 1
+                spare.append(each)
+        made = self._made(conversation, [*corrections, *chosen, *spare])
+        self.pairs += made[: len(made) - len(spare)]
+        for each, pair in zip(spare, made[len(made) - len(spare) :], strict=True):
+            self._spare[each.how].append(pair)
 
     def balanced(self) -> list[OwnPair]:
         """All pairs, with spare ones of other sessions for what is still owed."""
-        return [*self.pairs, *self._spare[: self._owed.total()]]
+        return [*self.pairs, *(pair for how, pairs in self._spare.items() for pair in pairs[: self._owed[how]])]
 
     def _made(self, conversation: Conversation, chosen: Iterable[Correction]) -> list[OwnPair]:
         wanted = {each.turn_number for each in chosen}
@@ -86,6 +91,21 @@ class OwnPairs:
                 before[number] = messages[1:] if is_own else messages
         tools = self._tools.of(conversation.format)
         return [_pair(conversation, each, before[each.turn_number], tools) for each in chosen]
+
+
+def without_opposite(pairs: Iterable[tuple[PairRecord, Mapping[str, Any]]]) -> dict[str, int]:
+    """Of pairs with what their rows say: how many more say to look first than not to, by what was looked for."""
+    more: Counter[str] = Counter()
+    for record, facts in pairs:
+        if record.source == ACTED:
+            more[facts["how"]] -= 1
+        elif facts.get("how") == "look_first":
+            more[_looked_for(facts["rejected_failures"][0])] += 1
+    return dict(+more)
+
+
+def _looked_for(kind: str) -> str:
+    return _LOOK_FIRST[kind.startswith("edit_")]
 
 
 def _order(conversation: Conversation, each: Correction) -> bytes:

@@ -27,7 +27,7 @@ from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.elsewhere import note_elsewhere
 from composer_replication.runs.pairs import SCHEMA, VERSION
-from composer_replication.steps.own_pairs import WORKED, OwnPair, OwnPairs
+from composer_replication.steps.own_pairs import WORKED, OwnPair, OwnPairs, without_opposite
 from composer_replication.steps.replay import read_calls
 from composer_replication.steps.states import RunStates, StateOfTurn
 from composer_replication.types import DPOPair
@@ -40,12 +40,14 @@ class PairsOfRun:
     """What became of the states, what the filters did, how many pairs each source gave, how many rows were exported.
 
     Without a replay there is no `report`. `num_failures` are those of the model that a session could have put right.
+    `without_opposite`: pairs that say to look first, more than there are of those that say not to, by what for.
     """
 
     report: PairReport | None
     filtered: Mapping[str, int]
     by_source: Mapping[str, int]
     num_failures: int
+    without_opposite: Mapping[str, int]
     num_exported: int | None
 
 
@@ -75,8 +77,8 @@ def write_pairs(
     candidates = [*(asked.candidates if asked else ()), *(own.balanced() if own else ())]
     records = {each.record.pair["state_id"]: each.record for each in candidates}
     kept = normalizer.normalize(cast("Any", {**each.record.pair, **each.facts}) for each in candidates)
-    by_source = Counter(records[pair.state_id].source for pair in kept)
-    _write(section, run, asked, own, normalizer, [(records[pair.state_id], pair.metadata) for pair in kept])
+    written = [(records[pair.state_id], pair.metadata) for pair in kept]
+    _write(section, run, asked, own, normalizer, written)
     num_exported = None
     if export is not None and kept:
         note_elsewhere(run, "preference data set", export)  # before it is there, so that no copy is unknown
@@ -84,8 +86,9 @@ def write_pairs(
     return PairsOfRun(
         report=asked.report if asked else None,
         filtered=normalizer.counts,
-        by_source=by_source,
+        by_source=Counter(record.source for record, _ in written),
         num_failures=own.num_failures if own else 0,
+        without_opposite=without_opposite(written),
         num_exported=num_exported,
     )
 
@@ -135,6 +138,7 @@ def _write(
             "pairs": len(kept),
             WORKED: sum(bool(metadata[WORKED]) for _, metadata in kept),
             **Counter(f"source: {record.source}" for record, _ in kept),
+            **{f"without opposite: {how}": number for how, number in without_opposite(kept).items()},
         },
         drops={**(asked.report.drops if asked else {}), **dropped},
         settings={

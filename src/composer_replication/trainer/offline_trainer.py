@@ -293,7 +293,7 @@ class OfflineTrainer(WithTeacher, Trainer):
             self._say(f"the largest step may not fit into memory:\n{plan}")
 
     def _say_what_never_ran(self) -> None:
-        if self.phase == WARM_UP:
+        if self.phase.get("phase") == WARM_UP:
             return
         for sentence in channels_that_never_ran(self.channel_log, self._train_sessions.channels):
             self._say(sentence)

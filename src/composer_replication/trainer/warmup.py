@@ -8,6 +8,7 @@ that it ended with; `OfflineTrainer(warmed_up=...)` begins there, in the same pr
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from composer_replication.atomic import atomic_write_json
 from composer_replication.batch.render.decision import decide
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import InputError, StaleArtefactError, explain
+from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.objective.reference import response_logprobs
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import Phase, tell_phase
@@ -30,18 +32,30 @@ from composer_replication.trainer.checkpoints.manifest import check_manifest, ne
 from composer_replication.trainer.offline.checks import WARM_UP
 
 FINISHED = "warmup.json"
-_SCHEMA, _VERSION = "composer_replication.warmup", 1
+_SCHEMA, _VERSION = "composer_replication.warmup", 2
+_ELSEWHERE = "Train in another folder (train.output), or take the warm-up's folder out of this one."
+# What its weights depend on, besides those it began with and the sessions.
+_ARGUMENTS = (
+    *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type"),
+    *("warmup_steps", "optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
+    *("seed", "data_seed", "bf16", "fp16"),
+)
 _HELD_OUT = "eval_lm_ce"
 _CALLS, _CONTEXT = 8, 2048
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedWarmUp:
-    """Which checkpoint a warm-up ended with, after how many steps, and the held-out losses of good turns by step."""
+    """Which checkpoint a warm-up ended with, after how many steps, and the held-out losses of good turns by step.
+
+    `start_weights` is the digest of those it began with, `settings` are the arguments that its weights depend on.
+    """
 
     checkpoint: str
     steps: int
     held_out: Sequence[Sequence[float]]
+    start_weights: str
+    settings: Mapping[str, Any]
 
     def in_words(self) -> str:
         losses = [loss for _, loss in self.held_out]
@@ -67,37 +81,44 @@ def warm_up(
     OfflineTrainer.
     """
     folder, data = Path(args.output_dir or ""), sessions.only_responses()
-    known = finished_warm_up(folder)
+    known, origin = finished_warm_up(folder), _origin(model, args, patience)
     if known is not None:
+        _check_same_origin(folder, known, origin)
         _check_same_data(folder / known.checkpoint, data)
         return known
     evaluated = None if patience is None or held_out is None else held_out.only_responses()
     if patience is not None and (evaluated is None or args.save_steps != args.eval_steps):
         got = "no held-out sessions" if evaluated is None else f"{args.save_steps} steps, evaluations {args.eval_steps}"
-        expected = "held-out sessions, and a checkpoint with every evaluation"
-        raise InputError(explain("warm-up with patience", got=got, expected=expected))
+        raise InputError(explain("warm-up with patience", got=got, expected="a checkpoint with each held-out loss"))
     newest = newest_complete(folder)
     state = None if newest is None else TrainerState.load_from_json(str(newest / "trainer_state.json"))
     if state is None or not _is_over(state, args.max_steps, patience):
-        options["callbacks"] = [_Watching(patience, on_held_out)]
-        state = _make_steps(model, args, data, goes_on=newest is not None, eval_sessions=evaluated, **options)
+        options |= {"callbacks": [_Watching(patience, on_held_out)], "eval_sessions": evaluated}
+        phase = {"phase": WARM_UP, "start_weights": origin["start_weights"]}
+        state = _make_steps(model, args, data, phase, goes_on=newest is not None, **options)
     losses = _held_out_losses(state.log_history)
     end = f"checkpoint-{_lowest(losses) if losses else state.global_step}"
     _check_same_data(folder / end, data)
-    known = FinishedWarmUp(checkpoint=end, steps=state.global_step, held_out=[list(each) for each in losses])
+    known = FinishedWarmUp(checkpoint=end, steps=state.global_step, held_out=[[*each] for each in losses], **origin)
     if args.should_save:
         atomic_write_json(folder / FINISHED, {"schema": _SCHEMA, "version": _VERSION, **asdict(known)})
     return known
 
 
 def _make_steps(
-    model: nn.Module, args: TrainingArguments, data: LoggedSessions, *, goes_on: bool, **options: Any
+    model: nn.Module,
+    args: TrainingArguments,
+    data: LoggedSessions,
+    phase: Mapping[str, str],
+    *,
+    goes_on: bool,
+    **options: Any,
 ) -> TrainerState:
     from composer_replication.trainer.offline_trainer import OfflineTrainer
 
     channel_1 = ChannelSettings(alpha_sdpo=0.0, beta_replay=0.0)
     trainer = OfflineTrainer(model, args, data, settings=channel_1, **options)
-    trainer.phase, trainer.stop_signals = WARM_UP, (SIGTERM, SIGINT)
+    trainer.phase, trainer.stop_signals = phase, (SIGTERM, SIGINT)
     trainer.remove_callback(PrinterCallback)  # it prints dictionaries
     trainer.train(resume_from_checkpoint=goes_on)
     if trainer.stopped_by:
@@ -182,8 +203,25 @@ def _lowest(losses: Sequence[tuple[int, float]]) -> int:
     return min(losses, key=lambda each: each[1])[0]
 
 
+def _origin(model: nn.Module, args: TrainingArguments, patience: int | None) -> dict[str, Any]:
+    """What a warm-up's weights come from; a fresh adapter's first values come from the seed."""
+    settings = {name: getattr(args, name) for name in _ARGUMENTS}
+    if patience is not None:
+        settings |= {"patience": patience, "eval_steps": args.eval_steps}
+    return {"start_weights": weights_digest(model), "settings": json.loads(json.dumps(settings, default=str))}
+
+
+def _check_same_origin(folder: Path, known: FinishedWarmUp, now: Mapping[str, Any]) -> None:
+    """Raise StaleArtefactError that names what a finished warm-up began with otherwise."""
+    before = {"start weights": known.start_weights[:12], **known.settings}
+    after = {"start weights": now["start_weights"][:12], **now["settings"]}
+    different = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    if different:
+        got, expected = (", ".join(f"{name} {each.get(name)}" for name in different) for each in (before, after))
+        raise StaleArtefactError(explain(str(folder / FINISHED), got=got, expected=expected, fix=_ELSEWHERE))
+
+
 def _check_same_data(checkpoint: Path, data: LoggedSessions) -> None:
     if check_manifest(checkpoint)["about"]["data"].get("sessions") != data.digest:
-        fix = "Train in another folder (train.output), or take the warm-up's checkpoints out of this one."
         got = "a warm-up on other sessions"
-        raise StaleArtefactError(explain(str(checkpoint), got=got, expected="these sessions", fix=fix))
+        raise StaleArtefactError(explain(str(checkpoint), got=got, expected="these sessions", fix=_ELSEWHERE))

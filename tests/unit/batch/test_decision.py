@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from composer_replication.batch.render.decision import MOST_ARGUMENT_TOKENS, CallWords, decide, decide_against
+from composer_replication.batch.render.decision import (
+    MOST_ARGUMENT_TOKENS,
+    CallWords,
+    Decision,
+    decide,
+    decide_against,
+    decide_like,
+)
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.types import ToolCall
 from session_pieces import Session
@@ -91,11 +98,11 @@ def test_what_cannot_be_told_apart_is_scored_as_a_whole():
     renderer, (rendered, *_), turn = rendering("llama3", TWO[1:])
     span = rendered.spans[0]
     whole = ((span.call_start, span.call_end),)
-    assert decide(renderer, rendered, span, None) == (whole, "call")
-    assert decide(renderer, rendered, span, CallWords("no_such_tool", "x")) == (whole, "call")
+    assert decide(renderer, rendered, span, None) == Decision(whole, "call")
+    assert decide(renderer, rendered, span, CallWords("no_such_tool", "x")) == Decision(whole, "call")
     assert decide(renderer, rendered, span, CallWords("run_shell", "")).basis == "name"
     last = rendered.spans[1]
-    assert decide(renderer, rendered, last, None) == (((last.start, last.end),), "turn")
+    assert decide(renderer, rendered, last, None) == Decision(((last.start, last.end),), "turn")
     same = decide_against(renderer, rendered, span, turn, 0, format_name="claude_code", right=turn.calls[0])
     assert same == decide(renderer, rendered, span, CallWords.of(turn.calls[0]))
 
@@ -125,3 +132,45 @@ def test_tokens_that_a_rollout_sampled_are_not_compared_with_what_the_template_w
 def test_a_call_is_known_by_its_name_and_how_its_first_argument_begins(arguments, raw, begins):
     call = ToolCall(id="c", name="tool", arguments=arguments, raw_arguments=raw)
     assert CallWords.of(call) == ("tool", begins)
+
+
+LONG = ("run_shell", {"command": "pytest -q tests/unit/cart tests/unit/shop"}, "ok", None, None)
+
+
+def shape(decision):
+    return [end - first for first, end in decision.stretches]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_good_call_is_decided_on_as_many_tokens_as_the_erring_one_and_as_deep_in_its_argument(family):
+    renderer, (rendered, *_), turn = rendering(family, [LONG])
+    span, words = rendered.spans[0], CallWords.of(turn.calls[0])
+    plain = decide(renderer, rendered, span, words)
+    name, argument = plain.stretches
+    for right, depth in (("ruff -q", 0), ("pytest -q tests/unit/card", None)):
+        corrected = ToolCall(id="r", name="run_shell", arguments={"command": right})
+        erring = decide_against(renderer, rendered, span, turn, 0, format_name="claude_code", right=corrected)
+        like = decide_like(renderer, rendered, span, words, erring)
+        assert like == erring  # the same call at the very same tokens
+        assert shape(like) == [name[1] - name[0], 1]
+        assert like.stretches[1][0] == argument[0] + depth if depth is not None else like.stretches[1][0] > argument[0]
+    for number in (1, 2):
+        shorter = Decision((name, (argument[0], argument[0] + number)), "first_argument")
+        assert decide_like(renderer, rendered, span, words, shorter) == shorter
+    alone = Decision((name,), "correction")
+    assert decide_like(renderer, rendered, span, words, alone) == alone
+
+
+def test_a_call_with_fewer_tokens_than_the_erring_one_cannot_be_compared_with_it():
+    renderer, (rendered, *_), turn = rendering("llama3", TWO[1:])
+    span, words = rendered.spans[0], CallWords.of(turn.calls[0])
+    name, argument = decide(renderer, rendered, span, words).stretches
+    for more in (((name[0], name[1] + 3), argument), (name, (argument[0], argument[1] + 3))):
+        assert decide_like(renderer, rendered, span, words, Decision(more, "first_argument")) is None
+    deeper = Decision((name, (argument[1] + 5, argument[1] + 6)), "correction", argument[1] + 5 - argument[0])
+    assert decide_like(renderer, rendered, span, words, deeper).stretches[1] == (argument[1] - 1, argument[1])
+    whole = decide(renderer, rendered, span, None)
+    assert decide_like(renderer, rendered, span, words, whole) == whole
+    (first, end) = whole.stretches[0]
+    cut = decide_like(renderer, rendered, span, words, Decision(((first, end - 4),), "call"))
+    assert cut == Decision(((first, end - 4),), "call")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
-from warm_crf import IS_WARM, warm_crf
+from warm_crf import crf_command
 
 SRC = Path(__file__).resolve().parents[3] / "src"
 
@@ -16,10 +15,8 @@ def crf(*arguments, cwd, given="", **environment):
     """The finished process: stdout, stderr and returncode."""
     kept = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "TMPDIR") if name in os.environ}
     env = {"HOME": str(cwd), "PYTHONPATH": str(SRC), **kept, **environment}
-    if IS_WARM:
-        return warm_crf(arguments, cwd=cwd, env=env, given=given)
     return subprocess.run(
-        [sys.executable, "-m", "composer_replication", *map(str, arguments)],
+        [*crf_command(), *map(str, arguments)],
         cwd=cwd,
         env=env,
         input=given,

@@ -64,10 +64,10 @@ def test_an_interrupted_hint_proof_keeps_what_it_made_says_so_and_the_next_run_t
     assert len(calls) == 7
     assert "hint proof: 5 of 12 sites" in err
     assert not kept.exists()
-    rows = list(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof", version=2))
+    rows = list(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof", version=3))
     (own_run / "hint_proof.jsonl").unlink()
     assert train(*of_run, "--set", "train.optimiser.steps=2")[0] == 0
-    assert rows == list(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof", version=2))
+    assert rows == list(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof", version=3))
 
 
 def test_what_is_left_of_a_proof_with_other_settings_is_not_taken(train, own_run, monkeypatch):

@@ -50,7 +50,7 @@ def test_a_model_that_does_not_know_the_tools_is_warmed_up_unless_told_otherwise
     lines = [json.loads(line) for line in (warm / "metrics.jsonl").read_text().splitlines()]
     assert [line["ran/lm_ce"] for line in lines if "loss" in line] == [1.0] * 3
     assert {line["ran/sdpo_kl"] for line in lines if "loss" in line} == {0.0}
-    site = next(iter(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof", version=2)))
+    site = next(iter(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof", version=3)))
     assert main(["inspect", str(own_run), site["site_id"], "--tokenizer", "model"]) == 0
     words = f"hint proof of the last training: {site['reason'].replace('_', ' ')} ({site['num_tokens']} tokens"
     assert words in " ".join(capsys.readouterr().out.split())
@@ -73,7 +73,7 @@ def test_cut_short_in_the_warm_up_in_the_proof_and_in_the_steps_it_ends_as_one_t
 ):
     of_run = (*PROVED, "--set", f"train.run='{own_run}'")
     assert train(*of_run, output=tmp_path / "whole")[0] == 0
-    rows = list(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof", version=2))
+    rows = list(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof", version=3))
     (own_run / "hint_proof.jsonl").unlink()
     told = warmup._Watching.on_step_end
 
@@ -110,7 +110,7 @@ def test_cut_short_in_the_warm_up_in_the_proof_and_in_the_steps_it_ends_as_one_t
     assert status == 0, err
     assert len(shown) == 9
     assert same(adapter_of(train.output), adapter_of(tmp_path / "whole"))
-    assert rows == list(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof", version=2))
+    assert rows == list(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof", version=3))
     status, _, err = train(*of_run, "--set", "train.resume=false")
     assert status == 1
 

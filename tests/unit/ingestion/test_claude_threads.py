@@ -227,3 +227,11 @@ def test_links_that_all_go_back_take_a_time_like_the_length_of_the_log(tmp_path,
     seconds(50)
     short, long = seconds(200), seconds(2_000)
     assert long < 40 * short + 0.2
+
+
+@pytest.mark.parametrize(("parent", "begins_inside"), [(None, None), ("lost", True)])
+def test_a_log_that_begins_in_the_middle_says_so(tmp_path, parent, begins_inside):
+    log = turns(2)
+    log.records[0]["parentUuid"] = parent
+    [found], _ = read(tmp_path / "s-1.jsonl", log.lines())
+    assert found.extra.get("begins_inside") is begins_inside

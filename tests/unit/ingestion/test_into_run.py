@@ -85,6 +85,16 @@ def test_processes_give_the_bytes_of_one(tmp_path, logs):
     assert b"sk-ant" not in bytes_of(parallel)["conversations.jsonl"]
 
 
+def test_no_process_is_started_for_what_is_read_before_it_has_begun(tmp_path, logs, monkeypatch):
+    monkeypatch.setattr(family_reading, "ProcessPoolExecutor", None)  # calling it raises
+    monkeypatch.setattr(family_reading.os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(family_reading.os, "sched_getaffinity", lambda _process: set(range(12)), raising=False)
+    ingested(tmp_path / "run", logs, num_workers=None)
+    assert [family_reading.workers_for(size) for size in (0, 1_000_000, 3_500_000, 2**40)] == [1, 1, 4, 8]
+    with pytest.raises(TypeError):
+        ingested(tmp_path / "asked-for", logs, num_workers=2)
+
+
 def test_sessions_whose_files_are_gone_stay(tmp_path, logs, read_files):
     run, _ = ingested(tmp_path / "run", logs)
     before = stored(run)

@@ -71,10 +71,11 @@ def test_files_are_those_of_the_branch_at_the_date(project):
     assert Repository(project).at("yesterday") is None
 
 
-def test_a_file_of_another_branch_may_be_there_and_one_of_later_is_not(project):
+def test_a_file_of_another_branch_or_of_a_later_commit_may_be_there(project):
     checkout = at(project)
-    assert [checkout.exists(path) for path in ("src/app/a.py", "src/app", "src/app/branch.py")] == [True, True, None]
-    assert [checkout.exists(path) for path in ("src/app/late.py", "src/no", "../x")] == [False, False, False]
+    assert [checkout.exists(path) for path in ("src/app/a.py", "src/app")] == [True, True]
+    assert [checkout.exists(path) for path in ("src/app/branch.py", "src/app/late.py")] == [None, None]
+    assert [checkout.exists(path) for path in ("src/no", "../x")] == [False, False]
     assert checkout.text("src/app/b.py") == "b\n"
     assert checkout.text("src/app/late.py") is None
 
@@ -115,6 +116,21 @@ def test_a_path_is_looked_up_in_the_checkout(project, path, expected):
         state.add(read(name), "     1→x\n", failed=False)
     judgement = Judge(state, checkout=at(project)).verdict(read(path))
     assert (judgement.says, judgement.rule) == expected
+
+
+@pytest.mark.parametrize(
+    ("named", "asked", "says"),
+    [
+        ("app/a.py", "src/cli/app/a.py", "fails"),  # another file of the checkout ends alike
+        ("app/z.py", "src/cli/app/z.py", "unknown"),  # none does: it may be one that nobody has committed
+        ("src/cli/app/a.py", "src/cli/app/a.py", "unknown"),
+    ],
+)
+def test_a_name_that_belongs_to_another_file_does_not_speak_for_a_path(project, named, asked, says):
+    state = SessionState("/repo")
+    for name in ("src/app/b.py", "src/app/c.py", "src/d.py"):
+        state.add(read(name), f"     1→see {named}\n", failed=False)
+    assert Judge(state, checkout=at(project)).verdict(read(asked)).says == says
 
 
 def test_a_checkout_of_another_project_says_nothing(project):

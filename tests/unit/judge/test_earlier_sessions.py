@@ -64,6 +64,9 @@ ASKS = session("new", 5, [LOST])
          [looked_at(more=[("src/lib", MISSING)]), looked_at("mid", 3, more=[("src/lib/a.py", "     1→lib/z.py\n")])],
          ("unknown", "unseen")),
         (session("new", 5, [("setup.toml", "x")]), [looked_at()], ("fails", "in_no_earlier_session")),
+        (session("new", 5, [("src/app/fresh/a.py", "x")]), [looked_at()], ("unknown", "unseen")),  # a new folder
+        (ASKS, [looked_at(more=[LOST]), looked_at("mid", 3, more=[("README.md", "     1→src/app/lost.py\n")])],
+         ("unknown", "unseen")),  # missed, and spoken of since
         (session("new", 5, [("src/app", MISSING)]), [looked_at()], ("fails", "a_folder")),
     ],
 )  # fmt: skip

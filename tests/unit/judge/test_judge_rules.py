@@ -117,6 +117,8 @@ RULES = [
      bash("ls no.py && cat no.py")),
     ("file_missing", [NO_PY], bash("cat no.py"), [NO_PY],
      bash("cat no.py 2>/dev/null")),
+    ("file_missing", [NO_PY], bash("python3 no.py"), [NO_PY], bash("python3 run.py no.py")),
+    ("file_missing", [NO_PY], bash("chmod +x no.py"), [NO_PY], bash("touch no.py")),
     ("from_another_folder", [SHOP, MOVED], bash("pytest src/shop.py"), [SHOP], bash("pytest src/shop.py")),
     ("no_such_program", [failed(bash("rg x"), "zsh: command not found: rg")], bash("cd src && rg y"),
      [failed(bash("rg x"), "zsh: command not found: rg")], bash("grep rg y")),

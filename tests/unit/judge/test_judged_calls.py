@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from composer_replication.judge import Judgement, judged_calls
 from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 
@@ -64,6 +66,16 @@ def test_a_verdict_does_not_change_with_what_comes_later():
 def test_the_state_of_a_moment_knows_what_was_shown_before_it():
     shown = [each.judge.state.has_shown_text("/repo/a.py", "y = 2") for each in judged_calls(talk())]
     assert shown == [False, True, True, True]
+
+
+def test_what_a_log_that_begins_in_the_middle_has_not_read_may_have_been_read_before():
+    edit = {"file_path": "/repo/z.py", "old_string": "a", "new_string": "b"}
+    call = ToolCall(id="e", name="Edit", arguments=edit)
+    turn = Turn(id="e", role="assistant", origin="model", calls=(call,), provenance=WHERE)
+    log = Conversation(id="s", format="claude_code", turns=(turn,), cwd="/repo")
+    assert [each.judgement.rule for each in judged_calls(log)] == ["not_read"]
+    inside = replace(log, extra={"begins_inside": True})
+    assert [(each.judgement.says, each.judgement.rule) for each in judged_calls(inside)] == [("unknown", "read_before")]
 
 
 def test_arguments_that_are_no_json_fail():

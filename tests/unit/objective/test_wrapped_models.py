@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from torch import nn
 
 from composer_replication.errors import UnsupportedModelError
 from composer_replication.objective.distributed import unwrapped
+from warm_crf import python_command
 
 SRC = Path(__file__).parents[3] / "src"
 
@@ -23,7 +23,7 @@ SRC = Path(__file__).parents[3] / "src"
 def results(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     environment = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, worker.__file__, request.param]
+    command = [*python_command(), worker.__file__, request.param]
     processes = [
         subprocess.Popen([*command, str(rank), str(folder)], env=environment, stderr=subprocess.PIPE, text=True)
         for rank in (0, 1)

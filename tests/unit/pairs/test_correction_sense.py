@@ -30,7 +30,8 @@ TOP, END = ("import os", "import sys", "", "LIMIT = 10"), ("def final_total(item
 
 def test_a_look_at_another_place_of_the_file_is_not_for_this_edit():
     top, end = edit("import  sys", "import json"), edit("def final_total(items) :", "def final(items):")
-    seen = ((read(offset=20, limit=1), numbered(20, "# nothing")),)
+    hit = (bash("grep -n final app/cart.py"), "app/cart.py:90:def final_total(items):")
+    seen = ((read(offset=20, limit=1), numbered(20, "# nothing")), hit)
     looks = ((read(offset=90, limit=2), numbered(90, *END)), (read(limit=4), numbered(1, *TOP)))
     asked = ((top, NO_MATCH, True), (end, NO_MATCH, True))
     assert chosen_of(turns(seen, asked, looks)) == [looks[1][0][1], looks[0][0][1]]
@@ -162,3 +163,57 @@ def test_a_user_who_is_against_a_part_of_a_command_gets_it_without():
     wrong, right = bash("make test slow"), bash("make test")
     assert decided((wrong, REFUSED + "don't run the slow ones", True), (right, "ok")) == ("corrected", *right)
     assert decided((wrong, REFUSED + "please run it in docker", True), (right, "ok")) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "part", "is_whole"),
+    [
+        ("def total(items):", {"offset": 80, "limit": 9}, True),  # nobody had said where it stands
+        ("app/cart.py:84:def total(items):", {"offset": 80, "limit": 9}, False),
+        ("app/other.py:84:def total(items):", {"offset": 80, "limit": 9}, True),
+        ("app/cart.py:4:def total(items):", {"limit": 9}, True),  # the agent wants the file, not its top
+        ("", {}, True),
+    ],
+)
+def test_a_part_of_a_file_is_read_only_where_its_lines_had_been_numbered(seen, part, is_whole):
+    look = (read(**part), numbered(part.get("offset", 1), "def total(items):", "    return sum(items)"))
+    steps = ((read(OTHER), TEXT), (bash("grep -rn total ."), seen), (GOOD, NOT_READ, True), look)
+    assert decided(*steps) == ("look_first", *(read() if is_whole else read(**part)))
+
+
+def test_a_missing_file_is_searched_for_by_its_name_where_one_called_so_was_opened_later():
+    opened, glob = (read("/repo/lib/basket.py"), TEXT), (("Glob", {"pattern": "*.md"}), "/repo/a.md")
+    assert decided(glob, MISSING, opened) == ("look_first", "Glob", {"pattern": "**/basket.py"})
+    assert decided(glob, MISSING, (read("/repo/app/basket.pyi"), TEXT)) == (
+        "look_first",
+        "Glob",
+        {"pattern": "**/basket*"},
+    )
+    assert decided(glob, MISSING, (read("/repo/lib/cart.py"), TEXT)) is None
+    assert decided(LIST, MISSING, opened) is None  # a listing had settled it
+    assert decided(MISSING, opened) is None  # and nobody knows how this session searches
+
+
+def test_a_list_of_a_tree_is_for_a_file_that_it_shows_elsewhere_and_that_was_then_opened():
+    tree = (("Glob", {"pattern": "**/*.py"}), "/repo/lib/basket.py\n/repo/lib/cart.py")
+    assert decided(MISSING, tree, (read("/repo/lib/basket.py"), TEXT)) == ("look_first", *tree[0])
+    assert decided(MISSING, tree, (read("/repo/lib/cart.py"), TEXT)) is None
+    searched = (("Glob", {"pattern": "*.md"}), "/repo/a.md")
+    by_name = ("look_first", "Glob", {"pattern": "**/basket.py"})
+    assert decided(searched, MISSING, tree, (read("/repo/lib/basket.py"), TEXT)) == by_name
+
+
+def test_a_file_that_was_shown_whole_is_not_to_be_read_again_at_its_right_place():
+    wrong, right = (read("/repo/cart.py"), NO_FILE, True), (read(), TEXT)
+    named = (bash("git ls-files"), "app/cart.py")
+    assert decided(named, wrong, right) == ("corrected", *right[0])
+    assert decided((read(), TEXT), wrong, right) is None
+
+
+def test_a_check_that_worked_typed_otherwise_is_chosen_and_a_folder_is_listed_before_a_command_names_it():
+    failed = (bash("go build -tags=e2e ./e2e/..."), "Exit code 1\n# r/e2e\ne2e/a.go:4:2: undefined: run", True)
+    right = (bash("go test -tags=e2e -c ./e2e/... -o /dev/null"), "")
+    assert decided(failed, right) == ("corrected", *right[0])
+    missing = (bash("wc -l app/basket.py"), "Exit code 1\nwc: app/basket.py: open: No such file or directory", True)
+    assert decided(missing, LIST, (read(), TEXT)) == ("look_first", *LIST[0])
+    assert decided(missing, (bash("git status"), "clean")) is None

@@ -254,6 +254,23 @@ def test_the_same_call_again_with_nothing_in_between_is_the_models(command, text
         ("WebFetch", "Request failed with status code 404", "other", "unknown"),
         ("WebFetch", "Request failed with status code 503", "network", "env"),
         ("Grep", "rg: unrecognized file type: golang", "input_validation", "model"),
+        ("Grep", "rg: error parsing glob '{a': unclosed alternate group; missing '}'", "input_validation", "model"),
+        ("Glob", "<tool_use_error>Path is not a directory: /r/x.go</tool_use_error>", "input_validation", "model"),
+        (
+            "Read",
+            '<tool_use_error>Invalid pages parameter: "9-". Pages are 1-indexed.</tool_use_error>',
+            "input_validation",
+            "model",
+        ),
+        (
+            "Read",
+            '<tool_use_error>Page range "1-90" exceeds maximum of 20 pages.</tool_use_error>',
+            "input_validation",
+            "model",
+        ),
+        ("Write", "<tool_use_error>File path must be absolute</tool_use_error>", "input_validation", "model"),
+        ("WebSearch", "Error: Cannot specify both allowed_domains and blocked_domains", "input_validation", "model"),
+        ("BashOutput", "<tool_use_error>No shell found with ID: a1</tool_use_error>", "other", "unknown"),
     ],
 )
 def test_what_a_tool_does_not_offer_is_told_from_what_it_could_not_do(tool, text, kind, blame):

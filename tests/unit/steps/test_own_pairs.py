@@ -16,6 +16,7 @@ from composer_replication.config import PairsConfig, SitesConfig
 from composer_replication.runs.pairs import SCHEMA, VERSION, read_pairs
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.read_run import read_sessions
+from composer_replication.steps import own_pairs
 from composer_replication.steps.pairs import write_pairs
 from composer_replication.steps.sites import write_sites
 from tokenizer_assets import load
@@ -142,16 +143,31 @@ def test_the_pairs_are_the_same_with_sites_written_before(made):
     assert [source.name for source in run.meta("pairs").sources] == ["conversations", "sites"]
 
 
-def test_what_a_session_lacks_is_made_up_by_others_and_what_nobody_has_stays_out(made):
-    def only_fails(name):
-        log = Log(session=name)
-        log.user(name)
-        log.assistant("m1", edit("c1", "return 0"))
-        log.result("c1", NOT_READ, is_error=True)
-        log.assistant("m2", call("c2", "Read", file_path="/repo/cart.py"))
-        log.result("c2", SHOWN)
-        return log.lines()
+def only_fails(name):
+    """A correction that says to look first, and nothing that acted at once."""
+    log = Log(session=name)
+    log.user(name)
+    log.assistant("m1", edit("c1", "return 0"))
+    log.result("c1", NOT_READ, is_error=True)
+    log.assistant("m2", call("c2", "Read", file_path="/repo/cart.py"))
+    log.result("c2", SHOWN)
+    return log.lines()
 
+
+def only_reads(name, number=1):
+    """Files that were listed and read at once: the opposite of looking for a path, not of looking for a text."""
+    log = Log(session=name)
+    log.user(name)
+    names = [f"part{at}.py" for at in range(number)]
+    log.assistant("m0", call("c0", "Bash", command="ls /repo"))
+    log.result("c0", "\n".join(names))
+    for at, each in enumerate(names):
+        log.assistant(f"m{at + 1}", call(f"c{at + 1}", "Read", file_path=f"/repo/{each}"))
+        log.result(f"c{at + 1}", SHOWN)
+    return log.lines()
+
+
+def test_what_a_session_lacks_is_made_up_by_others_and_what_nobody_has_stays_out(made):
     run = made(a=session("a", fails=False), b=only_fails("b"))
     assert write_pairs(PairsConfig(), run).by_source == {"correction": 1, "acted_at_once": 1}
     assert {row["source"]: row["conversation_id"] for row in rows_of(run)} == {"correction": "b", "acted_at_once": "a"}
@@ -200,3 +216,33 @@ def test_rows_of_earlier_versions_are_teachers_pairs(made):
     run.write_jsonl("pairs", [row], schema=SCHEMA, version=3, sources=["conversations"])
     ((_, pair),) = read_pairs(run)
     assert (pair.source, pair.rejected, pair.rejects_turn, pair.action.text) == ("teachers", None, True, "Done.")
+
+
+def test_looking_for_a_text_is_balanced_by_its_own_kind_alone_and_the_rest_is_reported(made, capsys):
+    run = made(a=only_reads("a"), b=only_fails("b"), c=only_fails("c"))
+    assert write_pairs(PairsConfig(), run).by_source == {"correction": 2}
+    assert main(["pairs", str(run.root), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["without_opposite"] == {"looked_for_text": 2}
+    assert run.meta("pairs").counts["without opposite: looked_for_text"] == 2
+    assert main(["pairs", str(run.root)]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 pairs say to look first (2 for a text) and have no opposite from a state where acting at once" in said
+
+
+def test_spare_pairs_of_one_kind_do_not_use_up_the_room_of_another(made, monkeypatch):
+    monkeypatch.setattr(own_pairs, "MOST_SPARE", 1)
+    made_of = {"a": only_reads("a", 3), "b": session("b", fails=False), "c": only_fails("c"), "d": only_fails("d")}
+    run = made(**made_of)
+    found = write_pairs(PairsConfig(), run)
+    assert found.by_source == {"correction": 2, "acted_at_once": 1}
+    assert {row["source"]: row["conversation_id"] for row in rows_of(run)}["acted_at_once"] == "b"
+    assert found.without_opposite == {"looked_for_text": 1}
+    monkeypatch.setattr(own_pairs, "MOST_SPARE", 64)
+    assert write_pairs(PairsConfig(), run).by_source == {"correction": 2, "acted_at_once": 1}
+
+
+def test_one_session_may_have_several_spare_pairs_for_others(made):
+    several = session("a", fails=False, refused=True)
+    run = made(a=several, b=only_fails("b"), c=only_fails("c"))
+    found = write_pairs(PairsConfig(), run)
+    assert (found.by_source["correction"], found.by_source["acted_at_once"], found.without_opposite) == (2, 2, {})

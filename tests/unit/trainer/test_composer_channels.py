@@ -19,9 +19,8 @@ from composer_replication.rollouts.sites import RolloutOptions, TaughtTurn
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.data_collator import CollatorConfig, ComposerDataCollator
 from rollouts.tiny_policy import ScriptedGeneration, load_tokenizer, save_policy
-from rollouts.trainers import light_process, make, questions, quick_config, spy, weights
+from rollouts.trainers import make, questions, quick_config, spy, weights
 
-light_process()
 CALL = '<tool_call>\n{{"name": "{0}", "arguments": {1}}}\n</tool_call>'
 SCRIPTS = {
     "Look": [

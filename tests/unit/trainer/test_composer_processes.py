@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import socket
+from pathlib import Path
 
 import composer_worker as worker
 import pytest
@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from rollouts.tiny_policy import save_policy
+from warm_crf import WarmCall
 
 
 def free_port() -> int:
@@ -28,21 +29,16 @@ def policy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def together(policy, tmp_path_factory):
     folder = tmp_path_factory.mktemp("together")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["kill_and_resume.warm"])
-    port = free_port()
-    processes = [context.Process(target=worker.main, args=(rank, port, str(policy), str(folder))) for rank in (0, 1)]
-    for each in processes:
-        each.start()
+    port, beside = free_port(), [Path(__file__).parent]
+    processes = [
+        WarmCall("composer_worker:main", rank, port, str(policy), str(folder), beside=beside) for rank in (0, 1)
+    ]
     try:
-        for each in processes:
-            each.join(120)
+        codes = [each.wait(120) for each in processes]
     finally:
         for each in processes:
-            if each.is_alive():
-                each.kill()
-                each.join()
-    assert [each.exitcode for each in processes] == [0, 0]
+            each.kill()
+    assert codes == [0, 0]
     return [
         (load_file(folder / f"{rank}.safetensors"), json.loads((folder / f"{rank}.json").read_text()))
         for rank in (0, 1)

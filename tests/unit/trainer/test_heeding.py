@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 import pytest
 import torch
-from offline_pieces import HINTS, logged, renderer, sessions_of, tiny, write_run
+from offline_pieces import HINTS, hint_of, logged, renderer, sessions_of, site, tiny, write_run
 
 from composer_replication.objective import hint_proof
 from composer_replication.objective.hint_proof import HintProof, count_reasons, verdict
@@ -14,6 +15,7 @@ from composer_replication.runs import RunDir
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.proof import SCHEMA, VERSION
 from composer_replication.trainer.from_config.offline import tell_proof
+from session_pieces import Session
 
 NUMBER = 24
 
@@ -33,6 +35,22 @@ def set_against_everything(hint, own, is_good, session):
     return 0.0 if not hint else 2.0 if hint == own else 0.2
 
 
+def after_a_good_call(number, **options):
+    """As `logged` makes one, with a call that worked before the one that failed."""
+    session = Session(identity=f"s{number}").user(f"Run test {number}.")
+    session.call("bash", "conftest.py", command="ls -a -l tests/unit tests/e2e")
+    session.call("bash", "error: not found", command=f"pytset {number}")
+    session.call("bash", "passed", command="pytest -q")
+    conversation = session.says(f"All {number} passed.").conversation()
+    plain, kind = logged(number, **options), tuple(HINTS)[number % 2]
+    found = site(conversation, conversation.turns[3].id, kind)
+    pairs = [pair._replace(turn_number=1) for pair in plain.pairs]
+    return replace(plain, conversation=conversation, sites=[(found, hint_of(kind))], pairs=pairs)
+
+
+MADE = [after_a_good_call(number) for number in range(NUMBER)]
+
+
 def scripted(drop):
     """Log-probs of a model that is nothing but these drops, each token -1 without a hint."""
 
@@ -44,14 +62,14 @@ def scripted(drop):
         hint = next((hint for hint in HINTS.values() if hint in text), "")
         session = int(text.partition("Run test ")[2].partition(".")[0])
         own = HINTS[tuple(HINTS)[session % 2]]
-        return -(1.0 + drop(hint, own, "error: not found" in text, session)) * (len(ids) - start)
+        return -(1.0 + drop(hint, own, "conftest.py" not in text, session)) * (len(ids) - start)
 
     return score
 
 
 def proved(monkeypatch, drop, sessions=None):
     monkeypatch.setattr(hint_proof, "response_logprobs", scripted(drop))
-    return (sessions or sessions_of(*range(NUMBER))).prove(tiny())
+    return (sessions or sessions_of(made=MADE)).prove(tiny())
 
 
 @pytest.mark.parametrize(
@@ -84,14 +102,17 @@ def test_the_sentence_says_whether_it_heeds_by_which_figures_and_what_to_do(monk
     assert said == [
         "hint proof: 24 of 24 sites teach",
         "this model heeds hints on these logs: own hints lower the erring decision more than another kind's at 100% of"
-        " 24 sites, and more than they lower good calls of the same sessions at 100% of 24 sites, which they move by"
-        " -0.20 nats a token",
+        " 24 sites, and more than they lower good calls before it in the same sessions at 100% of 24 sites, which they"
+        " move by -0.20 nats a token",
     ]
     sessions = proved(monkeypatch, set_against_everything)
     for can_warm_up in (False, True):
         told = verdict(sessions.proofs).in_words(can_warm_up=can_warm_up)
         assert told.startswith("this model does not heed hints on these logs: own hints lower")
-        assert "at 100% of 24 sites, and more than they lower good calls of the same sessions at 0% of 24" in told
+        assert (
+            "at 100% of 24 sites, and more than they lower good calls before it in the same sessions at 0% of 24"
+            in told
+        )
         assert "which they move by -2.00 nats a token" in told
         assert told.endswith("use a larger model, or rely on pairs (channel 3)")
         assert ("warm up first (train.warmup)" in told) is can_warm_up
@@ -113,7 +134,14 @@ def test_the_sentence_says_whether_it_heeds_by_which_figures_and_what_to_do(monk
     ],
 )
 def test_more_than_half_has_to_be_more_than_chance(number, wins, good, heeds):
-    common = {"basis": "call", "num_tokens": 3, "without_hint": -1.0, "other_kind": "k", "num_good_calls": 0}
+    common = {
+        "basis": "call",
+        "num_tokens": 3,
+        "without_hint": -1.0,
+        "other_kind": "k",
+        "num_good_calls": 0,
+        "num_good_elsewhere": 0,
+    }
     rest = {"good_without_hint": good, "good_with_hint": good, "is_kept": False, "reason": ""}
     proofs = [
         HintProof(site_id=str(at), with_hint=-2.0, with_other_hint=-1.0 if at < wins else -3.0, **common, **rest)
@@ -133,7 +161,7 @@ def test_a_right_call_from_a_pair_moves_the_question_to_the_token_that_is_wrong(
 
 
 def test_the_artefact_has_both_differences_and_other_decisions_are_proved_anew(monkeypatch, tmp_path):
-    run = write_run(tmp_path, [logged(number) for number in range(NUMBER)])
+    run = write_run(tmp_path, MADE)
     sessions = LoggedSessions.from_run(run, renderer(), budget=512)
     monkeypatch.setattr(hint_proof, "response_logprobs", scripted(obedient))
     model = tiny()
@@ -147,3 +175,68 @@ def test_the_artefact_has_both_differences_and_other_decisions_are_proved_anew(m
     assert sessions.prove(model).proofs == found.proofs  # taken from there
     without_pairs = LoggedSessions.from_run(run, renderer(), budget=512, use_pairs=False, responses="none")
     assert without_pairs.prove(model).counts["sites"] == 0
+
+
+def asked_of(monkeypatch, made):
+    """The responses that each site's pass was asked for, as (text of the context, scored text)."""
+    passes, decode = [], renderer().tokenizer.decode
+
+    def score(_model, responses):
+        passes.append([(decode(ids[:start]), decode(ids[start:])) for ids, start in responses])
+        return torch.zeros(len(responses), dtype=torch.float64)
+
+    monkeypatch.setattr(hint_proof, "response_logprobs", score)
+    return LoggedSessions.from_sessions(made, renderer(), budget=512).prove(tiny()), passes
+
+
+@pytest.mark.parametrize("with_pair", [True, False])
+def test_good_calls_are_scored_on_tokens_like_those_of_the_erring_one(monkeypatch, with_pair):
+    made = [after_a_good_call(number, with_pair=with_pair) for number in range(4)]
+    proved, passes = asked_of(monkeypatch, made)
+    tokens = [
+        [len(renderer().tokenizer(text, add_special_tokens=False)["input_ids"]) for _, text in one] for one in passes
+    ]
+    for proof, found in zip(proved.proofs, tokens, strict=True):
+        assert (proof.basis, proof.num_good_calls) == ("correction" if with_pair else "first_argument", 1)
+        erring, good = found[:6], found[6:]  # without, with its own and with another hint; then the good call
+        assert erring == erring[:2] * 3
+        assert good == erring[:2] * 2
+        assert sum(good[:2]) == proof.num_tokens
+
+
+def test_a_good_call_after_the_error_is_no_control_it_may_be_what_the_hint_names(monkeypatch):
+    proved, passes = asked_of(monkeypatch, MADE[:4])
+    for proof, found in zip(proved.proofs, passes, strict=True):
+        assert (proof.num_good_calls, proof.num_good_elsewhere) == (1, 0)
+        assert not any("error: not found" in context for context, _ in found)
+
+
+def test_a_site_without_a_good_call_before_it_is_compared_with_those_of_other_sessions_and_that_is_said(monkeypatch):
+    made = [after_a_good_call(0), logged(1), logged(2), logged(3), after_a_good_call(4)]
+    proved, passes = asked_of(monkeypatch, made)
+    assert [(each.num_good_calls, each.num_good_elsewhere) for each in proved.proofs] == [
+        (1, 0),
+        (2, 2),
+        (2, 2),
+        (2, 2),
+        (1, 0),
+    ]
+    for number in (1, 2, 3):
+        good = [context for context, _ in passes[number][6:]]
+        assert len(good) == 8  # two calls, name and argument, with and without the hint
+        assert all(f"Run test {number}." not in context for context in good)
+        own = HINTS[tuple(HINTS)[number % 2]]
+        assert [own in context for context in good] == [False, False, True, True] * 2
+    found = verdict(proved.proofs)
+    assert (found.num_with_good, found.num_elsewhere) == (5, 3)
+    assert "at 0% of 5 sites (3 of them by calls of other sessions, having none before it)" in found.in_words()
+
+
+def test_where_no_session_has_a_good_call_the_sentence_says_that_nothing_was_compared(monkeypatch):
+    made = [
+        replace(each, conversation=replace(each.conversation, turns=each.conversation.turns[:3]))
+        for each in (logged(number) for number in range(5))
+    ]
+    proved, _ = asked_of(monkeypatch, made)
+    assert {proof.num_good_calls for proof in proved.proofs} == {0}
+    assert "no good call to compare with at 5 sites" in verdict(proved.proofs).in_words()

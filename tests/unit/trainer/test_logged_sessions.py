@@ -208,7 +208,7 @@ def test_a_proof_is_kept_in_the_run_directory_and_not_made_twice(tmp_path, monke
     model = tiny().double()
     found = LoggedSessions.from_run(run, renderer(), budget=512)
     proved = found.prove(model)
-    rows = list(run.read_jsonl("hint_proof", schema="hint_proof", version=2))
+    rows = list(run.read_jsonl("hint_proof", schema="hint_proof", version=3))
     assert [row["site_id"] for row in rows] == [each[0][0].id for each in (s.sites for s in made)]
     for row, proof in zip(rows, proved.proofs, strict=True):
         assert row["advantage"] == proof.advantage == row["with_other_hint"] - row["with_hint"]
@@ -220,6 +220,8 @@ def test_a_proof_is_kept_in_the_run_directory_and_not_made_twice(tmp_path, monke
         "kept": sum(proof.is_kept for proof in proved.proofs),
         "lowered_more_than_by_another_kind": sum(proof.advantage > 0 for proof in proved.proofs),
         "lowered_more_than_good_calls": sum(proof.advantage_over_good > 0 for proof in proved.proofs),
+        "compared_with_good_calls": 4,
+        "compared_with_those_of_other_sessions": 4,
     }
     assert sum(meta.drops.values()) == 4 - meta.counts["kept"]
     asked = []

@@ -6,13 +6,14 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import offline_worker as worker
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from warm_crf import python_command
 
 SRC = Path(__file__).parents[3] / "src"
 
@@ -27,7 +28,7 @@ def free_port():
 def results(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     environment = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, worker.__file__, request.param]
+    command = [*python_command(), worker.__file__, request.param]
     port = str(free_port())
     outputs = [open(folder / f"{rank}.txt", "w+") for rank in (0, 1)]  # noqa: SIM115, PTH123
     processes = [

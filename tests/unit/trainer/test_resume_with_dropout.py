@@ -17,9 +17,8 @@ from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from rollouts.tiny_policy import load_tokenizer, save_policy
-from rollouts.trainers import by_first_token, light_process, make, questions, quick_config
+from rollouts.trainers import by_first_token, make, questions, quick_config
 
-light_process()
 MADE = [logged(number) for number in range(4)]
 
 

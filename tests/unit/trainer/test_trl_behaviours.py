@@ -13,7 +13,6 @@ from rollouts.trainers import (
     TRAINERS,
     by_first_token,
     changed,
-    light_process,
     make,
     prompts,
     quick_config,
@@ -26,12 +25,6 @@ from rollouts.watched_losses import assert_losses_agree, watch_losses
 # Completions of unequal length, and the last one of each prompt without an end: it fills the budget.
 SPOKEN = {text: [["yes"], ["not so"], ["the file failed and the tests ran on"]] for text in PROMPTS}
 BUDGET = 8
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _light():
-    with light_process():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from rollouts.trainers import (
     TRAINERS,
     by_first_token,
     changed,
-    light_process,
     make,
     questions,
     quick_config,
@@ -22,12 +21,6 @@ from rollouts.trainers import (
 )
 
 ADD = call("add", first=3, second=4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _light():
-    with light_process():
-        yield
 
 
 @pytest.fixture(scope="module")

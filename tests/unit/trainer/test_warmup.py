@@ -205,6 +205,38 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
         warm_up(tiny(), arguments(tmp_path / "until", **SAVING), sessions_of(made=MADE), patience=1)
 
 
+@pytest.mark.parametrize("make", [tiny, adapted])
+def test_other_start_weights_or_settings_than_a_finished_warm_ups_are_refused_by_name(tmp_path, make):
+    folder, sessions = tmp_path / "warm", sessions_of(made=MADE)
+    done = warm_up(make(), arguments(folder, **SAVING), sessions)
+    assert warm_up(make(), arguments(folder, **SAVING), sessions) == done
+
+    def other():
+        return tiny(seed=1) if make is tiny else adapted(tiny(seed=1))
+
+    with pytest.raises(StaleArtefactError, match=r"warmup.json.*got .*start weights .*train.output"):
+        warm_up(other(), arguments(folder, **SAVING), sessions)
+    changes = {"learning_rate": 2e-2, "max_steps": 6, "seed": 4}
+    for name, value in changes.items():
+        with pytest.raises(StaleArtefactError, match=rf"got {name} .*expected {name} {value}.*train.output"):
+            warm_up(make(), arguments(folder, **SAVING | {name: value}), sessions)
+    told = {"logging_steps": 1, "save_total_limit": 2}  # which change nothing of the weights
+    assert warm_up(make(), arguments(folder, **SAVING | told), sessions) == done
+    with pytest.raises(StaleArtefactError, match=r"start weights|frozen weights"):
+        trainer_of(tmp_path / "main", sessions, model=other(), warmed_up=folder / done.checkpoint)
+
+
+def test_a_warm_up_that_was_cut_short_goes_on_from_its_own_start_weights_alone(tmp_path, monkeypatch):
+    sessions = sessions_of(made=MADE)
+    with monkeypatch.context() as patch:
+        dying(patch, 3)
+        with pytest.raises(RuntimeError, match="killed"):
+            warm_up(tiny(), arguments(tmp_path, **SAVING), sessions)
+    with pytest.raises(StaleArtefactError, match="start_weights"):
+        warm_up(tiny(seed=1), arguments(tmp_path, **SAVING), sessions)
+    assert warm_up(tiny(), arguments(tmp_path, **SAVING), sessions).checkpoint == "checkpoint-4"
+
+
 def test_the_log_prob_of_names_is_the_mean_over_calls_of_the_sum_up_to_the_name():
     model, sessions = tiny().double().eval(), sessions_of(made=MADE)
     tokenizer, found = renderer().tokenizer, []

@@ -49,11 +49,13 @@ class Decision(NamedTuple):
 
     `correction`: name, and the first token that differs from the right call (in the name, where that differs).
     `first_argument`: name, and the first tokens of the first argument. `name`: the name alone. `call`, `turn`: all of
-    the calls where no name is found in them, all of the turn where it has none.
+    the calls where no name is found in them, all of the turn where it has none. `depth`: by how many tokens the first
+    one that differs stands behind the first of the first argument.
     """
 
     stretches: tuple[Stretch, ...]
     basis: Basis
+    depth: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -61,7 +63,13 @@ class Decision(NamedTuple):
 
 
 def decide(
-    renderer: Renderer, rendered: RenderedSequence, span: TurnSpan, words: CallWords | None, *, start: int | None = None
+    renderer: Renderer,
+    rendered: RenderedSequence,
+    span: TurnSpan,
+    words: CallWords | None,
+    *,
+    start: int | None = None,
+    most: int = MOST_ARGUMENT_TOKENS,
 ) -> Decision:
     """The decision of a turn's first call, or of the one that begins at token `start`."""
     if span.call_start is None or span.call_end is None:
@@ -77,7 +85,29 @@ def decide(
     argument = texts.find(re.escape(words.argument), name[1]) if words.argument else None
     if argument is None:
         return Decision((name,), "name")
-    return Decision((name, (argument[0], min(argument[1], argument[0] + MOST_ARGUMENT_TOKENS))), "first_argument")
+    return Decision((name, (argument[0], min(argument[1], argument[0] + most))), "first_argument")
+
+
+def decide_like(
+    renderer: Renderer, rendered: RenderedSequence, span: TurnSpan, words: CallWords, other: Decision
+) -> Decision | None:
+    """The decision of a turn's first call on as many tokens of name and argument as another's; None if it has fewer.
+
+    Means over more or other tokens would not compare. A token deep in an argument is compared with one as deep, or with
+    the last one; whole calls and turns with as much of a whole one as there is.
+    """
+    if other.basis in ("call", "turn"):
+        whole = decide(renderer, rendered, span, None)
+        ((first, end),) = whole.stretches
+        return whole._replace(stretches=((first, min(end, first + other.num_tokens)),))
+    own = decide(renderer, rendered, span, words, most=span.end)
+    have, sizes = ([end - first for first, end in each.stretches] for each in (own, other))
+    if own.basis == "call" or len(have) < len(sizes) or any(map(int.__lt__, have, sizes)):
+        return None
+    deep = (0, min(other.depth, have[-1] - sizes[-1]))
+    begins = [first + at for (first, _), at in zip(own.stretches, deep, strict=False)]
+    stretches = tuple((begin, begin + size) for begin, size in zip(begins, sizes, strict=False))
+    return Decision(stretches, other.basis, other.depth)
 
 
 def decide_against(
@@ -110,8 +140,11 @@ def decide_against(
     parting = (span.call_start or 0) + _num_same(others, own)
     if others == own or parting >= (span.call_end or 0):
         return found
-    name = found.stretches[0]
-    return Decision((name,) if parting < name[1] else (name, (parting, parting + 1)), "correction")
+    name, argument = found.stretches[0], found.stretches[1:]
+    if parting < name[1]:
+        return Decision((name,), "correction")
+    depth = max(0, parting - argument[0][0]) if argument else 0
+    return Decision((name, (parting, parting + 1)), "correction", depth)
 
 
 class _Texts:

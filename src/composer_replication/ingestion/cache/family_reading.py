@@ -7,6 +7,7 @@ one process or many, the artefact has the same bytes.
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -27,6 +28,8 @@ from composer_replication.runs.conversations import to_row
 
 # How many results may wait for the one before them, per process: enough to keep all busy, and memory flat.
 _AHEAD = 4
+_MOST_WORKERS = 8
+_BYTES_PER_WORKER = 1 << 20  # what one process reads while another one starts
 
 
 class FamilyLines(NamedTuple):
@@ -35,6 +38,12 @@ class FamilyLines(NamedTuple):
     source: SessionSource
     lines: list[bytes]
     facts: list[RowFacts]
+
+
+def workers_for(num_bytes: int) -> int:
+    """How many processes pay off: one per core, but none for so little that it is read before they have begun."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(_MOST_WORKERS, cores, 1 + num_bytes // _BYTES_PER_WORKER)
 
 
 def read_families(

@@ -15,7 +15,7 @@ import orjson
 
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.ingestion.cache.content_marks import RowFacts, facts_of
-from composer_replication.ingestion.cache.family_reading import FamilyLines, read_families
+from composer_replication.ingestion.cache.family_reading import FamilyLines, read_families, workers_for
 from composer_replication.ingestion.cache.last_ingest import Earlier
 from composer_replication.ingestion.cache.planning import Planned
 from composer_replication.ingestion.cache.session_sources import Row, SessionSource, with_rows, with_suffix
@@ -48,7 +48,7 @@ def gather(
     planned: list[Planned],
     earlier: Earlier,
     scrub: ScrubSettings | None,
-    num_workers: int,
+    num_workers: int | None,
     progress: Callable[[int, int], None] | None,
 ) -> Generator[list[GatheredFamily], None, None]:
     """Read what is to be read, take over the rest. The spool has no name and is gone with the process."""
@@ -57,7 +57,7 @@ def gather(
     gathered: list[GatheredFamily] = []
     with tempfile.TemporaryFile(dir=folder) as spool:
         taking = _TakingOver(earlier, spool, None if scrub is None else scrub.family_scrubber())
-        reading = read_families(asked, scrub, earlier.forgotten, num_workers=num_workers)
+        reading = read_families(asked, scrub, earlier.forgotten, num_workers=num_workers or workers_for(total))
         for each in planned:
             gathered.append(taking.whole(each) if each.family is None else taking.beside(each, next(reading)))
             done += each.num_bytes

@@ -211,11 +211,13 @@ FILE_ARGUMENTS: tuple[FailureRule, ...] = (
         r"|object)\b,? (?:but )?"
         r"(?:received|got)|(?:MCP error )?-32602|.{0,60}arguments? (?:is|are|was|were) not valid JSON"
         r"|.{0,20}regex parse error"
-        r"|.{0,20}(?:invalid|malformed) (?:regex|regular expression|glob)|File must be an? |.{0,60}invalid patch\b"
+        r"|.{0,20}(?:invalid|malformed|error parsing) (?:regex|regular expression|glob)|File must be an?\b"
+        r"|.{0,60}invalid patch\b|Invalid \w{1,30} parameter|Page range .{1,40} exceeds|File path must"
+        r"|Path is not a dir"
         r"|.{0,60}Invalid arguments? for (?:tool|function)|Invalid (?:tool )?(?:arguments?|parameters?"
         r"|params|input)\b",
         *("argument", "param", "propert", "field", "validation", "required", "expected", "-32602", "invalid"),
-        *("regex", "must be", "validating"),
+        *("regex", "must be", "validating", "error parsing", "page range", "not a dir"),
         channels="file",
         where="start",
         confidence=0.93,
@@ -239,8 +241,8 @@ MISUSES: tuple[FailureRule, ...] = (
         r"|Agent type .{1,80} not found|You are not in plan mode|.{0,40}(?:No (?:task|shell|agent|session)"
         r"|Task|Shell) (?:found with|with) ID"
         r"|(?:Task|Shell|Agent) \S{1,80} (?:is not running|not found|does not exist)"
-        r"|.{0,60}is not a valid (?:URL|value|option|choice)",
-        *("skill", "agent", "command", "mode", "type", "url", "task", "shell", "valid", "session"),
+        r"|.{0,60}is not a valid (?:URL|value|option|choice)|(?:Error: )?Cannot specify both",
+        *("specify both", "skill", "agent", "command", "mode", "type", "url", "task", "shell", "valid", "session"),
         channels="other",
         where="start",
         confidence=0.8,

@@ -10,6 +10,7 @@ import difflib
 import re
 
 from composer_replication.actions.shell.command import SET_UP, UTILITIES, WELL_KNOWN, Command
+from composer_replication.actions.tools import word_set
 from composer_replication.sites.rule import FailureRule, rule
 
 _NO_FILE = (
@@ -38,6 +39,9 @@ _QUOTED = re.compile(r"['\"`‘’“”«»「」]([^'\"`‘’“”«»「」
 _RENAMED = re.compile(r"\brename (\S{1,300}) to ")
 _GIT_ASKS = re.compile(r"\b(?:rev-parse|merge-base|show-ref|ls-remote|submodule|clone|fetch|pull|push|remote)\b")
 _TYPED_SHELL = re.compile(r"(?:/\S{0,40}/)?(?:bash|sh|zsh|dash|fish|ksh)\b")
+_SUMMARY = re.compile(r"nothing (?:added )?to commit|no changes added")
+_VERB = re.compile(r"^(?:cannot|can't) (?:access|read|open|stat) ")
+_ON_WINDOWS = word_set("ls cp mv rm cat touch export source which head tail grep sed awk chmod ln sudo pwd uname man")
 _SCRIPT_LINE = re.compile(r"\S+: (?:line )?\d+: ")
 _NOT_A_PATH = re.compile(
     r"(?:Error|Exception)\b|\berror:(?! pathspec)|socket|bad interpreter|loading shared librar|not a valid"
@@ -56,6 +60,8 @@ def is_slip(match: re.Match[str], command: Command) -> bool:
     name = _command_name(match)
     if not command.calls(name) or command.is_remote or _in_script(match.string):
         return False
+    if "is not recognized" in match[0] and name in _ON_WINDOWS:
+        return True
     return name in UTILITIES or (name not in SET_UP and bool(_near(name)))
 
 
@@ -75,15 +81,15 @@ def _names_its_path(match: re.Match[str], command: Command) -> bool:
     if _in_script(line) or command.is_remote or _NOT_A_PATH.search(line) or not command.is_own(line):
         return False
     pieces = [*_QUOTED.findall(line), *_RENAMED.findall(line), *re.split(r"\s?[:：]\s", line)[1:]]
-    return any(command.names(piece.removeprefix("cannot access ").strip()) for piece in pieces if piece)
+    return any(command.names(_VERB.sub("", piece).strip()) for piece in pieces if piece)
 
 
 def _is_gits_own(match: re.Match[str], command: Command) -> bool:
     """Whether git says this of what was asked of it: a script, a build or a hook may have asked something else."""
-    if not command.only_git or (match["said"] is None and not match.string[:1].isupper() and "nothing" not in match[0]):
+    is_summary = _SUMMARY.search(match[0]) is not None
+    if not command.only_git or (match["said"] is None and not match.string[:1].isupper() and not is_summary):
         return False
-    # `git status` says "nothing to commit" when all is well.
-    return not ("nothing to commit" in match[0] and "git status" in command.text)
+    return not (is_summary and "git status" in command.text)  # which says so when all is well
 
 
 SLIPS: tuple[FailureRule, ...] = (

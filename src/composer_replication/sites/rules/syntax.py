@@ -29,14 +29,18 @@ SYNTAX: tuple[FailureRule, ...] = (
         r"|here-document"
         r"|ambiguous redirect|unary operator expected|binary operator expected|integer expression expected"
         r"|bad array subscript|bad floating point|value too great for base|division by 0|failed glob|bad range"
-        r"|is not the exit status|no coprocess|-\w: invalid option|bad assignment|command not found: #$"
-        r"|Variables cannot be bracketed|Command substitutions not allowed|Expected )"
+        r"|is not the exit status|no coprocess|-[\w-]: invalid option|bad assignment|command not found: #$"
+        r"|Variables cannot be bracketed|Command substitutions not allowed|Expected "
+        r"|can only .{0,12}(?:be used in|from) a fun"
+        r"|cd: too many arguments|invalid (?:number|directive)$|\$\(\.\.\.\) is not supported"
+        r"|(?:\[\[|source|shopt|mapfile|readarray|declare|local|pushd|setopt|function): (?:command )?not found$"
+        r"|command not found: (?:mapfile|readarray|shopt|compgen|complete)$)"
         r"|^(?:bash|sh|zsh|\(eval\))(?::\d+| line \d+|: line \d+)?: \[+: .{1,80}|^sh: \d+: Syntax error",
         *("syntax error", "unexpected", "parse error", "unmatched", "unterminated", "bad "),
         *("event not found", "identifier", "attribute", "conditional", "read-only variable", "missing "),
         *("unknown condition", "not valid", "expected", " not found", "unsupported use", "here-document"),
         *("ambiguous", "too great", "division by", "failed glob", "[: ", "exit status", "bracketed"),
-        *("not allowed", "coprocess", "invalid option"),
+        *("not allowed", "coprocess", "invalid ", "can only ", "too many", "not supported"),
         channels="shell",
         confidence=0.85,
         accept=is_here,

@@ -25,7 +25,7 @@ NO_PAIR = (
     "channel trace_replay_dpo cannot run: beta_replay is {:g}, and there is no preference pair in the run;"
     " `crf replay` and `crf pairs` make some, loss.beta_replay = 0 says that none are wanted"
 )
-WARM_UP = {"phase": "warm-up"}
+WARM_UP = "warm-up"
 _KNOBS = dict(zip(CHANNELS, ("lm_weight", "alpha_sdpo", "beta_replay"), strict=True))
 
 
@@ -59,11 +59,15 @@ def ready_sessions(
 def take_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
     """Put the weights that a warm-up ended with into the model it is of; and which phase of a training comes now."""
     manifest = check_manifest(checkpoint)
-    if manifest["about"]["data"].get("phase") != WARM_UP["phase"]:
+    if manifest["about"]["data"].get("phase") != WARM_UP:
         fix = "Give the folder that `trainer.warmup.warm_up` names."
         raise StaleArtefactError(explain(str(checkpoint), got="no checkpoint of a warm-up", expected="one", fix=fix))
     check_identity(manifest["about"]["model"], model_identity(model), checkpoint)
-    start_weights = weights_digest(model)
+    start_weights, began_with = weights_digest(model), manifest["about"]["data"].get("start_weights", "unknown")
+    if began_with != start_weights:
+        fix = "Give the model that the warm-up began with, or warm this one up in another folder."
+        got, expected = f"a warm-up that began with start weights {began_with[:12]}", f"these, {start_weights[:12]}"
+        raise StaleArtefactError(explain(str(checkpoint), got=got, expected=expected, fix=fix))
     load_weights(model, checkpoint)
     return {
         "phase": "after a warm-up",

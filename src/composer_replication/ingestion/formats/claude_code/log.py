@@ -194,12 +194,16 @@ class _Reader:
             title=self._tree.title,
             cwd=_text_or_none(first.get("cwd")),
             agent_version=_text_or_none(first.get("version")),
-            extra=self._extra(first),
+            extra=self._extra(first, is_first=link is None),
         )
 
-    def _extra(self, first: Mapping[str, Any]) -> dict[str, Any]:
+    def _extra(self, first: Mapping[str, Any], *, is_first: bool) -> dict[str, Any]:
         branch = _text_or_none(first.get("gitBranch"))
-        known = {"agent_id": self._agent_id, "git_branch": branch if branch != "HEAD" else None}
+        known = {
+            "agent_id": self._agent_id,
+            "git_branch": branch if branch != "HEAD" else None,
+            "begins_inside": is_first and self._tree.begins_inside,
+        }
         return {name: value for name, value in known.items() if value}
 
 

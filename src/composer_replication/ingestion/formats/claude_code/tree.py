@@ -60,6 +60,8 @@ class RecordTree:
     queue_operations: list[tuple[int, Record]] = field(default_factory=list[tuple[int, Record]])
     ended_at: dict[str, str] = field(default_factory=dict[str, str])
     """The start of a context (a boundary, or a summary that lost its own) -> where the context before it ended."""
+    begins_inside: bool = False
+    """Whether its first record follows one that is not there: something came before this log."""
     _entries: list[Entry] = field(default_factory=list[Entry])
 
     def add(self, line: int, record: Record) -> None:
@@ -91,6 +93,9 @@ class RecordTree:
         links.settle(behind_their_parents(kept))
         self.nodes, self.nearest, self.ended_at = links.nodes, links.nearest, links.ended_at
         self.chain_of = links.chain_of
+        first = next((entry for entry in self._entries if not entry.is_sidechain), None)
+        parent = None if first is None else first.parent
+        self.begins_inside = isinstance(parent, str) and all(entry.uuid != parent for entry in self._entries)
         self._entries = []
 
     def _is_boundary(self, kind: str, record: Record, line: int) -> bool:
