@@ -11,7 +11,7 @@ NEW_ENVS = {
         "Episode": "(*, task, policy, seed, turns, reward)",
         "Finding": "(*, turn, kind, repeats, how, chosen)",
         "FlawedAgent": '(*, name="flawed", rates=<factory>, corrects=1.0)',
-        "Mistake": "(name, kind, meaning, instead)",
+        "Mistake": "(name, kind, at, meaning, instead)",
         "Move": "(*, text, tool, arguments)",
         "PlayedTurn": "(*, move, outcome, mistake=None, corrects=(), could=())",
         "Policy": "protocol",

@@ -110,7 +110,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "unregister_rule": "(rule)",
     },
     "judge": {
-        "Checkout": "(repository, commit, seconds)",
+        "Checkout": "(repository, commit)",
         "EarlierSessions": "()",
         "Judge": "(state, *, project=None, checkout=None)",
         "JudgedCall": "(turn, call, judgement, result, site, judge)",
