@@ -30,8 +30,8 @@ from composer_replication.pairs.likeness import (
     names_in,
     plain_words,
 )
-from composer_replication.pairs.needless_looks import reading
-from composer_replication.pairs.searches import search_by_name, search_for
+from composer_replication.pairs.needless_looks import reading, searching
+from composer_replication.pairs.searches import help_for, name_to_search, search_for, tree_with
 from composer_replication.sites.retyped import is_typed_otherwise
 from composer_replication.sites.user_words import CORRECTED
 from composer_replication.types import Action, ErrorSite, ToolCall
@@ -46,8 +46,6 @@ _MAX_WORDS, _MAX_EDITS = 20, 20
 _CHANGED, _MAX_LINES = 2, 2000
 _MIN_DONE, _MAX_NAME, _MIN_NAME = 8, 100, 0.85
 _FOUND = ("found_in_whole_file", "found_in_part")
-_ASKS_FOR_HELP = re.compile(r"(?:^|\s)(?:--help|help)(?:\s|$)")
-_LISTS_ITSELF = frozenset({"help", "tasks", "list", "ls"})
 _AGAINST = re.compile(r"\b(?:don'?t|do not|no|not|never|without|skip|stop|instead|rather|too)\b", re.IGNORECASE)
 _TYPED_WRONG = frozenset({"usage_error", "shell_syntax", "input_validation", "tool_not_found"})
 
@@ -195,10 +193,16 @@ class Decision:
         for later in self._later[:_NEXT]:
             if later.call.name == self._call.name and later.path and self._is_meant(later, name):
                 if self._is_shown(later):
-                    return None if self._is_read(later.path) else (later.call, "corrected")
+                    is_needless = not is_edit(later.call.name) and self._is_read(later.path)
+                    return None if is_needless else (later.call, "corrected")
                 break
-        by_name = search_by_name(self._path, self._call, self._later, self._judge.state, self._cwd)
-        return self._search(self._path) or (None if by_name is None else (by_name, "look_first"))
+        return self._search(self._path) or self._search_by_name(self._path)
+
+    def _search_by_name(self, path: str) -> Decided:
+        """A search that nobody made, as the session searches; where it never did, the list that brought the file up."""
+        name = name_to_search(path, self._later, self._judge.state, self._cwd)
+        found = name and (searching(self._call, name, self._judge.state) or tree_with(name, self._later))
+        return (found, "look_first") if found else None
 
     def _listing(self) -> Decided:
         return None if self._path is None else self._search(self._path)
@@ -228,7 +232,8 @@ class Decision:
         """The same call as it has to be typed; what it names besides had been shown, and was not told by the error."""
         later = self._next_alike() or self._typed_otherwise()
         if later is None:
-            return self._help()
+            asked = help_for(command_of(self._call), self._later)
+            return None if asked is None else (asked, "look_first")
         if is_edit(later.call.name):
             said = self._judge.verdict(later.call)
             return (later.call, "corrected") if said.says == "ok" else None
@@ -244,16 +249,6 @@ class Decision:
         ours = command_of(self._call)
         calls = (later for later in self._later[:_NEXT] if command_of(later.call))
         return next((later for later in calls if is_typed_otherwise(ours, command_of(later.call))), None)
-
-    def _help(self) -> Decided:
-        """What the same program says about itself, asked right after the failure."""
-        programs = {name for name, _ in Command.of(command_of(self._call)).programs}
-        for later in self._later[:1]:
-            asked = Command.of(later.words)
-            same = [first for name, first in asked.programs if name in programs]
-            if same and (_ASKS_FOR_HELP.search(asked.text) or _LISTS_ITSELF & {*same}):
-                return later.call, "look_first"
-        return None
 
     def _told(self) -> Decided:
         """After a user's words: the same change, made as the user wants it; or the command that the words name.

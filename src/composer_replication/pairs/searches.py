@@ -12,10 +12,11 @@ from composer_replication.actions.shell.command import Command, is_path
 from composer_replication.actions.shown.views import without_reminders
 from composer_replication.actions.tools import plain_name
 from composer_replication.pairs.later_calls import SEARCHES, LaterCall
-from composer_replication.pairs.needless_looks import searching
 from composer_replication.types import ToolCall
 
 _NEXT, _NEXT_USE, _MAX_NAMES, _MIN_WORD = 3, 2, 20, 3
+_ASKS_FOR_HELP = re.compile(r"(?:^|\s)(?:--help|help)(?:\s|$)")
+_LISTS_ITSELF = frozenset({"help", "tasks", "list", "ls"})
 _SETTLED = ("not_listed", "not_globbed")
 _NAMED_FILE = re.compile(r"[\w@+-][\w./@+-]*\.\w+|[\w@+.-]+/[\w./@+-]+")
 
@@ -47,30 +48,37 @@ def search_for(
     return None
 
 
-def search_by_name(
-    path: str, failed: ToolCall, later: Sequence[LaterCall], state: SessionState, cwd: str | None
-) -> ToolCall | None:
-    """A search that nobody made, as the session searches, where a file of that name was opened afterwards.
+def name_to_search(path: str, later: Sequence[LaterCall], state: SessionState, cwd: str | None) -> str | None:
+    """The name of a missing file, or its beginning, where a file called so was opened afterwards.
 
-    Where the session had not searched yet, the list of a whole tree that brought that file up.
+    None also where a look had settled that it is not there.
     """
-    name = _named_alike(path, later, cwd)
-    if name is None or state.paths.standing(normal_path(path, cwd)).is_there is False:
+    if state.paths.standing(normal_path(path, cwd)).is_there is False:
         return None
-    lists = (look.call for look in later[:_NEXT] if look.is_listing and look.is_look and f"/{name}" in look.text)
-    return searching(failed, name, state) or next(lists, None)
-
-
-def _named_alike(path: str, later: Sequence[LaterCall], cwd: str | None) -> str | None:
-    """What to search for: the name of a missing file, or its beginning, if a file called so was opened afterwards."""
     folder, _, name = path.rstrip("/").rpartition("/")
     stem = name[: len(name) - len(name.lstrip("."))] + name.lstrip(".").partition(".")[0]
     others = [each.path for each in later if each.path and normal_path(each.path, cwd) != normal_path(path, cwd)]
-    names = [other.rpartition("/")[2] for other in others]
-    if name in names and "." in name[1:]:
+    if "." in name[1:] and any(other.rpartition("/")[2] == name for other in others):
         return name
     is_beside = any(other.rpartition("/")[0] == folder and _begins(other.rpartition("/")[2], stem) for other in others)
     return f"{stem}*" if is_beside and len(stem) > _MIN_WORD else None
+
+
+def tree_with(name: str, later: Sequence[LaterCall]) -> ToolCall | None:
+    """The list of a whole tree that brought up a file of this name."""
+    lists = (look.call for look in later[:_NEXT] if look.is_listing and look.is_look and f"/{name}" in look.text)
+    return next(lists, None)
+
+
+def help_for(command: str, later: Sequence[LaterCall]) -> ToolCall | None:
+    """What the same program says about itself, asked right after the failure."""
+    programs = {name for name, _ in Command.of(command).programs}
+    for look in later[:1]:
+        asked = Command.of(look.words)
+        same = {first for name, first in asked.programs if name in programs}
+        if same and (_ASKS_FOR_HELP.search(asked.text) or _LISTS_ITSELF & same):
+            return look.call
+    return None
 
 
 def _begins(name: str, stem: str) -> bool:

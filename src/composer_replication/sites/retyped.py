@@ -117,13 +117,12 @@ def _retyped(turns: Sequence[Turn], sites: Mapping[str, ErrorSite], failed: set[
             words = ()
             continue
         words = (*words, turn.thinking[:_FIRST_WORDS], turn.text[:_FIRST_WORDS])
-        if turn.calls:
+        if turn.calls and waiting:
             yield from _admitted(words, turn.calls[0], waiting)
         made = [(call, command_text(call.name, call.arguments)) for call in turn.calls]
-        for call, command in made:
-            typed = _typed(command)
-            if typed is not None and call.id not in failed:
-                yield from _worked(typed, waiting)
+        for call, command in made if waiting else ():
+            if command and call.id not in failed:
+                yield from _worked(command, waiting)
             if not _changes_nothing(call):
                 waiting.clear()
             for each in waiting:
@@ -132,9 +131,11 @@ def _retyped(turns: Sequence[Turn], sites: Mapping[str, ErrorSite], failed: set[
         waiting += [_Waiting(sites[call.id], text, _typed(text)) for call, text in made if call.id in sites]
 
 
-def _worked(typed: _Typed, waiting: Sequence[_Waiting]) -> Iterator[tuple[str, str]]:
+def _worked(command: str, waiting: Sequence[_Waiting]) -> Iterator[tuple[str, str]]:
+    typed = _typed(command) if waiting else None
     for each in waiting:
-        if each.typed is not None and (kind := _mistake(each.typed, typed, each.site.kind)):
+        kind = None if typed is None or each.typed is None else _mistake(each.typed, typed, each.site.kind)
+        if kind is not None:
             yield each.site.call_id, kind
 
 
