@@ -5,11 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints/main.txt)
 LOCK := uv pip compile --quiet --generate-hashes --no-deps --no-header --no-annotate --python-version 3.11
+PIP := $(BIN)/python -m pip install --quiet --no-compile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONDONTWRITEBYTECODE
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim test-envs check format bench reference docs clean
+.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim test-envs check format bench card reference docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -18,14 +20,18 @@ setup: $(STAMP) ## a .venv with the pinned set, torch first
 
 # torch goes in alone and pinned: asked for by another package it may arrive as a different, much larger build.
 # Everything else is what constraints/main.hashes.txt names, file by file: another file of the same name is refused.
+# pip would compile every module of every package, one after the other, which is most of the time: all cores do it, and
+# leave out what is hardly ever imported (that is compiled when it is). Some packages hold files that are no Python.
+RARE := /(tests?|transformers/models|torch/testing|pip|setuptools)/
 $(STAMP): pyproject.toml constraints/main.hashes.txt constraints/triton.hashes.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r constraints/main.hashes.txt
+	$(PIP) $(TORCH)
+	$(PIP) --no-deps --require-hashes -r constraints/main.hashes.txt
 	$(BIN)/python -c 'import triton' 2>/dev/null || \
-		$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r constraints/triton.hashes.txt
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e '.[dev,train]'
+		$(PIP) --no-deps --require-hashes -r constraints/triton.hashes.txt
+	$(PIP) --no-deps --no-build-isolation -e '.[dev,train]'
 	$(BIN)/python -m pip check
+	-$(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib src
 	touch $(STAMP)
 
 lock: ## constraints/*.hashes.txt from constraints/main.txt (needs uv)
@@ -88,6 +94,9 @@ format: setup ## write the format and the safe lint fixes
 bench: setup ## the benchmark tables; on a machine without a GPU, at a small size
 	$(BIN)/python benchmarks/jsd_kernel.py $(if $(wildcard /dev/nvidia0),,--rows 256 --hidden 64 --vocab 8000)
 	$(BIN)/python benchmarks/sdpo_step.py $(if $(wildcard /dev/nvidia0),,--tiny)
+
+card: setup ## what the embedded student does on held-out tasks, compared with its card (minutes)
+	$(BIN)/python scripts/student/card.py
 
 reference: setup ## docs/reference anew, from the code
 	$(BIN)/python docs/reference/generate.py

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server on this machine whose models are scripts, by the model's name or by the task's prompt."""
+"""An OpenAI-compatible server on this machine whose models are scripts: model `NAME` makes the calls of that script."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def serving(models: Mapping[str, Sequence[Turn]]) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            prompt = next(message["content"] for message in body["messages"] if message["role"] == "user")
-            turns = models[prompt] if prompt in models else models[body["model"]]
+            turns = models[body["model"]]
             number = sum(message["role"] == "assistant" for message in body["messages"])
             answer = json.dumps(_completion(body["model"], number, turns[number] if number < len(turns) else ()))
             self.send_response(200)

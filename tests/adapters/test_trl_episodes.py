@@ -11,7 +11,7 @@ from trl import GRPOTrainer
 from adapters.scripted_episodes import MAX_CALLS, Script, played_alone, scripts
 from composer_replication.envs.trl_environment import WorkspaceEnvironment
 from rollouts.tiny_policy import ScriptedGeneration, save_policy
-from rollouts.trainers import light_process, make, quick_config, spy
+from rollouts.trainers import make, quick_config, spy
 
 SCRIPTS = scripts()
 SAID = "I am done."
@@ -40,19 +40,18 @@ def episodes(tmp_path_factory):
     config = quick_config(
         folder, per_device_train_batch_size=len(rows), num_generations=2, max_completion_length=200_000
     )
-    with light_process():
-        trainer = make(
-            GRPOTrainer,
-            save_policy(folder / "policy"),
-            config,
-            reward_funcs=worth,
-            train_dataset=Dataset.from_list(rows),
-            environment_factory=lambda: WorkspaceEnvironment(max_calls=MAX_CALLS),
-        )
-        trainer.model.config.max_position_embeddings = config.max_completion_length  # TRL drops what is longer
-        ScriptedGeneration(trainer, {each.name: [spoken(each)] for each in SCRIPTS})
-        generated, rewarded = spy(trainer, "_generate"), spy(trainer, "_calculate_rewards")
-        trainer._generate_and_score_completions(rows)
+    trainer = make(
+        GRPOTrainer,
+        save_policy(folder / "policy"),
+        config,
+        reward_funcs=worth,
+        train_dataset=Dataset.from_list(rows),
+        environment_factory=lambda: WorkspaceEnvironment(max_calls=MAX_CALLS),
+    )
+    trainer.model.config.max_position_embeddings = config.max_completion_length  # TRL drops what is longer
+    ScriptedGeneration(trainer, {each.name: [spoken(each)] for each in SCRIPTS})
+    generated, rewarded = spy(trainer, "_generate"), spy(trainer, "_calculate_rewards")
+    trainer._generate_and_score_completions(rows)
     return generated[0][2][3], rewarded[0][2][:, 0].tolist()
 
 

@@ -11,7 +11,7 @@ NEW_ENVS = {
         "Episode": "(*, task, policy, seed, turns, reward)",
         "Finding": "(*, turn, kind, repeats, how, chosen)",
         "FlawedAgent": '(*, name="flawed", rates=<factory>, corrects=1.0)',
-        "Mistake": "(name, kind, meaning, instead)",
+        "Mistake": "(name, kind, at, meaning, instead)",
         "Move": "(*, text, tool, arguments)",
         "PlayedTurn": "(*, move, outcome, mistake=None, corrects=(), could=())",
         "Policy": "protocol",
@@ -22,6 +22,7 @@ NEW_ENVS = {
         "play": "(task, policy, seed=0, *, force=None, runner=None, max_calls=40)",
         "retrace": "(task, calls, *, runner=None)",
     },
+    "envs.student": {"load_student": "(**options)", "student_folder": "()"},
     "envs.workspace": {
         "TOOLS": "value",
         "Difficulty": "(*args, **kwargs)",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,6 @@ from rollouts.tiny_policy import load_tokenizer
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 PROMPTS = ("The sky is", "A file holds", "Run the tests", "It is not")
-
-
 TRAINERS = ("GRPOTrainer", "ComposerReplicationTrainer")
 
 
@@ -30,6 +29,15 @@ def trainer_named(name: str) -> type[GRPOTrainer]:
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 
     return ComposerReplicationTrainer
+
+
+@contextmanager
+def light_process() -> Iterator[None]:
+    """One thread, also where the environment asks for more."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 def quick_config(folder: Path, **settings: Any) -> GRPOConfig:

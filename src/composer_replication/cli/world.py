@@ -34,6 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--difficulty", choices=("easy", "medium", "hard"), default="easy", help="of the tasks; default easy"
     )
     parser.add_argument("--agent", default="careless", metavar="NAME", help="expert or careless, the default")
+    parser.add_argument(
+        "--rate",
+        action="append",
+        default=[],
+        metavar="NAME=RATE",
+        help="how often the agent makes this mistake where it can; may be repeated",
+    )
+    parser.add_argument("--corrects", type=float, metavar="SHARE", help="which share of its mistakes it puts right")
     parser.add_argument("--port", type=int, default=0, metavar="PORT", help="of the advisers; default 0: any free one")
     parser.add_argument("--json", action="store_true", help="print counts, or the session, as JSON")
 
@@ -45,9 +53,10 @@ def run(args: argparse.Namespace) -> int:
 def _play(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import plain, print_json
     from composer_replication.envs.logs import to_atif
-    from composer_replication.steps.world import play_one
+    from composer_replication.steps.world import agent_named, play_one
 
-    episode = play_one(seed=args.seed, difficulty=args.difficulty, agent=args.agent)
+    agent = agent_named(args.agent, args.rate, args.corrects)
+    episode = play_one(seed=args.seed, difficulty=args.difficulty, agent=agent)
     if args.json:
         print_json(to_atif(episode))
         return 0
@@ -71,11 +80,12 @@ def _lines(episode: Episode) -> list[str]:
 
 def _logs(args: argparse.Namespace) -> int:
     from composer_replication.errors import InputError, explain
-    from composer_replication.steps.world import write_logs
+    from composer_replication.steps.world import agent_named, write_logs
 
+    agent = agent_named(args.agent, args.rate, args.corrects)
     if args.output is None:
         raise InputError(explain("crf world logs", got="no folder", expected="-o DIR"))
-    done = write_logs(args.output, number=args.number, seed=args.seed, difficulty=args.difficulty, agent=args.agent)
+    done = write_logs(args.output, number=args.number, seed=args.seed, difficulty=args.difficulty, agent=agent)
     _show(done, args)
     return 0
 
@@ -94,11 +104,12 @@ def _show(done: WorldLogs, args: argparse.Namespace) -> None:
             }
         )
         return
-    columns = ("mistake", "kind", "opportunities", "made", "rate", "set", "put right")
+    columns = ("mistake", "kind", "what it is", "could", "made", "rate", "set", "put right")
     rows = [
         (
             each.mistake,
             each.kind,
+            each.meaning,
             each.could,
             each.number,
             f"{each.number / each.could:.2f}",
@@ -107,7 +118,7 @@ def _show(done: WorldLogs, args: argparse.Namespace) -> None:
         )
         for each in done.mistakes
     ]
-    show(table("Mistakes", columns, rows))
+    show(table("Mistakes", columns, rows, shrinks="what it is"))
     say(f"{done.sessions} sessions of {done.calls} calls in {args.output}; {done.solved} tasks solved")
 
 

@@ -126,7 +126,7 @@ def _shown(messages: object) -> _Shown:
             fenced = _FENCE.fullmatch(text.strip())
             results[str(message.get("tool_call_id"))] = fenced[2] if fenced else text
         given: Any = message.get("tool_calls") or []
-        for call in given if isinstance(given, list) else [None]:
+        for call in given if isinstance(given, list) else [given]:
             calls.append(_call(call))
             ids.append(str(call.get("id")))
     return _Shown(prompt or "", calls, [results.get(each) for each in ids])
@@ -152,7 +152,8 @@ def _completion(model: str, move: Move, num_bytes: int, number: int) -> dict[str
     cost = prompt * _USD_PER_INPUT + written * _USD_PER_OUTPUT
     usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written, "cost": cost}
     choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
-    return {"object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
+    answer = {"id": f"{model}-{number}", "object": "chat.completion", "created": 0, "model": model}
+    return {**answer, "choices": [choice], "usage": usage}
 
 
 def _listed(model: str) -> dict[str, Any]:

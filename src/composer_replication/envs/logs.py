@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,7 @@ AGENT_VERSION = "2.1.38"
 PROJECT = ROOT.replace("/", "-")
 _START = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 _BYTES_PER_TOKEN = 4
+_TAGS = re.compile(r"</?tool_use_error>")
 
 
 def session_id(episode: Episode) -> str:
@@ -135,7 +137,7 @@ class _Writer:
     def result(self, turn: PlayedTurn, call_id: str) -> dict[str, Any]:
         text, failed = turn.outcome.text, turn.outcome.failed
         block = {"tool_use_id": call_id, "type": "tool_result", "content": text}
-        shown = f"Error: {text}" if failed else {"content": text}
+        shown = f"Error: {_TAGS.sub('', text)}" if failed else {"content": text}
         self._input_tokens += _tokens(text)
         message = {"role": "user", "content": [block | ({"is_error": True} if failed else {})]}
         return self.record("user", message, toolUseResult=shown)

@@ -193,7 +193,8 @@ class Decision:
         for later in self._later[:_NEXT]:
             if later.call.name == self._call.name and later.path and self._is_meant(later, name):
                 if self._is_shown(later):
-                    return None if self._is_read(later.path) else (later.call, "corrected")
+                    is_needless = not is_edit(later.call.name) and self._is_read(later.path)
+                    return None if is_needless else (later.call, "corrected")
                 break
         return self._search(self._path) or self._search_by_name(self._path)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from composer_replication.atomic import atomic_write_text
@@ -20,6 +20,7 @@ class MistakeCount:
 
     mistake: str
     kind: str
+    meaning: str
     could: int
     number: int
     corrected: int
@@ -34,27 +35,35 @@ class WorldLogs:
     mistakes: list[MistakeCount]
 
 
-def agent_named(name: str) -> FlawedAgent:
+def agent_named(name: str, rates: Sequence[str] = (), corrects: float | None = None) -> FlawedAgent:
+    """A known agent, with other rates where they are given as NAME=RATE, and another share that it corrects."""
     if name not in AGENTS:
         raise InputError(explain("agent", got=name, expected=f"one of {sorted(AGENTS)}"))
-    return AGENTS[name]
+    agent = AGENTS[name]
+    given = [each.partition("=") for each in rates]
+    try:
+        changed = {mistake: float(rate) for mistake, _, rate in given}
+    except ValueError as error:
+        raise InputError(explain("rate", got=", ".join(rates), expected="NAME=RATE")) from error
+    corrects = agent.corrects if corrects is None else corrects
+    return replace(agent, rates={**agent.rates, **changed}, corrects=corrects)
 
 
-def play_one(*, seed: int, difficulty: Difficulty, agent: str) -> Episode:
+def play_one(*, seed: int, difficulty: Difficulty, agent: FlawedAgent) -> Episode:
     """The episode of a seed: its number is that of the task and that of the agent's luck."""
-    return play(generate_task(seed, difficulty=difficulty), agent_named(agent), seed)
+    return play(generate_task(seed, difficulty=difficulty), agent, seed)
 
 
-def write_logs(folder: Path, *, number: int, seed: int, difficulty: Difficulty, agent: str) -> WorldLogs:
+def write_logs(folder: Path, *, number: int, seed: int, difficulty: Difficulty, agent: FlawedAgent) -> WorldLogs:
     """One log per session, for the seeds from `seed` on, in a folder as Claude Code lays out its projects."""
     if number < 1:
         raise InputError(explain("number of sessions", got=number, expected="1 or more"))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(explain(str(folder), got="a file or a folder with files in it", expected="a new folder"))
-    policy, runner = agent_named(agent), RememberingRunner()
+    runner = RememberingRunner()
     could, made, corrected, solved, calls = Counter[str](), Counter[str](), Counter[str](), 0, 0
     for each in range(seed, seed + number):
-        episode = play(generate_task(each, difficulty=difficulty), policy, each, runner=runner)
+        episode = play(generate_task(each, difficulty=difficulty), agent, each, runner=runner)
         place = folder / PROJECT / f"{session_id(episode)}.jsonl"
         place.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_text(place, "".join(f"{line}\n" for line in log_lines(episode)))
@@ -62,7 +71,7 @@ def write_logs(folder: Path, *, number: int, seed: int, difficulty: Difficulty, 
         made.update(scripted.mistake for scripted in episode.script)
         corrected.update(scripted.mistake for scripted in episode.script if scripted.corrected_at is not None)
         solved, calls = solved + episode.reward.solved, calls + episode.reward.effort.calls
-    rows = _counts(policy.rates, could, made, corrected)
+    rows = _counts(agent.rates, could, made, corrected)
     return WorldLogs(sessions=number, solved=solved, calls=calls, mistakes=rows)
 
 
@@ -73,6 +82,7 @@ def _counts(
         MistakeCount(
             mistake=name,
             kind=each.kind,
+            meaning=each.meaning,
             could=could[name],
             number=made[name],
             corrected=corrected[name],

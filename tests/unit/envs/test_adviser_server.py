@@ -50,6 +50,7 @@ def test_the_expert_goes_on_where_an_episode_stands(advisers, difficulty):
             usage = answer["usage"]
             assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
             assert usage["cost"] > 0
+            assert answer.keys() >= {"id", "created"}, "verifiers refuses an answer without them"
 
 
 def test_an_adviser_errs_as_often_as_its_name_says(advisers):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from random import Random
 from typing import get_args
 
 import pytest
@@ -13,11 +14,15 @@ from composer_replication.envs.policies import (
     EXPERT,
     MISTAKES,
     FlawedAgent,
+    Move,
+    PlayedTurn,
     RememberingRunner,
+    Situation,
     play,
     retrace,
 )
-from composer_replication.envs.workspace import Difficulty, generate_task
+from composer_replication.envs.policies.expert import Style, expert_move
+from composer_replication.envs.workspace import Difficulty, Workspace, generate_task
 from composer_replication.errors import InputError
 from composer_replication.sites.taxonomy import KINDS
 
@@ -94,6 +99,30 @@ def test_the_expert_goes_on_from_what_anybody_did():
     assert edit is not None
     assert (edit.path, edit.old) == (task.solution[0].path, "")
     assert edit.new == task.files[edit.path].replace(task.solution[0].old, task.solution[0].new)
+
+
+@pytest.mark.parametrize("seed", range(40 if IS_FULL else 6))
+def test_the_expert_solves_what_a_fool_has_worked_on(seed):
+    task = generate_task(seed, difficulty=DIFFICULTIES[seed % 3])
+    workspace, random = Workspace(task, runner=RUNNER, max_calls=100), Random(seed)
+    situation = Situation(workspace)
+
+    def do(tool, arguments):
+        move = Move(text="", tool=tool, arguments=arguments)
+        situation.take(PlayedTurn(move=move, outcome=workspace.call(tool, arguments)))
+
+    for _ in range(15):
+        path = f"/workspace/{random.choice(sorted(task.files))}"
+        old = random.choice(task.files[path.removeprefix("/workspace/")].split())
+        calls = [("Read", {"file_path": path}), ("Write", {"file_path": path, "content": "x = 1   \n\n\n"})]
+        calls += [("Edit", {"file_path": path, "old_string": old, "new_string": "y  \n"}), ("RunTests", {})]
+        do(*random.choice(calls))
+    while not workspace.finished:
+        move = expert_move(situation, Style())
+        do(move.tool, move.arguments)
+        assert not situation.turns[-1].outcome.failed, situation.turns[-1]
+    assert workspace.reward().solved
+    assert dict(workspace.files).keys() == task.files.keys()
 
 
 @pytest.mark.parametrize(

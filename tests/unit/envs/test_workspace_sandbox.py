@@ -94,7 +94,7 @@ def test_a_file_outside_is_neither_read_nor_changed(kind, tmp_path):
 
 
 LEFTOVERS = {
-    "files": "import os; [open(f'/tmp/{n}', 'w') for n in range(9)]; os.makedirs('/tmp/a/b/c')",
+    "files": "import os; os.chdir('..'); [open(f'{n}', 'w') for n in range(9)]; os.makedirs('a/b/c')",
     "a folder that is shut": "import os; os.makedirs('shut/in'); os.chmod('shut', 0)",
     "a full disk": "import os\nfor n in range(10**6): open(str(n), 'w').write('x' * 2**19)",
     "many folders": "import os\nfor n in range(10**4): os.mkdir('d'); os.chdir('d')",

@@ -44,6 +44,11 @@ def test_a_call_whose_argument_had_a_wrong_name_is_corrected_though_it_means_the
     assert decided((read(), TEXT), (wrong, said, True), (right, DONE)) == ("corrected", *right)
 
 
+def test_an_edit_of_a_near_name_is_corrected_though_the_right_file_had_been_read():
+    near, right = edit("return 1", "return 2", path="/repo/app/carts.py"), edit("return 1", "return 2")
+    assert decided((read(), TEXT), (near, NO_FILE, True), (right, DONE)) == ("corrected", *right)
+
+
 def test_else_the_reading_is_chosen():
     part = read(offset=4, limit=2)
     shown = "     4\tdef best(items):\n     5\t    return 1"

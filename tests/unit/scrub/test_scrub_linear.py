@@ -11,7 +11,8 @@ import pytest
 from composer_replication.privacy import Scrubber
 from cpu_time import least_cpu_seconds
 
-HALF = 500_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 40_000
+IS_FULL = os.environ.get("CRF_TEST_PROFILE") == "full"
+HALF = 500_000 if IS_FULL else 40_000
 CEILING_S = 15  # a megabyte of the worst takes about five seconds; a runaway pattern takes hours
 NOISE_S = 0.15  # below this a ratio says nothing
 UNITS = {
@@ -74,20 +75,24 @@ UNITS = {
     "command words": "login -p ",
     "base85": "b85decode <~",
     "lists": 'passwords = ["a1b2c3d4", ',
+    "literals": '"a1b2" + ',
+    "lines of literals": '"a1b2"\n',
+    "literals that are joined": 'concat("a1b2", ',
+    "folded lines": "token: >-\n  a1b2\n  ",
 }
 # What a pattern wants at the end, or what makes it give up there.
 TAILS = ["-Q9x", "!", "\0", "\\", "'", "\n<", " | chpasswd", "@h", "=="]
 HEADS = ["", "see ", "htpasswd -", "password=", 'echo "', "INSERT INTO t (password) VALUES (", "\x1b[1mtoken\x1b[0m"]
-SMALL = 40_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 15_000
+SMALL = 40_000 if IS_FULL else 15_000
 
 
-def seconds(text: str, *, enough: float) -> float:
+def seconds(text: str, *, enough: float, rounds: int = 5) -> float:
     scrubber = Scrubber(user_names=["zoe"], env_values={"X_TOKEN": "aaaa-bbbb-1"})
-    return least_cpu_seconds(lambda: scrubber.scope().text(text), enough=enough)
+    return least_cpu_seconds(lambda: scrubber.scope().text(text), enough=enough, rounds=rounds)
 
 
 def assert_time_grows_with_the_text(half: str, whole: str) -> None:
-    half_s = seconds(half, enough=NOISE_S)
+    half_s = seconds(half, enough=NOISE_S, rounds=5 if IS_FULL else 2)  # where it is slow, that is seconds a round
     limit_s = min(3 * max(half_s, NOISE_S), CEILING_S)
     assert seconds(whole, enough=limit_s) < limit_s
 

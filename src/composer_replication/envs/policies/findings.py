@@ -62,7 +62,13 @@ def _choice(episode: Episode, each: Scripted, mistake: str) -> tuple[How, Move] 
     if mistake == "guessed_path" and right.tool == "Glob":
         return "look_first", right
     if mistake in ("guessed_path", "near_name", "wrong_folder"):
-        return ("corrected", right) if _knew(episode, right.path, each.turn) else None
+        if _knew(episode, right.path, each.turn):
+            return "corrected", right
+        # Known to be missing it is not searched for; nor by another name, nor by an agent that had not searched yet.
+        has_searched = any(turn.move.tool == "Glob" and not turn.outcome.failed for turn in episode.turns[: each.turn])
+        pattern = f"**/{right.path.rpartition('/')[2]}"
+        search = Move(text="", tool="Glob", arguments={"pattern": pattern})
+        return ("look_first", search) if mistake == each.mistake == "wrong_folder" and has_searched else None
     if not failed.arguments or (right.tool == "Write" and not _knew(episode, right.path, each.turn)):
         return None  # two calls without a word in common; a new file of which nothing was known
     return "corrected", right

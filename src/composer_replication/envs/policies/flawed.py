@@ -24,6 +24,7 @@ _AGAIN = {
     "tool_not_found": "There is no such tool.",
 }
 _GIVES_UP = "I stop here."
+_ROUNDING = 1e-9
 
 
 class Choice(NamedTuple):
@@ -54,7 +55,7 @@ class Policy(Protocol):
 class FlawedAgent:
     """`rates` are those of mistakes, each per opportunity of it; `corrects` is the share of mistakes put right.
 
-    At most one mistake is made at a turn, so the rates of all that can be made at one have a sum of at most 1.
+    At most one mistake is made at a turn: the rates of those that can be made in place of one tool add up to at most 1.
     """
 
     name: str = "flawed"
@@ -65,11 +66,15 @@ class FlawedAgent:
         unknown = sorted(set(self.rates) - set(MISTAKES))
         if unknown:
             raise InputError(explain("rates", got=f"{unknown}", expected=f"names among {sorted(MISTAKES)}"))
-        rates = [*self.rates.values(), self.corrects]
-        total = sum(rate for name, rate in self.rates.items() if name != REPEAT)
-        if not all(0 <= rate <= 1 for rate in rates) or total > 1:
-            expected = "each from 0 to 1, those of mistakes together at most 1 (repeat apart)"
-            raise InputError(explain("rates", got=f"{dict(self.rates)}, corrects {self.corrects}", expected=expected))
+        if not all(0 <= rate <= 1 for rate in (*self.rates.values(), self.corrects)):
+            got = f"{dict(self.rates)}, corrects {self.corrects}"
+            raise InputError(explain("rates", got=got, expected="each from 0 to 1"))
+        for tool in frozenset[str]().union(*(each.at for each in MISTAKES.values())):
+            together = [name for name in self.rates if tool in MISTAKES[name].at]
+            total = sum(self.rates[name] for name in together)
+            if total > 1 + _ROUNDING:
+                got = f"{total:g} for {', '.join(together)}, which can be made in place of {tool}"
+                raise InputError(explain("rates", got=got, expected="at most 1 together"))
 
     def start(self, seed: str, force: Mapping[int, str]) -> FlawedPlayer:
         return FlawedPlayer(self, seed, force)

@@ -35,17 +35,22 @@ _MIN_TOLD_APART = 8  # characters: shorter texts are alike by chance
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """`kind` is that of sites/taxonomy.py; that of a repetition is the first one's. `meaning` is for people."""
+    """`at` are the tools of right moves in whose place it can be made. `meaning` is for people.
+
+    `kind` is that of sites/taxonomy.py; that of a repetition is the first one's.
+    """
 
     name: str
     kind: str
+    at: frozenset[str]
     meaning: str
     instead: Instead
 
 
 def opportunities(situation: Situation, right: Move, random: Random) -> dict[str, Move]:
     """Every mistake that can be made here in place of the right move, with the call that it would be."""
-    moves = ((name, mistake.instead(situation, right, random)) for name, mistake in MISTAKES.items())
+    possible = (each for each in _TABLE if right.tool in each.at)
+    moves = ((each.name, each.instead(situation, right, random)) for each in possible)
     return {name: move for name, move in moves if move is not None}
 
 
@@ -61,13 +66,13 @@ def _with(move: Move, tool: str | None = None, without: str = "", **arguments: A
 
 def _guessed_path(situation: Situation, right: Move, random: Random) -> Move | None:
     edit = situation.next_edit()
-    if right.tool not in LOOKS or edit is None:
+    if edit is None:
         return None
     return _elsewhere(situation, edit.path, Move(text=_said(READ, edit.path), tool="Read", arguments={}), random)
 
 
 def _wrong_folder(situation: Situation, right: Move, random: Random) -> Move | None:
-    return _elsewhere(situation, right.path, right, random) if right.tool == "Read" else None
+    return _elsewhere(situation, right.path, right, random)
 
 
 def _elsewhere(situation: Situation, path: str, move: Move, random: Random) -> Move | None:
@@ -78,28 +83,26 @@ def _elsewhere(situation: Situation, path: str, move: Move, random: Random) -> M
     return _with(move, file_path=absolute(random.choice(paths))) if paths else None
 
 
-def _near_name(situation: Situation, right: Move, random: Random) -> Move | None:  # noqa: ARG001
-    if right.tool not in ("Read", "Edit"):
-        return None
+def _near_name(situation: Situation, right: Move, random: Random) -> Move | None:
     stem, dot, ending = right.path.rpartition(".")
     near = f"{stem.removesuffix('s') if stem.endswith('s') else stem + 's'}{dot}{ending}"
     return _with(right, file_path=absolute(near)) if situation.is_unheard_of(near) else None
 
 
-def _read_folder(situation: Situation, right: Move, random: Random) -> Move | None:  # noqa: ARG001
-    return Move(text=right.text, tool="Read", arguments={"file_path": ROOT}) if right.tool in LOOKS else None
+def _read_folder(situation: Situation, right: Move, random: Random) -> Move | None:
+    return Move(text=right.text, tool="Read", arguments={"file_path": ROOT})
 
 
-def _edit_unread(situation: Situation, right: Move, random: Random) -> Move | None:  # noqa: ARG001
+def _edit_unread(situation: Situation, right: Move, random: Random) -> Move | None:
     edit = situation.next_edit()
-    if right.tool != "Read" or edit is None or edit.path != right.path or not edit.old:
+    if edit is None or edit.path != right.path or not edit.old:
         return None
     arguments = {**right.arguments, "old_string": edit.old, "new_string": edit.new}
     return Move(text=_said(EDIT, edit.path), tool="Edit", arguments=arguments)
 
 
-def _whitespace(situation: Situation, right: Move, random: Random) -> Move | None:  # noqa: ARG001
-    return _other_text(situation, right, _other_blanks) if right.tool == "Edit" else None
+def _whitespace(situation: Situation, right: Move, random: Random) -> Move | None:
+    return _other_text(situation, right, _other_blanks)
 
 
 def _other_blanks(old: str) -> Iterator[str]:
@@ -116,7 +119,7 @@ def _guessed_text(situation: Situation, right: Move, random: Random) -> Move | N
             yield re.sub(rf"\b{words[-1]}\b", guess, old, count=1)
         yield re.sub(r"\d+", lambda found: str(int(found[0][:9]) + 100), old, count=1)
 
-    return _other_text(situation, right, guesses) if right.tool == "Edit" else None
+    return _other_text(situation, right, guesses)
 
 
 def _other_text(situation: Situation, right: Move, texts: Callable[[str], Iterator[str]]) -> Move | None:
@@ -127,8 +130,8 @@ def _other_text(situation: Situation, right: Move, texts: Callable[[str], Iterat
     return None if wrong is None or not new.strip() else _with(right, old_string=wrong)
 
 
-def _made_before(situation: Situation, right: Move, random: Random) -> Move | None:  # noqa: ARG001
-    for edit in situation.done_edits() if right.tool in ("Edit", "RunTests") else ():
+def _made_before(situation: Situation, right: Move, random: Random) -> Move | None:
+    for edit in situation.done_edits():
         is_told = len(edit.new.strip()) >= _MIN_TOLD_APART and edit.new not in edit.old
         held = situation.files[edit.path]
         if is_told and edit.old not in held and edit.new in held:
@@ -137,9 +140,9 @@ def _made_before(situation: Situation, right: Move, random: Random) -> Move | No
     return None
 
 
-def _ambiguous(situation: Situation, right: Move, random: Random) -> Move | None:  # noqa: ARG001
+def _ambiguous(situation: Situation, right: Move, random: Random) -> Move | None:
     """The longest beginning of the text, up to the end of a word, that stands in the file more than once."""
-    if right.tool != "Edit" or not right.arguments["new_string"].strip():
+    if not right.arguments["new_string"].strip():
         return None
     old, held = right.arguments["old_string"], situation.files[right.path]
     beginnings = (old[: word.end()] for word in reversed(list(re.finditer(r"\w+", old))))
@@ -147,54 +150,51 @@ def _ambiguous(situation: Situation, right: Move, random: Random) -> Move | None
     return None if short is None or short == right.arguments["new_string"] else _with(right, old_string=short)
 
 
-def _noop(situation: Situation, right: Move, random: Random) -> Move | None:  # noqa: ARG001
-    return _with(right, new_string=right.arguments["old_string"]) if right.tool == "Edit" else None
+def _noop(situation: Situation, right: Move, random: Random) -> Move | None:
+    return _with(right, new_string=right.arguments["old_string"])
 
 
-def _argument_name(situation: Situation, right: Move, random: Random) -> Move | None:  # noqa: ARG001
-    if right.tool not in _RENAMED:
-        return None
+def _argument_name(situation: Situation, right: Move, random: Random) -> Move | None:
     known, other = _RENAMED[right.tool]
     given = {other if key == known else key: value for key, value in right.arguments.items()}
     return Move(text=right.text, tool=right.tool, arguments=given)
 
 
-def _argument_missing(situation: Situation, right: Move, random: Random) -> Move | None:  # noqa: ARG001
-    return _with(right, without="file_path") if right.tool in ("Read", "Edit") else None
+def _argument_missing(situation: Situation, right: Move, random: Random) -> Move | None:
+    return _with(right, without="file_path")
 
 
-def _argument_type(situation: Situation, right: Move, random: Random) -> Move | None:  # noqa: ARG001
-    if right.tool not in _WRONG_TYPE:
-        return None
+def _argument_type(situation: Situation, right: Move, random: Random) -> Move | None:
     name, value = _WRONG_TYPE[right.tool]
     return _with(right, **{name: value})
 
 
-def _unknown_tool(situation: Situation, right: Move, random: Random) -> Move | None:  # noqa: ARG001
-    return _with(right, _NO_SUCH_TOOL[right.tool]) if right.tool in _NO_SUCH_TOOL else None
+def _unknown_tool(situation: Situation, right: Move, random: Random) -> Move | None:
+    return _with(right, _NO_SUCH_TOOL[right.tool])
 
 
-def _never(situation: Situation, right: Move, random: Random) -> Move | None:  # noqa: ARG001
+def _never(situation: Situation, right: Move, random: Random) -> Move | None:
     return None
 
 
 REPEAT = "repeat"
+_READ, _EDIT = frozenset({"Read"}), frozenset({"Edit"})
 _TABLE: tuple[Mistake, ...] = (
-    Mistake("guessed_path", "file_not_found", "reads a guessed path instead of looking first", _guessed_path),
-    Mistake("read_folder", "is_directory", "reads a folder instead of listing it", _read_folder),
-    Mistake("near_name", "file_not_found", "a path that is nearly the right one", _near_name),
-    Mistake("wrong_folder", "file_not_found", "the right name in a wrong folder", _wrong_folder),
-    Mistake("edit_unread", "edit_not_read", "changes a file without reading it", _edit_unread),
-    Mistake("whitespace", "edit_no_match", "text with other blanks than the file has", _whitespace),
-    Mistake("guessed_text", "edit_no_match", "text as it might be, not as it is", _guessed_text),
-    Mistake("made_before", "edit_no_match", "a change that was made before: its text is gone", _made_before),
-    Mistake("ambiguous", "edit_ambiguous", "text that is in the file more than once", _ambiguous),
-    Mistake("noop", "edit_noop", "a change to what is there", _noop),
-    Mistake("argument_name", "input_validation", "a wrong name of an argument", _argument_name),
-    Mistake("argument_missing", "input_validation", "the path is left out", _argument_missing),
-    Mistake("argument_type", "input_validation", "a value of another type", _argument_type),
-    Mistake("unknown_tool", "tool_not_found", "a tool that is not there", _unknown_tool),
-    # Its opportunity is the turn after a mistake that was not itself a repetition.
-    Mistake(REPEAT, "", "the call that has just failed, once more", _never),
+    Mistake("guessed_path", "file_not_found", LOOKS, "reads a guessed path instead of looking first", _guessed_path),
+    Mistake("read_folder", "is_directory", LOOKS, "reads a folder instead of listing it", _read_folder),
+    Mistake("near_name", "file_not_found", _READ | _EDIT, "a path that is nearly the right one", _near_name),
+    Mistake("wrong_folder", "file_not_found", _READ, "the right name in a wrong folder", _wrong_folder),
+    Mistake("edit_unread", "edit_not_read", _READ, "changes a file without reading it", _edit_unread),
+    Mistake("whitespace", "edit_no_match", _EDIT, "text with other blanks than the file has", _whitespace),
+    Mistake("guessed_text", "edit_no_match", _EDIT, "text as it might be, not as it is", _guessed_text),
+    Mistake("made_before", "edit_no_match", _EDIT | {"RunTests"}, "a change that was made before", _made_before),
+    Mistake("ambiguous", "edit_ambiguous", _EDIT, "text that is in the file more than once", _ambiguous),
+    Mistake("noop", "edit_noop", _EDIT, "a change to what is there", _noop),
+    Mistake("argument_name", "input_validation", frozenset(_RENAMED), "a wrong name of an argument", _argument_name),
+    Mistake("argument_missing", "input_validation", _READ | _EDIT, "the path is left out", _argument_missing),
+    Mistake("argument_type", "input_validation", frozenset(_WRONG_TYPE), "a value of another type", _argument_type),
+    Mistake("unknown_tool", "tool_not_found", frozenset(_NO_SUCH_TOOL), "a tool that is not there", _unknown_tool),
+    # Its opportunity is the turn after a mistake that was not itself a repetition: there, no other can be made.
+    Mistake(REPEAT, "", frozenset(), "the call that has just failed, once more", _never),
 )
 MISTAKES: Mapping[str, Mistake] = {each.name: each for each in _TABLE}

@@ -14,6 +14,7 @@ from composer_replication.envs.workspace.workspace import Workspace
 
 LOOKS = frozenset({"LS", "Glob"})
 CHANGES = frozenset({"Edit", "Write"})
+_REFORMATTED = re.compile(r"^reformatted (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,7 @@ class Situation:
             self.read.add(move.path)
         if move.tool == "RunTests":
             self.has_run_tests = self.is_tested = True
+            self.read.difference_update(_REFORMATTED.findall(turn.outcome.text))  # as it was read, it is no more
         elif move.tool in CHANGES:
             self.is_tested = False
 
@@ -125,12 +127,13 @@ class _Stage:
 
 
 def _stages(task: Task) -> dict[str, list[_Stage]]:
-    """Every file of the solution, in the order in which the solution comes to them."""
+    """Every file: those of the solution in its order, and then those that are to stay as they are."""
     stages: dict[str, list[_Stage]] = {}
-    for path in dict.fromkeys(edit.path for edit in task.solution):
+    for path in dict.fromkeys([*(edit.path for edit in task.solution), *task.files]):
         text = task.files.get(path)
+        stages[path] = []
         for edit in (edit for edit in task.solution if edit.path == path):
-            stages.setdefault(path, []).append(_Stage(text, edit))
+            stages[path].append(_Stage(text, edit))
             text = edit.new if not edit.old or text is None else text.replace(edit.old, edit.new, 1)
         stages[path].append(_Stage(text, None))
     return stages

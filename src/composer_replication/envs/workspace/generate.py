@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from composer_replication.envs.workspace.edits import edits_between
 from composer_replication.envs.workspace.kernels import KERNELS, Fault, Kernel
-from composer_replication.envs.workspace.modules import Function, Module, fill, twin_of
+from composer_replication.envs.workspace.modules import Function, Module, fill
 from composer_replication.envs.workspace.task import Difficulty, Task
 from composer_replication.envs.workspace.vocabulary import EXTRAS, PLACES, THINGS
 from composer_replication.errors import InputError, explain
@@ -134,7 +134,7 @@ def _break_one_function(draft: Draft, family: str) -> None:
     module = draft.module([draft.draw.choice(kernels)])
     function = module.functions[0]
     fault = draft.draw.choice([each for each in function.faults if each.family == family])
-    twin = twin_of(function, fault)
+    twin = function.twins.get(fault.twin)
     names = {each.name for each in module.functions}
     if twin is not None and twin.name not in names and draft.draw.random() < TWIN_RATE:
         module.functions.append(twin)

@@ -24,6 +24,7 @@ class Function:
     faults: tuple[Fault, ...]
     cases: tuple[tuple[str, Any], ...]
     shown: int
+    twins: dict[str, Function] = field(default_factory=dict[str, "Function"])
 
 
 @dataclass(kw_only=True)
@@ -100,31 +101,25 @@ def fill(kernel: Kernel, draw: random.Random, thing: str, extra: str) -> Functio
     names["f"] = _filled(kernel.name, names)
     known: Any = (*words[:2], *prices) if looks_up else words if "label" in kernel.name else value
     given = [(words[0],), (words[1],)] if looks_up else kernel.arguments(draw, value)
-    return Function(
+    function = Function(
         name=names["f"],
         constant=_filled(kernel.constant, names),
         source=_filled(kernel.source, names),
-        faults=tuple(_filled_fault(each, names, known, given) for each in kernel.faults),
+        faults=tuple(_filled_fault(each, names) for each in kernel.faults),
         cases=_cases(names["f"], kernel.reference, known, given),
         shown=kernel.shown,
     )
+    for fault in function.faults:
+        if fault.twin_reference is not None:
+            source = function.source.replace(function.name, fault.twin).replace(fault.right, fault.wrong)
+            cases = _cases(fault.twin, fault.twin_reference, known, given)
+            function.twins[fault.twin] = replace(function, name=fault.twin, source=source, cases=cases, faults=())
+    return function
 
 
-def twin_of(function: Function, fault: Fault) -> Function | None:
-    """The function for which the fault's wrong line is right, where there is one."""
-    if fault.twin_reference is None:
-        return None
-    source = function.source.replace(function.name, fault.twin).replace(fault.right, fault.wrong)
-    cases = fault.twin_reference(fault.twin)
-    return replace(function, name=fault.twin, source=source, cases=cases, faults=())
-
-
-def _filled_fault(fault: Fault, names: dict[str, str], known: Any, given: list[Arguments]) -> Fault:
-    texts = [_filled(each, names) for each in (fault.right, fault.wrong, fault.said, fault.twin)]
-    reference = fault.twin_reference
-    if reference is None:
-        return Fault(fault.family, *texts)
-    return Fault(fault.family, *texts, lambda name: _cases(name, reference, known, given))
+def _filled_fault(fault: Fault, names: dict[str, str]) -> Fault:
+    right, wrong, said, twin = (_filled(each, names) for each in (fault.right, fault.wrong, fault.said, fault.twin))
+    return replace(fault, right=right, wrong=wrong, said=said, twin=twin)
 
 
 def _cases(name: str, reference: Callable[..., Any], known: Any, given: list[Arguments]) -> tuple[tuple[str, Any], ...]:

@@ -132,7 +132,8 @@ class _Server:
     """A server process and the two pipes to it."""
 
     def __init__(self, kind: Wall, seconds: int) -> None:
-        self.kind, self.owner = kind, os.getpid()
+        self.kind: Wall = kind
+        self.owner = os.getpid()
         self.scratch = tempfile.mkdtemp(prefix="workspace-")
         self.process = subprocess.Popen(  # noqa: S603 (the words are ours)
             _command(kind, self.scratch, seconds),
