@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim test-envs check format bench reference docs clean
+.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim test-envs check format bench card reference docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -94,6 +94,9 @@ format: setup ## write the format and the safe lint fixes
 bench: setup ## the benchmark tables; on a machine without a GPU, at a small size
 	$(BIN)/python benchmarks/jsd_kernel.py $(if $(wildcard /dev/nvidia0),,--rows 256 --hidden 64 --vocab 8000)
 	$(BIN)/python benchmarks/sdpo_step.py $(if $(wildcard /dev/nvidia0),,--tiny)
+
+card: setup ## what the embedded student does on held-out tasks, compared with its card (minutes)
+	$(BIN)/python scripts/student/card.py
 
 reference: setup ## docs/reference anew, from the code
 	$(BIN)/python docs/reference/generate.py

@@ -6,9 +6,10 @@ from functools import cache
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from chat_templates import SMALL_FAMILIES, Family
+from composer_replication.envs.student import student_folder
 
 _QWEN_CALLS = """
         {%- for call in message.tool_calls or [] %}
@@ -184,6 +185,7 @@ STUDENTS = {
     ),
 }
 STUDENTS["gemma4_late_like"] = STUDENTS["gemma4_like"]._replace(template=GEMMA4_LATE)
+EMBEDDED = "embedded"
 _LINES = [
     "def main(path): return [line.strip() for line in open(path)]",
     '{"name": "bash", "arguments": {"command": "ls -la src && pytest -q"}}',
@@ -194,7 +196,9 @@ _LINES = [
 
 @cache
 def tokenizer_of(family: str) -> PreTrainedTokenizerBase:
-    """Byte-level BPE of a few lines, with the family's control tokens and template."""
+    """Byte-level BPE of a few lines, with the family's control tokens and template; the embedded one has its own."""
+    if family == EMBEDDED:
+        return AutoTokenizer.from_pretrained(student_folder())
     parts = STUDENTS[family]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -61,7 +61,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "HINT_TEMPLATES": "value",
         "HintContext": (
             "record: error_kind, error_message, available_tools, tool_name, tool_schema, intent, path, meant, "
-            "is_from_error, names_there, shown_folder, other_ending, was_read, counts_no_more, closest_line, "
+            "is_from_error, names_there, other_ending, was_read, counts_no_more, closest_line, "
             "edit_problem, num_matches, places, missing_parameters, unexpected_parameters, meant_parameter, "
             "wrong_types, choices, command, num_repeats, advice, seen_parameters, reader_tool, finder_tool, "
             "search_tool, shell_folder, project_folder, path_from_shell, own_cd, is_absolute, is_unknown_option"

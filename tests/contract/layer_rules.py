@@ -72,7 +72,7 @@ LAYERS = {
         on_use={"accelerate", "bitsandbytes", "datasets", "numpy", "peft", "safetensors", "trl"},
     ),
     # Episodes are handed out in formats that `ingestion` knows: it writes the ATIF document.
-    "envs": Layer(ours={"types", "errors", "ingestion"}, on_use={"trl"}),
+    "envs": Layer(ours={"types", "errors", "ingestion"}, on_use={"transformers", "trl"}),
     "diloco": Layer(
         ours={"errors", "optional", "runs", "config"},
         at_import={"torch"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import fcntl
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -111,6 +110,8 @@ def _pretrained_once(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
     folder = shared_folder()
     if folder is None:
         return pretrain(model, tokenizer, seed, Schedule())
+    import fcntl  # where processes share a folder there is one
+
     weights, account = folder / f"world-{seed}.safetensors", folder / f"world-{seed}.json"
     with (folder / f"world-{seed}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

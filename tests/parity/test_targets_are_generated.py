@@ -32,12 +32,12 @@ from composer_replication.types import Conversation, ToolCall, ToolResult, Turn
 from judged_run import Pair, judge_run, write_pairs
 from random_conversations import STUDENT, RandomSession, sessions, site_of
 from session_pieces import HERE, Session
-from student_templates import STUDENTS, save_student
+from student_templates import EMBEDDED, STUDENTS, save_student
 from target_check import Tally
 from target_runs import BatchRuns
 from template_oracle import MARK, Student
 
-FAMILIES = [*STUDENTS]
+FAMILIES = [*STUDENTS, EMBEDDED]
 REFUSED = "gemma4_late_like"
 """It shows a result inside the turn that comes after it: a run with such a template stops, and names it."""
 WHOLE = ("train.batch.budget=65536",)

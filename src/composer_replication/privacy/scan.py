@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 
 from composer_replication.privacy import identity, rules
-from composer_replication.privacy.encodings import encoded, fragments, views
+from composer_replication.privacy.encodings import encoded, fragments, literals, views
 from composer_replication.privacy.encodings.crossing import beside, crossing
 from composer_replication.privacy.encodings.encoded import (
     Decoded,
@@ -92,6 +92,7 @@ class Scanner:
             | speech.WHOLE_WORDS
             | encoded.WHOLE_WORDS
             | fragments.WHOLE_WORDS
+            | literals.WHOLE_WORDS
             | SCHEMES
             | NEARBY_WORDS
             | lists.WHOLE_WORDS
@@ -141,6 +142,8 @@ class Scanner:
                 depends.update([run for start, run in suspects if touches_end(text, start + len(run))])
                 self._remember(runs, found, triggers, depends)
             found += self._over_lines(text, lower, active, suspects, unfinished, key)
+            if (joined := literals.put_together(text, flat, active)) is not None:
+                found += joined.touching(self.spans(joined.view.text, key, 1))
         if depth < _MAX_DEPTH:
             found += self._encoded(text, key, depth, suspects, found, active)
         return _settled(text, found, depth) if found else []

@@ -89,25 +89,28 @@ async def write_hints(
 
         async def one(item: tuple[ErrorSite, Conversation]) -> None:
             site, conversation = item
-            place = f"site {site.id}"
-            if (find := _find_in_uncut(site, conversation, gate, place)) is not None:
-                answer = Answer(None, f"{NOT_SENT}: {find}", False, True, 0.0, 0)
-            else:
-                prompt = prompt_of(site, conversation)
-                answer = await asker.ask(builder.build(prompt, None, site.conversation_id, place=place))
+            answer = await _asked(asker, builder, gate, site, conversation)
             text = _text_of(answer)
             if answer.error and answer.error.startswith(NOT_SENT):
                 held_back[site.id] = answer.error
             reason = (answer.error and "no answer") or why_refused(text, site, conversation)
-            if reason:
-                counts[f"refused: {reason}"] += 1
-            else:
+            counts[f"refused: {reason}" if reason else "written"] += 1
+            if not reason:
                 texts[site.id] = text
-                counts["written"] += 1
 
         async with client:
             await work_off((item for item in sites if item[0].is_kept), one, num_workers=options.max_concurrency)
     return WrittenHints(texts, counts, held_back)
+
+
+async def _asked(
+    asker: Asker, builder: RequestBuilder, gate: LastGate, site: ErrorSite, conversation: Conversation
+) -> Answer:
+    """The model's answer, or why it was not asked."""
+    place = f"site {site.id}"
+    if (find := _find_in_uncut(site, conversation, gate, place)) is not None:
+        return Answer(None, f"{NOT_SENT}: {find}", False, True, 0.0, 0)
+    return await asker.ask(builder.build(prompt_of(site, conversation), None, site.conversation_id, place=place))
 
 
 def _text_of(answer: Answer) -> str:

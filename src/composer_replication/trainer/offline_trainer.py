@@ -102,8 +102,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         self.settings, self.lm_weight = settings or ChannelSettings(), lm_weight
         # A copy of the start weights is of use to channel 2 alone.
         self.teacher = teacher or TeacherKeeper("trust_region" if self.settings.alpha_sdpo > 0 else "live")
-        self.weighting = weighting
-        self.channel_log = ChannelLog()
+        self.weighting, self.channel_log = weighting, ChannelLog()
         metrics = MetricsFile(metrics_path or Path(args.output_dir or "", "metrics.jsonl"))
         super().__init__(
             model=prepare_model(model, args, peft_config=peft_config, quantization=quantization),
@@ -114,23 +113,24 @@ class OfflineTrainer(WithTeacher, Trainer):
             callbacks=[*callbacks, TellSteps(self), metrics],
             **options,
         )
-        if is_sharded(self._start_model):  # tells the base class to leave the wrapping to whoever did it
+        model = self._start_model
+        if is_sharded(model):  # tells the base class to leave the wrapping to whoever did it
             self.is_distributed_loading_by_transformers = True
         if warmed_up is not None:
-            self.phase = take_warmed_up(self._start_model, Path(warmed_up))
+            self.phase = take_warmed_up(model, Path(warmed_up))
         with self.accelerator.autocast():  # as the steps compute: what is compared has to be rounded alike
-            as_it_is = {"with_adapter": bool(self.phase)}
-            given = sessions if hint_margin is None else sessions.prove(self._start_model, hint_margin, **as_it_is)
-            self.train_dataset = self._ready(given, reference_path)
-            self.eval_dataset = None if eval_sessions is None else self._ready(eval_sessions, reference_path)
+            asked = {"settings": self.settings, "lm_weight": lm_weight, "with_adapter": bool(self.phase)}
+            self.train_dataset = ready_sessions(sessions, model, reference_path, hint_margin=hint_margin, **asked)
+            if eval_sessions is not None:
+                self.eval_dataset = ready_sessions(eval_sessions, model, reference_path, **asked)
         self._say_what_cannot_work()
-        attach_teacher(self.teacher, self._start_model, with_adapter=bool(self.phase))
-        self._num_weights = sum(each.numel() for each in self._start_model.parameters())
+        attach_teacher(self.teacher, model, with_adapter=bool(self.phase))
+        self._num_weights = sum(each.numel() for each in model.parameters())
 
     def plan(self) -> MemoryPlan:
         """Whether the largest step fits into the memory at hand, and what to change if not; an estimate."""
-        warmed_up = bool(self.phase)
-        return plan_run(self._start_model, self.args, self._train_sessions, self.teacher.kind, warmed_up=warmed_up)
+        model, sessions = self._start_model, self._train_sessions
+        return plan_run(model, self.args, sessions, self.teacher.kind, warmed_up=bool(self.phase))
 
     # ---- what a step is made of
 
@@ -276,26 +276,17 @@ class OfflineTrainer(WithTeacher, Trainer):
         assert self.model is not None
         return self.model
 
-    def _ready(self, sessions: LoggedSessions, reference_path: str | Path | None) -> LoggedSessions:
-        needs_references = self.settings.beta_replay > 0 and self.settings.dpo_variant == "dpo"
-        options = {"needs_references": needs_references, "with_adapter": bool(self.phase)}
-        sessions = ready_sessions(sessions, self._start_model, reference_path, **options)
-        return sessions if self.lm_weight > 0 else sessions.without_responses()
-
     def _say_what_cannot_work(self) -> None:
-        for sentence in channels_that_cannot_run(self._train_sessions.channels, self.weights()):
-            self._say(sentence)
+        cannot_run = channels_that_cannot_run(self._train_sessions.channels, self.weights())
         live = live_teacher_warning(self.teacher.kind, self.settings.alpha_sdpo, self)
-        for sentence in filter(None, (live, check_router_loss(self._start_model))):
-            self._say(sentence)
         plan = self.plan()
-        if not plan.fits:
-            self._say(f"the largest step may not fit into memory:\n{plan}")
+        too_large = None if plan.fits else f"the largest step may not fit into memory:\n{plan}"
+        for sentence in filter(None, (*cannot_run, live, check_router_loss(self._start_model), too_large)):
+            self._say(sentence)
 
     def _say_what_never_ran(self) -> None:
-        if self.phase.get("phase") == WARM_UP:
-            return
-        for sentence in channels_that_never_ran(self.channel_log, self._train_sessions.channels):
+        never_ran = channels_that_never_ran(self.channel_log, self._train_sessions.channels)
+        for sentence in () if self.phase.get("phase") == WARM_UP else never_ran:
             self._say(sentence)
 
     def _say(self, message: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from train_runs import GRPO, adapter_of, same
 
 from composer_replication import optional
-from composer_replication.cli import progress as train_progress
+from composer_replication.cli.pages import progress as train_progress
 from composer_replication.cli.pages.progress import PhaseLines, as_shown, duration
 from composer_replication.objective import hint_proof
 from composer_replication.runs import RunDir

@@ -75,6 +75,10 @@ UNITS = {
     "command words": "login -p ",
     "base85": "b85decode <~",
     "lists": 'passwords = ["a1b2c3d4", ',
+    "literals": '"a1b2" + ',
+    "lines of literals": '"a1b2"\n',
+    "literals that are joined": 'concat("a1b2", ',
+    "folded lines": "token: >-\n  a1b2\n  ",
 }
 # What a pattern wants at the end, or what makes it give up there.
 TAILS = ["-Q9x", "!", "\0", "\\", "'", "\n<", " | chpasswd", "@h", "=="]

@@ -15,7 +15,8 @@ from composer_replication.privacy.rules import Span
 _Edit = tuple[int, int, str]  # from, to, and what is written instead
 # It starts with the backslash that all of them have: that is what makes the search fast.
 _ESCAPE = re.compile(
-    r"\\(?:(?<=[^\0\s\\]\\)(?:\r?\n|\\\\n)[ \t]*(?=[^\0\s\\])|\\{0,2}u00([2-7][0-9a-fA-F])|\\{0,2}(/))"
+    r"\\(?:(?<=[^\0\s\\]\\)z?(?:\r?\n|\\\\n)(?:[ \t]*\d{1,6}[→:|\t]|\+|-(?=[ \t]))?[ \t]*(?=[^\0\s\\])"
+    r"|\\{0,2}u00([2-7][0-9a-fA-F])|\\{0,2}(/))"
 )
 _ENTITY = re.compile(r"&#(?:[xX]([2-7][0-9a-fA-F])|(3[2-9]|[4-9]\d|1[01]\d|12[0-6]));")
 _ENCRYPTED = re.compile(

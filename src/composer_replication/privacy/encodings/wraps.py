@@ -31,7 +31,7 @@ _INDENT = 60
 _AFTER_END = re.compile(r"(?:\r?\n|\\{1,2}n)[ \t`]*(?:\d{1,6}[→:|\t][ \t]*)?(?P<sign>[+>│|-][ \t]*)?")
 _PIECE = re.compile(r"[^\0\s\"'`,;(){}\[\]<>|]{1,200}")
 _SIGN = re.compile(r"[\])\"'`]{0,3}[ \t]{0,3}[:=\"'`]")
-_DIGEST = re.compile(r"(?:[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64})")
+DIGEST = re.compile(r"(?:[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64})")
 _ALNUM = re.compile(r"[A-Za-z0-9]")
 # A digit, or capitals where no word has them.
 ODD = re.compile(r"[0-9]|[a-z][A-Z]{2}|[a-z][A-Z][a-z][A-Z]|[A-Z]{2}[a-z][A-Z]")
@@ -180,11 +180,11 @@ def _may_be_one(text: str, line: int, start: int, end: int) -> bool:
         return False
     if is_public_id(left) or is_public_id(right):
         return False
-    if _DIGEST.fullmatch(left) and right.isalpha():  # the next word of a list
+    if DIGEST.fullmatch(left) and right.isalpha():  # the next word of a list
         return False
     if _is_named(text[line : start - len(left)], left):
         return True
-    if _DIGEST.fullmatch(left) or _DIGEST.fullmatch(right):
+    if DIGEST.fullmatch(left) or DIGEST.fullmatch(right):
         return False
     both = len(left) + len(right)
     return both >= _SHORTEST and not (WORDS.fullmatch(left) and WORDS.fullmatch(right))

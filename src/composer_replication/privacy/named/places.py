@@ -41,12 +41,27 @@ _COMMON_CALLS = frozenset(("connect", "Basic", "create_user", "AUTHENTICATE", "l
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class _Gate:
+    """What a text must have besides for any place of a row: of each group of words one, and one of the signs."""
+
+    also: tuple[frozenset[bytes], ...]
+    signs: tuple[str, ...]
+
+    def lets_pass(self, text: str, active: Set[bytes]) -> bool:
+        if any(map(active.isdisjoint, self.also)):
+            return False
+        return not self.signs or any(map(text.__contains__, self.signs))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class _Place:
     flags: str
     needs: frozenset[bytes]  # words that must all occur
-    also: tuple[frozenset[bytes], ...]  # words of which one must occur, too
-    signs: tuple[str, ...]  # of which one must occur
+    gate: _Gate
     pattern: re.Pattern[str]
+
+
+_NO_GATE = _Gate((), ())
 
 
 def _places() -> dict[bytes, list[_Place]]:
@@ -61,6 +76,7 @@ def _places() -> dict[bytes, list[_Place]]:
         first, *others = [group.split("|") for group in words.split("&")]
         also = tuple(frozenset(map(str.encode, group)) for group in others if "".join(group).isalpha())
         signs = tuple(mark.replace("_", " ") for group in others if not "".join(group).isalpha() for mark in group)
+        gate = _Gate(also, signs) if also or signs else _NO_GATE
         heads, _, rest = pattern[1:].partition(">") if pattern[0] == "<" else ("", "", pattern)
         for head in heads.split("|"):
             # A literal, and no part of a longer word.
@@ -68,7 +84,7 @@ def _places() -> dict[bytes, list[_Place]]:
             compiled = re.compile((whole + rest).replace("@V", _VALUE))
             here = _words_of(head) if first == ["*"] else list(map(str.encode, first))
             needs = frozenset(here) if first == ["*"] else frozenset()
-            add(here[:1] if needs else here, _Place(flags, needs, also, signs, compiled))
+            add(here[:1] if needs else here, _Place(flags, needs, gate, compiled))
     for row in _CALLS.strip().splitlines():
         index, *names = row.split()
         for name in names:
@@ -76,7 +92,7 @@ def _places() -> dict[bytes, list[_Place]]:
             call = r"\(\s{0,40}(?:\d{1,6}[→\t]\s{0,40})?"
             compiled = re.compile(re.escape(name) + call + _ARGUMENT * int(index) + _LITERAL)
             here = _words_of(name)
-            add(here[:1], _Place("s" if last in _COMMON_CALLS else "c", frozenset(here), (), (), compiled))
+            add(here[:1], _Place("s" if last in _COMMON_CALLS else "c", frozenset(here), _NO_GATE, compiled))
     return found
 
 
@@ -89,16 +105,24 @@ def _words_of(head: str) -> list[bytes]:
 _PLACES = _places()
 WHOLE_WORDS: frozenset[bytes] = frozenset(_PLACES)
 ALSO: frozenset[bytes] = frozenset(
-    word for places in _PLACES.values() for place in places for group in (place.needs, *place.also) for word in group
+    word
+    for places in _PLACES.values()
+    for place in places
+    for group in (place.needs, *place.gate.also)
+    for word in group
 )
 
 
 def place_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
     """Every secret in a place for one. `active`: the whole words that occur."""
+    passed = {_NO_GATE: True}  # the places of a row have one gate, and a sign is looked for in all of the text
     here = sorted(active & WHOLE_WORDS)
     likely = [place for word in here for place in _PLACES[word] if place.needs <= active]
     for place in dict.fromkeys(likely) if likely else ():
-        if any(map(active.isdisjoint, place.also)) or (place.signs and not any(map(text.__contains__, place.signs))):
+        gate = place.gate
+        if gate not in passed:
+            passed[gate] = gate.lets_pass(text, active)
+        if not passed[gate]:
             continue
         for match in place.pattern.finditer(text):
             if _is_secret(match["value"], place.flags):

@@ -73,6 +73,9 @@ class _Sample:
         return per_token.sum()
 
 
+_KNOBS = ("alpha_sdpo", "beta_dpo", "dppo_mask_high", "dppo_mask_low", "adv_tau", "kl_tau")
+
+
 def loss_fn(
     inputs: LossInputs,
     *,
@@ -87,16 +90,9 @@ def loss_fn(
 
     `beta_dpo` has no effect here (the engine's samples carry no pairs) and warns when it is not 0.
     """
-    knobs = {
-        "alpha_sdpo": alpha_sdpo,
-        "beta_dpo": beta_dpo,
-        "dppo_mask_high": dppo_mask_high,
-        "dppo_mask_low": dppo_mask_low,
-        "adv_tau": adv_tau,
-        "kl_tau": kl_tau,
-    }
-    for name, value in knobs.items():
-        check_at_least_zero(value, name)
+    given = locals()
+    for name in _KNOBS:
+        check_at_least_zero(given[name], name)
     if beta_dpo:
         warnings.warn(
             "beta_dpo has no effect in PRIME-RL: its samples carry no preference pairs. Set it to 0.",
@@ -111,15 +107,20 @@ def loss_fn(
     metrics = _metrics(sample, keep, policy)
     if not alpha_sdpo:
         return LossOutputs(policy, metrics)
+    ref_kl = _ref_kl(sample)
+    metrics["loss/sdpo_kl"] = ref_kl.detach()
+    return LossOutputs(policy + alpha_sdpo * ref_kl, metrics)
+
+
+def _ref_kl(sample: _Sample) -> Tensor:
+    """The engine's own way to a reference, which here is the hinted context."""
     if sample.reference is None:
         raise InputError(
             explain("alpha_sdpo > 0", got="ref_logprobs=None", expected="log-probs under the hinted context")
         )
-    keep_ref = sample.mask & ~(sample.moved < -_REF_MASK_LOW)
+    keep = sample.mask & ~(sample.moved < -_REF_MASK_LOW)
     push = (sample.reference - sample.trainer).detach()
-    ref_kl = sample.total(keep_ref, push, _REF_KL_TAU, "PRIME-RL ref_kl")
-    metrics["loss/sdpo_kl"] = ref_kl.detach()
-    return LossOutputs(policy + alpha_sdpo * ref_kl, metrics)
+    return sample.total(keep, push, _REF_KL_TAU, "PRIME-RL ref_kl")
 
 
 _REQUIRED = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")

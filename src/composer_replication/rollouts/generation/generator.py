@@ -109,12 +109,12 @@ class RolloutGenerator:
     def _generate(self, usual: Callable[..., Tensor], args: Any, inputs: dict[str, Any]) -> Tensor:
         if "custom_generate" not in inputs:
             try:
-                found = usual(*args, **inputs, custom_generate=self._sample)
+                ids = usual(*args, **inputs, custom_generate=self._sample)
             except _Left as left:
                 self._say(str(left))
             else:
                 self.counts["fast_calls"] += 1
-                return found
+                return ids
         self.counts["usual_calls"] += 1
         return usual(*args, **inputs)
 
@@ -153,10 +153,10 @@ class RolloutGenerator:
         size = self.batch or len(rows)
         starts = range(0, len(rows), size)
         with evaluating(model), own_masks_taken(model):
-            found = [self._sample_rows(model, input_ids[at : at + size], rows[at : at + size], choice) for at in starts]
-        width = max(each.shape[1] for each in found)
+            parts = [self._sample_rows(model, input_ids[at : at + size], rows[at : at + size], choice) for at in starts]
+        width = max(part.shape[1] for part in parts)
         return torch.cat(
-            [torch.nn.functional.pad(each, (0, width - each.shape[1]), value=int(choice.pad)) for each in found]
+            [torch.nn.functional.pad(part, (0, width - part.shape[1]), value=int(choice.pad)) for part in parts]
         )
 
     def _sample_rows(self, model: Any, input_ids: Tensor, rows: list[Tokens], choice: Choice) -> Tensor:
@@ -164,15 +164,15 @@ class RolloutGenerator:
         most = choice.max_length - input_ids.shape[1]
         unequal, places = unequal_rows(rows)
         kept, rollout.kept = rollout.kept, None
-        found = [None] * len(unequal) if kept is None else origins(unequal, kept.cache.tokens, kept.prompts)
+        sources = [None] * len(unequal) if kept is None else origins(unequal, kept.cache.tokens, kept.prompts)
         prompts = [
             kept.prompts[origin.row] if kept and origin else len(row)
-            for origin, row in zip(found, unequal, strict=True)
+            for origin, row in zip(sources, unequal, strict=True)
         ]
         spent = [len(row) - prompt for row, prompt in zip(unequal, prompts, strict=True)]
         left = [most if rollout.budget is None else max(1, min(most, rollout.budget - each)) for each in spent]
         capacity = max(len(row) - 1 + new for row, new in zip(unequal, left, strict=True))
-        cache = self._read(model, [row[:-1] for row in unequal], places, capacity, kept, found)
+        cache = self._read(model, [row[:-1] for row in unequal], places, capacity, kept, sources)
         self.counts["prompt_tokens"] += sum(map(len, rows)) - len(rows)
         loop = TokenLoop(model, cache, input_ids, choice, [left[each] for each in places], is_kept=rollout.is_kept)
         ids = loop.run()
@@ -188,15 +188,15 @@ class RolloutGenerator:
         places: list[int],
         capacity: int,
         kept: _Kept | None,
-        found: Sequence[Origin | None],
+        sources: Sequence[Origin | None],
     ) -> KeyValueRows:
         """The keys of these rows, kept or read now, each in all of its places."""
         if kept is None:
             cache = self._begun(model, wanted, capacity)
         else:
-            sources = [(0, 0) if each is None else each for each in found]
-            shared = [min(length, len(row)) for (_, length), row in zip(sources, wanted, strict=True)]
-            cache = kept.cache.taken([row for row, _ in sources], shared, capacity, moved=True)
+            begins = [source or Origin(0, 0) for source in sources]
+            shared = [min(begin.shared, len(row)) for begin, row in zip(begins, wanted, strict=True)]
+            cache = kept.cache.taken([begin.row for begin in begins], shared, capacity, moved=True)
         self.counts["read_tokens"] += read_tokens(model, cache, wanted)
         if len(wanted) == len(places):
             return cache

@@ -116,10 +116,10 @@ class RowMask(OwnMask):
         keys, values = self.cache.put(module, key, value, self.rows, self.slots)
         if self.is_fresh:
             is_grouped = query.shape[1] != key.shape[1]
-            found = F.scaled_dot_product_attention(
+            attended = F.scaled_dot_product_attention(
                 query, key, value, is_causal=True, scale=scale, enable_gqa=is_grouped
             )
-            return found.transpose(1, 2)
+            return attended.transpose(1, 2)
         keys, values = keys[:, :, : self.reach], values[:, :, : self.reach]
         if not self.is_whole:
             keys, values = (each.index_select(0, self.rows[:, 0]) for each in (keys, values))
@@ -127,8 +127,10 @@ class RowMask(OwnMask):
         batch, heads, width, size = query.shape
         groups = heads // keys.shape[1]
         folded = query.reshape(batch, keys.shape[1], groups * width, size)
-        found = F.scaled_dot_product_attention(folded, keys, values, attn_mask=self._added(query, groups), scale=scale)
-        return found.reshape(batch, heads, width, values.shape[3]).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(
+            folded, keys, values, attn_mask=self._added(query, groups), scale=scale
+        )
+        return attended.reshape(batch, heads, width, values.shape[3]).transpose(1, 2)
 
     def _added(self, query: Tensor, groups: int) -> Tensor:
         """What is added to the scores (b, 1, groups x n, reach); the same for all layers, so made once."""

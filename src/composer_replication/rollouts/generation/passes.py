@@ -83,9 +83,9 @@ class NextTokens:
             return self._run(tokens_B, slots_B, reach)
         recorded = self._recorded.get(reach)
         if recorded is None:
-            found = self._run(tokens_B, slots_B, reach)  # also what a recording needs done before it: workspaces
+            logits = self._run(tokens_B, slots_B, reach)  # also what a recording needs done before it: workspaces
             self._record(tokens_B, slots_B, reach)
-            return found
+            return logits
         recorded.tokens.copy_(tokens_B)
         recorded.slots.copy_(slots_B)
         recorded.graph.replay()
@@ -122,5 +122,5 @@ class NextTokens:
 def _pass(model: Any, ids_bn: Tensor, mask: RowMask) -> Tensor:
     """Logits (b, V) behind the last column; rows that end before it have no use for them."""
     positions = mask.slots.clamp(max=mask.cache.capacity - 1)
-    found = model(input_ids=ids_bn, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=1)
-    return found.logits[:, -1]
+    output = model(input_ids=ids_bn, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=1)
+    return output.logits[:, -1]

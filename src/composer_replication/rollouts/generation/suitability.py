@@ -99,8 +99,8 @@ def _worst_step(model: Any, cache: KeyValueRows, rows: list[list[int]], whole: l
         slots = [min(pieces[-1] + ahead, size - 1) for pieces, size in zip(_PIECES, _LENGTHS, strict=True)]
         tokens = [row[slot] for row, slot in zip(rows, slots, strict=True)]
         tokens_B, slots_B = (torch.tensor(each, device=model.device) for each in (tokens, slots))
-        found = step.logits(tokens_B, slots_B, max(_LENGTHS))
-        gaps += [_gap(whole[row][slot], found[row]) for row, slot in enumerate(slots)]
+        logits = step.logits(tokens_B, slots_B, max(_LENGTHS))
+        gaps += [_gap(whole[row][slot], logits[row]) for row, slot in enumerate(slots)]
     return max(gaps)
 
 
@@ -108,5 +108,5 @@ def _plain_logits(model: Any, row: list[int]) -> Tensor:
     return model(input_ids=torch.tensor([row], device=model.device), use_cache=False).logits[0].float()
 
 
-def _gap(wanted: Tensor, found: Tensor) -> float:
-    return float((found.float() - wanted).norm() / wanted.norm().clamp_min(1e-12))
+def _gap(wanted: Tensor, logits: Tensor) -> float:
+    return float((logits.float() - wanted).norm() / wanted.norm().clamp_min(1e-12))

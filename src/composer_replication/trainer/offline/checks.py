@@ -15,6 +15,7 @@ from composer_replication.objective.distributed import is_sharded, unwrapped
 from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.sessions.dataset import LoggedSessions
+from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.checkpoints.manifest import check_manifest
 from composer_replication.trainer.checkpoints.resume import check_identity, model_identity
 from composer_replication.trainer.checkpoints.weights import load_weights
@@ -44,16 +45,21 @@ def ready_sessions(
     model: nn.Module,
     reference_path: str | Path | None = None,
     *,
-    needs_references: bool,
+    settings: ChannelSettings,
+    lm_weight: float,
+    hint_margin: float | None = None,
     with_adapter: bool = False,
 ) -> LoggedSessions:
-    """With items, and with reference log-probs where they are needed; called under the autocast of the steps."""
+    """With hints proved and reference log-probs where they are asked for; called under the autocast of the steps."""
+    if hint_margin is not None:
+        sessions = sessions.prove(model, hint_margin, with_adapter=with_adapter)
     sessions.require_items()
+    needs_references = settings.beta_replay > 0 and settings.dpo_variant == "dpo"
     if needs_references and sessions.has_references:
         sessions.check_references(model)
     elif needs_references:
         sessions = sessions.with_references(model, reference_path, with_adapter=with_adapter)
-    return sessions
+    return sessions if lm_weight > 0 else sessions.without_responses()
 
 
 def take_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
