@@ -67,6 +67,14 @@ def test_the_solution_solves_through_the_tools(seed, difficulty):
     assert reward == workspace.reward()
 
 
+def test_a_case_that_the_fault_passes_by_luck_is_not_shown():
+    """-5 + 5 is 0, which is also what the missing branch would have returned."""
+    task = generate_task(727)
+    assert task.family == "missing_branch"
+    tests = [name for name in task.files if name.startswith("tests/")]
+    assert runner().run_tests(task.files, tests).failed == 1
+
+
 def test_half_of_a_solution_is_worth_less_than_half_and_breaking_something_nothing():
     two = next(
         task

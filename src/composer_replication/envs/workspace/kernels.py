@@ -67,8 +67,11 @@ def _long_lists(draw: random.Random, value: int) -> list[Arguments]:
     return [(draw.sample(range(1, 60), value + extra),) for extra in (2, 1, 3, 4)]
 
 
-def _signed(draw: random.Random, _value: int) -> list[Arguments]:
-    return [(-draw.randrange(2, 40),), (draw.randrange(2, 40),), (-draw.randrange(41, 90),), (draw.randrange(41, 90),)]
+def _signed(draw: random.Random, value: int) -> list[Arguments]:
+    """Below and above 0. The number that the value makes 0 of shows nothing, so it is not among them."""
+    low = -draw.randrange(2, 40)
+    others = [draw.randrange(2, 40), -draw.randrange(41, 90), draw.randrange(41, 90)]
+    return [(each,) for each in (low - (low == -value), *others)]
 
 
 def _words(draw: random.Random, _value: int) -> list[Arguments]:
