@@ -240,8 +240,8 @@ class _Scores:
 
     def _responses(self, call: DecidedCall, hint: str) -> list[Response] | str:
         """The context with a hint up to the end of each stretch; or why the turn cannot be shown with it."""
-        options = {"placement": self._placement, "first": self._first_token(call)}
-        turn = hinted_turn(self._renderer, call.rendered, call.span, hint, **options)
+        first = self._first_token(call)
+        turn = hinted_turn(self._renderer, call.rendered, call.span, hint, placement=self._placement, first=first)
         if isinstance(turn, str):
             return turn
         shift = turn.teacher_start - turn.start

@@ -22,6 +22,7 @@ class Span(NamedTuple):
 
 
 _DIGIT = re.compile(r"[0-9]")
+_BRACKETS, _SYMBOLS = frozenset("()[]{}<>"), frozenset("!@#$%^&*?+=~|:;")
 PLACEHOLDER = re.compile(r"<[A-Z][A-Z0-9_]*_\d+>")
 PSEUDONYM = re.compile(r"USER_\d+")
 
@@ -69,11 +70,11 @@ def has_digit(value: str) -> bool:
 
 def is_strong(value: str) -> bool:
     """Whether a bare word could be a password: letters with digits or symbols among them, and no code or path."""
-    if len(value) < 6 or any(mark in value for mark in "()[]{}<>") or value.startswith(("/", "./", "~/", "http")):
+    if len(value) < 6 or not _BRACKETS.isdisjoint(value) or value.startswith(("/", "./", "~/", "http")):
         return False
-    letters = any(char.isalpha() for char in value)
-    symbols = sum(char in "!@#$%^&*?+=~|:;" for char in value)
-    return (letters and (has_digit(value) or symbols > 0)) or (value.isdigit() and len(value) >= 6)
+    if value.isdigit():
+        return True
+    return any(map(str.isalpha, value)) and (has_digit(value) or not _SYMBOLS.isdisjoint(value))
 
 
 def _is_basic(value: str) -> bool:

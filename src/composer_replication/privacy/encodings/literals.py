@@ -38,7 +38,9 @@ def _joints(quote: bytes, operators: bytes) -> re.Pattern[bytes]:
     ends = rb"(?:" + _END + rb"){0,3}+"
     written = rb"(?:\.\w{1,12}\(\)[ \t]*+)?+(?:" + operators + rb")" + _BLANKS + _CONTINUED + rb"?"
     gap = _BLANKS + ends + rb"(?:(?P<operator>" + written + rb"|" + _CONTINUED + rb")" + _BLANKS + ends + rb")?+"
-    begin = quote + rb"(?<=[" + _INSIDE + rb"\\]" + quote + rb")(?=[\s\\+.,&<|~^)}/#;" + quote + rb"-])"
+    comma = b"," if operators.endswith(b",") else b""
+    follows = rb"(?=[\s\\+.&<|~^/;" + comma + quote + rb"]|\)\.|\}\$)"
+    begin = quote + follows + rb"(?<=[" + _INSIDE + rb"\\]" + quote + rb")"
     end = rb"\\{0,3}" + quote + rb"(?=[" + _INSIDE + rb"])"
     return re.compile(begin + rb"(?:" + _AGAIN + rb"|" + gap + _PREFIX + rb")" + end)
 
@@ -58,6 +60,8 @@ _FOLDED = re.compile(
     rf"(?P<indent>[ \t]{{1,40}}+))(?P<lines>{_WORD}"
     rf"(?:(?:\r?\n|\\{{1,3}}n)(?:[ \t]*+\d{{1,6}}[→:|\t])?+[+>|-]?+(?P=indent){_WORD}){{1,40}}+)(?=\r?\n|\\{{1,3}}n|\Z)"
 )
+_BLOCKS = (b": >", b": |")
+_FOLDS = (*_BLOCKS, b":\n", b":\r\n", b":\\n", b":\\\\n")
 _LINE_END = re.compile(rf"{_LINE}[ \t]*+")
 _LEAD, _REACH, _LONGEST, _MOST_CHAINS = 160, 240, 400, 500
 _APART = "\n\0\n"
@@ -90,7 +94,8 @@ class PutTogether(NamedTuple):
 def put_together(text: str, flat: bytes, active: Set[bytes]) -> PutTogether | None:
     """What stands around joined literals and folded scalars; None when there are none. `flat`: a byte a character."""
     lists = not active.isdisjoint(WHOLE_WORDS) and any(word in flat for word in _CALLS)
-    folded = _folded(text) if active or b": >" in flat or b": |" in flat else ()
+    has_folds = any(mark in flat for mark in (_BLOCKS if not active else _FOLDS))
+    folded = _folded(text) if has_folds else ()
     chains = sorted([*_literals(text, flat, lists), *folded])[:_MOST_CHAINS]
     edits: list[tuple[int, int, str]] = []
     joints: list[tuple[int, int]] = []

@@ -26,8 +26,8 @@ def stem(word: str) -> str:
 
 @cache
 def _stems() -> frozenset[str]:
-    lines = Path(__file__).with_name("harmless_words.txt").read_text(encoding="utf-8").splitlines()
-    return frozenset(word for line in lines[1:] for word in line.split())
+    text = Path(__file__).with_name("harmless_words.txt").read_text(encoding="utf-8")
+    return frozenset(text.partition("\n")[2].split())
 
 
 def is_word(word: str) -> bool:

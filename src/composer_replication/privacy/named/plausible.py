@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from composer_replication.privacy.named.harmless import is_uncommon
 from composer_replication.privacy.named.names import PASSWORD_WORDS, Strength, name_strength
@@ -68,6 +69,7 @@ _MODULE = re.compile(r"(?:[A-Za-z_]++\.){2,}+[A-Za-z_]++")  # `package.module.Na
 _FOLDERS = re.compile(r"(?:[\w.-]++/)+[\w.-]*+|[a-z]++\[:[a-z]++\]")
 _LICENCE = re.compile(r"(?=[A-Z-]*\d)(?:[A-Z0-9]{4,8}-){3,7}[A-Z0-9]{4,8}")
 _LOGIN_NAME = re.compile(r"(?i)(?:^|[_.-]|(?<=[a-z]))(auth|creds?|credentials?|login)$")
+_LOGIN_ENDS = ("auth", "cred", "creds", "credential", "credentials", "login")
 _USER_AND_PASSWORD = re.compile(r"[\w.@+-]{1,60}[:/]([^\0\s:/@]{6,100})")
 _HASHED_NAME = re.compile(
     r"(?:[A-Za-z][A-Za-z0-9_.]{0,20}+-)++[0-9a-f]{32,64}"
@@ -229,7 +231,7 @@ def is_path(value: str) -> bool:
 
 def is_login(name: str, value: str) -> bool:
     """A password under a variable for logins (`REDISCLI_AUTH`, `LDAP_BIND_CRED`), or a user with one (`ada:...`)."""
-    words = _LOGIN_NAME.search(name)
+    words = _LOGIN_NAME.search(name) if name.lower().endswith(_LOGIN_ENDS) else None
     if words is None:
         return False
     pair = _USER_AND_PASSWORD.fullmatch(value)
@@ -243,6 +245,7 @@ def is_directory(name: str, value: str) -> bool:
     return name.lower() == "pwd" and _DIRECTORY.fullmatch(value.strip()) is not None
 
 
+@lru_cache(maxsize=1 << 12)
 def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
     """Whether a value could be a secret; `literal` when it is known to be text, not code."""
     if (

@@ -19,6 +19,7 @@ _LONGEST_HEADING = 400
 _LONGEST_ROW = 4000
 _MOST_COLUMNS = 40
 _HEADING = re.compile(r"[ \t]*\\*[\"'`*]{0,3}([A-Za-z][\w .-]{0,40})\\*[\"'`*]{0,3}[ \t\r]*")
+_NO_HEADING = re.compile(r"[(){}\[\]=<>:/$@#%+?!&^~]")  # what no cell of one has
 _RULE = re.compile(r"[\s|:+\u2500-\u257f-]+")
 _RULE_STARTS = frozenset("|-+ \u251c\u2502\u2560")
 _ALIGNED = re.compile(r"[^\0\s](?:[^\0\s]| (?! ))*+")  # cells with two blanks or more between them
@@ -78,6 +79,8 @@ def _cut(row: str, sign: str, heading: str) -> list[str]:
 
 def _secret_columns(heading: str, sign: str) -> _Columns:
     """Which columns hold secrets; none when the line is no heading: code and prose have other signs in them."""
+    if _NO_HEADING.search(heading):  # most lines with such a word are code, and need not be cut
+        return ()
     cells = _cut(heading, sign, heading)
     if not 2 <= len(cells) <= _MOST_COLUMNS:
         return ()

@@ -100,15 +100,15 @@ class Surroundings:
         self._text, self._key = text, key
         self._lengths: dict[int, Counter[int]] = {}
         self._file = self._media = (0, 0)
-        self._keys = '"kty' in text  # a set of public keys
-        self._signed = "DKIM-Signature:" in text
 
     def is_public(self, span: Span, run_start: int) -> bool:
         """Whether the string is a hash, a signature, a certificate or an image by its context."""
         lead = self._before(run_start, 24)
         if lead.endswith(";base64,") or _SIGNATURE.search(lead) or self._in_public_block(span.start):
             return True
-        if _PUBLIC_NAME.search(self._before(span.start, 40)) or (self._keys and _MODULUS.search(lead)):
+        if _PUBLIC_NAME.search(self._before(span.start, 40)):
+            return True
+        if _MODULUS.search(lead) and '"kty' in self._text:  # of a set of public keys
             return True
         if span.kind == KIND and _PUBLIC_PLACE.search(self._before(span.start, 90)):
             return True
@@ -127,7 +127,7 @@ class Surroundings:
     def in_mail_signature(self, run_start: int) -> bool:
         """Whether a run is the hash or the signature in the head of a mail."""
         begin = max(0, run_start - _LONGEST_MAIL_SIGNATURE)
-        if not self._signed or not self._text.startswith(("bh=", "b="), run_start):
+        if not self._text.startswith(("bh=", "b="), run_start):
             return False
         return _MAIL_SIGNATURE.search(self._text, begin, run_start) is not None
 
