@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from torch import nn
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from composer_replication.errors import InputError
+from composer_replication.rollouts.generation import passes
 from composer_replication.rollouts.generation.generator import RolloutGenerator
+from composer_replication.rollouts.generation.passes import NextTokens
 from model_families import build
 
 ROWS = random_rows((12, 9, 12))
@@ -141,3 +144,25 @@ def test_prompts_with_more_than_text_are_left():
     model, generator = small_model(), RolloutGenerator()
     with pytest.raises(ValueError, match="token_type_ids"):  # transformers' own word
         generator.generate(model, **padded(ROWS), token_type_ids=torch.zeros(3, 12, dtype=torch.long), **GREEDY)
+
+
+def test_a_pass_that_cannot_be_recorded_runs_unrecorded_and_says_so_once(monkeypatch, caplog):
+    """On CUDA a model may ask the device for a number in its pass; here recording fails whatever it does."""
+    usual, tried = NextTokens.__init__, []
+    monkeypatch.setattr(NextTokens, "__init__", lambda self, model, cache, **_: usual(self, model, cache, record=True))
+    monkeypatch.setattr(passes, "_no_looks_at_the_device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
+
+    def failing(_self, *_given):
+        tried.append(1)
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(NextTokens, "_record", failing)
+    model, generator = small_model(), RolloutGenerator()
+    for _ in range(2):
+        assert torch.equal(
+            generator.generate(model, **padded(ROWS), **GREEDY), model.generate(**padded(ROWS), **GREEDY)
+        )
+    told = [record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()]
+    assert len(told) == len(tried) == 1
+    assert "operation not permitted when stream is capturing)" in told[0]

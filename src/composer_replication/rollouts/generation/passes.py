@@ -8,11 +8,14 @@ unrecorded, and says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from composer_replication.rollouts.generation.key_values import KeyValueRows, RowMask
 from composer_replication.rollouts.generation.token_rows import Tokens
@@ -20,6 +23,8 @@ from composer_replication.rollouts.generation.token_rows import Tokens
 logger = logging.getLogger(__name__)
 # Tokens of one pass: enough to fill a device, and few enough that activations stay small beside the keys.
 _FRESH_TOKENS, _MORE_TOKENS, _WIDEST = 16384, 8192, 512
+
+_unrecordable: WeakSet[nn.Module] = WeakSet()
 
 
 def read_tokens(model: Any, cache: KeyValueRows, wanted: Sequence[Tokens]) -> int:
@@ -73,7 +78,7 @@ class NextTokens:
         self._model, self._cache = model, cache
         self._mask = RowMask.over(cache, model.device)
         self._rows = torch.arange(cache.num_rows, device=model.device)[:, None]
-        self.is_recording = record
+        self.is_recording = record and model not in _unrecordable
         self._recorded: dict[int, _Recorded] = {}
         self._pool: Any = None
 
@@ -83,9 +88,7 @@ class NextTokens:
             return self._run(tokens_B, slots_B, reach)
         recorded = self._recorded.get(reach)
         if recorded is None:
-            logits = self._run(tokens_B, slots_B, reach)  # also what a recording needs done before it: workspaces
-            self._record(tokens_B, slots_B, reach)
-            return logits
+            return self._run_and_record(tokens_B, slots_B, reach)
         recorded.tokens.copy_(tokens_B)
         recorded.slots.copy_(slots_B)
         recorded.graph.replay()
@@ -95,28 +98,54 @@ class NextTokens:
         mask = self._mask.aimed(self._rows, slots_B[:, None], reach, is_whole=True)
         return _pass(self._model, tokens_B[:, None], mask)
 
-    def _record(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> None:
-        tokens, slots = tokens_B.clone(), slots_B.clone()
-        graph = torch.cuda.CUDAGraph()
-        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-        aside.wait_stream(here)
-        try:  # not torch.cuda.graph, which collects garbage: in a training process that takes longer than the pass
-            with torch.cuda.stream(aside):
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    logits = self._run(tokens, slots, reach)
-                finally:
-                    graph.capture_end()
+    def _run_and_record(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Tensor:
+        """The first pass runs as it is, which makes the workspaces that a recording cannot make.
+
+        If it asks the device for a number, no recording is begun: one that fails half-way breaks later random numbers.
+        """
+        try:
+            with torch.cuda.device(tokens_B.device), _no_looks_at_the_device():
+                logits = self._run(tokens_B, slots_B, reach)
+            with torch.cuda.device(tokens_B.device):
+                self._recorded[reach] = self._record(tokens_B, slots_B, reach)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             self.is_recording = False
+            _unrecordable.add(self._model)
             said = str(error).partition("\n")[0]
             logger.warning("rollouts: the pass of a token cannot be recorded as a CUDA graph (%s)", said)
-            return
+            return self._run(tokens_B, slots_B, reach)
+        return logits
+
+    def _record(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> _Recorded:
+        """Not by torch.cuda.graph, which collects garbage: in a training process that takes longer than the pass."""
+        tokens, slots = tokens_B.clone(), slots_B.clone()
+        graph = torch.cuda.CUDAGraph()
+        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                logits = self._run(tokens, slots, reach)
+            finally:
+                graph.capture_end()
         here.wait_stream(aside)
         self._pool = self._pool or graph.pool()
-        self._recorded[reach] = _Recorded(graph, tokens, slots, logits)
+        return _Recorded(graph, tokens, slots, logits)
+
+
+@contextmanager
+def _no_looks_at_the_device() -> Iterator[None]:
+    """Inside, what makes the host wait for a CUDA device is an error, as far as PyTorch notices."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it does not notice everything
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def _pass(model: Any, ids_bn: Tensor, mask: RowMask) -> Tensor:
