@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from train_runs import GRPO, adapter_of, same
 from transformers import AutoModelForCausalLM, training_args
 
-from composer_replication.cli.pages import progress as train_progress
 from composer_replication.cli.main import main
+from composer_replication.cli.pages import progress as train_progress
 from composer_replication.config import CrfConfig, describe, load
 from composer_replication.runs import RunDir
 from composer_replication.trainer.checkpoints import weights_digest
