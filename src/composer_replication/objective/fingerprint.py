@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -36,6 +37,7 @@ _VOLATILE = {
 
 # Wrappers put their own steps into parameters' names.
 _WRAPPER_STEPS = ("_orig_mod.", "_checkpoint_wrapped_module.", "module._fsdp_wrapped_module.")
+_LORA_B = re.compile(r"\blora_(?:embedding_)?B\b")
 _SAMPLED = 64
 _hashed_before: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
 
@@ -108,15 +110,27 @@ def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
     return known[1]
 
 
+def trained_adapter_digest(model: nn.Module) -> str | None:
+    """Of an adapter's own weights; None without one, or with a fresh one: a LoRA that adds nothing, its Bs all zero."""
+    own = _adapter_tensors(_below_adapters(model))
+    second = [each for name, each in own.items() if _LORA_B.search(name)]
+    if not own or (second and not any(not each.is_meta and bool(_whole(each).any()) for each in second)):
+        return None
+    return _hashed("", own)
+
+
 def _hashed(config: str, tensors: dict[str, Tensor]) -> str:
     total = hashlib.sha256(config.encode())
     for name in sorted(tensors):
-        tensor = tensors[name].detach()
-        whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # pyright: ignore
+        whole = _whole(tensors[name])
         total.update(f"{name} {whole.dtype} {tuple(whole.shape)}\n".encode())
         if not whole.is_meta:
             total.update(whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
     return total.hexdigest()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()  # pyright: ignore
 
 
 def _state_of(config: str, tensors: dict[str, Tensor]) -> str:

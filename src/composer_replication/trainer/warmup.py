@@ -23,7 +23,7 @@ from composer_replication.atomic import atomic_write_json
 from composer_replication.batch.render.decision import decide
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import InputError, StaleArtefactError, explain
-from composer_replication.objective.fingerprint import weights_digest
+from composer_replication.objective.fingerprint import trained_adapter_digest, weights_digest
 from composer_replication.objective.reference import response_logprobs
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import Phase, tell_phase
@@ -38,8 +38,9 @@ _ELSEWHERE = "Train in another folder (train.output), or take the warm-up's fold
 _ARGUMENTS = (
     *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type"),
     *("warmup_steps", "optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
-    *("seed", "data_seed", "bf16", "fp16"),
+    *("seed", "data_seed", "bf16", "fp16", "world_size"),
 )
+_START = ("start_weights", "start_adapter")
 _HELD_OUT = "eval_lm_ce"
 _CALLS, _CONTEXT = 8, 2048
 
@@ -48,7 +49,8 @@ _CALLS, _CONTEXT = 8, 2048
 class FinishedWarmUp:
     """Which checkpoint a warm-up ended with, after how many steps, and the held-out losses of good turns by step.
 
-    `start_weights` is the digest of those it began with, `settings` are the arguments that its weights depend on.
+    `start_weights` is the digest of those it began with, `start_adapter` that of an adapter on them which was trained
+    before; `settings` are the arguments that its weights depend on.
     """
 
     checkpoint: str
@@ -56,6 +58,7 @@ class FinishedWarmUp:
     held_out: Sequence[Sequence[float]]
     start_weights: str
     settings: Mapping[str, Any]
+    start_adapter: str | None = None
 
     def in_words(self) -> str:
         losses = [loss for _, loss in self.held_out]
@@ -84,7 +87,7 @@ def warm_up(
     known, origin = finished_warm_up(folder), _origin(model, args, patience)
     if known is not None:
         _check_same_origin(folder, known, origin)
-        _check_same_data(folder / known.checkpoint, data)
+        _check_same_data(folder / known.checkpoint, data, origin)
         return known
     evaluated = None if patience is None or held_out is None else held_out.only_responses()
     if patience is not None and (evaluated is None or args.save_steps != args.eval_steps):
@@ -94,11 +97,11 @@ def warm_up(
     state = None if newest is None else TrainerState.load_from_json(str(newest / "trainer_state.json"))
     if state is None or not _is_over(state, args.max_steps, patience):
         options |= {"callbacks": [_Watching(patience, on_held_out)], "eval_sessions": evaluated}
-        phase = {"phase": WARM_UP, "start_weights": origin["start_weights"]}
+        phase = {"phase": WARM_UP, **{name: origin[name] for name in _START if origin[name] is not None}}
         state = _make_steps(model, args, data, phase, goes_on=newest is not None, **options)
     losses = _held_out_losses(state.log_history)
     end = f"checkpoint-{_lowest(losses) if losses else state.global_step}"
-    _check_same_data(folder / end, data)
+    _check_same_data(folder / end, data, origin)
     known = FinishedWarmUp(checkpoint=end, steps=state.global_step, held_out=[[*each] for each in losses], **origin)
     if args.should_save:
         atomic_write_json(folder / FINISHED, {"schema": _SCHEMA, "version": _VERSION, **asdict(known)})
@@ -208,20 +211,29 @@ def _origin(model: nn.Module, args: TrainingArguments, patience: int | None) -> 
     settings = {name: getattr(args, name) for name in _ARGUMENTS}
     if patience is not None:
         settings |= {"patience": patience, "eval_steps": args.eval_steps}
-    return {"start_weights": weights_digest(model), "settings": json.loads(json.dumps(settings, default=str))}
+    return {
+        "start_weights": weights_digest(model),
+        "start_adapter": trained_adapter_digest(model),
+        "settings": json.loads(json.dumps(settings, default=str)),
+    }
 
 
 def _check_same_origin(folder: Path, known: FinishedWarmUp, now: Mapping[str, Any]) -> None:
     """Raise StaleArtefactError that names what a finished warm-up began with otherwise."""
-    before = {"start weights": known.start_weights[:12], **known.settings}
-    after = {"start weights": now["start_weights"][:12], **now["settings"]}
+    before, after = (
+        {name.replace("_", " "): str(each[name])[:12] for name in _START} | each["settings"]
+        for each in (asdict(known), now)
+    )
     different = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     if different:
         got, expected = (", ".join(f"{name} {each.get(name)}" for name in different) for each in (before, after))
         raise StaleArtefactError(explain(str(folder / FINISHED), got=got, expected=expected, fix=_ELSEWHERE))
 
 
-def _check_same_data(checkpoint: Path, data: LoggedSessions) -> None:
-    if check_manifest(checkpoint)["about"]["data"].get("sessions") != data.digest:
-        got = "a warm-up on other sessions"
-        raise StaleArtefactError(explain(str(checkpoint), got=got, expected="these sessions", fix=_ELSEWHERE))
+def _check_same_data(checkpoint: Path, data: LoggedSessions, origin: Mapping[str, Any]) -> None:
+    about = check_manifest(checkpoint)["about"]["data"]
+    for name, now in {"sessions": data.digest, **{name: origin[name] for name in _START}}.items():
+        if about.get(name) != now:
+            words = name.replace("_", " ")
+            got = f"a warm-up on other {words}"
+            raise StaleArtefactError(explain(str(checkpoint), got=got, expected=f"these {words}", fix=_ELSEWHERE))

@@ -9,6 +9,7 @@ import string
 import pytest
 
 from composer_replication.privacy import Scrubber
+from composer_replication.privacy.encodings.literals import _folded
 from cpu_time import least_cpu_seconds
 
 IS_FULL = os.environ.get("CRF_TEST_PROFILE") == "full"
@@ -110,6 +111,15 @@ def mixed(seed: int) -> tuple[str, str, str]:
     rng = random.Random(seed)
     units = "".join(rng.choices(list(UNITS.values()), k=rng.randint(1, 3)))
     return rng.choice(HEADS), units, rng.choice(TAILS)
+
+
+@pytest.mark.parametrize("before", ["", "\n", "\n" + "a" * 400 + "\n"])
+def test_a_folded_scalar_of_json_is_read_with_little_of_what_stands_before_it(before):
+    """There its line ends are written, and no other may be near."""
+    text = before + "token:\\n  xy\\n  zw\\n" * 40
+    leads = [chain.joints[0][0] - chain.begin for chain in _folded(text)]
+    assert len(leads) == 40
+    assert max(leads) < 400
 
 
 @pytest.mark.parametrize("seed", range(120))

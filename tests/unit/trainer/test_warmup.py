@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
 import torch
 from offline_pieces import arguments, logged, renderer, sessions_of, tiny, trainer_of
+from transformers import TrainingArguments
 
 from composer_replication.errors import InputError, StaleArtefactError
 from composer_replication.objective.teacher_rows import WeightedTeacher
@@ -224,6 +226,52 @@ def test_other_start_weights_or_settings_than_a_finished_warm_ups_are_refused_by
     assert warm_up(make(), arguments(folder, **SAVING | told), sessions) == done
     with pytest.raises(StaleArtefactError, match=r"start weights|frozen weights"):
         trainer_of(tmp_path / "main", sessions, model=other(), warmed_up=folder / done.checkpoint)
+
+
+def test_another_trained_adapter_or_number_of_processes_than_a_finished_warm_ups_is_refused_by_name(
+    tmp_path, monkeypatch
+):
+    """The weights below are the same; a fresh adapter's first values are the seed's, and change nothing yet."""
+    folder, sessions = tmp_path / "warm", sessions_of(made=MADE)
+
+    def trained(value):
+        model = adapted()
+        with torch.no_grad():
+            next(each for name, each in model.named_parameters() if "lora_B" in name)[0, 0] = value
+        return model
+
+    with monkeypatch.context() as patch:
+        dying(patch, 3)
+        with pytest.raises(RuntimeError, match="killed"):
+            warm_up(trained(0.5), arguments(folder, **SAVING), sessions)
+    with pytest.raises(StaleArtefactError, match="start_adapter"):
+        warm_up(trained(0.25), arguments(folder, **SAVING), sessions)
+    done = warm_up(trained(0.5), arguments(folder, **SAVING), sessions)
+    assert warm_up(trained(0.5), arguments(folder, **SAVING), sessions) == done
+    for other in (trained(0.25), adapted()):
+        with pytest.raises(StaleArtefactError, match=r"warmup.json: got start adapter \w+, expected start adapter \w+"):
+            warm_up(other, arguments(folder, **SAVING), sessions)
+        with pytest.raises(StaleArtefactError, match="began with start adapter"):
+            trainer_of(tmp_path / "main", sessions, model=other, warmed_up=folder / done.checkpoint)
+    main = trainer_of(tmp_path / "main", sessions, model=trained(0.5), warmed_up=folder / done.checkpoint)
+    assert same(weights(main.model), weights(loaded(adapted(), folder / done.checkpoint)))
+    # Died between the last checkpoint and this file.
+    shutil.copytree(folder, tmp_path / "cut", ignore=shutil.ignore_patterns(warmup.FINISHED))
+    with pytest.raises(StaleArtefactError, match="start adapter"):
+        warm_up(adapted(), arguments(tmp_path / "cut", **SAVING), sessions)
+    monkeypatch.setattr(TrainingArguments, "world_size", 2)
+    with pytest.raises(StaleArtefactError, match=r"got world_size 1, expected world_size 2"):
+        warm_up(trained(0.5), arguments(folder, **SAVING), sessions)
+
+
+def test_a_warm_up_of_an_earlier_version_is_read_and_refused_for_what_it_does_not_know(tmp_path):
+    sessions = sessions_of(made=MADE)
+    warm_up(tiny(), arguments(tmp_path, **SAVING), sessions)
+    earlier = json.loads((tmp_path / warmup.FINISHED).read_bytes())
+    del earlier["start_adapter"], earlier["settings"]["world_size"]
+    (tmp_path / warmup.FINISHED).write_text(json.dumps(earlier))
+    with pytest.raises(StaleArtefactError, match=r"got world_size None, expected world_size 1\W.*train.output"):
+        warm_up(tiny(), arguments(tmp_path, **SAVING), sessions)
 
 
 def test_a_warm_up_that_was_cut_short_goes_on_from_its_own_start_weights_alone(tmp_path, monkeypatch):

@@ -175,8 +175,11 @@ def _around(text: str, opened: int, joints: list[tuple[int, int]]) -> _Chain:
 def _folded(text: str) -> Iterator[_Chain]:
     """Scalars of YAML with one word on each of their lines."""
     for match in _FOLDED.finditer(text):
-        begin = text.rfind("\n", max(0, match.start() - _LEAD), match.start())
-        begin = max(0, text.rfind("\n", max(0, begin - _LEAD), max(0, begin)) + 1)  # a line more: `name:` and `value:`
+        begin = match.start()
+        for _ in range(2):  # its own line and one more: `name:` and `value:`; of long ones the end
+            lead = max(0, begin - _LEAD)
+            begin = max(lead, text.rfind("\n", lead, begin))
+        begin += text[begin] == "\n"
         if match["block"] or names_a_secret(text[begin : match.start()]):
             ends = list(_LINE_END.finditer(text, *match.span("lines")))
             yield _Chain(begin, match.end(), [each.span() for each in ends], (match.start() + 1, match.end("first")))

@@ -12,7 +12,7 @@ from torch import nn
 from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import ConfigError, InactiveChannelError, StaleArtefactError, explain
 from composer_replication.objective.distributed import is_sharded, unwrapped
-from composer_replication.objective.fingerprint import weights_digest
+from composer_replication.objective.fingerprint import trained_adapter_digest, weights_digest
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.trainer.channel_settings import ChannelSettings
@@ -69,11 +69,13 @@ def take_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
         fix = "Give the folder that `trainer.warmup.warm_up` names."
         raise StaleArtefactError(explain(str(checkpoint), got="no checkpoint of a warm-up", expected="one", fix=fix))
     check_identity(manifest["about"]["model"], model_identity(model), checkpoint)
-    start_weights, began_with = weights_digest(model), manifest["about"]["data"].get("start_weights", "unknown")
-    if began_with != start_weights:
-        fix = "Give the model that the warm-up began with, or warm this one up in another folder."
-        got, expected = f"a warm-up that began with start weights {began_with[:12]}", f"these, {start_weights[:12]}"
-        raise StaleArtefactError(explain(str(checkpoint), got=got, expected=expected, fix=fix))
+    start_weights, began_with = weights_digest(model), manifest["about"]["data"]
+    start = {"start weights": start_weights, "start adapter": trained_adapter_digest(model)}
+    for words, now in start.items():
+        if (before := began_with.get(words.replace(" ", "_"))) != now:
+            fix = "Give the model that the warm-up began with, or warm this one up in another folder."
+            got, expected = f"a warm-up that began with {words} {str(before)[:12]}", f"these, {str(now)[:12]}"
+            raise StaleArtefactError(explain(str(checkpoint), got=got, expected=expected, fix=fix))
     load_weights(model, checkpoint)
     return {
         "phase": "after a warm-up",
