@@ -27,6 +27,7 @@ from typing import Any, Literal, get_args
 
 from composer_replication.envs.workspace.in_sandbox import MAX_LINE, MAX_LINES
 from composer_replication.envs.workspace.sandbox_server import RUNS, wall_seconds
+from composer_replication.envs.workspace.schemas import clean
 from composer_replication.errors import InputError, explain
 
 Wall = Literal["bubblewrap", "namespaces", "rlimits"]
@@ -66,6 +67,7 @@ class TestRunner:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._server: _Server | None = None
+        _RUNNERS.add(self)
 
     @property
     def kind(self) -> Wall:
@@ -77,7 +79,7 @@ class TestRunner:
         """Every test of the files named."""
         reply = self._ask({"files": dict(files), "paths": list(paths)})
         try:
-            lines = [str(each)[: 2 * MAX_LINE] for each in reply["lines"]][:MAX_LINES]
+            lines = [clean(str(each)[: 2 * MAX_LINE]) for each in reply["lines"]][:MAX_LINES]
             failed, passed = int(reply["failed"]), int(reply["passed"])
         except (TypeError, KeyError, ValueError, OverflowError):
             return TestReport(text=ENDED, ended=False)
@@ -88,7 +90,9 @@ class TestRunner:
     def values(self, files: Mapping[str, str], expressions: Sequence[tuple[str, str]]) -> list[str]:
         """The value of each (module, expression) as canonical text; none at all where the process gave no answer."""
         reply = self._ask({"files": dict(files), "expressions": [list(each) for each in expressions]})
-        return [str(each) for each in reply] if isinstance(reply, list) and len(reply) == len(expressions) else []
+        return (
+            [clean(str(each)) for each in reply] if isinstance(reply, list) and len(reply) == len(expressions) else []
+        )
 
     def close(self) -> None:
         """Stops the server; the next run starts another."""
@@ -116,10 +120,25 @@ class TestRunner:
             self._server = _start(self._wanted, self._seconds)
         return self._server
 
+    def renew_lock(self) -> None:
+        """In a forked process: a thread that held the lock is not there to give it back."""
+        self._lock = threading.Lock()
+
     def _stop(self) -> None:
         if self._server is not None:
             self._server.end()
         self._server = None
+
+
+_RUNNERS = weakref.WeakSet[TestRunner]()
+
+
+def _renew_locks() -> None:
+    for each in list(_RUNNERS):
+        each.renew_lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 @functools.cache
