@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -128,6 +130,41 @@ def _clean_report():
     return report
 
 
+AS_A_USER = """
+from composer_replication.envs.workspace import TestRunner
+from composer_replication.errors import ComposerError
+
+runner = TestRunner(kind="namespaces", seconds=1)
+probe = {probe!r}
+try:
+    runner.kind
+except ComposerError as error:
+    print("skip:", error)
+    raise SystemExit
+for code in {codes!r}:
+    print(*runner.values({{"probe.py": probe}}, [("probe", f"attempt({{code!r}})")]))
+"""
+
+
+def test_a_user_who_is_not_root_leaves_nothing_outside_the_folder_of_the_run():
+    codes = {
+        "open('/left', 'w')": "'OSError'",
+        "import os; os.mkdir('/dev/left')": "'OSError'",
+        "import os; os.mkdir(os.path.dirname(os.__file__) + '/left')": "'OSError'",
+        "import os; out = 'left' in str(os.listdir('/') + os.listdir('/dev'))": "'False'",
+        "import os; os.rmdir('../workspace') if not os.unlink('probe.py') else 0; os.chmod('/tmp', 0o500)": "'done'",
+        "import os; out = os.listdir('/tmp')": "\"['workspace']\"",
+    }
+    script = AS_A_USER.format(probe=PROBE, codes=list(codes))
+    as_user = ["unshare", "-U", "--map-user=1000", "--map-group=1000"] if os.geteuid() == 0 else []
+    if as_user and (shutil.which("unshare") is None or subprocess.run([*as_user, "true"], check=False).returncode):
+        pytest.skip("root cannot become a user of its own here: unshare -U does not work")
+    shown = subprocess.run([*as_user, sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    if shown.startswith("skip:"):
+        pytest.skip(f"this machine has no such wall for a user: {shown}")
+    assert shown.splitlines() == list(codes.values())
+
+
 def test_what_does_not_end_is_stopped_and_said():
     started = time.monotonic()
     report = runner("namespaces").run_tests({"tests/test_a.py": "while True: pass"}, ["tests/test_a.py"])
@@ -190,6 +227,7 @@ def test_bubblewrap_is_told_to_unshare_everything_and_to_show_no_home():
     assert Path(command[0]).name == "bwrap"
     assert {"--unshare-all", "--die-with-parent", "--clearenv"} <= set(command)
     assert "--bind" not in command
+    assert " --size 16777216 --tmpfs /tmp --remount-ro /dev --remount-ro / " in " ".join(command)
     shown = {command[at + 1] for at, each in enumerate(command) if each == "--ro-bind"}
     assert "/" not in shown
     assert str(Path.home()) not in shown

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from composer_replication.envs.workspace.in_sandbox import MAX_LINE, MAX_LINES
-from composer_replication.envs.workspace.sandbox_server import RUNS, wall_seconds
+from composer_replication.envs.workspace.sandbox_server import RUNS, TMPFS_SIZE, wall_seconds
 from composer_replication.envs.workspace.schemas import clean
 from composer_replication.errors import InputError, explain
 
@@ -238,5 +238,6 @@ def _command(kind: Wall, scratch: str, seconds: int) -> list[str]:
     shown = {each for each in (*needed, "/usr/lib", "/usr/lib64", "/lib", "/lib64") if Path(each).exists()}
     binds = [part for path in sorted(shown) for part in ("--ro-bind", path, path)]
     walls = ["--unshare-all", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL", "--uid", "65534", "--clearenv"]
-    rest = ["--setenv", "PYTHONHASHSEED", "0", "--dev", "/dev", "--tmpfs", RUNS, "--chdir", "/"]
+    memory = ["--dev", "/dev", "--size", str(TMPFS_SIZE), "--tmpfs", RUNS, "--remount-ro", "/dev", "--remount-ro", "/"]
+    rest = ["--setenv", "PYTHONHASHSEED", "0", *memory, "--chdir", "/"]
     return [shutil.which("bwrap") or "bwrap", *walls, *binds, *rest, *python]
