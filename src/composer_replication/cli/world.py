@@ -53,15 +53,25 @@ def run(args: argparse.Namespace) -> int:
 def _play(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import plain, print_json
     from composer_replication.envs.logs import to_atif
+    from composer_replication.envs.workspace.sandbox import shared_runner
     from composer_replication.steps.world import agent_named, play_one
 
     agent = agent_named(args.agent, args.rate, args.corrects)
     episode = play_one(seed=args.seed, difficulty=args.difficulty, agent=agent)
+    _warn(shared_runner().kind)
     if args.json:
         print_json(to_atif(episode))
         return 0
     print(plain("\n".join(_lines(episode))))
     return 0
+
+
+def _warn(sandbox: str) -> None:
+    from composer_replication.cli.console import say
+    from composer_replication.envs.workspace.sandbox import NO_WALL
+
+    if sandbox == "rlimits":
+        say(f"tests ran behind no wall (rlimits): {NO_WALL}")
 
 
 def _lines(episode: Episode) -> list[str]:
@@ -86,6 +96,7 @@ def _logs(args: argparse.Namespace) -> int:
     if args.output is None:
         raise InputError(explain("crf world logs", got="no folder", expected="-o DIR"))
     done = write_logs(args.output, number=args.number, seed=args.seed, difficulty=args.difficulty, agent=agent)
+    _warn(done.sandbox)
     _show(done, args)
     return 0
 
@@ -101,6 +112,7 @@ def _show(done: WorldLogs, args: argparse.Namespace) -> None:
                 "solved": done.solved,
                 "calls": done.calls,
                 "mistakes": done.mistakes,
+                "sandbox": done.sandbox,
             }
         )
         return

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.envs.workspace import generate_task
+from composer_replication.envs.workspace import TestRunner, generate_task
+from composer_replication.envs.workspace.sandbox import shared_runner
 from composer_replication.steps import world
 
 
@@ -35,6 +36,7 @@ def test_logs_are_the_same_bytes_for_the_same_seed(tmp_path, capsys):
         assert main(["world", "logs", "-o", str(tmp_path / name), *given]) == 0
     done = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert done[0]["sessions"] == 4
+    assert done[0]["sandbox"] == TestRunner().kind
     assert done[0]["mistakes"] == done[1]["mistakes"]
     assert next(each["rate"] for each in done[0]["mistakes"] if each["mistake"] == "edit_unread") == 0.6
     one, two = (
@@ -62,3 +64,15 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys, given,
     assert main(["world", "logs", *given]) == 1
     assert said in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_tests_behind_no_wall_are_said(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CRF_SANDBOX", "rlimits")
+    shared_runner.cache_clear()
+    try:
+        for given in (["play", "--seed", "9"], ["logs", "-n", "1", "-o", str(tmp_path / "logs")]):
+            assert main(["world", *given]) == 0
+            assert "tests ran behind no wall (rlimits): limits alone" in capsys.readouterr().err
+    finally:
+        shared_runner().close()
+        shared_runner.cache_clear()

@@ -14,7 +14,7 @@ import pytest
 
 from composer_replication.envs.workspace import TestRunner, Workspace, generate_task, sandbox
 from composer_replication.envs.workspace.sandbox import _command
-from composer_replication.errors import InputError
+from composer_replication.errors import InputError, SandboxError
 
 PROBE = """
 import os
@@ -35,7 +35,7 @@ def runner(kind):
     try:
         made = TestRunner(kind=kind, seconds=1)
         assert made.kind == kind
-    except InputError as error:
+    except SandboxError as error:
         pytest.skip(f"this machine has no such wall: {error}")
     return made
 
@@ -210,7 +210,7 @@ def test_a_runner_works_in_a_forked_process_and_after_it_was_closed():
 
 
 def test_the_first_wall_that_stands_is_taken_and_named():
-    assert TestRunner().kind in ("bubblewrap", "namespaces", "rlimits")
+    assert TestRunner().kind in ("bubblewrap", "namespaces")
     with pytest.raises(InputError, match="kind of wall: got 'paper'"):
         TestRunner(kind="paper")  # type: ignore[arg-type]
 
@@ -218,8 +218,24 @@ def test_the_first_wall_that_stands_is_taken_and_named():
 def test_where_no_wall_stands_nothing_is_worth_zero_it_is_said(monkeypatch):
     monkeypatch.setattr(sandbox, "PROGRAM", Path("/nowhere/sandbox_server.py"))
     workspace = Workspace(generate_task(1), runner=TestRunner())
-    with pytest.raises(InputError, match=r"sandbox for tests: got .*no answer.*, expected a wall that stands"):
+    with pytest.raises(SandboxError, match=r"sandbox for tests: got .*no answer.*, expected a wall that stands"):
         workspace.reward()
+
+
+def test_limits_alone_are_taken_only_by_their_name(monkeypatch):
+    refused = "namespaces: unshare: Operation not permitted"
+    start = sandbox._Server.receive
+    hello = {"failed": refused.partition(": ")[2]}
+    monkeypatch.setattr(sandbox._Server, "receive", lambda self, s: start(self, s) if self.kind == "rlimits" else hello)
+    with pytest.raises(SandboxError, match=refused) as error:
+        _ = TestRunner().kind
+    assert "Install bubblewrap or allow user namespaces. CRF_SANDBOX=rlimits: limits alone" in str(error.value)
+    assert TestRunner(kind="rlimits").kind == "rlimits"
+    monkeypatch.setenv("CRF_SANDBOX", "rlimits")
+    assert TestRunner().kind == "rlimits"
+    monkeypatch.setenv("CRF_SANDBOX", "paper")
+    with pytest.raises(InputError, match="kind of wall: got 'paper'"):
+        TestRunner()
 
 
 def test_bubblewrap_is_told_to_unshare_everything_and_to_show_no_home():
