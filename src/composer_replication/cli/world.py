@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many sessions, or tasks that advisers know; default 80",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where to write the logs: a new folder")
-    parser.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the first; default 0")
+    parser.add_argument(
+        "--seed", type=int, metavar="SEED", help="of the first; default 10000: 0 to 999 are kept for evaluation"
+    )
     parser.add_argument(
         "--difficulty", choices=("easy", "medium", "hard"), default="easy", help="of the tasks; default easy"
     )
@@ -47,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
+
+    args.seed = FIRST_TRAINING_SEED if args.seed is None else args.seed
     return {"play": _play, "logs": _logs, "advisers": _advisers}[args.what](args)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from composer_replication.cli.main import main
 from composer_replication.envs.workspace import TestRunner, generate_task
+from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
 from composer_replication.envs.workspace.sandbox import shared_runner
 from composer_replication.steps import world
 
@@ -26,7 +27,7 @@ def test_one_session_is_shown_with_its_script(capsys):
 
 def test_nothing_that_a_terminal_would_act_upon_is_printed(capsys, monkeypatch):
     monkeypatch.setattr(world, "generate_task", lambda *a, **k: replace(generate_task(*a, **k), prompt="a\x1b[31mb"))
-    assert main(["world", "play"]) == 0
+    assert main(["world", "play", "--seed", "0"]) == 0
     assert capsys.readouterr().out.startswith("a\ufffd[31mb\n")
 
 
@@ -76,3 +77,12 @@ def test_tests_behind_no_wall_are_said(tmp_path, capsys, monkeypatch):
     finally:
         shared_runner().close()
         shared_runner.cache_clear()
+
+
+def test_seeds_kept_for_evaluation_are_not_what_is_played_unless_named(capsys):
+    shown = []
+    for given in ([], ["--seed", str(FIRST_TRAINING_SEED)], ["--seed", "0"]):
+        assert main(["world", "play", *given]) == 0
+        shown.append(capsys.readouterr().out)
+    assert FIRST_TRAINING_SEED == 10_000
+    assert shown[0] == shown[1] != shown[2]

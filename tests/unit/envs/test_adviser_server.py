@@ -114,7 +114,7 @@ def test_a_replay_asks_them_and_makes_pairs_of_their_answers(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     with AdviserServer(range(8), ["easy"]) as server:
-        assert main(["world", "logs", "-n", "8", "-o", "logs"]) == 0
+        assert main(["world", "logs", "-n", "8", "--seed", "0", "-o", "logs"]) == 0
         assert main(["ingest", "logs", "-o", "run"]) == 0
         assert main(["sites", "run"]) == 0
         slugs = ["--slug", "world-expert", "--slug", "world-flawed-0.1"]
