@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import say
+    from composer_replication.cli.sites import check_kinds
     from composer_replication.runs import RunDir
     from composer_replication.runs.sites import read_sites, strike_sites
     from composer_replication.steps.sites import write_sites
@@ -39,10 +40,17 @@ def run(args: argparse.Namespace) -> int:
     if section.writer is not None:
         done = write_sites(section, run_dir, no_scrub=args.no_scrub, allowed=args.allow)
         say(f"hints by a model: {', '.join(f'{what} {number}' for what, number in sorted(done.hints.items()))}")
-    for identities, is_struck, words in ((args.drop, True, "struck out"), (args.keep, False, "taken back")):
+        if set(done.hints) == {"refused: no answer"}:
+            say("the model answered nothing: look at its address, its name and its key. The hints are the rules' own")
+            return 1
+    for identities, is_struck, words in (
+        (args.drop, True, "struck out"),
+        (args.keep, False, "taken back, and written again by `crf sites`"),
+    ):
         for site in strike_sites(run_dir, identities, is_struck=is_struck) if identities else ():
             say(f"{words}: site {site.id} ({site.kind})")
     hints = [(site, hint) for site, hint in read_sites(run_dir) if site.is_kept and hint is not None]
+    check_kinds(args.kind or (), {site.kind for site, _ in hints})
     shown = [each for each in hints if not args.kind or each[0].kind in args.kind]
     _show(run_dir, shown, as_json=args.json)
     say(f"{len(shown)} of {len(hints)} hints. `--drop ID` strikes one out; `crf sites RUN --show ID` shows its call")

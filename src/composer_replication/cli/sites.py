@@ -71,7 +71,7 @@ def _show_table(run_dir: RunDir, every: Sequence[ErrorSite], args: argparse.Name
     sites = [site for site in every if _is_asked_for(site, args)]
     counted = tabulate(sites)
     passed_over = Counter(site.reason for site in sites if site.kind == NO_FAILURE)
-    _check_kinds(args.kind or (), {site.kind for site in every})
+    check_kinds(args.kind or (), {site.kind for site in every})
     if args.json:
         print_json({"run": str(run_dir.root), "table": counted, "passed_over": dict(passed_over)})
         return
@@ -81,7 +81,9 @@ def _show_table(run_dir: RunDir, every: Sequence[ErrorSite], args: argparse.Name
     if passed_over:
         show(table("Looked like an error, and is none", ("why", "times"), sorted(passed_over.items())))
     kept, number = sum(site.is_kept for site in sites), len(sites) - passed_over.total()
-    say(f"{run_dir.path('sites')}: {number} failures, {kept} kept with a hint. `crf sites RUN --show ID` shows one")
+    shown = "" if len(sites) == len(every) else "of the kinds and blames asked for: "
+    counted_in = f"{run_dir.path('sites')}: {shown}{number} failures, {kept} kept with a hint"
+    say(f"{counted_in}. `crf sites RUN --show ID` shows one")
 
 
 def _show_rules(run_dir: RunDir, done: SitesOfRun, args: argparse.Namespace) -> None:
@@ -97,7 +99,8 @@ def _show_rules(run_dir: RunDir, done: SitesOfRun, args: argparse.Namespace) -> 
         say(f"{run_dir.path('conventions')}: {rules}. Mark with an x what holds elsewhere, and run this again")
 
 
-def _check_kinds(asked: Sequence[str], found: set[str]) -> None:
+def check_kinds(asked: Sequence[str], found: set[str]) -> None:
+    """Refuse a kind that no rule and no site of the run has."""
     from composer_replication.errors import InputError, explain
     from composer_replication.sites import KINDS
 

@@ -89,7 +89,8 @@ def collect_facts(
 
 def _tool_facts(site: ErrorSite, seen: SessionState, schemas: _Schemas, inferred: _Schemas) -> HintContext:
     facts: HintContext = {}
-    tools = sorted({*schemas, *seen.tools} - ({site.tool} if site.kind == "tool_not_found" else set()))
+    # What this session has called is not all there is: sessions of the same agent tell the rest.
+    tools = sorted({*schemas, *seen.tools, *inferred} - ({site.tool} if site.kind == "tool_not_found" else set()))
     if tools:
         facts["available_tools"] = tools
     if site.tool in schemas:
@@ -99,7 +100,7 @@ def _tool_facts(site: ErrorSite, seen: SessionState, schemas: _Schemas, inferred
     if site.repeats:
         facts["num_repeats"] = site.repeats
     for key, names in (("reader_tool", _READERS), ("finder_tool", _LISTERS), ("search_tool", SEARCHERS)):
-        tool_there = next((tool for tool in (*tools, *sorted(inferred)) if plain_name(tool) in names), None)
+        tool_there = next((tool for tool in tools if plain_name(tool) in names), None)
         if tool_there is not None:
             facts[key] = tool_there
     return facts

@@ -66,9 +66,9 @@ class FlawedAgent:
         unknown = sorted(set(self.rates) - set(MISTAKES))
         if unknown:
             raise InputError(explain("rates", got=f"{unknown}", expected=f"names among {sorted(MISTAKES)}"))
-        if not all(0 <= rate <= 1 for rate in (*self.rates.values(), self.corrects)):
-            got = f"{dict(self.rates)}, corrects {self.corrects}"
-            raise InputError(explain("rates", got=got, expected="each from 0 to 1"))
+        for name, rate in (*self.rates.items(), ("corrects", self.corrects)):
+            if not 0 <= rate <= 1:
+                raise InputError(explain(f"rate of {name}", got=f"{rate:g}", expected="from 0 to 1"))
         for tool in frozenset[str]().union(*(each.at for each in MISTAKES.values())):
             together = [name for name in self.rates if tool in MISTAKES[name].at]
             total = sum(self.rates[name] for name in together)
