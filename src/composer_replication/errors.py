@@ -12,6 +12,7 @@ Each class is also the standard-library type its callers already catch, so `exce
     ├── UnsupportedModelError (TypeError)  a model whose head or body we cannot reproduce exactly
     ├── MissingExtraError (ImportError)    an optional dependency is not installed
     ├── InactiveChannelError (RuntimeError) a channel with a positive weight did not run
+    ├── SandboxError (RuntimeError)        code has no wall to run behind, or its answer was lost
     └── RunError (RuntimeError)            a run directory or one of its artefacts is not usable
         ├── ArtefactNotFoundError (FileNotFoundError)
         ├── ArtefactCorruptError           a line, checksum or schema of an artefact does not match
@@ -61,6 +62,10 @@ class MissingExtraError(ComposerError, ImportError):
 
 class InactiveChannelError(ComposerError, RuntimeError):
     """A channel with a positive weight did not run."""
+
+
+class SandboxError(ComposerError, RuntimeError):
+    """Code that is not ours has no wall to run behind, or the process behind the wall gave no answer."""
 
 
 class RunError(ComposerError, RuntimeError):

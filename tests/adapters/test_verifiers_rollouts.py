@@ -53,7 +53,7 @@ def traces():
     with serving(models) as url:
         for difficulty in ("easy", "medium", "hard"):
             chosen = {script.seed: script for script in SCRIPTS if script.difficulty == difficulty}
-            env = adapter.load_environment(difficulty=difficulty, max_calls=MAX_CALLS)
+            env = adapter.load_environment(difficulty=difficulty, first_seed=0, max_calls=MAX_CALLS)
             tasks = [task for task in env.taskset.take(len(SCRIPTS)) if task.data.seed in chosen]
             names = [chosen[task.data.seed].name for task in tasks]
             episodes = asyncio.run(run(env, tasks, url, names))
@@ -109,6 +109,7 @@ def test_an_episode_that_verifiers_stops_is_worth_what_its_files_are():
 def test_a_model_server_that_fails_is_an_error_and_no_reward():
     async def unreachable():
         env = adapter.load_environment()
+        assert env.taskset.config.first_seed == 10_000, "seeds 0 to 999 are for cards and evaluation"
         return await run(env, list(env.taskset.take(1)), "http://127.0.0.1:9/v1", ["nobody"])
 
     (episode,) = asyncio.run(unreachable())

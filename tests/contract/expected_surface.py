@@ -302,6 +302,7 @@ ERRORS = {
     "UnsupportedModelError": "ComposerError, TypeError",
     "MissingExtraError": "ComposerError, ImportError",
     "InactiveChannelError": "ComposerError, RuntimeError",
+    "SandboxError": "ComposerError, RuntimeError",
     "RunError": "ComposerError, RuntimeError",
     "ArtefactNotFoundError": "RunError, FileNotFoundError",
     "ArtefactCorruptError": "RunError",

@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many sessions, or tasks that advisers know; default 80",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where to write the logs: a new folder")
-    parser.add_argument("--seed", type=int, default=0, metavar="SEED", help="of the first; default 0")
+    parser.add_argument(
+        "--seed", type=int, metavar="SEED", help="of the first; default 10000: 0 to 999 are kept for evaluation"
+    )
     parser.add_argument(
         "--difficulty", choices=("easy", "medium", "hard"), default="easy", help="of the tasks; default easy"
     )
@@ -47,21 +49,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
+
+    args.seed = FIRST_TRAINING_SEED if args.seed is None else args.seed
     return {"play": _play, "logs": _logs, "advisers": _advisers}[args.what](args)
 
 
 def _play(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import plain, print_json
     from composer_replication.envs.logs import to_atif
+    from composer_replication.envs.workspace.sandbox import shared_runner
     from composer_replication.steps.world import agent_named, play_one
 
     agent = agent_named(args.agent, args.rate, args.corrects)
     episode = play_one(seed=args.seed, difficulty=args.difficulty, agent=agent)
+    _warn(shared_runner().kind)
     if args.json:
         print_json(to_atif(episode))
         return 0
     print(plain("\n".join(_lines(episode))))
     return 0
+
+
+def _warn(sandbox: str) -> None:
+    from composer_replication.cli.console import say
+    from composer_replication.envs.workspace.sandbox import NO_WALL
+
+    if sandbox == "rlimits":
+        say(f"tests ran behind no wall (rlimits): {NO_WALL}")
 
 
 def _lines(episode: Episode) -> list[str]:
@@ -86,6 +101,7 @@ def _logs(args: argparse.Namespace) -> int:
     if args.output is None:
         raise InputError(explain("crf world logs", got="no folder", expected="-o DIR"))
     done = write_logs(args.output, number=args.number, seed=args.seed, difficulty=args.difficulty, agent=agent)
+    _warn(done.sandbox)
     _show(done, args)
     return 0
 
@@ -101,6 +117,7 @@ def _show(done: WorldLogs, args: argparse.Namespace) -> None:
                 "solved": done.solved,
                 "calls": done.calls,
                 "mistakes": done.mistakes,
+                "sandbox": done.sandbox,
             }
         )
         return

@@ -139,7 +139,7 @@ def _call(call: Any) -> tuple[str, Any]:
     arguments: Any = function.get("arguments")
     try:
         return str(function.get("name")), json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
+    except (ValueError, RecursionError):
         return str(function.get("name")), None
 
 
@@ -201,6 +201,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     advisers: Advisers
     protocol_version = "HTTP/1.1"
+    timeout = 60  # a caller that says nothing does not keep a thread
 
     def do_GET(self) -> None:
         if self.path == "/v1/models":
@@ -221,6 +222,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(200, self.advisers.answer(_object(raw)))
         except Refused as refused:
             self._refuse(refused.status, str(refused))
+        except RecursionError:
+            self._refuse(400, "the body is nested too deeply")
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not written down."""

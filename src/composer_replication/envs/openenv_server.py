@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from composer_replication.envs.workspace import TOOLS, Difficulty, Reward, Workspace, generate_task
+from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
 
@@ -61,8 +62,8 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, *, difficulty: Difficulty = "easy"
     ) -> WorkspaceObservation:
-        """Begins the task of this seed (0 where none is given)."""
-        task = generate_task(seed or 0, difficulty=difficulty)
+        """Begins the task of this seed (the first to learn from where none is given)."""
+        task = generate_task(FIRST_TRAINING_SEED if seed is None else seed, difficulty=difficulty)
         self._workspace, self._episode = Workspace(task, max_calls=self._max_calls), episode_id
         self._reward = None
         return WorkspaceObservation(text=task.prompt, metadata={"tools": list(TOOLS), "root": Workspace.root})

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
 from composer_replication.envs.workspace import TOOLS, Difficulty, TestRunner, Workspace, generate_task
+from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
 
-NUM_TASKS = 1000
+TRAINING_SEEDS = range(FIRST_TRAINING_SEED, FIRST_TRAINING_SEED + 1000)
 _TYPES: dict[str, type] = {"string": str, "number": float, "boolean": bool}
 _DEFAULTS: dict[str, object] = {"string": "", "number": 0, "boolean": False}
 
@@ -64,18 +65,18 @@ def task_rows(seeds: Iterable[int], *, difficulty: Difficulty = "easy", system: 
 
 
 def easy_tasks() -> Any:
-    """The first thousand easy tasks as a `datasets.Dataset`; what `train.grpo.dataset` may name."""
-    return require("datasets", extra="train").Dataset.from_list(task_rows(range(NUM_TASKS)))
+    """A thousand easy tasks as a `datasets.Dataset`, none kept for evaluation; what `train.grpo.dataset` may name."""
+    return require("datasets", extra="train").Dataset.from_list(task_rows(TRAINING_SEEDS))
 
 
 def medium_tasks() -> Any:
-    """The first thousand tasks of medium difficulty."""
-    return require("datasets", extra="train").Dataset.from_list(task_rows(range(NUM_TASKS), difficulty="medium"))
+    """A thousand tasks of medium difficulty."""
+    return require("datasets", extra="train").Dataset.from_list(task_rows(TRAINING_SEEDS, difficulty="medium"))
 
 
 def hard_tasks() -> Any:
-    """The first thousand hard tasks."""
-    return require("datasets", extra="train").Dataset.from_list(task_rows(range(NUM_TASKS), difficulty="hard"))
+    """A thousand hard tasks."""
+    return require("datasets", extra="train").Dataset.from_list(task_rows(TRAINING_SEEDS, difficulty="hard"))
 
 
 def _method(schema: dict[str, Any]) -> Callable[..., str]:

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from composer_replication.envs.workspace import TOOLS, Difficulty, Workspace, generate_task
+from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
 from composer_replication.optional import require
 
 vf = require("verifiers.v1", extra="verifiers")
@@ -51,11 +52,11 @@ class WorkspaceTask(vf.Task[WorkspaceData, vf.State, vf.TaskConfig]):
 
 
 class WorkspaceTasksetConfig(vf.TasksetConfig):
-    """Which tasks: seeds from `first_seed` on, without end (`vf-eval -n` says how many)."""
+    """Which tasks: seeds from `first_seed` on, without end (`vf-eval -n` says how many); an evaluation starts at 0."""
 
     id: str = ID
     difficulty: Difficulty = "easy"
-    first_seed: int = 0
+    first_seed: int = FIRST_TRAINING_SEED
 
 
 class WorkspaceTaskset(vf.Taskset[WorkspaceTask, WorkspaceTasksetConfig]):
@@ -131,7 +132,9 @@ class WorkspaceEnv(vf.Env[WorkspaceEnvConfig]):
         await agents.agent.run(task)
 
 
-def load_environment(*, difficulty: Difficulty = "easy", first_seed: int = 0, max_calls: int = 40) -> WorkspaceEnv:
+def load_environment(
+    *, difficulty: Difficulty = "easy", first_seed: int = FIRST_TRAINING_SEED, max_calls: int = 40
+) -> WorkspaceEnv:
     """The environment for Python code; `vf-eval` and prime-rl make it from a config by its id."""
     taskset = {"id": ID, "difficulty": difficulty, "first_seed": first_seed}
     agent = {"harness": {"id": ID, "max_calls": max_calls}}

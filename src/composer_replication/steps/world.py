@@ -33,6 +33,8 @@ class WorldLogs:
     solved: int
     calls: int
     mistakes: list[MistakeCount]
+    sandbox: str
+    """The wall that the tests ran behind (`TestRunner.kind`)."""
 
 
 def agent_named(name: str, rates: Sequence[str] = (), corrects: float | None = None) -> FlawedAgent:
@@ -72,7 +74,7 @@ def write_logs(folder: Path, *, number: int, seed: int, difficulty: Difficulty, 
         corrected.update(scripted.mistake for scripted in episode.script if scripted.corrected_at is not None)
         solved, calls = solved + episode.reward.solved, calls + episode.reward.effort.calls
     rows = _counts(agent.rates, could, made, corrected)
-    return WorldLogs(sessions=number, solved=solved, calls=calls, mistakes=rows)
+    return WorldLogs(sessions=number, solved=solved, calls=calls, mistakes=rows, sandbox=runner.kind)
 
 
 def _counts(

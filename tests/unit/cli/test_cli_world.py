@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.envs.workspace import generate_task
+from composer_replication.envs.workspace import TestRunner, generate_task
+from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
+from composer_replication.envs.workspace.sandbox import shared_runner
 from composer_replication.steps import world
 
 
@@ -25,7 +27,7 @@ def test_one_session_is_shown_with_its_script(capsys):
 
 def test_nothing_that_a_terminal_would_act_upon_is_printed(capsys, monkeypatch):
     monkeypatch.setattr(world, "generate_task", lambda *a, **k: replace(generate_task(*a, **k), prompt="a\x1b[31mb"))
-    assert main(["world", "play"]) == 0
+    assert main(["world", "play", "--seed", "0"]) == 0
     assert capsys.readouterr().out.startswith("a\ufffd[31mb\n")
 
 
@@ -35,6 +37,7 @@ def test_logs_are_the_same_bytes_for_the_same_seed(tmp_path, capsys):
         assert main(["world", "logs", "-o", str(tmp_path / name), *given]) == 0
     done = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert done[0]["sessions"] == 4
+    assert done[0]["sandbox"] == TestRunner().kind
     assert done[0]["mistakes"] == done[1]["mistakes"]
     assert next(each["rate"] for each in done[0]["mistakes"] if each["mistake"] == "edit_unread") == 0.6
     one, two = (
@@ -62,3 +65,24 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys, given,
     assert main(["world", "logs", *given]) == 1
     assert said in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_tests_behind_no_wall_are_said(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CRF_SANDBOX", "rlimits")
+    shared_runner.cache_clear()
+    try:
+        for given in (["play", "--seed", "9"], ["logs", "-n", "1", "-o", str(tmp_path / "logs")]):
+            assert main(["world", *given]) == 0
+            assert "tests ran behind no wall (rlimits): limits alone" in capsys.readouterr().err
+    finally:
+        shared_runner().close()
+        shared_runner.cache_clear()
+
+
+def test_seeds_kept_for_evaluation_are_not_what_is_played_unless_named(capsys):
+    shown = []
+    for given in ([], ["--seed", str(FIRST_TRAINING_SEED)], ["--seed", "0"]):
+        assert main(["world", "play", *given]) == 0
+        shown.append(capsys.readouterr().out)
+    assert FIRST_TRAINING_SEED == 10_000
+    assert shown[0] == shown[1] != shown[2]

@@ -91,6 +91,14 @@ def test_what_has_no_answer_is_refused_with_a_reason(advisers, body, said):
         advisers.answer(body)
 
 
+def test_arguments_nested_too_deeply_are_no_arguments(advisers):
+    messages = [{"role": "user", "content": generate_task(0).prompt}]
+    calls = [{"id": "1", "function": {"name": "Read", "arguments": text}} for text in ("[" * 10**5, "not JSON")]
+    deep, unread = ([*messages, {"role": "assistant", "tool_calls": [call]}] for call in calls)
+    answer = advisers.answer(asked("world-expert", deep))
+    assert call_in(answer) == call_in(advisers.answer(asked("world-expert", unread)))
+
+
 def test_the_server_is_on_this_machine_and_refuses_in_json():
     with AdviserServer(range(2)) as server:
         assert server.base_url.startswith("http://127.0.0.1:")
@@ -106,7 +114,7 @@ def test_a_replay_asks_them_and_makes_pairs_of_their_answers(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     with AdviserServer(range(8), ["easy"]) as server:
-        assert main(["world", "logs", "-n", "8", "-o", "logs"]) == 0
+        assert main(["world", "logs", "-n", "8", "--seed", "0", "-o", "logs"]) == 0
         assert main(["ingest", "logs", "-o", "run"]) == 0
         assert main(["sites", "run"]) == 0
         slugs = ["--slug", "world-expert", "--slug", "world-flawed-0.1"]

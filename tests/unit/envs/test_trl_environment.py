@@ -81,10 +81,10 @@ def test_a_config_can_name_the_tasks_and_the_environment(difficulty):
 
     module = "composer_replication.envs.trl_environment"
     prompts = load_prompts(f"{module}:{difficulty}_tasks")
-    assert len(prompts) == 1000
+    assert prompts["seed"][:] == list(range(10_000, 11_000)), "seeds 0 to 999 are for cards and evaluation"
     environment = named_object(f"{module}:WorkspaceEnvironment", "train.grpo.environment")()
     assert environment.reset(**prompts[5]) is None
-    task = generate_task(5, difficulty=difficulty)
+    task = generate_task(10_005, difficulty=difficulty)
     assert prompts[5]["prompt"] == [{"role": "user", "content": task.prompt}]
     assert environment.LS(path=ROOT) == Workspace(task).call("LS", {"path": ROOT}).text
 

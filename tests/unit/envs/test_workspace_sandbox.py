@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from composer_replication.envs.workspace import TestRunner, Workspace, generate_task, sandbox
 from composer_replication.envs.workspace.sandbox import _command
-from composer_replication.errors import InputError
+from composer_replication.errors import InputError, SandboxError
 
 PROBE = """
 import os
@@ -33,7 +35,7 @@ def runner(kind):
     try:
         made = TestRunner(kind=kind, seconds=1)
         assert made.kind == kind
-    except InputError as error:
+    except SandboxError as error:
         pytest.skip(f"this machine has no such wall: {error}")
     return made
 
@@ -128,6 +130,41 @@ def _clean_report():
     return report
 
 
+AS_A_USER = """
+from composer_replication.envs.workspace import TestRunner
+from composer_replication.errors import ComposerError
+
+runner = TestRunner(kind="namespaces", seconds=1)
+probe = {probe!r}
+try:
+    runner.kind
+except ComposerError as error:
+    print("skip:", error)
+    raise SystemExit
+for code in {codes!r}:
+    print(*runner.values({{"probe.py": probe}}, [("probe", f"attempt({{code!r}})")]))
+"""
+
+
+def test_a_user_who_is_not_root_leaves_nothing_outside_the_folder_of_the_run():
+    codes = {
+        "open('/left', 'w')": "'OSError'",
+        "import os; os.mkdir('/dev/left')": "'OSError'",
+        "import os; os.mkdir(os.path.dirname(os.__file__) + '/left')": "'OSError'",
+        "import os; out = 'left' in str(os.listdir('/') + os.listdir('/dev'))": "'False'",
+        "import os; os.rmdir('../workspace') if not os.unlink('probe.py') else 0; os.chmod('/tmp', 0o500)": "'done'",
+        "import os; out = os.listdir('/tmp')": "\"['workspace']\"",
+    }
+    script = AS_A_USER.format(probe=PROBE, codes=list(codes))
+    as_user = ["unshare", "-U", "--map-user=1000", "--map-group=1000"] if os.geteuid() == 0 else []
+    if as_user and (shutil.which("unshare") is None or subprocess.run([*as_user, "true"], check=False).returncode):
+        pytest.skip("root cannot become a user of its own here: unshare -U does not work")
+    shown = subprocess.run([*as_user, sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    if shown.startswith("skip:"):
+        pytest.skip(f"this machine has no such wall for a user: {shown}")
+    assert shown.splitlines() == list(codes.values())
+
+
 def test_what_does_not_end_is_stopped_and_said():
     started = time.monotonic()
     report = runner("namespaces").run_tests({"tests/test_a.py": "while True: pass"}, ["tests/test_a.py"])
@@ -173,7 +210,7 @@ def test_a_runner_works_in_a_forked_process_and_after_it_was_closed():
 
 
 def test_the_first_wall_that_stands_is_taken_and_named():
-    assert TestRunner().kind in ("bubblewrap", "namespaces", "rlimits")
+    assert TestRunner().kind in ("bubblewrap", "namespaces")
     with pytest.raises(InputError, match="kind of wall: got 'paper'"):
         TestRunner(kind="paper")  # type: ignore[arg-type]
 
@@ -181,8 +218,24 @@ def test_the_first_wall_that_stands_is_taken_and_named():
 def test_where_no_wall_stands_nothing_is_worth_zero_it_is_said(monkeypatch):
     monkeypatch.setattr(sandbox, "PROGRAM", Path("/nowhere/sandbox_server.py"))
     workspace = Workspace(generate_task(1), runner=TestRunner())
-    with pytest.raises(InputError, match=r"sandbox for tests: got .*no answer.*, expected a wall that stands"):
+    with pytest.raises(SandboxError, match=r"sandbox for tests: got .*no answer.*, expected a wall that stands"):
         workspace.reward()
+
+
+def test_limits_alone_are_taken_only_by_their_name(monkeypatch):
+    refused = "namespaces: unshare: Operation not permitted"
+    start = sandbox._Server.receive
+    hello = {"failed": refused.partition(": ")[2]}
+    monkeypatch.setattr(sandbox._Server, "receive", lambda self, s: start(self, s) if self.kind == "rlimits" else hello)
+    with pytest.raises(SandboxError, match=refused) as error:
+        _ = TestRunner().kind
+    assert "Install bubblewrap or allow user namespaces. CRF_SANDBOX=rlimits: limits alone" in str(error.value)
+    assert TestRunner(kind="rlimits").kind == "rlimits"
+    monkeypatch.setenv("CRF_SANDBOX", "rlimits")
+    assert TestRunner().kind == "rlimits"
+    monkeypatch.setenv("CRF_SANDBOX", "paper")
+    with pytest.raises(InputError, match="kind of wall: got 'paper'"):
+        TestRunner()
 
 
 def test_bubblewrap_is_told_to_unshare_everything_and_to_show_no_home():
@@ -190,6 +243,7 @@ def test_bubblewrap_is_told_to_unshare_everything_and_to_show_no_home():
     assert Path(command[0]).name == "bwrap"
     assert {"--unshare-all", "--die-with-parent", "--clearenv"} <= set(command)
     assert "--bind" not in command
+    assert " --size 16777216 --tmpfs /tmp --remount-ro /dev --remount-ro / " in " ".join(command)
     shown = {command[at + 1] for at, each in enumerate(command) if each == "--ro-bind"}
     assert "/" not in shown
     assert str(Path.home()) not in shown

@@ -80,7 +80,10 @@ class RememberingRunner(TestRunner):
         if key not in self._known:
             if len(self._known) >= self._max_kept:
                 self._known.clear()
-            self._known[key] = run()
+            answer = run()
+            if answer == [] or (isinstance(answer, TestReport) and not answer.ended):
+                return answer  # the process was stopped or lost, which says nothing about the next run
+            self._known[key] = answer
         return self._known[key]
 
 

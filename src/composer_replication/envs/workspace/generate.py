@@ -23,6 +23,8 @@ IN_ONE_FUNCTION = tuple(dict.fromkeys(fault.family for kernel in KERNELS for fau
 OF_FILES = ("missing_function", "moved_import", "renamed_function", "files_disagree")
 FAMILIES: tuple[str, ...] = (*IN_ONE_FUNCTION, *OF_FILES)
 
+FIRST_TRAINING_SEED = 10_000
+"""Where tasks to learn from start unless a seed is given. Seeds 0 to 999 are for cards and evaluation."""
 TWIN_RATE = 0.7
 ENDINGS = ("", " Make the tests pass.", " Run the tests when it is fixed.", " Fix it, run the tests and finish.")
 ABOUT_ONE = ("{name} in {path} is wrong; {test} says what is right.", "{name} does not do what {test} says. Find it.")

@@ -23,16 +23,20 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from composer_replication.envs.workspace.in_sandbox import MAX_LINE, MAX_LINES
-from composer_replication.envs.workspace.sandbox_server import RUNS, wall_seconds
-from composer_replication.errors import InputError, explain
+from composer_replication.envs.workspace.sandbox_server import RUNS, TMPFS_SIZE, wall_seconds
+from composer_replication.envs.workspace.schemas import clean
+from composer_replication.errors import InputError, SandboxError, explain
 
 Wall = Literal["bubblewrap", "namespaces", "rlimits"]
 PROGRAM = Path(__file__).with_name("sandbox_server.py")
 START_SECONDS = 20.0
 MAX_BYTES = 4 * 2**20
+VARIABLE = "CRF_SANDBOX"
+"""The environment variable that names a wall for runners that were given none."""
+NO_WALL = "limits alone, and code under test sees your files, processes and network"
 ENDED = "The tests did not end: the process was stopped."
 
 
@@ -48,8 +52,10 @@ class TestReport:
 
 
 class TestRunner:
-    """Runs tests behind a wall: bubblewrap where it is installed, else namespaces, else limits alone (`kind` says).
-    Root has namespaces first: there it becomes nobody, and in bubblewrap stays a root that no limit of processes binds.
+    """Runs tests behind a wall: bubblewrap where it is installed, else namespaces (`kind` says which stands). Root has
+    namespaces first: there it becomes nobody, and in bubblewrap stays a root that no limit of processes binds.
+
+    Limits alone (`rlimits`) hide nothing, and are taken only by that name: `kind`, or the variable `CRF_SANDBOX`.
 
     A run may take `seconds` of processor time, and about twice that by the clock. A runner may be shared by workspaces
     and threads, and starts again in a process that was forked from its own.
@@ -60,12 +66,14 @@ class TestRunner:
     def __init__(self, *, kind: Wall | None = None, seconds: int = 4) -> None:
         if seconds < 1:
             raise InputError(explain("seconds of a run", got=seconds, expected="1 or more"))
-        if kind is not None and kind not in get_args(Wall):
-            raise InputError(explain("kind of wall", got=repr(kind), expected=" or ".join(get_args(Wall))))
-        self._wanted = _preferred() if kind is None else (kind,)
+        wanted = kind or os.environ.get(VARIABLE) or None
+        if wanted is not None and wanted not in get_args(Wall):
+            raise InputError(explain("kind of wall", got=repr(wanted), expected=" or ".join(get_args(Wall))))
+        self._wanted = _preferred() if wanted is None else (cast("Wall", wanted),)
         self._seconds = seconds
         self._lock = threading.Lock()
         self._server: _Server | None = None
+        _RUNNERS.add(self)
 
     @property
     def kind(self) -> Wall:
@@ -77,7 +85,7 @@ class TestRunner:
         """Every test of the files named."""
         reply = self._ask({"files": dict(files), "paths": list(paths)})
         try:
-            lines = [str(each)[: 2 * MAX_LINE] for each in reply["lines"]][:MAX_LINES]
+            lines = [clean(str(each)[: 2 * MAX_LINE]) for each in reply["lines"]][:MAX_LINES]
             failed, passed = int(reply["failed"]), int(reply["passed"])
         except (TypeError, KeyError, ValueError, OverflowError):
             return TestReport(text=ENDED, ended=False)
@@ -88,7 +96,9 @@ class TestRunner:
     def values(self, files: Mapping[str, str], expressions: Sequence[tuple[str, str]]) -> list[str]:
         """The value of each (module, expression) as canonical text; none at all where the process gave no answer."""
         reply = self._ask({"files": dict(files), "expressions": [list(each) for each in expressions]})
-        return [str(each) for each in reply] if isinstance(reply, list) and len(reply) == len(expressions) else []
+        return (
+            [clean(str(each)) for each in reply] if isinstance(reply, list) and len(reply) == len(expressions) else []
+        )
 
     def close(self) -> None:
         """Stops the server; the next run starts another."""
@@ -120,6 +130,18 @@ class TestRunner:
         if self._server is not None:
             self._server.end()
         self._server = None
+
+
+_RUNNERS = weakref.WeakSet[TestRunner]()
+
+
+def _renew_locks() -> None:
+    """In a forked process: a thread that held a lock is not there to give it back."""
+    for each in list(_RUNNERS):
+        each._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 @functools.cache
@@ -187,8 +209,7 @@ def _end(process: subprocess.Popen[bytes], scratch: str, owner: int) -> None:
 
 
 def _preferred() -> tuple[Wall, ...]:
-    walls: tuple[Wall, ...] = get_args(Wall)
-    return walls if os.geteuid() != 0 else tuple(sorted(walls, key=lambda each: each != "namespaces"))
+    return ("bubblewrap", "namespaces") if os.geteuid() != 0 else ("namespaces", "bubblewrap")
 
 
 def _start(kinds: Sequence[Wall], seconds: int) -> _Server:
@@ -207,7 +228,8 @@ def _start(kinds: Sequence[Wall], seconds: int) -> _Server:
             return server
         server.end()
         reasons.append(f"{kind}: {hello.get('failed')}")
-    raise InputError(explain("sandbox for tests", got="; ".join(reasons), expected="a wall that stands"))
+    what, fix = "sandbox for tests", f"Install bubblewrap or allow user namespaces. {VARIABLE}=rlimits: {NO_WALL}."
+    raise SandboxError(explain(what, got="; ".join(reasons), expected="a wall that stands", fix=fix))
 
 
 def _command(kind: Wall, scratch: str, seconds: int) -> list[str]:
@@ -219,5 +241,6 @@ def _command(kind: Wall, scratch: str, seconds: int) -> list[str]:
     shown = {each for each in (*needed, "/usr/lib", "/usr/lib64", "/lib", "/lib64") if Path(each).exists()}
     binds = [part for path in sorted(shown) for part in ("--ro-bind", path, path)]
     walls = ["--unshare-all", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL", "--uid", "65534", "--clearenv"]
-    rest = ["--setenv", "PYTHONHASHSEED", "0", "--dev", "/dev", "--tmpfs", RUNS, "--chdir", "/"]
+    memory = ["--dev", "/dev", "--size", str(TMPFS_SIZE), "--tmpfs", RUNS, "--remount-ro", "/dev", "--remount-ro", "/"]
+    rest = ["--setenv", "PYTHONHASHSEED", "0", *memory, "--chdir", "/"]
     return [shutil.which("bwrap") or "bwrap", *walls, *binds, *rest, *python]

@@ -26,7 +26,8 @@ import time
 from typing import Any
 
 NOBODY, RUNS = 65534, "/tmp"
-MEMORY, FILE_SIZE, TMPFS = 512 * 2**20, 2**20, "size=16m,nr_inodes=4000,mode=755"
+MEMORY, FILE_SIZE, TMPFS_SIZE = 512 * 2**20, 2**20, 16 * 2**20
+TMPFS = f"size={TMPFS_SIZE},nr_inodes=4000"
 MAX_REPLY = 2**20
 PRELOADED = (
     "abc bisect collections copy dataclasses datetime decimal enum fractions functools heapq io itertools math "
@@ -82,7 +83,7 @@ def enter_namespaces(scratch: str, library: list[str]) -> None:
 
 def build_root(root: str, library: list[str]) -> None:
     mount("none", "/", None, MS_REC | MS_PRIVATE)
-    mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, TMPFS)
+    mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"{TMPFS},mode=755")
     for path in library:
         os.makedirs(root + path)
         mount(path, root + path, None, MS_BIND)
@@ -96,7 +97,7 @@ def build_root(root: str, library: list[str]) -> None:
     os.close(os.open(f"{root}/dev/null", os.O_CREAT | os.O_WRONLY))
     mount("/dev/null", f"{root}/dev/null", None, MS_BIND)
     os.mkdir(root + RUNS)
-    os.chmod(root + RUNS, 0o777)
+    mount("tmpfs", root + RUNS, "tmpfs", MS_NOSUID | MS_NODEV, f"{TMPFS},mode=777")
     os.chdir(root)
     machine = os.uname().machine
     if machine in PIVOT_ROOT:
@@ -106,6 +107,8 @@ def build_root(root: str, library: list[str]) -> None:
         mount(".", "/", None, 8192)  # MS_MOVE
         os.chroot(".")
     os.chdir("/")
+    # Without root outside, the root in here belongs to the user whom the tests run as: what they left would stay.
+    mount("none", "/", None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
 def drop_rights(user: int | None) -> None:
@@ -197,26 +200,13 @@ class Runs:
 
 
 def emptied(folder: str) -> bool:
-    """Takes out what a run left; whether that worked."""
+    """Takes out what a run left; whether that worked, and the next run can use the folder."""
     try:
         for entry in list(os.scandir(folder)):
             shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
     except (OSError, RecursionError):
         return False
-    return True
-
-
-def stop(child: int, *, is_first: bool) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    if is_first:  # process 1: everyone else here is a leftover of this run
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                os.waitpid(-1, 0)
+    return os.access(folder, os.R_OK | os.W_OK | os.X_OK)
 
 
 def read_exactly(source: int, count: int) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from composer_replication.envs.workspace import words
-from composer_replication.envs.workspace.files import Files, absolute, below_root
+from composer_replication.envs.workspace.files import MAX_FILE, Files, absolute, below_root
 from composer_replication.envs.workspace.regex import BudgetError, PatternError, Regex
 from composer_replication.envs.workspace.sandbox import TestRunner
 from composer_replication.envs.workspace.words import Outcome
@@ -108,6 +108,8 @@ class Toolbox:
             return words.edit_no_match(old_string)
         if count > 1 and not replace_all:
             return words.edit_ambiguous(count, old_string)
+        if old_string and len(text) + count * (len(new_string) - len(old_string)) > MAX_FILE:
+            return words.cannot_write("no space", absolute(name))  # before a text of that size is in memory
         return self._put(name, text.replace(old_string, new_string) if old_string else new_string)
 
     def write(self, file_path: str, content: str) -> Outcome:

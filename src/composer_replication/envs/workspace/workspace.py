@@ -13,6 +13,7 @@ from composer_replication.envs.workspace.schemas import SCHEMAS, as_mapping, cle
 from composer_replication.envs.workspace.task import Task
 from composer_replication.envs.workspace.tools import Toolbox
 from composer_replication.envs.workspace.words import Outcome
+from composer_replication.errors import SandboxError, explain
 
 CHARACTERS_PER_TOKEN = 4
 
@@ -67,7 +68,7 @@ class Workspace:
 
     def reward(self) -> Reward:
         """What the files are worth now; asked of expressions of which the agent has seen a part."""
-        before, now = self._tests_before(), self._passing(self.files)
+        before, now = self._tests_before(), self._passing(self._answers(self.files))
         broken = [test for test, passes in before.items() if not passes]
         kept_whole = all(now[test] for test, passes in before.items() if passes)
         solved = all(now.values())
@@ -83,13 +84,23 @@ class Workspace:
 
     def _tests_before(self) -> dict[str, bool]:
         if self._before is None:
-            self._before = self._passing(self.task.files)
+            files = self.task.files
+            answers = self._answers(files) or self._answers(files)  # nothing hostile in them: a lost one is chance
+            if not answers:
+                what, fix = (
+                    f"checks of task {self.task.seed}",
+                    "No reward can be given: see that the machine has memory and time.",
+                )
+                raise SandboxError(explain(what, got="no answer, twice", expected="a value for each", fix=fix))
+            self._before = self._passing(answers)
         return self._before
 
-    def _passing(self, files: Mapping[str, str]) -> dict[str, bool]:
-        """Each test by name, and whether all of its checks hold for these files."""
+    def _answers(self, files: Mapping[str, str]) -> list[str]:
+        return self._get_runner().values(files, [(each.module, each.expression) for each in self.task.checks])
+
+    def _passing(self, answers: list[str]) -> dict[str, bool]:
+        """Each test by name, and whether all of its checks hold; none does where there was no answer."""
         checks = self.task.checks
-        answers = self._get_runner().values(files, [(each.module, each.expression) for each in checks])
         passes = {each.test: True for each in checks}
         for check, answer in zip(checks, answers or [None] * len(checks), strict=True):
             passes[check.test] &= answer == check.expected
