@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from composer_replication.cli.console import add_gate_arguments
 
 if TYPE_CHECKING:
-    from composer_replication.steps.export import ExportedWeights
+    from composer_replication.steps.around.export import ExportedWeights
 
 HELP = "hand out a run's weights (merged, GGUF, Ollama, vLLM) with their card, or its sessions as a data set"
 
@@ -66,7 +66,7 @@ def _weights(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import print_json
 
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say while loading is not our output
-        from composer_replication.steps.export import export_weights
+        from composer_replication.steps.around.export import export_weights
 
         done = export_weights(
             args.run,
@@ -101,7 +101,7 @@ def _show_weights(done: ExportedWeights) -> None:
 def _documents(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import plain, print_json, say
     from composer_replication.runs import RunDir
-    from composer_replication.steps.export import export_atif
+    from composer_replication.steps.around.export import export_atif
 
     written = export_atif(RunDir.open(args.run), Path(args.atif), no_scrub=args.no_scrub, allowed=args.allow)
     if args.json:
@@ -116,7 +116,7 @@ def _documents(args: argparse.Namespace) -> int:
 def _data_set(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import print_json, say, show, table
     from composer_replication.runs import RunDir
-    from composer_replication.steps.export import refuse_used
+    from composer_replication.steps.around.export import refuse_used
     from composer_replication.use.data_sets import export_data_set
 
     folder = Path(args.sft or args.sharegpt)
