@@ -117,6 +117,15 @@ def run_card(run: RunDir) -> str:
     return data_card(run, name="Data", what=what, fields=fields, files=there)
 
 
+def evaluation_of(run: RunDir | None) -> Mapping[str, Any] | None:
+    """What `crf evaluate` found, or None where it did not run."""
+    if run is None or not run.path("evaluation").exists():
+        return None
+    from composer_replication.runs.evaluation import read_evaluation
+
+    return read_evaluation(run)
+
+
 def data_facts(run: RunDir | None) -> Iterator[str]:
     """Sentences about a run's data, from the sidecars: numbers only."""
     if run is None:

@@ -189,11 +189,9 @@ def _for_others(trained: Trained, making: Path, *, precision: str, environment: 
 
 def _write_cards(trained: Trained, making: Path, folder: Path, *, public_name: str | None) -> None:
     """One beside each set of weights; that of what leaves the machine names no path of it."""
-    from composer_replication.runs.evaluation import read_evaluation
-    from composer_replication.use.cards import model_card, run_card
+    from composer_replication.use.cards import evaluation_of, model_card, run_card
 
-    run = trained.run
-    evaluation = None if run is None or not run.path("evaluation").exists() else read_evaluation(run)
+    run, evaluation = trained.run, evaluation_of(trained.run)
     is_public, merged_name = public_name is not None, public_name or str(folder.absolute() / "merged")
     card = model_card(trained, form="merged", name=merged_name, evaluation=evaluation, is_public=is_public)
     atomic_write_text(making / "merged" / "README.md", card)
