@@ -73,6 +73,12 @@ LAYERS = {
     ),
     # Episodes are handed out in formats that `ingestion` knows: it writes the ATIF document.
     "envs": Layer(ours={"types", "errors", "ingestion"}, on_use={"transformers", "trl"}),
+    # What is done with a run and its weights, once they are there.
+    "use": Layer(
+        ours=TRAINING | {"privacy", "ingestion", "pairs", "judge", "teacher_replay", "envs"},
+        at_import={"torch"},
+        on_use={"huggingface_hub", "httpx", "jinja2", "peft", "transformers"},
+    ),
     "diloco": Layer(
         ours={"errors", "optional", "runs", "config"},
         at_import={"torch"},

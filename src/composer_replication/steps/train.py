@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from composer_replication.atomic import atomic_write_text
 from composer_replication.config import CrfConfig
 from composer_replication.runs import RunDir
 from composer_replication.runs.elsewhere import note_elsewhere
@@ -35,7 +38,26 @@ def train(
         folder, named = TrainingFolder.of(config), RunDir.open(config.train.run)
         note_elsewhere(named, "checkpoints", folder.checkpoints)
         note_elsewhere(named, "trained weights", folder.trained(is_adapter=config.train.adapter.kind != "none"))
-    return run_training(config, resume=resume, must_fit=must_fit, progress=progress)
+    result = run_training(config, resume=resume, must_fit=must_fit, progress=progress)
+    if result.saved is not None and os.environ.get("RANK", "0") == "0":  # of several processes, the one that saved
+        _finish(result.saved, config)
+    return result
+
+
+def _finish(saved: Path, config: CrfConfig) -> None:
+    """Trained weights with a card, and with the path of their start weights as it is from everywhere.
+
+    PEFT leaves an empty card, and the name of the start weights as it was typed.
+    """
+    from composer_replication.use.cards import model_card
+    from composer_replication.use.trained import Trained, absolute_base, read_record, settle_base
+
+    is_adapter = config.train.adapter.kind != "none"
+    base = settle_base(saved) if is_adapter else absolute_base(config.train.model or "")
+    run = None if config.train.run is None else RunDir.open(config.train.run)
+    trained = Trained(base=base, adapter=saved if is_adapter else None, record=read_record(saved), run=run)
+    form = "adapter" if is_adapter else "merged"
+    atomic_write_text(saved / "README.md", model_card(trained, form=form, name=str(saved.absolute()), evaluation=None))
 
 
 def plan(config: CrfConfig, run: RunDir | None = None) -> TrainingPlan:

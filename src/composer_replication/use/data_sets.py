@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,6 +27,7 @@ from composer_replication.ingestion.states import states
 from composer_replication.pairs.export import prompt_messages
 from composer_replication.runs import RunDir
 from composer_replication.runs.elsewhere import note_elsewhere
+from composer_replication.runs.split import sides_of
 from composer_replication.runs.tools import ToolTable, read_tools
 from composer_replication.sessions.good_turns import good_turns
 from composer_replication.sessions.read_run import LoggedSession, read_sessions
@@ -68,6 +69,9 @@ def export_data_set(
 ) -> DataSet:
     """Write the rows and their card to a folder, which the caller knows to be new."""
     gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
+    if not run.path("sites").exists():
+        fix = f"Run `crf sites {run.root}` first: without it nobody knows which turns erred."
+        raise InputError(explain(f"sites of {run.root}", got="none", expected="sites.jsonl", fix=fix))
     tools, finds, numbers = read_tools(run), dict[bytes, Find](), Counter[str]()
     rows_of = _sft_rows if shape == "sft" else _sharegpt_rows
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,13 +100,8 @@ def export_data_set(
 
 def _by_side(run: RunDir) -> Iterator[tuple[str, LoggedSession]]:
     """Every conversation with the side of the split that it stands on; all are `train` where nobody drew one."""
-    from composer_replication.runs.split import sides_of
-
     split = sides_of(run)
     known = {} if split is None else {each: side for side in split._fields for each in getattr(split, side)}
-    if not run.path("sites").exists():
-        fix = f"Run `crf sites {run.root}` first: without it nobody knows which turns erred."
-        raise InputError(explain(f"sites of {run.root}", got="none", expected="sites.jsonl", fix=fix))
     for session in read_sessions(run, with_sites=True, with_pairs=run.path("pairs").exists()):
         if split is None or session.conversation.id in known:
             yield known.get(session.conversation.id, "train"), session
@@ -125,10 +124,11 @@ def _sft_rows(session: LoggedSession, tools: ToolTable) -> Iterator[Row]:
 
 def _sharegpt_rows(session: LoggedSession, tools: ToolTable) -> Iterator[Row]:
     conversation = session.conversation
-    *_, last = [*states(conversation), (None, None)][-2:-1] or [(None, None)]
-    if last[0] is None or last[1] is None:
+    said: list[Mapping[str, Any]] = []
+    for before, turn in states(conversation):
+        said = [*before, _message(turn)]
+    if not said:
         return
-    said = [*last[0], _message(last[1])]
     talk = [{"from": _FROM.get(str(each["role"]), "human"), "value": _value(each)} for each in said]
     yield {"id": conversation.id, "conversations": talk, "tools": _schemas(tools, conversation.format)}
 
@@ -165,11 +165,10 @@ def _with_free_types(row: Row) -> Row:
 
 
 def _finds(row: Row, gate: LastGate) -> Iterator[Find]:
-    look: Callable[..., Find | None] = gate.look
     if gate.is_open:
         return
     for column, value in row.items():
         parts = value if isinstance(value, list) else [{column: value}]
         for number, part in enumerate(parts, start=1):
-            if (find := look(part, f"row {row['id']}, {column} {number}")) is not None:
+            if (find := gate.look(part, f"row {row['id']}, {column} {number}")) is not None:
                 yield find

@@ -24,7 +24,7 @@ ADAPTER_CONFIG, RECORD = "adapter_config.json", "training.json"
 UNKNOWN_LICENCE = "unknown: look it up"
 _BASE = "base_model_name_or_path"
 _MAX_CARD = 1 << 20
-_LICENCE_LINE = re.compile(r"^licen[sc]e:[ \t]*[\"']?([^\s\"'#\[][^\"'\n#]*?)[\"']?[ \t]*$", re.MULTILINE)
+_LICENCE_LINE = re.compile(r"^licen[sc]e:[ \t]*[\"']?([A-Za-z0-9][\w.+-]*)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

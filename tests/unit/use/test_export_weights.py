@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import make_adapter
+from random_adapter import make_adapter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from composer_replication.cli.main import main
@@ -86,7 +86,9 @@ def test_the_folder_holds_what_others_need(exported):
     assert {"adapter/README.md", "adapter/adapter_config.json", "adapter/adapter_model.safetensors"} <= set(names)
     assert (out / "ollama" / "model.gguf").read_bytes() == b"GGUFbf16"
     assert (out / "ollama" / "Modelfile").read_text().startswith("FROM ./model.gguf\nTEMPLATE ")
-    assert "vllm serve ../merged --chat-template ../merged/chat_template.jinja" in (out / "vllm" / "serve.sh").read_text()
+    assert (
+        "vllm serve ../merged --chat-template ../merged/chat_template.jinja" in (out / "vllm" / "serve.sh").read_text()
+    )
     assert all(each.path is None or each.path.exists() for each in done.made)
     assert list(root.glob(".out*")) == []
 
@@ -120,7 +122,9 @@ def test_weights_that_were_trained_whole_are_copied(tmp_path):
         (["--atif", "new", "--push", "a/b"], "--push: got nothing to use it for"),
     ],
 )
-def test_what_cannot_be_exported_is_refused_before_anything_is_loaded(adapter, tmp_path, monkeypatch, capsys, given, said):
+def test_what_cannot_be_exported_is_refused_before_anything_is_loaded(
+    adapter, tmp_path, monkeypatch, capsys, given, said
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").touch()
