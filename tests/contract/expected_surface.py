@@ -331,6 +331,7 @@ ARTEFACT_FILES = {
     "checkpoints": "checkpoints",
     "adapter": "adapter",
     "model": "model",
+    "control": "control",
     "evaluation": "evaluation.json",
     "token_gaps": "token_gaps.safetensors",
     "report_html": "report.html",
