@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 
-def make_adapter(folder, base, *, scale=1.0, **changes):
+def make_adapter(folder, base, *, scale=4.0, **changes):
     """A LoRA with weights drawn at random; `base` is how its config names the start weights."""
     import torch
     from peft import LoraConfig, get_peft_model

@@ -19,7 +19,7 @@ from composer_replication.trainer.from_config.renderer import tools_of
 from composer_replication.use.chat import Answer, Arms, Prompt, Sampling
 from composer_replication.use.trained import find_trained
 
-SHORT = Sampling(max_tokens=6)
+SHORT = Sampling(max_tokens=16)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def test_before_is_the_start_weights_and_after_has_the_adapter(arms, adapter):
     prompt = arms.says([{"role": "user", "content": "Read src/app.py and fix the test."}], tools=None)
     model, tokenizer = load_student(dtype=torch.float32)
     assert list(prompt.ids)[-3:] == tokenizer("<|im_start|>assistant\n")["input_ids"][-3:]
-    start = greedy(model, prompt.ids, 6)
-    adapted = greedy(PeftModel.from_pretrained(model, adapter), prompt.ids, 6)
+    start = greedy(model, prompt.ids, 16)
+    adapted = greedy(PeftModel.from_pretrained(model, adapter), prompt.ids, 16)
     said = {arm: arms.answer(arm, prompt, SHORT) for arm in arms.names}
     assert start != adapted
     for arm, ids in (("before", start), ("after", adapted)):

@@ -71,7 +71,7 @@ def test_in_full_precision_nothing_is_lost(adapter, tmp_path):
 
 
 def test_an_adapter_that_rounds_away_in_bf16_is_refused_and_leaves_no_folder(tmp_path):
-    faint = make_adapter(tmp_path / "faint", student_folder(), scale=1e-3)
+    faint = make_adapter(tmp_path / "faint", student_folder(), scale=1e-2)
     with pytest.raises(InputError, match=r"of what the adapter changes.*--precision float32"):
         export_weights(str(faint), tmp_path / "out")
     assert [each.name for each in tmp_path.iterdir()] == ["faint"]
