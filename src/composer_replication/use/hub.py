@@ -22,9 +22,8 @@ def check_repository(name: str) -> str:
 
 def push_folder(folder: Path, repository: str, *, is_public: bool = False, api: Any = None) -> str:
     """Send a folder of weights to the hub, and return the address; `api` stands in for `huggingface_hub.HfApi`."""
-    import httpx
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
     hub = HfApi() if api is None else api
     check_repository(repository)
@@ -44,7 +43,7 @@ def push_folder(folder: Path, repository: str, *, is_public: bool = False, api: 
     except HfHubHTTPError as error:
         fix = "Look at the name, and whether your token may write there (`hf auth whoami`)."
         raise _refused(repository, error, fix) from error
-    except (httpx.HTTPError, OSError) as error:
+    except (HTTPError, OSError) as error:
         raise _refused(repository, error, "Look at the network; the same command can be run again.") from error
     return str(getattr(done, "commit_url", None) or done)
 

@@ -18,9 +18,7 @@ _NARROW = 90
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", metavar="MODEL", help="a run with trained weights, a model's folder, or a hub name"
-    )
+    parser.add_argument("model", metavar="MODEL", help="a run with trained weights, a model's folder, or a hub name")
     parser.add_argument("--adapter", metavar="DIR", help="an adapter for it, instead of the run's own")
     parser.add_argument("--compare", action="store_true", help="ask the start weights as well, and show both")
     parser.add_argument("--state", metavar="ID", help="ask at the state of this site (`crf sites RUN --list`), and end")

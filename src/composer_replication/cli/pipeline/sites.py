@@ -21,7 +21,7 @@ _CAPTION = (
     "work itself, such as failing tests; env is the machine or the network. Sure: mean confidence."
 )
 _MAX_EXAMPLE = 70
-_MAX_SHOWN = 3000
+_MAX_SHOWN, _MAX_LINES = 3000, 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,9 +145,19 @@ def _show_rules(run_dir: RunDir, done: SitesOfRun, args: argparse.Namespace) -> 
     if said and not args.json:
         say(f"{said} of them are corrections in the user's own words")
     if done.conventions and not args.json:
-        kept = sum(rule.is_kept for rule in done.conventions)
-        rules = f"rules that users named: {len(done.conventions)}, kept: {kept}"
+        from composer_replication.runs.conventions import unread_lines
+
+        kept = [rule for rule in done.conventions if rule.is_kept]
+        idle = sum(not rule.call_kinds for rule in kept)
+        rules = f"rules that users named: {len(done.conventions)}, kept: {len(kept)}"
+        rules += f", of which {idle} have no `for:` below them and are used nowhere" if idle else ""
         say(f"{run_dir.path('conventions')}: {rules}. Mark with an x what holds elsewhere, and run this again")
+        if unread := unread_lines(run_dir):
+            lines = ", ".join(map(str, unread[:_MAX_LINES])) + (" and more" if len(unread) > _MAX_LINES else "")
+            say(
+                f"{run_dir.path('conventions')}, lines {lines}: not read. A rule is `- [x] words` below `## project`; "
+                "below it stands `  - for: git push`"
+            )
 
 
 def check_kinds(asked: Sequence[str], found: set[str]) -> None:
