@@ -13,9 +13,10 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from types import ModuleType
 
-# In the order of the pipeline. Each module has HELP, add_arguments(parser) and run(args) -> exit status.
-VERBS = (
+# Each verb is a module with HELP, add_arguments(parser) and run(args) -> exit status; in the order of the pipeline.
+PIPELINE = (
     "ingest",
     "sites",
     "hints",
@@ -25,10 +26,13 @@ VERBS = (
     "replay",
     "pairs",
     "train",
+)
+AROUND = (
     "export",
     "forget",
     "world",
 )
+VERBS = (*PIPELINE, *AROUND)
 
 _WHAT_TO_DO = {
     errno.ENOSPC: "Make room on that disk",
@@ -58,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         raise
     try:
-        status = import_module(f"composer_replication.cli.{args.verb}").run(args)
+        status = _module_of(args.verb).run(args)
         _flush()  # here, where a reader that is gone or a disk that is full can be noticed
         return status
     except KeyboardInterrupt:
@@ -119,10 +123,14 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     parser.add_argument("--version", action="version", version=f"crf {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb in VERBS:
-        module = import_module(f"composer_replication.cli.{verb}")
+        module = _module_of(verb)
         sub = verbs.add_parser(verb, help=module.HELP, description=module.HELP, allow_abbrev=False)
         module.add_arguments(sub)
     return parser, verbs.choices
+
+
+def _module_of(verb: str) -> ModuleType:
+    return import_module(f"composer_replication.cli.{'pipeline' if verb in PIPELINE else 'around'}.{verb}")
 
 
 # ---- what went wrong outside of this program, in a sentence that says what to do

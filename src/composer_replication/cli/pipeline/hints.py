@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import say
-    from composer_replication.cli.sites import check_kinds
+    from composer_replication.cli.pipeline.sites import check_kinds
     from composer_replication.runs import RunDir
     from composer_replication.runs.sites import read_sites, strike_sites
     from composer_replication.steps.sites import write_sites
