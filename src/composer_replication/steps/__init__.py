@@ -12,6 +12,7 @@ A step reads artefacts of the run, hands them to the stages below, and writes it
     own_pairs  corrections and their opposite, of the sessions alone
     pairs      calls and corrections -> pairs.jsonl
     train      conversations, sites and pairs -> checkpoints and weights
+    report     all of it -> report.html, report.md
     export     conversations -> ATIF documents for other tools
     forget     a session out of all of it
     world      sessions of scripted agents, as logs
