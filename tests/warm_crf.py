@@ -28,12 +28,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ask_warm import HEAVY_VERBS
-
 SRC = Path(__file__).resolve().parents[1] / "src"
 IS_WARM = os.environ.get("CRF_TEST_PROFILE") != "full" and hasattr(os, "fork")
 _SHARED = "CRF_WARM_SERVERS"  # the folder of the servers that the processes of one run of pytest share
-_STEPS = ("ingest", "sites", "judge", "replay", "pairs", "export", "forget")
+_STEPS = ("ingest", "sites", "replay", "pairs", "around.judge", "around.export", "around.forget")
 _LIGHT = (
     "composer_replication.cli.main",
     *(f"composer_replication.steps.{name}" for name in _STEPS),
@@ -43,7 +41,8 @@ _LIGHT = (
 )
 _HEAVY = (
     *_LIGHT,
-    *(f"composer_replication.steps.{name}" for name in HEAVY_VERBS),
+    "composer_replication.steps.around.inspect",
+    "composer_replication.steps.train",
     "transformers.models.auto.modeling_auto",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",

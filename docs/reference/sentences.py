@@ -11,7 +11,7 @@ from composer_replication.objective.fingerprint import Fingerprint
 from composer_replication.objective.hint_proof import HintProof
 from composer_replication.pairs import export
 from composer_replication.pairs.extract import PairRecord
-from composer_replication.runs import conversations, pairs, sites, tools
+from composer_replication.runs import conversations, pairs, sites, split, tools
 from composer_replication.sessions import proof, reference
 from composer_replication.steps import replay
 from composer_replication.trainer import warmup
@@ -109,6 +109,7 @@ ARTEFACTS: Mapping[str, str] = {
     "forgotten": "Marks of what `crf forget` removed, so that no ingest brings it back.",
     "tools": "One tool a row, with the schema of its arguments.",
     "elsewhere": "What was made from the run outside of it, so that `crf forget` can name it.",
+    "split": "One conversation a row, with the side it stands on: train, validation or test.",
     "sites": "One failing call a row, with its hint or the reason why it has none.",
     "conventions": "Rules that users named when they refused a call; the owner of the run keeps or drops each.",
     "struck_hints": "Ids of sites whose hints somebody struck out, or took back.",
@@ -177,6 +178,13 @@ RECORDS: Mapping[str, Record] = {
             ("source", "str"),
             ("num_calls", "int"),
         ),
+    ),
+    "split": Record(
+        split.SCHEMA,
+        split.VERSION,
+        "All parts and sub-agents of a session stand on one side. `near_duplicates` are turns of a test session before "
+        "which stands, but for paths and numbers, what stands in a session that is learnt from.",
+        split.PlacedConversation,
     ),
     "sites": Record(
         sites.SCHEMA,

@@ -200,7 +200,7 @@ NEW: dict[str, dict[str, str]] = {
             "timeout_s=120.0, send_tools=True)"
         ),
         "SitesConfig": "(*, min_confidence=0.5, writer=None, max_usd=5.0)",
-        "SplitConfig": '(*, by="time"|"project", validation=0.1, test=0.0)',
+        "SplitConfig": '(*, by="time"|"project", validation=0.1, test=None)',
         "RenderConfig": (
             "(*, chat_template=None, template_variables=<factory>, student_models=(), "
             'own_thinking="target"|"context"|"left_out", other_thinking="left_out"|"context"|"target")'
@@ -317,6 +317,7 @@ ARTEFACT_FILES = {
     "forgotten": "forgotten.jsonl",
     "tools": "tools.jsonl",
     "elsewhere": "elsewhere.jsonl",
+    "split": "split.jsonl",
     "sites": "sites.jsonl",
     "struck_hints": "struck_hints.jsonl",
     "conventions": "conventions.md",

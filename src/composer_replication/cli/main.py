@@ -18,6 +18,7 @@ from types import ModuleType
 # Each verb is a module with HELP, add_arguments(parser) and run(args) -> exit status; in the order of the pipeline.
 PIPELINE = (
     "ingest",
+    "split",
     "sites",
     "hints",
     "judge",

@@ -50,6 +50,14 @@ class SplitConfig:
         "time", "Hold out the newest sessions (time), or whole working folders (project)."
     )
     validation: float = option(
-        0.1, "Share that evaluations during training see; used where train.eval_every is set.", at_least=0, below=1
+        0.1,
+        "Share that evaluations during training see; learnt from where train.eval_every and a warm-up ask for none.",
+        at_least=0,
+        below=1,
     )
-    test: float = option(0.0, "Share that no part of a training sees.", at_least=0, below=1)
+    test: float | None = option(
+        None,
+        "Share that no part of a training sees; unset is 0.2 for `crf split`, and 0 for a training without one.",
+        at_least=0,
+        below=1,
+    )

@@ -12,7 +12,7 @@ sites          the reader of sites.jsonl
 conventions    conventions.md: rules that users named, which of them are kept
 pairs          the reader of pairs.jsonl
 tools          the reader of tools.jsonl: which tools a session is shown with
-split          which sessions are learnt from, and which are held out
+split          the reader of split.jsonl: which sessions are learnt from, and which are held out
 elsewhere      what was made from the run outside of it
 """
 

@@ -39,6 +39,7 @@ _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
     ("forgotten", "forgotten.jsonl", "crf forget", "records"),
     ("tools", "tools.jsonl", "crf ingest", "records"),
     ("elsewhere", "elsewhere.jsonl", "crf export", "journal"),
+    ("split", "split.jsonl", "crf split", "records"),
     ("sites", "sites.jsonl", "crf sites", "records"),
     ("conventions", "conventions.md", "crf sites", "file"),
     ("struck_hints", "struck_hints.jsonl", "crf hints", "journal"),

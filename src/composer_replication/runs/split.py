@@ -4,6 +4,8 @@ A conversation is one context; a session is several of them after a compaction, 
 hold each other's text, so a split between them would ask about what was learnt by heart. The newest sessions are the
 test, as a model is asked about work that comes after what it learnt from, and those before them the validation; by
 project, whole projects are held out instead.
+
+`crf split` writes it down. From then on every step that learns, or chooses something, asks `sides_of`.
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
-from composer_replication.errors import InputError, explain
+from composer_replication.errors import InputError, StaleArtefactError, explain
+from composer_replication.runs.directory import RunDir
 from composer_replication.types import Conversation
 
+SCHEMA, VERSION = "split", 1
+NAME = "split"
 By = Literal["time", "project"]
+Side = Literal["train", "validation", "test"]
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
@@ -30,13 +36,32 @@ class Split(NamedTuple):
     test: frozenset[str]
 
 
+class PlacedConversation(NamedTuple):
+    """A row of `split.jsonl`: where a conversation stands, the session it is part of, when and where that began.
+
+    `near_duplicates` are turns of a test session before which stands what stands in a session that is learnt from.
+    """
+
+    conversation_id: str
+    session: str
+    side: Side
+    began: str | None
+    project: str
+    near_duplicates: tuple[str, ...] = ()
+
+
 @dataclass(slots=True)
 class _Session:
     """Conversations that hang together, when the first of them began, and where it was held."""
 
     conversations: list[str]
+    names: set[str]
     began: datetime
     project: str
+
+    @property
+    def name(self) -> str:
+        return min(self.names or self.conversations)
 
     @property
     def draw(self) -> bytes:
@@ -44,13 +69,52 @@ class _Session:
         return sha256(min(self.conversations).encode()).digest()
 
 
+def sides_of(run: RunDir) -> Split | None:
+    """Who is learnt from and who is held out; None for a run that was never split."""
+    rows = read_split(run)
+    return None if rows is None else split_of(rows)
+
+
+def held_out_of(run: RunDir) -> frozenset[str]:
+    """Conversations that nothing may be learnt or chosen from; none in a run that was never split."""
+    sides = sides_of(run)
+    return frozenset() if sides is None else sides.test
+
+
+def read_split(run: RunDir) -> list[PlacedConversation] | None:
+    """The rows of `split.jsonl`, in the order of the conversations; None for a run that was never split."""
+    if not run.path(NAME).exists():
+        return None
+    if not run.is_current(NAME):
+        fix = f"Run `crf split {run.root}` again."
+        got, expected = "a split of other conversations", "that of the run's own"
+        raise StaleArtefactError(explain(str(run.path(NAME)), got=got, expected=expected, fix=fix))
+    rows = cast("Iterable[dict[str, Any]]", run.read_jsonl(NAME, schema=SCHEMA, version=VERSION))
+    return [PlacedConversation(**{**row, "near_duplicates": tuple(row["near_duplicates"])}) for row in rows]
+
+
+def split_of(rows: Iterable[PlacedConversation]) -> Split:
+    """The same as sets of ids."""
+    sides: dict[str, set[str]] = {side: set() for side in Split._fields}
+    for row in rows:
+        sides[row.side].add(row.conversation_id)
+    return Split(**{side: frozenset(ids) for side, ids in sides.items()})
+
+
 def split_conversations(
     conversations: Iterable[Conversation], *, validation: float = 0.0, test: float = 0.0, by: By = "time"
 ) -> Split:
     """Shares of the sessions, at least one session (or project) for a share above 0, and one to train on."""
+    return split_of(place_conversations(conversations, validation=validation, test=test, by=by))
+
+
+def place_conversations(
+    conversations: Iterable[Conversation], *, validation: float = 0.0, test: float = 0.0, by: By = "time"
+) -> list[PlacedConversation]:
+    """The same as rows, session by session."""
     units = _units(_sessions(conversations), by)
     num_sessions = sum(len(unit) for unit in units)
-    sides: dict[str, list[_Session]] = {"test": [], "validation": []}
+    sides: dict[Side, list[_Session]] = {"test": [], "validation": []}
     for side, share in (("test", test), ("validation", validation)):
         wanted = math.ceil(num_sessions * share)
         while units and len(sides[side]) < wanted:
@@ -62,12 +126,13 @@ def split_conversations(
         )
         got = f"{num_sessions} session(s), and none left to train on"
         raise InputError(explain("split", got=got, expected=f"more {what}: {shares}", fix="Set both shares to 0."))
-    left = [session for unit in units for session in unit]
-    return Split(_ids(left), _ids(sides["validation"]), _ids(sides["test"]))
-
-
-def _ids(sessions: Iterable[_Session]) -> frozenset[str]:
-    return frozenset(identity for session in sessions for identity in session.conversations)
+    sides["train"] = [session for unit in units for session in unit]
+    return [
+        PlacedConversation(identity, session.name, side, _shown(session.began), session.project)
+        for side in ("train", "validation", "test")
+        for session in sides[side]
+        for identity in session.conversations
+    ]
 
 
 def _units(sessions: list[_Session], by: By) -> list[list[_Session]]:
@@ -90,22 +155,23 @@ def _sessions(conversations: Iterable[Conversation]) -> list[_Session]:
             name = home[name]
         return name
 
-    seen: dict[str, tuple[datetime, str]] = {}
+    seen: dict[str, tuple[datetime, str, str | None]] = {}
     for each in conversations:
-        seen[each.id] = (_began(each), each.cwd or "")
+        seen[each.id] = (_began(each), each.cwd or "", each.session_id)
         for other in (
             each.parent and f"conversation {each.parent.conversation_id}",
             each.session_id and f"session {each.session_id}",
         ):
             if other:
                 home[find(f"conversation {each.id}")] = find(other)
-    found: dict[str, _Session] = {}
-    for identity, (began, project) in seen.items():
-        session = found.setdefault(find(f"conversation {identity}"), _Session([], began, project))
+    sessions: dict[str, _Session] = {}
+    for identity, (began, project, name) in seen.items():
+        session = sessions.setdefault(find(f"conversation {identity}"), _Session([], set(), began, project))
         session.conversations.append(identity)
+        session.names |= {name} if name else set()
         if began < session.began:
             session.began, session.project = began, project
-    return list(found.values())
+    return list(sessions.values())
 
 
 def _began(conversation: Conversation) -> datetime:
@@ -117,3 +183,7 @@ def _began(conversation: Conversation) -> datetime:
                 continue
             return found if found.tzinfo else found.replace(tzinfo=UTC)
     return _LONG_AGO
+
+
+def _shown(began: datetime) -> str | None:
+    return None if began == _LONG_AGO else began.isoformat()

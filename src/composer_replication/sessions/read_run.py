@@ -12,6 +12,7 @@ from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.pairs import LoggedPair, read_pairs
 from composer_replication.runs.sites import read_sites
+from composer_replication.runs.split import NAME as SPLIT
 from composer_replication.types import Conversation, ErrorSite, Hint, ToolCall
 
 
@@ -63,6 +64,10 @@ def read_sessions(run: RunDir, *, with_sites: bool, with_pairs: bool) -> Iterato
 
 
 def _check_current(run: RunDir, name: str) -> None:
+    if run.path(SPLIT).exists() and SPLIT not in {source.name for source in run.meta(name).sources}:
+        fix = f"What they hold may come from sessions that are held out. Run `{ARTEFACTS[name].command}` again."
+        got = f"{name} that were made before the split"
+        raise StaleArtefactError(explain(f"{run.path(name)}", got=got, expected="the newest", fix=fix))
     stale = run.lineage(name).stale
     if stale:
         command = ARTEFACTS[stale[0]].command

@@ -7,7 +7,7 @@ been read: they are then put in the order of time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from composer_replication.actions.shell.command import Command
@@ -79,8 +79,17 @@ def refusal(conversation: Conversation, gate: str, site: ErrorSite, *, min_confi
     return Refusal(_WORKTREE.sub("", conversation.cwd or ""), gate, turn.timestamp or "", convention)
 
 
-def conventions(refusals: Iterable[Refusal]) -> dict[str, ErrorSite]:
-    """By id, the sites that were not the first of their kind in their project; without a time nobody can tell."""
+def conventions(refusals: Sequence[Refusal], *, held_out: Set[str] = frozenset()) -> dict[str, ErrorSite]:
+    """By id, the sites that were not the first of their kind in their project; without a time nobody can tell.
+
+    What conversations show that are `held_out` is known to them alone.
+    """
+    learnt = [each for each in refusals if each.site.conversation_id not in held_out]
+    later = _later(refusals) if held_out else {}
+    return _later(learnt) | {key: site for key, site in later.items() if site.conversation_id in held_out}
+
+
+def _later(refusals: Iterable[Refusal]) -> dict[str, ErrorSite]:
     first: dict[tuple[str, str], Refusal] = {}
     known = sorted(
         (each for each in refusals if each.time and each.project), key=lambda each: (each.time, each.site.id)

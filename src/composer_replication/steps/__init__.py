@@ -4,16 +4,13 @@ A step reads artefacts of the run, hands them to the stages below, and writes it
 
     table      the pipeline: each step with what it reads and writes
     ingest     logs -> conversations.jsonl, tools.jsonl, session_sources.jsonl
+    split      conversations -> split.jsonl: who is learnt from, who judges
     sites      conversations -> sites.jsonl, conventions.md
-    judge      every call judged before it ran, against what happened
-    inspect    a site as the tokens that a training makes of it
     states     the states of a run, for the two steps that compare actions
     replay     states -> teacher_calls.jsonl, within a cap
     own_pairs  corrections and their opposite, of the sessions alone
     pairs      calls and corrections -> pairs.jsonl
     train      conversations, sites and pairs -> checkpoints and weights
     report     all of it -> report.html, report.md
-    export     conversations -> ATIF documents for other tools
-    forget     a session out of all of it
-    world      sessions of scripted agents, as logs
+    around/    what is done with a run besides: judge, inspect, export, forget; sessions of a small world
 """

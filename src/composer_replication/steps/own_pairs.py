@@ -2,14 +2,15 @@
 
 Most corrections say to look first. For each of them there is a pair from a state where acting at once was right, of the
 same session where it has one, so that the two keep each other in balance: one that says not to look for a text once
-more for one that says to look for it, and the same for paths. What has no opposite is counted.
+more for one that says to look for it, and the same for paths. What has no opposite is counted. Sessions that are held
+out balance each other, and no others.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from composer_replication.actions.write import text_of
@@ -18,6 +19,7 @@ from composer_replication.pairs.corrections import ACTED, Correction, own_pairs
 from composer_replication.pairs.extract import PairRecord
 from composer_replication.runs import RunDir
 from composer_replication.runs.sites import read_sites
+from composer_replication.runs.split import held_out_of
 from composer_replication.runs.tools import read_tools
 from composer_replication.sites import find_error_sites
 from composer_replication.types import Action, Conversation, DPOPair, ErrorSite
@@ -35,6 +37,17 @@ class OwnPair(NamedTuple):
     facts: Mapping[str, Any]
 
 
+class _Balance:
+    """What sessions that may balance each other have too much of, and too little."""
+
+    def __init__(self) -> None:
+        self.owed: Counter[str] = Counter()  # pairs of the opposite, by what was looked for
+        self.spare: dict[str, list[OwnPair]] = {how: [] for how in _LOOK_FIRST.values()}
+
+    def spare_ones(self) -> Iterator[OwnPair]:
+        return (pair for how, pairs in self.spare.items() for pair in pairs[: self.owed[how]])
+
+
 class OwnPairs:
     """Takes one conversation after the other; `pairs` are those so far, `num_failures` what they could be made of."""
 
@@ -43,8 +56,8 @@ class OwnPairs:
         self.num_failures = 0
         self._tools = read_tools(run)
         self._sites: dict[str, list[ErrorSite]] | None = None
-        self._owed: Counter[str] = Counter()  # pairs of the opposite, by what was looked for
-        self._spare: dict[str, list[OwnPair]] = {how: [] for how in _LOOK_FIRST.values()}
+        self._held_out = held_out_of(run)
+        self._balances = {is_held_out: _Balance() for is_held_out in (False, True)}
         if run.is_current("sites"):
             self._sites = defaultdict(list)
             for site, _ in read_sites(run):
@@ -60,14 +73,15 @@ class OwnPairs:
         self.num_failures += sum(site.is_kept for site in sites)
         found = list(own_pairs(conversation, sites))
         corrections = [each for each in found if each.source != ACTED]
-        self._owed.update(_looked_for(each.kind) for each in corrections if each.how == "look_first")
+        balance = self._balances[conversation.id in self._held_out]
+        balance.owed.update(_looked_for(each.kind) for each in corrections if each.how == "look_first")
         acted = sorted((each for each in found if each.source == ACTED), key=lambda each: _order(conversation, each))
         chosen: list[Correction] = []
         spare: list[Correction] = []
-        room = {how: min(MOST_SPARE - len(known), _MOST_OF_A_SESSION) for how, known in self._spare.items()}
+        room = {how: min(MOST_SPARE - len(known), _MOST_OF_A_SESSION) for how, known in balance.spare.items()}
         for each in acted:
-            if self._owed[each.how] > 0:
-                self._owed[each.how] -= 1
+            if balance.owed[each.how] > 0:
+                balance.owed[each.how] -= 1
                 chosen.append(each)
             elif room[each.how] > 0:
                 room[each.how] -= 1
@@ -75,11 +89,11 @@ class OwnPairs:
         made = self._made(conversation, [*corrections, *chosen, *spare])
         self.pairs += made[: len(made) - len(spare)]
         for each, pair in zip(spare, made[len(made) - len(spare) :], strict=True):
-            self._spare[each.how].append(pair)
+            balance.spare[each.how].append(pair)
 
     def balanced(self) -> list[OwnPair]:
         """All pairs, with spare ones of other sessions for what is still owed."""
-        return [*self.pairs, *(pair for how, pairs in self._spare.items() for pair in pairs[: self._owed[how]])]
+        return [*self.pairs, *(pair for balance in self._balances.values() for pair in balance.spare_ones())]
 
     def _made(self, conversation: Conversation, chosen: Iterable[Correction]) -> list[OwnPair]:
         wanted = {each.turn_number for each in chosen}

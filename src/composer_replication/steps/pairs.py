@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -22,11 +22,13 @@ from composer_replication.ingestion.last_gate import gate_of
 from composer_replication.pairs.agreement import PairReport
 from composer_replication.pairs.export import export_preferences
 from composer_replication.pairs.extract import Extraction, PairRecord, extract_pairs
-from composer_replication.pairs.normalise.normalizer import DJNormalizer
+from composer_replication.pairs.normalise.normalizer import DJNormalizer, NormalizedDPOPair
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.elsewhere import note_elsewhere
 from composer_replication.runs.pairs import SCHEMA, VERSION
+from composer_replication.runs.split import NAME as SPLIT
+from composer_replication.runs.split import held_out_of
 from composer_replication.steps.own_pairs import WORKED, OwnPair, OwnPairs, without_opposite
 from composer_replication.steps.replay import read_calls
 from composer_replication.steps.states import RunStates, StateOfTurn
@@ -76,16 +78,18 @@ def write_pairs(
             own.take(conversation)
     candidates = [*(asked.candidates if asked else ()), *(own.balanced() if own else ())]
     records = {each.record.pair["state_id"]: each.record for each in candidates}
-    kept = normalizer.normalize(cast("Any", {**each.record.pair, **each.facts}) for each in candidates)
+    held_out = held_out_of(run)
+    kept, filtered = _filtered(normalizer, candidates, held_out)
     written = [(records[pair.state_id], pair.metadata) for pair in kept]
-    _write(section, run, asked, own, normalizer, written)
+    _write(section, run, asked, own, filtered, written)
     num_exported = None
     if export is not None and kept:
         note_elsewhere(run, "preference data set", export)  # before it is there, so that no copy is unknown
-        num_exported = export_preferences(_kept_pairs(kept, records), export, gate=gate)
+        learnt = [each for each in kept if _conversation_of(each.state_id) not in held_out]
+        num_exported = export_preferences(_kept_pairs(learnt, records), export, gate=gate)
     return PairsOfRun(
         report=asked.report if asked else None,
-        filtered=normalizer.counts,
+        filtered=filtered,
         by_source=Counter(record.source for record, _ in written),
         num_failures=own.num_failures if own else 0,
         without_opposite=without_opposite(written),
@@ -121,20 +125,26 @@ def _write(
     run: RunDir,
     asked: _Asked | None,
     own: OwnPairs | None,
-    normalizer: DJNormalizer,
+    filtered: Mapping[str, int],
     kept: Sequence[tuple[PairRecord, Mapping[str, Any]]],
 ) -> None:
     reads_sites = (asked is not None and "sites" in asked.sources) or (own is not None and own.reads_sites)
-    dropped = {f"filter: {k}": v for k, v in normalizer.counts.items() if k != "kept" and v}
+    has_split = run.path(SPLIT).exists()
+    dropped = {f"filter: {k}": v for k, v in filtered.items() if k != "kept" and v}
     run.write_jsonl(
         "pairs",
         (_row(record, metadata) for record, metadata in kept),
         schema=SCHEMA,
         version=VERSION,
-        sources=["conversations", *(["teacher_calls"] if asked else []), *(["sites"] if reads_sites else [])],
+        sources=[
+            "conversations",
+            *([SPLIT] if has_split else []),
+            *(["teacher_calls"] if asked else []),
+            *(["sites"] if reads_sites else []),
+        ],
         counts={
             "states": asked.report.num_states if asked else 0,
-            "extracted": sum(normalizer.counts.values()),
+            "extracted": sum(filtered.values()),
             "pairs": len(kept),
             WORKED: sum(bool(metadata[WORKED]) for _, metadata in kept),
             **Counter(f"source: {record.source}" for record, _ in kept),
@@ -148,6 +158,26 @@ def _write(
             "corrections": section.corrections,
         },
     )
+
+
+def _filtered(
+    normalizer: DJNormalizer, candidates: Sequence[OwnPair], held_out: Set[str]
+) -> tuple[list[NormalizedDPOPair], dict[str, int]]:
+    """What the filters keep, and their counts. Of equal pairs the first is kept, so each side is filtered by itself."""
+    kept: list[NormalizedDPOPair] = []
+    counts: Counter[str] = Counter()
+    for is_held_out in (False, True) if held_out else (False,):
+        side = (
+            each for each in candidates if (_conversation_of(each.record.pair["state_id"]) in held_out) == is_held_out
+        )
+        kept += normalizer.normalize(cast("Any", {**each.record.pair, **each.facts}) for each in side)
+        for reason, number in normalizer.counts.items():
+            counts[reason] += number
+    return kept, dict(counts)
+
+
+def _conversation_of(state_id: str) -> str:
+    return state_id.rpartition("::")[0]
 
 
 class _AskedHow(NamedTuple):
@@ -231,6 +261,6 @@ def _row(record: PairRecord, metadata: Mapping[str, Any]) -> dict[str, object]:
     """The messages of a state are those of its conversation: a row refers to them."""
     pair = {key: value for key, value in record.pair.items() if key != "state_messages"}
     about = {key: value for key, value in asdict(record).items() if key != "pair"}
-    session, _, index = record.pair["state_id"].rpartition("::")
+    session, index = _conversation_of(record.pair["state_id"]), record.pair["state_id"].rpartition("::")[2]
     known = {key: value for key, value in metadata.items() if key != "tools"}
     return {**pair, "conversation_id": session, "turn_number": int(index.partition(".")[0]), **about, "metadata": known}

@@ -27,6 +27,8 @@ from composer_replication.runs.conventions import (
 )
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.sites import SCHEMA, VERSION, struck_out, struck_sites, to_row
+from composer_replication.runs.split import NAME as SPLIT
+from composer_replication.runs.split import held_out_of
 from composer_replication.runs.tools import ToolTable, read_tools
 from composer_replication.sites import find_error_sites, gates
 from composer_replication.sites.find import NO_FAILURE
@@ -77,7 +79,7 @@ def write_sites(
     # What was ingested with its secrets in it does not get them into a hint, which is trained on.
     scrubber = None if run.meta("conversations").settings.get("scrubbed") is True else Scrubber()
     options = {"scrubber": scrubber, **sources}
-    made_of = [run.source("conversations"), run.source("tools")]
+    made_of = [run.source(name) for name in ("conversations", "tools", SPLIT) if run.path(name).exists()]
     rules = _Rules(run, scrubber, section.min_confidence)
     rows = _with_hints(read_conversations(run), rules, read_tools(run), section.min_confidence, options)
     struck = struck_sites(run)
@@ -108,10 +110,15 @@ def _counts(rows: Iterable[tuple[ErrorSite, Hint | None]]) -> Counter[str]:
 
 
 class _Rules:
-    """Rules that users named: those that are heard on the way, and what the kept ones say about other refusals."""
+    """Rules that users named: those that are heard on the way, and what the kept ones say about other refusals.
+
+    Nothing is heard from sessions that are `held_out`, and no rule is used that was said nowhere else.
+    """
 
     def __init__(self, run: RunDir, scrubber: Scrubber | None, min_confidence: float) -> None:
-        self._kept = kept_by_call(read_conventions(run)) if min_confidence <= _AS_SURE_AS_A_RULE else {}
+        self.held_out = held_out_of(run)
+        rules = [each for each in read_conventions(run) if not each.said or {at for _, at in each.said} - self.held_out]
+        self._kept = kept_by_call(rules) if min_confidence <= _AS_SURE_AS_A_RULE else {}
         self._scrubber = scrubber
         self.heard: list[Heard] = []
 
@@ -130,7 +137,7 @@ class _Rules:
 
     def hear(self, site: ErrorSite, conversation: Conversation) -> None:
         """The rule that a correction names, if it names one."""
-        if site.kind != CORRECTED or not site.is_kept:
+        if site.kind != CORRECTED or not site.is_kept or conversation.id in self.held_out:
             return
         rule, call = convention_in(user_words(site, conversation)), call_of(site, conversation)
         if rule and call is not None:
@@ -168,7 +175,7 @@ def _with_hints(
             hints_if_second |= {site.id: hint_of(second[site.id])} if site.id in second else {}
         rows += [(site, None) for site in passed_over]
         refusals += mine
-    later = gates.conventions(refusals)
+    later = gates.conventions(refusals, held_out=rules.held_out)
     return [(later[site.id], hints_if_second.get(site.id)) if site.id in later else (site, hint) for site, hint in rows]
 
 

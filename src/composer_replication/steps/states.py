@@ -15,6 +15,8 @@ from composer_replication.ingestion.states import states, trace_state
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.sites import read_sites
+from composer_replication.runs.split import NAME as SPLIT
+from composer_replication.runs.split import held_out_of
 from composer_replication.runs.tools import read_tools
 from composer_replication.sites import find_error_sites
 from composer_replication.sites.find import NO_FAILURE
@@ -46,12 +48,14 @@ _Failures = dict[str, tuple[str, ...]]
 class RunStates:
     """The states of a run; reading them again gives the same ones as long as the run is the same.
 
+    Sessions that are held out have none here: nobody is asked, or paid, for what nothing may be learnt from.
+
     `knows_failures`: `failures` of a state are looked up, kept as a site or not, whoever's doing it was. They are those
     of `sites.jsonl`, or found in the conversations where that is not there or older than they are.
     """
 
     def __init__(self, section: ReplayConfig, run: RunDir, *, knows_failures: bool = False) -> None:
-        self._section, self._run = section, run
+        self._section, self._run, self._held_out = section, run, held_out_of(run)
         knows_failures = knows_failures or section.states == "failed"
         self.reads_sites = section.states == "sites" or (knows_failures and run.is_current("sites"))
         self._finds = knows_failures and not self.reads_sites
@@ -65,7 +69,8 @@ class RunStates:
     @property
     def sources(self) -> list[str]:
         """Artefacts that these states are made of."""
-        return ["conversations", *(["sites"] if self.reads_sites else [])]
+        split = [SPLIT] if self._run.path(SPLIT).exists() else []
+        return ["conversations", *split, *(["sites"] if self.reads_sites else [])]
 
     def read(
         self,
@@ -84,6 +89,8 @@ class RunStates:
         for conversation in read_conversations(self._run, verify=verify):
             if along is not None:
                 along(conversation)
+            if conversation.id in self._held_out:
+                continue
             shown = asked.of(conversation, tools.of(conversation.format)) if tools and asked else None
             failures = self._failures_of(conversation) if ids is None else {}
             for each in self._of(conversation, failures):

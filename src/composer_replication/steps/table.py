@@ -1,7 +1,7 @@
 """The pipeline as a table: every step of a run in order, with the artefacts that it reads and writes.
 
-What it reads "if there" it can do without: a replay then finds failures itself, pairs are the sessions' own, and a
-training has no channel 3.
+What it reads "if there" it can do without: a replay then finds failures itself, pairs are the sessions' own, a training
+has no channel 3, and without a split nothing is kept from it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _INGESTED = ("conversations", "tools")
 _TRAINED = ("config", "hint_proof", "ref_logprobs", "metrics", "checkpoints", "adapter", "model")
 STEPS = (
     Step("ingest", "ingest", (), (), (*_INGESTED, "session_sources")),
-    Step("sites", "write_sites", _INGESTED, ("conventions",), ("sites", "conventions")),
-    Step("replay", "replay", _INGESTED, ("sites",), ("teacher_calls", "teacher_cache", "asked_tools")),
-    Step("pairs", "write_pairs", _INGESTED, ("sites", "teacher_calls", "asked_tools"), ("pairs",)),
-    Step("train", "train", _INGESTED, ("sites", "pairs"), _TRAINED),
+    Step("split", "write_split", ("conversations",), (), ("split",)),
+    Step("sites", "write_sites", _INGESTED, ("split", "conventions"), ("sites", "conventions")),
+    Step("replay", "replay", _INGESTED, ("split", "sites"), ("teacher_calls", "teacher_cache", "asked_tools")),
+    Step("pairs", "write_pairs", _INGESTED, ("split", "sites", "teacher_calls", "asked_tools"), ("pairs",)),
+    Step("train", "train", _INGESTED, ("split", "sites", "pairs"), _TRAINED),
 )

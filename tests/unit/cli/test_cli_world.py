@@ -11,7 +11,7 @@ from composer_replication.cli.main import main
 from composer_replication.envs.workspace import TestRunner, generate_task
 from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
 from composer_replication.envs.workspace.sandbox import shared_runner
-from composer_replication.steps import world
+from composer_replication.steps.around import world
 
 
 def test_one_session_is_shown_with_its_script(capsys):

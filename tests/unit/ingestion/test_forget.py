@@ -6,7 +6,7 @@ import pytest
 from run_pieces import bytes_of, ingested, stored, write_chat, write_session, write_subagent
 
 from composer_replication.errors import InputError
-from composer_replication.steps.forget import forget, plan_forgetting
+from composer_replication.steps.around.forget import forget, plan_forgetting
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from run_pieces import bytes_of, ingested, stored, write_chat, write_session, wr
 
 import composer_replication
 from composer_replication.ingestion.scrubbing import code_files
-from composer_replication.steps.forget import forget
+from composer_replication.steps.around.forget import forget
 
 HEAD_LINES = 16
 PACKAGE = Path(composer_replication.__file__).parent

@@ -14,7 +14,7 @@ from run_pieces import bytes_of, ingested, stored, write_chat, write_session, wr
 from composer_replication.errors import InputError, RunError
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.runs import RunDir
-from composer_replication.steps.forget import forget
+from composer_replication.steps.around.forget import forget
 
 LONG = (
     "a sentence that is long enough to be known again wherever it turns up, in a copy or in what went on from it. " * 5
@@ -131,7 +131,7 @@ def test_of_a_session_and_an_older_copy_of_it_only_the_longer_one_stays(tmp_path
 
 
 def test_an_export_beside_the_logs_is_a_copy(tmp_path):
-    from composer_replication.steps.export import export_atif
+    from composer_replication.steps.around.export import export_atif
 
     logs = tmp_path / "logs"
     write_session(logs, "11111111-aaaa", said=LONG)

@@ -20,7 +20,7 @@ from composer_replication.ingestion.states import states, trace_state
 from composer_replication.pairs.export import export_preferences
 from composer_replication.pairs.extract import save_pairs
 from composer_replication.runs.conversations import SCHEMA, VERSION, read_conversations
-from composer_replication.steps.export import export_atif
+from composer_replication.steps.around.export import export_atif
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 from composer_replication.teacher_replay.teachers import read_teachers
 from composer_replication.types import Action, ToolCall

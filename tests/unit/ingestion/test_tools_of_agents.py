@@ -11,7 +11,7 @@ from two_agents import CLAUDE, CODEX, tool_names, two_agents_run
 from composer_replication.config import SitesConfig
 from composer_replication.errors import RunError
 from composer_replication.runs.tools import SCHEMA, VERSION, read_tools
-from composer_replication.steps.forget import forget
+from composer_replication.steps.around.forget import forget
 from composer_replication.steps.sites import write_sites
 from composer_replication.trainer.from_config.renderer import tools_of
 

@@ -12,7 +12,7 @@ from composer_replication.errors import InputError, StaleArtefactError
 from composer_replication.runs.conventions import Heard, add_conventions, project_of, read_conventions
 from composer_replication.runs.sites import read_sites
 from composer_replication.sessions.read_run import read_sessions
-from composer_replication.steps.forget import forget
+from composer_replication.steps.around.forget import forget
 from composer_replication.steps.sites import write_sites
 from composer_replication.types import Conversation
 

@@ -11,7 +11,7 @@ from run_pieces import ingested, run_states
 
 from composer_replication.config import ReplayConfig
 from composer_replication.errors import RunError
-from composer_replication.steps.forget import forget
+from composer_replication.steps.around.forget import forget
 from composer_replication.steps.replay import ask as ask_all
 from composer_replication.steps.replay import plan_replay
 from composer_replication.teacher_replay.asked_tools import AskedTools

@@ -23,7 +23,7 @@ from composer_replication.privacy import Scrubber
 from composer_replication.runs import RunDir
 from composer_replication.runs.sites import read_sites
 from composer_replication.sites import find_error_sites
-from composer_replication.steps.export import export_atif
+from composer_replication.steps.around.export import export_atif
 from composer_replication.steps.sites import write_sites
 from composer_replication.teacher_replay.ask_and_retry import HELD_BACK
 from composer_replication.teacher_replay.hint_writer import prompt_of, write_hints

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import plain, say
     from composer_replication.runs import RunDir
-    from composer_replication.steps.export import export_atif
+    from composer_replication.steps.around.export import export_atif
 
     run_dir = RunDir.open(args.run)
     if args.no_scrub:

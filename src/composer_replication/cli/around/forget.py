@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from composer_replication.runs import RunDir
-    from composer_replication.steps.forget import Forgetting
+    from composer_replication.steps.around.forget import Forgetting
 
 HELP = "remove sessions, and everything derived from them, from a run; they do not come back"
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import is_terminal, say
     from composer_replication.runs import RunDir
-    from composer_replication.steps.forget import forget, plan_forgetting
+    from composer_replication.steps.around.forget import forget, plan_forgetting
 
     run_dir = RunDir.open(args.run_dir)
     plan = plan_forgetting(run_dir, args.sessions)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from composer_replication.envs.policies import Episode
-    from composer_replication.steps.world import WorldLogs
+    from composer_replication.steps.around.world import WorldLogs
 
 HELP = "play scripted agents in a small world: show a session, write many as logs, or answer as advisers"
 _INDENT = "    "
@@ -59,7 +59,7 @@ def _play(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import plain, print_json
     from composer_replication.envs.logs import to_atif
     from composer_replication.envs.workspace.sandbox import shared_runner
-    from composer_replication.steps.world import agent_named, play_one
+    from composer_replication.steps.around.world import agent_named, play_one
 
     agent = agent_named(args.agent, args.rate, args.corrects)
     episode = play_one(seed=args.seed, difficulty=args.difficulty, agent=agent)
@@ -95,7 +95,7 @@ def _lines(episode: Episode) -> list[str]:
 
 def _logs(args: argparse.Namespace) -> int:
     from composer_replication.errors import InputError, explain
-    from composer_replication.steps.world import agent_named, write_logs
+    from composer_replication.steps.around.world import agent_named, write_logs
 
     agent = agent_named(args.agent, args.rate, args.corrects)
     if args.output is None:

@@ -1,6 +1,7 @@
 """Verbs of the pipeline, a file a verb, in its order. Each has HELP, add_arguments(parser) and run(args).
 
 ingest    logs into a run directory
+split     who is learnt from, and who judges
 sites     which turns erred
 hints     what is said about each of them
 judge     would a call fail, said before it ran

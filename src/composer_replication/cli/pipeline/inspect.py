@@ -16,7 +16,7 @@ from composer_replication.cli.options import add_config_arguments, add_short, ov
 if TYPE_CHECKING:
     from composer_replication.config import CrfConfig
     from composer_replication.objective.hint_proof import HintProof
-    from composer_replication.steps.inspect import Inspected
+    from composer_replication.steps.around.inspect import Inspected
 
 HELP = "show which tokens of a site are trained, the hint, and the rows that predict the same token"
 _WIDTH = 110
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(explain("--context", got=args.context, expected="0 or more tokens"))
     run_dir = RunDir.open(args.run)
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say while loading is not our output
-        from composer_replication.steps.inspect import inspect_site, read_schemas
+        from composer_replication.steps.around.inspect import inspect_site, read_schemas
         from composer_replication.trainer.presets import load_with_preset
 
         config = load_with_preset(args.config, overrides_of(args))

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from composer_replication.runs import RunDir
-    from composer_replication.steps.judge import judge_run
+    from composer_replication.steps.around.judge import judge_run
 
     run_dir = RunDir.open(args.run)
     _show(run_dir, judge_run(run_dir, earlier=args.earlier, repo=args.repo), as_json=args.json)

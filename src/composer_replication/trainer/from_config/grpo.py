@@ -12,6 +12,7 @@ from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.config.train import GRPOSection
 from composer_replication.errors import ComposerError, ConfigError, explain
 from composer_replication.optional import require
+from composer_replication.runs.split import held_out_of
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import Say
 from composer_replication.trainer.channel_settings import ChannelSettings
@@ -134,6 +135,7 @@ def _logged(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
     use_pairs = config.loss.beta_replay > 0 and run.path("pairs").exists()
     if not (use_sites or use_pairs):
         return None
+    held_out = held_out_of(run)
     sessions = LoggedSessions.from_run(
         run,
         inputs.renderer,
@@ -145,6 +147,7 @@ def _logged(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
         use_sites=use_sites,
         use_pairs=use_pairs,
         contrast=config.train.switches.contrast is not None,
+        only=lambda conversation: conversation.id not in held_out,
     )
     for remark in unmatched_models(config.render, sessions.models):
         say(remark)

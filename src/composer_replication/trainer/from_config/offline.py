@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.config import CrfConfig, TrainConfig
+from composer_replication.config import CrfConfig, SplitConfig, TrainConfig
 from composer_replication.errors import ConfigError, InputError, explain
 from composer_replication.objective.hint_proof import verdict
-from composer_replication.runs import ARTEFACTS
-from composer_replication.runs.split import split_conversations
+from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.split import NAME as SPLIT
+from composer_replication.runs.split import Split, sides_of, split_conversations
 from composer_replication.sessions.cutting import cut_sessions
 from composer_replication.sessions.dataset import LoggedSession, LoggedSessions, sessions_of_run
 from composer_replication.sessions.phases import Say
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from composer_replication.trainer.offline_trainer import OfflineTrainer
 
-SOURCES = ("conversations", "tools", "sites", "pairs")
+SOURCES = ("conversations", "tools", SPLIT, "sites", "pairs")
 # What sessions are held out for, by the key that asks for it.
 _EVALUATIONS: dict[str, Callable[[TrainConfig], bool]] = {
     "train.eval_every": lambda train: train.eval_every > 0,
@@ -62,6 +63,7 @@ def offline_data(inputs: Inputs) -> OfflineData:
     if config.loss.beta_replay == 0:
         options["use_pairs"] = False
     asked = [key for key, is_on in _EVALUATIONS.items() if is_on(config.train)]
+    known = _known_sides(inputs.run, config.split, is_evaluated=bool(asked))
     validation = config.split.validation if asked else 0.0
     sessions, settings = sessions_of_run(inputs.run, **options)
     rendered: list[RenderedSession] = []
@@ -69,21 +71,40 @@ def offline_data(inputs: Inputs) -> OfflineData:
     def conversations() -> Iterator[Conversation]:
         """Rendered as they are read: the split is drawn in the same pass, and no conversation is kept."""
         for session in sessions:
-            rendered.append(render_session(inputs.renderer, session, settings))
-            yield session.conversation
+            if known is None or session.conversation.id not in known.test:
+                rendered.append(render_session(inputs.renderer, session, settings))
+                yield session.conversation
 
-    sides = split_conversations(conversations(), validation=validation, test=config.split.test, by=config.split.by)
+    drawn = split_conversations(
+        conversations(), validation=validation, test=config.split.test or 0.0, by=config.split.by
+    )
+    sides = known or drawn
     train, held_out = (
         LoggedSessions(
             (each for each in rendered if each.conversation_id in side), inputs.renderer, settings, run=inputs.run
         )
         for side in (sides.train, sides.validation)
     )
-    if validation and not len(held_out):
+    is_held_out = bool(asked) if known else validation > 0
+    if is_held_out and not len(held_out):
         fix = f"Do without {' and '.join(asked)}, set a larger split.validation, or ingest more sessions."
         got = f"no target in {config.split.validation:.0%} of the sessions"
         raise InputError(explain(asked[0], got=got, expected="some to evaluate on", fix=fix))
-    return OfflineData(train, held_out if validation else None, frozenset().union(*(each.models for each in rendered)))
+    return OfflineData(train, held_out if is_held_out else None, frozenset().union(*(each.models for each in rendered)))
+
+
+def _known_sides(run: RunDir, section: SplitConfig, *, is_evaluated: bool) -> Split | None:
+    """As `crf split` drew them; what is evaluated nowhere is learnt from. Options that say otherwise are refused."""
+    sides = sides_of(run)
+    if sides is None:
+        return None
+    drawn, defaults = run.meta(SPLIT).settings, SplitConfig()
+    for name in vars(section):
+        now = getattr(section, name)
+        if now not in (getattr(defaults, name), drawn.get(name)):
+            fix = f"`crf split {run.root} --set split.{name}={now}` draws it anew."
+            raise ConfigError(explain(f"split.{name}", got=now, expected=f"the run's own, {drawn.get(name)}", fix=fix))
+    return sides if is_evaluated else Split(sides.train | sides.validation, frozenset(), sides.test)
 
 
 def why_not_taught(config: CrfConfig, renderer: Renderer, session: LoggedSession) -> str:
