@@ -17,9 +17,13 @@ from composer_replication.report.records import Absent, RunRecords
 from composer_replication.runs import RunDir
 
 MOST_IN_ONE_FILE = 50
-"""Sessions up to which all of them stand in the page itself; beyond, each has a page of its own in a folder beside it."""
+"""Sessions that still stand in the page itself; of more, each has a page of its own in a folder beside it."""
 _SESSION_PAGE = re.compile(r"\d{5}\.html")
-_ROLES = {"erring": ("erring calls", plots.BAD), "correction": ("corrections", plots.TWO), "good": ("good calls", plots.ONE)}
+_ROLES = {
+    "erring": ("erring calls", plots.BAD),
+    "correction": ("corrections", plots.TWO),
+    "good": ("good calls", plots.ONE),
+}
 _FEWEST_FOR_A_PLOT = 3
 
 
@@ -55,7 +59,9 @@ def build_report(run: RunDir, html: Path | None = None, *, trained_in: Path | No
         if folder is None:
             bodies[session.key] = parts
             continue
-        text = page("session.html.jinja", session=session, parts=parts, home=f"../{html.name}", run_name=values["run_name"])
+        text = page(
+            "session.html.jinja", session=session, parts=parts, home=f"../{html.name}", run_name=values["run_name"]
+        )
         atomic_write_bytes(folder / _file_name(session), text)
     values |= {"absent": records.absent(), "on_request": records.on_request(), "link": links, "bodies": bodies}
     markdown = html.with_suffix(".md")
@@ -73,11 +79,13 @@ def _values(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]
     groups = findings.by_kind(records)
     arms, counts = figures.sampled_table(evaluation)
     mix_arms, mix = figures.call_mix(evaluation)
+    shown = figures.figures(evaluation)
     return {
         "run_name": records.run.root.resolve().name,
         "verdict": figures.verdict(records),
         "evaluation": evaluation,
-        "figures": figures.figures(evaluation),
+        "figures": shown,
+        "primary": next((figure for figure in shown if figure.is_primary), None),
         "figures_of_kinds": figures.figures_of_kinds(evaluation),
         "sampled_arms": arms,
         "sampled_counts": counts,

@@ -1,4 +1,4 @@
-"""The evaluation as a page shows it: the verdict, figures with intervals, sampled actions, damage, the single decisions."""
+"""The evaluation as a page shows it: verdict, figures with intervals, sampled actions, and the single decisions."""
 
 from __future__ import annotations
 

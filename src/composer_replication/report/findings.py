@@ -104,7 +104,9 @@ def _scatter(rows: list[Row]) -> str:
     }
     if not any(groups.values()):
         return ""
-    described = f"{len(groups[True])} sites that the proof kept and {len(groups[False])} that it dropped, by what their "
+    described = (
+        f"{len(groups[True])} sites that the proof kept and {len(groups[False])} that it dropped, by what their "
+    )
     described += "hint does to good calls and to the erring one"
     drawn = {"dropped": (groups[False], QUIET), "kept": (groups[True], ONE)}
     return scatter(drawn, name="proof", description=described)
@@ -157,5 +159,3 @@ def _doubts(records: RunRecords, site: ErrorSite) -> Iterator[tuple[float, str]]
     harm = -effect if effect is not None else 0.0
     yield harm, f"its hint makes good calls rarer, too: {signed(-harm, _NATS)} nats a token" if harm > 0 else ""
     yield 1 - site.confidence, f"the rule that found it is {site.confidence:.0%} sure" if site.confidence < 1 else ""
-
-

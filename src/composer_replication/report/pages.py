@@ -1,4 +1,4 @@
-"""Templates to pages: every text is escaped, one style and one script are inside, and nothing else may run or be fetched."""
+"""Templates to pages: all text is escaped, one style and one script are inside; nothing else may run or be fetched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent / "templates"
 # Control characters, marks that turn the direction of what follows, and halves of characters: shown, never obeyed.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#|~&!$^=@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
@@ -50,6 +52,8 @@ def _environment() -> Environment:
         count=lambda number: f"{number:,}",
         plain=lambda name: str(name).replace("_", " "),
         number=_number,
+        short=lambda value: "" if value is None else f"{value:g}",
+        gap=lambda gap: f"{gap:+.2f}".replace("-", "\N{MINUS SIGN}"),
         svg=markup,
         md=_md,
         url=lambda text: quote(str(text), safe="/#"),
@@ -75,7 +79,7 @@ def _number(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, float):
-        text = f"{value:,.3f}" if abs(value) < 100 else f"{value:,.1f}"
+        text = f"{value:,.3f}" if abs(value) < 10 else f"{value:,.1f}"
         return text.replace("-", "\N{MINUS SIGN}")
     return f"{value:,}" if isinstance(value, int) else str(value)
 

@@ -51,7 +51,7 @@ _STYLE: dict[str, Any] = {
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
 }
-_SIZE_INCHES = (5.0, 2.9)
+_SIZE_INCHES, _BOTTOM = (5.0, 2.9), 0.18
 _HEAD = re.compile(r"\A.*?(?=<svg )", re.DOTALL)
 _METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)
 _FONT = re.compile(r"(font: (?:\d+ )?[\d.]+px) [^;\"]+")
@@ -97,7 +97,7 @@ def scatter(groups: Mapping[str, tuple[Sequence[tuple[float, float]], str]], *, 
         axes.set_xlabel("good calls: change in nats a token")
         axes.set_ylabel("erring call")
 
-    return _figure(draw, name, description)
+    return _figure(draw, name, description, left=0.145)
 
 
 def histograms(groups: Mapping[str, tuple[Sequence[float], str]], *, name: str, description: str) -> str:
@@ -113,33 +113,35 @@ def histograms(groups: Mapping[str, tuple[Sequence[float], str]], *, name: str, 
             for value in values:
                 counts[min(int((value - low) / width), 32)] += 1
             heights = [0.82 * count / max(counts) for count in counts]
-            axes.bar([low + (at + 0.5) * width for at in range(33)], heights, width * 0.92, place, color=colour, alpha=0.55)
+            axes.bar(
+                [low + (at + 0.5) * width for at in range(33)], heights, width * 0.92, place, color=colour, alpha=0.55
+            )
             middle = sorted(values)[len(values) // 2]
             axes.plot([middle, middle], [place, place + 0.9], color=colour, linewidth=2.4)
         axes.set_yticks([place + 0.35 for place in range(len(groups))], list(reversed(groups)))
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("change in nats a token")
 
-    return _figure(draw, name, description)
+    return _figure(draw, name, description, left=0.27)
 
 
-def _figure(draw: Any, name: str, description: str) -> str:
-    """The SVG of one figure. `name` keeps its ids apart from those of others on the page."""
+def _figure(draw: Any, name: str, description: str, *, left: float = 0.1) -> str:
+    """The SVG of one figure. `name` keeps its ids apart from those of others on the page; `left` is room for labels."""
     matplotlib = require("matplotlib", extra="report")
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+        figure = Figure(figsize=_SIZE_INCHES)
         FigureCanvasSVG(figure)
-        draw(figure.add_subplot())
+        draw(figure.add_axes((left, _BOTTOM, 0.985 - left, 0.96 - _BOTTOM)))
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     return _inline(text.getvalue(), name, description)
 
 
 def _inline(svg: str, name: str, description: str) -> str:
-    """An SVG document as a part of a page: ids of its own, colours and letters of the page, words for those who listen."""
+    """An SVG document as a part of a page: its own ids, the page's colours and letters, words for those who listen."""
     from markupsafe import escape
 
     svg = _METADATA.sub("", _HEAD.sub("", svg))

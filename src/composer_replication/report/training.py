@@ -10,9 +10,9 @@ from composer_replication.report.plots import ONE, QUIET, THREE, TWO, Line, curv
 from composer_replication.report.records import Row, RunRecords
 
 _CHANNELS = {
-    "lm_ce": ("Channel 1: good turns", "cross-entropy, nats a token", ONE),
+    "lm_ce": ("Channel 1: good turns", "cross-entropy in nats a token", ONE),
     "grpo": ("Channel 1: rewards (GRPO)", "policy loss", ONE),
-    "sdpo_kl": ("Channel 2: hints", "divergence from the hinted teacher, nats a token", TWO),
+    "sdpo_kl": ("Channel 2: hints", "divergence from the hinted teacher", TWO),
     "sdpo_kl_logged": ("Channel 2: hints on logged sessions", "divergence from the hinted teacher", TWO),
     "trace_replay_dpo": ("Channel 3: pairs", "preference loss a pair", THREE),
 }
