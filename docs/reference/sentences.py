@@ -123,6 +123,7 @@ ARTEFACTS: Mapping[str, str] = {
     "checkpoints": "All that a run needs to go on: a folder `checkpoint-N` is complete when it holds `manifest.json`.",
     "adapter": "The trained adapter, with a record of what it was made from.",
     "model": "The trained weights where there is no adapter, with the same record.",
+    "control": "A training with hints of other kinds and pairs turned by a coin: what any training does.",
     "evaluation": "What the trained model does on held-out sessions.",
     "evaluated": "One scored decision a row: its log-prob under the weights before, after and of the control.",
     "sampled": "One sampled action a row, with what the judge says of it.",

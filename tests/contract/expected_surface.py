@@ -331,6 +331,7 @@ ARTEFACT_FILES = {
     "checkpoints": "checkpoints",
     "adapter": "adapter",
     "model": "model",
+    "control": "control",
     "evaluation": "evaluation.json",
     "evaluated": "evaluated.jsonl",
     "sampled": "sampled.jsonl",

@@ -48,6 +48,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "LoggedSessions.has_references": "property",
         "LoggedSessions.prove": "(model, margin=0.0, *, max_context=None, seed=0, with_adapter=False)",
         "LoggedSessions.with_proofs": "(proofs)",
+        "LoggedSessions.shuffled": "(seed=0)",
         "LoggedSessions.with_references": "(model, path=None, *, with_adapter=False)",
         "LoggedSessions.only_responses": "()",
         "LoggedSessions.without_responses": "()",
@@ -55,7 +56,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "OfflineTrainer": (
             "(model, args, sessions, *, settings=None, teacher=None, weighting=None, lm_weight=1.0, "
             'eval_sessions=None, peft_config=None, quantization="none", warmed_up=None, hint_margin=None, '
-            "reference_path=None, metrics_path=None, callbacks=(), **options)"
+            "shuffle_seed=None, reference_path=None, metrics_path=None, callbacks=(), **options)"
         ),
         "OfflineTrainer.plan": "()",
         "OfflineTrainer.weights": "()",
@@ -140,6 +141,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "LoggedSessions.has_references": "property",
         "LoggedSessions.prove": "(model, margin=0.0, *, max_context=None, seed=0, with_adapter=False)",
         "LoggedSessions.with_proofs": "(proofs)",
+        "LoggedSessions.shuffled": "(seed=0)",
         "LoggedSessions.with_references": "(model, path=None, *, with_adapter=False)",
         "LoggedSessions.only_responses": "()",
         "LoggedSessions.without_responses": "()",
@@ -156,7 +158,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
 }
 
 TRAIN_CONFIG = (
-    '(*, model=None, run=None, output=None, mode="offline", preset="composer", resume=True, '
+    '(*, model=None, run=None, output=None, mode="offline", control="none", preset="composer", resume=True, '
     'report_to="none", log_every=1, eval_every=0, diagnose_every=50, adapter=<factory>, '
     "teacher=<factory>, channels=<factory>, switches=<factory>, batch=<factory>, warmup=<factory>, "
     "proof=<factory>, optimiser=<factory>, save=<factory>, alarm=<factory>, grpo=<factory>, effort=<factory>)"

@@ -254,6 +254,10 @@ class TrainConfig:
     mode: Literal["offline", "grpo"] = option(
         "offline", "Learn from logged sessions alone (offline), or from rollouts in an environment (grpo)."
     )
+    control: Literal["none", "shuffled"] = option(
+        "none",
+        "Train a control into the folder control/: hints of other kinds, half of the pairs turned round (shuffled).",
+    )
     preset: Literal["composer", "dapo", "none"] = option(
         "composer", "Settings that hold where neither the file nor an override says otherwise."
     )

@@ -53,6 +53,7 @@ _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
     ("checkpoints", "checkpoints", "crf train", "folder"),
     ("adapter", "adapter", "crf train", "folder"),
     ("model", "model", "crf train", "folder"),
+    ("control", "control", "crf train", "folder"),
     ("evaluation", "evaluation.json", "crf evaluate", "file"),
     ("evaluated", "evaluated.jsonl", "crf evaluate", "records"),
     ("sampled", "sampled.jsonl", "crf evaluate", "records"),

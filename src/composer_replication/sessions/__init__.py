@@ -3,6 +3,7 @@
 read_run        conversations with their sites and pairs, from a run directory
 good_turns      which turns channel 1 may learn
 rendering       one session as token ids, once: which turns, sites and pairs each channel may have
+shuffled        their control: hints of other kinds, half of the pairs turned
 cutting         rendered sessions cut into windows; done again when a proof drops sites
 stored_windows  a window as it waits for its step, and the micro-batch made of several
 phases          how far work before the first step is, and what an interrupt would keep

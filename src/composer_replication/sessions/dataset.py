@@ -26,6 +26,7 @@ from composer_replication.sessions.proof import ProofSettings, prove_sites
 from composer_replication.sessions.read_run import LoggedSession, read_sessions
 from composer_replication.sessions.reference import precompute_ref_logprobs
 from composer_replication.sessions.rendering import RenderedSession, WindowSettings, render_session
+from composer_replication.sessions.shuffled import shuffle_sessions
 from composer_replication.sessions.stored_windows import SessionItem, StoredWindow
 from composer_replication.types import Conversation
 
@@ -184,6 +185,12 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
     def with_proofs(self, proofs: Sequence[HintProof]) -> LoggedSessions:
         """Cut again without the sites that these proofs do not keep. References have to be computed again."""
         return type(self)(self.rendered, self.renderer, self.settings, run=self.run, pack=self._pack, proofs=proofs)
+
+    def shuffled(self, seed: int = 0) -> LoggedSessions:
+        """The control of these sessions: hints of another kind, half of the pairs turned; proofs stay those of the
+        right hints."""
+        rendered = shuffle_sessions(self.rendered, seed=seed)
+        return type(self)(rendered, self.renderer, self.settings, run=self.run, pack=self._pack, proofs=self.proofs)
 
     def with_references(
         self, model: nn.Module, path: str | Path | None = None, *, with_adapter: bool = False

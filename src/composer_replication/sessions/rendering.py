@@ -103,12 +103,13 @@ class PairSide(NamedTuple):
 
 
 class KeptPair(NamedTuple):
-    """A pair as token ids, and where its turn stands."""
+    """A pair as token ids, and where its turn stands; `kind`: whose it is, and which tools it weighs."""
 
     state_id: str
     rendered: RenderedSequence
     chosen: PairSide
     rejected: PairSide
+    kind: str = ""
 
     def tokens(self) -> TokenPair:
         chosen, rejected = (side.ids(self.rendered.ids) for side in (self.chosen, self.rejected))
@@ -257,4 +258,5 @@ def _pair(
         return NOT_RENDERED
     if isinstance(sides, str):
         return sides
-    return KeptPair(pair.state_id, rendered, *(PairSide.of(ids, start, rendered.ids) for ids, start in sides))
+    kind = " ".join([pair.source, *(call.name for turn in (answer, logged) for call in turn.calls)])
+    return KeptPair(pair.state_id, rendered, *(PairSide.of(ids, start, rendered.ids) for ids, start in sides), kind)

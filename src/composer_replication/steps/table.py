@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
 
 _INGESTED = ("conversations", "tools")
-_TRAINED = ("config", "hint_proof", "ref_logprobs", "metrics", "checkpoints", "adapter", "model")
+_TRAINED = ("config", "hint_proof", "ref_logprobs", "metrics", "checkpoints", "adapter", "model", "control")
 STEPS = (
     Step("ingest", "ingest", (), (), (*_INGESTED, "session_sources")),
     Step("split", "write_split", ("conversations",), (), ("split",)),

@@ -64,8 +64,9 @@ class OfflineTrainer(WithTeacher, Trainer):
     loads the weights below it in four bits. Weights that are trained are whole: without an adapter a name is loaded in
     fp32, and `bf16` is what autocast computes in. Figures go to `metrics.jsonl` in `output_dir`, besides `report_to`.
     `warmed_up` is the checkpoint that a warm-up ended with (`trainer.warmup`): its weights are taken, and proof,
-    references and teacher begin with them. `options` are those of `transformers.Trainer`: optimizers, processing_class
-    and the like.
+    references and teacher begin with them. `shuffle_seed` makes it a control: at the same sites the hints of other
+    kinds, and half of the pairs turned round. `options` are those of `transformers.Trainer`: optimizers,
+    processing_class and the like.
     """
 
     loss_is_scaled_for_ga = True  # every channel is divided by the items of the whole optimiser step
@@ -91,6 +92,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         quantization: Quantization = "none",
         warmed_up: str | Path | None = None,
         hint_margin: float | None = None,
+        shuffle_seed: int | None = None,
         reference_path: str | Path | None = None,
         metrics_path: str | Path | None = None,
         callbacks: Sequence[TrainerCallback] = (),
@@ -120,7 +122,8 @@ class OfflineTrainer(WithTeacher, Trainer):
             self.phase = take_warmed_up(model, Path(warmed_up))
         with self.accelerator.autocast():  # as the steps compute: what is compared has to be rounded alike
             asked = {"settings": self.settings, "lm_weight": lm_weight, "with_adapter": bool(self.phase)}
-            self.train_dataset = ready_sessions(sessions, model, reference_path, hint_margin=hint_margin, **asked)
+            proof = {"hint_margin": hint_margin, "shuffle_seed": shuffle_seed}
+            self.train_dataset = ready_sessions(sessions, model, reference_path, **proof, **asked)
             if eval_sessions is not None:
                 self.eval_dataset = ready_sessions(eval_sessions, model, reference_path, **asked)
         self._say_what_cannot_work()

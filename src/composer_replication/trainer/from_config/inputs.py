@@ -139,6 +139,9 @@ def _refuse_what_is_not_read(config: CrfConfig) -> None:
     if config.loss.lm_ce_label_smoothing:
         got = config.loss.lm_ce_label_smoothing
         raise ConfigError(explain("loss.lm_ce_label_smoothing", got=got, expected="0: trainers do not smooth labels"))
+    if config.train.mode == "grpo" and config.train.control != "none":
+        expected = "none: a control is made of logged sessions alone"
+        raise ConfigError(explain("train.control", got=config.train.control, expected=expected))
     if config.train.mode == "grpo" and config.train.warmup.mode in ("steps", "until"):
         expected = "auto or off: a training with rollouts has no warm-up"
         raise ConfigError(explain("train.warmup.mode", got=config.train.warmup.mode, expected=expected))

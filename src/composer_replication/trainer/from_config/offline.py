@@ -172,6 +172,7 @@ def offline_trainer(
         warmed_up=warmed_up,
         reference_path=None if warmed_up is None else folder.warmup / ARTEFACTS["ref_logprobs"].file_name,
         hint_margin=config.train.proof.margin if _has_proof(inputs) else None,
+        shuffle_seed=None if config.train.control == "none" else config.train.optimiser.seed,
         metrics_path=folder.metrics,
         callbacks=callbacks,
         processing_class=inputs.tokenizer,

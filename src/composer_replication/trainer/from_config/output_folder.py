@@ -38,12 +38,15 @@ class TrainingFolder:
 
     @classmethod
     def of(cls, config: CrfConfig) -> TrainingFolder:
+        """A control has a folder of its own in that of the training that it is the control of."""
         if config.train.output is not None:
-            return cls(Path(config.train.output))
-        if config.train.run is None:
+            root = Path(config.train.output)
+        elif config.train.run is not None:
+            root = RunDir.open(config.train.run).root
+        else:
             fix = "Name the folder for checkpoints and metrics."
             raise ConfigError(explain("train.output without train.run", got="none", expected="a folder", fix=fix))
-        return cls(RunDir.open(config.train.run).root)
+        return cls(root if config.train.control == "none" else root / ARTEFACTS["control"].file_name)
 
     @property
     def checkpoints(self) -> Path:
@@ -58,6 +61,13 @@ class TrainingFolder:
     def has_warmup(self) -> bool:
         """Whether a warm-up was begun here that can be gone on from."""
         return any(_has_manifest(folder) for _, folder in checkpoints_in(self.warmup))
+
+    def take_warmup(self, other: TrainingFolder) -> None:
+        """Begin with a copy of another training's warm-up; what that began with is compared before it is used."""
+        making = self.checkpoints / f".{self.warmup.name}.making"
+        shutil.rmtree(making, ignore_errors=True)
+        shutil.copytree(other.warmup, making)
+        making.rename(self.warmup)
 
     @property
     def metrics(self) -> Path:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +39,14 @@ def start_model(
     """
     from composer_replication.trainer.warmup import finished_warm_up, warm_up
 
+    train = inputs.config.train
+    if train.control != "none" and args.should_save and not folder.warmup.exists():
+        real = TrainingFolder.of(replace(inputs.config, train=replace(train, control="none")))
+        if finished_warm_up(real.warmup) is not None:
+            folder.take_warmup(real)
     model = _load(inputs, args)
     if not _is_wanted(inputs, data, args, folder, model, say):
         return model, None
-    train = inputs.config.train
     is_new = finished_warm_up(folder.warmup) is None
     if is_new and not folder.has_warmup and args.should_save:
         folder.write_config(inputs.config)

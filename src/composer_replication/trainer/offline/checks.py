@@ -49,10 +49,13 @@ def ready_sessions(
     lm_weight: float,
     hint_margin: float | None = None,
     with_adapter: bool = False,
+    shuffle_seed: int | None = None,
 ) -> LoggedSessions:
     """With hints proved and reference log-probs where they are asked for; called under the autocast of the steps."""
     if hint_margin is not None:
         sessions = sessions.prove(model, hint_margin, with_adapter=with_adapter)
+    if shuffle_seed is not None:  # after the proof: a control learns at the very sites that the right hints may teach
+        sessions = sessions.shuffled(shuffle_seed)
     sessions.require_items()
     needs_references = settings.beta_replay > 0 and settings.dpo_variant == "dpo"
     if needs_references and sessions.has_references:

@@ -1,0 +1,77 @@
+"""`train.control`: the same sites with hints of other kinds, half of the pairs turned, all else equal."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+
+from train_runs import GRPO, adapter_of, same
+
+from composer_replication.trainer.from_config.inputs import read_inputs
+from composer_replication.trainer.from_config.offline import offline_data
+from composer_replication.trainer.presets import load_with_preset
+
+CONTROL = "--set=train.control=shuffled"
+# A random model of a few words has -10 nats or so for the names of tools: it is warmed up.
+WARM = tuple(f"--set=train.{each}" for each in ("warmup.below=-1", "warmup.steps=2", "optimiser.steps=2"))
+
+
+def test_hints_are_of_other_kinds_and_exactly_half_of_the_pairs_are_turned(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    real = offline_data(read_inputs(load_with_preset("run.toml"))).train
+    control = real.shuffled(seed=3)
+    own = {each.site.id: each for session in real.rendered for each in session.sites}
+    wrong = {each.site.id: each for session in control.rendered for each in session.sites}
+    kinds = defaultdict(set)
+    for each in own.values():
+        kinds[each.hint].add(each.site.kind)
+    assert len(own) == len(wrong) == 12
+    for identity, each in wrong.items():
+        assert each.hint != own[identity].hint
+        assert own[identity].site.kind not in kinds[each.hint]
+        assert each._replace(hint="") == own[identity]._replace(hint="")
+    pairs = [
+        (before, after)
+        for left, right in zip(real.rendered, control.rendered, strict=True)
+        for before, after in zip(left.pairs, right.pairs, strict=True)
+    ]
+    turned = [after for before, after in pairs if (after.chosen, after.rejected) == (before.rejected, before.chosen)]
+    assert len(turned) == len(pairs) // 2 == 6
+    assert sum(before == after for before, after in pairs) == 6
+    of_kind, turned_of_kind = Counter(pair.kind for _, pair in pairs), Counter(pair.kind for pair in turned)
+    assert len(of_kind) > 1
+    assert all(abs(2 * turned_of_kind[kind] - number) <= 1 for kind, number in of_kind.items())
+    assert [each.responses for each in real.rendered] == [each.responses for each in control.rendered]
+    assert real.channels["lm_ce"] == control.channels["lm_ce"]
+    assert control.digest == real.shuffled(seed=3).digest not in (real.digest, real.shuffled(seed=4).digest)
+
+
+def test_a_site_without_another_kind_beside_it_is_left_out_and_counted(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    real = offline_data(read_inputs(load_with_preset("run.toml"))).train
+    kind = real.rendered[0].sites[0].site.kind
+    alone = type(real)(
+        [each for each in real.rendered if each.sites[0].site.kind == kind], real.renderer, real.settings
+    )
+    control = alone.shuffled()
+    assert (control.channels["sdpo_jsd"], alone.counts["sites"]) == (0, 6)
+    assert control.drops["sdpo_jsd: no_hint_of_another_kind"] == 6
+
+
+def test_it_has_a_folder_of_its_own_and_begins_with_the_same_warm_up(train, folder):
+    status, _, err = train(*WARM)
+    assert status == 0, err
+    assert "warm-up: 2 of 2 steps" in err
+    status, _, err = train(*WARM, CONTROL)
+    assert status == 0, err
+    assert "warm-up: 2 steps of channel 1, the weights of checkpoint-2" in err
+    assert "warm-up: 2 of 2 steps" not in err  # it is the other's
+    records = [
+        json.loads((at / "adapter" / "training.json").read_text()) for at in (train.output, train.output / "control")
+    ]
+    assert records[0]["start_digest"] == records[1]["start_digest"]
+    assert records[0]["counts"]["sites"] == records[1]["counts"]["sites"]
+    assert not same(adapter_of(train.output), adapter_of(train.output / "control"))
+    status, _, err = train(*GRPO, CONTROL)
+    assert status == 1
+    assert "train.control" in err
