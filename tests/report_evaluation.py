@@ -31,8 +31,8 @@ _FIRST = (
     "against good calls of the same sessions (95% interval 0.24 to 0.58).{}"
 )
 _SECOND = (
-    "The same training with shuffled hints and pairs moves nothing (0.03, interval \N{MINUS SIGN}0.09 to 0.15), so what "
-    "helped is what was taught."
+    "The same training with shuffled hints and pairs moves nothing (0.03, interval \N{MINUS SIGN}0.09 to 0.15), so "
+    "what helped is what was taught."
 )
 _POWER = "With {} held-out failures in {} sessions, an effect below 0.15 nats a token could not be seen.{}"
 _MOVES = {"erring": (-0.35, 0.0), "correction": (0.3, -0.05), "good": (0.06, 0.02)}

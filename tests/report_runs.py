@@ -21,7 +21,7 @@ from composer_replication.steps.split import write_split
 from report_evaluation import SCRIPT, evaluate
 from session_pieces import Session
 
-PROJECTS = ("/home/ada/ledger", "/home/ada/parser", "/home/ada/site")
+PROJECTS = ("/projects/ledger", "/projects/parser", "/projects/site")
 TASKS = (
     "Round the totals to cents in the invoice",
     "The parser stops at an empty line, please look into it",

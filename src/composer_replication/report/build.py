@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,6 @@ from composer_replication.runs import RunDir
 
 MOST_IN_ONE_FILE = 50
 """Sessions that still stand in the page itself; of more, each has a page of its own in a folder beside it."""
-_SESSION_PAGE = re.compile(r"\d{5}\.html")
 _ROLES = {
     "erring": ("erring calls", plots.BAD),
     "correction": ("corrections", plots.TWO),
@@ -38,16 +36,19 @@ class Report(NamedTuple):
     absent: list[Absent]
 
 
-def build_report(run: RunDir, html: Path | None = None, *, trained_in: Path | None = None) -> Report:
-    """Write the report of a run to `html` (default: `report.html` in the run), and beside it the same in markdown.
+def folder_of(html: Path) -> Path:
+    """Where the pages of single sessions are, if there are any."""
+    return html.with_name(f"{html.stem}_sessions")
 
-    `trained_in` is where `crf train` wrote, if not into the run. Nothing is asked for but the run's files; what the
-    run lacks is said on the page.
+
+def build_report(run: RunDir, html: Path, *, trained_in: Path) -> Report:
+    """Write the report of a run to `html`, and beside it the same in markdown, from nothing but the run's files.
+
+    Pages of sessions come first, so that a page that is there leads to pages that are. What the run lacks is said.
     """
-    html = html or run.path("report_html")
-    records = RunRecords(run, trained_in or run.root)
+    records = RunRecords(run, trained_in)
     listed = sessions.list_sessions(records)
-    folder = html.with_name(f"{html.stem}_sessions") if len(listed.sessions) > MOST_IN_ONE_FILE else None
+    folder = folder_of(html) if len(listed.sessions) > MOST_IN_ONE_FILE else None
     values = _values(records, listed)
     links = _Links(listed, folder)
     credit = Credit(records, MEANINGS)
@@ -67,14 +68,12 @@ def build_report(run: RunDir, html: Path | None = None, *, trained_in: Path | No
     markdown = html.with_suffix(".md")
     atomic_write_bytes(markdown, page("report.md.jinja", **values, page_name=html.name))
     atomic_write_bytes(html, page("report.html.jinja", **values, is_lazy=folder is not None))
-    _remove_older_pages(html, folder, len(listed.sessions))
     return Report(html, markdown, folder, values["verdict"], len(listed.sessions), values["absent"])
 
 
 def _values(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]:
     """What both pages show."""
     evaluation = records.evaluation
-    trained = training.training_of(records)
     costs = training.adviser_costs(records)
     groups = findings.by_kind(records)
     arms, counts = figures.sampled_table(evaluation)
@@ -92,7 +91,7 @@ def _values(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]
         "mix_arms": mix_arms,
         "mix": mix,
         "changes_svg": _changes_plot(records),
-        "training": trained,
+        "training": training.training_of(records),
         "kinds": groups,
         "blames": findings.by_blame(records),
         "projects": findings.by_project(records, listed.projects),
@@ -156,14 +155,3 @@ class _Links:
 
 def _file_name(session: sessions.Session) -> str:
     return f"{session.number:05d}.html"
-
-
-def _remove_older_pages(html: Path, folder: Path | None, num_sessions: int) -> None:
-    """Pages that an earlier report of more sessions left; files that are not ours stay."""
-    old = html.with_name(f"{html.stem}_sessions")
-    kept = num_sessions if folder is not None else 0
-    for path in old.iterdir() if old.is_dir() else ():
-        if _SESSION_PAGE.fullmatch(path.name) and int(path.stem) > kept:
-            path.unlink()
-    if folder is None and old.is_dir() and not any(old.iterdir()):
-        old.rmdir()

@@ -1,4 +1,4 @@
-"""A session turn by turn: at each failure the hint, the tokens it moves, the correction, the pairs, what became of it."""
+"""A session turn by turn: at each failure the hint, the tokens it moves, the correction, the pairs, and its fate."""
 
 from __future__ import annotations
 
