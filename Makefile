@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints/main.hashes.txt constraints/triton.hashes.t
 	$(PIP) --no-deps --require-hashes -r constraints/main.hashes.txt
 	$(BIN)/python -c 'import triton' 2>/dev/null || \
 		$(PIP) --no-deps --require-hashes -r constraints/triton.hashes.txt
-	$(PIP) --no-deps --no-build-isolation -e '.[dev,train]'
+	$(PIP) --no-deps --no-build-isolation -e '.[dev,report,train]'
 	$(BIN)/python -m pip check
 	-$(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib src
 	touch $(STAMP)

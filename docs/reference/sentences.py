@@ -125,9 +125,12 @@ ARTEFACTS: Mapping[str, str] = {
     "model": "The trained weights where there is no adapter, with the same record.",
     "control": "A training with hints of other kinds and pairs turned by a coin: what any training does.",
     "evaluation": "What the trained model does on held-out sessions.",
-    "token_gaps": "By token, how far the trained model is from the one it began as.",
+    "evaluated": "One scored decision a row: its log-prob under the weights before, after and of the control.",
+    "sampled": "One sampled action a row, with what the judge says of it.",
+    "token_gaps": "By token of a target, what the hint does to it before and after training.",
     "report_html": "The report of a run, to look at.",
     "report_md": "The same as Markdown.",
+    "report_sessions": "A page a session, where there are too many for one file.",
 }
 
 SIDECAR = "`<name>.meta.json` beside every file of records: what it is, what it was made from, and its checksum."

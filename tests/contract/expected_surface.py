@@ -333,7 +333,10 @@ ARTEFACT_FILES = {
     "model": "model",
     "control": "control",
     "evaluation": "evaluation.json",
-    "token_gaps": "token_gaps.safetensors",
+    "evaluated": "evaluated.jsonl",
+    "sampled": "sampled.jsonl",
+    "token_gaps": "token_gaps.jsonl",
     "report_html": "report.html",
     "report_md": "report.md",
+    "report_sessions": "report_sessions",
 }

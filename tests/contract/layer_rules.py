@@ -92,7 +92,8 @@ LAYERS = {
     "recipes.prime_rl": Layer(ours=RECIPES, at_import={"torch"}, on_use={"prime_rl"}),
     "recipes.verl": Layer(ours=RECIPES, at_import={"torch"}, on_use={"verl"}),
     "recipes.monarch": Layer(ours=RECIPES, at_import={"torch"}, on_use={"monarch"}),
-    "report": Layer(ours={"types", "errors", "runs", "config"}, on_use={"matplotlib"}),
+    # Reads a run's files; what the kinds of failure mean is for `sites` to say.
+    "report": Layer(ours=GROUND | {"runs", "config", "sites"}, on_use={"jinja2", "markupsafe", "matplotlib"}),
     "opsd": Layer(ours={"loss"}),
     "distillation": Layer(ours={"loss"}),
     "replaysim": Layer(ours={"teacher_replay", "pairs"}),

@@ -14,7 +14,7 @@ from composer_replication.runs.sidecar import now
 from composer_replication.runs.source_paths import find_source, portable_name
 
 Made = Literal[
-    "preference data set", "ATIF documents", "data set", "checkpoints", "trained weights", "exported weights"
+    "preference data set", "ATIF documents", "data set", "checkpoints", "trained weights", "exported weights", "report"
 ]
 _NAME = "elsewhere"
 

@@ -1,7 +1,6 @@
 """What verbs show at length.
 
 progress      bars and lines while something goes on
-count_words   what the counts of a training mean
 token_canvas  lines of tokens, with marks that stay readable without colour
 site_page     what the student and the teacher see of a site, row by row
 """

@@ -10,4 +10,5 @@ teachers  who can be asked, and what they cost
 replay    ask them
 pairs     preference pairs of what they agree on
 train     train on all of it
+report    all of it as a page to look at
 """

@@ -130,7 +130,7 @@ def _quiet_libraries() -> None:
 
 def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
     from composer_replication.cli.console import print_json, say, show
-    from composer_replication.cli.pages.count_words import explained, of_good_turns
+    from composer_replication.report.count_words import explained, of_good_turns
 
     memory = plan.memory
     if as_json:
@@ -162,7 +162,7 @@ def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
 
 def _show_result(result: TrainingResult, *, as_json: bool) -> None:
     from composer_replication.cli.console import plain, print_json, say, show, table
-    from composer_replication.cli.pages.count_words import explained
+    from composer_replication.report.count_words import explained
 
     if as_json:
         print_json(result.as_json())
