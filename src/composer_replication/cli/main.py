@@ -27,6 +27,7 @@ PIPELINE = (
     "replay",
     "pairs",
     "train",
+    "evaluate",
     "report",
 )
 AROUND = (
