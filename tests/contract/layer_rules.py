@@ -75,6 +75,10 @@ LAYERS = {
         at_import={"torch", "transformers"},
         on_use={"accelerate", "bitsandbytes", "datasets", "numpy", "peft", "safetensors", "trl"},
     ),
+    # Held-out sessions under several sets of weights; what right calls are, and what would fail, others say.
+    "evaluation": Layer(
+        ours=TRAINING | {"judge", "pairs", "trainer"}, at_import={"torch", "numpy"}, on_use={"peft", "transformers"}
+    ),
     # Episodes are handed out in formats that `ingestion` knows: it writes the ATIF document.
     "envs": Layer(ours={"types", "errors", "ingestion"}, on_use={"transformers", "trl"}),
     # What is done with a run and its weights, once they are there.

@@ -26,6 +26,7 @@ PIPELINE = (
     "replay",
     "pairs",
     "train",
+    "evaluate",
     "report",
 )
 AROUND = (

@@ -94,7 +94,7 @@ def _plan(config: CrfConfig) -> TrainingPlan:
     import sys
 
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say is not our output
-        _quiet_libraries()
+        quiet_libraries()
         from composer_replication.steps.train import plan
 
         return plan(config)
@@ -107,14 +107,14 @@ def _train(config: CrfConfig, args: argparse.Namespace) -> TrainingResult:
     from composer_replication.cli.pages.progress import training_progress
 
     with contextlib.redirect_stdout(sys.stderr):
-        _quiet_libraries()
+        quiet_libraries()
         from composer_replication.steps.train import train
 
         with training_progress(config.train.optimiser.steps) as progress:
             return train(config, resume=args.resume, must_fit=not args.force, progress=progress)
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """A feature that TRL calls experimental is not news at every start; bars only where somebody looks."""
     import os
     import sys
