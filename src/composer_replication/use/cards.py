@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from composer_replication.errors import ComposerError
 from composer_replication.runs import RunDir
+from composer_replication.runs.evaluation import read_evaluation
 from composer_replication.use.trained import UNKNOWN_LICENCE, Trained, is_folder, licence_of
 from composer_replication.version import __version__
 
@@ -117,13 +118,14 @@ def run_card(run: RunDir) -> str:
     return data_card(run, name="Data", what=what, fields=fields, files=there)
 
 
-def evaluation_of(run: RunDir | None) -> Mapping[str, Any] | None:
-    """What `crf evaluate` found, or None where it did not run."""
-    if run is None or not run.path("evaluation").exists():
+def evaluation_of(trained: Trained) -> Mapping[str, Any] | None:
+    """What `crf evaluate` found about these weights; None where it did not run, or compared other ones."""
+    run, folder = trained.run, trained.folder
+    if run is None or folder is None or not run.path("evaluation").exists():
         return None
-    from composer_replication.runs.evaluation import read_evaluation
-
-    return read_evaluation(run)
+    evaluation = read_evaluation(run)
+    asked = Path(str(evaluation["models"]["after"]["name"]))
+    return evaluation if not asked.exists() or asked.samefile(folder) else None
 
 
 def data_facts(run: RunDir | None) -> Iterator[str]:

@@ -191,7 +191,7 @@ def _write_cards(trained: Trained, making: Path, folder: Path, *, public_name: s
     """One beside each set of weights; that of what leaves the machine names no path of it."""
     from composer_replication.use.cards import evaluation_of, model_card, run_card
 
-    run, evaluation = trained.run, evaluation_of(trained.run)
+    run, evaluation = trained.run, evaluation_of(trained)
     is_public, merged_name = public_name is not None, public_name or str(folder.absolute() / "merged")
     card = model_card(trained, form="merged", name=merged_name, evaluation=evaluation, is_public=is_public)
     atomic_write_text(making / "merged" / "README.md", card)
