@@ -35,6 +35,7 @@ class Decided(NamedTuple):
 
     id: str
     role: Role
+    conversation_id: str
     turn_id: str
     turn: int
     basis: str
@@ -133,7 +134,15 @@ def _decided(site: KeptSite, name: str, role: Role, call: DecidedCall, turn: int
     first = _first_token(site, call, context)
     stretches = call.decision.stretches
     responses = tuple((call.rendered.ids[first:end], begin - first) for begin, end in stretches)
-    return Decided(f"{site.site.id}:{name}", role, call.span.turn_id, turn, call.decision.basis, responses)
+    return Decided(
+        f"{site.site.id}:{name}",
+        role,
+        call.rendered.conversation_id,
+        call.span.turn_id,
+        turn,
+        call.decision.basis,
+        responses,
+    )
 
 
 def _first_token(site: KeptSite, call: DecidedCall, context: int) -> int:
