@@ -10,15 +10,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.taught_turns import why_no_target
 from composer_replication.errors import ConfigError, explain
 from composer_replication.evaluation.figures import NATS, Value
-from composer_replication.evaluation.held_out import HeldOut
 from composer_replication.objective.reference import Response
 from composer_replication.types import Conversation, Provenance, Turn
+
+if TYPE_CHECKING:
+    from composer_replication.evaluation.held_out import HeldOut
 
 GOOD_TURNS, CODE, SUMS = "loss_good_turns", "loss_code", "gsm8k"
 _MOST_TOKENS, _MOST_ROWS = 512, 1000

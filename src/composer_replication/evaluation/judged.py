@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer_replication.actions.equality import ActionContext, action_kind, only_looks_at, same_action
 from composer_replication.actions.reply import parse_reply
 from composer_replication.errors import InputError
 from composer_replication.evaluation.figures import Value
-from composer_replication.evaluation.held_out import HeldOut, HeldOutSession
 from composer_replication.evaluation.sampling import Drawn, State
 from composer_replication.judge.judge import Judge
 from composer_replication.judge.verdict import Judgement
 from composer_replication.judge.walk import judged_calls
 from composer_replication.runs.tools import ToolTable
 from composer_replication.types import Action, Turn
+
+if TYPE_CHECKING:
+    from composer_replication.evaluation.held_out import HeldOut, HeldOutSession
 
 Draws = Mapping[str, Sequence[Sequence[Drawn]]]
 """By arm, for each state its draws."""

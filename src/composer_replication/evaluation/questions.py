@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
@@ -14,9 +14,11 @@ from composer_replication.evaluation.arms import ArmName
 from composer_replication.evaluation.damage import GoodTurn, Question, good_turns_of, is_right, questions_of
 from composer_replication.evaluation.decisions import SiteDecisions, site_decisions
 from composer_replication.evaluation.forced import Kept, Scores, score_groups
-from composer_replication.evaluation.held_out import HeldOut
 from composer_replication.evaluation.sampling import Drawn, State, draw_actions, states_of
 from composer_replication.evaluation.token_gaps import GapSite, gap_sites, gaps_of
+
+if TYPE_CHECKING:
+    from composer_replication.evaluation.held_out import HeldOut
 
 _SUM_TOKENS = 256
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -15,9 +15,11 @@ from composer_replication.batch.render.renderer import Renderer, TurnSpan
 from composer_replication.config.evaluation import EvaluationConfig
 from composer_replication.evaluation.decisions import SiteDecisions, digest_of
 from composer_replication.evaluation.forced import Kept
-from composer_replication.evaluation.held_out import HeldOut
 from composer_replication.rollouts.generation.generator import RolloutGenerator
 from composer_replication.sessions.phases import Phase, tell_phase
+
+if TYPE_CHECKING:
+    from composer_replication.evaluation.held_out import HeldOut
 
 Sort = Literal["erring", "good"]
 _MOST_AT_ONCE, _MOST_TOKENS = 8, 131_072

@@ -9,7 +9,7 @@ and once it is learnt the gap is smaller.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
@@ -19,9 +19,11 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.taught_turns import Part, hinted_turn
 from composer_replication.evaluation.decisions import digest_of
 from composer_replication.evaluation.forced import Kept
-from composer_replication.evaluation.held_out import HeldOut
 from composer_replication.objective.reference import Response, token_logprobs
 from composer_replication.sessions.phases import Phase, tell_phase
+
+if TYPE_CHECKING:
+    from composer_replication.evaluation.held_out import HeldOut
 
 _MOST_TOKENS = 512
 
