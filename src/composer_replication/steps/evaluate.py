@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer_replication.config import CrfConfig
-from composer_replication.errors import InputError, explain
+from composer_replication.errors import InputError, MissingExtraError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.split import PlacedConversation, read_split
 
@@ -45,7 +45,20 @@ def evaluate(
     told = progress or Progress()
     models = models_of(config, run, before=before, after=after, control=control)
     with telling_phases(told.on_phase, told.say), run.used_for("training"):
-        return evaluate_run(config, run, sides_to_compare(run), **models._asdict())
+        record = evaluate_run(config, run, sides_to_compare(run), **models._asdict())
+    if config.train.report_to != "none":
+        _report(config, run, record, told)
+    return record
+
+
+def _report(config: CrfConfig, run: RunDir, record: dict[str, Any], told: Progress) -> None:
+    """The figures to the tracker that the training went to; one that is not there any more stops nothing."""
+    from composer_replication.use.trackers import report_evaluation
+
+    try:
+        report_evaluation(config.train.report_to, record, run_name=run.root.resolve().name)
+    except MissingExtraError as error:
+        told.say(f"train.report_to: {error}; evaluation.json has all of it")
 
 
 def models_of(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from composer_replication.trainer.from_config.results import ChannelResult, TrainingResult
 
 HELP = "train on a run's sessions, or on rollouts, and write an adapter"
-INTERRUPTED = 130
+WHEN_INTERRUPTED = "what was computed is kept, and the same command goes on from there"
 _COUNTS = (
     ("prompts", "prompts"),
     ("held_out_prompts", "prompts held out"),
@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     _show_result(result, as_json=args.json)
     if result.stopped_by:
         _say_how_to_resume(result, args)
+        from composer_replication.cli.main import INTERRUPTED
+
         return INTERRUPTED
     return 0
 
