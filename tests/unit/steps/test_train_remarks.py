@@ -1,4 +1,4 @@
-"""What `crf train` says beside its figures: contexts a model has not learnt, hints it does not heed, what was learnt."""
+"""What `crf train` says beside its figures: contexts a model never learnt, hints it does not heed, what was learnt."""
 
 from __future__ import annotations
 
