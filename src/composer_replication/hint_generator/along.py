@@ -16,7 +16,8 @@ from composer_replication.actions.tools import (
     path_argument,
 )
 from composer_replication.hint_generator.files import typed_path
-from composer_replication.types import Conversation, ErrorSite, ToolCall
+from composer_replication.sites.classify import classify
+from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult
 
 
 def call_of(site: ErrorSite, conversation: Conversation) -> ToolCall | None:
@@ -68,7 +69,7 @@ class StateAlong:
             for result in turn.results:
                 call = self._made.get(result.call_id)
                 if call is not None:
-                    self._take(call, result.text, failed=result.is_error is True)
+                    self._take(call, result.text, failed=self._has_failed(call, result))
             if turn.role != "assistant":
                 self._state.heard(turn.text)
         self._next = max(self._next, end)
@@ -77,6 +78,12 @@ class StateAlong:
     def edits_of(self, path: str) -> list[tuple[str, str]]:
         """Old and new text of the edits that have worked on a file so far, in order."""
         return self._edits.get(path, [])
+
+    def _has_failed(self, call: ToolCall, result: ToolResult) -> bool:
+        """Where nothing flags a failure, its text is asked: an edit that was refused has changed nothing."""
+        if result.is_error is not None:
+            return result.is_error
+        return classify(call.name, call.arguments, result.text, None, before=self._state).is_failure
 
     def _take(self, call: ToolCall, text: str, *, failed: bool) -> None:
         self._state.add(call, text, failed=failed)
