@@ -11,7 +11,7 @@ from composer_replication.objective.fingerprint import Fingerprint
 from composer_replication.objective.hint_proof import HintProof
 from composer_replication.pairs import export
 from composer_replication.pairs.extract import PairRecord
-from composer_replication.runs import conversations, pairs, sites, split, tools
+from composer_replication.runs import conversations, evaluation, pairs, sites, split, tools
 from composer_replication.sessions import proof, reference
 from composer_replication.steps import replay
 from composer_replication.trainer import warmup
@@ -124,10 +124,14 @@ ARTEFACTS: Mapping[str, str] = {
     "adapter": "The trained adapter, with a record of what it was made from.",
     "model": "The trained weights where there is no adapter, with the same record.",
     "control": "A training with hints of other kinds and pairs turned by a coin: what any training does.",
-    "evaluation": "What the trained model does on held-out sessions.",
-    "token_gaps": "By token, how far the trained model is from the one it began as.",
+    "earlier": "Trainings that `crf run` set aside, each in a folder of its own, as other files or options came.",
+    "evaluation": "Before against after on held-out sessions: figures with intervals, and a verdict.",
+    "evaluated": "One decision of a held-out session a row: an error, the right call in its place, or a good call.",
+    "sampled": "One action a row that a model drew at a held-out state, and what would become of it.",
+    "token_gaps": "One site a row: by token, how much likelier its turn is with the hint, before and after training.",
     "report_html": "The report of a run, to look at.",
     "report_md": "The same as Markdown.",
+    "report_sessions": "A page a session, where there are too many for one file.",
 }
 
 SIDECAR = "`<name>.meta.json` beside every file of records: what it is, what it was made from, and its checksum."
@@ -233,6 +237,72 @@ RECORDS: Mapping[str, Record] = {
             ("conversation_id", "str"),
             ("turn_id", "str"),
             ("kind", "str"),
+        ),
+    ),
+    "evaluated": Record(
+        "evaluated",
+        evaluation.ROWS_VERSION,
+        "`before`, `after` and `control` are mean log-probs a token at the decision, as in `hint_proof`, with no "
+        "hint. "
+        "`site_id` of a good call is the site it is compared with.",
+        more=(
+            ("id", "str"),
+            ("conversation_id", "str"),
+            ("session", "str"),
+            ("turn", "int"),
+            ("turn_id", "str"),
+            ("site_id", "str"),
+            ("kind", "str"),
+            ("role", "Literal['erring', 'correction', 'good']"),
+            ("basis", "str"),
+            ("num_tokens", "int"),
+            ("before", "float"),
+            ("after", "float"),
+            ("control", "float | None"),
+        ),
+    ),
+    "sampled": Record(
+        "sampled",
+        evaluation.ROWS_VERSION,
+        "`verdict`, `rule` and `kind` are the judge's, of the worst call of the action; a call of a tool that is not "
+        "there fails (`unknown_tool`). Without a call that can be read the rule is `no_call`, `unparsed` or `cut_off`.",
+        more=(
+            ("id", "str"),
+            ("conversation_id", "str"),
+            ("session", "str"),
+            ("turn", "int"),
+            ("turn_id", "str"),
+            ("site_id", "str"),
+            ("state", "Literal['erring', 'good']"),
+            ("arm", "Literal['before', 'after', 'control']"),
+            ("sample", "int"),
+            ("text", "str"),
+            ("action", "Mapping[str, Any] | None"),
+            ("tool", "str | None"),
+            ("parsed", "bool"),
+            ("known_tool", "bool"),
+            ("only_looks", "bool"),
+            ("verdict", "Literal['ok', 'fails', 'risky', 'unknown']"),
+            ("rule", "str"),
+            ("kind", "str | None"),
+            ("same_as_logged", "bool"),
+            ("same_as_correction", "bool | None"),
+            ("tokens", "int"),
+        ),
+    ),
+    "token_gaps": Record(
+        "token_gaps",
+        evaluation.ROWS_VERSION,
+        "`before` and `after` are, for each of the `tokens` that channel 2 would teach, log p with the hint less log p "
+        "without it, in nats, under the two sets of weights.",
+        more=(
+            ("site_id", "str"),
+            ("conversation_id", "str"),
+            ("turn", "int"),
+            ("side", "Literal['train', 'validation', 'test']"),
+            ("tokens", "list[str]"),
+            ("before", "list[float]"),
+            ("after", "list[float]"),
         ),
     ),
 }

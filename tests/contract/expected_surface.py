@@ -185,7 +185,13 @@ NEW: dict[str, dict[str, str]] = {
     "config": {
         "CrfConfig": (
             "(*, ingest=<factory>, sites=<factory>, replay=<factory>, pairs=<factory>, loss=<factory>, "
-            "render=<factory>, split=<factory>, train=<factory>)"
+            "render=<factory>, split=<factory>, train=<factory>, evaluation=<factory>, "
+            "run=<factory>)"
+        ),
+        "EvaluationConfig": (
+            '(*, primary="forced_gap", context=8192, good_calls=4, samples=4, states=40, new_tokens=192, '
+            "temperature=0.7, good_turns=200, token_gaps=200, gsm8k=None, code=None, "
+            'precision="auto"|"float32"|"bfloat16", fewest_sessions=5, seed=0)'
         ),
         "IngestConfig": (
             "(*, paths=(), exclude=(), follow_links=False, tools=None, workers=None, kingfisher=False, people=False)"
@@ -199,6 +205,7 @@ NEW: dict[str, dict[str, str]] = {
             'threshold=2, order="longest_first"|"in_order", concurrency=64, max_tokens=1024, max_history_tokens=None, '
             "timeout_s=120.0, send_tools=True)"
         ),
+        "RunConfig": "(*, control=False, fewest=10)",
         "SitesConfig": "(*, min_confidence=0.5, writer=None, max_usd=5.0)",
         "SplitConfig": '(*, by="time"|"project", validation=0.1, test=None)',
         "RenderConfig": (
@@ -262,6 +269,8 @@ MEMBERS = {
     },
     "LossComponents": {"detached": "()"},
     "RunDir": {
+        "changed_sources": "(name)",
+        "used_alone": "(what)",
         "append_jsonl": "(name)",
         "is_current": "(name)",
         "source": "(name)",
@@ -332,8 +341,12 @@ ARTEFACT_FILES = {
     "adapter": "adapter",
     "model": "model",
     "control": "control",
+    "earlier": "earlier",
     "evaluation": "evaluation.json",
-    "token_gaps": "token_gaps.safetensors",
+    "evaluated": "evaluated.jsonl",
+    "sampled": "sampled.jsonl",
+    "token_gaps": "token_gaps.jsonl",
     "report_html": "report.html",
     "report_md": "report.md",
+    "report_sessions": "report_sessions",
 }

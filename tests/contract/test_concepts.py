@@ -82,7 +82,9 @@ def test_the_diagram_shows_every_artefact_that_a_verb_writes():
 
     diagram = blocks(text_of(PIPELINE))[0].code
     written = {each.file_name for each in ARTEFACTS.values() if each.command.removeprefix("crf ") in VERBS}
-    shown = set(re.findall(r"[a-z_]+\.(?:jsonl|md|sqlite|safetensors)|checkpoints|adapter|control|model", diagram))
+    names = "report_sessions|checkpoints|adapter|control|earlier|model"
+    files = rf"[a-z_.]+\.(?:jsonl|json|html|md|sqlite|safetensors|toml)|{names}"
+    shown = set(re.findall(files, diagram))
     assert shown - {"model"} == written - {"model"}
     assert set(re.findall(r"crf (\w+)", diagram)) == set(VERBS)
 

@@ -54,10 +54,14 @@ _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
     ("adapter", "adapter", "crf train", "folder"),
     ("model", "model", "crf train", "folder"),
     ("control", "control", "crf train", "folder"),
+    ("earlier", "earlier", "crf run", "folder"),
     ("evaluation", "evaluation.json", "crf evaluate", "file"),
-    ("token_gaps", "token_gaps.safetensors", "crf evaluate", "file"),
+    ("evaluated", "evaluated.jsonl", "crf evaluate", "records"),
+    ("sampled", "sampled.jsonl", "crf evaluate", "records"),
+    ("token_gaps", "token_gaps.jsonl", "crf evaluate", "records"),
     ("report_html", "report.html", "crf report", "file"),
     ("report_md", "report.md", "crf report", "file"),
+    ("report_sessions", "report_sessions", "crf report", "folder"),
 )
 
 # Schemas whose older versions are refused: version 1 held calls and tools with sorted keys, in an order nobody wrote.

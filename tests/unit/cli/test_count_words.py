@@ -6,8 +6,8 @@ import json
 
 from composer_replication.batch import pair_tokens, session_records, taught_turns, windows
 from composer_replication.batch.render import renderer
-from composer_replication.cli.pages.count_words import MEANINGS, explained, of_good_turns
 from composer_replication.objective import hint_proof
+from composer_replication.report.count_words import MEANINGS, explained, of_good_turns
 from composer_replication.sessions import good_turns, rendering
 
 REASONS = {

@@ -99,7 +99,7 @@ def _proof_in_words(proof: HintProof | None) -> str:
 
 
 def _in_words(reason: str, config: CrfConfig) -> str:
-    from composer_replication.cli.pages.count_words import MEANINGS
+    from composer_replication.report.count_words import MEANINGS
 
     budget = f"; it is {config.train.batch.budget:,}" if reason == "longer_than_window" else ""
     return f"{reason}: {MEANINGS[reason]}{budget}" if reason in MEANINGS else reason

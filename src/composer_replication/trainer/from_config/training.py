@@ -9,7 +9,7 @@ import contextlib
 import logging
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from transformers import PrinterCallback, TrainerCallback
 from composer_replication.config import CrfConfig
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.objective.fingerprint import weights_digest
+from composer_replication.objective.hint_proof import verdict
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import OnPhase, Say, telling_phases
 from composer_replication.trainer.from_config.inputs import Inputs, read_inputs
@@ -79,6 +80,8 @@ def run_training(
         for change in changes:  # before anything is compared
             told.say(f"set otherwise than when the run began: {change}")
         sources = sources_of(inputs.run, SOURCES)
+        if made.sessions is not None and made.args.process_index == 0:
+            folder.check_made_of(made.sessions.digest, {each.name: each.sha256 for each in sources}, changes)
         with telling_phases(told.on_phase, told.say):
             trainer, sessions = made.build()
         phase: Mapping[str, str] = getattr(trainer, "phase", {})
@@ -99,11 +102,15 @@ def run_training(
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """A mode's own parts: its arguments, what builds its trainer and the logged sessions in it, what to say before."""
+    """A mode's own parts: its arguments, what builds its trainer and the logged sessions in it, what to say before.
+
+    `sessions` are those that it learns from before any proof, where it learns from nothing else.
+    """
 
     args: Any
     build: Callable[[], tuple[Any, LoggedSessions | None]]
     before: Callable[[Any], None]
+    sessions: LoggedSessions | None = None
 
 
 class _Reports(TrainerCallback):
@@ -153,6 +160,7 @@ def _make_offline(
         args=args,
         build=lambda: ((trainer := run_offline.offline_trainer(*parts)), trainer.train_dataset),  # what a proof left
         before=lambda trainer: run_offline.tell_proof(trainer.train_dataset, told.say, can_warm_up=not trainer.phase),
+        sessions=data.train,
     )
 
 
@@ -235,12 +243,18 @@ def _result(
         checkpoints=folder.checkpoints,
         metrics=folder.metrics,
         channels=channel_results(names, state.log_history, weights),
-        diagnosis=tuple(diagnose(state.log_history, max_completion_length=length, items=counts)),
+        diagnosis=(*diagnose(state.log_history, max_completion_length=length, items=counts), *_unheeded(sessions)),
         alarms=tuple(f"step {each.step}: {each.in_words()}" for each in (alarm.alarms if alarm else ())),
         counts=metric_names(counts),
         drops=metric_names(drops),
         warmup_steps=int(getattr(trainer, "phase", {}).get("warmup_steps", 0)),
     )
+
+
+def _unheeded(sessions: LoggedSessions | None) -> Iterator[str]:
+    """What the hint proof found against this model, which no line of metrics shows."""
+    if sessions is not None and sessions.proofs and (found := verdict(sessions.proofs)).heeds is False:
+        yield found.in_words(can_warm_up=False)
 
 
 def _save(

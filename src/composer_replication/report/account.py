@@ -1,0 +1,133 @@
+"""The books of a run: pairs by source, what was dropped and why, which file was made from which, and the config."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from composer_replication.errors import ComposerError
+from composer_replication.report.credit import PairView, pair_view
+from composer_replication.report.records import RunRecords
+from composer_replication.runs import ARTEFACTS
+
+_SOURCES = {
+    "teachers": "what advisers agreed on, against what the model did",
+    "correction": "what the session did itself after a call failed, against the failing call",
+    "user": "what the user let through, against the call that was refused",
+    "acted_at_once": "acting at once where that was right, against looking once more: the balance to look-first pairs",
+}
+_EXAMPLES = 2
+_NOT_LISTED = ("report_html", "report_md", "teacher_cache")  # what is being written, and a store that changes when read
+_STAGES = {
+    "conversations": "ingest",
+    "split": "split",
+    "sites": "sites",
+    "teacher_calls": "replay",
+    "pairs": "pairs",
+    "hint_proof": "hint proof",
+}
+
+
+class PairGroup(NamedTuple):
+    source: str
+    meaning: str
+    number: int
+    by_kind: list[tuple[str, int]]
+    examples: list[tuple[str, PairView]]
+
+
+def pair_groups(records: RunRecords) -> list[PairGroup]:
+    """Pairs by source, with the first of different kinds as examples; each example with its conversation."""
+    grouped: dict[str, list[int]] = defaultdict(list)
+    for at, row in enumerate(records.pairs):
+        grouped[str(row.get("source") or "teachers")].append(at)
+    found: list[PairGroup] = []
+    for source, places in grouped.items():
+        kinds = Counter(_kind(records.pairs[at].get("metadata") or {}) for at in places)
+        first = {_kind(records.pairs[at].get("metadata") or {}): at for at in reversed(places)}
+        examples = [records.pairs[at] for at in sorted(first.values())[:_EXAMPLES]]
+        shown = [(str(row["conversation_id"]), pair_view(row)) for row in examples]
+        found.append(PairGroup(source, _SOURCES.get(source, ""), len(places), kinds.most_common(), shown))
+    return sorted(found, key=lambda group: (-group.number, group.source))
+
+
+def _kind(metadata: Mapping[str, object]) -> str:
+    failures = metadata.get("rejected_failures")
+    return str(failures[0]) if isinstance(failures, list) and failures else "none"
+
+
+class Drop(NamedTuple):
+    stage: str
+    reason: str
+    number: int
+    meaning: str
+
+
+def drops(records: RunRecords, meanings: Mapping[str, str]) -> list[Drop]:
+    """What each step left out, by reason, the most first within a step."""
+    return list(_drops(records, meanings))
+
+
+def _drops(records: RunRecords, meanings: Mapping[str, str]) -> Iterator[Drop]:
+    counted: list[tuple[str, Mapping[str, int]]] = [
+        (stage, records.run.meta(name).drops)
+        for name, stage in _STAGES.items()
+        if records.has(name) and name not in records.unreadable
+    ]
+    reasons = Counter(row["reason"] for row in records.proofs.values() if not row["is_kept"])
+    counted.append(("hint proof", reasons))
+    counted.append(("train", (records.training_record or {}).get("drops") or {}))
+    counted.append(("evaluate", (records.evaluation or {}).get("drops") or {}))
+    for stage, numbers in counted:
+        for reason, number in sorted(numbers.items(), key=lambda each: (-each[1], each[0])):
+            meaning = meanings.get(reason.rpartition(": ")[2], "")
+            yield Drop(stage, reason.replace("_", " "), number, meaning)
+
+
+class FileOfRun(NamedTuple):
+    """One artefact in the lineage. `state` is current, stale, or unreadable."""
+
+    name: str
+    command: str
+    rows: int | None
+    sha256: str
+    made_from: str
+    created: str
+    tool_version: str
+    state: str
+
+
+def files_of(records: RunRecords) -> list[FileOfRun]:
+    """Every file of records and every checked file, in the order of the pipeline."""
+    found: list[FileOfRun] = []
+    for name, artefact in ARTEFACTS.items():
+        if not records.has(name) or artefact.kind not in ("records", "file") or name in _NOT_LISTED:
+            continue
+        try:
+            found.append(_file(records, name))
+        except ComposerError as error:
+            found.append(FileOfRun(artefact.file_name, artefact.command, None, "", "", "", "", f"unreadable: {error}"))
+    return found
+
+
+def _file(records: RunRecords, name: str) -> FileOfRun:
+    artefact = ARTEFACTS[name]
+    if artefact.kind != "records":
+        inside = records.path(name).parent == records.run.root
+        sha256 = records.run.source(name).sha256 if inside else ""
+        return FileOfRun(artefact.file_name, artefact.command, None, sha256, "", "", "", "current")
+    meta = records.run.meta(name)
+    own = [each.name for each in meta.sources if each.kind == "artefact"]
+    outside = len(meta.sources) - len(own)
+    made_from = ", ".join([*own, *([f"{outside:,} files outside the run"] if outside else [])])
+    state = "current" if records.run.is_current(name) else "stale: what it was made from has changed since"
+    return FileOfRun(
+        artefact.file_name, artefact.command, meta.rows, meta.sha256, made_from, meta.created, meta.tool_version, state
+    )
+
+
+def config_text(records: RunRecords) -> str:
+    """The resolved config of the training, as it was written."""
+    path = records.path("config")
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

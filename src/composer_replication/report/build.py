@@ -1,0 +1,157 @@
+"""A run directory becomes `report.html` and `report.md`: from its files alone, the same bytes for the same files."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from composer_replication.atomic import atomic_write_bytes
+from composer_replication.report import account, figures, findings, plots, sessions, training
+from composer_replication.report.count_words import MEANINGS
+from composer_replication.report.credit import Credit
+from composer_replication.report.pages import page
+from composer_replication.report.records import Absent, RunRecords
+from composer_replication.runs import RunDir
+
+MOST_IN_ONE_FILE = 50
+"""Sessions that still stand in the page itself; of more, each has a page of its own in a folder beside it."""
+_ROLES = {
+    "erring": ("erring calls", plots.BAD),
+    "correction": ("corrections", plots.TWO),
+    "good": ("good calls", plots.ONE),
+}
+_FEWEST_FOR_A_PLOT = 3
+
+
+class Report(NamedTuple):
+    """What was written: `folder` holds a page a session, where there are too many for one file."""
+
+    html: Path
+    markdown: Path
+    folder: Path | None
+    verdict: figures.Verdict
+    num_sessions: int
+    absent: list[Absent]
+
+
+def folder_of(html: Path) -> Path:
+    """Where the pages of single sessions are, if there are any."""
+    return html.with_name(f"{html.stem}_sessions")
+
+
+def build_report(run: RunDir, html: Path, *, trained_in: Path) -> Report:
+    """Write the report of a run to `html`, and beside it the same in markdown, from nothing but the run's files.
+
+    Pages of sessions come first, so that a page that is there leads to pages that are. What the run lacks is said.
+    """
+    records = RunRecords(run, trained_in)
+    listed = sessions.list_sessions(records)
+    folder = folder_of(html) if len(listed.sessions) > MOST_IN_ONE_FILE else None
+    values = _values(records, listed)
+    links = _Links(listed, folder)
+    credit = Credit(records, MEANINGS)
+    bodies: dict[str, Any] = {}
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    for session, conversations in sessions.conversations_by_session(records, listed):
+        parts = credit.parts(conversations)
+        if folder is None:
+            bodies[session.key] = parts
+            continue
+        text = page(
+            "session.html.jinja", session=session, parts=parts, home=f"../{html.name}", run_name=values["run_name"]
+        )
+        atomic_write_bytes(folder / _file_name(session), text)
+    values |= {"absent": records.absent(), "on_request": records.on_request(), "link": links, "bodies": bodies}
+    markdown = html.with_suffix(".md")
+    atomic_write_bytes(markdown, page("report.md.jinja", **values, page_name=html.name))
+    atomic_write_bytes(html, page("report.html.jinja", **values, is_lazy=folder is not None))
+    return Report(html, markdown, folder, values["verdict"], len(listed.sessions), values["absent"])
+
+
+def _values(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]:
+    """What both pages show."""
+    evaluation = records.evaluation
+    costs = training.adviser_costs(records)
+    groups = findings.by_kind(records)
+    arms, counts = figures.sampled_table(evaluation)
+    mix_arms, mix = figures.call_mix(evaluation)
+    shown = figures.figures(evaluation)
+    return {
+        "run_name": records.run.root.resolve().name,
+        "verdict": figures.verdict(records),
+        "evaluation": evaluation,
+        "figures": shown,
+        "primary": next((figure for figure in shown if figure.is_primary), None),
+        "figures_of_kinds": figures.figures_of_kinds(evaluation),
+        "sampled_arms": arms,
+        "sampled_counts": counts,
+        "mix_arms": mix_arms,
+        "mix": mix,
+        "changes_svg": _changes_plot(records),
+        "training": training.training_of(records),
+        "kinds": groups,
+        "blames": findings.by_blame(records),
+        "projects": findings.by_project(records, listed.projects),
+        "num_failures": sum(group.number for group in groups),
+        "num_taught": sum(session.num_taught for session in listed.sessions),
+        "misfires": findings.worst_misfires(records),
+        "proof": findings.proof_of(records),
+        "meanings": MEANINGS,
+        "pair_groups": account.pair_groups(records),
+        "num_pairs": len(records.pairs),
+        "costs": costs,
+        "usd": sum(cost.usd for cost in costs),
+        "drops": account.drops(records, MEANINGS),
+        "conventions": _by_project(records),
+        "files": account.files_of(records),
+        "config_text": account.config_text(records),
+        "record": records.training_record,
+        "sessions": listed.sessions,
+    }
+
+
+def _changes_plot(records: RunRecords) -> str:
+    """How single decisions of held-out sessions moved, by role, with the control's below them."""
+    moved = figures.changes(records.evaluated.values())
+    groups: dict[str, tuple[list[float], str]] = {}
+    for role, (label, colour) in _ROLES.items():
+        if len(moved.after.get(role, ())) >= _FEWEST_FOR_A_PLOT:
+            groups[label] = (moved.after[role], colour)
+        if len(moved.control.get(role, ())) >= _FEWEST_FOR_A_PLOT and role == "erring":
+            groups["erring, control"] = (moved.control[role], plots.QUIET)
+    if not groups:
+        return ""
+    said = ", ".join(f"{label} {figures.signed(sorted(v)[len(v) // 2], 'nats')}" for label, (v, _) in groups.items())
+    return plots.histograms(groups, name="changes", description=f"Medians of the change in nats a token: {said}")
+
+
+def _by_project(records: RunRecords) -> Mapping[str, list[Any]]:
+    found: dict[str, list[Any]] = defaultdict(list)
+    for rule in records.conventions:
+        found[rule.project].append(rule)
+    return dict(found)
+
+
+class _Links:
+    """Where a session or a site is shown."""
+
+    def __init__(self, listed: sessions.SessionList, folder: Path | None) -> None:
+        self._listed, self._folder = listed, folder
+
+    def session(self, session: sessions.Session) -> str:
+        return f"#{session.key}" if self._folder is None else f"{self._folder.name}/{_file_name(session)}"
+
+    def site(self, conversation_id: str, site_id: str) -> str:
+        """Empty where the conversation is gone."""
+        session = self._listed.of_conversation.get(conversation_id)
+        if session is None:
+            return ""
+        place = "" if self._folder is None else f"{self._folder.name}/{_file_name(session)}"
+        return f"{place}#site-{site_id}"
+
+
+def _file_name(session: sessions.Session) -> str:
+    return f"{session.number:05d}.html"

@@ -1,0 +1,277 @@
+"""A session turn by turn: at each failure the hint, the tokens it moves, the correction, the pairs, and its fate."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from composer_replication.canonical_json import encode_as_written
+from composer_replication.report.figures import decision_of, signed
+from composer_replication.report.findings import failures
+from composer_replication.report.records import Row, RunRecords
+from composer_replication.types import Conversation, ErrorSite, Hint, ToolCall, Turn
+
+_MAX_TEXT, _MAX_NEAR_SITE = 700, 4000
+_STEPS = (0.05, 0.3, 1.0, 3.0)
+"""Nats from which a token's gap is drawn in the next deeper colour."""
+_MAX_TOKENS, _MOST_TOLD, _MOST_SAMPLES = 600, 5, 2
+_OUT, _HELD, _TAUGHT = "out", "held", "taught"
+
+
+class Cut(NamedTuple):
+    """A text, and how many of its characters are not shown."""
+
+    text: str
+    num_left_out: int
+
+
+class Token(NamedTuple):
+    """One target token. `text` shows line ends; the classes say how far the hint moves it."""
+
+    text: str
+    before: float
+    after: float
+    class_before: str
+    class_after: str
+
+
+class Gaps(NamedTuple):
+    """Target tokens with their gaps; `told` are those that the hint moved most before training."""
+
+    tokens: list[Token]
+    num_left_out: int
+    mean_before: str
+    mean_after: str
+    told: list[Token]
+
+
+class PairView(NamedTuple):
+    source: str
+    chosen_by: str
+    how: str
+    chosen: Cut
+    rejected: Cut
+
+
+class SiteView(NamedTuple):
+    """All that is known of a failure. `state` is taught, held (held out) or out; `why` says it in words."""
+
+    site: ErrorSite
+    hint: Hint | None
+    state: str
+    why: str
+    proof: list[tuple[str, str]]
+    decisions: list[tuple[str, str, str, str]]
+    gaps: Gaps | None
+    pairs: list[PairView]
+    sampled: list[tuple[str, list[Row]]]
+
+
+class TurnView(NamedTuple):
+    number: int
+    role: str
+    who: str
+    text: Cut
+    thinking: int
+    calls: list[tuple[str, Cut]]
+    results: list[tuple[bool, Cut]]
+    sites: list[SiteView]
+    pairs: list[PairView]
+
+
+class Part(NamedTuple):
+    """One conversation of a session; the turns of a stretch without a failure stand together, folded."""
+
+    id: str
+    what: str
+    stretches: list[tuple[bool, list[TurnView]]]
+
+
+class Credit:
+    """Makes the pages of sessions from a run's records."""
+
+    def __init__(self, records: RunRecords, meanings: Mapping[str, str]) -> None:
+        self._records, self._meanings = records, meanings
+        self._sites: dict[str, list[tuple[ErrorSite, Hint | None]]] = defaultdict(list)
+        for site, hint in failures(records):
+            self._sites[site.conversation_id].append((site, hint))
+
+    def parts(self, conversations: Sequence[Conversation]) -> list[Part]:
+        return [Part(each.id, _what(each), list(_stretches(self._turns(each)))) for each in conversations]
+
+    def _turns(self, conversation: Conversation) -> Iterator[TurnView]:
+        at_turn: dict[str, list[tuple[ErrorSite, Hint | None]]] = defaultdict(list)
+        for site, hint in self._sites[conversation.id]:
+            at_turn[site.turn_id].append((site, hint))
+        shown_by = {site.result_turn_id for site, _ in self._sites[conversation.id]}
+        asked = -1
+        for number, turn in enumerate(conversation.turns, start=1):
+            asked += turn.role == "assistant"
+            pairs = self._records.pairs_at.get((conversation.id, asked), []) if turn.role == "assistant" else []
+            sites = [self._site(*each, turn, pairs, asked) for each in at_turn.get(turn.id, ())]
+            most = _MAX_NEAR_SITE if sites or turn.id in shown_by else _MAX_TEXT
+            yield TurnView(
+                number=number,
+                role=turn.role,
+                who=_who(turn),
+                text=cut(turn.text, most),
+                thinking=len(turn.thinking),
+                calls=[(call.name, cut(_arguments(call), most)) for call in turn.calls],
+                results=[(bool(each.is_error), cut(each.text, most)) for each in turn.results],
+                sites=sites,
+                pairs=[] if sites else [pair_view(row) for row in pairs],
+            )
+
+    def _site(self, site: ErrorSite, hint: Hint | None, turn: Turn, pairs: Sequence[Row], asked: int) -> SiteView:
+        state, why = self._state(site, hint)
+        rows = self._records.evaluated.get(site.id, ())
+        return SiteView(
+            site=site,
+            hint=hint,
+            state=state,
+            why=why,
+            proof=_proof_lines(self._records.proofs.get(site.id)),
+            decisions=_decisions(rows),
+            gaps=_gaps(self._records.gaps.get(site.id)),
+            pairs=[pair_view(row) for row in pairs],
+            sampled=self._sampled(site, turn, asked),
+        )
+
+    def _state(self, site: ErrorSite, hint: Hint | None) -> tuple[str, str]:
+        """What became of a site, by the first step that took it out."""
+        side = self._records.sides.get(site.conversation_id, {}).get("side", "train")
+        proof = self._records.proofs.get(site.id)
+        if not site.is_kept:
+            return _OUT, f"not taught: {site.reason}"
+        if hint is None:
+            return _OUT, "not taught: no hint was written for it"
+        if side != "train":
+            return _HELD, f"held out for {side}: no training saw it"
+        if proof is not None and not proof["is_kept"]:
+            return _OUT, f"not taught: {self._meanings.get(proof['reason'], proof['reason'].replace('_', ' '))}"
+        if self._records.proofs and proof is None:
+            return _OUT, "not taught: it reached no training batch, so its hint was not proved"
+        return _TAUGHT, "taught"
+
+    def _sampled(self, site: ErrorSite, turn: Turn, asked: int) -> list[tuple[str, list[Row]]]:
+        rows = next(
+            (
+                found
+                for key in (turn.id, str(asked))
+                if (found := self._records.sampled.get((site.conversation_id, key)))
+            ),
+            [],
+        )
+        by_arm: dict[str, list[Row]] = defaultdict(list)
+        for row in rows:
+            if len(by_arm[row["arm"]]) < _MOST_SAMPLES:
+                by_arm[row["arm"]].append({**row, "shown": cut(str(row["text"]), _MAX_TEXT)})
+        return [(arm, by_arm[arm]) for arm in ("before", "after", "control") if by_arm[arm]]
+
+
+def pair_view(row: Row) -> PairView:
+    metadata = row.get("metadata") or {}
+    return PairView(
+        source=str(row.get("source") or "teachers"),
+        chosen_by=str(row.get("chosen_by") or ""),
+        how=str(metadata.get("how") or "").replace("_", " "),
+        chosen=cut(str(row["chosen"]), _MAX_NEAR_SITE),
+        rejected=cut(str(row["rejected"]), _MAX_NEAR_SITE),
+    )
+
+
+def cut(text: str, most: int) -> Cut:
+    text = text.strip("\n")
+    return Cut(text[:most], max(len(text) - most, 0))
+
+
+def _stretches(turns: Iterator[TurnView]) -> Iterator[tuple[bool, list[TurnView]]]:
+    """Turns with something to say (failures, their results, pairs, the user's words) open; the rest folded together."""
+    folded: list[TurnView] = []
+    follows = False
+    for turn in turns:
+        is_open = bool(turn.sites or turn.pairs or follows or (turn.role == "user" and turn.who == "user"))
+        follows = bool(turn.sites)
+        if not is_open:
+            folded.append(turn)
+            continue
+        if folded:
+            yield False, folded
+            folded = []
+        yield True, [turn]
+    if folded:
+        yield False, folded
+
+
+def _what(conversation: Conversation) -> str:
+    if conversation.parent is None:
+        return "session"
+    return {"subagent": "sub-agent", "sidechain": "sub-agent", "compaction": "after a compaction"}.get(
+        conversation.parent.kind, conversation.parent.kind.replace("_", " ")
+    )
+
+
+def _who(turn: Turn) -> str:
+    named = {"human": "user", "model": "model", "tool": "result", "meta": "harness", "summary": "summary"}
+    return named.get(turn.origin, turn.origin)
+
+
+def _arguments(call: ToolCall) -> str:
+    """Texts of arguments as they are, below their names; other values as JSON."""
+    if call.raw_arguments is not None:
+        return call.raw_arguments
+    return "\n".join(f"{name}: {_value(value)}" for name, value in call.arguments.items())
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else encode_as_written(value, where="argument").decode()
+
+
+def _proof_lines(row: Row | None) -> list[tuple[str, str]]:
+    if row is None:
+        return []
+    without = row["without_hint"]
+    lines = [("its own hint, on the erring call", row["with_hint"] - without)]
+    if row["with_other_hint"] is not None:
+        lines.append((f"a hint of another kind ({row['other_kind']})", row["with_other_hint"] - without))
+    if row["good_with_hint"] is not None and row["good_without_hint"] is not None:
+        lines.append(("its own hint, on good calls", row["good_with_hint"] - row["good_without_hint"]))
+    return [(what, signed(value, "nats")) for what, value in lines]
+
+
+def _decisions(rows: Sequence[Row]) -> list[tuple[str, str, str, str]]:
+    """Role, before, after, control: mean log-probs a token."""
+    named = {"erring": "the erring call", "correction": "its correction", "good": "good calls of the session"}
+    found = []
+    for role, words in named.items():
+        if (means := decision_of(rows, role)) is not None:
+            shown = ["" if means[arm] is None else signed(means[arm], "nats") for arm in ("before", "after", "control")]
+            found.append((words, *shown))
+    return found
+
+
+def _gaps(row: Row | None) -> Gaps | None:
+    if row is None or not row["tokens"]:
+        return None
+    whole = list(zip(row["tokens"], row["before"], row["after"], strict=True))
+    tokens = [Token(_shown(text), b, a, _class(b), _class(a)) for text, b, a in whole[:_MAX_TOKENS]]
+    told = sorted(tokens, key=lambda token: -abs(token.before))[:_MOST_TOLD]
+    return Gaps(
+        tokens=tokens,
+        num_left_out=len(whole) - len(tokens),
+        mean_before=signed(sum(row["before"]) / len(whole), "nats"),
+        mean_after=signed(sum(row["after"]) / len(whole), "nats"),
+        told=[token for token in told if token.class_before],
+    )
+
+
+def _shown(text: str) -> str:
+    """A line end is seen, and still ends the line."""
+    return text.replace("\n", "↵\n").replace("\t", "→\t")
+
+
+def _class(gap: float) -> str:
+    """`d1` to `d4` where the hint lowers a token, `u1` to `u4` where it raises it."""
+    depth = sum(abs(gap) >= step for step in _STEPS)
+    return f"{'d' if gap < 0 else 'u'}{depth}" if depth else ""

@@ -1,0 +1,201 @@
+"""The evaluation as a page shows it: verdict, figures with intervals, sampled actions, and the single decisions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from composer_replication.report.records import Row, RunRecords
+
+_WORDS = {
+    "better": "Better",
+    "worse": "Worse",
+    "no_difference": "No difference seen",
+    "too_thin": "Too little data",
+    "not_evaluated": "Not evaluated",
+}
+_ARMS = {"after": "after training", "control": "shuffled control", "difference": "after, less control"}
+_DECIMALS = {"nats": 3, "1,000": 1, "1000": 1, "per thousand": 1}
+_SHARE_OF_STRIP = 46.0  # of 50: the widest interval ends short of the edge
+
+
+class Verdict(NamedTuple):
+    word: str
+    label: str
+    sentences: tuple[str, str]
+
+
+class Interval(NamedTuple):
+    """One figure of one arm; `state` says on which side of 0 the whole interval lies: clear, wrong, or open.
+
+    `at`, `left` and `width` place it on a strip whose middle is 0, in percent.
+    """
+
+    arm: str
+    estimate: str
+    interval: str
+    n: str
+    state: str
+    at: float
+    left: float
+    width: float
+
+
+class Figure(NamedTuple):
+    """A figure with what each arm shows."""
+
+    label: str
+    unit: str
+    better: str
+    is_primary: bool
+    kind: str
+    arms: list[Interval]
+
+
+def verdict(records: RunRecords) -> Verdict:
+    """Of the evaluation; of a run without one, what there is and what is missing."""
+    evaluation = records.evaluation
+    if evaluation is not None:
+        said = evaluation["verdict"]
+        first, second = [*said["sentences"], "", ""][:2]
+        return Verdict(said["word"], _WORDS.get(said["word"], said["word"].replace("_", " ")), (first, second))
+    taught = sum(site.is_kept and hint is not None for site, hint in records.sites)
+    steps = (records.training_record or {}).get("steps")
+    trained = f"A model was trained on it for {steps} steps" if steps else "No training has finished on it"
+    first = f"This run holds {_counted(len(records.sites), 'finding')}, of which {taught} can be taught. "
+    command = "crf evaluate" if steps else "crf train"
+    second = f"{trained}, and nobody has measured what that changed: `{command}` is the next step."
+    return Verdict("not_evaluated", _WORDS["not_evaluated"], (first.strip(), second))
+
+
+def figures(evaluation: Row | None) -> list[Figure]:
+    """Figures over all kinds, the primary one first; arms side by side."""
+    return _figures(evaluation, of_kinds=False)
+
+
+def figures_of_kinds(evaluation: Row | None) -> list[Figure]:
+    """The primary figure by kind of error."""
+    primary = evaluation["primary"] if evaluation else ""
+    rows = [row for row in (evaluation or {}).get("figures", ()) if row["name"] == primary]
+    return _figures({"figures": rows}, of_kinds=True)
+
+
+def _figures(evaluation: Row | None, *, of_kinds: bool) -> list[Figure]:
+    rows = [row for row in (evaluation or {}).get("figures", ()) if bool(row["kind"]) == of_kinds]
+    widest: dict[str, float] = defaultdict(float)
+    for row in rows:
+        ends = [abs(end) for end in (row["low"], row["high"], row["estimate"]) if end is not None]
+        widest[row["unit"]] = max(widest[row["unit"]], *ends, 0.0)
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["name"], row["kind"] or ""].append(row)
+    order = list(_ARMS)
+    found = [
+        Figure(
+            label=str(first["label"]),
+            unit=str(first["unit"]),
+            better=str(first["better"]),
+            is_primary=bool(first["is_primary"]),
+            kind=kind,
+            arms=[
+                _interval(row, widest[row["unit"]])
+                for row in sorted(group, key=lambda row: order.index(row["arm"]) if row["arm"] in order else len(order))
+            ],
+        )
+        for (_, kind), group in groups.items()
+        for first in [group[0]]
+    ]
+    return sorted(found, key=lambda each: not each.is_primary)
+
+
+def _interval(row: Row, widest: float) -> Interval:
+    estimate, low, high = row["estimate"], row["low"], row["high"]
+    unit = str(row["unit"])
+    n = f"{row['n']:,} in {_counted(row['sessions'], 'session')}"
+    if estimate is None or low is None or high is None:
+        return Interval(_ARMS.get(row["arm"], row["arm"]), "not known", "", n, "open", 50, 50, 0)
+    scale = _SHARE_OF_STRIP / (widest or 1.0)
+    sign = 1 if row["better"] == "higher" else -1
+    state = "clear" if min(sign * low, sign * high) > 0 else "wrong" if max(sign * low, sign * high) < 0 else "open"
+    return Interval(
+        arm=_ARMS.get(row["arm"], row["arm"]),
+        estimate=signed(estimate, unit),
+        interval=f"{signed(low, unit)} to {signed(high, unit)}",
+        n=n,
+        state=state,
+        at=round(50 + scale * estimate, 2),
+        left=round(50 + scale * low, 2),
+        width=round(scale * (high - low), 2),
+    )
+
+
+def signed(value: float, unit: str = "") -> str:
+    """With its sign, in as many digits as its unit is worth; a typographic minus, as in the text around it."""
+    decimals = next((digits for part, digits in _DECIMALS.items() if part in unit), 3)
+    text = f"{value:+,.{decimals}f}"
+    return text.lstrip("+-") if float(text.replace(",", "")) == 0 else text.replace("-", "\N{MINUS SIGN}")
+
+
+def sampled_table(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[Any]]]]:
+    """Arms, and a row a count of the sampled actions: its name with a value an arm."""
+    by_arm: Mapping[str, Row] = ((evaluation or {}).get("sampled") or {}).get("by_arm") or {}
+    by_arm = {arm: counts for arm, counts in by_arm.items() if counts}
+    names = dict.fromkeys(name for counts in by_arm.values() for name in counts)
+    plain = [name for name in names if not any(isinstance(by_arm[arm].get(name), dict | list) for arm in by_arm)]
+    return list(by_arm), [(name, [by_arm[arm].get(name) for arm in by_arm]) for name in plain]
+
+
+def call_mix(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[float]]]]:
+    """Shares of the tools that were called, an arm each: a policy that only looks around is seen here."""
+    by_arm: Mapping[str, Row] = ((evaluation or {}).get("sampled") or {}).get("by_arm") or {}
+    mixes = {arm: mix for arm, counts in by_arm.items() if counts and (mix := _mix(counts))}
+    tools = sorted(dict.fromkeys(tool for mix in mixes.values() for tool in mix), key=lambda t: (-_most(mixes, t), t))
+    return list(mixes), [(tool, [mix.get(tool, 0.0) for mix in mixes.values()]) for tool in tools]
+
+
+def _mix(counts: Row) -> dict[str, float]:
+    table = next((value for value in counts.values() if isinstance(value, Mapping)), {})
+    total = sum(table.values()) or 1
+    return {str(tool): number / total for tool, number in table.items()}
+
+
+def _most(mixes: Mapping[str, Mapping[str, float]], tool: str) -> float:
+    return max(mix.get(tool, 0.0) for mix in mixes.values())
+
+
+class Changes(NamedTuple):
+    """Changes of log-prob a token by role of the decision, one value a decision."""
+
+    after: Mapping[str, list[float]]
+    control: Mapping[str, list[float]]
+
+
+def changes(evaluated: Iterable[Sequence[Row]]) -> Changes:
+    """What training did to single decisions of the held-out sessions."""
+    after: dict[str, list[float]] = defaultdict(list)
+    control: dict[str, list[float]] = defaultdict(list)
+    for rows in evaluated:
+        for row in rows:
+            after[row["role"]].append(row["after"] - row["before"])
+            if row["control"] is not None:
+                control[row["role"]].append(row["control"] - row["before"])
+    return Changes(after, control)
+
+
+def decision_of(rows: Sequence[Row], role: str) -> dict[str, float | None] | None:
+    """Mean log-probs a token before, after and under the control of a site's decisions in this role."""
+    chosen = [row for row in rows if row["role"] == role]
+    if not chosen:
+        return None
+    control = [row["control"] for row in chosen if row["control"] is not None]
+    return {
+        "before": fmean(row["before"] for row in chosen),
+        "after": fmean(row["after"] for row in chosen),
+        "control": fmean(control) if control else None,
+    }
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

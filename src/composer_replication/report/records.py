@@ -1,0 +1,186 @@
+"""What a run holds, read once and without torch; what it lacks, with the command that writes it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from composer_replication.canonical_json import decode_object
+from composer_replication.errors import ComposerError, RunError
+from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.artefacts import command_for
+from composer_replication.runs.conventions import Convention, read_conventions
+from composer_replication.runs.journal import read_journal
+from composer_replication.runs.sites import read_sites
+from composer_replication.types import ErrorSite, Hint
+
+Row = Mapping[str, Any]
+_NEEDED = ("conversations", "split", "sites", "pairs", "hint_proof", "metrics", "evaluation", "evaluated", "token_gaps")
+_ON_REQUEST = {
+    "teacher_calls": "no adviser was asked",
+    "conventions": "no user named a rule when refusing a call",
+    "sampled": "no actions were sampled",
+}
+
+
+class Absent(NamedTuple):
+    """An artefact that the run does not have, or that cannot be read; `reason` is then why."""
+
+    name: str
+    file_name: str
+    command: str
+    reason: str = ""
+
+
+class Metrics(NamedTuple):
+    """The lines of a training's journal; `is_torn` where a crash cut the last one."""
+
+    rows: list[Row]
+    is_torn: bool
+
+
+@dataclass
+class RunRecords:
+    """The artefacts of a run, each read when it is first asked for. `training` is where the training wrote."""
+
+    run: RunDir
+    training: Path
+    unreadable: dict[str, str] = field(default_factory=dict[str, str])
+
+    def absent(self) -> list[Absent]:
+        """What a finished run has and this one has not, and what could not be read, in the order of the pipeline."""
+        return [
+            Absent(name, ARTEFACTS[name].file_name, self.command(name), self.unreadable.get(name, ""))
+            for name in ARTEFACTS
+            if name in self.unreadable or (name in _NEEDED and not self.has(name))
+        ]
+
+    def on_request(self) -> dict[str, str]:
+        """What a run need not have, with what its absence means."""
+        return {ARTEFACTS[name].file_name: why for name, why in _ON_REQUEST.items() if not self.has(name)}
+
+    def has(self, name: str) -> bool:
+        return name in ARTEFACTS and self.path(name).exists()
+
+    def path(self, name: str) -> Path:
+        """Where an artefact is; a training may have written its own elsewhere."""
+        own = ARTEFACTS[name].command == "crf train" and name not in ("hint_proof", "ref_logprobs")
+        return (self.training if own else self.run.root) / ARTEFACTS[name].file_name
+
+    def command(self, name: str) -> str:
+        return command_for(ARTEFACTS[name], Path("RUN"))
+
+    @cached_property
+    def sites(self) -> list[tuple[ErrorSite, Hint | None]]:
+        return list(self._tried("sites", lambda: read_sites(self.run)))
+
+    @cached_property
+    def pairs(self) -> list[Row]:
+        return list(self.rows("pairs"))
+
+    @cached_property
+    def pairs_at(self) -> Mapping[tuple[str, int], list[Row]]:
+        """Pairs by conversation and assistant turn, counted from 0."""
+        found: dict[tuple[str, int], list[Row]] = defaultdict(list)
+        for row in self.pairs:
+            found[row["conversation_id"], row["turn_number"]].append(row)
+        return found
+
+    @cached_property
+    def proofs(self) -> Mapping[str, Row]:
+        """Proofs by site; none of a version that measured something else."""
+        is_read = self.has("hint_proof") and self._version("hint_proof") >= 3
+        return {row["site_id"]: row for row in self.rows("hint_proof")} if is_read else {}
+
+    @cached_property
+    def gaps(self) -> Mapping[str, Row]:
+        return {row["site_id"]: row for row in self.rows("token_gaps")}
+
+    @cached_property
+    def sides(self) -> Mapping[str, Row]:
+        """Rows of the split by conversation."""
+        return {row["conversation_id"]: row for row in self.rows("split")}
+
+    @cached_property
+    def evaluated(self) -> Mapping[str, list[Row]]:
+        """Scored decisions by site; those of no site are under an empty id."""
+        found: dict[str, list[Row]] = defaultdict(list)
+        for row in self.rows("evaluated"):
+            found[row["site_id"] or ""].append(row)
+        return found
+
+    @cached_property
+    def sampled(self) -> Mapping[tuple[str, str], list[Row]]:
+        """Sampled actions by conversation and turn."""
+        found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+        for row in self.rows("sampled"):
+            found[row["conversation_id"], str(row["turn"])].append(row)
+        return found
+
+    @cached_property
+    def evaluation(self) -> Row | None:
+        if not self.has("evaluation"):
+            return None
+        return self._json("evaluation", self.path("evaluation"))
+
+    @cached_property
+    def training_record(self) -> Row | None:
+        """`training.json` beside the weights."""
+        places = [self.path(name) / "training.json" for name in ("adapter", "model")]
+        return next((self._json("adapter", place) for place in places if place.exists()), None)
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        return self._journal(self.path("metrics"))
+
+    @cached_property
+    def control_metrics(self) -> Metrics:
+        return self._journal(self.training / "control" / ARTEFACTS["metrics"].file_name)
+
+    @cached_property
+    def conventions(self) -> list[Convention]:
+        try:
+            return read_conventions(self.run)
+        except ComposerError as error:
+            self.unreadable["conventions"] = str(error)
+            return []
+
+    def rows(self, name: str) -> Iterator[Row]:
+        """Rows of an artefact as dictionaries; none where it is not there or damaged."""
+        if name not in ARTEFACTS or ARTEFACTS[name].kind != "records":
+            return iter(())
+
+        def read() -> Iterator[Row]:
+            meta = self.run.meta(name)
+            return self.run.read_jsonl(name, schema=meta.schema, version=meta.version)
+
+        return self._tried(name, read)
+
+    def _tried(self, name: str, read: Any) -> Iterator[Any]:
+        """What a reader gives; a damaged artefact is noted, and the page goes on without it."""
+        if not self.has(name):
+            return
+        try:
+            yield from read()
+        except RunError as error:
+            self.unreadable[name] = str(error)
+
+    def _version(self, name: str) -> int:
+        return next(self._tried(name, lambda: iter([self.run.meta(name).version])), 0)
+
+    def _json(self, name: str, path: Path) -> Row | None:
+        try:
+            return decode_object(path.read_bytes())
+        except ValueError as error:
+            self.unreadable[name] = f"{path.name}: {error}"
+            return None
+
+    def _journal(self, path: Path) -> Metrics:
+        if not path.exists():
+            return Metrics([], False)
+        contents = read_journal(path)
+        return Metrics(list(contents.rows), contents.torn is not None)

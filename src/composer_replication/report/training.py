@@ -1,0 +1,128 @@
+"""What the training did: each channel with its curve, the held-out loss, what was diagnosed, and what it cost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from composer_replication.report.plots import ONE, QUIET, THREE, TWO, Line, curves
+from composer_replication.report.records import Row, RunRecords
+
+_CHANNELS = {
+    "lm_ce": ("Channel 1: good turns", "cross-entropy in nats a token", ONE),
+    "grpo": ("Channel 1: rewards (GRPO)", "policy loss", ONE),
+    "sdpo_kl": ("Channel 2: hints", "divergence from the hinted teacher", TWO),
+    "sdpo_kl_logged": ("Channel 2: hints on logged sessions", "divergence from the hinted teacher", TWO),
+    "trace_replay_dpo": ("Channel 3: pairs", "preference loss a pair", THREE),
+}
+_MOST_POINTS = 400
+
+
+class Channel(NamedTuple):
+    name: str
+    label: str
+    unit: str
+    weight: float | None
+    steps: int
+    first: float | None
+    last: float | None
+    svg: str
+
+
+class Training(NamedTuple):
+    """`steps` and `seconds` as the training itself says; None where it has not ended."""
+
+    channels: list[Channel]
+    svg_held_out: str
+    steps: int | None
+    warmup_steps: int
+    seconds: float | None
+    diagnosis: list[str]
+    alarms: list[str]
+    has_control: bool
+    is_torn: bool
+
+
+def training_of(records: RunRecords) -> Training:
+    """From `metrics.jsonl` and, where the training has ended, `training.json`."""
+    record: Row = records.training_record or {}
+    rows, control = records.metrics.rows, records.control_metrics.rows
+    said = {each["name"]: each for each in record.get("channels", ())}
+    names = [name for name in _CHANNELS if name in said or any(f"loss/{name}" in row for row in rows)]
+    return Training(
+        channels=[_channel(name, rows, control, said.get(name)) for name in names],
+        svg_held_out=_held_out(rows, control),
+        steps=record.get("steps") or _last(rows, "step"),
+        warmup_steps=record.get("warmup_steps") or 0,
+        seconds=_last(rows, "train_runtime"),
+        diagnosis=list(record.get("diagnosis", ())),
+        alarms=list(record.get("alarms", ())),
+        has_control=bool(control),
+        is_torn=records.metrics.is_torn,
+    )
+
+
+def _channel(name: str, rows: list[Row], control: list[Row], said: Row | None) -> Channel:
+    label, unit, colour = _CHANNELS[name]
+    points, beside = _points(rows, f"loss/{name}"), _points(control, f"loss/{name}")
+    svg = ""
+    if points:
+        lines = [*([Line(beside, QUIET, is_dashed=True)] if beside else []), Line(points, colour)]
+        described = f"{label}: from {points[0][1]:.3f} at step {points[0][0]} to {points[-1][1]:.3f} at {points[-1][0]}"
+        svg = curves(lines, name=f"curve-{name}", description=described, x_label="step")
+    return Channel(
+        name=name,
+        label=label,
+        unit=unit,
+        weight=None if said is None else said["weight"],
+        steps=len(points) if said is None else said["steps"],
+        first=points[0][1] if points else None,
+        last=points[-1][1] if points else None,
+        svg=svg,
+    )
+
+
+def _held_out(rows: list[Row], control: list[Row]) -> str:
+    """The loss on held-out sessions, where the training measured one."""
+    points, beside = _points(rows, "eval_loss"), _points(control, "eval_loss")
+    if not points:
+        return ""
+    lines = [*([Line(beside, QUIET, is_dashed=True)] if beside else []), Line(points, ONE)]
+    described = f"Held-out loss from {points[0][1]:.3f} to {points[-1][1]:.3f}"
+    return curves(lines, name="curve-held-out", description=described, x_label="step")
+
+
+def _points(rows: Iterable[Row], key: str) -> list[tuple[int, float]]:
+    """Steps with a value; of very many, means over as many neighbours as make few enough."""
+    points = [(int(row["step"]), float(row[key])) for row in rows if row.get(key) is not None and "step" in row]
+    size = -(-len(points) // _MOST_POINTS)
+    if size <= 1:
+        return points
+    groups = [points[at : at + size] for at in range(0, len(points), size)]
+    return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
+
+
+def _last(rows: list[Row], key: str) -> Any:
+    return next((row[key] for row in reversed(rows) if row.get(key) is not None), None)
+
+
+class AdviserCost(NamedTuple):
+    slug: str
+    calls: int
+    errors: int
+    prompt_tokens: int
+    completion_tokens: int
+    usd: float
+
+
+def adviser_costs(records: RunRecords) -> list[AdviserCost]:
+    """What asking advisers cost, one row an adviser; answers from the store are counted once, as they were paid."""
+    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0, 0, 0.0])
+    for row in records.rows("teacher_calls"):
+        added = (1, row["error"] is not None, row["prompt_tokens"], row["completion_tokens"], row["cost_usd"])
+        totals[row["teacher_slug"]] = [a + b for a, b in zip(totals[row["teacher_slug"]], added, strict=True)]
+    return [
+        AdviserCost(slug, int(calls), int(errors), int(prompt), int(completion), usd)
+        for slug, (calls, errors, prompt, completion, usd) in sorted(totals.items())
+    ]

@@ -1,0 +1,79 @@
+"""Figures of the evaluation as they are drawn: on which side of 0, where on the strip, in how many digits."""
+
+from __future__ import annotations
+
+import pytest
+
+from composer_replication.report.figures import call_mix, changes, figures, sampled_table, signed
+
+
+def row(
+    name="forced_gap", *, arm="after", estimate=0.2, low=0.1, high=0.4, better="higher", unit="nats a token", kind=None
+):
+    return {
+        "name": name, "arm": arm, "label": name, "unit": unit, "estimate": estimate, "low": low, "high": high, "n": 10,
+        "sessions": 1, "better": better, "is_primary": name == "forced_gap", "kind": kind,
+    }  # fmt: skip
+
+
+def drawn(*rows):
+    return figures({"figures": list(rows)})
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "better", "state"),
+    [
+        (0.1, 0.4, "higher", "clear"),
+        (0.1, 0.4, "lower", "wrong"),
+        (-0.4, -0.1, "lower", "clear"),
+        (-0.4, -0.1, "higher", "wrong"),
+        (-0.1, 0.4, "higher", "open"),
+        (0.0, 0.4, "higher", "open"),
+    ],
+)
+def test_an_interval_is_clear_only_on_the_better_side_of_0(low, high, better, state):
+    (figure,) = drawn(row(low=low, high=high, better=better))
+    assert figure.arms[0].state == state
+
+
+def test_strips_of_one_unit_share_a_scale_with_0_in_the_middle():
+    first, second = drawn(row(low=0.1, high=0.4), row("forced_good", low=-0.8, high=0.2, estimate=-0.3))
+    assert second.arms[0].left == 50 - 46
+    assert first.arms[0].left == round(50 + 46 * 0.1 / 0.8, 2)
+    assert first.arms[0].width == round(46 * 0.3 / 0.8, 2)
+
+
+def test_the_primary_figure_is_first_and_arms_are_in_order():
+    shown = drawn(row("forced_good"), row(arm="difference"), row(arm="control"), row(arm="after"), row(kind="other"))
+    assert [each.label for each in shown] == ["forced_gap", "forced_good"]
+    assert [each.arm for each in shown[0].arms] == ["after training", "shuffled control", "after, less control"]
+
+
+def test_a_figure_without_an_interval_is_not_known():
+    (figure,) = drawn(row(low=None, high=None))
+    assert (figure.arms[0].estimate, figure.arms[0].state) == ("not known", "open")
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(0.41234, "nats a token", "+0.412"), (-38.24, "per 1,000", "\N{MINUS SIGN}38.2"), (-0.0001, "nats", "0.000")],
+)
+def test_digits_and_signs(value, unit, text):
+    assert signed(value, unit) == text
+
+
+def test_changes_are_after_less_before_and_the_control_s_beside_them():
+    rows = [{"role": "erring", "before": -1.0, "after": -1.5, "control": None}]
+    rows += [{"role": "erring", "before": -1.0, "after": -0.5, "control": -0.75}]
+    moved = changes([rows])
+    assert (moved.after["erring"], moved.control["erring"]) == ([-0.5, 0.5], [0.25])
+
+
+def test_the_mix_of_calls_is_in_shares_and_arms_that_were_not_sampled_are_left_out():
+    by_arm = {
+        "before": {"unparsed": 2, "tools": {"Read": 3, "Edit": 1}},
+        "after": {"unparsed": 0, "tools": {"Read": 4}},
+    }
+    evaluation = {"sampled": {"by_arm": {**by_arm, "control": None}}}
+    assert call_mix(evaluation) == (["before", "after"], [("Read", [0.75, 1.0]), ("Edit", [0.25, 0.0])])
+    assert sampled_table(evaluation) == (["before", "after"], [("unparsed", [2, 0])])

@@ -1,0 +1,198 @@
+"""What the pages say, that they say it twice in the same bytes, and that text from logs stays text."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+
+from composer_replication.errors import InputError
+from composer_replication.report import build
+from composer_replication.runs import RunDir
+from composer_replication.runs.elsewhere import made_elsewhere
+from composer_replication.steps.report import write_report
+from report_runs import SCRIPT, make_run
+
+SECTIONS = ["result", "training", "failures", "hints", "pairs", "sessions", "cost", "dropped", "conventions", "lineage"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> RunDir:
+    return make_run(tmp_path_factory.mktemp("runs") / "run", 12)
+
+
+@pytest.fixture(scope="module")
+def report(run):
+    return write_report(run)
+
+
+@pytest.fixture(scope="module")
+def page(report) -> str:
+    return report.html.read_text(encoding="utf-8")
+
+
+class Page(HTMLParser):
+    """Every element with its attributes, and the text of the page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def named(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def test_the_verdict_comes_before_every_section(page):
+    assert page.index("less likely to repeat the calls that failed") < page.index("<section")
+    places = [page.index(f'<section id="{name}"') for name in SECTIONS]
+    assert places == sorted(places)
+
+
+def test_the_primary_figure_is_shown_with_interval_and_control(page):
+    for shown in ("+0.412", "+0.241 to +0.583", "+0.031", "\N{MINUS SIGN}0.091 to +0.153", "primary", "Exploratory"):
+        assert shown in page
+
+
+def test_every_channel_has_a_curve_and_ids_are_unique(page):
+    assert len(re.findall(r'aria-label="Channel \d', page)) == 3
+    ids = [attributes["id"] for _, attributes in Page(page).elements if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_site_shows_hint_tokens_decisions_and_what_became_of_it(run, page):
+    (gap, *_) = [row for row in run.read_jsonl("token_gaps", schema="token_gaps", version=1) if row["side"] == "test"]
+    card = page[page.index(f'id="site-{gap["site_id"]}"') :]
+    card = card[: card.index("</article>")]
+    assert "held out for test: no training saw it" in card
+    assert card.count("<blockquote>") == 1
+    assert len(re.findall(r"<span class=\"[du]?\d?\"", card)) == 2 * len(gap["tokens"])
+    assert "the erring call" in card
+    assert "its correction" in card
+    assert "good calls of the session" in card
+
+
+def test_the_classes_of_tokens_follow_their_gaps():
+    from composer_replication.report.credit import _class
+
+    gaps = {-4.0: "d4", -1.0: "d3", -0.3: "d2", -0.05: "d1", -0.04: "", 0.0: "", 0.05: "u1", 2.9: "u3", 3.0: "u4"}
+    assert {gap: _class(gap) for gap in gaps} == gaps
+
+
+def test_nothing_is_asked_of_the_network_and_one_script_may_run(page):
+    parsed = Page(page)
+    assert [name for name, attributes in parsed.elements if "src" in attributes] == []
+    assert {attributes["href"] for attributes in parsed.named("link")} == {"data:,"}
+    assert all(attributes["href"].startswith("#") for attributes in parsed.named("a"))
+    (policy,) = [each["content"] for each in parsed.named("meta") if each.get("http-equiv")]
+    assert policy.startswith("default-src 'none'")
+    assert "script-src 'sha256-" in policy
+    assert len(parsed.named("script")) == 1
+
+
+def test_the_same_files_give_the_same_bytes(run, report):
+    before = report.html.read_bytes(), report.markdown.read_bytes()
+    again = write_report(run)
+    assert (again.html.read_bytes(), again.markdown.read_bytes()) == before
+
+
+@pytest.mark.parametrize("most", [50, 2])
+def test_a_script_in_every_field_of_a_log_stays_text(tmp_path, monkeypatch, most):
+    monkeypatch.setattr(build, "MOST_IN_ONE_FILE", most)
+    done = write_report(make_run(tmp_path / "run", 4, hostile=True))
+    pages = [done.html, *(sorted(done.folder.iterdir()) if done.folder else ())]
+    assert len(pages) == (1 if most == 50 else 5)
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        elements = Page(text).elements
+        assert sum(tag == "script" for tag, _ in elements) == 1
+        assert not [tag for tag, each in elements if tag == "img" or any(name.startswith("on") for name in each)]
+        assert "hacked" in text
+    assert SCRIPT[:8] not in done.markdown.read_text(encoding="utf-8")
+
+
+def test_markdown_has_the_verdict_and_every_section(report):
+    text = report.markdown.read_text(encoding="utf-8")
+    assert text.index("**Better.**") < text.index("## Before and after")
+    for heading in ("Training", "Failures", "Hints", "Pairs", "Cost", "Left out", "Conventions", "Where it comes from"):
+        assert f"\n## {heading}\n" in text
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(tables) > 30
+    assert "\n\n\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("upto", "missing"),
+    [
+        ("ingest", ["split", "sites", "pairs", "hint_proof", "metrics", "evaluation", "evaluated", "token_gaps"]),
+        ("pairs", ["hint_proof", "metrics", "evaluation", "evaluated", "token_gaps"]),
+        ("train", ["evaluation", "evaluated", "token_gaps"]),
+        ("evaluate", []),
+    ],
+)
+def test_a_half_finished_run_says_what_is_missing(tmp_path, upto, missing):
+    done = write_report(make_run(tmp_path / "run", 3, upto=upto))
+    assert [each.name for each in done.absent] == missing
+    text = done.html.read_text(encoding="utf-8")
+    assert ("This run is not complete" in text) == bool(missing)
+    assert done.verdict.word == ("better" if upto == "evaluate" else "not_evaluated")
+    assert text.count("<section") == len(SECTIONS)
+    for each in done.absent:
+        assert f"<code>{each.file_name}</code> is not there" in text
+
+
+def test_an_empty_run_has_a_report(tmp_path):
+    done = write_report(RunDir.create(tmp_path / "run"))
+    assert "conversations" in [each.name for each in done.absent]
+    assert done.num_sessions == 0
+
+
+def test_a_damaged_artefact_is_named_and_the_rest_shown(tmp_path):
+    run = make_run(tmp_path / "run", 3)
+    run.path("pairs").write_bytes(b"{}\n")
+    run.path("evaluation").write_bytes(b"[")
+    done = write_report(run)
+    assert {each.name for each in done.absent if each.reason} == {"pairs", "evaluation"}
+    text = done.html.read_text(encoding="utf-8")
+    assert "pairs.jsonl</code> cannot be read" in text
+    assert "evaluation.json</code> cannot be read" in text
+    assert done.num_sessions == 3
+
+
+def test_many_sessions_have_a_page_each_and_old_pages_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "MOST_IN_ONE_FILE", 4)
+    run = make_run(tmp_path / "run", 6)
+    done = write_report(run)
+    assert done.folder == run.root / "report_sessions"
+    assert [path.name for path in sorted(done.folder.iterdir())] == [f"{number:05d}.html" for number in range(1, 7)]
+    first = (done.folder / "00001.html").read_text(encoding="utf-8")
+    assert 'href="../report.html#sessions"' in first
+    text = done.html.read_text(encoding="utf-8")
+    links = re.findall(r'href="(report_sessions/\d{5}\.html)(#site-\w+)?"', text)
+    assert len({page for page, _ in links}) == 6
+    for page, site in links:
+        assert not site or f'id="{site[1:]}"' in (run.root / page).read_text(encoding="utf-8")
+    (done.folder / "mine.txt").write_text("not ours")
+    monkeypatch.setattr(build, "MOST_IN_ONE_FILE", 50)
+    assert write_report(run).folder is None
+    assert [path.name for path in done.folder.iterdir()] == ["mine.txt"]
+
+
+def test_a_report_elsewhere_is_remembered_by_the_run(tmp_path, run):
+    copy = RunDir.open(shutil.copytree(run.root, tmp_path / "run"))
+    done = write_report(copy, tmp_path / "out" / "page.html")
+    assert done.markdown == tmp_path / "out" / "page.md"
+    assert [each.what for each in made_elsewhere(copy)] == ["report"]
+    with pytest.raises(InputError, match=r"a name that ends with \.html"):
+        write_report(copy, tmp_path / "out")
+
+
+def test_unseen_characters_are_shown(tmp_path):
+    from composer_replication.report.pages import _seen
+
+    assert _seen("a\u202eb\x1b[31m\ud800c\n") == "a\ufffdb\ufffd[31m\ufffdc\n"
