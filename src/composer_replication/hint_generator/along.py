@@ -16,7 +16,7 @@ from composer_replication.actions.tools import (
     path_argument,
 )
 from composer_replication.hint_generator.files import typed_path
-from composer_replication.sites.classify import classify
+from composer_replication.sites.view import View
 from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult
 
 
@@ -52,6 +52,11 @@ class Case(NamedTuple):
         return typed_path(self.site.evidence_text, self.command)
 
 
+def _has_failed(result: ToolResult) -> bool:
+    """Rollouts have no flag, but the harness's words: an edit that was refused has changed nothing."""
+    return View.of(result.text).is_tagged if result.is_error is None else result.is_error
+
+
 class StateAlong:
     """What a conversation had shown before one turn after the other; a turn further back is read from the start."""
 
@@ -69,7 +74,7 @@ class StateAlong:
             for result in turn.results:
                 call = self._made.get(result.call_id)
                 if call is not None:
-                    self._take(call, result.text, failed=self._has_failed(call, result))
+                    self._take(call, result.text, failed=_has_failed(result))
             if turn.role != "assistant":
                 self._state.heard(turn.text)
         self._next = max(self._next, end)
@@ -78,12 +83,6 @@ class StateAlong:
     def edits_of(self, path: str) -> list[tuple[str, str]]:
         """Old and new text of the edits that have worked on a file so far, in order."""
         return self._edits.get(path, [])
-
-    def _has_failed(self, call: ToolCall, result: ToolResult) -> bool:
-        """Where nothing flags a failure, its text is asked: an edit that was refused has changed nothing."""
-        if result.is_error is not None:
-            return result.is_error
-        return classify(call.name, call.arguments, result.text, None, before=self._state).is_failure
 
     def _take(self, call: ToolCall, text: str, *, failed: bool) -> None:
         self._state.add(call, text, failed=failed)
