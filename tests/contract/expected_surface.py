@@ -156,6 +156,7 @@ NEW: dict[str, dict[str, str]] = {
     "objective.reference": {
         "reference_logprobs": "(model, inputs)",
         "response_logprobs": "(model, responses)",
+        "token_logprobs": "(model, responses)",
         "with_reference": "(model, batch)",
     },
     "sessions.reference": {
