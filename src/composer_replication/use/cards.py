@@ -118,6 +118,21 @@ def run_card(run: RunDir) -> str:
     return data_card(run, name="Data", what=what, fields=fields, files=there)
 
 
+def preferences_card(run: RunDir, file: str) -> str:
+    """The card of pairs that were exported for TRL's DPOTrainer."""
+    fields = {
+        "state_id": "conversation and turn that the pair is about",
+        "prompt": "messages before the turn",
+        "chosen": "what should have been done: one message of the assistant",
+        "rejected": "what was done instead",
+        "tools": "schemas of the tools, JSON text",
+    }
+    what = (
+        "Preference pairs from sessions of coding agents: what advisers agree on, or what a session put right itself."
+    )
+    return data_card(run, name=file, what=what, fields=fields, files={"train": file})
+
+
 def evaluation_of(trained: Trained) -> Mapping[str, Any] | None:
     """What `crf evaluate` found about these weights; None where it did not run, or compared other ones."""
     run, folder = trained.run, trained.folder

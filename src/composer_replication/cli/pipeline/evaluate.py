@@ -9,6 +9,7 @@ from typing import Any
 from composer_replication.cli.options import add_config_arguments, overrides_of, refuse_unread
 
 HELP = "compare two models on a run's held-out sessions, and say whether the second is better"
+WHEN_INTERRUPTED = "what was scored is kept, and the same command goes on from there"
 _MOST_CALLS = 12
 _ARMS = {"after": "after", "control": "control", "difference": "after - control"}
 _CAPTION = (
