@@ -211,7 +211,7 @@ def test_log_probs_token_by_token_add_up_to_those_of_the_response(folder):
     from composer_replication.objective.reference import response_logprobs, token_logprobs
 
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
-    responses = [(list(range(3, 15)), 7), (list(range(3, 9)) + [20, 21], 2)]
+    responses = [(list(range(3, 15)), 7), ([*range(3, 9), 20, 21], 2)]
     single = token_logprobs(model, responses)
     assert [len(each) for each in single] == [5, 6]
     assert torch.stack([each.sum() for each in single]).tolist() == pytest.approx(
