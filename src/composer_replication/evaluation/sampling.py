@@ -39,6 +39,11 @@ class State(NamedTuple):
     kind: str | None
     prompt: list[int]
 
+    @property
+    def place(self) -> tuple[str, str, Sort]:
+        """The same in whatever tokens."""
+        return self.conversation_id, self.turn_id, self.sort
+
 
 class Drawn(NamedTuple):
     """One draw: its text, how many tokens it has, and whether it ended by itself."""
