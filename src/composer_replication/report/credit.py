@@ -16,6 +16,13 @@ _MAX_TEXT, _MAX_NEAR_SITE = 700, 4000
 _STEPS = (0.05, 0.3, 1.0, 3.0)
 """Nats from which a token's gap is drawn in the next deeper colour."""
 _MAX_TOKENS, _MOST_TOLD, _MOST_SAMPLES = 600, 5, 2
+_NOT_THE_MODEL_S = {
+    "harness": "the harness refused or stopped it",
+    "user": "the user refused or stopped it",
+    "task": "failing here is part of the work",
+    "env": "the machine or the network failed",
+    "unknown": "nobody knows whose doing it was",
+}
 _OUT, _HELD, _TAUGHT = "out", "held", "taught"
 
 
@@ -143,7 +150,7 @@ class Credit:
         side = self._records.sides.get(site.conversation_id, {}).get("side", "train")
         proof = self._records.proofs.get(site.id)
         if not site.is_kept:
-            return _OUT, f"not taught: {site.reason}"
+            return _OUT, f"not taught: {_NOT_THE_MODEL_S.get(site.blame, site.reason)}"
         if hint is None:
             return _OUT, "not taught: no hint was written for it"
         if side != "train":

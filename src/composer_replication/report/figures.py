@@ -54,20 +54,21 @@ class Figure(NamedTuple):
     arms: list[Interval]
 
 
-def verdict(records: RunRecords) -> Verdict:
+def verdict(records: RunRecords, num_sessions: int) -> Verdict:
     """Of the evaluation; of a run without one, what there is and what is missing."""
     evaluation = records.evaluation
     if evaluation is not None:
         said = evaluation["verdict"]
         first, second = [*said["sentences"], "", ""][:2]
         return Verdict(said["word"], _WORDS.get(said["word"], said["word"].replace("_", " ")), (first, second))
-    taught = sum(site.is_kept and hint is not None for site, hint in records.sites)
+    kept = [site for site, hint in records.sites if site.is_kept and hint is not None]
+    first = f"{_counted(num_sessions, 'session')} are in this run, and {_counted(len(kept), 'failing call')} in them can be taught."
     steps = (records.training_record or {}).get("steps")
-    trained = f"A model was trained on it for {steps} steps" if steps else "No training has finished on it"
-    first = f"This run holds {_counted(len(records.sites), 'finding')}, of which {taught} can be taught. "
-    command = "crf evaluate" if steps else "crf train"
-    second = f"{trained}, and nobody has measured what that changed: `{command}` is the next step."
-    return Verdict("not_evaluated", _WORDS["not_evaluated"], (first.strip(), second))
+    if steps:
+        second = f"A model was trained on them for {steps} steps; whether that helped is measured by crf evaluate."
+    else:
+        second = "No training has finished on them yet: that is for crf train."
+    return Verdict("not_evaluated", _WORDS["not_evaluated"], (first, second))
 
 
 def figures(evaluation: Row | None) -> list[Figure]:
@@ -198,4 +199,4 @@ def decision_of(rows: Sequence[Row], role: str) -> dict[str, float | None] | Non
 
 
 def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

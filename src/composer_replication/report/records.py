@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,10 @@ from composer_replication.types import ErrorSite, Hint
 
 Row = Mapping[str, Any]
 _NEEDED = ("conversations", "split", "sites", "pairs", "hint_proof", "metrics", "evaluation", "evaluated", "token_gaps")
+_WHOLE_COMMANDS = {
+    "crf train": "crf train --set train.run=RUN --set train.model=MODEL",
+    "crf evaluate": "crf evaluate RUN --before MODEL --after ADAPTER",
+}
 _ON_REQUEST = {
     "teacher_calls": "no adviser was asked",
     "conventions": "no user named a rule when refusing a call",
@@ -41,6 +45,15 @@ class Metrics(NamedTuple):
 
     rows: list[Row]
     is_torn: bool
+
+
+def by_command(absent: Iterable[Absent]) -> dict[str, list[str]]:
+    """Files that are simply not there, by the command that writes them."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for each in absent:
+        if not each.reason:
+            found[each.command].append(each.file_name)
+    return dict(found)
 
 
 @dataclass
@@ -72,7 +85,8 @@ class RunRecords:
         return (self.training if own else self.run.root) / ARTEFACTS[name].file_name
 
     def command(self, name: str) -> str:
-        return command_for(ARTEFACTS[name], Path("RUN"))
+        artefact = ARTEFACTS[name]
+        return _WHOLE_COMMANDS.get(artefact.command) or command_for(artefact, Path("RUN"))
 
     @cached_property
     def sites(self) -> list[tuple[ErrorSite, Hint | None]]:
