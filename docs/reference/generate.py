@@ -75,9 +75,9 @@ def code(text: str) -> str:
 def cli_page() -> str:
     parser = cli.build_parser()
     (verbs,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
-    statuses = (cli.__doc__ or "").split("\n\n")[1]
-    intro = f"{parser.description} `crf VERB --help` prints the same. Exit status: {' '.join(statuses.split())}"
-    return page("Commands", intro, *(_verb(name, sub) for name, sub in verbs.choices.items()))
+    intro = f"{parser.description} `crf VERB --help` prints the same. Every verb has `--json`."
+    codes = table(("exit status", "means"), [(str(code), plain(what)) for code, what in cli.EXIT_CODES.items()])
+    return page("Commands", intro, codes, *(_verb(name, sub) for name, sub in verbs.choices.items()))
 
 
 def _verb(name: str, parser: argparse.ArgumentParser) -> str:
@@ -100,7 +100,11 @@ def _verb(name: str, parser: argparse.ArgumentParser) -> str:
         f"Guide: [{name}](../guides/{name}.md)." if guide.exists() else "",
     ]
     said = f"{_sentence(parser.description or '')} {' '.join(filter(None, more))}".strip()
-    return "\n\n".join([f"## crf {name}", said, f"```text\n{usage}\n```", table(("argument", "default", "does"), rows)])
+    shown = [f"{'#' * (1 + len(name.split()))} crf {name}", said, f"```text\n{usage}\n```"]
+    inner = [each for each in given if isinstance(each, argparse._SubParsersAction)]
+    if inner:
+        return "\n\n".join([*shown, *(_verb(f"{name} {sub}", each) for sub, each in inner[0].choices.items())])
+    return "\n\n".join([*shown, table(("argument", "default", "does"), rows)])
 
 
 def _called(action: argparse.Action) -> list[str]:

@@ -11,7 +11,7 @@ from composer_replication.objective.fingerprint import Fingerprint
 from composer_replication.objective.hint_proof import HintProof
 from composer_replication.pairs import export
 from composer_replication.pairs.extract import PairRecord
-from composer_replication.runs import conversations, pairs, sites, split, tools
+from composer_replication.runs import conversations, evaluation, pairs, sites, split, tools
 from composer_replication.sessions import proof, reference
 from composer_replication.steps import replay
 from composer_replication.trainer import warmup
@@ -124,10 +124,10 @@ ARTEFACTS: Mapping[str, str] = {
     "adapter": "The trained adapter, with a record of what it was made from.",
     "model": "The trained weights where there is no adapter, with the same record.",
     "control": "A training with hints of other kinds and pairs turned by a coin: what any training does.",
-    "evaluation": "What the trained model does on held-out sessions.",
-    "evaluated": "One scored decision a row: its log-prob under the weights before, after and of the control.",
-    "sampled": "One sampled action a row, with what the judge says of it.",
-    "token_gaps": "By token of a target, what the hint does to it before and after training.",
+    "evaluation": "Before against after on held-out sessions: figures with intervals, and a verdict.",
+    "evaluated": "One decision of a held-out session a row: an error, the right call in its place, or a good call.",
+    "sampled": "One action a row that a model drew at a held-out state, and what would become of it.",
+    "token_gaps": "One site a row: by token, how much likelier its turn is with the hint, before and after training.",
     "report_html": "The report of a run, to look at.",
     "report_md": "The same as Markdown.",
     "report_sessions": "A page a session, where there are too many for one file.",
@@ -236,6 +236,28 @@ RECORDS: Mapping[str, Record] = {
             ("conversation_id", "str"),
             ("turn_id", "str"),
             ("kind", "str"),
+        ),
+    ),
+    "evaluated": Record(
+        "evaluated",
+        evaluation.ROWS_VERSION,
+        "`before`, `after` and `control` are mean log-probs a token at the decision, as in `hint_proof`, with no "
+        "hint. "
+        "`site_id` of a good call is the site it is compared with.",
+        more=(
+            ("id", "str"),
+            ("conversation_id", "str"),
+            ("session", "str"),
+            ("turn", "int"),
+            ("turn_id", "str"),
+            ("site_id", "str"),
+            ("kind", "str"),
+            ("role", "Literal['erring', 'correction', 'good']"),
+            ("basis", "str"),
+            ("num_tokens", "int"),
+            ("before", "float"),
+            ("after", "float"),
+            ("control", "float | None"),
         ),
     ),
 }

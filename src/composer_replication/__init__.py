@@ -26,7 +26,9 @@ sessions        a run's conversations as batches
 rollouts        rollouts to sites and channel 2
 envs            a world to act in
 trainer         losses to a better model
+evaluation      before against after, on held-out sessions
 report          a run as a page to look at
+use             export, chat, doctor: what is done with the result
 recipes         the same kernels in other engines
 steps           the pipeline: one file a verb, and their table
 cli             the command `crf`

@@ -185,7 +185,12 @@ NEW: dict[str, dict[str, str]] = {
     "config": {
         "CrfConfig": (
             "(*, ingest=<factory>, sites=<factory>, replay=<factory>, pairs=<factory>, loss=<factory>, "
-            "render=<factory>, split=<factory>, train=<factory>)"
+            "render=<factory>, split=<factory>, train=<factory>, evaluation=<factory>)"
+        ),
+        "EvaluationConfig": (
+            '(*, primary="forced_gap", context=8192, good_calls=4, samples=4, states=40, new_tokens=192, '
+            "temperature=0.7, good_turns=200, token_gaps=200, gsm8k=None, code=None, "
+            'precision="auto"|"float32"|"bfloat16", fewest_sessions=5, seed=0)'
         ),
         "IngestConfig": (
             "(*, paths=(), exclude=(), follow_links=False, tools=None, workers=None, kingfisher=False, people=False)"

@@ -22,7 +22,7 @@ NEW_ENVS = {
         "play": "(task, policy, seed=0, *, force=None, runner=None, max_calls=40)",
         "retrace": "(task, calls, *, runner=None)",
     },
-    "envs.student": {"load_student": "(**options)", "student_folder": "()"},
+    "envs.student": {"TRAINED_CONTEXT": "value", "load_student": "(**options)", "student_folder": "()"},
     "envs.workspace": {
         "TOOLS": "value",
         "Difficulty": "(*args, **kwargs)",

@@ -59,7 +59,11 @@ LAYERS = {
         on_use={"data_juicer", "yaml"},
     ),
     "loss": Layer(ours={"types", "errors"}, at_import={"torch"}, on_use={"triton"}),
-    "batch": Layer(ours={"types", "errors", "actions", "hint_generator"}, at_import={"torch"}, on_use={"transformers"}),
+    "batch": Layer(
+        ours={"types", "errors", "actions", "hint_generator"},
+        at_import={"torch"},
+        on_use={"huggingface_hub", "transformers"},
+    ),
     "objective": Layer(ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}, on_use={"transformers"}),
     # A run's conversations as batches.
     "sessions": Layer(ours=LEARNING | {"runs"}, at_import={"torch"}, on_use={"safetensors"}),
@@ -71,8 +75,18 @@ LAYERS = {
         at_import={"torch", "transformers"},
         on_use={"accelerate", "bitsandbytes", "datasets", "numpy", "peft", "safetensors", "trl"},
     ),
+    # Held-out sessions under several sets of weights; what right calls are, and what would fail, others say.
+    "evaluation": Layer(
+        ours=TRAINING | {"judge", "pairs", "trainer"}, at_import={"torch", "numpy"}, on_use={"peft", "transformers"}
+    ),
     # Episodes are handed out in formats that `ingestion` knows: it writes the ATIF document.
     "envs": Layer(ours={"types", "errors", "ingestion"}, on_use={"transformers", "trl"}),
+    # What is done with a run and its weights, once they are there.
+    "use": Layer(
+        ours=TRAINING | {"trainer", "privacy", "ingestion", "pairs", "judge", "teacher_replay", "envs"},
+        at_import={"torch"},
+        on_use={"huggingface_hub", "jinja2", "peft", "transformers"},
+    ),
     "diloco": Layer(
         ours={"errors", "optional", "runs", "config"},
         at_import={"torch"},

@@ -7,7 +7,7 @@ it is told not to. Everything here is loaded with `trust_remote_code=False`, and
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FIX = "Pass a folder with tokenizer.json in it, or the name of a model that is in the Hugging Face cache"
+_SECONDS_FOR_HUB = 5.0
 _LARGEST_INDEX = 64 << 20  # bytes; the index of the largest published models has 10 MB
 
 
@@ -31,9 +32,10 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
     what, is_folder = f"tokenizer {name!r}", bool(name) and Path(name).is_dir()
     reason: Exception | None = None
+    absent = ""
     check_index_files(name)
     for options in ({"local_files_only": True}, {}):
-        if reason is not None and (is_folder or not _is_model_name(name)):
+        if reason is not None and (is_folder or not _is_model_name(name) or (absent := not_on_hub(name))):
             break  # no network could help
         try:
             loaded: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
@@ -46,7 +48,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         raise InputError(explain(what, got=got, expected=expected, fix=f"{_FIX}.")) from reason
     got = "no folder of that name"
     if _is_model_name(name):
-        got += f", and no model that is cached or can be downloaded now ({first_line(reason)})"
+        got += f", and no model that is cached or can be downloaded now ({absent or first_line(reason)})"
     raise InputError(explain(what, got=got, expected=expected, fix=f"{_FIX}, or can be downloaded.")) from reason
 
 
@@ -55,7 +57,7 @@ def load_config(name: str, *, what: str) -> Any:
     from transformers import AutoConfig
 
     with reading(name, what):
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+        return _loaded(AutoConfig.from_pretrained, name, what, trust_remote_code=False)
 
 
 def load_model(name: str, *, what: str, **options: Any) -> Any:
@@ -63,7 +65,47 @@ def load_model(name: str, *, what: str, **options: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     with reading(name, what):
-        return AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False, use_safetensors=True, **options)
+        given = {"trust_remote_code": False, "use_safetensors": True, **options}
+        return _loaded(AutoModelForCausalLM.from_pretrained, name, what, **given)
+
+
+def _loaded(load: Callable[..., Any], name: str, what: str, **options: Any) -> Any:
+    """A folder as it is; a name from the cache if it is there, else from the hub if it has it, which is asked once."""
+    if not name or Path(name).is_dir():
+        return load(name, **options)
+    try:
+        return load(name, local_files_only=True, **options)
+    except OSError:
+        absent = not_on_hub(name) if _is_model_name(name) else "that is no name of a model"
+    if absent:
+        got = f"no folder {name!r}, nothing of that name in the cache, and {absent}"
+        expected = "a folder or hub name of a causal language model that transformers knows"
+        raise InputError(explain(what, got=got, expected=expected, fix="Look at the name, and at where you are."))
+    return load(name, **options)
+
+
+def not_on_hub(name: str) -> str:
+    """Why the hub will not give us this model; empty where it will, or nobody can say.
+
+    One short question: whoever loads would ask for file after file, with waits between, for minutes. A name behind a
+    folder that is there is a path, and is not asked for.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, HTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    if "/" in name and Path(name).parent.is_dir():
+        return f"{Path(name).parent} is a folder here, so this is a path and no name on the hub"
+    try:
+        HfApi().model_info(name, timeout=_SECONDS_FOR_HUB)
+    except GatedRepoError:  # it is there; what is missing is said by whoever loads
+        return ""
+    except RepositoryNotFoundError:
+        return "the hub has no model of that name (a private one needs HF_TOKEN)"
+    except OfflineModeIsEnabled:
+        return "HF_HUB_OFFLINE is set"
+    except (HTTPError, OSError) as error:
+        return f"the hub cannot be reached ({first_line(error)})"
+    return ""
 
 
 @contextmanager

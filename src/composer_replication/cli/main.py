@@ -1,6 +1,5 @@
-"""`crf`: finds the verb, runs it, and turns what went wrong into a sentence and an exit status.
+"""`crf`: finds the verb, runs it, and turns what went wrong into a sentence and an exit status (`EXIT_CODES`).
 
-0: done. 1: it could not be done, and stderr says why. 2: the command was not understood. 130: interrupted.
 What nobody foresaw is a sentence, too; with CRF_DEBUG=1 it is a traceback.
 """
 
@@ -27,15 +26,27 @@ PIPELINE = (
     "replay",
     "pairs",
     "train",
+    "evaluate",
     "report",
 )
 AROUND = (
     "export",
+    "chat",
     "forget",
     "world",
+    "doctor",
+    "completion",
 )
 VERBS = (*PIPELINE, *AROUND)
 
+DONE, FAILED, NOT_UNDERSTOOD, INTERRUPTED = 0, 1, 2, 130
+EXIT_CODES = {
+    DONE: "done",
+    FAILED: "it could not be done, or a check failed (`crf doctor`); stderr says why and what to do",
+    NOT_UNDERSTOOD: "the command was not understood: an unknown verb, option or choice",
+    INTERRUPTED: "stopped by Ctrl-C, or a training by SIGTERM; nothing is half written, and the same command goes on",
+}
+_WHEN_INTERRUPTED = "nothing was half written, and the same command can be run again"
 _WHAT_TO_DO = {
     errno.ENOSPC: "Make room on that disk",
     errno.EDQUOT: "Make room there: a quota is used up",
@@ -63,16 +74,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit:  # help was asked for, or the command was not understood
         _drop_output()
         raise
+    verb = _module_of(args.verb)
     try:
-        status = _module_of(args.verb).run(args)
+        status = verb.run(args)
         _flush()  # here, where a reader that is gone or a disk that is full can be noticed
         return status
     except KeyboardInterrupt:
-        say("crf: interrupted; nothing was half written, and the same command goes on from here")
-        return 130
+        say(f"crf {args.verb}: interrupted; {getattr(verb, 'WHEN_INTERRUPTED', _WHEN_INTERRUPTED)}")
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our stdout has seen enough
         _drop_output()
-        return 0
+        return DONE
     except ComposerError as error:
         say(f"crf {args.verb}: {error}")
     except Exception as error:
@@ -80,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         say(f"crf {args.verb}: {in_words(error)}")
     _drop_output()
-    return 1
+    return FAILED
 
 
 def _understood(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -88,11 +100,19 @@ def _understood(argv: Sequence[str] | None) -> argparse.Namespace:
     parser, verbs = _parsers()
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        verb = verbs[args.verb]
+        verb = _innermost(verbs[args.verb], args)
         # What `add_argument` took is kept in a table of options.
         near = get_close_matches(unknown[0].partition("=")[0], list(verb._option_string_actions), n=1)  # pyright: ignore
         verb.error(f"unrecognized arguments: {' '.join(unknown)}" + (f" (did you mean {near[0]}?)" if near else ""))
     return args
+
+
+def _innermost(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
+    """The parser of a verb, or of the verb behind it (`crf world logs`)."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return action.choices[getattr(args, action.dest)]
+    return parser
 
 
 def _flush() -> None:
@@ -120,6 +140,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     parser = argparse.ArgumentParser(
         prog="crf",
         description="From the session logs of coding agents to a better model.",
+        epilog="exit status: " + "; ".join(f"{code} {what.partition(',')[0]}" for code, what in EXIT_CODES.items()),
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"crf {__version__}")

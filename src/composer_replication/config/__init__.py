@@ -9,8 +9,10 @@ steps         [ingest], [sites], [replay], [pairs]
 loss          [loss]
 render        [render], [split]
 train         [train] and all tables below it
+evaluation    [evaluation]
 """
 
+from composer_replication.config.evaluation import EvaluationConfig
 from composer_replication.config.loader import load, loads
 from composer_replication.config.loss import LossConfig
 from composer_replication.config.render import RenderConfig, SplitConfig
@@ -21,6 +23,7 @@ from composer_replication.config.writer import config_hash, to_toml, write_resol
 
 __all__ = [
     "CrfConfig",
+    "EvaluationConfig",
     "IngestConfig",
     "LossConfig",
     "OptionDoc",
@@ -54,3 +57,4 @@ class CrfConfig:
     render: RenderConfig = section(RenderConfig, "How conversations become what a model reads.")
     split: SplitConfig = section(SplitConfig, "Which sessions are learnt from, and which are held out.")
     train: TrainConfig = section(TrainConfig, "What `crf train` is told.")
+    evaluation: EvaluationConfig = section(EvaluationConfig, "What is measured on held-out sessions.")

@@ -13,6 +13,7 @@ conventions    conventions.md: rules that users named, which of them are kept
 pairs          the reader of pairs.jsonl
 tools          the reader of tools.jsonl: which tools a session is shown with
 split          the reader of split.jsonl: which sessions are learnt from, and which are held out
+evaluation     the reader of evaluation.json, and of the rows beside it
 elsewhere      what was made from the run outside of it
 """
 

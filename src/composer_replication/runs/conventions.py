@@ -34,6 +34,7 @@ _SAID = re.compile(r"\s+[-*+]\s+said at site ([0-9a-f]{12}) of (\S+)\s*\Z")
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#|~&!$^=@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 _ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
 _WORKTREE = re.compile(r"/\.?(?:worktrees|claude/worktrees)(?:/.*)?\Z")
+_MEANT = re.compile(r"\s*(?:[-*+]\s*\[|\[[\sxX]*\]|[-*+]\s+(?:for|said)\b)")
 _MAX_WORDS = 300
 _MAX_BYTES = 4_000_000
 
@@ -73,12 +74,16 @@ class Convention:
 
 
 class _File:
-    """The rules in their places, and every other line as it is."""
+    """The rules in their places, and every other line as it is.
+
+    `unread` are numbers of lines that look as if they were meant for a rule, and are none.
+    """
 
     def __init__(self, text: str) -> None:
         self.parts: list[str | Convention] = []
+        self.unread: list[int] = []
         project = None
-        for line in text.splitlines():
+        for number, line in enumerate(text.splitlines(), start=1):
             heading, rule = _PROJECT.match(line), _RULE.match(line)
             last = self.parts[-1] if self.parts else None
             if heading is not None:
@@ -88,7 +93,11 @@ class _File:
                 continue
             elif isinstance(last, Convention) and line.startswith((" ", "\t")) and line.strip():
                 last.note(line)
+                if not (_FOR.match(line) or _SAID.match(line)):
+                    self.unread.append(number)
                 continue
+            elif _MEANT.match(line):
+                self.unread.append(number)
             self.parts.append(line)
 
     @property
@@ -120,6 +129,11 @@ def project_of(conversation: Conversation) -> str:
 def read_conventions(run: RunDir) -> list[Convention]:
     """The rules of the file as its user left them; none without a file."""
     return _read(run).rules
+
+
+def unread_lines(run: RunDir) -> list[int]:
+    """Numbers of the file's lines that its user may take for a rule, or for a part of one, and nobody reads."""
+    return _read(run).unread
 
 
 def add_conventions(run: RunDir, heard: Sequence[Heard]) -> list[Convention]:

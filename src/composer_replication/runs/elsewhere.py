@@ -13,7 +13,9 @@ from composer_replication.runs.directory import RunDir
 from composer_replication.runs.sidecar import now
 from composer_replication.runs.source_paths import find_source, portable_name
 
-Made = Literal["preference data set", "ATIF documents", "checkpoints", "trained weights", "report"]
+Made = Literal[
+    "preference data set", "ATIF documents", "data set", "checkpoints", "trained weights", "exported weights", "report"
+]
 _NAME = "elsewhere"
 
 

@@ -11,6 +11,7 @@ A step reads artefacts of the run, hands them to the stages below, and writes it
     own_pairs  corrections and their opposite, of the sessions alone
     pairs      calls and corrections -> pairs.jsonl
     train      conversations, sites and pairs -> checkpoints and weights
+    evaluate   before against after, on held-out sessions -> evaluation.json
     report     all of it -> report.html, report.md
     around/    what is done with a run besides: judge, inspect, export, forget; sessions of a small world
 """

@@ -41,7 +41,7 @@ _ARGUMENTS = (
     *("seed", "data_seed", "bf16", "fp16", "world_size"),
 )
 _START = ("start_weights", "start_adapter")
-_HELD_OUT = "eval_lm_ce"
+_HELD_OUT, _LEARNT = "eval_lm_ce", "loss/lm_ce"
 _CALLS, _CONTEXT = 8, 2048
 
 
@@ -59,10 +59,15 @@ class FinishedWarmUp:
     start_weights: str
     settings: Mapping[str, Any]
     start_adapter: str | None = None
+    learnt: Sequence[float] = ()
+    """The loss of the good turns that it learnt, on the first and on the last line of its metrics."""
 
     def in_words(self) -> str:
         losses = [loss for _, loss in self.held_out]
-        fell = f"; held-out loss of good turns {losses[0]:.3f} at first, {min(losses):.3f} there" if losses else ""
+        fell = (
+            f"; loss of good turns {self.learnt[0]:.3f} at first, {self.learnt[-1]:.3f} at last" if self.learnt else ""
+        )
+        fell += f"; held-out loss of good turns {losses[0]:.3f} at first, {min(losses):.3f} there" if losses else ""
         return f"warm-up: {self.steps} steps of channel 1, the weights of {self.checkpoint}{fell}"
 
 
@@ -102,7 +107,14 @@ def warm_up(
     losses = _held_out_losses(state.log_history)
     end = f"checkpoint-{_lowest(losses) if losses else state.global_step}"
     _check_same_data(folder / end, data, origin)
-    known = FinishedWarmUp(checkpoint=end, steps=state.global_step, held_out=[[*each] for each in losses], **origin)
+    learnt = [float(line[_LEARNT]) for line in state.log_history if _LEARNT in line]
+    known = FinishedWarmUp(
+        checkpoint=end,
+        steps=state.global_step,
+        held_out=[[*each] for each in losses],
+        learnt=[learnt[0], learnt[-1]] if learnt else [],
+        **origin,
+    )
     if args.should_save:
         atomic_write_json(folder / FINISHED, {"schema": _SCHEMA, "version": _VERSION, **asdict(known)})
     return known

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import transformers
 
-from composer_replication.batch.model_folder import load_tokenizer
+from composer_replication.batch import model_folder
+from composer_replication.batch.model_folder import load_config, load_model, load_tokenizer
 from composer_replication.errors import InputError
 from tokenizer_assets import load
 
@@ -30,10 +31,67 @@ def asked(monkeypatch):
     return calls
 
 
-def test_a_models_name_is_looked_for_here_first_and_then_on_the_network(asked):
+def test_a_models_name_is_looked_for_here_first_and_then_on_the_network(asked, monkeypatch):
+    monkeypatch.setattr(model_folder, "not_on_hub", lambda _name: "")
     with pytest.raises(InputError, match=r"no folder of that name, and no model that is cached .*couldn't connect\.\)"):
         load_tokenizer("owner/model")
     assert asked == [{"trust_remote_code": False, "local_files_only": True}, {"trust_remote_code": False}]
+
+
+def hub_error(name, status):
+    """What the hub's client raises for an answer with this status."""
+    from huggingface_hub import errors
+
+    try:
+        from httpx2 import Request, Response
+    except ImportError:  # earlier clients
+        from httpx import Request, Response
+    return getattr(errors, name)("refused", response=Response(status, request=Request("GET", "http://hub")))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda: hub_error("RepositoryNotFoundError", 404), "the hub has no model of that name"),
+        (
+            lambda: OSError("Name or service not known"),
+            r"the hub cannot be reached \(OSError: Name or service not known",
+        ),
+    ],
+)
+def test_a_name_that_the_hub_will_not_give_is_asked_for_once_and_no_file_of_it_is(monkeypatch, asked, answer, said):
+    from huggingface_hub import HfApi
+
+    questions = []
+
+    def model_info(_self, name, **given):
+        questions.append((name, given["timeout"]))
+        raise answer()
+
+    def from_pretrained(_name, **options):
+        asked.append(options)
+        raise OSError("not in the cache")
+
+    monkeypatch.setattr(HfApi, "model_info", model_info)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    for load_it in (load_tokenizer, lambda n: load_config(n, what="model"), lambda n: load_model(n, what="model")):
+        with pytest.raises(InputError, match=said):
+            load_it("owner/model")
+    assert [each["local_files_only"] for each in asked] == [True, True, True]
+    assert [name for name, _ in questions] == ["owner/model"] * 3
+    assert all(seconds <= 5 for _, seconds in questions)
+
+
+def test_a_path_below_a_folder_that_is_there_is_no_name_on_the_hub(monkeypatch, asked, tmp_path):
+    from huggingface_hub import HfApi
+
+    monkeypatch.setattr(HfApi, "model_info", lambda *_a, **_k: pytest.fail("the network was asked"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match="out is a folder here, so this is a path and no name on the hub"):
+        load_tokenizer("out/model")
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("name", ["nowhere/", "./nowhere", "../a", "/no/where", "~/x", "a/b/c", ""])

@@ -82,6 +82,30 @@ def test_one_site_is_shown_with_turn_result_evidence_and_hint(run):
     assert crf("sites", run, "--show", "zzzz", cwd=run.parent).returncode == 1
 
 
+def test_all_sites_are_listed_with_their_hints_and_one_is_struck_out_for_good(run):
+    first = must("sites", run, "--list", cwd=run.parent)
+    kept, task, soft = rows(run)
+    lines = first.splitlines()
+    assert lines[0] == f"{kept['id']}  edit_not_read, Edit, blame model, sure 0.98, kept"
+    assert lines[1] == "    failed  File has not been read yet. Read it first before writing to it."
+    assert lines[2] == f"    hint    {kept['hint']['text']}"
+    assert lines[3].endswith(f"not kept: {task['reason']}")
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == [kept["id"], task["id"], soft["id"]]
+    assert "\x1b" not in first
+    before = (run / "sites.jsonl").stat().st_mtime_ns
+    listed = json.loads(must("sites", run, "--list", "--json", "--blame", "model", cwd=run.parent))["sites"]
+    assert [each["site"]["id"] for each in listed] == [kept["id"], soft["id"]]
+    assert listed[0]["hint"]["text"] == kept["hint"]["text"]
+    assert (run / "sites.jsonl").stat().st_mtime_ns == before  # looked at, not found anew
+    done = crf("sites", run, "--drop", kept["id"][:6], cwd=run.parent)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert f"struck out: site {kept['id']}" in done.stderr
+    assert [row["is_kept"] for row in rows(run)] == [False, False, False]
+    must("sites", run, cwd=run.parent)
+    assert rows(run)[0]["hint"] is None
+    assert crf("sites", run, "--drop", "zzzz", cwd=run.parent).returncode == 1
+
+
 def test_control_characters_of_a_log_do_not_reach_the_terminal(run):
     must("sites", run, cwd=run.parent)
     shown = must("sites", run, "--show", rows(run)[1]["id"], cwd=run.parent)

@@ -50,11 +50,10 @@ def test_logs_are_the_same_bytes_for_the_same_seed(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["-n", "3"], "got no folder, expected -o DIR"),
         (["-n", "0", "-o", "new"], "expected 1 or more"),
-        (["-o", "there"], "expected a new folder"),
-        (["-o", "new", "--agent", "nobody"], "expected one of ['careless', 'expert']"),
-        (["-o", "new", "--rate", "noop"], "expected NAME=RATE"),
+        (["-o", "there"], "expected a new folder. Name a folder that is not there yet"),
+        (["-o", "new", "--agent", "nobody"], "expected one of careless, expert"),
+        (["-o", "new", "--rate", "noop"], "expected NAME=RATE. Mistakes have these names: "),
         (["-o", "new", "--rate", "noop=1"], "which can be made in place of Edit, expected at most 1 together"),
     ],
 )
@@ -65,6 +64,63 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys, given,
     assert main(["world", "logs", *given]) == 1
     assert said in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["logs", "-n", "3"], "crf world logs: error: the following arguments are required: -o/--output"),
+        (["play", "-n", "3"], "crf world play: error: unrecognized arguments: -n 3"),
+        (["play", "-o", "logs"], "crf world play: error: unrecognized arguments: -o logs"),
+        (["logs", "-o", "x", "--prot", "1"], "crf world logs: error: unrecognized arguments: --prot 1"),
+        (["advisers", "--prot", "1"], "unrecognized arguments: --prot 1 (did you mean --port?)"),
+    ],
+)
+def test_an_option_that_does_nothing_there_is_refused_with_the_verb_s_own_usage(given, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["world", *given])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"usage: crf world {given[0]} ")
+    assert said in told
+
+
+def test_each_of_its_verbs_has_a_page_of_its_own(capsys):
+    pages = []
+    for verb in ("play", "logs", "advisers"):
+        with pytest.raises(SystemExit):
+            main(["world", verb, "--help"])
+        pages.append(capsys.readouterr().out)
+    assert [("--port" in page, "--output" in page, "--agent" in page) for page in pages] == [
+        (False, False, True),
+        (False, True, True),
+        (True, False, False),
+    ]
+
+
+def test_a_port_that_cannot_be_had_is_a_sentence(capsys):
+    import socket
+
+    assert main(["world", "advisers", "--port", "99999"]) == 1
+    assert "--port: got 99999, expected 0 to 65535. Leave --port out" in capsys.readouterr().err
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["world", "advisers", "-n", "1", "--port", str(taken.getsockname()[1])]) == 1
+    assert "expected a port that is free. Another program may listen there" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_how_advisers_end(capsys, monkeypatch):
+    from composer_replication.envs.adviser_server import AdviserServer
+
+    def interrupted(_self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AdviserServer, "wait", interrupted)
+    assert main(["world", "advisers", "-n", "1", "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["base_url"].startswith("http://127.0.0.1:")
+    assert told.err.endswith("crf world advisers: stopped\n")
 
 
 def test_tests_behind_no_wall_are_said(tmp_path, capsys, monkeypatch):

@@ -40,6 +40,12 @@ def test_a_run_leaves_config_metrics_checkpoint_adapter_and_a_record_of_where_th
     )
     lines = [json.loads(line) for line in (train.output / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4]
+    adapter = json.loads((train.output / "adapter" / "adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == str(folder / "model")  # it was typed as "model"
+    card = (train.output / "adapter" / "README.md").read_text()
+    assert f"An adapter for `{folder / 'model'}`" in card
+    assert "4 steps; channels that ran: lm_ce (weight 1, 4 steps)" in card
+    assert "12 sessions (" in card
     record = json.loads((train.output / "adapter" / "training.json").read_text())
     run = RunDir.open(folder / "run")
     assert {each["name"]: each["sha256"] for each in record["sources"]} == {

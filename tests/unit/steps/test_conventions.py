@@ -127,6 +127,26 @@ def test_without_a_rule_there_is_no_file_and_an_edit_makes_sites_old(run, tmp_pa
         list(read_sessions(run, with_sites=True, with_pairs=False))
 
 
+def test_rules_that_cannot_be_used_and_lines_that_nobody_reads_are_said(run, capsys):
+    path = run.path("conventions")
+    assert main(["sites", str(run.root)]) == 0
+    text = path.read_text()
+    project = next(line for line in text.splitlines() if line.startswith("## "))
+    own = ["- [x] Never push on Fridays.", "  - for git push", "- [y] Be brief.", "[x] No dash.", "-[x] No space."]
+    path.write_text(
+        "- [x] Of no project.\n" + text + "\n".join(["", project, *own, "", "Words of the user's own."]) + "\n"
+    )
+    capsys.readouterr()
+    assert main(["sites", str(run.root)]) == 0
+    told = capsys.readouterr().err
+    assert ", of which 1 have no `for:` below them and are used nowhere" in told
+    first = len(text.splitlines()) + 5
+    assert f"lines 1, {first}, {first + 1}, {first + 2}, {first + 3}: not read. A rule is `- [x] words`" in told
+    path.write_text(text)
+    assert main(["sites", str(run.root)]) == 0
+    assert "not read" not in capsys.readouterr().err
+
+
 def test_forgetting_a_session_takes_its_rules_and_leaves_the_users_own(run, capsys):
     write_sites(SitesConfig(), run)
     path = run.path("conventions")

@@ -1,6 +1,9 @@
 """Verbs beside the pipeline, a file a verb. Each has HELP, add_arguments(parser) and run(args).
 
-export  sessions for other tools
-forget  sessions out of a run
-world   sessions of agents that err on purpose
+export      weights and sessions for other programs
+chat        talk to a model before and after
+forget      sessions out of a run
+world       sessions of agents that err on purpose
+doctor      what this machine has and lacks
+completion  for the shell
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,41 +12,44 @@ if TYPE_CHECKING:
     from composer_replication.steps.around.world import WorldLogs
 
 HELP = "play scripted agents in a small world: show a session, write many as logs, or answer as advisers"
-_INDENT = "    "
+WHEN_INTERRUPTED = "nothing goes on in the background; the same command can be run again"
+_PLAY = "show one session of an agent that errs on purpose"
+_LOGS = "write sessions of such agents as Claude Code logs, for `crf ingest`"
+_ADVISERS = "answer as advisers of known skill at an OpenAI-compatible address, for `crf replay`; Ctrl-C stops it"
+_INDENT, _MAX_PORT = "    ", 65535
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        choices=("play", "logs", "advisers"),
-        help="play: show one session; logs: write sessions as Claude Code logs; advisers: a server that answers",
-    )
-    parser.add_argument(
-        "-n",
-        "--number",
-        type=int,
-        default=80,
-        metavar="N",
-        help="how many sessions, or tasks that advisers know; default 80",
-    )
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where to write the logs: a new folder")
-    parser.add_argument(
-        "--seed", type=int, metavar="SEED", help="of the first; default 10000: 0 to 999 are kept for evaluation"
-    )
-    parser.add_argument(
-        "--difficulty", choices=("easy", "medium", "hard"), default="easy", help="of the tasks; default easy"
-    )
+    verbs = parser.add_subparsers(dest="what", required=True, metavar="{play,logs,advisers}", title="what to do")
+    play = verbs.add_parser("play", help=_PLAY, description=_PLAY, allow_abbrev=False)
+    _add_task(play, "of the task and of the agent's luck")
+    _add_agent(play)
+    play.add_argument("--json", action="store_true", help="print the session as an ATIF document")
+    logs = verbs.add_parser("logs", help=_LOGS, description=_LOGS, allow_abbrev=False)
+    logs.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write: a new folder")
+    logs.add_argument("-n", "--number", type=int, default=80, metavar="N", help="how many sessions; default 80")
+    _add_task(logs, "of the first session")
+    _add_agent(logs)
+    logs.add_argument("--json", action="store_true", help="print the counts as JSON")
+    advisers = verbs.add_parser("advisers", help=_ADVISERS, description=_ADVISERS, allow_abbrev=False)
+    advisers.add_argument("-n", "--number", type=int, default=80, metavar="N", help="tasks they know; default 80")
+    _add_task(advisers, "of the first task they know")
+    advisers.add_argument("--port", type=int, default=0, metavar="PORT", help="default 0: any free one")
+    advisers.add_argument("--json", action="store_true", help="print address and models as JSON")
+
+
+def _add_task(parser: argparse.ArgumentParser, of_what: str) -> None:
+    text = f"{of_what}; default 10000: 0 to 999 are kept for evaluation"
+    parser.add_argument("--seed", type=int, metavar="SEED", help=text)
+    levels = ("easy", "medium", "hard")
+    parser.add_argument("--difficulty", choices=levels, default="easy", help="of the tasks; default easy")
+
+
+def _add_agent(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--agent", default="careless", metavar="NAME", help="expert or careless, the default")
-    parser.add_argument(
-        "--rate",
-        action="append",
-        default=[],
-        metavar="NAME=RATE",
-        help="how often the agent makes this mistake where it can; may be repeated",
-    )
+    text = "how often the agent makes this mistake where it can; may be repeated"
+    parser.add_argument("--rate", action="append", default=[], metavar="NAME=RATE", help=text)
     parser.add_argument("--corrects", type=float, metavar="SHARE", help="which share of its mistakes it puts right")
-    parser.add_argument("--port", type=int, default=0, metavar="PORT", help="of the advisers; default 0: any free one")
-    parser.add_argument("--json", action="store_true", help="print counts, or the session, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,12 +98,9 @@ def _lines(episode: Episode) -> list[str]:
 
 
 def _logs(args: argparse.Namespace) -> int:
-    from composer_replication.errors import InputError, explain
     from composer_replication.steps.around.world import agent_named, write_logs
 
     agent = agent_named(args.agent, args.rate, args.corrects)
-    if args.output is None:
-        raise InputError(explain("crf world logs", got="no folder", expected="-o DIR"))
     done = write_logs(args.output, number=args.number, seed=args.seed, difficulty=args.difficulty, agent=agent)
     _warn(done.sandbox)
     _show(done, args)
@@ -140,12 +141,30 @@ def _show(done: WorldLogs, args: argparse.Namespace) -> None:
 
 
 def _advisers(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import say
+    from composer_replication.cli.console import print_json, say
     from composer_replication.envs.adviser_server import AdviserServer
+    from composer_replication.errors import InputError, explain
 
+    if args.number < 1:
+        raise InputError(explain("-n", got=args.number, expected="1 or more tasks"))
+    if not 0 <= args.port <= _MAX_PORT:
+        fix = "Leave --port out: any free one is taken, and printed."
+        raise InputError(explain("--port", got=args.port, expected=f"0 to {_MAX_PORT}", fix=fix))
     seeds = range(args.seed, args.seed + args.number)
-    with AdviserServer(seeds, [args.difficulty], port=args.port) as server:
-        print(server.base_url, flush=True)
+    try:
+        server = AdviserServer(seeds, [args.difficulty], port=args.port)
+    except OSError as error:
+        fix = "Another program may listen there: leave --port out, and any free one is taken."
+        raise InputError(explain(f"--port {args.port}", got=error, expected="a port that is free", fix=fix)) from error
+    with server:
+        if args.json:
+            print_json({"base_url": server.base_url, "models": list(server.models)})
+        else:
+            print(server.base_url)
+        sys.stdout.flush()
         say(f"models: {', '.join(server.models)}; Ctrl-C stops it")
-        server.wait()
+        try:
+            server.wait()
+        except KeyboardInterrupt:  # the way to end it
+            say("crf world advisers: stopped")
     return 0

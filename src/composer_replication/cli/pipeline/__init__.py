@@ -10,5 +10,6 @@ teachers  who can be asked, and what they cost
 replay    ask them
 pairs     preference pairs of what they agree on
 train     train on all of it
+evaluate  before against after, on held-out sessions
 report    all of it as a page to look at
 """

@@ -74,8 +74,7 @@ def _show(run_dir: RunDir, pairs: PairsOfRun, section: PairsConfig, args: argpar
         table("Pairs", ("source", "pairs", "chosen, and rejected"), _source_rows(pairs.by_source)),
     )
     kept = pairs.filtered.get("kept", 0)
-    of_states = f" of {pairs.report.num_states} states" if pairs.report is not None else ""
-    say(f"{run_dir.path('pairs')}: {kept} pairs{of_states}")
+    say(f"{run_dir.path('pairs')}: {kept} pairs{_shares(pairs)}")
     for line in _notes(pairs, section):
         say(line)
     if args.export is not None:
@@ -122,6 +121,16 @@ def _notes(pairs: PairsOfRun, section: PairsConfig) -> Iterator[str]:
         dropped = "are none" if not section.where_it_worked else "are among them (rejected_action_worked)"
         more = "" if section.where_it_worked else "; --where-it-worked makes them too"
         yield f"{report.num_rejected_worked} pairs would reject an action that worked: they {dropped}{more}"
+
+
+def _shares(pairs: PairsOfRun) -> str:
+    """Who they are from: the states that teachers were asked about say nothing about pairs of the sessions' own."""
+    if pairs.report is None:
+        return ""
+    from_teachers = pairs.by_source.get("teachers", 0)
+    own = sum(number for name, number in pairs.by_source.items() if name != "teachers")
+    asked = f"{pairs.report.num_states} states that teachers were asked about"
+    return f": {from_teachers} from the {asked}, {own} from the sessions alone"
 
 
 def _share(value: float | None) -> str:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from composer_replication.steps.replay import Replayed, ReplayPlan
 
 HELP = "ask teachers what they would have done at each state, within a hard cap"
+WHEN_INTERRUPTED = "answers that came are kept, and the same command asks for the rest"
 
 # Flags of earlier versions: the key that each is short for, and its value where none is typed.
 _KNOWN_FLAGS: dict[str, tuple[str, object]] = {

@@ -21,7 +21,7 @@ _CAPTION = (
     "work itself, such as failing tests; env is the machine or the network. Sure: mean confidence."
 )
 _MAX_EXAMPLE = 70
-_MAX_SHOWN = 3000
+_MAX_SHOWN, _MAX_LINES = 3000, 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blame", action="append", metavar="BLAME", help="show only this blame; may be repeated")
     add_short(parser, "--min-confidence", key="sites.min_confidence")
     parser.add_argument("--show", metavar="ID", help="print one site: turn, failing result, evidence, hint")
-    parser.add_argument("--json", action="store_true", help="print the table, or with --show the site, as JSON")
+    parser.add_argument("--list", action="store_true", help="print every site with its hint, or why it has none")
+    parser.add_argument("--drop", action="append", metavar="ID", help="strike this site out, for good; may be repeated")
+    parser.add_argument("--json", action="store_true", help="print the table, the list or the site as JSON")
     add_short(parser, "--writer", key="sites.writer", metavar="FILE")
     add_config_arguments(parser, "sites")
     add_gate_arguments(parser)
@@ -45,6 +47,12 @@ def run(args: argparse.Namespace) -> int:
     section, run_dir = config_of(args).sites, RunDir.open(args.run)
     if args.show is not None:
         _show_site(run_dir, args.show, as_json=args.json)
+    elif args.drop or (args.list and run_dir.path("sites").exists()):  # as they are: they are looked at, not found anew
+        _drop(run_dir, args.drop or ())
+        _list(run_dir, args)
+    elif args.list:
+        write_sites(section, run_dir, no_scrub=args.no_scrub, allowed=args.allow)
+        _list(run_dir, args)
     else:
         done = write_sites(section, run_dir, no_scrub=args.no_scrub, allowed=args.allow)
         _show_table(run_dir, done.sites, args)
@@ -52,6 +60,49 @@ def run(args: argparse.Namespace) -> int:
         if done.hints:
             say(f"hints by a model: {', '.join(f'{what} {number}' for what, number in sorted(done.hints.items()))}")
     return 0
+
+
+def _drop(run_dir: RunDir, identities: Sequence[str]) -> None:
+    from composer_replication.cli.console import say
+    from composer_replication.runs.sites import strike_sites
+
+    for site in strike_sites(run_dir, identities) if identities else ():
+        say(f"struck out: site {site.id} ({site.kind}); `crf hints RUN --keep {site.id}` takes it back")
+
+
+def _list(run_dir: RunDir, args: argparse.Namespace) -> None:
+    """Every site in the order of the sessions, for somebody who looks through them; after a --drop only if asked."""
+    from composer_replication.cli.console import plain, print_json, say
+    from composer_replication.runs.sites import read_sites
+    from composer_replication.sites.find import NO_FAILURE
+
+    every = [each for each in read_sites(run_dir) if each[0].kind != NO_FAILURE]
+    check_kinds(args.kind or (), {site.kind for site, _ in every})
+    shown = [each for each in every if _is_asked_for(each[0], args)] if args.list else []
+    if args.json:
+        rows = [{"site": site, "hint": hint} for site, hint in shown]
+        print_json({"run": str(run_dir.root), "sites": [{k: _plain_data(v) for k, v in row.items()} for row in rows]})
+        return
+    for site, hint in shown:
+        kept = "kept" if site.is_kept else f"not kept: {site.reason}"
+        print(plain(f"{site.id}  {site.kind}, {site.tool}, blame {site.blame}, sure {site.confidence:.2f}, {kept}"))
+        print(plain(f"    failed  {_short(site.evidence_text)}"))
+        if hint is not None:
+            print(plain(f"    hint    {' '.join(hint.text.split())}"))
+    if args.list:
+        kept = sum(site.is_kept for site, _ in shown)
+        say(f"{len(shown)} sites, {kept} kept with a hint. `--show ID` shows one, `--drop ID` strikes it out for good")
+
+
+def _plain_data(record: ErrorSite | Hint | None) -> dict[str, object] | None:
+    from dataclasses import asdict
+
+    return None if record is None else asdict(record)
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_EXAMPLE else line[: _MAX_EXAMPLE - 1] + "…"
 
 
 def _check_filters(args: argparse.Namespace) -> None:
@@ -83,7 +134,7 @@ def _show_table(run_dir: RunDir, every: Sequence[ErrorSite], args: argparse.Name
     kept, number = sum(site.is_kept for site in sites), len(sites) - passed_over.total()
     shown = "" if len(sites) == len(every) else "of the kinds and blames asked for: "
     counted_in = f"{run_dir.path('sites')}: {shown}{number} failures, {kept} kept with a hint"
-    say(f"{counted_in}. `crf sites RUN --show ID` shows one")
+    say(f"{counted_in}. `crf sites RUN --list` shows them all, `--show ID` one")
 
 
 def _show_rules(run_dir: RunDir, done: SitesOfRun, args: argparse.Namespace) -> None:
@@ -94,9 +145,19 @@ def _show_rules(run_dir: RunDir, done: SitesOfRun, args: argparse.Namespace) -> 
     if said and not args.json:
         say(f"{said} of them are corrections in the user's own words")
     if done.conventions and not args.json:
-        kept = sum(rule.is_kept for rule in done.conventions)
-        rules = f"rules that users named: {len(done.conventions)}, kept: {kept}"
+        from composer_replication.runs.conventions import unread_lines
+
+        kept = [rule for rule in done.conventions if rule.is_kept]
+        idle = sum(not rule.call_kinds for rule in kept)
+        rules = f"rules that users named: {len(done.conventions)}, kept: {len(kept)}"
+        rules += f", of which {idle} have no `for:` below them and are used nowhere" if idle else ""
         say(f"{run_dir.path('conventions')}: {rules}. Mark with an x what holds elsewhere, and run this again")
+        if unread := unread_lines(run_dir):
+            lines = ", ".join(map(str, unread[:_MAX_LINES])) + (" and more" if len(unread) > _MAX_LINES else "")
+            say(
+                f"{run_dir.path('conventions')}, lines {lines}: not read. A rule is `- [x] words` below `## project`; "
+                "below it stands `  - for: git push`"
+            )
 
 
 def check_kinds(asked: Sequence[str], found: set[str]) -> None:
@@ -115,9 +176,8 @@ def _is_asked_for(site: ErrorSite, args: argparse.Namespace) -> bool:
 
 
 def _row(each: KindCount) -> tuple[object, ...]:
-    example = " ".join(each.example.split())
-    example = example if len(example) <= _MAX_EXAMPLE else example[: _MAX_EXAMPLE - 1] + "…"
-    return each.kind, each.blame, each.number, each.num_kept, f"{each.confidence:.2f}", example, each.example_id
+    confidence, example = f"{each.confidence:.2f}", _short(each.example)
+    return each.kind, each.blame, each.number, each.num_kept, confidence, example, each.example_id
 
 
 def _show_site(run_dir: RunDir, identity: str, *, as_json: bool) -> None:

@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible endpoint; default: OpenRouter")
     parser.add_argument("--api-key-env", metavar="NAME", help="the variable that holds the endpoint's key")
     parser.add_argument("--all", action="store_true", help="list every model of the endpoint")
+    parser.add_argument("--json", action="store_true", help="print the models and their prices as JSON")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the teachers here, for `crf replay --teachers`")
 
 
@@ -37,14 +38,14 @@ def run(args: argparse.Namespace) -> int:
     except InputError as error:
         raise InputError(f"{error}. {_without_a_list(args.slug or ())}") from error
     if args.all:
-        _show(listed)
+        _show(listed, as_json=args.json)
         return 0
     slugs = args.slug or [teacher["slug"] for teacher in DEFAULT_TEACHERS]
     place = {"base_url": args.base_url} if args.base_url else {}
     key = {"api_key_env": args.api_key_env} if args.api_key_env else {}
     found = with_prices([{"slug": slug, **place, **key} for slug in slugs], listed)
     known = {each.slug: each for each in listed}
-    _show([known[teacher["slug"]] for teacher in found])
+    _show([known[teacher["slug"]] for teacher in found], as_json=args.json)
     if args.output is not None:
         from composer_replication.atomic import atomic_write_json, written_through
 
@@ -66,9 +67,12 @@ def _without_a_list(slugs: Sequence[str]) -> str:
     return f"Prices are looked up there; without it write the file of teachers by hand: {example}.{meant}"
 
 
-def _show(listed: Sequence[Listed]) -> None:
-    from composer_replication.cli.console import say, show, table
+def _show(listed: Sequence[Listed], *, as_json: bool) -> None:
+    from composer_replication.cli.console import print_json, say, show, table
 
+    if as_json:
+        print_json({"models": [each._asdict() for each in listed]})
+        return
     rows = [
         (
             each.slug,

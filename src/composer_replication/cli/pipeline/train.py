@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from composer_replication.trainer.from_config.results import ChannelResult, TrainingResult
 
 HELP = "train on a run's sessions, or on rollouts, and write an adapter"
-INTERRUPTED = 130
+WHEN_INTERRUPTED = "what was computed is kept, and the same command goes on from there"
 _COUNTS = (
     ("prompts", "prompts"),
     ("held_out_prompts", "prompts held out"),
@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     _show_result(result, as_json=args.json)
     if result.stopped_by:
         _say_how_to_resume(result, args)
+        from composer_replication.cli.main import INTERRUPTED
+
         return INTERRUPTED
     return 0
 
@@ -92,7 +94,7 @@ def _plan(config: CrfConfig) -> TrainingPlan:
     import sys
 
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say is not our output
-        _quiet_libraries()
+        quiet_libraries()
         from composer_replication.steps.train import plan
 
         return plan(config)
@@ -105,14 +107,14 @@ def _train(config: CrfConfig, args: argparse.Namespace) -> TrainingResult:
     from composer_replication.cli.pages.progress import training_progress
 
     with contextlib.redirect_stdout(sys.stderr):
-        _quiet_libraries()
+        quiet_libraries()
         from composer_replication.steps.train import train
 
         with training_progress(config.train.optimiser.steps) as progress:
             return train(config, resume=args.resume, must_fit=not args.force, progress=progress)
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """A feature that TRL calls experimental is not news at every start; bars only where somebody looks."""
     import os
     import sys

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
-__all__ = ["load_student", "student_folder"]
+__all__ = ["TRAINED_CONTEXT", "load_student", "student_folder"]
+TRAINED_CONTEXT = 2048
+"""Tokens of the longest context that it has seen; it has more positions, and has learnt nothing about them."""
 
 
 def student_folder() -> Path:

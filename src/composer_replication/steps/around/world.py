@@ -40,13 +40,14 @@ class WorldLogs:
 def agent_named(name: str, rates: Sequence[str] = (), corrects: float | None = None) -> FlawedAgent:
     """A known agent, with other rates where they are given as NAME=RATE, and another share that it corrects."""
     if name not in AGENTS:
-        raise InputError(explain("agent", got=name, expected=f"one of {sorted(AGENTS)}"))
+        raise InputError(explain("--agent", got=repr(name), expected=f"one of {', '.join(sorted(AGENTS))}"))
     agent = AGENTS[name]
     given = [each.partition("=") for each in rates]
     try:
         changed = {mistake: float(rate) for mistake, _, rate in given}
     except ValueError as error:
-        raise InputError(explain("rate", got=", ".join(rates), expected="NAME=RATE")) from error
+        fix = f"Mistakes have these names: {', '.join(MISTAKES)}."
+        raise InputError(explain("--rate", got=", ".join(rates), expected="NAME=RATE", fix=fix)) from error
     corrects = agent.corrects if corrects is None else corrects
     return replace(agent, rates={**agent.rates, **changed}, corrects=corrects)
 
@@ -61,7 +62,9 @@ def write_logs(folder: Path, *, number: int, seed: int, difficulty: Difficulty, 
     if number < 1:
         raise InputError(explain("number of sessions", got=number, expected="1 or more"))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(explain(str(folder), got="a file or a folder with files in it", expected="a new folder"))
+        fix = "Name a folder that is not there yet, or delete that one."
+        got = "a file or a folder with files in it"
+        raise InputError(explain(str(folder), got=got, expected="a new folder", fix=fix))
     runner = RememberingRunner()
     could, made, corrected, solved, calls = Counter[str](), Counter[str](), Counter[str](), 0, 0
     for each in range(seed, seed + number):

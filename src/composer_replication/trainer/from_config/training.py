@@ -9,7 +9,7 @@ import contextlib
 import logging
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from transformers import PrinterCallback, TrainerCallback
 from composer_replication.config import CrfConfig
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.objective.fingerprint import weights_digest
+from composer_replication.objective.hint_proof import verdict
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import OnPhase, Say, telling_phases
 from composer_replication.trainer.from_config.inputs import Inputs, read_inputs
@@ -235,12 +236,18 @@ def _result(
         checkpoints=folder.checkpoints,
         metrics=folder.metrics,
         channels=channel_results(names, state.log_history, weights),
-        diagnosis=tuple(diagnose(state.log_history, max_completion_length=length, items=counts)),
+        diagnosis=(*diagnose(state.log_history, max_completion_length=length, items=counts), *_unheeded(sessions)),
         alarms=tuple(f"step {each.step}: {each.in_words()}" for each in (alarm.alarms if alarm else ())),
         counts=metric_names(counts),
         drops=metric_names(drops),
         warmup_steps=int(getattr(trainer, "phase", {}).get("warmup_steps", 0)),
     )
+
+
+def _unheeded(sessions: LoggedSessions | None) -> Iterator[str]:
+    """What the hint proof found against this model, which no line of metrics shows."""
+    if sessions is not None and sessions.proofs and (found := verdict(sessions.proofs)).heeds is False:
+        yield found.in_words(can_warm_up=False)
 
 
 def _save(

@@ -1,0 +1,98 @@
+"""`crf evaluate RUN --before M --after ADAPTER`: are the trained weights better, on sessions they never saw?"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from composer_replication.cli.options import add_config_arguments, overrides_of, refuse_unread
+
+HELP = "compare two models on a run's held-out sessions, and say whether the second is better"
+_ARMS = {"after": "after", "control": "control", "difference": "after - control"}
+_CAPTION = (
+    "A change from before to after, with its 95% interval over sessions. The first\n"
+    "figure was named before training (evaluation.primary); all others are exploratory."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_arguments(parser, "evaluation", "render", "split", "train")
+    parser.add_argument("run", metavar="RUN", help="a run directory with sites in it")
+    weights = "a folder, a name on the hub, or an adapter; default: "
+    parser.add_argument(
+        "--before", metavar="M", help=f"the model to compare with: {weights}what the training began with"
+    )
+    parser.add_argument("--after", metavar="M", help=f"the model that is to be better: {weights}what the training left")
+    parser.add_argument("--control", metavar="M", help=f"one trained on shuffled hints and pairs: {weights}RUN/control")
+    parser.add_argument("--json", action="store_true", help="print evaluation.json")
+
+
+def run(args: argparse.Namespace) -> int:
+    from composer_replication.runs import RunDir
+    from composer_replication.trainer.presets import load_with_preset
+
+    config = load_with_preset(args.config, overrides_of(args))
+    refuse_unread(args)
+    _show(_evaluate(config, RunDir.open(args.run), args), as_json=args.json)
+    return 0
+
+
+def _evaluate(config: Any, run_dir: Any, args: argparse.Namespace) -> dict[str, Any]:
+    import contextlib
+    import sys
+
+    from composer_replication.cli.pages.progress import training_progress
+    from composer_replication.cli.pipeline.train import quiet_libraries
+
+    with contextlib.redirect_stdout(sys.stderr):  # what libraries say is not our output
+        quiet_libraries()
+        from composer_replication.steps.evaluate import evaluate
+
+        named = {"before": args.before, "after": args.after, "control": args.control}
+        with training_progress(0) as progress:
+            return evaluate(config, run_dir, **named, progress=progress)
+
+
+def _show(record: Mapping[str, Any], *, as_json: bool) -> None:
+    from composer_replication.cli.console import plain, print_json, say, show, table
+
+    if as_json:
+        print_json(dict(record))
+        return
+    overall = [each for each in record["figures"] if each["kind"] is None]
+    if overall:
+        columns = ("figure", "weights", "change", "95% interval", "unit", "better", "n", "sessions")
+        rows = [_row(each) for each in sorted(overall, key=lambda each: each["name"] != record["primary"])]
+        show(table("Held-out sessions", columns, rows, caption=_CAPTION))
+    if record["drops"]:
+        show(table("Left out", ("what", "number"), sorted(record["drops"].items())))
+    for part, reason in record["not_run"].items():
+        print(plain(f"not run: {part}: {reason}"))
+    print(plain(_of_split(record["split"])))
+    for sentence in record["verdict"]["sentences"]:
+        print(plain(sentence))
+    say("evaluation.json: all of it; evaluated.jsonl: a row a decision")
+
+
+def _of_split(split: Mapping[str, Any]) -> str:
+    sessions, sites = split["sessions"], split["sites"]
+    return (
+        f"{sessions['test']} of {sum(sessions.values())} sessions held out by {split['by']}, with {sites['test']} of "
+        f"{sum(sites.values())} sites; {split['near_duplicates']} states left out that learnt sessions hold too"
+    )
+
+
+def _row(figure: Mapping[str, Any]) -> Sequence[object]:
+    interval = "-" if figure["low"] is None else f"{figure['low']:+.3g} to {figure['high']:+.3g}"
+    name, arm = figure["name"], _ARMS[figure["arm"]]
+    return (
+        name,
+        arm,
+        f"{figure['estimate']:+.3g}",
+        interval,
+        figure["unit"],
+        figure["better"],
+        figure["n"],
+        figure["sessions"],
+    )

@@ -1,0 +1,112 @@
+"""The weights that are compared: a folder, a name on the hub, or an adapter on either, loaded one after the other.
+
+Adapters on the same weights share them: those are loaded once, and each adapter is put on and taken off again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from composer_replication.batch.model_folder import load_model, load_tokenizer, reading
+from composer_replication.errors import InputError, explain
+from composer_replication.objective.fingerprint import tokenizer_digest
+from composer_replication.optional import require
+
+ArmName = Literal["before", "after", "control"]
+ARMS: tuple[ArmName, ...] = ("before", "after", "control")
+Precision = Literal["auto", "float32", "bfloat16"]
+_ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+class Arm(NamedTuple):
+    """One set of weights: what it was called, the whole weights in it, and the adapter on them."""
+
+    name: ArmName
+    given: str
+    base: str
+    adapter: str | None
+
+
+def arms_of(before: str, after: str, control: str | None = None) -> list[Arm]:
+    """In this order. An adapter whose own base is no folder here is put on the weights of `before`."""
+    first = _arm("before", before, None)
+    named: list[tuple[ArmName, str | None]] = [("after", after), ("control", control)]
+    return [first, *(_arm(name, given, first.base) for name, given in named if given is not None)]
+
+
+def _arm(name: ArmName, given: str, default: str | None) -> Arm:
+    folder = Path(given)
+    if not given or not (folder / _ADAPTER).is_file():
+        if given and folder.is_dir() and not (folder / "config.json").is_file():
+            got = f"{given!r}, which holds neither config.json nor {_ADAPTER}"
+            fix = "Name the folder that `crf train` wrote (RUN/adapter or RUN/model), or a model."
+            raise InputError(explain(f"--{name}", got=got, expected="weights or an adapter", fix=fix))
+        return Arm(name, given, given, None)
+    if not (folder / _ADAPTER_WEIGHTS).is_file():
+        got = f"{given!r} without {_ADAPTER_WEIGHTS}"
+        fix = "Weights in other files would have to be unpickled, which is not done."
+        raise InputError(explain(f"--{name}", got=got, expected="an adapter as safetensors", fix=fix))
+    base = _base_of(folder, default)
+    if base is None:
+        got = f"the adapter {given!r}, which does not say what it stands on"
+        raise InputError(explain(f"--{name}", got=got, expected="an adapter with a base, or whole weights"))
+    return Arm(name, given, base, given)
+
+
+def _base_of(folder: Path, default: str | None) -> str | None:
+    try:
+        base = json.loads((folder / _ADAPTER).read_bytes()).get("base_model_name_or_path")
+    except (ValueError, AttributeError, UnicodeDecodeError) as error:
+        raise InputError(explain(str(folder / _ADAPTER), got=error, expected="a JSON object")) from error
+    named = base if isinstance(base, str) and base else None
+    if named is not None and Path(named).is_dir():
+        return default if default is not None and _is_same(named, default) else named
+    return default or named
+
+
+def _is_same(one: str, other: str) -> bool:
+    return Path(one).exists() and Path(other).exists() and Path(one).samefile(other)
+
+
+def tokenizer_of(arms: Sequence[Arm]) -> Any:
+    """That of the first arm, which the others must share: log-probs a token of other tokens do not compare."""
+    loaded = {base: load_tokenizer(base) for base in dict.fromkeys(arm.base for arm in arms)}
+    digests = {base: tokenizer_digest(each) for base, each in loaded.items()}
+    for arm in arms[1:]:
+        if digests[arm.base] != digests[arms[0].base]:
+            got = f"{arm.given!r}, whose tokenizer is another than that of {arms[0].given!r}"
+            fix = "Compare models of one family; log-probs of other tokens do not compare."
+            raise InputError(explain(f"--{arm.name}", got=got, expected="the same tokenizer", fix=fix))
+    return loaded[arms[0].base]
+
+
+def each_model(arms: Sequence[Arm], precision: Precision) -> Iterator[tuple[Arm, Any]]:
+    """Each arm's model in turn, on the GPU where there is one; a model is of use until the next is asked for."""
+    device, dtype = device_and_dtype(precision)
+    for base in dict.fromkeys(arm.base for arm in arms):
+        model = load_model(base, what=f"model {base!r}", dtype=dtype).to(device).eval()
+        for arm in (each for each in arms if each.base == base):
+            if arm.adapter is None:
+                yield arm, model
+                continue
+            peft = require("peft", extra="train")
+            with reading(arm.adapter, f"--{arm.name}"):
+                adapted = peft.PeftModel.from_pretrained(model, arm.adapter, is_trainable=False).eval()
+            yield arm, adapted
+            model = adapted.unload()
+        del model
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def device_and_dtype(precision: Precision) -> tuple[torch.device, torch.dtype]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if precision == "auto":
+        is_half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return device, torch.bfloat16 if is_half else torch.float32
+    return device, torch.bfloat16 if precision == "bfloat16" else torch.float32

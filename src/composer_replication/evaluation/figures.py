@@ -1,0 +1,128 @@
+"""Rows to figures: each a mean over sites or states with an interval over sessions, for after, control and both.
+
+    forced_gap        change of good calls - change of the erring decision      (difference in differences)
+    forced_correction change of the right call - change of the erring decision
+    sampled_*         of actions drawn at held-out states, after - before
+
+A change is after - before, in nats a token. The control's figures are the same of its weights; the `difference` is
+after's - control's, site by site.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
+
+from composer_replication.evaluation.statistics import Interval, session_interval
+
+FigureArm = Literal["after", "control", "difference"]
+Row = Mapping[str, Any]
+Better = Literal["higher", "lower"]
+
+
+class Sort(NamedTuple):
+    """What a figure is called, what it is counted in, and which way is better."""
+
+    label: str
+    unit: str
+    better: Better
+
+
+NATS = "nats a token"
+SORTS: dict[str, Sort] = {
+    "forced_gap": Sort("Good calls against errors: change of log-prob", NATS, "higher"),
+    "forced_correction": Sort("Right calls against errors: change of log-prob", NATS, "higher"),
+    "forced_erring": Sort("Errors: change of log-prob", NATS, "lower"),
+    "forced_good": Sort("Good calls: change of log-prob", NATS, "higher"),
+    "sampled_failures": Sort("Drawn actions that would fail", "per 1,000", "lower"),
+    "sampled_unparsed": Sort("Drawn actions that cannot be read", "per 1,000", "lower"),
+    "sampled_unknown_tool": Sort("Drawn calls of tools that are not there", "per 1,000", "lower"),
+    "sampled_agreement": Sort("Drawn actions that do what the session did at good states", "per 1,000", "higher"),
+    "sampled_corrected": Sort("Drawn actions that do what was right where the session erred", "per 1,000", "higher"),
+    "sampled_looks": Sort("Drawn actions that only look", "per 1,000", "lower"),
+    "sampled_length": Sort("Length of drawn actions", "tokens", "lower"),
+    "loss_good_turns": Sort("Loss on good turns", NATS, "lower"),
+}
+BY_KIND = ("forced_gap", "forced_correction", "sampled_failures")
+
+
+class Value(NamedTuple):
+    """One site's or state's contribution: the change under each arm that there is."""
+
+    session: str
+    kind: str | None
+    change: Mapping[str, float]
+
+
+def forced_values(rows: Iterable[Row]) -> dict[str, list[Value]]:
+    """By the figure's name, a value a site."""
+    by_site: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        by_site[row["site_id"]][row["role"]].append(row)
+    found: dict[str, list[Value]] = {name: [] for name in SORTS if name.startswith("forced_")}
+    for roles in by_site.values():
+        erring = roles["erring"][0]
+        moved = {role: _moved(several) for role, several in roles.items()}
+
+        def add(name: str, change: Callable[[str], float], first: Row = erring, arms: Iterable[str] = moved["erring"]):
+            found[name].append(Value(first["session"], first["kind"], {arm: change(arm) for arm in arms}))
+
+        add("forced_erring", lambda arm, by=moved: by["erring"][arm])
+        if "good" in moved:
+            add("forced_good", lambda arm, by=moved: by["good"][arm])
+            add("forced_gap", lambda arm, by=moved: by["good"][arm] - by["erring"][arm])
+        if "correction" in moved:
+            add("forced_correction", lambda arm, by=moved: by["correction"][arm] - by["erring"][arm])
+    return found
+
+
+def _moved(rows: Sequence[Row]) -> dict[str, float]:
+    """Mean change of these decisions under each arm."""
+    arms = ["after", *(["control"] if rows[0]["control"] is not None else [])]
+    return {arm: fmean(row[arm] - row["before"] for row in rows) for arm in arms}
+
+
+def figures_of(
+    values: Mapping[str, Sequence[Value]], *, primary: str, seed: int, arms: Sequence[FigureArm]
+) -> list[dict[str, Any]]:
+    """Every figure over all sites, then those by kind; the primary one is marked."""
+    found: list[dict[str, Any]] = []
+    for name, several in values.items():
+        for arm in arms:
+            if several:
+                found.append(
+                    _figure(name, arm, several, None, seed) | {"is_primary": name == primary and arm == "after"}
+                )
+    for name in BY_KIND:
+        several = values.get(name, ())
+        for kind in sorted({each.kind for each in several if each.kind is not None}):
+            own = [each for each in several if each.kind == kind]
+            found += [_figure(name, arm, own, kind, seed) | {"is_primary": False} for arm in arms]
+    return found
+
+
+def _figure(name: str, arm: FigureArm, values: Sequence[Value], kind: str | None, seed: int) -> dict[str, Any]:
+    sort = SORTS[name]
+    found = interval_of(values, arm, seed)
+    return {
+        "name": name,
+        "arm": arm,
+        "label": sort.label,
+        "unit": sort.unit,
+        "estimate": found.estimate,
+        "low": found.low,
+        "high": found.high,
+        "n": found.num_values,
+        "sessions": found.num_sessions,
+        "better": sort.better,
+        "kind": kind,
+    }
+
+
+def interval_of(values: Sequence[Value], arm: FigureArm, seed: int) -> Interval:
+    changes = [
+        each.change["after"] - each.change["control"] if arm == "difference" else each.change[arm] for each in values
+    ]
+    return session_interval(changes, [each.session for each in values], seed=seed)

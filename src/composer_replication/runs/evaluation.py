@@ -1,0 +1,53 @@
+"""The reader and writer of evaluation.json, and the rows beside it: scored decisions, sampled actions, token gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from composer_replication.atomic import atomic_write_json
+from composer_replication.canonical_json import decode_object
+from composer_replication.errors import ArtefactCorruptError, explain
+from composer_replication.runs.artefacts import find_artefact
+from composer_replication.runs.directory import RunDir
+from composer_replication.runs.records import not_found
+
+SCHEMA, VERSION = ".".join(("composer_replication", "evaluation")), 1  # which is no module that is loaded here
+ROWS_VERSION = 1
+"""Of the three files of rows, whose schemas have the artefacts' own names."""
+Rows = Literal["evaluated", "sampled", "token_gaps"]
+_KEYS = ("models", "split", "primary", "verdict", "power", "figures", "sampled", "damage", "drops", "not_run")
+
+
+def read_evaluation(run: RunDir) -> dict[str, Any]:
+    """What `crf evaluate` found, once its schema and version are known to be ours."""
+    path = run.path("evaluation")
+    if not path.exists():
+        raise not_found(find_artefact("evaluation"), run.root)
+    fix = "Run `crf evaluate` again."
+    try:
+        record = decode_object(path.read_bytes())
+    except ValueError as error:
+        raise ArtefactCorruptError(explain(str(path), got=error, expected="a JSON object", fix=fix)) from error
+    got = f"schema {record.get('schema')!r} version {record.get('version')!r}"
+    if record.get("schema") != SCHEMA or record.get("version") != VERSION:
+        raise ArtefactCorruptError(
+            explain(str(path), got=got, expected=f"schema {SCHEMA!r} version {VERSION}", fix=fix)
+        )
+    missing = [key for key in _KEYS if key not in record]
+    if missing:
+        got = f"no {', no '.join(missing)}"
+        raise ArtefactCorruptError(explain(str(path), got=got, expected=f"{', '.join(_KEYS)}", fix=fix))
+    return record
+
+
+def write_evaluation(run: RunDir, record: Mapping[str, Any]) -> None:
+    """Whole or not at all; schema and version go first."""
+    atomic_write_json(run.path("evaluation"), {"schema": SCHEMA, "version": VERSION, **record})
+
+
+def read_rows(run: RunDir, name: Rows) -> Iterator[dict[str, Any]]:
+    """The rows of one of the three files; none where it was not written."""
+    if not run.path(name).exists():
+        return iter(())
+    return run.read_jsonl(name, schema=name, version=ROWS_VERSION)

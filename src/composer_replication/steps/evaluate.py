@@ -1,0 +1,102 @@
+"""`crf evaluate`: before against after on the held-out sessions of a run. Torch is loaded on use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from composer_replication.config import CrfConfig
+from composer_replication.errors import InputError, MissingExtraError, explain
+from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.split import PlacedConversation, read_split
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.from_config.training import Progress
+
+_RECORD = "training.json"
+
+
+class Models(NamedTuple):
+    """Names of the weights to compare: folders, hub names or adapters."""
+
+    before: str
+    after: str
+    control: str | None = None
+
+
+def evaluate(
+    config: CrfConfig,
+    run: RunDir,
+    *,
+    before: str | None = None,
+    after: str | None = None,
+    control: str | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Compare the models, write evaluation.json and the rows beside it, and give the record that was written.
+
+    Without names they are what the run's own training began with and left. Too little data is a verdict, not an error.
+    """
+    from composer_replication.evaluation.evaluate import evaluate_run
+    from composer_replication.sessions.phases import telling_phases
+    from composer_replication.trainer.from_config.training import Progress
+
+    told = progress or Progress()
+    models = models_of(config, run, before=before, after=after, control=control)
+    with telling_phases(told.on_phase, told.say), run.used_for("training"):
+        record = evaluate_run(config, run, sides_to_compare(run), **models._asdict())
+    if config.train.report_to != "none":
+        _report(config, run, record, told)
+    return record
+
+
+def _report(config: CrfConfig, run: RunDir, record: dict[str, Any], told: Progress) -> None:
+    """The figures to the tracker that the training went to; one that is not there any more stops nothing."""
+    from composer_replication.use.trackers import report_evaluation
+
+    try:
+        report_evaluation(config.train.report_to, record, run_name=run.root.resolve().name)
+    except MissingExtraError as error:
+        told.say(f"train.report_to: {error}; evaluation.json has all of it")
+
+
+def models_of(
+    config: CrfConfig, run: RunDir, *, before: str | None = None, after: str | None = None, control: str | None = None
+) -> Models:
+    """What was named, and for the rest what a training on this run left: its weights, its start, its control."""
+    root = Path(config.train.output) if config.train.output is not None else run.root
+    if after is None:
+        after = _trained(root)
+        control = control or _trained(root / "control")
+        if after is None:
+            got = "no name, and no trained weights in the run"
+            raise InputError(explain("--after", got=got, expected="weights", fix="Run `crf train`, or name them."))
+    if before is None:
+        before = _start_of(Path(after)) or config.train.model
+        if before is None:
+            got = f"no name, and no {_RECORD} beside {after} that says what it was trained from"
+            raise InputError(explain("--before", got=got, expected="the weights to compare with", fix="Name them."))
+    return Models(before, after, control)
+
+
+def sides_to_compare(run: RunDir) -> list[PlacedConversation]:
+    """The run's split: nothing can be said about sessions that were learnt from."""
+    rows = read_split(run)
+    if rows is None:
+        fix = f"Run `crf split {run.root}` and train again; or, for models that never saw the run, only the first."
+        raise InputError(explain(f"{run.root}", got="no split", expected="sessions that are held out", fix=fix))
+    return rows
+
+
+def _trained(root: Path) -> str | None:
+    places = (root / ARTEFACTS[name].file_name for name in ("adapter", "model"))
+    return next((str(place) for place in places if place.is_dir()), None)
+
+
+def _start_of(folder: Path) -> str | None:
+    try:
+        said = json.loads((folder / _RECORD).read_bytes()).get("start_weights")
+    except (OSError, ValueError, AttributeError):  # somebody else's weights
+        return None
+    return said if isinstance(said, str) else None

@@ -1,0 +1,234 @@
+"""Cards: what weights were made of and are known to do, and what a data set holds. No text of a log is in them.
+
+Figures come from `evaluation.json` alone, with their intervals; where nobody evaluated, the card says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from composer_replication.errors import ComposerError
+from composer_replication.runs import RunDir
+from composer_replication.runs.evaluation import read_evaluation
+from composer_replication.use.trained import UNKNOWN_LICENCE, Trained, is_folder, licence_of
+from composer_replication.version import __version__
+
+Form = Literal["merged", "adapter"]
+_TAGS = ("composer-replication", "agent", "tool-use")
+_LIMITS = (
+    "Learnt from one collection of sessions: what holds for its projects and tools need not hold elsewhere.",
+    "Sites and hints are found by rules, and some of them are wrong: look at them with `crf sites RUN --list`.",
+    "Secrets were taken out by rules. Rules miss some: weights may repeat what they were trained on.",
+    "Made for agents that call tools. Whoever lets a model run commands needs a sandbox around it.",
+)
+_LOADING: Mapping[Form, str] = {
+    "merged": """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")""",
+    "adapter": """from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
+
+model = AutoPeftModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")""",
+}
+
+
+def model_card(
+    trained: Trained,
+    *,
+    form: Form,
+    name: str,
+    evaluation: Mapping[str, Any] | None,
+    notes: Sequence[str] = (),
+    is_public: bool = False,
+) -> str:
+    """The README of weights. One that leaves the machine names a local folder of start weights by its last part."""
+    base = Path(trained.base).name if is_public and is_folder(trained.base) else trained.base
+    licence, version = licence_of(trained.base), _cell(str(trained.record.get("tool_version", __version__)))
+    head: dict[str, Any] = {"library_name": "peft" if form == "adapter" else "transformers", "tags": list(_TAGS)}
+    head |= {"base_model": base} if not (is_public and is_folder(trained.base)) else {}
+    head |= {"license": licence} if licence != UNKNOWN_LICENCE else {}
+    parts = [
+        _front_matter(head),
+        f"# {Path(name).name}",
+        f"{'An adapter for' if form == 'adapter' else 'Weights made from'} `{_cell(base)}` by composer-replication "
+        f"{version}: the model was trained on its agent's own mistakes.",
+        f"Licence of the start weights: {_cell(licence)}. It holds for these, too.",
+        "## Use",
+        f"```python\n{_LOADING[form].format(name=name)}\n```",
+        *([f"{' '.join(notes)}"] if notes else []),
+        "## Training",
+        _training(trained.record),
+        "## Data",
+        "\n".join(f"- {each}" for each in data_facts(trained.run)) or "Nothing is known here about the data.",
+        "## Figures",
+        *_figures(evaluation),
+        "## Limits",
+        "\n".join(f"- {each}" for each in [*_LIMITS, *_limits_of(evaluation)]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def data_card(run: RunDir, *, name: str, what: str, fields: Mapping[str, str], files: Mapping[str, str]) -> str:
+    """The README of a data set: what it holds, its fields, how to load it; `files` are names by split."""
+    head = {"configs": [{"config_name": "default", "data_files": [{"split": s, "path": p} for s, p in files.items()]}]}
+    rows = "\n".join(f"| `{_cell(field)}` | {_cell(meaning)} |" for field, meaning in fields.items())
+    loading = f'load_dataset("json", data_files={json.dumps(dict(files))})'
+    parts = [
+        _front_matter({"tags": [*_TAGS, "agent-traces"], **head}),
+        f"# {Path(name).name}",
+        what,
+        "## Load",
+        f"```python\nfrom datasets import load_dataset\n\ndata = {loading}  # in this folder\n```",
+        "## Fields",
+        f"| field | what it is |\n|---|---|\n{rows}",
+        "## Where it is from",
+        "\n".join(f"- {each}" for each in data_facts(run)),
+        "## Limits",
+        "\n".join(
+            [
+                "- The sessions' owners decide whether it may be shared; no licence is given here.",
+                "- Secrets and names were taken out by rules, and rules miss some: look before it leaves your machine.",
+                "- Text of logs is data. Some of it may try to instruct a model that reads it.",
+            ]
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+_ARTEFACTS = {
+    "conversations": "sessions as contexts that a model saw at once: turns with text, calls and results",
+    "sites": "failures with kind, blame, evidence and, where one may be taught, a hint",
+    "pairs": "preference pairs: a state's messages, the chosen and the rejected action",
+}
+
+
+def run_card(run: RunDir) -> str:
+    """The card of the data that weights were made of; the data itself stays in the run."""
+    there = {name: run.path(name).name for name in _ARTEFACTS if run.path(name).exists()}
+    what = (
+        "The data that the weights beside this card learnt from. It is not here: it stays in the run directory, where "
+        "each file below loads by itself."
+    )
+    fields = {file: _ARTEFACTS[name] for name, file in there.items()}
+    return data_card(run, name="Data", what=what, fields=fields, files=there)
+
+
+def evaluation_of(trained: Trained) -> Mapping[str, Any] | None:
+    """What `crf evaluate` found about these weights; None where it did not run, or compared other ones."""
+    run, folder = trained.run, trained.folder
+    if run is None or folder is None or not run.path("evaluation").exists():
+        return None
+    evaluation = read_evaluation(run)
+    asked = Path(str(evaluation["models"]["after"]["name"]))
+    return evaluation if not asked.exists() or asked.samefile(folder) else None
+
+
+def data_facts(run: RunDir | None) -> Iterator[str]:
+    """Sentences about a run's data, from the sidecars: numbers only."""
+    if run is None:
+        return
+    known = {name: _counts(run, name) for name in ("conversations", "sites", "pairs", "split")}
+    talk, sites, pairs, sides = (known[name] for name in ("conversations", "sites", "pairs", "split"))
+    if talk:
+        formats = sorted(key.removeprefix("files: ") for key in talk if key.startswith("files: "))
+        of_what = f" ({', '.join(formats)})" if formats else ""
+        sessions, turns, calls = (talk.get(key, 0) for key in ("sessions", "assistant turns", "calls"))
+        yield f"{sessions:,} sessions{of_what} with {turns:,} turns of the model and {calls:,} calls."
+        yield _scrubbing(run, talk)
+    if sites:
+        taught = sum(number for key, number in sites.items() if key.startswith("hint: "))
+        yield f"{sites.get('sites', 0):,} failures, of which {taught:,} are taught with a hint."
+    if pairs:
+        yield f"{pairs.get('pairs', pairs.get('rows', 0)):,} preference pairs."
+    if sides:
+        held = ", ".join(f"{key} {number:,}" for key, number in sorted(sides.items()))
+        yield f"Split by session: {held}."
+
+
+def _scrubbing(run: RunDir, talk: Mapping[str, int]) -> str:
+    if run.meta("conversations").settings.get("scrubbed") is not True:
+        return "Secrets were left in on purpose (`--no-scrub`)."
+    number = sum(each for key, each in talk.items() if key.startswith("redacted: "))
+    return f"Secrets and names were taken out before anything was written: {number:,} places."
+
+
+def _counts(run: RunDir, name: str) -> dict[str, int]:
+    """A sidecar's counts with its number of rows; nothing where there is no such artefact, or one that is damaged."""
+    try:
+        meta = run.meta(name)
+    except ComposerError:
+        return {}
+    return {**meta.counts, "rows": meta.rows} if name == "pairs" else dict(meta.counts)
+
+
+def _training(record: Mapping[str, Any]) -> str:
+    if not record:
+        return "No record of a training lies beside these weights."
+    channels = [each for each in record.get("channels", ()) if isinstance(each, Mapping)]
+    ran = [
+        f"{each.get('name')} (weight {each.get('weight'):g}, {each.get('steps')} steps)"
+        for each in channels
+        if each.get("steps")
+    ]
+    warmed = f" after a warm-up of {record['warmup_steps']}" if record.get("warmup_steps") else ""
+    lines = [
+        f"{record.get('steps', 0)} steps{warmed}; channels that ran: {', '.join(ran) or 'none'}.",
+        f"Digests: config {str(record.get('config_hash'))[:12]}, start weights {str(record.get('start_digest'))[:12]}.",
+        *(f"Alarm: {each}." for each in record.get("alarms", ())),
+        *(f"Diagnosis: {each}" for each in record.get("diagnosis", ())),
+    ]
+    return "\n".join(f"- {_cell(each)}" for each in lines)
+
+
+def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
+    """The verdict, then every figure with its interval; the primary one was named before training."""
+    if evaluation is None:
+        yield "Not evaluated: nobody knows whether this is better. `crf evaluate RUN` says."
+        return
+    yield " ".join(_cell(each) for each in evaluation["verdict"]["sentences"])
+    rows = [_row(each) for each in evaluation["figures"] if each.get("kind") is None]
+    head = "| figure | arm | estimate | 95% interval | n | sessions | better |\n|---|---|---|---|---|---|---|"
+    yield "\n".join([head, *rows])
+    yield "The figure in bold was named before training, the others are exploratory. Intervals: over held-out sessions."
+    if damage := evaluation.get("damage"):
+        lines = [
+            f"| {_cell(each['name'])} | {each['before']:.4g} | {each['after']:.4g} | {_cell(each['unit'])} |"
+            for each in damage
+        ]
+        yield "\n".join(["| damage | before | after | unit |\n|---|---|---|---|", *lines])
+
+
+def _row(each: Mapping[str, Any]) -> str:
+    label = f"**{_cell(each['label'])}**" if each.get("is_primary") else _cell(each["label"])
+    numbers = ["" if each[key] is None else f"{each[key]:+.3f}" for key in ("estimate", "low", "high")]
+    cells = [label, each["arm"], f"{numbers[0]} {_cell(each['unit'])}", f"{numbers[1]} to {numbers[2]}"]
+    cells += [f"{each['n']:,}", f"{each['sessions']:,}", each["better"]]
+    return f"| {' | '.join(cells)} |"
+
+
+def _limits_of(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
+    if evaluation is None:
+        return
+    yield (
+        _cell(str(evaluation.get("power", {}).get("sentence", "")))
+        or "Nobody computed which effect could have been seen."
+    )
+    for part, why in evaluation.get("not_run", {}).items():
+        yield f"Not measured: {_cell(str(part))} ({_cell(str(why))})."
+
+
+def _front_matter(head: Mapping[str, Any]) -> str:
+    """YAML between dashes: every scalar is JSON, which YAML reads."""
+    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _cell(text: str) -> str:
+    """On one line, with nothing that markdown or a browser would act upon."""
+    line = " ".join("".join(each if each.isprintable() else " " for each in str(text)).split())
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "'")

@@ -1,0 +1,157 @@
+"""Ask a model before and after training the same thing: at a state of a session, or with words of one's own.
+
+An adapter is switched off for "before", so that its start weights are loaded once. At a state the prompt is, token for
+token, what a training renders up to the turn: the same template, the same tools.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+
+from composer_replication.batch.model_folder import load_model, load_tokenizer
+from composer_replication.config import CrfConfig, load
+from composer_replication.config.render import RenderConfig
+from composer_replication.config.writer import RESOLVED_NAME
+from composer_replication.errors import InputError, explain
+from composer_replication.ingestion.states import action_text
+from composer_replication.optional import require
+from composer_replication.runs import RunDir
+from composer_replication.runs.sites import read_site
+from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
+from composer_replication.use.trained import Trained
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Arm = Literal["before", "after"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How an answer is drawn; at temperature 0 the likeliest token is taken each time."""
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    seed: int = 0
+
+
+class Answer(NamedTuple):
+    """What an arm said, without the token that ends it, and how many tokens that took."""
+
+    text: str
+    num_tokens: int
+    is_cut: bool
+
+
+class Prompt(NamedTuple):
+    """Token ids that an answer follows; at a state, what the session did there, and how much of it was too long."""
+
+    ids: Sequence[int]
+    logged: str | None = None
+    about: str = ""
+    num_left_out: int = 0
+
+
+class Arms:
+    """The model of each arm, and the tokenizer that both share."""
+
+    def __init__(self, trained: Trained, *, device: str | None = None) -> None:
+        self.trained = trained
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        folder = trained.folder
+        has_tokenizer = folder is not None and (folder / "tokenizer_config.json").is_file()
+        self.tokenizer: Any = load_tokenizer(str(folder) if has_tokenizer else trained.base)
+        self._models: dict[Arm, Any] = {"before": self._load(trained.base)}
+        if trained.adapter is not None:
+            peft = require("peft", extra="train")
+            self._models["after"] = peft.PeftModel.from_pretrained(self._models["before"], str(trained.adapter)).eval()
+        elif trained.model is not None:
+            self._models["after"] = self._load(str(trained.model))
+
+    @property
+    def names(self) -> tuple[Arm, ...]:
+        """Of a model without anything trained there is one arm."""
+        return ("before", "after") if "after" in self._models else ("before",)
+
+    def answer(self, arm: Arm, prompt: Prompt, sampling: Sampling) -> Answer:
+        """What this arm says next; the same seed draws the same numbers for each arm."""
+        ids: Tensor = torch.tensor([list(prompt.ids)], device=self.device)
+        torch.manual_seed(sampling.seed)
+        options: dict[str, Any] = {"max_new_tokens": sampling.max_tokens, "do_sample": sampling.temperature > 0}
+        if sampling.temperature > 0:
+            options |= {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+        with torch.inference_mode(), self._as(arm) as model:
+            written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
+        new = written[0, ids.shape[1] :].tolist()
+        ends = self._ends
+        is_cut = not any(each in ends for each in new)
+        said = new if is_cut else new[: next(at for at, each in enumerate(new) if each in ends)]
+        return Answer(self.tokenizer.decode(said, skip_special_tokens=False).strip(), len(said), is_cut)
+
+    def says(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None) -> Prompt:
+        """The prompt for an answer to these messages."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            fix = "Take a model that was made to chat, or put a chat_template.jinja into its folder."
+            raise InputError(explain(f"chat template of {self.trained.base}", got="none", expected="one", fix=fix))
+        given = {"tools": [dict(each) for each in tools]} if tools else {}
+        ids = self.tokenizer.apply_chat_template(
+            [dict(each) for each in messages], add_generation_prompt=True, return_dict=False, **given
+        )
+        return self._fitted(Prompt(ids))
+
+    def at_site(self, run: RunDir, identity: str) -> Prompt:
+        """The prompt of the turn that a site is about, as a training renders it."""
+        site, _, conversation = read_site(run, identity)
+        renderer = make_renderer(_render_of(self.trained), self.tokenizer, tools_of(run))
+        turn = next(each for each in conversation.turns if each.id == site.turn_id)
+        for sequence in renderer.render(conversation):
+            for span in sequence.spans:
+                if span.turn_id == site.turn_id:
+                    about = f"site {site.id}, {site.kind}"
+                    return self._fitted(Prompt(sequence.ids[: span.start], action_text(turn), about))
+        got = f"turn {site.turn_id}, which the template does not show"
+        raise InputError(explain(f"state of site {site.id}", got=got, expected="a turn of the model"))
+
+    def _fitted(self, prompt: Prompt) -> Prompt:
+        """The newest part that the model has positions for, half of them where it is longer."""
+        most = getattr(self._models["before"].config.get_text_config(), "max_position_embeddings", None)
+        if not most or len(prompt.ids) < most:
+            return prompt
+        return prompt._replace(ids=prompt.ids[-(most // 2) :], num_left_out=len(prompt.ids) - most // 2)
+
+    @property
+    def _ends(self) -> set[int]:
+        config = self._models["before"].generation_config
+        ends = config.eos_token_id if config.eos_token_id is not None else self.tokenizer.eos_token_id
+        return set(ends) if isinstance(ends, list | tuple) else {ends}
+
+    @contextlib.contextmanager
+    def _as(self, arm: Arm) -> Iterator[Any]:
+        model = self._models["after" if self.trained.adapter is not None else arm]
+        off = model.disable_adapter() if arm == "before" and self.trained.adapter is not None else None
+        with off or contextlib.nullcontext():
+            yield model
+
+    def _load(self, name: str) -> Any:
+        dtype = "auto" if self.device != "cpu" else torch.float32
+        return load_model(name, what=f"model {name!r}", dtype=dtype).to(self.device).eval()
+
+
+def run_tools(run: RunDir | None) -> list[dict[str, Any]] | None:
+    """The tools of the agent with the most of them, for words that belong to no session."""
+    known = tools_of(run)
+    return max(known.values(), key=len) if known else None
+
+
+def _render_of(trained: Trained) -> RenderConfig:
+    """[render] as the training had it; its template lies with the weights."""
+    folder = trained.folder
+    path = None if folder is None else folder.parent / RESOLVED_NAME
+    render = load(CrfConfig, path).render if path is not None and Path(path).is_file() else RenderConfig()
+    return replace(render, chat_template=None)

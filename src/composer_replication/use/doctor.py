@@ -1,0 +1,240 @@
+"""What a machine has and lacks for each part of the work: one line a question, with what to do.
+
+Nothing is downloaded, no weights are loaded, and no endpoint is asked unless one is named.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from composer_replication.errors import ComposerError
+from composer_replication.optional import available
+from composer_replication.version import __version__
+
+Status = Literal["ok", "warn", "fail"]
+GIB = 2**30
+_LEAST_DISK, _LEAST_MEMORY = 5 * GIB, 4 * GIB
+# What a verb cannot do without, then what makes it quicker or prettier.
+_EXTRAS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("train", ("accelerate", "datasets", "peft", "trl"), "crf train, run, evaluate, export and chat with an adapter"),
+    ("replay", ("httpx",), "crf teachers and crf replay"),
+    ("report", ("jinja2", "matplotlib"), "crf report"),
+    ("privacy", ("kingfisher_sdk",), "crf ingest --kingfisher"),
+)
+_ALONE = (
+    ("vllm", "quick sampling and serving"),
+    ("bitsandbytes", "training on weights in 4 bits (qlora)"),
+    ("trackio", 'train.report_to = "trackio"'),
+    ("wandb", 'train.report_to = "wandb"'),
+)
+_NEEDED = ("torch", "transformers", "safetensors", "orjson", "rich")
+
+
+class Line(NamedTuple):
+    """An answer: what was looked at, how it is, and what to do about it (empty where nothing has to be)."""
+
+    name: str
+    status: Status
+    found: str
+    fix: str = ""
+
+
+def examine(
+    *, model: str | None = None, folder: Path | None = None, base_url: str | None = None, api_key_env: str | None = None
+) -> Iterator[Line]:
+    """Every line, in the order of the pipeline; what needs a name that is not given is left out."""
+    yield _python()
+    yield from _packages()
+    yield from _extras()
+    yield from _devices()
+    yield _memory()
+    yield _disk(folder or Path.cwd())
+    yield _sandbox()
+    yield _hub(os.environ)
+    if model is not None:
+        yield from _model(model)
+    if base_url is not None:
+        yield _endpoint(base_url, api_key_env)
+
+
+def _python() -> Line:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Line("python", "ok", f"{version}, composer-replication {__version__} in {sys.prefix}")
+
+
+def _packages() -> Iterator[Line]:
+    for name in _NEEDED:
+        version = _version(name)
+        fix = "" if version else f"Type: pip install composer-replication (or pip install {name})"
+        yield Line(name, "ok" if version else "fail", version or "not installed", fix)
+
+
+def _extras() -> Iterator[Line]:
+    for extra, modules, purpose in _EXTRAS:
+        missing = [each for each in modules if not available(each)]
+        if missing:
+            fix = f'For {purpose}, type: pip install "composer-replication[{extra}]"'
+            yield Line(f"extra {extra}", "warn", f"no {', no '.join(missing)}", fix)
+        else:
+            yield Line(f"extra {extra}", "ok", ", ".join(f"{each} {_version(each) or ''}".strip() for each in modules))
+    there = [name for name, _ in _ALONE if available(name)]
+    absent = [f"{name} ({purpose})" for name, purpose in _ALONE if name not in there]
+    said = f"installed: {', '.join(there) or 'none'}" + (
+        f"; not needed by default: {', '.join(absent)}" if absent else ""
+    )
+    yield Line("on request", "ok", said)
+
+
+def _devices() -> Iterator[Line]:
+    if not available("torch"):
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        why = f"torch is built for CUDA {built}, and sees no GPU" if built else "torch is built for the CPU"
+        fix = "A CPU trains the embedded student in minutes and 0.5B in hours; larger models need a GPU"
+        yield Line("gpu", "warn", f"none: {why}", fix)
+        return
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
+        found = f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, {bf16}"
+        is_busy = free < total / 2
+        yield Line(
+            f"gpu {index}", "warn" if is_busy else "ok", found, "Another program holds most of it" if is_busy else ""
+        )
+
+
+def _memory() -> Line:
+    if not available("torch"):
+        return Line("memory", "warn", "not looked at: torch is not there")
+    from composer_replication.trainer.watch.memory_plan import free_memory
+
+    free = free_memory()
+    fix = (
+        ""
+        if free >= _LEAST_MEMORY
+        else "Close other programs, or take a smaller model: `crf train --dry-run` counts what a step needs"
+    )
+    return Line("memory", "warn" if fix else "ok", f"{free / GIB:.1f} GiB can be had", fix)
+
+
+def _disk(folder: Path) -> Line:
+    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    free, name = shutil.disk_usage(place).free, f"disk at {place}"
+    if not os.access(place, os.W_OK):
+        return Line(name, "fail", "cannot be written to", "Take another folder, or look at whose it is")
+    fix = (
+        ""
+        if free >= _LEAST_DISK
+        else "Checkpoints and merged weights take as much as the model, several times: make room"
+    )
+    return Line(name, "warn" if fix else "ok", f"{free / GIB:.1f} GiB free", fix)
+
+
+def _sandbox() -> Line:
+    from composer_replication.envs.workspace.sandbox import shared_runner
+    from composer_replication.errors import SandboxError
+
+    try:
+        kind = shared_runner().kind
+    except SandboxError as error:
+        return Line(
+            "sandbox", "warn", _first_line(error), "Only `crf world` and `crf demo` need it: they run generated tests"
+        )
+    fix = "Tests of the small world run with limits alone; do not give it strangers' code" if kind == "rlimits" else ""
+    return Line("sandbox", "warn" if fix else "ok", f"tests of the small world run behind: {kind}", fix)
+
+
+def _hub(environment: Mapping[str, str]) -> Line:
+    is_offline = environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    token = "a token is set" if environment.get("HF_TOKEN") else "no HF_TOKEN"
+    if is_offline:
+        fix = "Models have to be folders, or in the cache; unset HF_HUB_OFFLINE to download"
+        return Line("hub", "ok", f"offline (HF_HUB_OFFLINE), {token}", fix)
+    return Line("hub", "ok", f"models are downloaded when they are named; {token}")
+
+
+def _model(name: str) -> Iterator[Line]:
+    """Tokenizer and template, as training and chat will use them; of the weights only whether they are there."""
+    from composer_replication.batch.model_folder import load_config, load_tokenizer
+
+    try:
+        tokenizer = load_tokenizer(name)
+        config: Any = load_config(name, what=f"model {name!r}")
+    except ComposerError as error:
+        yield Line(
+            "model",
+            "fail",
+            _first_line(error),
+            "Name a folder with config.json, tokenizer.json and weights, or a hub name",
+        )
+        return
+    text = config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None)
+    yield Line(
+        "model", "ok", f"{config.model_type}, {text.vocab_size:,} words, up to {longest or 'any number of'} tokens"
+    )
+    yield Line("tokenizer", "ok", f"{type(tokenizer).__name__}, {len(tokenizer):,} tokens")
+    yield _template(tokenizer)
+    if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
+        yield Line("weights", "fail", f"no .safetensors in {name}", "Pickled weights are not read: convert them first")
+
+
+def _template(tokenizer: Any) -> Line:
+    """Whether a conversation with a call can be rendered with every turn found again."""
+    from composer_replication.batch.render.renderer import Renderer
+
+    fix = "Set render.chat_template to a file with a Jinja template that knows tools"
+    try:
+        renderer = Renderer(tokenizer, tools=[_TOOL])
+    except ComposerError as error:
+        return Line("template", "fail", _first_line(error), fix)
+    dialect = renderer.dialect
+    if not dialect.tools:
+        return Line("template", "warn", "it shows no tools: calls are written as text", fix)
+    return Line("template", "ok", f"shows tools and calls; a turn ends with {', '.join(map(repr, dialect.stops))}")
+
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "Read",
+        "description": "Read a file.",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+    },
+}
+
+
+def _endpoint(base_url: str, api_key_env: str | None) -> Line:
+    import asyncio
+
+    from composer_replication.teacher_replay.prices import list_models
+
+    key = os.environ.get(api_key_env) if api_key_env else None
+    if api_key_env and not key:
+        return Line("endpoint", "fail", f"{api_key_env} is not set", f"export {api_key_env}=... before the command")
+    try:
+        listed = asyncio.run(list_models(base_url, key))
+    except ComposerError as error:
+        return Line("endpoint", "fail", _first_line(error), "Look at the address, and whether it ends in /v1")
+    return Line("endpoint", "ok", f"{base_url} answers with {len(listed)} models")
+
+
+def _version(module: str) -> str | None:
+    names = {"kingfisher_sdk": "kingfisher-secret-scanner"}
+    try:
+        return importlib.metadata.version(names.get(module, module))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,45 @@
+"""The evaluation in trackio or Weights & Biases, beside the training that it judges: what `train.report_to` names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from composer_replication.optional import require
+
+# Where transformers' own callbacks put a training, unless the environment names another project.
+_PROJECT = "huggingface"
+
+
+def evaluation_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """Figures as metrics: `evaluation/ARM/NAME` and its interval's ends; by kind with the kind behind the name."""
+    metrics: dict[str, float] = {}
+    for each in evaluation["figures"]:
+        name = "/".join(["evaluation", each["arm"], each["name"], *([each["kind"]] if each.get("kind") else [])])
+        for key, suffix in (("estimate", ""), ("low", "/low"), ("high", "/high")):
+            if each[key] is not None:
+                metrics[name + suffix] = float(each[key])
+    for each in evaluation.get("damage", ()):
+        for arm in ("before", "after", "control"):
+            if each.get(arm) is not None:
+                metrics[f"evaluation/damage/{each['name']}/{arm}"] = float(each[arm])
+    return metrics
+
+
+def report_evaluation(report_to: str, evaluation: Mapping[str, Any], *, run_name: str) -> dict[str, float]:
+    """Log the figures as one run of the tracker, and return them; "none" logs nothing."""
+    metrics = evaluation_metrics(evaluation)
+    if report_to == "none":
+        return metrics
+    tracker: Any = require(report_to, extra="train")
+    models = {f"{arm}_model": str(each["name"]) for arm, each in evaluation["models"].items() if each}
+    settings = {"verdict": evaluation["verdict"]["word"], "primary": evaluation["primary"], **models}
+    tracker.init(
+        project=os.environ.get(f"{report_to.upper()}_PROJECT", _PROJECT), name=f"{run_name}-evaluation", config=settings
+    )
+    try:
+        tracker.log(metrics)
+    finally:
+        tracker.finish()
+    return metrics

@@ -1,0 +1,165 @@
+"""Which weights are meant: those that a run trained, a folder with an adapter, or a model by its folder or name.
+
+A name that is no folder is one on the hub. Of a folder the absolute path is kept: a relative one means something else
+from the next folder on, and an adapter without its start weights is of no use.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from composer_replication.atomic import atomic_write_json
+from composer_replication.errors import ArtefactNotFoundError, InputError, explain
+from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.directory import MARKER
+from composer_replication.runs.elsewhere import made_elsewhere
+from composer_replication.runs.source_paths import find_source
+
+ADAPTER_CONFIG, RECORD = "adapter_config.json", "training.json"
+UNKNOWN_LICENCE = "unknown: look it up"
+_BASE = "base_model_name_or_path"
+_MAX_CARD = 1 << 20
+_LICENCE_LINE = re.compile(r"^licen[sc]e:[ \t]*[\"']?([A-Za-z0-9][\w.+-]*)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """Start weights, and what was made of them: an adapter's folder, or one of weights trained whole, or neither.
+
+    `base` is an absolute folder or a hub name; `record` is `training.json`, empty where there is none; `run` is the run
+    directory that was named, if one was.
+    """
+
+    base: str
+    adapter: Path | None = None
+    model: Path | None = None
+    record: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    run: RunDir | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        return self.adapter or self.model
+
+
+def find_trained(name: str, adapter: str | None = None) -> Trained:
+    """What a run directory, an output folder of a training, an adapter, or a model's folder or name stands for."""
+    place = Path(name).expanduser()
+    run = RunDir.open(place) if (place / MARKER).is_file() else None
+    if adapter is not None:
+        folder = Path(adapter).expanduser()
+        if not (folder / ADAPTER_CONFIG).is_file():
+            fix = "Name the folder `adapter` that `crf train` left, or another one of PEFT's."
+            raise InputError(explain(f"--adapter {adapter}", got=f"no {ADAPTER_CONFIG} in it", expected="one", fix=fix))
+        base = _base_of(folder) if run is not None else absolute_base(name)
+        return Trained(base=base, adapter=folder, record=read_record(folder), run=run)
+    folder = _weights_in(place, run)
+    if folder is None and run is not None:
+        fix = (
+            f"`crf train --set train.run={name!r} --set train.model=MODEL` trains some; or name them: --adapter FOLDER."
+        )
+        raise ArtefactNotFoundError(explain(f"trained weights of {name}", got="none", expected="an adapter", fix=fix))
+    if folder is None:
+        return Trained(base=absolute_base(name))
+    if (folder / ADAPTER_CONFIG).is_file():
+        return Trained(base=_base_of(folder), adapter=folder, record=read_record(folder), run=run)
+    record = read_record(folder)
+    return Trained(base=absolute_base(str(record.get("start_weights") or name)), model=folder, record=record, run=run)
+
+
+def _weights_in(place: Path, run: RunDir | None) -> Path | None:
+    """The folder of trained weights: this one, one in it, or the last that a run has noted elsewhere."""
+    if (place / ADAPTER_CONFIG).is_file():
+        return place
+    for name in ("adapter", "model"):
+        folder = place / ARTEFACTS[name].file_name
+        if (folder / ADAPTER_CONFIG).is_file() or (folder / "config.json").is_file():
+            return folder
+    if run is None:
+        return None
+    noted = [each for each in made_elsewhere(run) if each.what == "trained weights"]
+    return find_source(noted[-1].path, run.root) if noted else None
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """`training.json` of a folder with trained weights; empty where another tool made them."""
+    return _object_in(folder / RECORD) if (folder / RECORD).is_file() else {}
+
+
+def _base_of(adapter: Path) -> str:
+    """The start weights that an adapter names. A relative path was meant from where it was trained: looked for from
+    here, and from the folders that the adapter lies in."""
+    named = _object_in(adapter / ADAPTER_CONFIG).get(_BASE) or read_record(adapter).get("start_weights")
+    if not isinstance(named, str) or not named:
+        fix = "Name the start weights: `crf chat MODEL --adapter FOLDER`."
+        raise InputError(explain(f"{adapter / ADAPTER_CONFIG}, {_BASE}", got=repr(named), expected="a model", fix=fix))
+    return absolute_base(named, near=adapter.resolve().parents)
+
+
+def absolute_base(name: str, *, near: Iterable[Path] = ()) -> str:
+    """A folder by its absolute path, a hub name as it is."""
+    path = Path(name).expanduser()
+    for place in (path, *((folder / path) for folder in near)):
+        if place.is_dir():
+            return str(place.resolve())
+    return name
+
+
+def is_folder(base: str) -> bool:
+    return Path(base).is_dir()
+
+
+def settle_base(adapter: Path) -> str:
+    """Write the absolute path of the start weights into an adapter's config; a hub name stays."""
+    base, config = _base_of(adapter), _object_in(adapter / ADAPTER_CONFIG)
+    if config.get(_BASE) != base:
+        atomic_write_json(adapter / ADAPTER_CONFIG, {**config, _BASE: base})
+    return base
+
+
+def licence_of(base: str) -> str:
+    """What the start weights' own card or config says their licence is, or that nobody knows."""
+    for path in _cards_of(base):
+        if not path.is_file() or path.stat().st_size > _MAX_CARD:
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if path.suffix == ".json":
+            known = _object_in(path)
+            said = known.get("license") or known.get("licence")
+            if isinstance(said, str) and said.strip():
+                return _one_line(said)
+        elif text.startswith("---") and (found := _LICENCE_LINE.search(text.split("\n---", 1)[0])):
+            return _one_line(found[1])
+    return UNKNOWN_LICENCE
+
+
+def _cards_of(base: str) -> list[Path]:
+    names = ("README.md", "config.json", "card.json")
+    if is_folder(base):
+        return [Path(base) / name for name in names]
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = [try_to_load_from_cache(base, name) for name in names]
+    except HFValidationError:  # no name of a repository
+        return []
+    return [Path(each) for each in cached if isinstance(each, str)]
+
+
+def _one_line(text: str) -> str:
+    return "".join(each for each in " ".join(text.split())[:80] if each.isprintable())
+
+
+def _object_in(path: Path) -> dict[str, Any]:
+    try:
+        held: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(explain(str(path), got=error, expected="a JSON object")) from error
+    if not isinstance(held, dict):
+        raise InputError(explain(str(path), got=type(held).__name__, expected="a JSON object"))
+    return cast("dict[str, Any]", held)

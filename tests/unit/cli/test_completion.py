@@ -1,0 +1,112 @@
+"""`crf completion`: a real shell completes what the parsers know; every verb has --json, and codes are one table."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from composer_replication.cli.around.completion import words_of_verbs
+from composer_replication.cli.main import AROUND, EXIT_CODES, PIPELINE, VERBS, build_parser, main
+
+ASK = """
+source {script}
+COMP_WORDS=({words})
+COMP_CWORD={at}
+_crf
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    import contextlib
+    import io
+
+    path = tmp_path_factory.mktemp("shell") / "crf.bash"
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(["completion", "bash"]) == 0
+    path.write_text(printed.getvalue())
+    return path
+
+
+def completed(script, *words):
+    quoted = " ".join(f"'{each}'" for each in words)
+    text = ASK.format(script=script, words=quoted, at=len(words) - 1)
+    done = subprocess.run(["bash", "--norc", "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_a_real_bash_completes_verbs_options_and_choices(script):
+    assert completed(script, "crf", "") == [*VERBS, "--help", "--version"]
+    assert completed(script, "crf", "ju") == ["judge"]
+    assert completed(script, "crf", "train", "--dr") == ["--dry-run"]
+    assert set(completed(script, "crf", "ingest", "--")) >= {"--output", "--exclude", "--no-scrub", "--json"}
+    assert "--seed" in completed(script, "crf", "world", "logs", "--s")
+    assert completed(script, "crf", "world", "a") == ["advisers"]
+    assert completed(script, "crf", "export", "run", "--precision", "b") == ["bfloat16"]
+    assert completed(script, "crf", "ingest", "--output", "") == []  # bash's own files
+    assert completed(script, "crf", "completion", "f") == ["fish"]
+    assert completed(script, "crf", "nothing", "") == []
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_other_shells_are_told_every_verb_and_option(shell, capsys):
+    assert main(["completion", shell]) == 0
+    text = capsys.readouterr().out
+    for verb, (_, words) in words_of_verbs().items():
+        assert re.search(rf"\b{verb}\b", text)
+        for name in (name for each in words for name in each.names if name.startswith("--")):
+            assert f"-l {name[2:]}" in text if shell == "fish" else f"*{name}[" in text
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", "/dev/stdin"], input=text, text=True, check=True, timeout=60)
+
+
+def parsers():
+    (verbs,) = (each for each in build_parser()._actions if isinstance(each, argparse._SubParsersAction))
+    for verb, parser in verbs.choices.items():
+        inner = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+        yield from ((f"{verb} {name}", each) for name, each in inner[0].choices.items()) if inner else [(verb, parser)]
+
+
+def test_every_verb_prints_json():
+    assert [name for name, parser in parsers() if "--json" not in parser._option_string_actions] == []
+
+
+def test_verbs_are_named_once_and_exit_codes_are_those_of_the_table(capsys):
+    assert len(set(VERBS)) == len(VERBS) == len(PIPELINE) + len(AROUND)
+    assert sorted(EXIT_CODES) == [0, 1, 2, 130]
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for code, what in EXIT_CODES.items():
+        assert f"{code} {what.partition(',')[0]}" in printed
+    with pytest.raises(SystemExit) as ended:
+        main(["nothing"])
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        (["sites", "run"], "nothing was half written, and the same command can be run again"),
+        (["replay", "run"], "answers that came are kept, and the same command asks for the rest"),
+        (["train"], "what was computed is kept, and the same command goes on from there"),
+        (["chat", "m"], "the chat is over; nothing was written"),
+    ],
+)
+def test_whoever_interrupts_is_told_what_that_means_for_this_verb(verb, said, monkeypatch, capsys):
+    from composer_replication.cli import main as command
+
+    def interrupted(_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command._module_of(verb[0]), "run", interrupted)
+    assert main(verb) == 130
+    assert capsys.readouterr().err == f"crf {verb[0]}: interrupted; {said}\n"

@@ -1,0 +1,238 @@
+"""Log-probs of decisions under several weights: equal to plain passes, differenced right, kept as they come."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from composer_replication.config import CrfConfig, SplitConfig, loads
+from composer_replication.errors import InputError
+from composer_replication.evaluation import forced
+from composer_replication.evaluation.evaluate import PARTIAL
+from composer_replication.runs import RunDir
+from composer_replication.runs.evaluation import read_evaluation, read_rows
+from composer_replication.runs.split import read_split
+from composer_replication.steps.evaluate import evaluate
+from composer_replication.steps.split import write_split
+
+SETTINGS = "[evaluation]\nsamples = 0\ngood_turns = 0\ntoken_gaps = 0\n"
+
+
+@pytest.fixture
+def run(folder, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(folder / "run", copy)
+    opened = RunDir.open(copy)
+    hold_out(opened, 0.5)
+    return opened
+
+
+def hold_out(run, share, *, with_sites=True):
+    """Split anew, and the sites as if they had been found after it."""
+    rows = list(run.read_jsonl("sites", schema="error_site")) if with_sites else []
+    write_split(SplitConfig(test=share, validation=0.0), run)
+    write_sites(run, rows)
+
+
+def write_sites(run, rows):
+    run.write_jsonl("sites", rows, schema="error_site", version=1, sources=["conversations", "split"])
+
+
+@pytest.fixture(scope="module")
+def other(folder, tmp_path_factory):
+    """The same model with other weights."""
+    from transformers import AutoModelForCausalLM
+
+    place = tmp_path_factory.mktemp("models") / "other"
+    shutil.copytree(folder / "model", place)
+    model = AutoModelForCausalLM.from_pretrained(place)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.add_(0.05 * torch.randn_like(each))
+    model.save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def adapter(folder, tmp_path_factory):
+    """An adapter on it, of random weights."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    place = tmp_path_factory.mktemp("models") / "adapter"
+    torch.manual_seed(8)
+    settings = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder / "model"), settings).save_pretrained(place)
+    return place
+
+
+def config(more=""):
+    return loads(CrfConfig, SETTINGS + more)
+
+
+def test_a_model_against_itself_moves_nothing(run, folder):
+    model = str(folder / "model")
+    record = evaluate(config(), run, before=model, after=model)
+    assert record["verdict"]["word"] == "no_difference"
+    assert {each["estimate"] for each in record["figures"]} == {0.0}
+    assert record["models"]["before"]["digest"] == record["models"]["after"]["digest"]
+    assert read_evaluation(run)["figures"] == json.loads(json.dumps(record["figures"]))
+    assert not (run.root / PARTIAL).exists()
+
+
+def test_rows_are_means_of_a_plain_pass_and_figures_are_made_of_them(run, folder, other):
+    """The erring decision's own tokens, scored by a whole forward pass of transformers."""
+    from transformers import AutoModelForCausalLM
+
+    asked = []
+    real = forced.score_groups
+    before, after = str(folder / "model"), str(other)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "composer_replication.evaluation.evaluate.score_groups",
+            lambda model, weights, groups, *rest, **named: (
+                asked.append(groups) or real(model, weights, groups, *rest, **named)
+            ),
+        )
+        record = evaluate(config(), run, before=before, after=after)
+    rows = list(read_rows(run, "evaluated"))
+    model = AutoModelForCausalLM.from_pretrained(other)
+    flat = [response for group in asked[0] for response in group]
+    erring = [row for row in rows if row["role"] == "erring"]
+    assert len({row["id"] for row in rows}) == len(rows)
+    group, row = asked[0][0], erring[0]
+    num_stretches = {"first_argument": 2, "correction": 2, "name": 1, "call": 1}[row["basis"]]
+    total = 0.0
+    for ids, start in group[:num_stretches]:
+        logits = model(input_ids=torch.tensor([list(ids)])).logits[0].detach().log_softmax(-1)
+        total += sum(float(logits[at - 1, ids[at]]) for at in range(start, len(ids)))
+    assert row["after"] == pytest.approx(total / row["num_tokens"], abs=1e-4)
+    assert len(flat) >= len(rows)
+
+    def change(role):
+        moved = {row["site_id"]: [] for row in erring}
+        for row in rows:
+            if row["role"] == role:
+                moved[row["site_id"]].append(row["after"] - row["before"])
+        return moved
+
+    wrong, good = change("erring"), change("good")
+    gaps = [sum(good[site]) / len(good[site]) - wrong[site][0] for site in good]
+    primary = next(each for each in record["figures"] if each["is_primary"])
+    assert primary["name"] == "forced_gap"
+    assert primary["estimate"] == pytest.approx(sum(gaps) / len(gaps))
+    assert all(1 <= len(each) <= 4 for each in good.values())
+
+
+def test_an_adapter_is_scored_as_the_weights_it_makes_and_the_base_below_it_as_before(run, folder, adapter, tmp_path):
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    base = str(folder / "model")
+    merged = tmp_path / "merged"
+    shutil.copytree(folder / "model", merged)
+    peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base), adapter
+    ).merge_and_unload().save_pretrained(merged)
+    evaluate(config(), run, before=base, after=str(merged), control=base)
+    whole = list(read_rows(run, "evaluated"))
+    record = evaluate(config(), run, before=base, after=str(adapter), control=base)
+    rows = list(read_rows(run, "evaluated"))
+    assert [row["after"] for row in rows] == pytest.approx([row["after"] for row in whole], abs=1e-4)
+    assert [row["control"] for row in rows] == [row["before"] for row in rows]
+    assert [row["before"] for row in rows] == [row["before"] for row in whole]
+    of_arm = {each["arm"]: each["estimate"] for each in record["figures"] if each["name"] == "forced_gap"}
+    assert of_arm["control"] == 0.0
+    assert of_arm["difference"] == pytest.approx(of_arm["after"])
+    assert record["models"]["control"]["what"].startswith("hints of another kind")
+
+
+def test_an_interrupt_loses_one_item_and_the_same_command_goes_on(run, folder, other, monkeypatch):
+    before, after = str(folder / "model"), str(other)
+    scored, real = [], forced.response_logprobs
+
+    def counted(model, responses):
+        if len(scored) == 4:
+            raise KeyboardInterrupt
+        scored.append(len(responses))
+        return real(model, responses)
+
+    monkeypatch.setattr(forced, "response_logprobs", counted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(config(), run, before=before, after=after)
+    assert not run.path("evaluation").exists()
+    monkeypatch.setattr(forced, "response_logprobs", lambda *given: scored.append(0) or real(*given))
+    record = evaluate(config(), run, before=before, after=after)
+    sites = record["split"]["sites"]["test"]
+    assert len(scored) == 2 * sites
+    again = evaluate(config(), run, before=before, after=after)
+    assert {**again, "created": ""} == {**record, "created": ""}
+
+
+def test_near_duplicates_of_learnt_states_are_left_out_and_counted(run, folder):
+    rows = read_split(run)
+    test = next(row for row in rows if row.side == "test")
+    site = next(row for row in run.read_jsonl("sites", schema="error_site") if row["conversation_id"] == test[0])
+    changed = [row._replace(near_duplicates=(site["turn_id"],)) if row is test else row for row in rows]
+    listed = [{**row._asdict(), "near_duplicates": list(row.near_duplicates)} for row in changed]
+    sites = list(run.read_jsonl("sites", schema="error_site"))
+    run.write_jsonl("split", listed, schema="split", version=1, sources=["conversations"])
+    write_sites(run, sites)
+    model = str(folder / "model")
+    record = evaluate(config(), run, before=model, after=model)
+    assert record["split"]["near_duplicates"] == 1
+    assert record["drops"]["near_duplicate"] == 1
+    assert site["id"] not in {row["site_id"] for row in read_rows(run, "evaluated")}
+
+
+def test_nothing_held_out_and_no_errors_are_verdicts_and_no_model_is_loaded(run, folder, monkeypatch):
+    monkeypatch.setattr("composer_replication.evaluation.evaluate.each_model", None)
+    model = str(folder / "model")
+    hold_out(run, 0.0)
+    record = evaluate(config(), run, before=model, after=model)
+    assert record["verdict"]["word"] == "too_thin"
+    assert "no session is held out" in record["verdict"]["sentences"][0]
+    assert record["figures"] == []
+    hold_out(run, 0.5, with_sites=False)
+    record = evaluate(config(), run, before=model, after=model)
+    assert "no error was found" in record["verdict"]["sentences"][0]
+
+
+def test_few_sessions_are_too_thin_whatever_the_interval_says(run, folder, other):
+    record = evaluate(config("fewest_sessions = 50\n"), run, before=str(folder / "model"), after=str(other))
+    assert record["verdict"]["word"] == "too_thin"
+    assert "at least 50 held-out sessions" in record["verdict"]["sentences"][1]
+    assert record["power"]["smallest_effect"] > 0
+
+
+@pytest.mark.parametrize("name", ["empty", "pickled", "broken"])
+def test_weights_that_cannot_be_read_are_a_sentence(run, folder, tmp_path, name):
+    place = tmp_path / name
+    place.mkdir()
+    if name != "empty":
+        (place / "adapter_config.json").write_text("{" if name == "broken" else '{"base_model_name_or_path": "x"}')
+    if name == "broken":
+        (place / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(InputError) as raised:
+        evaluate(config(), run, before=str(folder / "model"), after=str(place))
+    assert name != "pickled" or "safetensors" in str(raised.value)
+
+
+def test_models_of_other_tokens_are_refused(run, folder, tmp_path):
+    from offline_pieces import renderer, tiny
+
+    place = tmp_path / "other-tokens"
+    tiny().save_pretrained(place)
+    renderer().tokenizer.save_pretrained(place)
+    with pytest.raises(InputError, match="tokenizer is another"):
+        evaluate(config(), run, before=str(folder / "model"), after=str(place))
+
+
+def test_a_run_that_was_never_split_is_a_sentence(folder, tmp_path):
+    model = str(folder / "model")
+    with pytest.raises(InputError, match="crf split"):
+        evaluate(config(), RunDir.open(folder / "run"), before=model, after=model)

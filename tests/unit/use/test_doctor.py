@@ -1,0 +1,89 @@
+"""`crf doctor`: a line a question, what to do beside what is wrong, and an exit status that a script can ask for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from composer_replication.cli.main import main
+from composer_replication.envs.student import student_folder
+from composer_replication.use import doctor
+from fault_server import FaultServer
+
+
+@pytest.fixture
+def ask(capsys, tmp_path):
+    """Exit status, and lines by name."""
+
+    def asked(*given):
+        capsys.readouterr()
+        status = main(["doctor", "--json", "--run", str(tmp_path), *given])
+        told = json.loads(capsys.readouterr().out)
+        return status, {each["name"]: each for each in told["lines"]}
+
+    return asked
+
+
+def test_a_machine_that_can_do_the_work_passes(ask, tmp_path):
+    status, lines = ask("--model", str(student_folder()))
+    assert status == 0
+    assert {each["status"] for each in lines.values()} <= {"ok", "warn"}
+    assert lines["tokenizer"]["status"] == lines["template"]["status"] == "ok"
+    assert "up to 4096 tokens" in lines["model"]["found"]
+    assert "'<|im_end|>'" in lines["template"]["found"]
+    assert f"disk at {tmp_path}" in lines
+    assert all(each["fix"] for each in lines.values() if each["status"] != "ok")
+
+
+def test_what_is_missing_is_named_with_the_command_that_installs_it(ask, monkeypatch):
+    real = doctor.available
+    monkeypatch.setattr(doctor, "available", lambda name: name != "trl" and real(name))
+    real_version = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "orjson" else real_version(name))
+    status, lines = ask()
+    assert status == 1
+    assert lines["extra train"]["status"] == "warn"
+    assert 'pip install "composer-replication[train]"' in lines["extra train"]["fix"]
+    assert lines["orjson"]["status"] == "fail"
+
+
+def test_models_that_cannot_be_used_fail(ask, tmp_path):
+    bare = shutil.copytree(student_folder(), tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    (bare / "model.safetensors").unlink()
+    status, lines = ask("--model", str(bare))
+    assert status == 1
+    assert lines["template"]["status"] == lines["weights"]["status"] == "fail"
+    status, lines = ask("--model", str(tmp_path / "nowhere"))
+    assert (status, lines["model"]["status"]) == (1, "fail")
+
+
+def test_little_room_is_a_warning(ask, monkeypatch, tmp_path):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage._replace(free=2**20))
+    monkeypatch.setattr("composer_replication.trainer.watch.memory_plan.free_memory", lambda: 2**30)
+    status, lines = ask()
+    assert status == 0
+    assert lines["memory"]["status"] == lines[f"disk at {tmp_path}"]["status"] == "warn"
+
+
+def test_an_endpoint_is_asked_only_where_it_is_named(ask, monkeypatch):
+    with FaultServer(seed=1) as server:
+        status, lines = ask("--base-url", server.base_url)
+        assert (status, lines["endpoint"]["status"]) == (0, "ok")
+        assert f"{server.base_url} answers with" in lines["endpoint"]["found"]
+    status, lines = ask("--base-url", "http://127.0.0.1:9/v1")
+    assert (status, lines["endpoint"]["status"]) == (1, "fail")
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    status, lines = ask("--base-url", "http://127.0.0.1:9/v1", "--api-key-env", "NO_SUCH_KEY")
+    assert lines["endpoint"]["found"] == "NO_SUCH_KEY is not set"
+    assert "endpoint" not in ask()[1]
+
+
+def test_lines_say_what_to_do_below_what_is_wrong(capsys, tmp_path):
+    main(["doctor", "--run", str(tmp_path)])
+    told = capsys.readouterr()
+    assert told.out.splitlines()[0].startswith("ok    python")
+    assert " warnings, 0 failures" in told.err

@@ -1,0 +1,183 @@
+"""`crf export RUN --to DIR`: merged weights that say what the adapter says, folders for others, cards."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from random_adapter import make_adapter
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from composer_replication.cli.main import main
+from composer_replication.envs.student import student_folder
+from composer_replication.errors import InputError, RunError
+from composer_replication.steps.around.export import export_weights
+from composer_replication.use.merge import merge_adapter, probe_ids
+from composer_replication.use.trained import find_trained
+
+CONVERTER = """
+import pathlib, sys
+folder, _, target, _, kind = sys.argv[1:]
+assert (pathlib.Path(folder) / "model.safetensors").exists()
+if "refuse" in pathlib.Path(__file__).parent.name:
+    sys.exit("NotImplementedError: BPE pre-tokenizer was not recognized")
+pathlib.Path(target).write_bytes(b"GGUF" + kind.encode())
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(adapter, example_run, tmp_path_factory):
+    """An export of a run that holds the adapter, with a converter of llama.cpp's name on the path."""
+    root = tmp_path_factory.mktemp("export")
+    run = shutil.copytree(example_run, root / "run")
+    shutil.copytree(adapter, run / "adapter")
+    (root / "tools").mkdir()
+    (root / "tools" / "convert_hf_to_gguf.py").write_text(CONVERTER)
+    done = export_weights(str(run), root / "out", environment={"LLAMA_CPP": str(root / "tools")})
+    return root, done
+
+
+def logits_of(folder, *, adapter=None):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if adapter is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, adapter)
+    probe = probe_ids(AutoTokenizer.from_pretrained(student_folder()), model.config)
+    with torch.inference_mode():
+        return model(probe).logits
+
+
+def test_merged_weights_say_what_the_adapter_on_its_start_weights_says(exported, adapter):
+    root, done = exported
+    wanted, start = logits_of(student_folder(), adapter=adapter), logits_of(student_folder())
+    merged = logits_of(root / "out" / "merged")
+    moved, lost = (wanted - start).abs().mean(), (merged - wanted).abs().mean()
+    assert moved > 0.02
+    assert lost < 0.2 * moved
+    assert done.check.holds
+    assert 0 < done.check.difference < 0.25 * done.check.effect
+
+
+def test_in_full_precision_nothing_is_lost(adapter, tmp_path):
+    check = merge_adapter(find_trained(str(adapter)), tmp_path / "merged", precision="float32")
+    assert check.difference < 1e-4
+    assert torch.allclose(
+        logits_of(tmp_path / "merged"), logits_of(student_folder(), adapter=adapter), atol=1e-3, rtol=1e-4
+    )
+
+
+def test_an_adapter_that_rounds_away_in_bf16_is_refused_and_leaves_no_folder(tmp_path):
+    faint = make_adapter(tmp_path / "faint", student_folder(), scale=1e-2)
+    with pytest.raises(InputError, match=r"of what the adapter changes.*--precision float32"):
+        export_weights(str(faint), tmp_path / "out")
+    assert [each.name for each in tmp_path.iterdir()] == ["faint"]
+
+
+def test_the_folder_holds_what_others_need(exported):
+    root, done = exported
+    out = root / "out"
+    names = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
+    assert {"DATA.md", "ollama/Modelfile", "ollama/model.gguf", "vllm/serve.sh"} <= set(names)
+    assert {f"merged/{name}" for name in ("README.md", "chat_template.jinja", "model.safetensors")} <= set(names)
+    assert {"adapter/README.md", "adapter/adapter_config.json", "adapter/adapter_model.safetensors"} <= set(names)
+    assert (out / "ollama" / "model.gguf").read_bytes() == b"GGUFbf16"
+    assert (out / "ollama" / "Modelfile").read_text().startswith("FROM ./model.gguf\nTEMPLATE ")
+    assert (
+        "vllm serve ../merged --chat-template ../merged/chat_template.jinja" in (out / "vllm" / "serve.sh").read_text()
+    )
+    assert all(each.path is None or each.path.exists() for each in done.made)
+    assert list(root.glob(".out*")) == []
+
+
+def test_without_a_converter_or_with_one_that_refuses_there_is_a_sentence(adapter, tmp_path):
+    done = export_weights(str(adapter), tmp_path / "plain", environment={"PATH": ""})
+    assert done.made[0].path is None
+    assert "not made: convert_hf_to_gguf.py of llama.cpp is not on the PATH" in done.made[0].sentence
+    assert (tmp_path / "plain" / "ollama" / "Modelfile").read_text().startswith("FROM ../merged\n")
+    (tmp_path / "refuse").mkdir()
+    (tmp_path / "refuse" / "convert_hf_to_gguf.py").write_text(CONVERTER)
+    done = export_weights(str(adapter), tmp_path / "other", environment={"LLAMA_CPP": str(tmp_path / "refuse")})
+    assert done.made[0].sentence.endswith("NotImplementedError: BPE pre-tokenizer was not recognized")
+
+
+def test_weights_that_were_trained_whole_are_copied(tmp_path):
+    shutil.copytree(student_folder(), tmp_path / "trained" / "model")
+    (tmp_path / "trained" / "model" / "training.json").write_text(json.dumps({"start_weights": str(student_folder())}))
+    done = export_weights(str(tmp_path / "trained"), tmp_path / "out", environment={})
+    assert torch.equal(logits_of(tmp_path / "out" / "merged"), logits_of(student_folder()))
+    assert done.check.num_tokens == 0
+    assert not (tmp_path / "out" / "merged" / "training.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--to", "used"], "expected a new folder. Name a folder that is not there yet"),
+        (["--to", "new", "--push", "no-owner"], "expected owner/name"),
+        (["--to", "new", "--public"], "--public: got nothing to use it for"),
+        (["--atif", "new", "--push", "a/b"], "--push: got nothing to use it for"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_before_anything_is_loaded(
+    adapter, tmp_path, monkeypatch, capsys, given, said
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").touch()
+    monkeypatch.setitem(sys.modules, "peft", None)  # whoever gets that far fails in another way
+    assert main(["export", str(adapter), *given]) == 1
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_without_weights_says_what_trains_some(example_run, tmp_path, capsys):
+    assert main(["export", str(example_run), "--to", str(tmp_path / "out")]) == 1
+    assert "got none, expected an adapter. `crf train" in capsys.readouterr().err
+
+
+class Hub:
+    """Stands in for huggingface_hub.HfApi, and notes what it was asked."""
+
+    def __init__(self, error=None):
+        self.asked, self.error = [], error
+
+    def create_repo(self, **given):
+        self.asked.append(("create", given))
+        if self.error is not None:
+            raise self.error
+
+    def upload_folder(self, *, folder_path, allow_patterns, **given):
+        from fnmatch import fnmatch
+        from pathlib import Path
+
+        files = {each.name for each in Path(folder_path).rglob("*") if each.is_file()}
+        sent = {each for each in files if any(fnmatch(each, pattern) for pattern in allow_patterns)}
+        self.asked.append(("upload", given, sent, (Path(folder_path) / "README.md").read_text()))
+        return "https://hub/ada/small/commit/1"
+
+
+def test_only_merged_weights_and_a_card_without_paths_are_sent_and_privately(adapter, tmp_path):
+    hub = Hub()
+    done = export_weights(str(adapter), tmp_path / "out", push="ada/small", api=hub, environment={})
+    (_, created), (_, given, sent, card) = hub.asked
+    assert (created["repo_id"], created["private"], created["exist_ok"]) == ("ada/small", True, True)
+    assert given["repo_id"] == "ada/small"
+    assert sent == {path.name for path in (tmp_path / "out" / "merged").iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja", "README.md"} <= sent
+    assert str(student_folder().parent) not in card
+    assert str(tmp_path) not in card
+    assert 'from_pretrained("ada/small")' in card
+    assert done.pushed == "https://hub/ada/small/commit/1"
+
+
+def test_a_hub_that_refuses_is_a_sentence_and_the_export_stays(adapter, tmp_path):
+    from huggingface_hub.errors import LocalTokenNotFoundError
+
+    hub = Hub(LocalTokenNotFoundError("no token\nmore"))
+    with pytest.raises(RunError, match=r"sending to ada/small: got LocalTokenNotFoundError: no token, .*hf auth login"):
+        export_weights(str(adapter), tmp_path / "out", push="ada/small", api=hub, environment={})
+    assert (tmp_path / "out" / "merged" / "model.safetensors").exists()
