@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from report_runs import make_run
 
 from composer_replication.report import build
 from composer_replication.steps.report import write_report
+from report_runs import make_run
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 

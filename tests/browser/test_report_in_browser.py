@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-from report_runs import make_run
 
 from composer_replication.steps.report import write_report
+from report_runs import make_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore")]
 SECTIONS = 10
@@ -149,7 +149,9 @@ def test_a_thousand_sessions_build_and_paint_in_time(open_page, tmp_path):
     assert done.folder is not None
     assert done.html.stat().st_size < 25_000_000
     page = open_page(done.html).page
-    paint = "() => performance.getEntriesByType('paint').find((each) => each.name === 'first-contentful-paint').startTime"
+    paint = (
+        "() => performance.getEntriesByType('paint').find((each) => each.name === 'first-contentful-paint').startTime"
+    )
     assert page.evaluate(paint) < 2000
     page.get_by_label("Find").fill("part 1000")
     assert page.locator(".sessions > li:visible").count() == 1

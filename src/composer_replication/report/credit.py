@@ -116,7 +116,7 @@ class Credit:
         for number, turn in enumerate(conversation.turns, start=1):
             asked += turn.role == "assistant"
             pairs = self._records.pairs_at.get((conversation.id, asked), []) if turn.role == "assistant" else []
-            sites = [self._site(*each, turn, pairs, asked) for each in at_turn.get(turn.id, ())]
+            sites = [self._site(*each, pairs) for each in at_turn.get(turn.id, ())]
             most = _MAX_NEAR_SITE if sites or turn.id in shown_by else _MAX_TEXT
             yield TurnView(
                 number=number,
@@ -130,7 +130,7 @@ class Credit:
                 pairs=[] if sites else [pair_view(row) for row in pairs],
             )
 
-    def _site(self, site: ErrorSite, hint: Hint | None, turn: Turn, pairs: Sequence[Row], asked: int) -> SiteView:
+    def _site(self, site: ErrorSite, hint: Hint | None, pairs: Sequence[Row]) -> SiteView:
         state, why = self._state(site, hint)
         rows = self._records.evaluated.get(site.id, ())
         return SiteView(
@@ -142,7 +142,7 @@ class Credit:
             decisions=_decisions(rows),
             gaps=_gaps(self._records.gaps.get(site.id)),
             pairs=[pair_view(row) for row in pairs],
-            sampled=self._sampled(site, turn, asked),
+            sampled=self._sampled(site),
         )
 
     def _state(self, site: ErrorSite, hint: Hint | None) -> tuple[str, str]:
@@ -161,17 +161,10 @@ class Credit:
             return _OUT, "not taught: it reached no training batch, so its hint was not proved"
         return _TAUGHT, "taught"
 
-    def _sampled(self, site: ErrorSite, turn: Turn, asked: int) -> list[tuple[str, list[Row]]]:
-        rows = next(
-            (
-                found
-                for key in (turn.id, str(asked))
-                if (found := self._records.sampled.get((site.conversation_id, key)))
-            ),
-            [],
-        )
+    def _sampled(self, site: ErrorSite) -> list[tuple[str, list[Row]]]:
+        """A few actions of each arm at the state of the erring turn."""
         by_arm: dict[str, list[Row]] = defaultdict(list)
-        for row in rows:
+        for row in self._records.sampled.get((site.conversation_id, site.turn_id), ()):
             if len(by_arm[row["arm"]]) < _MOST_SAMPLES:
                 by_arm[row["arm"]].append({**row, "shown": cut(str(row["text"]), _MAX_TEXT)})
         return [(arm, by_arm[arm]) for arm in ("before", "after", "control") if by_arm[arm]]

@@ -18,6 +18,7 @@ _WORDS = {
 }
 _ARMS = {"after": "after training", "control": "shuffled control", "difference": "after, less control"}
 _DECIMALS = {"nats": 3, "1,000": 1, "1000": 1, "per thousand": 1}
+_MOST_TOOLS = 20
 _SHARE_OF_STRIP = 46.0  # of 50: the widest interval ends short of the edge
 
 
@@ -62,7 +63,9 @@ def verdict(records: RunRecords, num_sessions: int) -> Verdict:
         first, second = [*said["sentences"], "", ""][:2]
         return Verdict(said["word"], _WORDS.get(said["word"], said["word"].replace("_", " ")), (first, second))
     kept = [site for site, hint in records.sites if site.is_kept and hint is not None]
-    first = f"{_counted(num_sessions, 'session')} are in this run, and {_counted(len(kept), 'failing call')} in them can be taught."
+    first = (
+        f"{_counted(num_sessions, 'session')} in this run, with {_counted(len(kept), 'failing call')} to learn from."
+    )
     steps = (records.training_record or {}).get("steps")
     if steps:
         second = f"A model was trained on them for {steps} steps; whether that helped is measured by crf evaluate."
@@ -140,30 +143,35 @@ def signed(value: float, unit: str = "") -> str:
 
 
 def sampled_table(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[Any]]]]:
-    """Arms, and a row a count of the sampled actions: its name with a value an arm."""
-    by_arm: Mapping[str, Row] = ((evaluation or {}).get("sampled") or {}).get("by_arm") or {}
-    by_arm = {arm: counts for arm, counts in by_arm.items() if counts}
-    names = dict.fromkeys(name for counts in by_arm.values() for name in counts)
-    plain = [name for name in names if not any(isinstance(by_arm[arm].get(name), dict | list) for arm in by_arm)]
-    return list(by_arm), [(name, [by_arm[arm].get(name) for arm in by_arm]) for name in plain]
+    """Arms, and a row a figure of the sampled actions: its name with a value an arm; verdicts are counts."""
+    arms = _arms(evaluation)
+    flat = {
+        arm: {
+            **{name: value for name, value in counts.items() if not isinstance(value, Mapping)},
+            **{f"judged: {verdict}": number for verdict, number in counts.get("verdicts", {}).items()},
+        }
+        for arm, counts in arms.items()
+    }
+    names = dict.fromkeys(name for counts in flat.values() for name in counts)
+    return list(flat), [(name, [counts.get(name) for counts in flat.values()]) for name in names]
 
 
 def call_mix(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[float]]]]:
     """Shares of the tools that were called, an arm each: a policy that only looks around is seen here."""
-    by_arm: Mapping[str, Row] = ((evaluation or {}).get("sampled") or {}).get("by_arm") or {}
-    mixes = {arm: mix for arm, counts in by_arm.items() if counts and (mix := _mix(counts))}
-    tools = sorted(dict.fromkeys(tool for mix in mixes.values() for tool in mix), key=lambda t: (-_most(mixes, t), t))
+    mixes: dict[str, dict[str, float]] = {}
+    for arm, counts in _arms(evaluation).items():
+        total = sum(counts.get("calls", {}).values())
+        if total:
+            mixes[arm] = {str(tool): number / total for tool, number in counts["calls"].items()}
+    most = {tool: max(mix.get(tool, 0.0) for mix in mixes.values()) for mix in mixes.values() for tool in mix}
+    tools = sorted(most, key=lambda tool: (-most[tool], tool))[:_MOST_TOOLS]
     return list(mixes), [(tool, [mix.get(tool, 0.0) for mix in mixes.values()]) for tool in tools]
 
 
-def _mix(counts: Row) -> dict[str, float]:
-    table = next((value for value in counts.values() if isinstance(value, Mapping)), {})
-    total = sum(table.values()) or 1
-    return {str(tool): number / total for tool, number in table.items()}
-
-
-def _most(mixes: Mapping[str, Mapping[str, float]], tool: str) -> float:
-    return max(mix.get(tool, 0.0) for mix in mixes.values())
+def _arms(evaluation: Row | None) -> dict[str, Row]:
+    """What was counted of the actions of each arm that was sampled from."""
+    by_arm: Mapping[str, Row] = ((evaluation or {}).get("sampled") or {}).get("by_arm") or {}
+    return {arm: counts for arm, counts in by_arm.items() if counts}
 
 
 class Changes(NamedTuple):

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import ComposerError, RunError
-from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs import ARTEFACTS, RunDir, pairs, split
 from composer_replication.runs.artefacts import command_for
 from composer_replication.runs.conventions import Convention, read_conventions
+from composer_replication.runs.evaluation import ROWS_VERSION, read_evaluation
 from composer_replication.runs.journal import read_journal
 from composer_replication.runs.sites import read_sites
 from composer_replication.types import ErrorSite, Hint
@@ -23,6 +24,13 @@ _NEEDED = ("conversations", "split", "sites", "pairs", "hint_proof", "metrics", 
 _WHOLE_COMMANDS = {
     "crf train": "crf train --set train.run=RUN --set train.model=MODEL",
     "crf evaluate": "crf evaluate RUN --before MODEL --after ADAPTER",
+}
+_SCHEMAS = {
+    "split": (split.SCHEMA, split.VERSION),
+    "teacher_calls": ("teacher_call", 2),
+    "pairs": (pairs.SCHEMA, pairs.VERSION),
+    "hint_proof": ("hint_proof", 3),
+    **{name: (name, ROWS_VERSION) for name in ("evaluated", "sampled", "token_gaps")},
 }
 _ON_REQUEST = {
     "teacher_calls": "no adviser was asked",
@@ -77,7 +85,7 @@ class RunRecords:
         return {ARTEFACTS[name].file_name: why for name, why in _ON_REQUEST.items() if not self.has(name)}
 
     def has(self, name: str) -> bool:
-        return name in ARTEFACTS and self.path(name).exists()
+        return self.path(name).exists()
 
     def path(self, name: str) -> Path:
         """Where an artefact is; a training may have written its own elsewhere."""
@@ -107,7 +115,7 @@ class RunRecords:
     @cached_property
     def proofs(self) -> Mapping[str, Row]:
         """Proofs by site; none of a version that measured something else."""
-        is_read = self.has("hint_proof") and self._version("hint_proof") >= 3
+        is_read = self.has("hint_proof") and self._version("hint_proof") == _SCHEMAS["hint_proof"][1]
         return {row["site_id"]: row for row in self.rows("hint_proof")} if is_read else {}
 
     @cached_property
@@ -132,14 +140,12 @@ class RunRecords:
         """Sampled actions by conversation and turn."""
         found: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in self.rows("sampled"):
-            found[row["conversation_id"], str(row["turn"])].append(row)
+            found[row["conversation_id"], row["turn_id"]].append(row)
         return found
 
     @cached_property
     def evaluation(self) -> Row | None:
-        if not self.has("evaluation"):
-            return None
-        return self._json("evaluation", self.path("evaluation"))
+        return next(self._tried("evaluation", lambda: iter([read_evaluation(self.run)])), None)
 
     @cached_property
     def training_record(self) -> Row | None:
@@ -165,14 +171,8 @@ class RunRecords:
 
     def rows(self, name: str) -> Iterator[Row]:
         """Rows of an artefact as dictionaries; none where it is not there or damaged."""
-        if name not in ARTEFACTS or ARTEFACTS[name].kind != "records":
-            return iter(())
-
-        def read() -> Iterator[Row]:
-            meta = self.run.meta(name)
-            return self.run.read_jsonl(name, schema=meta.schema, version=meta.version)
-
-        return self._tried(name, read)
+        schema, version = _SCHEMAS[name]
+        return self._tried(name, lambda: self.run.read_jsonl(name, schema=schema, version=version))
 
     def _tried(self, name: str, read: Any) -> Iterator[Any]:
         """What a reader gives; a damaged artefact is noted, and the page goes on without it."""

@@ -142,7 +142,7 @@ def test_a_half_finished_run_says_what_is_missing(tmp_path, upto, missing):
     assert ("This run is not complete" in text) == bool(missing)
     assert done.verdict.word == ("better" if upto == "evaluate" else "not_evaluated")
     assert text.count("<section") == len(SECTIONS)
-    note = text[text.index('<main') : text.index('<section id="result"')]
+    note = text[text.index("<main") : text.index('<section id="result"')]
     for each in done.absent:
         assert f"<code>{each.file_name}</code>" in note
         assert f"<code>{each.command}</code>" in note
