@@ -158,4 +158,5 @@ def test_a_thousand_sessions_build_and_paint_in_time(open_page, tmp_path):
     page.locator(".sessions > li:visible a").click()
     assert page.locator("h1").inner_text().endswith("(part 1000).")
     page.get_by_role("link", name="All sessions").click()
+    page.get_by_text("1000 of 1000 sessions").wait_for()
     assert page.locator(".sessions > li:visible").count() == 1000

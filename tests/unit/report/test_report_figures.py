@@ -70,10 +70,8 @@ def test_changes_are_after_less_before_and_the_control_s_beside_them():
 
 
 def test_the_mix_of_calls_is_in_shares_and_arms_that_were_not_sampled_are_left_out():
-    by_arm = {
-        "before": {"unparsed": 2, "tools": {"Read": 3, "Edit": 1}},
-        "after": {"unparsed": 0, "tools": {"Read": 4}},
-    }
+    before = {"unparsed": 2, "calls": {"Read": 3, "Edit": 1}, "verdicts": {"fails": 1}}
+    by_arm = {"before": before, "after": {"unparsed": 0, "calls": {"Read": 4}, "verdicts": {}}}
     evaluation = {"sampled": {"by_arm": {**by_arm, "control": None}}}
     assert call_mix(evaluation) == (["before", "after"], [("Read", [0.75, 1.0]), ("Edit", [0.25, 0.0])])
-    assert sampled_table(evaluation) == (["before", "after"], [("unparsed", [2, 0])])
+    assert sampled_table(evaluation) == (["before", "after"], [("unparsed", [2, 0]), ("judged: fails", [1, None])])
