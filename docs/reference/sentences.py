@@ -260,6 +260,50 @@ RECORDS: Mapping[str, Record] = {
             ("control", "float | None"),
         ),
     ),
+    "sampled": Record(
+        "sampled",
+        evaluation.ROWS_VERSION,
+        "`verdict`, `rule` and `kind` are the judge's, of the worst call of the action; a call of a tool that is not "
+        "there fails (`unknown_tool`). Without a call that can be read the rule is `no_call`, `unparsed` or `cut_off`.",
+        more=(
+            ("id", "str"),
+            ("conversation_id", "str"),
+            ("session", "str"),
+            ("turn", "int"),
+            ("turn_id", "str"),
+            ("site_id", "str"),
+            ("state", "Literal['erring', 'good']"),
+            ("arm", "Literal['before', 'after', 'control']"),
+            ("sample", "int"),
+            ("text", "str"),
+            ("action", "Mapping[str, Any] | None"),
+            ("tool", "str | None"),
+            ("parsed", "bool"),
+            ("known_tool", "bool"),
+            ("only_looks", "bool"),
+            ("verdict", "Literal['ok', 'fails', 'risky', 'unknown']"),
+            ("rule", "str"),
+            ("kind", "str | None"),
+            ("same_as_logged", "bool"),
+            ("same_as_correction", "bool | None"),
+            ("tokens", "int"),
+        ),
+    ),
+    "token_gaps": Record(
+        "token_gaps",
+        evaluation.ROWS_VERSION,
+        "`before` and `after` are, for each of the `tokens` that channel 2 would teach, log p with the hint less log p "
+        "without it, in nats, under the two sets of weights.",
+        more=(
+            ("site_id", "str"),
+            ("conversation_id", "str"),
+            ("turn", "int"),
+            ("side", "Literal['train', 'validation', 'test']"),
+            ("tokens", "list[str]"),
+            ("before", "list[float]"),
+            ("after", "list[float]"),
+        ),
+    ),
 }
 
 

@@ -53,7 +53,7 @@ def action_key(action: Action, context: ActionContext | None = None) -> str:
     if not action.calls:
         return _dumped(["text", *text_key(action.text)])
     steps = _steps(action.calls, context)
-    if all(_only_looks(call) for call in action.calls):
+    if all(only_looks_at(call) for call in action.calls):
         steps.sort()
     return _dumped(["calls", *steps])
 
@@ -78,7 +78,7 @@ def _steps(calls: tuple[ToolCall, ...], context: ActionContext) -> list[str]:
             steps.append(_changes_key(changed))
             changed = {}
         steps.append(_dumped(_call_key(call, context)))
-        if not _only_looks(call):
+        if not only_looks_at(call):
             files.clear()  # it may have changed any of them
     return [*steps, _changes_key(changed)] if changed else steps
 
@@ -130,7 +130,8 @@ def _shell_key(command: object, folder: str | None) -> object:
     return argv_key([literal_word(word) for word in words], folder)
 
 
-def _only_looks(call: ToolCall) -> bool:
+def only_looks_at(call: ToolCall) -> bool:
+    """Whether a call changes nothing, of a shell or of another tool."""
     if call.raw_arguments is not None:
         return False
     key = command_parameter(call.name, call.arguments)

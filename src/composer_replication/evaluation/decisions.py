@@ -12,17 +12,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from composer_replication.batch.render.decision import Decision, decide_against, decide_like
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.taught_turns import why_no_target
 from composer_replication.errors import InputError
-from composer_replication.evaluation.held_out import HeldOut, HeldOutSession
 from composer_replication.objective.hint_proof import DecidedCall
 from composer_replication.objective.reference import Response
-from composer_replication.sessions.rendering import CallPlace, KeptSite
 from composer_replication.types import Conversation, ToolCall
+
+if TYPE_CHECKING:
+    from composer_replication.evaluation.held_out import HeldOut, HeldOutSession
+    from composer_replication.sessions.rendering import CallPlace, KeptSite
 
 Role = Literal["erring", "correction", "good"]
 NO_GOOD_CALL, NOT_RENDERED = "no_good_call_in_the_session", "correction_not_rendered"
@@ -35,6 +37,7 @@ class Decided(NamedTuple):
 
     id: str
     role: Role
+    conversation_id: str
     turn_id: str
     turn: int
     basis: str
@@ -133,7 +136,15 @@ def _decided(site: KeptSite, name: str, role: Role, call: DecidedCall, turn: int
     first = _first_token(site, call, context)
     stretches = call.decision.stretches
     responses = tuple((call.rendered.ids[first:end], begin - first) for begin, end in stretches)
-    return Decided(f"{site.site.id}:{name}", role, call.span.turn_id, turn, call.decision.basis, responses)
+    return Decided(
+        f"{site.site.id}:{name}",
+        role,
+        call.rendered.conversation_id,
+        call.span.turn_id,
+        turn,
+        call.decision.basis,
+        responses,
+    )
 
 
 def _first_token(site: KeptSite, call: DecidedCall, context: int) -> int:

@@ -7,37 +7,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
 from composer_replication.evaluation.arms import Arm, ArmName, arms_of, each_model, tokenizer_of
-from composer_replication.evaluation.decisions import NEAR_DUPLICATE, SiteDecisions, site_decisions
+from composer_replication.evaluation.damage import GOOD_TURNS, UNITS, damage_row, loss_values
+from composer_replication.evaluation.decisions import NEAR_DUPLICATE
 from composer_replication.evaluation.figures import FigureArm, Value, figures_of, forced_values
-from composer_replication.evaluation.forced import Kept, Scores, evaluated_rows, score_groups
+from composer_replication.evaluation.forced import Kept, evaluated_rows
 from composer_replication.evaluation.held_out import HeldOut, read_held_out
+from composer_replication.evaluation.judged import sampled_rows, sampled_summary, sampled_values
+from composer_replication.evaluation.questions import Answers, Questions, add_answers, ask, questions_on
+from composer_replication.evaluation.token_gaps import gap_rows
 from composer_replication.evaluation.verdict import verdict_of
 from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.runs import RunDir
 from composer_replication.runs.evaluation import ROWS_VERSION, write_evaluation
 from composer_replication.runs.sidecar import now
 from composer_replication.runs.split import PlacedConversation
+from composer_replication.runs.tools import read_tools
 from composer_replication.sessions.rendering import WindowSettings
 from composer_replication.version import __version__
 
 PARTIAL = "evaluation.partial.jsonl"
 CONTROL = "hints of another kind, sides of pairs by coin"
+_SOURCES = ("conversations", "split", "sites")
 
 
 @dataclass(kw_only=True)
-class _Found:
-    """What the models said so far."""
+class _Results:
+    """Rows by the artefact they go to, values by the figure they make, and what else the record says."""
 
-    digests: dict[ArmName, str] = field(default_factory=dict[ArmName, str])
-    scores: Scores = field(default_factory=dict[ArmName, list[list[float]]])
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, list[dict[str, Any]]])
     values: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]])
-    not_run: dict[str, str] = field(default_factory=dict[str, str])
+    sampled: dict[str, Any] | None = None
     damage: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    drops: Counter[str] = field(default_factory=Counter[str])
 
 
 def evaluate_run(
@@ -52,36 +55,32 @@ def evaluate_run(
     """Compare the models on the held-out sessions of a run, write the artefacts, and give evaluation.json's record."""
     from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
 
-    section = config.evaluation
     arms = arms_of(before, after, control)
     renderer = make_renderer(config.render, tokenizer_of(arms), tools_of(run))
-    held = read_held_out(run, sides, renderer, window_settings(config), num_learnt_sites=section.token_gaps)
-    found = _Found()
-    if section.samples or section.gsm8k:
-        found.not_run["sampled"] = "this version draws no actions"
-    options = {"context": section.context, "num_good": section.good_calls, "drops": found.drops}
-    sites = list(site_decisions(renderer, held, **options))
+    settings = _window_settings(config)
+    held = read_held_out(run, sides, renderer, settings, num_learnt_sites=config.evaluation.token_gaps)
+    drops: Counter[str] = Counter()
+    asked = questions_on(config, renderer, held, drops)
     kept = Kept(run.root / PARTIAL)
     try:
-        if sites:
-            _ask_models(config, arms, sites, kept, found)
+        answers = _answers(config, arms, asked, renderer, kept) if asked.are_any else Answers()
     finally:
         kept.close()
-    rows = evaluated_rows(sites, found.scores) if sites else []
-    found.values |= forced_values(rows)
-    record = _record(config, run, arms, held, found)
-    _write_rows(run, "evaluated", rows, held, found.drops)
+    results = _results(config, run, held, asked, answers)
+    record = _record(config, run, arms, held, answers, results)
+    record["drops"] = dict(sorted((held.drops + drops).items()))
+    for name, rows in results.rows.items():
+        _write_rows(run, name, rows, held, drops)
     write_evaluation(run, record)
     kept.remove()
     return record
 
 
-def window_settings(config: CrfConfig) -> WindowSettings:
-    """As a training cuts sessions; only which turns are good, and where hints would stand, is read of it."""
+def _window_settings(config: CrfConfig) -> WindowSettings:
+    """Of these only which turns are good, and where hints would stand, is asked here."""
     batch = config.train.batch
     return WindowSettings(
         budget=batch.budget,
-        responses="none",
         work_failures=config.train.channels.work_failures,
         use_pairs=False,
         placement=batch.placement,
@@ -89,28 +88,39 @@ def window_settings(config: CrfConfig) -> WindowSettings:
     )
 
 
-def _ask_models(
-    config: CrfConfig, arms: Sequence[Arm], sites: Sequence[SiteDecisions], kept: Kept, found: _Found
-) -> None:
-    """All that is asked of one model, then the next."""
+def _answers(config: CrfConfig, arms: Sequence[Arm], asked: Questions, renderer: Renderer, kept: Kept) -> Answers:
+    found = Answers()
     for arm, model in each_model(arms, config.evaluation.precision):
         digest = weights_digest(model, with_adapter=arm.adapter is not None)
-        found.digests[arm.name] = digest
-        weights = f"{digest}:{next(model.parameters()).dtype}"
-        with torch.no_grad():
-            groups = [site.responses for site in sites]
-            found.scores[arm.name] = score_groups(
-                model, weights, groups, kept, what=f"log-probs, {arm.name}", items="sites"
-            )
+        add_answers(found, ask(model, digest, arm.name, asked, renderer, config.evaluation, kept))
+    return found
 
 
-def _record(config: CrfConfig, run: RunDir, arms: Sequence[Arm], held: HeldOut, found: _Found) -> dict[str, Any]:
+def _results(config: CrfConfig, run: RunDir, held: HeldOut, asked: Questions, answers: Answers) -> _Results:
+    """Rows and values; the artefact of a part that was not asked for is written empty, so that none is an old one."""
+    found = _Results()
+    rows = evaluated_rows(asked.sites, answers.scores) if asked.sites else []
+    drawn = sampled_rows(held, read_tools(run), asked.states, answers.draws) if answers.draws else []
+    gaps = gap_rows(asked.gaps, answers.gaps) if answers.gaps else []
+    found.rows = {"evaluated": rows, "sampled": drawn, "token_gaps": gaps}
+    found.values = forced_values(rows)
+    if drawn:
+        found.values |= sampled_values(drawn, asked.states)
+        found.sampled = sampled_summary(drawn, asked.states, answers.draws, config.evaluation)
+    if GOOD_TURNS in answers.losses:
+        found.values[GOOD_TURNS] = loss_values(asked.turns, answers.losses[GOOD_TURNS])
+    found.damage = [damage_row(name, UNITS[name], by_arm) for name, by_arm in answers.losses.items()]
+    return found
+
+
+def _record(
+    config: CrfConfig, run: RunDir, arms: Sequence[Arm], held: HeldOut, answers: Answers, results: _Results
+) -> dict[str, Any]:
     section, names = config.evaluation, [arm.name for arm in arms]
     shown: list[FigureArm] = ["after", *(["control", "difference"] if "control" in names else [])]
-    figures = figures_of(found.values, primary=section.primary, seed=section.seed, arms=shown)
     verdict, power = verdict_of(
         section.primary,
-        found.values.get(section.primary, ()),
+        results.values.get(section.primary, ()),
         has_control="control" in names,
         fewest_sessions=section.fewest_sessions,
         seed=section.seed,
@@ -119,17 +129,21 @@ def _record(config: CrfConfig, run: RunDir, arms: Sequence[Arm], held: HeldOut, 
     return {
         "created": now(),
         "tool_version": __version__,
-        "models": _models(arms, found.digests),
-        "split": _split(str(run.meta("split").settings.get("by", "time")), held),
+        "models": _models(arms, answers.digests),
+        "split": {
+            "by": str(run.meta("split").settings.get("by", "time")),
+            "sessions": held.num_sessions,
+            "sites": held.num_sites,
+            "near_duplicates": len(held.duplicates),
+        },
         "primary": section.primary,
         "settings": asdict(section),
         "verdict": verdict,
         "power": power,
-        "figures": figures,
-        "sampled": None,
-        "not_run": found.not_run,
-        "damage": found.damage,
-        "drops": dict(sorted((held.drops + found.drops).items())),
+        "figures": figures_of(results.values, primary=section.primary, seed=section.seed, arms=shown),
+        "sampled": results.sampled,
+        "not_run": _not_run(config, results),
+        "damage": results.damage,
     }
 
 
@@ -141,20 +155,27 @@ def _why_nothing(held: HeldOut) -> str:
     return ""
 
 
+def _not_run(config: CrfConfig, results: _Results) -> dict[str, str]:
+    """Parts without a result, and why."""
+    section = config.evaluation
+    reasons = {
+        "forced": (bool(results.rows["evaluated"]), "no held-out error with a good call beside it"),
+        "sampled": (
+            results.sampled is not None,
+            "no held-out state" if section.samples else "evaluation.samples is 0",
+        ),
+        "token_gaps": (bool(results.rows["token_gaps"]), "no site with a hint" if section.token_gaps else "set to 0"),
+        "gsm8k": (section.gsm8k is not None, "evaluation.gsm8k names no file"),
+        "code": (section.code is not None, "evaluation.code names no file"),
+    }
+    return {part: reason for part, (is_there, reason) in reasons.items() if not is_there}
+
+
 def _models(arms: Sequence[Arm], digests: Mapping[ArmName, str]) -> dict[str, Any]:
     said: dict[str, Any] = {arm.name: {"name": arm.given, "digest": digests.get(arm.name)} for arm in arms}
     if "control" in said:
         said["control"]["what"] = CONTROL
     return {"control": None, **said}
-
-
-def _split(by: str, held: HeldOut) -> dict[str, Any]:
-    return {
-        "by": by,
-        "sessions": held.num_sessions,
-        "sites": held.num_sites,
-        "near_duplicates": len(held.duplicates),
-    }
 
 
 def _write_rows(
@@ -165,7 +186,7 @@ def _write_rows(
         rows,
         schema=name,
         version=ROWS_VERSION,
-        sources=["conversations", "split", "sites"],
+        sources=_SOURCES,
         counts={"rows": len(rows), NEAR_DUPLICATE: len(held.duplicates)},
         drops=drops,
     )

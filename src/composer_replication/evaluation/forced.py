@@ -77,7 +77,7 @@ def evaluated_rows(sites: Iterable[SiteDecisions], scores: Scores) -> list[dict[
             rows.append(
                 {
                     "id": each.id,
-                    "conversation_id": site.conversation_id,
+                    "conversation_id": each.conversation_id,
                     "session": site.session,
                     "turn": each.turn,
                     "turn_id": each.turn_id,

@@ -57,18 +57,32 @@ def response_logprobs(model: nn.Module, responses: Sequence[Response]) -> Tensor
 
     Under the model as it is now, in eval mode; responses that share a context share its computation.
     """
-    for number, (ids, start) in enumerate(responses):
+    device, lengths = _device(model), [len(ids) - start for ids, start in responses]
+    owner = torch.arange(len(responses), device=device).repeat_interleave(torch.tensor(lengths, device=device))
+    return _of_responses(model, responses, owner, len(responses))
+
+
+def token_logprobs(model: nn.Module, responses: Sequence[Response]) -> list[Tensor]:
+    """The same, token by token: a tensor a response."""
+    lengths = [len(ids) - start for ids, start in responses]
+    owner = torch.arange(sum(lengths), device=_device(model))
+    return list(_of_responses(model, responses, owner, sum(lengths)).split(lengths))
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(causal_lm_of(model).parameters()).device
+
+
+def _of_responses(model: nn.Module, responses: Sequence[Response], owner: Tensor, number: int) -> Tensor:
+    for at, (ids, start) in enumerate(responses):
         if not 0 < start < len(ids):
             expected = f"0 < start < {len(ids)}: nothing predicts a first token"
-            raise InputError(explain(f"start of response {number}", got=start, expected=expected))
-    device = next(causal_lm_of(model).parameters()).device
-    tree = build_tree([ids for ids, _ in responses]).to(device)
+            raise InputError(explain(f"start of response {at}", got=start, expected=expected))
+    tree = build_tree([ids for ids, _ in responses]).to(owner.device)
     check_ids(tree.input_ids, embedding_count(model))
     rows = torch.cat([row[start - 1 : -1] for row, (_, start) in zip(tree.rows, responses, strict=True)])
     tokens = torch.cat([row[start:] for row, (_, start) in zip(tree.rows, responses, strict=True)])
-    lengths = torch.tensor([len(ids) - start for ids, start in responses], device=device)
-    owner = torch.arange(len(responses), device=device).repeat_interleave(lengths)
-    return _logprobs(model, tree, rows, tree.input_ids[tokens], owner, len(responses))
+    return _logprobs(model, tree, rows, tree.input_ids[tokens], owner, number)
 
 
 def _pair_logprobs(model: nn.Module, tokens: Tokens, pairs: PairRows | None) -> Tensor:

@@ -8,4 +8,5 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("cli", "ingestion", "trainer"))]
 
-from train_runs import folder  # noqa: E402, F401  (a fixture, once its folder is on the path)
+from evaluation_runs import other, run  # noqa: E402, F401  (fixtures, once their folder is on the path)
+from train_runs import folder  # noqa: E402, F401

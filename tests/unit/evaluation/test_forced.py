@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 import torch
+from evaluation_runs import config, hold_out, write_sites
 
-from composer_replication.config import CrfConfig, SplitConfig, loads
 from composer_replication.errors import InputError
 from composer_replication.evaluation import forced
 from composer_replication.evaluation.evaluate import PARTIAL
@@ -16,45 +16,6 @@ from composer_replication.runs import RunDir
 from composer_replication.runs.evaluation import read_evaluation, read_rows
 from composer_replication.runs.split import read_split
 from composer_replication.steps.evaluate import evaluate
-from composer_replication.steps.split import write_split
-
-SETTINGS = "[evaluation]\nsamples = 0\ngood_turns = 0\ntoken_gaps = 0\n"
-
-
-@pytest.fixture
-def run(folder, tmp_path):
-    copy = tmp_path / "run"
-    shutil.copytree(folder / "run", copy)
-    opened = RunDir.open(copy)
-    hold_out(opened, 0.5)
-    return opened
-
-
-def hold_out(run, share, *, with_sites=True):
-    """Split anew, and the sites as if they had been found after it."""
-    rows = list(run.read_jsonl("sites", schema="error_site")) if with_sites else []
-    write_split(SplitConfig(test=share, validation=0.0), run)
-    write_sites(run, rows)
-
-
-def write_sites(run, rows):
-    run.write_jsonl("sites", rows, schema="error_site", version=1, sources=["conversations", "split"])
-
-
-@pytest.fixture(scope="module")
-def other(folder, tmp_path_factory):
-    """The same model with other weights."""
-    from transformers import AutoModelForCausalLM
-
-    place = tmp_path_factory.mktemp("models") / "other"
-    shutil.copytree(folder / "model", place)
-    model = AutoModelForCausalLM.from_pretrained(place)
-    torch.manual_seed(7)
-    with torch.no_grad():
-        for each in model.parameters():
-            each.add_(0.05 * torch.randn_like(each))
-    model.save_pretrained(place)
-    return place
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +29,6 @@ def adapter(folder, tmp_path_factory):
     settings = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder / "model"), settings).save_pretrained(place)
     return place
-
-
-def config(more=""):
-    return loads(CrfConfig, SETTINGS + more)
 
 
 def test_a_model_against_itself_moves_nothing(run, folder):
@@ -93,7 +50,7 @@ def test_rows_are_means_of_a_plain_pass_and_figures_are_made_of_them(run, folder
     before, after = str(folder / "model"), str(other)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "composer_replication.evaluation.evaluate.score_groups",
+            "composer_replication.evaluation.questions.score_groups",
             lambda model, weights, groups, *rest, **named: (
                 asked.append(groups) or real(model, weights, groups, *rest, **named)
             ),

@@ -9,6 +9,7 @@ from typing import Any
 from composer_replication.cli.options import add_config_arguments, overrides_of, refuse_unread
 
 HELP = "compare two models on a run's held-out sessions, and say whether the second is better"
+_MOST_CALLS = 12
 _ARMS = {"after": "after", "control": "control", "difference": "after - control"}
 _CAPTION = (
     "A change from before to after, with its 95% interval over sessions. The first\n"
@@ -60,11 +61,13 @@ def _show(record: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(dict(record))
         return
-    overall = [each for each in record["figures"] if each["kind"] is None]
+    overall = [each for each in record["figures"] if each["kind"] is None and _is_shown(each, record["primary"])]
     if overall:
         columns = ("figure", "weights", "change", "95% interval", "unit", "better", "n", "sessions")
         rows = [_row(each) for each in sorted(overall, key=lambda each: each["name"] != record["primary"])]
         show(table("Held-out sessions", columns, rows, caption=_CAPTION))
+    if record["sampled"] is not None:
+        show(_mix_table(record["sampled"]))
     if record["drops"]:
         show(table("Left out", ("what", "number"), sorted(record["drops"].items())))
     for part, reason in record["not_run"].items():
@@ -72,7 +75,25 @@ def _show(record: Mapping[str, Any], *, as_json: bool) -> None:
     print(plain(_of_split(record["split"])))
     for sentence in record["verdict"]["sentences"]:
         print(plain(sentence))
-    say("evaluation.json: all of it; evaluated.jsonl: a row a decision")
+    say("evaluation.json: all of it; evaluated.jsonl, sampled.jsonl and token_gaps.jsonl: the rows")
+
+
+def _is_shown(figure: Mapping[str, Any], primary: str) -> bool:
+    """What the control moved is shown beside the primary figure; the rest of it is in evaluation.json."""
+    return figure["arm"] == "after" or figure["name"] == primary
+
+
+def _mix_table(sampled: Mapping[str, Any]) -> Any:
+    """Which calls each model drew: one that only looks, or says much and does nothing, shows here."""
+    from composer_replication.cli.console import table
+
+    arms = list(sampled["by_arm"])
+    names = dict.fromkeys(name for arm in arms for name in sampled["by_arm"][arm]["calls"])
+    rows = [
+        (name, *(sampled["by_arm"][arm]["calls"].get(name, 0) for arm in arms)) for name in list(names)[:_MOST_CALLS]
+    ]
+    title = f"Actions drawn at {sampled['n_states']} held-out states, {sampled['n_samples']} a state and model"
+    return table(title, ("call", *arms), rows)
 
 
 def _of_split(split: Mapping[str, Any]) -> str:

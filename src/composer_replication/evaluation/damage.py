@@ -1,0 +1,149 @@
+"""What training may have cost: loss on good turns of held-out sessions and, where files are given, on code and sums.
+
+The files are data: a solution in code is scored as a text, and nothing of it is run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.batch.taught_turns import why_no_target
+from composer_replication.errors import ConfigError, explain
+from composer_replication.evaluation.figures import NATS, Value
+from composer_replication.objective.reference import Response
+from composer_replication.types import Conversation, Provenance, Turn
+
+if TYPE_CHECKING:
+    from composer_replication.evaluation.held_out import HeldOut
+
+GOOD_TURNS, CODE, SUMS = "loss_good_turns", "loss_code", "gsm8k"
+_MOST_TOKENS, _MOST_ROWS = 512, 1000
+_QUESTIONS, _ANSWERS = ("prompt", "question", "text"), ("solution", "canonical_solution", "code", "answer")
+_MARKED = re.compile(r"####\s*\$?\s*(-?[\d,]*\.?\d+)")
+_NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
+_ASK = "Think step by step. End with a line that is #### and the number alone."
+
+
+class GoodTurn(NamedTuple):
+    """A good turn of a held-out session, behind its context."""
+
+    session: str
+    response: Response
+
+
+class Question(NamedTuple):
+    """A question as the tokens a model goes on from, and its answer."""
+
+    prompt: list[int]
+    answer: str
+    whole: Response
+
+
+def good_turns_of(held: HeldOut, *, most: int, context: int) -> list[GoodTurn]:
+    """Up to `most`, one of every session before a second one of any; long turns are scored by their first tokens."""
+    by_session: dict[str, list[GoodTurn]] = {}
+    for each in held.sessions:
+        by_session.setdefault(each.session, []).extend(_good_turns(each, held, context))
+    longest = max(map(len, by_session.values()), default=0)
+    turns = [several[at] for at in range(longest) for several in by_session.values() if at < len(several)]
+    return turns[:most]
+
+
+def _good_turns(each: Any, held: HeldOut, context: int) -> Iterator[GoodTurn]:
+    good = each.rendered.responses
+    for sequence in each.rendered.sequences:
+        for span in sequence.spans:
+            if span.turn_id not in good or why_no_target(span):
+                continue
+            if held.is_duplicate(each.conversation.id, span.turn_id):
+                continue
+            first, end = max(0, span.header_start - context), min(span.end, span.start + _MOST_TOKENS)
+            yield GoodTurn(each.session, (sequence.ids[first:end], span.start - first))
+
+
+def losses(responses: Sequence[Response], sums: Sequence[float]) -> list[float]:
+    """Nats a token of each response."""
+    return [-total / (len(ids) - start) for (ids, start), total in zip(responses, sums, strict=True)]
+
+
+def loss_values(turns: Sequence[GoodTurn], by_arm: Mapping[str, Sequence[float]]) -> list[Value]:
+    """A value a turn: how its loss changed."""
+    return [
+        Value(
+            turn.session,
+            None,
+            {arm: every[at] - by_arm["before"][at] for arm, every in by_arm.items() if arm != "before"},
+        )
+        for at, turn in enumerate(turns)
+    ]
+
+
+def damage_row(name: str, unit: str, by_arm: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Means before and after, as the record has them."""
+    means = {arm: fmean(every) for arm, every in by_arm.items()}
+    return {
+        "name": name,
+        "before": means["before"],
+        "after": means["after"],
+        "control": means.get("control"),
+        "unit": unit,
+    }
+
+
+def questions_of(path: str, renderer: Renderer, *, option: str, with_sums: bool) -> list[Question]:
+    """The rows of a JSONL file as prompts in the model's own template."""
+    return [_question(row, at, renderer, option, with_sums) for at, row in enumerate(_rows(path, option))]
+
+
+def _rows(path: str, option: str) -> Iterator[Any]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(explain(option, got=f"{path!r}: {error}", expected="a JSONL file")) from error
+    found = [line for line in lines if line.strip()][:_MOST_ROWS]
+    if not found:
+        raise ConfigError(explain(option, got=f"{path!r}, which is empty", expected="a row a line"))
+    for number, line in enumerate(found, start=1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise ConfigError(explain(f"{option}, line {number} of {path}", got=error, expected="JSON")) from error
+
+
+def _question(row: Any, at: int, renderer: Renderer, option: str, with_sums: bool) -> Question:
+    fields: Any = row if isinstance(row, dict) else {}
+    asked, answer = (
+        next((fields[key] for key in keys if isinstance(fields.get(key), str)), None) for keys in (_QUESTIONS, _ANSWERS)
+    )
+    if asked is None or answer is None:
+        expected = f"one of {', '.join(_QUESTIONS)} and one of {', '.join(_ANSWERS)}"
+        raise ConfigError(explain(f"{option}, line {at + 1}", got=f"keys {sorted(fields)}", expected=expected))
+    where = Provenance(file=option, lines=(at + 1,))
+    said = f"{asked}\n{_ASK}" if with_sums else asked
+    turns = (
+        Turn(id="asked", role="user", origin="human", text=said, provenance=where),
+        Turn(id="answer", role="assistant", origin="model", text=answer.strip() or "-", provenance=where),
+    )
+    rendered = renderer.render(Conversation(id=f"{option}-{at}", format=option, turns=turns))[-1]
+    span = rendered.spans[-1]
+    return Question(rendered.ids[: span.start], answer, (rendered.ids[: span.end], span.start))
+
+
+def is_right(text: str, answer: str) -> bool:
+    """Whether the number that a text ends with is that of the answer."""
+    wanted, given = _number(answer), _number(text)
+    return wanted is not None and wanted == given
+
+
+def _number(text: str) -> float | None:
+    found = _MARKED.findall(text) or _NUMBER.findall(text)
+    return float(found[-1].replace(",", "").rstrip(".")) if found else None
+
+
+UNITS = {GOOD_TURNS: NATS, CODE: NATS, SUMS: "per cent right"}

@@ -1,0 +1,128 @@
+"""All that is asked of every model, and each model's answers: made once from the held-out sessions, then asked anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.config import CrfConfig
+from composer_replication.config.evaluation import EvaluationConfig
+from composer_replication.evaluation import damage
+from composer_replication.evaluation.arms import ArmName
+from composer_replication.evaluation.damage import GoodTurn, Question, good_turns_of, is_right, questions_of
+from composer_replication.evaluation.decisions import SiteDecisions, site_decisions
+from composer_replication.evaluation.forced import Kept, Scores, score_groups
+from composer_replication.evaluation.sampling import Drawn, State, draw_actions, states_of
+from composer_replication.evaluation.token_gaps import GapSite, gap_sites, gaps_of
+
+if TYPE_CHECKING:
+    from composer_replication.evaluation.held_out import HeldOut
+
+_SUM_TOKENS = 256
+
+
+@dataclass(kw_only=True)
+class Questions:
+    """Sites to score, states to draw at, good turns, sites whose gaps are kept, and questions of files."""
+
+    sites: list[SiteDecisions]
+    states: list[State]
+    turns: list[GoodTurn]
+    gaps: list[GapSite]
+    code: list[Question]
+    sums: list[Question]
+
+    @property
+    def are_any(self) -> bool:
+        """Gaps alone are no evaluation."""
+        return bool(self.sites or self.turns or self.code or self.sums)
+
+
+@dataclass(kw_only=True)
+class Answers:
+    """Those of the models so far, by arm."""
+
+    digests: dict[ArmName, str] = field(default_factory=dict[ArmName, str])
+    scores: Scores = field(default_factory=dict[ArmName, list[list[float]]])
+    draws: dict[ArmName, list[list[Drawn]]] = field(default_factory=dict[ArmName, list[list[Drawn]]])
+    gaps: dict[str, list[list[float]]] = field(default_factory=dict[str, list[list[float]]])
+    losses: dict[str, dict[ArmName, list[float]]] = field(default_factory=dict[str, dict[ArmName, list[float]]])
+
+
+def questions_on(config: CrfConfig, renderer: Renderer, held: HeldOut, drops: Counter[str]) -> Questions:
+    section, batch = config.evaluation, config.train.batch
+    sites = list(site_decisions(renderer, held, context=section.context, num_good=section.good_calls, drops=drops))
+    states = states_of(held, sites, most=section.states, context=section.context) if section.samples else []
+    return Questions(
+        sites=sites,
+        states=states,
+        turns=good_turns_of(held, most=section.good_turns, context=section.context),
+        gaps=gap_sites(
+            renderer,
+            held,
+            most=section.token_gaps,
+            context=section.context,
+            placement=batch.placement,
+            part=batch.part,
+        ),
+        code=_of_file(section.code, renderer, "evaluation.code", with_sums=False),
+        sums=_of_file(section.gsm8k, renderer, "evaluation.gsm8k", with_sums=True),
+    )
+
+
+def _of_file(path: str | None, renderer: Renderer, option: str, *, with_sums: bool) -> list[Question]:
+    return [] if path is None else questions_of(path, renderer, option=option, with_sums=with_sums)
+
+
+def ask(
+    model: Any, digest: str, arm: ArmName, asked: Questions, renderer: Renderer, section: EvaluationConfig, kept: Kept
+) -> Answers:
+    """All of it of one model; what an earlier evaluation kept of these weights is not asked again."""
+    weights = f"{digest}:{next(model.parameters()).dtype}"
+    groups = [site.responses for site in asked.sites]
+    found = Answers(digests={arm: digest})
+    found.scores[arm] = score_groups(model, weights, groups, kept, what=f"log-probs, {arm}", items="sites")
+    if asked.turns:
+        found.losses[damage.GOOD_TURNS] = {arm: _losses(model, weights, asked.turns, kept, f"good turns, {arm}")}
+    if asked.code:
+        found.losses[damage.CODE] = {arm: _losses(model, weights, asked.code, kept, f"code, {arm}")}
+    if asked.gaps and arm != "control":
+        found.gaps[arm] = gaps_of(model, weights, asked.gaps, kept, arm=arm)
+    if asked.states:
+        found.draws[arm] = draw_actions(model, weights, renderer, asked.states, section, kept, arm)
+    if asked.sums:
+        found.losses[damage.SUMS] = {arm: _sums(model, weights, asked.sums, renderer, section, kept, arm)}
+    return found
+
+
+def _losses(model: Any, weights: str, asked: list[GoodTurn] | list[Question], kept: Kept, what: str) -> list[float]:
+    responses = [each.response if isinstance(each, GoodTurn) else each.whole for each in asked]
+    sums = score_groups(model, weights, [[each] for each in responses], kept, what=what, items="texts")
+    return damage.losses(responses, [each[0] for each in sums])
+
+
+def _sums(
+    model: Any,
+    weights: str,
+    asked: list[Question],
+    renderer: Renderer,
+    section: EvaluationConfig,
+    kept: Kept,
+    arm: str,
+) -> list[float]:
+    """100 for every question that is answered with the right number, by the likeliest tokens."""
+    likeliest = replace(section, temperature=0.0, samples=1, new_tokens=max(section.new_tokens, _SUM_TOKENS))
+    states = [State(str(at), "", "", 0, "", "good", "", None, each.prompt) for at, each in enumerate(asked)]
+    drawn = draw_actions(model, weights, renderer, states, likeliest, kept, f"sums, {arm}")
+    return [100.0 * is_right(texts[0].text, each.answer) for texts, each in zip(drawn, asked, strict=True)]
+
+
+def add_answers(into: Answers, more: Answers) -> None:
+    into.digests |= more.digests
+    into.scores |= more.scores
+    into.draws |= more.draws
+    into.gaps |= more.gaps
+    for name, by_arm in more.losses.items():
+        into.losses.setdefault(name, {}).update(by_arm)

@@ -1,0 +1,173 @@
+"""Actions that each model draws at held-out states: before an error, and before a good call of the same session.
+
+Draws at a state share its prompt, and both models get the same random numbers. What is drawn is kept as it comes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+
+from composer_replication.batch.render.renderer import Renderer, TurnSpan
+from composer_replication.config.evaluation import EvaluationConfig
+from composer_replication.evaluation.decisions import SiteDecisions, digest_of
+from composer_replication.evaluation.forced import Kept
+from composer_replication.rollouts.generation.generator import RolloutGenerator
+from composer_replication.sessions.phases import Phase, tell_phase
+
+if TYPE_CHECKING:
+    from composer_replication.evaluation.held_out import HeldOut
+
+Sort = Literal["erring", "good"]
+_MOST_AT_ONCE, _MOST_TOKENS = 8, 131_072
+"""States, and tokens of all their prompts times draws, that are generated together."""
+
+
+class State(NamedTuple):
+    """A moment of a held-out session, as the tokens that a model is asked to go on from."""
+
+    id: str
+    conversation_id: str
+    session: str
+    turn: int
+    turn_id: str
+    sort: Sort
+    site_id: str
+    kind: str | None
+    prompt: list[int]
+
+
+class Drawn(NamedTuple):
+    """One draw: its text, how many tokens it has, and whether it ended by itself."""
+
+    text: str
+    num_tokens: int
+    has_ended: bool
+
+
+def states_of(held: HeldOut, sites: Sequence[SiteDecisions], *, most: int, context: int) -> list[State]:
+    """Up to `most` of each sort, a state of every session before a second one of any."""
+    spans = {
+        (each.conversation_id, span.turn_id): (sequence.ids, span)
+        for each in (session.rendered for session in held.sessions)
+        for sequence in each.sequences
+        for span in sequence.spans
+    }
+    found: dict[Sort, dict[tuple[str, str], State]] = {"erring": {}, "good": {}}
+    for site in _in_turn(sites):
+        wanted: dict[Sort, Any] = {
+            "erring": site.decided[0],
+            "good": next(each for each in site.decided if each.role == "good"),
+        }
+        for sort, each in wanted.items():
+            place = (each.conversation_id, each.turn_id)
+            if place in spans and place not in found[sort] and len(found[sort]) < most:
+                found[sort][place] = _state(site, sort, each, *spans[place], context)
+    return [*found["erring"].values(), *found["good"].values()]
+
+
+def _in_turn(sites: Sequence[SiteDecisions]) -> Iterator[SiteDecisions]:
+    """The first of each session, then the second of each."""
+    by_session: dict[str, list[SiteDecisions]] = {}
+    for site in sites:
+        by_session.setdefault(site.session, []).append(site)
+    for at in range(max(map(len, by_session.values()), default=0)):
+        yield from (several[at] for several in by_session.values() if at < len(several))
+
+
+def _state(site: SiteDecisions, sort: Sort, each: Any, ids: list[int], span: TurnSpan, context: int) -> State:
+    prompt = ids[max(0, span.header_start - context) : span.start]
+    kind = site.kind if sort == "erring" else None
+    name = f"{site.site_id}:{sort}"
+    return State(name, each.conversation_id, site.session, each.turn, each.turn_id, sort, site.site_id, kind, prompt)
+
+
+def draw_actions(
+    model: Any,
+    weights: str,
+    renderer: Renderer,
+    states: Sequence[State],
+    section: EvaluationConfig,
+    kept: Kept,
+    arm: str,
+) -> list[list[Drawn]]:
+    """For each state its draws; what an earlier call drew is taken over, batch by batch."""
+    number = section.samples if section.temperature else min(1, section.samples)
+    draw = _Drawer(model, renderer, section, number)
+    settings = f"{weights}:drawn:{number}:{section.temperature}:{section.new_tokens}:{section.seed}"
+    found: list[list[Drawn]] = []
+    for batch in _batches(states, number):
+        tell_phase(
+            Phase(name=f"drawn actions, {arm}", done=len(found), total=len(states), items="states", kept_in=kept.path)
+        )
+        key = f"{settings}:{digest_of([(each.prompt, 0) for each in batch])}"
+        known = kept.get(key)
+        rows = known if known is not None else kept.put(key, _as_rows(draw([each.prompt for each in batch])))
+        found += [[Drawn(*row) for row in several] for several in rows]
+    tell_phase(
+        Phase(name=f"drawn actions, {arm}", done=len(found), total=len(states), items="states", kept_in=kept.path)
+    )
+    return found
+
+
+def _as_rows(drawn: Sequence[Sequence[Drawn]]) -> list[list[list[Any]]]:
+    return [[list(each) for each in several] for several in drawn]
+
+
+def _batches(states: Sequence[State], number: int) -> Iterator[list[State]]:
+    batch: list[State] = []
+    for state in states:
+        longest = max(len(each.prompt) for each in (*batch, state))
+        if batch and (len(batch) == _MOST_AT_ONCE or (len(batch) + 1) * number * longest > _MOST_TOKENS):
+            yield batch
+            batch = []
+        batch.append(state)
+    if batch:
+        yield batch
+
+
+class _Drawer:
+    """Prompts in, texts out: plain sampling at a temperature, whatever a model's own settings are."""
+
+    def __init__(self, model: Any, renderer: Renderer, section: EvaluationConfig, number: int) -> None:
+        from transformers import GenerationConfig
+
+        self._model, self._renderer, self._number, self._seed = model, renderer, number, section.seed
+        stops = {renderer.protected.ids[stop] for stop in renderer.dialect.stops}
+        stops |= {renderer.tokenizer.eos_token_id} - {None}  # pyright: ignore[reportUnhashable, reportAssignmentType]
+        self._stops = sorted(stops)
+        warmth = {"do_sample": True, "temperature": section.temperature, "top_k": 0, "top_p": 1.0}
+        self._config = GenerationConfig(
+            **(warmth if section.temperature else {"do_sample": False}),
+            repetition_penalty=1.0,
+            max_new_tokens=section.new_tokens,
+            eos_token_id=self._stops,
+            pad_token_id=self._stops[0] if self._stops else 0,
+        )
+        self._generate: Callable[..., torch.Tensor] = RolloutGenerator().generate
+
+    def __call__(self, prompts: Sequence[list[int]]) -> list[list[Drawn]]:
+        rows = [prompt for prompt in prompts for _ in range(self._number)]
+        width = max(map(len, rows))
+        pad = int(self._config.pad_token_id or 0)
+        device = next(self._model.parameters()).device
+        ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+        torch.manual_seed(_seed_of(prompts, self._seed))
+        made = self._generate(self._model, input_ids=ids, attention_mask=mask, generation_config=self._config)
+        drawn = [self._drawn(row[width:]) for row in made.tolist()]
+        return [drawn[at : at + self._number] for at in range(0, len(drawn), self._number)]
+
+    def _drawn(self, ids: list[int]) -> Drawn:
+        end = next((at for at, each in enumerate(ids) if each in self._stops), None)
+        text = self._renderer.tokenizer.decode(ids[:end], skip_special_tokens=False)
+        return Drawn(str(text), len(ids) if end is None else end, end is not None)
+
+
+def _seed_of(prompts: Sequence[list[int]], seed: int) -> int:
+    """The same for every model, and whatever was drawn before."""
+    digest = hashlib.sha256(f"{seed}:{digest_of([(each, 0) for each in prompts])}".encode()).digest()
+    return int.from_bytes(digest[:6], "big")
