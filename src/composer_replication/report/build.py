@@ -63,7 +63,7 @@ def build_report(run: RunDir, html: Path, *, trained_in: Path) -> Report:
         text = page(
             "session.html.jinja", session=session, parts=parts, home=f"../{html.name}", run_name=values["run_name"]
         )
-        atomic_write_bytes(folder / _file_name(session), text)
+        _write_page(folder / _file_name(session), text)
     absent = records.absent()
     values |= {"absent": absent, "missing": by_command(absent), "on_request": records.on_request()}
     values |= {"link": links, "bodies": bodies}
@@ -153,6 +153,16 @@ class _Links:
             return ""
         place = "" if self._folder is None else f"{self._folder.name}/{_file_name(session)}"
         return f"{place}#site-{site_id}"
+
+
+def _write_page(path: Path, text: bytes) -> None:
+    """Whole or not at all, but not waited for until it is on the disk: of a thousand pages that is most of the time.
+
+    After a power cut the same command writes them again.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(text)
+    temporary.replace(path)
 
 
 def _file_name(session: sessions.Session) -> str:

@@ -180,6 +180,7 @@ def test_many_sessions_have_a_page_each_and_old_pages_go(tmp_path, monkeypatch):
     for page, site in links:
         assert not site or f'id="{site[1:]}"' in (run.root / page).read_text(encoding="utf-8")
     (done.folder / "mine.txt").write_text("not ours")
+    (done.folder / ".00002.html.tmp").write_text("of a report that was killed")
     monkeypatch.setattr(build, "MOST_IN_ONE_FILE", 50)
     assert write_report(run).folder is None
     assert [path.name for path in done.folder.iterdir()] == ["mine.txt"]
