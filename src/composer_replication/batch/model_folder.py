@@ -91,7 +91,12 @@ def not_on_hub(name: str) -> str:
     folder that is there is a path, and is not asked for.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage] (of whichever HTTP library this version is built on)
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
 
     if "/" in name and Path(name).parent.is_dir():
         return f"{Path(name).parent} is a folder here, so this is a path and no name on the hub"

@@ -84,7 +84,8 @@ def _read(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
-        raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from error
+        fix = "Look at its name; without --config all is set by flags and --set"
+        raise ConfigError(f"config file {path} cannot be read: {error.strerror}. {fix}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"config file {path}: not valid UTF-8: {error}") from error
 

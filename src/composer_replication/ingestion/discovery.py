@@ -81,7 +81,8 @@ def discover(
     folder below it never is: what is there is read at its own place. `ignored` takes names that a pattern left out.
     """
     if not path.exists():
-        raise InputError(explain(str(path), got="no such file or folder", expected="session logs"))
+        fix = "Claude Code keeps its logs in ~/.claude/projects, Codex in ~/.codex/sessions."
+        raise InputError(explain(str(path), got="no such file or folder", expected="session logs", fix=fix))
     if not path.is_dir():
         yield SourceFile(path, path.name)
         return

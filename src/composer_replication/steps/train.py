@@ -83,7 +83,7 @@ def _beyond_context(config: CrfConfig) -> Iterator[str]:
     if most and budget > most:
         yield (
             f"train.batch.budget is {budget:,} tokens, and this model has learnt contexts of up to {most:,}: what it "
-            f"says behind them is noise. Set train.batch.budget = {most}"
+            f"says behind them is noise. Set train.batch.budget = {most}, and train.batch.overlap to a quarter of it"
         )
 
 

@@ -23,7 +23,12 @@ def check_repository(name: str) -> str:
 def push_folder(folder: Path, repository: str, *, is_public: bool = False, api: Any = None) -> str:
     """Send a folder of weights to the hub, and return the address; `api` stands in for `huggingface_hub.HfApi`."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage] (of whichever HTTP library this version is built on)
+        LocalTokenNotFoundError,
+        OfflineModeIsEnabled,
+    )
 
     hub = HfApi() if api is None else api
     check_repository(repository)

@@ -55,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
     asked: tuple[Arm, ...] = arms.names if args.compare else arms.names[-1:]
     if args.compare and len(arms.names) == 1:
         say("crf chat: nothing was trained here, so there is one model to ask")
-    if args.state is not None:
+    if args.state is not None and trained.run is not None:
         _answer(args, arms, asked, arms.at_site(trained.run, args.state), sampling)
         return 0
     tools = None if args.no_tools else run_tools(trained.run)
-    histories: dict[str, list[dict[str, Any]]] = {arm: _beginning(args.system) for arm in asked}
+    histories: dict[Arm, list[dict[str, Any]]] = {arm: _beginning(args.system) for arm in asked}
     for text in [args.once] if args.once is not None else _typed():
         _turn(args, arms, histories, text, tools, sampling)
     return 0
@@ -96,7 +96,7 @@ def _typed() -> Iterator[str]:
 def _turn(
     args: argparse.Namespace,
     arms: Arms,
-    histories: dict[str, list[dict[str, Any]]],
+    histories: dict[Arm, list[dict[str, Any]]],
     text: str,
     tools: Any,
     sampling: Sampling,
@@ -108,7 +108,7 @@ def _turn(
     answers: dict[Arm, Answer] = {}
     for arm, history in histories.items():
         history.append({"role": "user", "content": text})
-        answers[arm] = arms.answer(arm, arms.says(history, tools=tools), sampling)  # pyright: ignore[reportArgumentType]
+        answers[arm] = arms.answer(arm, arms.says(history, tools=tools), sampling)
         history.append({"role": "assistant", "content": answers[arm].text})
     _show(args, answers, None)
 

@@ -116,10 +116,13 @@ class Surroundings:
             _is_media(self._text, span.start, run_start) or self._in_file(span.start) or self._in_media(span.start)
         ):
             return True
-        # As long as a hash is, and behind a sign: behind the mere word stand other things, too.
+        # As long as a hash is, and behind a sign: behind the mere word stand other things, too, and behind a blank a key
+        # may be as long. A hash that stands by itself is padded, as all that is written out in base64.
         if span.kind == KIND and not lead.rstrip(" \t")[-1:].isalnum() and _names_hash(lead):
             whole = _BASE64.match(self._text, run_start)
-            return whole is not None and len(whole[0]) in _DIGEST_LENGTHS_64
+            if whole is None or (lead[-1:].isspace() and not self._text.startswith("=", whole.end())):
+                return False
+            return len(whole[0]) in _DIGEST_LENGTHS_64
         if span.kind == HEX_KIND and _is_sequence(self._text[span.start : span.end]):
             return True
         return span.kind == HEX_KIND and (self._is_hash(span) or self._in_listing(span))
