@@ -80,9 +80,9 @@ def figures(evaluation: Row | None) -> list[Figure]:
 
 
 def figures_of_kinds(evaluation: Row | None) -> list[Figure]:
-    """The primary figure by kind of error."""
+    """The primary figure by kind of error, after training."""
     primary = evaluation["primary"] if evaluation else ""
-    rows = [row for row in (evaluation or {}).get("figures", ()) if row["name"] == primary]
+    rows = [row for row in (evaluation or {}).get("figures", ()) if row["name"] == primary and row["arm"] == "after"]
     return _figures({"figures": rows}, of_kinds=True)
 
 

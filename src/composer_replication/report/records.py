@@ -35,7 +35,11 @@ _SCHEMAS = {
 _ON_REQUEST = {
     "teacher_calls": "no adviser was asked",
     "conventions": "no user named a rule when refusing a call",
+    "pairs": "the training had none, so channel 3 did not run",
+    "hint_proof": "the training proved no hints",
+    "evaluated": "the evaluation kept no single decisions",
     "sampled": "no actions were sampled",
+    "token_gaps": "the evaluation measured no gaps of tokens",
 }
 
 
@@ -77,12 +81,23 @@ class RunRecords:
         return [
             Absent(name, ARTEFACTS[name].file_name, self.command(name), self.unreadable.get(name, ""))
             for name in ARTEFACTS
-            if name in self.unreadable or (name in _NEEDED and not self.has(name))
+            if name in self.unreadable or (name in _NEEDED and not self.has(name) and not self._was_done_without(name))
         ]
+
+    def _was_done_without(self, name: str) -> bool:
+        """Whether the step that writes or reads it has ended, and did not need it."""
+        if name in ("pairs", "hint_proof"):
+            return self.training_record is not None
+        return name in ("evaluated", "token_gaps") and self.evaluation is not None
 
     def on_request(self) -> dict[str, str]:
         """What a run need not have, with what its absence means."""
-        return {ARTEFACTS[name].file_name: why for name, why in _ON_REQUEST.items() if not self.has(name)}
+        missing = {each.name for each in self.absent()}
+        return {
+            ARTEFACTS[name].file_name: why
+            for name, why in _ON_REQUEST.items()
+            if not self.has(name) and name not in missing
+        }
 
     def has(self, name: str) -> bool:
         return self.path(name).exists()

@@ -148,6 +148,15 @@ def test_a_half_finished_run_says_what_is_missing(tmp_path, upto, missing):
         assert f"<code>{each.command}</code>" in note
 
 
+def test_what_a_finished_step_did_without_is_not_missing(tmp_path):
+    run = make_run(tmp_path / "run", 3)
+    for name in ("hint_proof", "token_gaps"):
+        run.path(name).unlink()
+    done = write_report(run)
+    assert done.absent == []
+    assert "hint_proof.jsonl</code> is not there: the training proved no hints" in done.html.read_text(encoding="utf-8")
+
+
 def test_an_empty_run_has_a_report(tmp_path):
     done = write_report(RunDir.create(tmp_path / "run"))
     assert "conversations" in [each.name for each in done.absent]
