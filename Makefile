@@ -41,8 +41,8 @@ lock: ## constraints/*.hashes.txt from constraints/main.txt (needs uv)
 audit: setup ## known holes in the pinned packages; ADVISORIES=FOLDER where there is no network
 	PATH="$(BIN):$$PATH" $(BIN)/python .ci/audit.py
 
-demo: setup ## train a tiny model on all three channels and print every one of them
-	$(BIN)/python examples/qwen_05b_quickstart/run.py --tiny
+demo: setup ## all of it on generated sessions and a tiny model: training, control, evaluation, report
+	$(BIN)/crf demo
 
 # Much of the time is spent waiting for processes that tests start, so three workers keep two cores busy. A file stays
 # with one worker, so that its fixtures are made once; the longest files come first (tests/conftest.py).

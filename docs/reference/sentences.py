@@ -124,6 +124,7 @@ ARTEFACTS: Mapping[str, str] = {
     "adapter": "The trained adapter, with a record of what it was made from.",
     "model": "The trained weights where there is no adapter, with the same record.",
     "control": "A training with hints of other kinds and pairs turned by a coin: what any training does.",
+    "earlier": "Trainings that `crf run` set aside, each in a folder of its own, as other files or options came.",
     "evaluation": "Before against after on held-out sessions: figures with intervals, and a verdict.",
     "evaluated": "One decision of a held-out session a row: an error, the right call in its place, or a good call.",
     "sampled": "One action a row that a model drew at a held-out state, and what would become of it.",

@@ -185,7 +185,8 @@ NEW: dict[str, dict[str, str]] = {
     "config": {
         "CrfConfig": (
             "(*, ingest=<factory>, sites=<factory>, replay=<factory>, pairs=<factory>, loss=<factory>, "
-            "render=<factory>, split=<factory>, train=<factory>, evaluation=<factory>)"
+            "render=<factory>, split=<factory>, train=<factory>, evaluation=<factory>, "
+            "run=<factory>)"
         ),
         "EvaluationConfig": (
             '(*, primary="forced_gap", context=8192, good_calls=4, samples=4, states=40, new_tokens=192, '
@@ -204,6 +205,7 @@ NEW: dict[str, dict[str, str]] = {
             'threshold=2, order="longest_first"|"in_order", concurrency=64, max_tokens=1024, max_history_tokens=None, '
             "timeout_s=120.0, send_tools=True)"
         ),
+        "RunConfig": "(*, control=False, fewest=10)",
         "SitesConfig": "(*, min_confidence=0.5, writer=None, max_usd=5.0)",
         "SplitConfig": '(*, by="time"|"project", validation=0.1, test=None)',
         "RenderConfig": (
@@ -267,6 +269,8 @@ MEMBERS = {
     },
     "LossComponents": {"detached": "()"},
     "RunDir": {
+        "changed_sources": "(name)",
+        "used_alone": "(what)",
         "append_jsonl": "(name)",
         "is_current": "(name)",
         "source": "(name)",
@@ -337,6 +341,7 @@ ARTEFACT_FILES = {
     "adapter": "adapter",
     "model": "model",
     "control": "control",
+    "earlier": "earlier",
     "evaluation": "evaluation.json",
     "evaluated": "evaluated.jsonl",
     "sampled": "sampled.jsonl",

@@ -82,7 +82,8 @@ def test_the_diagram_shows_every_artefact_that_a_verb_writes():
 
     diagram = blocks(text_of(PIPELINE))[0].code
     written = {each.file_name for each in ARTEFACTS.values() if each.command.removeprefix("crf ") in VERBS}
-    files = r"[a-z_]+\.(?:jsonl|json|html|md|sqlite|safetensors)|report_sessions|checkpoints|adapter|control|model"
+    names = "report_sessions|checkpoints|adapter|control|earlier|model"
+    files = rf"[a-z_.]+\.(?:jsonl|json|html|md|sqlite|safetensors|toml)|{names}"
     shown = set(re.findall(files, diagram))
     assert shown - {"model"} == written - {"model"}
     assert set(re.findall(r"crf (\w+)", diagram)) == set(VERBS)

@@ -28,6 +28,8 @@ PIPELINE = (
     "train",
     "evaluate",
     "report",
+    "run",
+    "demo",
 )
 AROUND = (
     "export",

@@ -5,7 +5,7 @@ hide_secrets  what an error may show of it: no secret
 writer        a config as the TOML that reproduces a run
 schema        how a table declares its options
 loader        files and overrides to a config; every mistake with its path and its origin
-steps         [ingest], [sites], [replay], [pairs]
+steps         [ingest], [sites], [replay], [pairs], [run]
 loss          [loss]
 render        [render], [split]
 train         [train] and all tables below it
@@ -17,7 +17,7 @@ from composer_replication.config.loader import load, loads
 from composer_replication.config.loss import LossConfig
 from composer_replication.config.render import RenderConfig, SplitConfig
 from composer_replication.config.schema import OptionDoc, describe, option, section, table
-from composer_replication.config.steps import IngestConfig, PairsConfig, ReplayConfig, SitesConfig
+from composer_replication.config.steps import IngestConfig, PairsConfig, ReplayConfig, RunConfig, SitesConfig
 from composer_replication.config.train import TrainConfig
 from composer_replication.config.writer import config_hash, to_toml, write_resolved
 
@@ -30,6 +30,7 @@ __all__ = [
     "PairsConfig",
     "RenderConfig",
     "ReplayConfig",
+    "RunConfig",
     "SitesConfig",
     "SplitConfig",
     "TrainConfig",
@@ -58,3 +59,4 @@ class CrfConfig:
     split: SplitConfig = section(SplitConfig, "Which sessions are learnt from, and which are held out.")
     train: TrainConfig = section(TrainConfig, "What `crf train` is told.")
     evaluation: EvaluationConfig = section(EvaluationConfig, "What is measured on held-out sessions.")
+    run: RunConfig = section(RunConfig, "What `crf run` decides that no single step does.")

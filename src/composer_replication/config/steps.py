@@ -1,4 +1,4 @@
-"""The tables of the steps before training: [ingest], [sites], [replay] and [pairs]."""
+"""The tables of the steps before training, [ingest], [sites], [replay] and [pairs]; and that of all steps, [run]."""
 
 from __future__ import annotations
 
@@ -72,4 +72,16 @@ class PairsConfig:
     recipe: str | None = option(None, "File with filters as a data-juicer recipe; unset is ours.")
     filters: Literal["native", "data_juicer", "none"] = option(
         "native", "Run the filters here, by data-juicer's own operators (extra replaysim), or keep every pair."
+    )
+
+
+@table("run")
+class RunConfig:
+    """All steps, one after the other."""
+
+    control: bool = option(
+        False, "Also train the control (train.control), so that the evaluation says what any training would have done."
+    )
+    fewest: int = option(
+        10, "Fewest error sites and pairs to learn from with which a training begins; 0 always begins.", at_least=0
     )

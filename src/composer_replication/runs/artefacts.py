@@ -54,6 +54,7 @@ _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
     ("adapter", "adapter", "crf train", "folder"),
     ("model", "model", "crf train", "folder"),
     ("control", "control", "crf train", "folder"),
+    ("earlier", "earlier", "crf run", "folder"),
     ("evaluation", "evaluation.json", "crf evaluate", "file"),
     ("evaluated", "evaluated.jsonl", "crf evaluate", "records"),
     ("sampled", "sampled.jsonl", "crf evaluate", "records"),

@@ -13,7 +13,7 @@ from composer_replication.canonical_json import decode_object
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.runs.artefacts import find_artefact
 from composer_replication.runs.journal import Journal, JournalContents, read_journal
-from composer_replication.runs.lineage import Lineage, hash_source, trace_lineage
+from composer_replication.runs.lineage import Lineage, changed_sources, hash_source, trace_lineage
 from composer_replication.runs.records import (
     Line,
     Row,
@@ -27,7 +27,7 @@ from composer_replication.runs.sidecar import ArtefactMeta, Setting, Source, che
 
 MARKER = "run.json"
 _LOCK = ".lock"
-Use = Literal["replay", "training"]
+Use = Literal["replay", "training", "run"]
 """What goes on for long and must find the run as it was: answers belong to its states, weights to its sessions."""
 _LAYOUT_VERSION = 1
 
@@ -95,6 +95,10 @@ class RunDir:
             held.enter_context(self._locked(_lock_of(use), use, "another process that changes it", exclusive=False))
         with held:
             yield
+
+    def used_alone(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """For one process at a time that makes several steps, each of which may hold the run for itself."""
+        return self._locked(_lock_of("run"), what, "another process that makes its steps")
 
     @contextlib.contextmanager
     def _locked(self, name: str, what: str, got: str, *, exclusive: bool = True) -> Generator[None, None, None]:
@@ -190,6 +194,10 @@ class RunDir:
         return all(
             self.is_current(each.name) and self.source(each.name) == each for each in sources if each.kind == "artefact"
         )
+
+    def changed_sources(self, name: str) -> list[str]:
+        """Of what artefact `name` was made of: what is another now, or is old itself. Files are read and compared."""
+        return changed_sources(self.root, name)
 
     def append_jsonl(self, name: str) -> Journal:
         """Open journal `name` for appending; use it in a `with` block."""

@@ -41,6 +41,12 @@ def trace_lineage(directory: Path, name: str) -> Lineage:
     )
 
 
+def changed_sources(directory: Path, name: str) -> list[str]:
+    """Of what artefact `name` was made of: what is another now, or is old itself."""
+    meta, _ = _load(directory, name)
+    return [source.name for source in (meta.sources if meta else ()) if _Walk(directory).has_changed(source)]
+
+
 def hash_source(directory: Path, source: str | Path) -> Source:
     """The source as it is now; a string that names an artefact means that artefact, anything else is a path."""
     if isinstance(source, str) and source in ARTEFACTS:
@@ -64,13 +70,13 @@ class _Walk:
         """The current hash of artefact `name`, with all its ancestors walked."""
         if name not in self._sha256:
             meta, self._sha256[name] = _load(self._directory, name)  # recorded before its sources: ends a cycle
-            changed = [self._has_changed(source) for source in (meta.sources if meta else ())]
+            changed = [self.has_changed(source) for source in (meta.sources if meta else ())]
             if any(changed):
                 self.stale.add(name)
             self.visited.append(name)
         return self._sha256[name]
 
-    def _has_changed(self, source: Source) -> bool:
+    def has_changed(self, source: Source) -> bool:
         if source.kind == _ARTEFACT:
             try:
                 return self.visit(source.name) != source.sha256 or source.name in self.stale

@@ -97,7 +97,7 @@ def _rewrite(run: RunDir, struck: frozenset[str]) -> None:
         sources=meta.sources,
         counts=dict(Counter(meta.counts) - gone),
         drops=meta.drops,
-        settings=meta.settings,
+        settings={**meta.settings, "struck": sorted(struck_sites(run))},
     )
 
 

@@ -204,7 +204,8 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         where = self.run.path("ref_logprobs") if path is None and self.run is not None else path
         pairs = [window.pair_ids() for window in self.windows]
         flat = (pair for each in pairs for pair in each)
-        store = precompute_ref_logprobs(model, self.renderer, flat, path=where, with_adapter=with_adapter)
+        options: dict[str, Any] = {"path": where, "with_adapter": with_adapter, "max_tree_tokens": self.settings.budget}
+        store = precompute_ref_logprobs(model, self.renderer, flat, **options)
         looked_up = [[store.lookup(*pair.chosen, *pair.rejected) for pair in each] for each in pairs]
         made = self._with_windows([w.with_references(r) for w, r in zip(self.windows, looked_up, strict=True)])
         made.reference_precision = store.fingerprint.precision

@@ -70,7 +70,8 @@ def _check_current(run: RunDir, name: str) -> None:
         raise StaleArtefactError(explain(f"{run.path(name)}", got=got, expected="the newest", fix=fix))
     stale = run.lineage(name).stale
     if stale:
-        command = ARTEFACTS[stale[0]].command
-        got = f"{' and '.join(stale)} older than what they were made of"
-        fix = f"Turns may have moved since. Run `{command}` again."
+        first = stale[0]
+        changed = " and ".join(run.changed_sources(first))
+        got = f"{' and '.join(stale)} older than what they were made of: {changed} changed since"
+        fix = f"Run `{ARTEFACTS[first].command} {run.root}` again."
         raise StaleArtefactError(explain(f"{run.path(name)}", got=got, expected="the newest", fix=fix))

@@ -13,5 +13,9 @@ A step reads artefacts of the run, hands them to the stages below, and writes it
     train      conversations, sites and pairs -> checkpoints and weights
     evaluate   before against after, on held-out sessions -> evaluation.json
     report     all of it -> report.html, report.md
+    stale      why a step has to be made: missing, or made of something else
+    run        every step of the table, one after the other
+    dry_run    what `run` would do, cost and take
+    demo       the same on generated sessions and the embedded student
     around/    what is done with a run besides: judge, inspect, export, forget; sessions of a small world
 """

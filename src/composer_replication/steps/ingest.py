@@ -30,7 +30,7 @@ def ingest(
     """
     return ingest_into(
         run,
-        section.paths,
+        [str(Path(each).expanduser()) for each in section.paths],
         scrub=None if no_scrub else scrub_settings(section, os.environ),
         exclude=section.exclude,
         num_workers=section.workers,

@@ -156,6 +156,8 @@ def _write(
             "where_it_worked": section.where_it_worked,
             "thinking": section.thinking,
             "corrections": section.corrections,
+            "filters": section.filters,
+            "recipe": section.recipe,
         },
     )
 

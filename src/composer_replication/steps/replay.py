@@ -226,6 +226,9 @@ def _write(plan: ReplayPlan, store: TeacherStore, outcomes: _Outcomes) -> Mappin
             "threshold": plan.options.agreement_threshold,
             "send_tools": plan.section.send_tools,
             "max_history_tokens": plan.section.max_history_tokens,
+            "states": plan.section.states,
+            "limit": plan.section.limit,
+            "max_usd": plan.section.max_usd,
         },
     )
     return meta.counts

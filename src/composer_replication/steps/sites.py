@@ -96,7 +96,7 @@ def write_sites(
         sources=made_of,
         counts=_counts(rows),
         drops=drops,
-        settings={"min_confidence": section.min_confidence},
+        settings={"min_confidence": section.min_confidence, "struck": sorted(struck)},
     )
     return SitesOfRun([site for site, _ in rows], {} if hints is None else hints.counts, conventions)
 

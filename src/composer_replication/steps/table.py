@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 
 class Step(NamedTuple):
-    """One step; its name is its command, its section of the config (`train` reads more), and its file."""
+    """One step; its name is its command, its section of the config, and its file; a report has no options."""
 
     name: str
     function_name: str
@@ -26,8 +26,16 @@ class Step(NamedTuple):
         return getattr(import_module(f"composer_replication.steps.{self.name}"), self.function_name)
 
 
+def step_named(name: str) -> Step:
+    """The step of this name."""
+    return next(step for step in STEPS if step.name == name)
+
+
 _INGESTED = ("conversations", "tools")
 _TRAINED = ("config", "hint_proof", "ref_logprobs", "metrics", "checkpoints", "adapter", "model", "control")
+_EVALUATED = ("evaluation", "evaluated", "sampled", "token_gaps")
+_SHOWN = ("split", "sites", "conventions", "teacher_calls", "pairs", "hint_proof", "metrics", "adapter", "model")
+_PAGES = ("report_html", "report_md", "report_sessions")
 STEPS = (
     Step("ingest", "ingest", (), (), (*_INGESTED, "session_sources")),
     Step("split", "write_split", ("conversations",), (), ("split",)),
@@ -35,4 +43,6 @@ STEPS = (
     Step("replay", "replay", _INGESTED, ("split", "sites"), ("teacher_calls", "teacher_cache", "asked_tools")),
     Step("pairs", "write_pairs", _INGESTED, ("split", "sites", "teacher_calls", "asked_tools"), ("pairs",)),
     Step("train", "train", _INGESTED, ("split", "sites", "pairs"), _TRAINED),
+    Step("evaluate", "evaluate", (*_INGESTED, "split"), ("sites", "pairs", "adapter", "model", "control"), _EVALUATED),
+    Step("report", "write_report", ("conversations",), (*_SHOWN, *_EVALUATED), _PAGES),
 )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from composer_replication.atomic import atomic_write_text
 from composer_replication.config import CrfConfig
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from composer_replication.trainer.from_config.plan import TrainingPlan
     from composer_replication.trainer.from_config.results import TrainingResult
     from composer_replication.trainer.from_config.training import Progress
+
+
+# What may be set otherwise while a training goes on.
+_MAY_CHANGE = frozenset(
+    f"train.{name}"
+    for name in ("optimiser.steps", "save.every", "save.keep", "log_every", "diagnose_every", "report_to")
+)
 
 
 def train(
@@ -59,6 +66,49 @@ def _finish(saved: Path, config: CrfConfig) -> None:
     trained = Trained(base=base, adapter=saved if is_adapter else None, record=read_record(saved), run=run)
     form = "adapter" if is_adapter else "merged"
     atomic_write_text(saved / "README.md", model_card(trained, form=form, name=str(saved.absolute()), evaluation=None))
+
+
+def trained_in(config: CrfConfig, run: RunDir) -> Path:
+    """The folder of the weights that a training of this config leaves."""
+    from composer_replication.trainer.from_config.output_folder import TrainingFolder
+
+    return TrainingFolder.of(_with_run(config, run)).trained(is_adapter=config.train.adapter.kind != "none")
+
+
+class WhyTrain(NamedTuple):
+    """Why a training has to be made or gone on with, empty where it need not; whether another one is in its place."""
+
+    why: str
+    is_other: bool = False
+
+
+def why_train(config: CrfConfig, run: RunDir) -> WhyTrain:
+    """Whether the weights that are there are of these files and options."""
+    from composer_replication.trainer.from_config.offline import SOURCES
+    from composer_replication.trainer.from_config.output_folder import TrainingFolder
+    from composer_replication.trainer.from_config.results import sources_of
+
+    config = _with_run(config, run)
+    folder = TrainingFolder.of(config)
+    changes = [each for each in folder.changed_options(config) if each.partition(":")[0] not in _MAY_CHANGE]
+    now = {each.name: each.sha256 for each in sources_of(run, SOURCES)}
+    record = folder.record(is_adapter=config.train.adapter.kind != "none")
+    before = folder.made_of() if record is None else {each["name"]: each["sha256"] for each in record["sources"]}
+    changed = [name for name in now if before is not None and before.get(name) != now[name]]
+    why = "; ".join([*([f"{' and '.join(changed)} changed since"] if changed else []), *changes])
+    if why and folder.has_begun:
+        return WhyTrain(why, is_other=True)
+    if record is None:
+        return WhyTrain("goes on from its last checkpoint" if folder.has_begun else "is not there yet")
+    is_short = record["steps"] < config.train.optimiser.steps
+    return WhyTrain("train.optimiser.steps: more than were made" if is_short else "")
+
+
+def set_aside(config: CrfConfig, run: RunDir) -> Path:
+    """Move a training of other files or options into a folder `earlier/N` beside it, and say which."""
+    from composer_replication.trainer.from_config.output_folder import TrainingFolder
+
+    return TrainingFolder.of(_with_run(config, run)).set_aside()
 
 
 def plan(config: CrfConfig, run: RunDir | None = None) -> TrainingPlan:

@@ -49,6 +49,11 @@ def preset_path(name: str) -> Path:
     return _FOLDER / f"{name}.toml"
 
 
+def starter_text() -> str:
+    """A config to start from, with a word on each of its keys."""
+    return (_FOLDER.parent / "starter.toml").read_text(encoding="utf-8")
+
+
 def load_with_preset(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> CrfConfig:
     """A config from the defaults, then the preset that `train.preset` names, then the file, then the overrides."""
     overrides = list(overrides)

@@ -11,7 +11,7 @@ def test_a_weight_that_changed_is_named_where_the_checkpoint_is_refused(train):
     assert train("--set", "train.optimiser.steps=1")[0] == 0
     status, _, err = train("--set", "train.optimiser.steps=2", "--set", "loss.beta_replay=0")
     assert status == 1
-    refusal = next(line for line in err.splitlines() if "checkpoint-1: got sessions" in line)
+    refusal = next(line for line in err.splitlines() if "got a training that began with other sessions" in line)
     assert (
         "Set otherwise than when the run began: loss.beta_replay: 0.1 -> 0.0; train.optimiser.steps: 1 -> 2." in refusal
     )
@@ -28,3 +28,40 @@ def test_the_diagnosis_does_not_miss_pairs_that_the_steps_did_not_meet(train, fo
         "diagnosis: No step held any of the 1 preference pairs while their weight was above 0: channel 3 never ran. "
         "More steps (train.optimiser.steps) reach them."
     ]
+
+
+def test_new_pairs_are_refused_in_words_before_anything_is_computed(train, folder, tmp_path):
+    run = RunDir.open(shutil.copytree(folder / "run", tmp_path / "run"))
+    given = ("--set", "train.optimiser.steps=1", "--set", f"train.run='{run.root}'", "--set", "train.proof.on=true")
+    assert train(*given)[0] == 0
+    pairs = list(run.read_jsonl("pairs", schema="dpo_pair", version=2))[:6]
+    run.write_jsonl("pairs", pairs, schema="dpo_pair", version=2, sources=["conversations"])
+    status, _, err = train(*given)
+    assert status == 1
+    assert "got a training that began with other sessions, before pairs changed, expected these" in err
+    assert "`--set train.output=FOLDER`" in err
+    assert "hint proof" not in err
+    assert train(*given, output=tmp_path / "elsewhere")[0] == 0
+
+
+def test_what_a_training_is_made_of_says_whether_it_is_made_again(train, folder, tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    from composer_replication.steps.train import set_aside, trained_in, why_train
+    from composer_replication.trainer.presets import load_with_preset
+
+    run = RunDir.open(shutil.copytree(folder / "run", tmp_path / "run"))
+    assert train("--set", "train.optimiser.steps=1", "--set", f"train.run='{run.root}'", output=None)[0] == 0
+    config = load_with_preset("run.toml", ["train.optimiser.steps=1"])
+    assert why_train(config, run) == ("", False)
+    more = replace(config, train=replace(config.train, optimiser=replace(config.train.optimiser, steps=2)))
+    assert why_train(more, run) == ("train.optimiser.steps: more than were made", False)
+    other = replace(config, loss=replace(config.loss, beta_replay=0.2))
+    assert why_train(other, run) == ("loss.beta_replay: 0.1 -> 0.2", True)
+    run.write_jsonl("pairs", [], schema="dpo_pair", version=2, sources=["conversations"])
+    assert why_train(config, run) == ("pairs changed since", True)
+    place = set_aside(config, run)
+    assert (place / "adapter" / "training.json").exists()
+    assert not trained_in(config, run).exists()
+    assert why_train(config, run) == ("is not there yet", False)
+    assert set_aside(config, run).name == "2"

@@ -12,4 +12,6 @@ pairs     preference pairs of what they agree on
 train     train on all of it
 evaluate  before against after, on held-out sessions
 report    all of it as a page to look at
+run       all of these, one after the other
+demo      the same on generated sessions and the embedded student
 """

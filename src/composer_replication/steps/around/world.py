@@ -57,7 +57,15 @@ def play_one(*, seed: int, difficulty: Difficulty, agent: FlawedAgent) -> Episod
     return play(generate_task(seed, difficulty=difficulty), agent, seed)
 
 
-def write_logs(folder: Path, *, number: int, seed: int, difficulty: Difficulty, agent: FlawedAgent) -> WorldLogs:
+def write_logs(
+    folder: Path,
+    *,
+    number: int,
+    seed: int,
+    difficulty: Difficulty,
+    agent: FlawedAgent,
+    runner: RememberingRunner | None = None,
+) -> WorldLogs:
     """One log per session, for the seeds from `seed` on, in a folder as Claude Code lays out its projects."""
     if number < 1:
         raise InputError(explain("number of sessions", got=number, expected="1 or more"))
@@ -65,7 +73,7 @@ def write_logs(folder: Path, *, number: int, seed: int, difficulty: Difficulty, 
         fix = "Name a folder that is not there yet, or delete that one."
         got = "a file or a folder with files in it"
         raise InputError(explain(str(folder), got=got, expected="a new folder", fix=fix))
-    runner = RememberingRunner()
+    runner = runner or RememberingRunner()
     could, made, corrected, solved, calls = Counter[str](), Counter[str](), Counter[str](), 0, 0
     for each in range(seed, seed + number):
         episode = play(generate_task(each, difficulty=difficulty), agent, each, runner=runner)

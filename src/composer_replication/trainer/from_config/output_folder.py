@@ -6,15 +6,16 @@ import contextlib
 import os
 import shutil
 import tomllib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from composer_replication.atomic import try_lock
-from composer_replication.canonical_json import nested_items
+from composer_replication.atomic import atomic_write_json, try_lock
+from composer_replication.canonical_json import decode_object, nested_items
 from composer_replication.config import CrfConfig
 from composer_replication.config.writer import RESOLVED_NAME, to_toml, value_text, write_resolved
-from composer_replication.errors import ArtefactNotFoundError, ConfigError, RunError, explain
+from composer_replication.errors import ArtefactNotFoundError, ConfigError, RunError, StaleArtefactError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.trainer.checkpoints.manifest import (
     MANIFEST,
@@ -25,6 +26,7 @@ from composer_replication.trainer.checkpoints.manifest import (
 
 MODEL_FOLDER = "model"
 _LOCK = ".train.lock"
+_MADE_OF = "made_of.json"
 _READ_BY_TRAINING = ("loss.", "render.", "split.", "train.")
 # Where things are does not change what is trained.
 _ABOUT_PLACES = frozenset({"train.run", "train.output", "train.resume"})
@@ -68,6 +70,53 @@ class TrainingFolder:
         shutil.rmtree(making, ignore_errors=True)
         shutil.copytree(other.warmup, making)
         making.rename(self.warmup)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a training has left something here, finished or not."""
+        names = (ARTEFACTS[name].file_name for name in ("adapter", "checkpoints"))
+        return any((self.root / name).exists() for name in (*names, MODEL_FOLDER))
+
+    def record(self, *, is_adapter: bool) -> dict[str, Any] | None:
+        """What `training.json` says of the weights that are here; None without any."""
+        path = self.trained(is_adapter=is_adapter) / "training.json"
+        return decode_object(path.read_bytes()) if path.is_file() else None
+
+    def made_of(self) -> dict[str, str] | None:
+        """The files that a training began with, by name, with their hashes; None where none has begun."""
+        path = self.checkpoints / _MADE_OF
+        return decode_object(path.read_bytes())["sources"] if path.exists() else None
+
+    def set_aside(self) -> Path:
+        """Move what a training has left into a folder of its own, so that another can begin here."""
+        earlier = self.root / ARTEFACTS["earlier"].file_name
+        number = 1 + max((int(each.name) for each in earlier.glob("[0-9]*")), default=0)
+        place = earlier / str(number)
+        place.mkdir(parents=True)
+        names = ("adapter", "model", "metrics", "config", "control", "ref_logprobs", "checkpoints")
+        for path in (self.root / ARTEFACTS[name].file_name for name in names):
+            if path.exists():
+                path.rename(place / path.name)
+        return place
+
+    def check_made_of(self, sessions: str, sources: Mapping[str, str], changes: Sequence[str]) -> None:
+        """Refuse to go on with other sessions than a training began with; one that begins notes its own.
+
+        `sessions` is their digest, `sources` the artefacts that they were read from, by name, with their hashes.
+        """
+        path, now = self.checkpoints / _MADE_OF, {"sessions": sessions, "sources": dict(sources)}
+        has_begun = self.newest_step() is not None or self.has_warmup
+        known: dict[str, Any] | None = decode_object(path.read_bytes()) if path.exists() else None
+        if not has_begun:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            atomic_write_json(path, now)
+        elif known is not None and known["sessions"] != sessions:
+            before = known["sources"]
+            other = [name for name in {**before, **sources} if before.get(name) != sources.get(name)]
+            got = f"a training that began with other sessions{f', before {_and(other)} changed' if other else ''}"
+            options = f" Set otherwise than when the run began: {'; '.join(changes)}." if changes else ""
+            fix = "To train anew beside it: `--set train.output=FOLDER`."
+            raise StaleArtefactError(explain(str(self.checkpoints), got=got, expected="these", fix=fix) + options)
 
     @property
     def metrics(self) -> Path:
@@ -167,6 +216,10 @@ class TrainingFolder:
             shutil.rmtree(place)
         made.rename(place)
         return place
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(names)
 
 
 def _has_manifest(folder: Path) -> bool:

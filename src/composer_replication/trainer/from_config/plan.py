@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from composer_replication.config import CrfConfig
 from composer_replication.runs.conversations import read_conversations
+from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.rendering import models_of
-from composer_replication.trainer.from_config.inputs import Inputs, prompts_of, read_inputs
+from composer_replication.trainer.from_config.inputs import Inputs, model_config, prompts_of, read_inputs
 from composer_replication.trainer.from_config.offline import offline_data, offline_memory
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.from_config.renderer import unmatched_models
 from composer_replication.trainer.from_config.results import metric_names
 from composer_replication.trainer.watch.memory_plan import MemoryPlan
+from composer_replication.trainer.watch.step_memory import shape_of
+
+_PASSES, _REACHED = 8, 0.3
+"""Operations a weight and token of a step with a teacher; the share of a machine's speed that such a step reaches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +41,8 @@ class TrainingPlan:
     newest_checkpoint: str | None = None
     changed: Sequence[str] = ()
     remarks: Sequence[str] = ()
+    seconds: float | None = None
+    """What the steps may take on this machine, roughly; a warm-up and the proof come on top."""
 
 
 def plan_training(config: CrfConfig) -> TrainingPlan:
@@ -57,8 +68,42 @@ def _offline_plan(inputs: Inputs) -> dict[str, Any]:
         "counts": metric_names(data.train.counts),
         "drops": metric_names(data.train.drops),
         "memory": offline_memory(inputs, data.train),
-        "remarks": unmatched_models(inputs.config.render, data.models),
+        "remarks": [*unmatched_models(inputs.config.render, data.models), *remarks_on(inputs.config, data.train)],
+        "seconds": estimated_seconds(inputs, data.train),
     }
+
+
+def remarks_on(config: CrfConfig, sessions: LoggedSessions) -> list[str]:
+    """How often the steps see each window, and whether most of them see no error at all."""
+    optimiser, windows = config.train.optimiser, len(sessions)
+    a_step = optimiser.per_device * optimiser.accumulation
+    said = [
+        f"{optimiser.steps:,} steps see each of {windows:,} windows {optimiser.steps * a_step / windows:.2g} times:"
+        f" once is train.optimiser.steps = {math.ceil(windows / a_step)}"
+    ]
+    taught = sum(any(each.site_ids or each.state_ids for each in item.windows) for item in sessions.items)
+    if config.train.channels.good_turns and 0 < taught < windows / 2:
+        said.append(
+            f"only {taught:,} of {windows:,} windows hold an error or a pair: with train.channels.good_turns = false"
+            " the steps are made on those alone"
+        )
+    return said
+
+
+def estimated_seconds(inputs: Inputs, sessions: LoggedSessions) -> float:
+    """What the steps may take here: their products, at the speed that this machine multiplies with right now."""
+    optimiser, size, number = inputs.config.train.optimiser, 1024, 8
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    matrix = torch.ones(size, size, device=device, dtype=torch.bfloat16 if optimiser.bf16 else torch.float32)
+    (matrix @ matrix).sum().item()  # the first one loads kernels
+    began = time.monotonic()
+    for _ in range(number):
+        (matrix @ matrix).sum().item()
+    speed = number * 2 * size**3 / (time.monotonic() - began)
+    tokens = sum(item.num_tokens for item in sessions.items) / len(sessions)
+    weights = shape_of(model_config(inputs.config.train.model or "")).num_weights
+    a_step = _PASSES * weights * tokens * optimiser.per_device * optimiser.accumulation
+    return optimiser.steps * a_step / (_REACHED * speed)
 
 
 def _grpo_plan(inputs: Inputs) -> dict[str, Any]:

@@ -80,6 +80,8 @@ def run_training(
         for change in changes:  # before anything is compared
             told.say(f"set otherwise than when the run began: {change}")
         sources = sources_of(inputs.run, SOURCES)
+        if made.sessions is not None and made.args.process_index == 0:
+            folder.check_made_of(made.sessions.digest, {each.name: each.sha256 for each in sources}, changes)
         with telling_phases(told.on_phase, told.say):
             trainer, sessions = made.build()
         phase: Mapping[str, str] = getattr(trainer, "phase", {})
@@ -100,11 +102,15 @@ def run_training(
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """A mode's own parts: its arguments, what builds its trainer and the logged sessions in it, what to say before."""
+    """A mode's own parts: its arguments, what builds its trainer and the logged sessions in it, what to say before.
+
+    `sessions` are those that it learns from before any proof, where it learns from nothing else.
+    """
 
     args: Any
     build: Callable[[], tuple[Any, LoggedSessions | None]]
     before: Callable[[Any], None]
+    sessions: LoggedSessions | None = None
 
 
 class _Reports(TrainerCallback):
@@ -154,6 +160,7 @@ def _make_offline(
         args=args,
         build=lambda: ((trainer := run_offline.offline_trainer(*parts)), trainer.train_dataset),  # what a proof left
         before=lambda trainer: run_offline.tell_proof(trainer.train_dataset, told.say, can_warm_up=not trainer.phase),
+        sessions=data.train,
     )
 
 

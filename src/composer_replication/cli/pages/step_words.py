@@ -1,0 +1,91 @@
+"""What came of each step of a run in a line, and of all of it in a few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+_NAMES = {
+    "forced_gap": "errors against good calls of the same sessions",
+    "forced_correction": "corrections against errors",
+    "forced_erring": "errors",
+    "sampled_failures": "predicted failures of drawn calls",
+}
+
+
+def words_of(name: str, made: Any) -> str:
+    """The result of a step in a line; empty where there is none to tell."""
+    return _WORDS[name](made) if name in _WORDS else ""
+
+
+def result_lines(evaluation: Mapping[str, Any], report: Path) -> Iterator[str]:
+    """What a run has come to: the verdict, its figure with the control's, what was drawn, and where to look."""
+    yield from evaluation["verdict"]["sentences"]
+    name = evaluation["primary"]
+    primary = [each for each in evaluation["figures"] if each["name"] == name and each.get("kind") is None]
+    for arm, words in (("after", "trained"), ("control", "control")):
+        for each in primary:
+            if each["arm"] == arm:
+                yield f"{words}: {_figure(each)}"
+    drawn = [
+        each
+        for each in evaluation["figures"]
+        if (each["name"], each["arm"], each.get("kind")) == ("sampled_failures", "after", None)
+    ]
+    yield from (f"drawn calls: {_figure(each)}" for each in drawn if each["name"] != name)
+    yield f"report: {report}"
+
+
+def _figure(each: Mapping[str, Any]) -> str:
+    what = _NAMES.get(each["name"], each["label"])
+    number = f"{each['estimate']:+.3g}" if each["estimate"] is not None else "none"
+    interval = "" if each["low"] is None else f" [{each['low']:+.3g}, {each['high']:+.3g}]"
+    return f"{what}: {number}{interval} {each['unit']}, {each['n']} in {each['sessions']} sessions"
+
+
+def _ingest(made: Any) -> str:
+    total = made.total
+    return (
+        f"{total.sessions:,} sessions, {total.turns:,} turns, {total.calls:,} calls, {total.errors:,} of them failed;"
+        f" {total.redactions:,} secrets taken out"
+    )
+
+
+def _split(made: Any) -> str:
+    sides = ", ".join(f"{each.side} {each.sessions:,}" for each in made.counts())
+    return f"sessions: {sides}; near-duplicate states of the test: {made.num_near_duplicates:,}"
+
+
+def _sites(made: Any) -> str:
+    failures = [site for site in made.sites if site.kind != "no_failure"]
+    return f"{len(failures):,} failures, {sum(site.is_kept for site in failures):,} kept with a hint"
+
+
+def _replay(made: Any) -> str:
+    return f"{made.num_answers:,} answers, ${made.report.spent_usd:.4f} spent"
+
+
+def _pairs(made: Any) -> str:
+    by_source = ", ".join(f"{source} {number:,}" for source, number in sorted(made.by_source.items()))
+    return f"{sum(made.by_source.values()):,} pairs" + (f": {by_source}" if by_source else "")
+
+
+def _train(made: Any) -> str:
+    channels = ", ".join(
+        f"{each.name} {'never ran' if each.never_ran else f'in {each.steps}'}" for each in made.channels if each.weight
+    )
+    return f"{made.steps:,} of {made.total_steps:,} steps; {channels}"
+
+
+_WORDS = {
+    "ingest": _ingest,
+    "split": _split,
+    "sites": _sites,
+    "replay": _replay,
+    "pairs": _pairs,
+    "train": _train,
+    "control": _train,
+    "evaluate": lambda made: str(made["verdict"]["word"]).replace("_", " "),
+    "report": lambda made: str(made.html),
+}

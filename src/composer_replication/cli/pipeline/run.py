@@ -1,0 +1,156 @@
+"""`crf run PATH… --model M`: from logs to an adapter, an evaluation on held-out sessions and a report."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer_replication.cli.options import add_config_arguments, add_short, overrides_of, refuse_unread
+
+if TYPE_CHECKING:
+    from composer_replication.config import CrfConfig
+    from composer_replication.steps.dry_run import RunPlan
+    from composer_replication.steps.run import Listener, RunResult
+
+HELP = "all of it: from logs to an adapter, its evaluation and a report; a second call goes on where one was stopped"
+INTERRUPTED = 130
+SECTIONS = ("ingest", "split", "sites", "replay", "pairs", "loss", "render", "train", "evaluation", "run")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_short(parser, "paths", key="ingest.paths", nargs="*", metavar="PATH")
+    add_short(parser, "--model", key="train.model", metavar="MODEL")
+    add_short(parser, "--advisers", key="replay.teachers", metavar="FILE")
+    text = "train in this environment (mode grpo) rather than on the sessions alone, as module:callable"
+    add_short(parser, "--env", key="train.grpo.environment", metavar="NAME", help=text)
+    parser.add_argument("-o", "--output", default="run", metavar="RUN", help="run directory; default run")
+    add_short(parser, "--control", key="run.control", value=True)
+    parser.add_argument("--dry-run", action="store_true", help="say what it would do, cost and take; train nothing")
+    parser.add_argument("--starter", action="store_true", help="print a config to start from, and do no more")
+    add_config_arguments(parser, *SECTIONS)
+    parser.add_argument("--json", action="store_true", help="print the result, or the plan, as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.starter:
+        from composer_replication.trainer.presets import starter_text
+
+        print(starter_text(), end="")
+        return 0
+    config = config_from(args)
+    if args.dry_run:
+        from composer_replication.steps.dry_run import plan_run
+
+        with quiet():
+            plan = plan_run(config, Path(args.output))
+        _show_plan(plan, as_json=args.json)
+        return 0
+    return make(config, Path(args.output), as_json=args.json)
+
+
+def config_from(args: argparse.Namespace) -> CrfConfig:
+    """Preset, file and flags; an environment means rollouts."""
+    from composer_replication.trainer.presets import load_with_preset
+
+    flags = overrides_of(args)
+    if "train.grpo.environment" in args.short:
+        flags.insert(0, "train.mode=grpo")
+    config = load_with_preset(args.config, flags)
+    refuse_unread(args)
+    return config
+
+
+def make(config: CrfConfig, output: Path, *, as_json: bool) -> int:
+    """Check the model, make the steps, and print what came of it."""
+    from composer_replication.cli.console import plain, print_json, say
+    from composer_replication.cli.pages.step_words import result_lines
+    from composer_replication.steps.ingest import run_directory
+    from composer_replication.steps.run import check_model, run_steps
+
+    with quiet(), run_directory(output) as run_dir:
+        check_model(config, run_dir)
+        result = run_steps(config, run_dir, listener())
+    if result.stopped_by:
+        say(f"{result.stopped_by}: stopped; what is done is saved, and the same command goes on")
+        return INTERRUPTED
+    assert result.evaluation is not None
+    assert result.report is not None
+    if as_json:
+        print_json(_as_json(result))
+        return 0
+    for line in result_lines(result.evaluation, result.report):
+        print(plain(line))
+    return 0
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """What libraries say is not our output."""
+    import contextlib
+    import sys
+
+    from composer_replication.cli.pipeline.train import quiet_libraries
+
+    with contextlib.redirect_stdout(sys.stderr):
+        quiet_libraries()
+        yield
+
+
+def listener() -> Listener:
+    """Says which step comes and why, what came of it, and how far it is."""
+    import time
+
+    from composer_replication.cli.console import say
+    from composer_replication.cli.pages.progress import byte_progress, duration, training_progress
+    from composer_replication.cli.pages.step_words import words_of
+    from composer_replication.steps.run import Listener
+
+    began: list[float] = [0.0]
+
+    def begin(name: str, why: str) -> None:
+        began[0] = time.monotonic()
+        say(f"{name}: {why}")
+
+    def done(name: str, made: Any) -> None:
+        say(f"{name}: {words_of(name, made)} ({duration(time.monotonic() - began[0])})")
+
+    def reading() -> Any:
+        return byte_progress("reading sessions", quiet=False)
+
+    return Listener(begin=begin, done=done, say=say, reading=reading, training=training_progress)
+
+
+def _as_json(result: RunResult) -> dict[str, Any]:
+    steps = [each._asdict() for each in result.outcomes]
+    return {"steps": steps, "report": str(result.report), "evaluation": result.evaluation}
+
+
+def _show_plan(plan: RunPlan, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from composer_replication.cli.console import print_json, say, show, table
+    from composer_replication.cli.pages.progress import duration
+
+    if as_json:
+        memory = plan.training.memory
+        fits = None if memory is None else {"peak": memory.peak, "available": memory.available, "fits": memory.fits}
+        price = None if plan.price is None else asdict(plan.price)
+        said = {"seconds": plan.seconds, "memory": fits, "price": price, "remarks": list(plan.remarks)}
+        print_json({"steps": [each._asdict() for each in plan.steps], **said, "counts": dict(plan.training.counts)})
+        return
+    rows = [(each.name, "make" if each.why else "keep", each.why or "as it should be") for each in plan.steps]
+    show(table("Steps", ("step", "would", "why"), rows))
+    for remark in plan.remarks:
+        say(remark)
+    if plan.price is not None:
+        price = plan.price
+        say(f"price: {price.num_calls:,} calls, about ${price.low_usd:.4f} and at most ${price.high_usd:.4f}")
+    else:
+        say("price: nothing; no adviser is named")
+    if plan.seconds is not None:
+        say(f"time: about {duration(plan.seconds)} for the steps on this machine, a warm-up and the proof aside")
+    if plan.training.memory is not None:
+        say(f"memory of a step:\n{plan.training.memory}")

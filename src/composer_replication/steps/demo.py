@@ -1,0 +1,81 @@
+"""`crf demo`: the whole run on sessions of a scripted agent that errs on purpose, with the embedded student.
+
+Everything is on this machine, and the same at every start: sessions are played from seeds that nothing else here uses,
+and the settings below were chosen on other ones (`experiments/` says how, and what came of it). The control is always
+trained, too.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from composer_replication.canonical_json import decode_object
+from composer_replication.config import CrfConfig
+from composer_replication.config.writer import value_text
+from composer_replication.envs.policies import RememberingRunner
+from composer_replication.envs.student import student_folder
+from composer_replication.envs.workspace.sandbox import TestRunner
+from composer_replication.errors import SandboxError
+from composer_replication.steps.around.world import agent_named, write_logs
+
+SEED, SESSIONS = 50_000, 96
+SETTINGS = (
+    "ingest.workers=1",
+    "run.control=true",
+    "split.test=0.3",
+    "split.validation=0",
+    "loss.alpha_sdpo=0.1",
+    "loss.beta_replay=1.0",
+    "train.channels.good_turns=false",
+    "train.warmup.mode=off",
+    "train.proof.on=false",
+    "train.batch.budget=1536",
+    "train.batch.overlap=64",
+    "train.optimiser.lr=3e-3",
+    "train.optimiser.steps=24",
+    "train.optimiser.per_device=2",
+    "train.save.every=12",
+    "evaluation.samples=1",
+    "evaluation.states=16",
+    "evaluation.new_tokens=96",
+    "evaluation.good_turns=40",
+    "evaluation.token_gaps=40",
+)
+
+
+def demo_logs(folder: Path, *, sessions: int = SESSIONS, seed: int = SEED) -> Path:
+    """The folder with the sessions' logs: made whole or not at all, and only once.
+
+    Their tests run behind a wall where one stands. Where none does they run all the same: this package wrote both the
+    code and the tests.
+    """
+    if folder.is_dir():
+        return folder
+    making = folder.with_name(f".{folder.name}.making")
+    shutil.rmtree(making, ignore_errors=True)
+    try:
+        runner = RememberingRunner()
+        _ = runner.kind  # asks whether it stands
+    except SandboxError:
+        runner = RememberingRunner(TestRunner(kind="rlimits"))
+    write_logs(making, number=sessions, seed=seed, difficulty="easy", agent=agent_named("careless"), runner=runner)
+    making.rename(folder)
+    return folder
+
+
+def demo_config(logs: Path, *, settings: tuple[str, ...] = SETTINGS) -> CrfConfig:
+    """What the demo is told, as anybody could write it into a file."""
+    from composer_replication.trainer.presets import load_with_preset
+
+    places = (f"ingest.paths={value_text([str(logs)])}", f"train.model={value_text(str(student_folder()))}")
+    return load_with_preset(overrides=[*settings, *places])
+
+
+def channels_that_did_not_run(run: Path) -> list[str]:
+    """Channels with a weight that ran in no step of a training or its control, named by both."""
+    found: list[str] = []
+    for folder in (run, run / "control"):
+        record = decode_object((folder / "adapter" / "training.json").read_bytes())
+        found += [f"{each['name']} of {folder}" for each in record["channels"] if each["weight"] and not each["steps"]]
+    return found

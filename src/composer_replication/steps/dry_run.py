@@ -1,0 +1,124 @@
+"""`crf run --dry-run`: which steps would be made and why, at what price, in what time, with what memory.
+
+What costs next to nothing (reading, sites, pairs) is done for the answer, in a folder that goes away again. The run
+itself is not touched, nobody is asked, and no weights are loaded.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from composer_replication.config import CrfConfig
+from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.steps.run import RECORDS, arms_of, check_learnable, check_model, learnable
+from composer_replication.steps.stale import NOT_THERE, why_records
+from composer_replication.steps.table import step_named
+
+if TYPE_CHECKING:
+    from composer_replication.teacher_replay.cost_survey import PriceRange
+    from composer_replication.trainer.from_config.plan import TrainingPlan
+
+_LIGHT = ("crf ingest", "crf forget", "crf split", "crf sites", "crf hints", "crf replay", "crf pairs")
+
+
+class PlannedStep(NamedTuple):
+    """A step and why it would be made; empty where what is there holds."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What `crf run` would do. `seconds` are for the steps of all its trainings, roughly."""
+
+    steps: Sequence[PlannedStep]
+    training: TrainingPlan
+    price: PriceRange | None
+    seconds: float | None
+    remarks: Sequence[str]
+
+
+def plan_run(config: CrfConfig, output: Path) -> RunPlan:
+    """The plan for a run at `output`, which need not be there."""
+    from composer_replication.steps.train import plan
+
+    with tempfile.TemporaryDirectory(prefix="crf-plan-") as folder:
+        run = _copy_of(output, Path(folder) / "run")
+        check_model(config, run)
+        remarks: list[str] = []
+        steps, price = _light_steps(config, run)
+        there = learnable(run)
+        check_learnable(config, there, remarks.append)
+        steps += _heavy_steps(config, run, output)
+        training = plan(replace(config, train=replace(config.train, output=None)), run)
+    trainings = sum(bool(each.why) for each in steps if each.name in arms_of(config))
+    seconds = None if training.seconds is None else trainings * training.seconds
+    return RunPlan(
+        steps=steps,
+        training=training,
+        price=price,
+        seconds=seconds,
+        remarks=[f"to learn from: {there.in_words()}", *remarks, *training.remarks],
+    )
+
+
+def _copy_of(output: Path, place: Path) -> RunDir:
+    """The run's small files, where there is a run."""
+    if not (output.is_dir() and any(output.iterdir())):
+        return RunDir.create(place)
+    run = RunDir.open(output)
+    place.mkdir()
+    light = [each for each in ARTEFACTS.values() if each.command in _LIGHT]
+    names = {"run.json", *(each.file_name for each in light), *(each.sidecar_name for each in light)}
+    for path in sorted(run.root.iterdir()):
+        if path.name in names or path.name.startswith("teacher_cache.sqlite"):
+            shutil.copy2(path, place / path.name)
+    return RunDir.open(place)
+
+
+def _light_steps(config: CrfConfig, run: RunDir) -> tuple[list[PlannedStep], PriceRange | None]:
+    """Made in the copy, so that what comes after them is known; advisers are asked for nothing but their price."""
+    from composer_replication.steps.replay import plan_replay
+
+    steps, price = list[PlannedStep](), None
+    if config.ingest.paths:
+        before = run.meta("conversations").sha256 if run.path("conversations").exists() else None
+        step_named("ingest").function(config.ingest, run)
+        is_new = run.meta("conversations").sha256 != before
+        steps.append(PlannedStep("ingest", "reads what is new" if is_new else ""))
+    sections: dict[str, Any] = {
+        "split": config.split,
+        "sites": replace(config.sites, writer=None),
+        "pairs": config.pairs,
+    }
+    for name, written in RECORDS.items():
+        if name == "replay" and config.replay.teachers is None:
+            continue
+        steps.append(PlannedStep(name, why_records(written, config, run)))
+        if name == "replay":
+            price = plan_replay(config.replay, run).price
+        elif steps[-1].why:
+            step_named(name).function(sections[name], run)
+    return steps, price
+
+
+def _heavy_steps(config: CrfConfig, run: RunDir, output: Path) -> list[PlannedStep]:
+    """Trainings, evaluation and report: made again as soon as anything before them is."""
+    from composer_replication.steps.train import why_train
+
+    has_run = (output / "run.json").exists()
+    steps = list[PlannedStep]()
+    for name, arm in arms_of(config).items():
+        told = why_train(replace(arm, train=replace(arm.train, output=arm.train.output or str(output))), run)
+        steps.append(PlannedStep(name, told.why if has_run else NOT_THERE))
+    why = next((f"{each.name} is made" for each in steps if each.why), "")
+    for name, file in (("evaluate", "evaluation"), ("report", "report_html")):
+        is_there = has_run and RunDir.open(output).path(file).exists()
+        steps.append(PlannedStep(name, why or ("" if is_there else NOT_THERE)))
+    return steps

@@ -1,0 +1,126 @@
+"""Why a step of a run has to be made: what it left is not there, was made of something else, or otherwise.
+
+Sidecars say what records were made of and how. Weights have `training.json` beside them. What an evaluation or a report
+was made of, `crf run` writes down itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from composer_replication.atomic import atomic_write_json
+from composer_replication.canonical_json import decode_object
+from composer_replication.config import CrfConfig
+from composer_replication.config.writer import config_hash
+from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError
+from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.sidecar import sha256_of_file
+from composer_replication.runs.sites import struck_sites
+from composer_replication.steps.split import TEST
+from composer_replication.teacher_replay.teachers import read_specs
+
+NOT_THERE = "is not there yet"
+_NOTES = ".made_of.json"
+_UNKNOWN = object()
+# What belongs to an artefact's sources as soon as it is there itself.
+_READ_IF_THERE = {
+    "sites": ("split", "conventions"),
+    "teacher_calls": ("split",),
+    "pairs": ("split", "sites", "teacher_calls"),
+}
+_FILES_OF = {"evaluate": ("evaluation",), "report": ("report_html", "report_md")}
+
+
+def why_records(name: str, config: CrfConfig, run: RunDir) -> str:
+    """Why the records `name` have to be written (again); empty where they are as they should be."""
+    if not run.path(name).exists():
+        return NOT_THERE
+    try:
+        changed = run.changed_sources(name)
+        meta = run.meta(name)
+    except (ArtefactCorruptError, ArtefactNotFoundError):
+        return "cannot be read"
+    known = {source.name for source in meta.sources}
+    changed += [each for each in _READ_IF_THERE.get(name, ()) if run.path(each).exists() and each not in known]
+    if changed:
+        return f"{' and '.join(dict.fromkeys(changed))} changed since"
+    now = _SETTINGS[name](config, run)
+    other = [
+        f"{key}: {before} -> {value}"
+        for key, value in now.items()
+        if (before := meta.settings.get(key, _UNKNOWN)) is not _UNKNOWN and before != value
+    ]
+    return "; ".join(other)
+
+
+def _of_split(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
+    section = config.split
+    return {"by": section.by, "validation": section.validation, "test": TEST if section.test is None else section.test}
+
+
+def _of_sites(config: CrfConfig, run: RunDir) -> dict[str, Any]:
+    return {"min_confidence": config.sites.min_confidence, "struck": sorted(struck_sites(run))}
+
+
+def _of_calls(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
+    section = config.replay
+    names = ("gate", "threshold", "send_tools", "max_history_tokens", "states", "limit", "max_usd")
+    asked = [str(each["slug"]) for each in read_specs(section.teachers, "replay.teachers") or ()]
+    return {"teachers": asked, **{name: getattr(section, name) for name in names}}
+
+
+def _of_pairs(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
+    section = config.pairs
+    said = {"threshold": section.threshold} if section.threshold is not None else {}
+    names = ("where_it_worked", "thinking", "corrections", "filters", "recipe")
+    return said | {name: getattr(section, name) for name in names}
+
+
+_SETTINGS: Mapping[str, Callable[[CrfConfig, RunDir], dict[str, Any]]] = {
+    "split": _of_split,
+    "sites": _of_sites,
+    "teacher_calls": _of_calls,
+    "pairs": _of_pairs,
+}
+
+
+# ---- what has no sidecar
+
+
+def why_files(step: str, run: RunDir, made_of: Mapping[str, str | None]) -> str:
+    """Why an evaluation or a report has to be made (again); `made_of` is what it would be made of now."""
+    if not all(run.path(name).exists() for name in _FILES_OF[step]):
+        return NOT_THERE
+    before = _notes(run).get(step)
+    if before is None:
+        return "was not made by `crf run`"
+    changed = [name for name in {**before, **made_of} if before.get(name) != made_of.get(name)]
+    return f"{' and '.join(changed)} changed since" if changed else ""
+
+
+def note_files(step: str, run: RunDir, made_of: Mapping[str, str | None]) -> None:
+    """Write down what an evaluation or a report was made of, once it is there."""
+    atomic_write_json(run.root / _NOTES, {**_notes(run), step: dict(made_of)})
+
+
+def _notes(run: RunDir) -> dict[str, Any]:
+    path = run.root / _NOTES
+    return decode_object(path.read_bytes()) if path.exists() else {}
+
+
+def evaluated_of(config: CrfConfig, run: RunDir, weights: Mapping[str, Path | None]) -> dict[str, str | None]:
+    """What an evaluation is made of: the records, the weights by their training's record, the section."""
+    records = hashes(run, ("conversations", "split", "sites", "pairs"))
+    trained = {name: None if folder is None else _hash_of(folder / "training.json") for name, folder in weights.items()}
+    return {**records, **trained, "evaluation settings": config_hash(config.evaluation)}
+
+
+def hashes(run: RunDir, names: Iterable[str]) -> dict[str, str | None]:
+    """The files of these artefacts as they are now."""
+    return {name: _hash_of(run.path(name)) for name in names if ARTEFACTS[name].kind != "folder"}
+
+
+def _hash_of(path: Path) -> str | None:
+    return sha256_of_file(path) if path.is_file() else None

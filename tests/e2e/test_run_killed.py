@@ -1,0 +1,88 @@
+"""`crf run`, killed in each of its steps and called again, ends with the report of one that nobody killed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import killed_runs
+import pytest
+
+from composer_replication.cli.main import main
+from warm_crf import WarmCall
+
+HERE = Path(__file__).parent
+# When something was made, how long it took, and the hash of the one file that says when it was made.
+TIME = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:\+00:00|Z| UTC)?|\b[\d.]+ (?:s|min|h)\b|evaluation\.json.*"
+)
+LATER = pytest.mark.full
+
+
+def ended(folder, *given):
+    call = WarmCall("killed_runs:run", str(folder), *given, beside=[HERE])
+    status = call.wait(200)
+    assert status is not None, "it did not end"
+    return status
+
+
+def report_of(run):
+    """Both pages, without times."""
+    return [TIME.sub("", (run / name).read_text(encoding="utf-8")) for name in ("report.html", "report.md")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What a run starts from, and `whole`: one that ran without a stop."""
+    root = tmp_path_factory.mktemp("killed")
+    killed_runs.prepare(root)
+    assert ended(root) == 0
+    (root / "run").rename(root / "whole")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("step", "seconds"),
+    [
+        pytest.param("ingest", 0.0, marks=LATER),
+        pytest.param("split", 0.0, marks=LATER),
+        pytest.param("sites", 0.0, marks=LATER),
+        pytest.param("pairs", 0.0, marks=LATER),
+        ("train", 0.6),
+        pytest.param("train", 0.2, marks=LATER),
+        pytest.param("control", 0.4, marks=LATER),
+        ("evaluate", 0.2),
+        pytest.param("report", 0.1, marks=LATER),
+    ],
+)
+def test_killed_in_a_step_and_called_again_it_ends_with_the_same_report(folder, step, seconds):
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    assert ended(folder, step, seconds) == -signal.SIGKILL
+    assert ended(folder) == 0
+    assert report_of(folder / "run") == report_of(folder / "whole")
+
+
+def test_a_run_that_is_done_makes_nothing_again_and_says_the_same(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    shutil.rmtree("run", ignore_errors=True)
+    shutil.copytree("whole", "run")
+    before = {
+        path: path.stat().st_mtime_ns for path in Path("run").rglob("*") if path.suffix in (".safetensors", ".html")
+    }
+    given = [f"--set={each}" for each in killed_runs.SETTINGS]
+    assert main(["run", "logs", "--model", "model", *given]) == 0
+    said = capsys.readouterr()
+    assert [line.partition(":")[0] for line in said.err.splitlines() if line.endswith("reads what is new")] == [
+        "ingest"
+    ]
+    assert "train: " not in said.err
+    assert said.out.splitlines()[-1] == "report: run/report.html"
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert main(["run", "--model", "model", *given, "--set", "evaluation.seed=1"]) == 0
+    made = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith(("evaluate: ", "report: ", "train: "))
+    ]
+    assert made[0] == "evaluate: evaluation settings changed since"
+    assert [line for line in made if line.startswith("train: ")] == []
