@@ -246,8 +246,8 @@ def _decisions(rows: Sequence[Row]) -> list[tuple[str, str, str, str]]:
     found = []
     for role, words in named.items():
         if (means := decision_of(rows, role)) is not None:
-            shown = ["" if means[arm] is None else signed(means[arm], "nats") for arm in ("before", "after", "control")]
-            found.append((words, *shown))
+            before, after, control = ("" if mean is None else signed(mean, "nats") for mean in means)
+            found.append((words, before, after, control))
     return found
 
 

@@ -61,7 +61,8 @@ def verdict(records: RunRecords, num_sessions: int) -> Verdict:
     if evaluation is not None:
         said = evaluation["verdict"]
         first, second = [*said["sentences"], "", ""][:2]
-        return Verdict(said["word"], _WORDS.get(said["word"], said["word"].replace("_", " ")), (first, second))
+        word = str(said["word"])
+        return Verdict(word, _WORDS.get(word, word.replace("_", " ")), (first, second))
     kept = [site for site, hint in records.sites if site.is_kept and hint is not None]
     first = (
         f"{_counted(num_sessions, 'session')} in this run, with {_counted(len(kept), 'failing call')} to learn from."
@@ -116,15 +117,15 @@ def _figures(evaluation: Row | None, *, of_kinds: bool) -> list[Figure]:
 
 def _interval(row: Row, widest: float) -> Interval:
     estimate, low, high = row["estimate"], row["low"], row["high"]
-    unit = str(row["unit"])
+    unit, arm = str(row["unit"]), str(row["arm"])
     n = f"{row['n']:,} in {_counted(row['sessions'], 'session')}"
     if estimate is None or low is None or high is None:
-        return Interval(_ARMS.get(row["arm"], row["arm"]), "not known", "", n, "open", 50, 50, 0)
+        return Interval(_ARMS.get(arm, arm), "not known", "", n, "open", 50, 50, 0)
     scale = _SHARE_OF_STRIP / (widest or 1.0)
     sign = 1 if row["better"] == "higher" else -1
     state = "clear" if min(sign * low, sign * high) > 0 else "wrong" if max(sign * low, sign * high) < 0 else "open"
     return Interval(
-        arm=_ARMS.get(row["arm"], row["arm"]),
+        arm=_ARMS.get(arm, arm),
         estimate=signed(estimate, unit),
         interval=f"{signed(low, unit)} to {signed(high, unit)}",
         n=n,
@@ -193,17 +194,22 @@ def changes(evaluated: Iterable[Sequence[Row]]) -> Changes:
     return Changes(after, control)
 
 
-def decision_of(rows: Sequence[Row], role: str) -> dict[str, float | None] | None:
-    """Mean log-probs a token before, after and under the control of a site's decisions in this role."""
+class Means(NamedTuple):
+    """Mean log-probs a token of a site's decisions in one role."""
+
+    before: float
+    after: float
+    control: float | None
+
+
+def decision_of(rows: Sequence[Row], role: str) -> Means | None:
+    """None where a site has no decision in this role."""
     chosen = [row for row in rows if row["role"] == role]
     if not chosen:
         return None
     control = [row["control"] for row in chosen if row["control"] is not None]
-    return {
-        "before": fmean(row["before"] for row in chosen),
-        "after": fmean(row["after"] for row in chosen),
-        "control": fmean(control) if control else None,
-    }
+    before, after = (fmean(row[arm] for row in chosen) for arm in ("before", "after"))
+    return Means(before, after, fmean(control) if control else None)
 
 
 def _counted(number: int, noun: str) -> str:
