@@ -110,6 +110,7 @@ def test_nothing_is_wider_than_the_screen(open_page, report, hostile, width):
 
 def test_it_prints_without_its_controls(open_page, report):
     page = open_page(report, theme="dark").page
+    page.evaluate("() => { document.documentElement.dataset.theme = 'dark'; }")
     page.emulate_media(media="print")
     assert not page.locator(".toc").is_visible()
     assert not page.locator("#theme").is_visible()

@@ -155,7 +155,7 @@ class RunRecords:
         """Sampled actions by conversation and turn."""
         found: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in self.rows("sampled"):
-            found[row["conversation_id"], row["turn_id"]].append(row)
+            found[row["conversation_id"], row.get("turn_id", "")].append(row)
         return found
 
     @cached_property
