@@ -17,7 +17,17 @@ _WORDS = {
     "not_evaluated": "Not evaluated",
 }
 _ARMS = {"after": "after training", "control": "shuffled control", "difference": "after, less control"}
-_DECIMALS = {"nats": 3, "1,000": 1, "1000": 1, "per thousand": 1}
+_DECIMALS = {"nats": 3, "tokens": 1, "1,000": 1, "1000": 1, "per thousand": 1}
+_SAMPLED = {
+    "failures": "would fail, per 1,000",
+    "unparsed": "cannot be read, per 1,000",
+    "unknown_tool": "call a tool that is not there, per 1,000",
+    "agreement": "do what the session did, at good states, per 1,000",
+    "corrected": "do what was right, where the session erred, per 1,000",
+    "looks": "only look, per 1,000",
+    "length": "length in tokens",
+    "rows": "actions",
+}
 _MOST_TOOLS = 20
 _SHARE_OF_STRIP = 46.0  # of 50: the widest interval ends short of the edge
 
@@ -78,6 +88,15 @@ def verdict(records: RunRecords, num_sessions: int) -> Verdict:
 def figures(evaluation: Row | None) -> list[Figure]:
     """Figures over all kinds, the primary one first; arms side by side."""
     return _figures(evaluation, of_kinds=False)
+
+
+def got_worse(shown: Iterable[Figure]) -> list[str]:
+    """Figures beside the primary one whose interval after training lies on the wrong side of 0, in words."""
+    return [
+        f"{figure.label} ({figure.arms[0].estimate} {figure.unit})"
+        for figure in shown
+        if not figure.is_primary and figure.arms[0].arm == _ARMS["after"] and figure.arms[0].state == "wrong"
+    ]
 
 
 def figures_of_kinds(evaluation: Row | None) -> list[Figure]:
@@ -154,7 +173,7 @@ def sampled_table(evaluation: Row | None) -> tuple[list[str], list[tuple[str, li
         for arm, counts in arms.items()
     }
     names = dict.fromkeys(name for counts in flat.values() for name in counts)
-    return list(flat), [(name, [counts.get(name) for counts in flat.values()]) for name in names]
+    return list(flat), [(_SAMPLED.get(name, name), [counts.get(name) for counts in flat.values()]) for name in names]
 
 
 def call_mix(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[float]]]]:
