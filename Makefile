@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim test-envs test-browser check format bench card reference docs clean
+.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim test-envs test-browser check format bench card student reference docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -109,6 +109,10 @@ bench: setup ## the benchmark tables; on a machine without a GPU, at a small siz
 
 card: setup ## what the embedded student does on held-out tasks, compared with its card (minutes)
 	$(BIN)/python scripts/student/card.py
+
+student: setup ## the embedded student from nothing: lessons, then five minutes of one GPU; says whether it is the committed one
+	$(BIN)/python scripts/student/lessons.py runs/student/lessons --processes $(shell nproc)
+	$(BIN)/python scripts/student/learning.py runs/student/lessons runs/student/weights
 
 reference: setup ## docs/reference anew, from the code
 	$(BIN)/python docs/reference/generate.py

@@ -41,6 +41,12 @@ def read_call(text: str) -> tuple[str, Mapping[str, Any]] | None:
     return (call["name"], call["arguments"]) if is_call else None
 
 
+def answer_ids(tokenizer: PreTrainedTokenizerBase, outcome: Outcome) -> list[int]:
+    """What stands between a turn and the next one."""
+    text = f"\n<|im_start|>tool\n{outcome.text}<|im_end|>\n<|im_start|>assistant\n"
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
 @dataclass(eq=False)
 class Acting:
     """One episode: a turn without a call that can be read ends it, as it does in TRL."""
@@ -66,7 +72,7 @@ class Acting:
         text = self.tokenizer.apply_chat_template(
             self.prompt, tools=list(TOOLS), add_generation_prompt=True, tokenize=False
         )
-        self.prompt_ids = self._encoded(text)
+        self.prompt_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return list(self.prompt_ids)
 
     def hear(self, said: list[int]) -> list[int] | None:
@@ -91,7 +97,7 @@ class Acting:
         self.messages.append({"role": "tool", "name": name, "content": outcome.text})
         if self.workspace.finished:
             return None
-        answer = self._encoded(f"\n<|im_start|>tool\n{outcome.text}<|im_end|>\n<|im_start|>assistant\n")
+        answer = answer_ids(self.tokenizer, outcome)
         self._add(answer, 0)
         return answer
 
@@ -119,20 +125,20 @@ class Acting:
         self.ids += ids
         self.sampled += [sampled] * len(ids)
 
-    def _encoded(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-
 
 @dataclass(eq=False)
 class Retrial:
-    """One turn once more, from a context with or without a hint; `kind` is what the call failed with, if it did."""
+    """One turn once more, from a context with or without a hint, and what follows from it: `most_calls` in all.
+
+    `kinds` are what the calls failed with; None of one that worked.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     context: list[int]
     state: Workspace
     draw: random.Random
-    kind: str | None = None
-    failed: bool = False
+    most_calls: int
+    kinds: list[str | None] = field(default_factory=list)
 
     def begin(self) -> list[int]:
         return list(self.context)
@@ -140,11 +146,12 @@ class Retrial:
     def hear(self, said: list[int]) -> list[int] | None:
         called = read_call(self.tokenizer.decode(said, skip_special_tokens=True))
         if called is None:
-            self.failed, self.kind = True, "malformed"
-        else:
-            outcome = self.state.call(*called)
-            self.failed, self.kind = outcome.failed, outcome.kind
-        return None
+            self.kinds.append("malformed")
+            return None
+        outcome = self.state.call(*called)
+        self.kinds.append((outcome.kind or "other") if outcome.failed else None)
+        is_over = self.state.finished or len(self.kinds) == self.most_calls
+        return None if is_over else answer_ids(self.tokenizer, outcome)
 
 
 def hinted_sites(tokenizer: PreTrainedTokenizerBase, episodes: Sequence[Acting]) -> list[FoundSites]:

@@ -30,16 +30,21 @@ def tables(card: dict[str, Any]) -> str:
 
 
 def _hints(hints: dict[str, Any]) -> str:
-    same, any_error = hints["same_error"], hints["any_error"]
-    rows = [["the erring turn again, easy tasks", "same error, %", "any error, %"]]
-    rows += [[name, _interval(same[name], 100), f"{100 * any_error[name]:.1f}"] for name in same]
+    same, any_error, soon = hints["same_error"], hints["any_error"], hints["same_error_soon"]
+    calls = hints["calls_of_a_try"]
+    rows = [
+        ["the erring turn again, easy tasks", "same error, %", "any error, %", f"same error within {calls} calls, %"]
+    ]
+    for name in same:
+        rows.append([name, _interval(same[name], 100), f"{100 * any_error[name]:.1f}", _interval(soon[name], 100)])
     by_kind = [["same error, %, by kind", "sites", *same]]
     for kind, figures in hints["same_error_by_kind"].items():
         by_kind.append([f"`{kind}`", figures["sites"], *(f"{100 * figures[name]:.0f}" for name in same)])
-    rarer = _interval(hints["times_rarer_than_with_another_kinds"])
+    rarer, later = (_interval(hints[key]) for key in ("times_rarer_than_with_another_kinds", "times_rarer_soon"))
     return (
         f"{_table(rows)}\n\n{hints['sites']} sites, {hints['tries_each']} new try of each: with its own hint the "
-        f"error is **{rarer} times rarer** than with a hint of another kind.\n\n{_table(by_kind)}"
+        f"error is **{rarer} times rarer** than with a hint of another kind; within {calls} calls, {later} times."
+        f"\n\n{_table(by_kind)}"
     )
 
 

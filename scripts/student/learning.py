@@ -1,17 +1,21 @@
 """Trains the student on stored episodes: plain cross-entropy on what the assistant says, on a GPU in minutes.
 
-python scripts/student/learning.py DATA OUT [--steps N | --seconds S]
+python scripts/student/learning.py DATA OUT [--steps N]
 
 DATA has `tokens.npz` and the tokenizer, as `lessons.py` writes them; OUT gets a folder that `from_pretrained` reads.
-With `--seconds` the rate falls by the clock instead of by the step, and the number of steps is printed.
+Only kernels that sum in one order are used: the same data give the same weights, bit by bit, on the same kind of GPU
+with the same libraries.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import math
+import os
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+from composer_replication.envs.student import student_folder
+
 SEED = 16
+STEPS = 4000
 LONGEST = 2048  # tokens of an episode; what is longer is cut
 BATCH = 65_536  # tokens, padding with them
 _BATCHES_AT_ONCE = 24
@@ -126,36 +134,36 @@ def rate_at(progress: float, peak: float) -> float:
     return peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - 0.05) / 0.95))))
 
 
-def learn(model: Qwen3ForCausalLM, episodes: Episodes, options: argparse.Namespace) -> int:
-    """AdamW with bf16 arithmetic on fp32 weights; gives the number of steps."""
+def learn(model: Qwen3ForCausalLM, episodes: Episodes, options: argparse.Namespace) -> None:
+    """AdamW with bf16 arithmetic on fp32 weights."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(device).train()
     matrices = [weight for weight in model.parameters() if weight.ndim > 1]
     others = [weight for weight in model.parameters() if weight.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=options.rate, betas=(0.9, 0.95), fused=device == "cuda")
-    began, recent, step = time.perf_counter(), list[Tensor](), 0
-    for batch in batches(episodes, options.tokens):
-        spent = time.perf_counter() - began
-        progress = spent / options.seconds if options.seconds else step / options.steps
-        if progress >= 1:
-            break
+    began, recent = time.perf_counter(), list[Tensor]()
+    for step, batch in enumerate(islice(batches(episodes, options.tokens), options.steps)):
         for group in optimizer.param_groups:
-            group["lr"] = rate_at(progress, options.rate)
-        on_device = Batch(*(each.to(device, non_blocking=True) for each in batch))
-        with torch.autocast(device, torch.bfloat16):
+            group["lr"] = rate_at(step / options.steps, options.rate)
+        on_device = Batch(*(_sent(each, device) for each in batch))
+        with torch.autocast(device, torch.bfloat16), sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
             wanted, context = losses_of(model, on_device)
-        (wanted + options.context_weight * context).backward()
+            (wanted + options.context_weight * context).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         recent.append(torch.stack([wanted.detach(), context.detach()]))
-        step += 1
-        if step % 200 == 0:
+        if (step + 1) % min(200, options.steps) == 0:
             means = torch.stack(recent).mean(0).tolist()
             recent.clear()
-            print(f"step {step:5d}  loss {means[0]:.4f}  context {means[1]:.4f}  {spent:6.1f} s", flush=True)
-    return step
+            spent = time.perf_counter() - began
+            print(f"step {step + 1:5d}  loss {means[0]:.4f}  context {means[1]:.4f}  {spent:6.1f} s", flush=True)
+
+
+def _sent(values: Tensor, device: str) -> Tensor:
+    """From pinned memory, so that the host goes on to the next step while this one is computed."""
+    return values.pin_memory().to(device, non_blocking=True) if device == "cuda" else values
 
 
 def main() -> None:
@@ -163,8 +171,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--start", type=Path, help="a folder of weights to go on from")
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--tokens", type=int, default=BATCH)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--context-weight", type=float, default=0.1)
@@ -172,16 +179,23 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.data)
     episodes = Episodes.read(options.data)
     torch.manual_seed(SEED)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
     if options.start:
         model = Qwen3ForCausalLM.from_pretrained(options.start, dtype=torch.float32)
     else:
         model = new_model(len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id)
     print(f"{sum(weight.numel() for weight in model.parameters()):,} parameters, {len(episodes.lengths):,} episodes,")
     print(f"{len(episodes.ids):,} tokens, {int(episodes.is_target.sum()):,} of them targets", flush=True)
-    print(f"{learn(model, episodes, options)} steps of {options.tokens} tokens at most")
+    learn(model, episodes, options)
     model.to("cpu", torch.bfloat16).eval()
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
+    digest, committed = (
+        hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+        for folder in (options.out, student_folder())
+    )
+    print(f"weights sha256 {digest}: {'the' if digest == committed else 'not the'} committed ones")
 
 
 if __name__ == "__main__":

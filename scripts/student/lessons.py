@@ -1,17 +1,20 @@
 """Episodes to learn from, as token arrays: of agents that err, and of the same with hints as the pipeline writes them.
 
-python scripts/student/lessons.py OUT [--episodes N] [--processes N]
+python scripts/student/lessons.py OUT [--processes N]
 
-In half of the episodes one hint stands before one turn. Half of the hints are about a mistake that can be made right
+In three of four episodes one hint stands before one turn. Half of the hints are about a mistake that can be made right
 there (its words are what `write_hint` says of that mistake at that state), half are any hint of any other session. From
 there on the agent does not make mistakes of the hint's kind; everything else it does at its usual rates, whatever the
-hint: who learns this follows a hint for what it says, and not because there is one.
+hint: who learns this follows a hint for what it says, and not because there is one. Text that is not in the file is
+what a small model gets wrong by itself, and a resolution to copy well is none it could keep: after a hint about that,
+the agent reads the file again and edits then.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import hashlib
 import multiprocessing
 import random
 import re
@@ -32,19 +35,25 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from composer_replication.envs.policies import FlawedAgent, Move, PlayedTurn, Situation
 from composer_replication.envs.policies.expert import Style, expert_move
 from composer_replication.envs.policies.mistakes import MISTAKES, opportunities
+from composer_replication.envs.student import student_folder
 from composer_replication.envs.workspace import TOOLS, TestRunner, Workspace, generate_task, in_sandbox
 from composer_replication.hint_generator import write_hint
 from composer_replication.sites import find_error_sites
 from composer_replication.types import Conversation, Message, Provenance, ToolCall, ToolResult, Turn
 
 FIRST_SEED = 1_000_000  # below it, seeds are held out
-EXPERT_SHARE, HINTED_SHARE, WITHOUT_TOOLS = 0.1, 0.6, 0.05
+EPISODES = 40_000
+EXPERT_SHARE, HINTED_SHARE, SILENT_SHARE, WITHOUT_TOOLS = 0.1, 0.75, 0.15, 0.05
+HINTED_TURNS = (0, 1, 2, 2, 3, 4)
 POOL, TEXTS = 400, 1500  # tasks whose hints are the foreign ones, and episodes that the tokenizer is made from
 RATES = {
     **{"guessed_path": 0.33, "read_folder": 0.03, "edit_unread": 0.35, "whitespace": 0.1, "ambiguous": 0.04},
     **{"argument_name": 0.06, "unknown_tool": 0.08, "repeat": 0.1},
 }
-CORRECTS = 0.65
+CORRECTS = 0.6
+# What the agent of the lessons never does and the student does by itself: there are hints about it all the same.
+OWN_SLIPS = {"guessed_text": 0.4}
+COPYING = "edit_no_match"
 SCHEMAS = {each["function"]["name"]: each["function"]["parameters"] for each in TOOLS}
 _HERE = Provenance(file="world", lines=(1,))
 
@@ -104,7 +113,7 @@ def hint_here(workspace: Workspace, situation: Situation, runner: TestRunner, dr
     else:
         right = expert_move(situation, Style())
         found = opportunities(situation, right, draw)
-        weights = [RATES.get(name, 0.0) + 0.05 for name in found]
+        weights = [RATES.get(name, 0.0) + OWN_SLIPS.get(name, 0.05) for name in found]
         moves = draw.choices(list(found.values()), weights) if found else []
     if not moves:
         return None
@@ -129,7 +138,8 @@ def lesson(seed: int, foreign: Sequence[Said], runner: TestRunner) -> Lesson:
     player = FlawedAgent(rates=rates, corrects=CORRECTS).start(f"lesson:{seed}", {})
     workspace = Workspace(task, runner=runner)
     situation = Situation(workspace)
-    hinted_turn = draw.choice(range(8)) if draw.random() < HINTED_SHARE else None
+    hinted_turn = draw.choice(HINTED_TURNS) if draw.random() < HINTED_SHARE else None
+    is_silent = draw.random() < SILENT_SHARE
     said: Said | None = None
     messages: list[Message] = [{"role": "user", "content": task.prompt}]
     while not workspace.finished:
@@ -143,10 +153,23 @@ def lesson(seed: int, foreign: Sequence[Said], runner: TestRunner) -> Lesson:
                     rates["repeat"] = 0.0 if situation.turns[-1].outcome.kind == said.kind else rates.get("repeat", 0.0)
         choice = player.choose(situation)
         move = _as_known(choice.move) if choice.mistake == "edit_unread" else choice.move
+        if said is not None and said.kind == COPYING and choice.mistake is None:
+            move = _after_a_look(move, situation.turns[hinted_turn:])
+        if is_silent:
+            move = replace(move, text="")
         outcome = workspace.call(move.tool, move.arguments)
         situation.take(PlayedTurn(move=move, outcome=outcome))
         messages += _as_messages(move, outcome.text)
     return Lesson(messages, draw.random() >= WITHOUT_TOOLS, said)
+
+
+def _after_a_look(move: Move, since: Sequence[PlayedTurn]) -> Move:
+    """An edit only of what was read since the hint; before it, the reading."""
+    is_read = any(each.move.tool == "Read" and each.move.path == move.path for each in since if not each.outcome.failed)
+    if move.tool != "Edit" or is_read:
+        return move
+    text = f"I read {move.path.rpartition('/')[2]} again before I change it."
+    return Move(text=text, tool="Read", arguments={"file_path": move.arguments["file_path"]})
 
 
 def _as_known(move: Move) -> Move:
@@ -222,11 +245,9 @@ def _work(seed: int) -> tuple[list[int], list[bool]]:
     return encoded(_worker["tokenizer"], lesson(seed, _worker["foreign"], _worker["runner"]))
 
 
-def write_tokens(folder: Path, numbered: Iterator[tuple[list[int], list[bool]]], seconds: float) -> str:
+def write_tokens(folder: Path, numbered: Iterator[tuple[list[int], list[bool]]]) -> str:
     ids, targets, lengths, began = [], [], [], time.perf_counter()
     for own, is_target in numbered:
-        if time.perf_counter() - began > seconds:
-            break
         ids.append(np.array(own, np.uint16))
         targets.append(np.array(is_target, bool))
         lengths.append(len(own))
@@ -236,7 +257,9 @@ def write_tokens(folder: Path, numbered: Iterator[tuple[list[int], list[bool]]],
     np.savez_compressed(
         folder / "tokens.npz", ids=np.concatenate(ids), targets=np.packbits(flat), lengths=np.array(lengths, np.int32)
     )
-    return f"{len(lengths):,} episodes, {len(flat):,} tokens, {int(flat.sum()):,} targets, longest {max(lengths)}"
+    digest = hashlib.sha256(b"".join(each.tobytes() for each in ids)).hexdigest()
+    counts = f"{len(lengths):,} episodes, {len(flat):,} tokens, {int(flat.sum()):,} targets, longest {max(lengths)}"
+    return f"{counts}\ntokens sha256 {digest}"
 
 
 def _own_tokenizer(foreign: Sequence[Said], runner: TestRunner) -> PreTrainedTokenizerBase:
@@ -248,23 +271,20 @@ def _own_tokenizer(foreign: Sequence[Said], runner: TestRunner) -> PreTrainedTok
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--episodes", type=int, default=20_000)
+    parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
-    parser.add_argument("--tokenizer", type=Path, help="a folder whose tokenizer is used instead of a new one")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="as many episodes as are ready by then")
+    parser.add_argument("--new-tokenizer", action="store_true", help="make one instead of the committed student's")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     runner = OwnProcess()
     foreign = foreign_hints(POOL, runner)
-    tokenizer = (
-        AutoTokenizer.from_pretrained(options.tokenizer) if options.tokenizer else _own_tokenizer(foreign, runner)
-    )
+    is_new = options.new_tokenizer
+    tokenizer = _own_tokenizer(foreign, runner) if is_new else AutoTokenizer.from_pretrained(student_folder())
     tokenizer.save_pretrained(options.out)
-    seeds = range(options.first_seed, options.first_seed + options.episodes)
+    seeds = range(FIRST_SEED, FIRST_SEED + options.episodes)
     start = partial(_start_worker, str(options.out), foreign)
-    with multiprocessing.get_context("spawn").Pool(options.processes, start) as pool:
-        print(write_tokens(options.out, pool.imap(_work, seeds, chunksize=16), options.seconds))
+    with multiprocessing.get_context("fork").Pool(options.processes, start) as pool:
+        print(write_tokens(options.out, pool.imap(_work, seeds, chunksize=16)))
 
 
 if __name__ == "__main__":

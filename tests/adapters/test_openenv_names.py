@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import fields
 from importlib.metadata import version
 
@@ -10,6 +9,7 @@ import pytest
 
 core = pytest.importorskip("openenv.core")
 from fastapi.testclient import TestClient  # noqa: E402
+from library_names import assert_parameters, named  # noqa: E402
 from openenv.core import client_types, env_server  # noqa: E402
 
 from composer_replication.envs import openenv_server as adapter  # noqa: E402
@@ -44,23 +44,14 @@ FIELDS = {
 }
 
 
-def named(path: str):
-    value = core
-    for part in path.split("."):
-        assert hasattr(value, part), f"{SAYS}: {path} is gone"
-        value = getattr(value, part)
-    return value
-
-
 @pytest.mark.parametrize(("path", "expected"), PARAMETERS.items(), ids=list(PARAMETERS))
 def test_a_function_keeps_its_parameters(path, expected):
-    found = list(inspect.signature(named(path)).parameters)
-    assert found == expected, f"{SAYS}: {path} takes {found}, the adapter expects {expected}"
+    assert_parameters(core, path, expected, SAYS)
 
 
 @pytest.mark.parametrize(("path", "expected"), FIELDS.items(), ids=list(FIELDS))
 def test_a_record_has_exactly_these_fields(path, expected):
-    found = set(named(path).model_fields)
+    found = set(named(core, path, SAYS).model_fields)
     assert found == expected, f"{SAYS}: {path} has {sorted(found)}, the adapter expects {sorted(expected)}"
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import fields
 
 import pytest
+from library_names import assert_parameters, named
 
 verifiers = pytest.importorskip("verifiers")
 vf = pytest.importorskip("verifiers.v1")
@@ -39,23 +39,14 @@ FIELDS = {
 }
 
 
-def named(path: str):
-    value = vf
-    for part in path.split("."):
-        assert hasattr(value, part), f"{SAYS}: {path} is gone"
-        value = getattr(value, part)
-    return value
-
-
 @pytest.mark.parametrize(("path", "expected"), PARAMETERS.items(), ids=list(PARAMETERS))
 def test_a_function_keeps_its_parameters(path, expected):
-    found = list(inspect.signature(named(path)).parameters)
-    assert found == expected, f"{SAYS}: {path} takes {found}, the adapter expects {expected}"
+    assert_parameters(vf, path, expected, SAYS)
 
 
 @pytest.mark.parametrize(("path", "expected"), FIELDS.items(), ids=list(FIELDS))
 def test_a_record_keeps_its_fields(path, expected):
-    missing = expected - named(path).model_fields.keys()
+    missing = expected - named(vf, path, SAYS).model_fields.keys()
     assert not missing, f"{SAYS}: {path} has no {sorted(missing)} any more"
 
 

@@ -7,12 +7,15 @@ tools: a rule is then the only place to copy it from, which is what a model this
 
 from __future__ import annotations
 
+import json
 import re
 import string
 from collections.abc import Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+from composer_replication.envs.student import student_folder
 
 START, END, PAD, UNKNOWN = "<|im_start|>", "<|im_end|>", "<|pad|>", "<|unknown|>"
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
@@ -47,21 +50,8 @@ CHAT_TEMPLATE = """{%- if tools %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
-# How transformers reads a completion back into a message.
-RESPONSE_TEMPLATE = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "tool_calls": {
-            "open": CALL_OPEN,
-            "close_pattern": r"</tool_call>\s*",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
-    },
-}
+# How transformers reads a completion back into a message: calls look as the embedded student's do.
+RESPONSE_TEMPLATE = json.loads((student_folder() / "tokenizer_config.json").read_bytes())["response_template"]
 
 
 def build_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:

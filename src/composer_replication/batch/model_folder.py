@@ -65,8 +65,8 @@ def load_model(name: str, *, what: str, **options: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     with reading(name, what):
-        given = {"trust_remote_code": False, "use_safetensors": True, **options}
-        return _loaded(AutoModelForCausalLM.from_pretrained, name, what, **given)
+        load = AutoModelForCausalLM.from_pretrained
+        return _loaded(load, name, what, trust_remote_code=False, use_safetensors=True, **options)
 
 
 def _loaded(load: Callable[..., Any], name: str, what: str, **options: Any) -> Any:

@@ -18,7 +18,6 @@ from composer_replication.objective.fingerprint import tokenizer_digest
 from composer_replication.optional import require
 
 ArmName = Literal["before", "after", "control"]
-ARMS: tuple[ArmName, ...] = ("before", "after", "control")
 Precision = Literal["auto", "float32", "bfloat16"]
 _ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

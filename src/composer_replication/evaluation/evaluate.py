@@ -9,7 +9,7 @@ from typing import Any
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
-from composer_replication.evaluation.arms import Arm, ArmName, arms_of, each_model, tokenizer_of
+from composer_replication.evaluation.arms import Arm, arms_of, each_model, tokenizer_of
 from composer_replication.evaluation.damage import GOOD_TURNS, UNITS, damage_row, loss_values
 from composer_replication.evaluation.decisions import NEAR_DUPLICATE
 from composer_replication.evaluation.figures import FigureArm, Value, figures_of, forced_values
@@ -171,7 +171,7 @@ def _not_run(config: CrfConfig, results: _Results) -> dict[str, str]:
     return {part: reason for part, (is_there, reason) in reasons.items() if not is_there}
 
 
-def _models(arms: Sequence[Arm], digests: Mapping[ArmName, str]) -> dict[str, Any]:
+def _models(arms: Sequence[Arm], digests: Mapping[str, str]) -> dict[str, Any]:
     said: dict[str, Any] = {arm.name: {"name": arm.given, "digest": digests.get(arm.name)} for arm in arms}
     if "control" in said:
         said["control"]["what"] = CONTROL

@@ -44,11 +44,11 @@ class Questions:
 class Answers:
     """Those of the models so far, by arm."""
 
-    digests: dict[ArmName, str] = field(default_factory=dict[ArmName, str])
-    scores: Scores = field(default_factory=dict[ArmName, list[list[float]]])
-    draws: dict[ArmName, list[list[Drawn]]] = field(default_factory=dict[ArmName, list[list[Drawn]]])
+    digests: dict[str, str] = field(default_factory=dict[str, str])
+    scores: Scores = field(default_factory=dict[str, list[list[float]]])
+    draws: dict[str, list[list[Drawn]]] = field(default_factory=dict[str, list[list[Drawn]]])
     gaps: dict[str, list[list[float]]] = field(default_factory=dict[str, list[list[float]]])
-    losses: dict[str, dict[ArmName, list[float]]] = field(default_factory=dict[str, dict[ArmName, list[float]]])
+    losses: dict[str, dict[str, list[float]]] = field(default_factory=dict[str, dict[str, list[float]]])
 
 
 def questions_on(config: CrfConfig, renderer: Renderer, held: HeldOut, drops: Counter[str]) -> Questions:

@@ -16,7 +16,8 @@ from composer_replication.actions.tools import (
     path_argument,
 )
 from composer_replication.hint_generator.files import typed_path
-from composer_replication.types import Conversation, ErrorSite, ToolCall
+from composer_replication.sites.view import View
+from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult
 
 
 def call_of(site: ErrorSite, conversation: Conversation) -> ToolCall | None:
@@ -51,6 +52,11 @@ class Case(NamedTuple):
         return typed_path(self.site.evidence_text, self.command)
 
 
+def _has_failed(result: ToolResult) -> bool:
+    """Rollouts have no flag, but the harness's words: an edit that was refused has changed nothing."""
+    return View.of(result.text).is_tagged if result.is_error is None else result.is_error
+
+
 class StateAlong:
     """What a conversation had shown before one turn after the other; a turn further back is read from the start."""
 
@@ -68,7 +74,7 @@ class StateAlong:
             for result in turn.results:
                 call = self._made.get(result.call_id)
                 if call is not None:
-                    self._take(call, result.text, failed=result.is_error is True)
+                    self._take(call, result.text, failed=_has_failed(result))
             if turn.role != "assistant":
                 self._state.heard(turn.text)
         self._next = max(self._next, end)

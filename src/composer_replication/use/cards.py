@@ -54,7 +54,7 @@ def model_card(
     head |= {"license": licence} if licence != UNKNOWN_LICENCE else {}
     parts = [
         _front_matter(head),
-        f"# {Path(name).name}",
+        f"# {name if is_public else Path(base).name + ', trained'}",
         f"{'An adapter for' if form == 'adapter' else 'Weights made from'} `{_cell(base)}` by composer-replication "
         f"{version}: the model was trained on its agent's own mistakes.",
         f"Licence of the start weights: {_cell(licence)}. It holds for these, too.",
@@ -118,6 +118,21 @@ def run_card(run: RunDir) -> str:
     return data_card(run, name="Data", what=what, fields=fields, files=there)
 
 
+def preferences_card(run: RunDir, file: str) -> str:
+    """The card of pairs that were exported for TRL's DPOTrainer."""
+    fields = {
+        "state_id": "conversation and turn that the pair is about",
+        "prompt": "messages before the turn",
+        "chosen": "what should have been done: one message of the assistant",
+        "rejected": "what was done instead",
+        "tools": "schemas of the tools, JSON text",
+    }
+    what = (
+        "Preference pairs from sessions of coding agents: what advisers agree on, or what a session put right itself."
+    )
+    return data_card(run, name=file, what=what, fields=fields, files={"train": file})
+
+
 def evaluation_of(trained: Trained) -> Mapping[str, Any] | None:
     """What `crf evaluate` found about these weights; None where it did not run, or compared other ones."""
     run, folder = trained.run, trained.folder
@@ -146,8 +161,12 @@ def data_facts(run: RunDir | None) -> Iterator[str]:
     if pairs:
         yield f"{pairs.get('pairs', pairs.get('rows', 0)):,} preference pairs."
     if sides:
-        held = ", ".join(f"{key} {number:,}" for key, number in sorted(sides.items()))
-        yield f"Split by session: {held}."
+        held = [
+            f"{number:,} {key.removeprefix('sessions: ')}"
+            for key, number in sides.items()
+            if key.startswith("sessions: ")
+        ]
+        yield f"Split by session: {', '.join(held)}. What is held out was not learnt from."
 
 
 def _scrubbing(run: RunDir, talk: Mapping[str, int]) -> str:

@@ -48,6 +48,8 @@ def push_folder(folder: Path, repository: str, *, is_public: bool = False, api: 
     except HfHubHTTPError as error:
         fix = "Look at the name, and whether your token may write there (`hf auth whoami`)."
         raise _refused(repository, error, fix) from error
+    except ValueError as error:  # a name, or an address, that the client does not take
+        raise _refused(repository, error, "Look at the name, and at HF_ENDPOINT.") from error
     except (HTTPError, OSError) as error:
         raise _refused(repository, error, "Look at the network; the same command can be run again.") from error
     return str(getattr(done, "commit_url", None) or done)

@@ -7,11 +7,11 @@ import random
 
 import pytest
 import torch
-from acting import Acting, hinted_sites, read_call
+from acting import Acting, Retrial, hinted_sites, read_call
 from card import CARD, differences, measure, weights_hash
 from card_table import tables
 from decoding import Decoder
-from lessons import FIRST_SEED, conversation_of, encoded, foreign_hints, lesson
+from lessons import COPYING, FIRST_SEED, conversation_of, encoded, foreign_hints, lesson
 
 from composer_replication import compose_loss
 from composer_replication.batch.hint_placement import teacher_context
@@ -141,6 +141,38 @@ def test_a_hint_stands_in_a_lesson_where_the_pipeline_puts_it(student, renderer,
         assert not any(is_target[context.hint_start : context.start])
 
 
+def test_after_a_hint_about_copying_a_file_is_read_again_before_it_is_changed(runner):
+    foreign = [each for each in foreign_hints(8, runner) if each.kind == COPYING]
+    lessons = (lesson(FIRST_SEED + number, foreign, runner) for number in range(60))
+    num_edits = 0
+    for each in (each for each in lessons if each.said is not None and each.said.kind == COPYING):
+        place = next(at for at, message in enumerate(each.messages) if message["role"] == "system")
+        read = set()
+        for message, result in zip(each.messages[place + 1 :: 2], each.messages[place + 2 :: 2], strict=True):
+            call = message["tool_calls"][0]["function"]
+            if call["name"] == "Read":
+                read.add(call["arguments"].get("file_path"))
+            if call["name"] == "Edit" and "updated successfully" in result["content"]:
+                assert call["arguments"]["file_path"] in read
+                num_edits += 1
+    assert num_edits >= 5
+
+
+def test_a_turn_taken_again_goes_on_for_as_many_calls_as_it_may_make(student, runner):
+    tokenizer = student[1]
+    acting = Acting(tokenizer, runner, 0, "easy", random.Random(0))
+    again = Retrial(tokenizer, [1, 2], acting.state_before(0), random.Random(0), 3)
+    heard = [
+        again.hear(tokenizer(f'Now.<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>')["input_ids"])
+        for name, arguments in (("LS", '{"path": "/workspace"}'), ("Open", "{}"), ("LS", '{"path": "/workspace"}'))
+    ]
+    assert again.begin() == [1, 2]
+    assert again.kinds == [None, "tool_not_found", None]
+    assert "- /workspace/" in tokenizer.decode(heard[0])
+    assert heard[1] is not None
+    assert heard[2] is None
+
+
 def test_error_sites_of_an_acted_episode_are_those_of_its_script(student, runner):
     """Hints by the path that GRPO takes, each with one of another kind beside it."""
     agent = FlawedAgent(rates=dict(CARELESS.rates))
@@ -217,13 +249,8 @@ def test_the_card_is_of_these_weights_and_says_what_was_measured():
     assert card["weights_sha256"] == weights_hash(student_folder())
     assert 0.3 <= card["easy"]["success"]["value"] <= 0.7
     assert card["easy"]["invalid_calls_per_100"]["value"] >= 15
-    assert card["hints"]["times_rarer_than_with_another_kinds"]["low"] > 1
-
-
-@pytest.mark.xfail(strict=True, reason="3 was asked for; on tasks that nobody had looked at it is 2.8")
-def test_an_error_is_three_times_rarer_with_its_own_hint():
-    card = json.loads((student_folder() / CARD).read_text(encoding="utf-8"))
     assert card["hints"]["times_rarer_than_with_another_kinds"]["value"] >= 3
+    assert card["hints"]["times_rarer_than_with_another_kinds"]["low"] > 1
 
 
 def test_a_small_cut_of_the_card_lies_within_wide_bounds():

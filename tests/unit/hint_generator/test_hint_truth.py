@@ -77,6 +77,22 @@ def test_a_line_is_named_only_where_it_is_the_one_that_was_meant(old, line):
     assert ("there." in hint.text) == (line is not None)
 
 
+@pytest.mark.parametrize("is_error", [True, None])
+def test_an_edit_that_was_refused_has_changed_nothing(is_error):
+    """With the harness's flag and without it, as rollouts have it."""
+    session = reading()
+    for _ in range(2):
+        session.call(
+            "Edit",
+            NO_MATCH,
+            is_error=is_error,
+            file_path=f"{ROOT}/cart.go",
+            old_string="\tcart.goods = append(cart.goods, item)",
+            new_string="\tcart.goods = with(cart.goods, item)",
+        )
+    assert "earlier edit" not in hint_of(session).text
+
+
 def test_a_text_of_another_shown_file_is_said_to_be_there():
     session = reading()
     session.call("Read", numbered("func Pay(cart *Cart) error {\n\treturn charge(cart)\n}"), file_path=f"{ROOT}/pay.go")

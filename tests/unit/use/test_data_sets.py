@@ -81,6 +81,15 @@ def test_the_card_loads_the_files_it_names(example_run, tmp_path, capsys):
         assert f"| `{name}` |" in card
 
 
+def test_exported_pairs_have_a_card_beside_them_and_load(example_run, tmp_path, capsys, load):
+    assert main(["pairs", str(example_run), "--export", str(tmp_path / "p.jsonl")]) == 0
+    assert f"{tmp_path / 'p.card.md'} says what they are" in capsys.readouterr().err
+    data = load(train=tmp_path / "p.jsonl")["train"]
+    card = (tmp_path / "p.card.md").read_text()
+    assert [name for name in data.column_names if f"| `{name}` |" not in card] == []
+    assert 'data_files={"train": "p.jsonl"}' in card
+
+
 def test_sides_of_the_split_are_files_of_their_own(example_run, tmp_path, capsys):
     import shutil
 

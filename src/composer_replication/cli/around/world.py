@@ -20,7 +20,8 @@ _INDENT, _MAX_PORT = "    ", 65535
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="what", required=True, metavar="{play,logs,advisers}", title="what to do")
+    text = "show one session, write many as logs, or answer as advisers; each has a page of its own: -h behind it"
+    verbs = parser.add_subparsers(dest="what", required=True, metavar="{play,logs,advisers}", help=text)
     play = verbs.add_parser("play", help=_PLAY, description=_PLAY, allow_abbrev=False)
     _add_task(play, "of the task and of the agent's luck")
     _add_agent(play)

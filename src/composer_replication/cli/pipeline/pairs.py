@@ -55,8 +55,18 @@ def run(args: argparse.Namespace) -> int:
         say("crf pairs: --no-scrub: nothing is looked at, and the data set holds whatever the run holds")
     export = None if args.export is None else Path(args.export)
     pairs = write_pairs(section, run_dir, export=export, no_scrub=args.no_scrub, allowed=args.allow)
+    if export is not None and pairs.num_exported:
+        from composer_replication.atomic import atomic_write_text
+        from composer_replication.use.cards import preferences_card
+
+        atomic_write_text(_card_of(export), preferences_card(run_dir, export.name))
     _show(run_dir, pairs, section, args)
     return 0
+
+
+def _card_of(export: Path) -> Path:
+    """Beside the file, under a name that nobody else's page has."""
+    return export.with_suffix(".card.md")
 
 
 def _show(run_dir: RunDir, pairs: PairsOfRun, section: PairsConfig, args: argparse.Namespace) -> None:
@@ -78,7 +88,8 @@ def _show(run_dir: RunDir, pairs: PairsOfRun, section: PairsConfig, args: argpar
     for line in _notes(pairs, section):
         say(line)
     if args.export is not None:
-        say(f"{args.export}: {pairs.num_exported or 0} rows" if pairs.num_exported else "nothing to export")
+        card = f"; {_card_of(Path(args.export))} says what they are"
+        say(f"{args.export}: {pairs.num_exported} rows{card}" if pairs.num_exported else "nothing to export")
 
 
 def _report_tables(report: PairReport) -> tuple[Table, Table]:
