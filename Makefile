@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim test-envs check format bench card student reference docs clean
+.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim test-envs test-browser check format bench card student reference docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -82,6 +82,18 @@ test-envs: $(ENGINES:%=.venv-%/.installed) ## the workspace in verifiers and Ope
 	.venv-verifiers/bin/python -m pytest -q -m envs tests/adapters/test_verifiers_*.py
 	.venv-openenv/bin/python -m pytest -q -m envs tests/adapters/test_openenv_*.py
 
+# Playwright drives the Chromium that the machine has; the reports are built in the same environment, without torch.
+BROWSER_VENV ?= .venv-browser
+BROWSER := $(BROWSER_VENV)/bin/python
+$(BROWSER_VENV)/.installed: pyproject.toml constraints/browser.txt
+	test -x $(BROWSER) || $(PYTHON) -m venv $(BROWSER_VENV)
+	$(BROWSER) -m pip install --quiet --no-deps -r constraints/browser.txt
+	$(BROWSER) -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+test-browser: $(BROWSER_VENV)/.installed ## the report's pages in Chromium: themes, keys, phone, paper, hostile logs, axe
+	$(BROWSER) -m pytest -q -p no:cacheprovider -m browser tests/browser
+
 check: setup ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -120,4 +132,4 @@ docs: $(DOCS_VENV)/.installed ## the pages as a static site in site/, which asks
 	$(DOCS) .ci/site_requests.py site
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(REPLAYSIM_VENV) $(DOCS_VENV) $(ENGINES:%=.venv-%) site dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(REPLAYSIM_VENV) $(DOCS_VENV) $(BROWSER_VENV) $(ENGINES:%=.venv-%) site dist build .pytest_cache .ruff_cache .hypothesis

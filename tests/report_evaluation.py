@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 import re
 
-from composer_replication.atomic import atomic_write_json
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import read_conversations
+from composer_replication.runs.evaluation import write_evaluation
 from composer_replication.runs.sites import read_sites
 from composer_replication.runs.split import read_split
 
@@ -44,15 +43,10 @@ def evaluate(run: RunDir, drawn: random.Random, hostile: bool) -> None:
     sides = {row.conversation_id: row for row in read_split(run) or ()}
     taught = [site for site, hint in read_sites(run) if hint is not None]
     judged = [site for site in taught if sides[site.conversation_id].side == "test"]
-    atomic_write_json(run.path("evaluation"), _record(judged, sides, mean))
-    numbers = {
-        (each.id, turn.id): number
-        for each in read_conversations(run)
-        for number, turn in enumerate(turn for turn in each.turns if turn.role == "assistant")
-    }
+    write_evaluation(run, _record(judged, sides, mean))
     rows = {
         "evaluated": [row for site in judged for row in _decisions(site, sides, drawn)],
-        "sampled": [row for site in judged[:40] for row in _samples(site, numbers, sides, mean)],
+        "sampled": [row for site in judged[:40] for row in _samples(site, sides, mean)],
         "token_gaps": [_gaps(site, sides, drawn, mean) for site in taught[:200]],
     }
     for name, several in rows.items():
@@ -67,8 +61,6 @@ def _record(judged, sides, mean: str) -> dict[str, object]:
     figures = [(*each, None) for each in _FIGURES]
     figures += [(*_GAP, "after", 0.5 - 0.22 * at, 0.31, kind) for at, kind in kinds]
     return {
-        "schema": "composer_replication.evaluation",
-        "version": 1,
         "created": "2026-11-01T11:00:00+00:00",
         "tool_version": "0.1.0",
         "models": {
@@ -120,7 +112,12 @@ def _figure(name, label, unit, better, arm, estimate, half, kind, *, n, sessions
 def _arms(mean: str) -> dict[str, object]:
     counts = {"unparsed": 3, "unknown_tool": 1, "mean_tokens": 41.5}
     return {
-        arm: {"failures_per_1000": failing, **counts, "tools": {f"Bash{mean}": 60, "Read": 30, "Edit": edits}}
+        arm: {
+            "failures": failing,
+            **counts,
+            "verdicts": {"fails": 3, f"ok{mean}": 9},
+            "calls": {f"Bash{mean}": 60, "Read": 30, "Edit": edits},
+        }
         for arm, failing, edits in (("before", 121.4, 10), ("after", 83.2, 14), ("control", 125.5, 9))
     }
 
@@ -133,6 +130,7 @@ def _decisions(site, sides, drawn: random.Random):
             "conversation_id": site.conversation_id,
             "session": sides[site.conversation_id].session,
             "turn": 0,
+            "turn_id": site.turn_id,
             "site_id": site.id,
             "kind": site.kind,
             "role": role,
@@ -144,13 +142,14 @@ def _decisions(site, sides, drawn: random.Random):
         }
 
 
-def _samples(site, numbers, sides, mean: str):
+def _samples(site, sides, mean: str):
     for arm, verdict in (("before", "fails"), ("after", "ok"), ("control", "fails")):
         yield {
             "id": f"{site.id}-{arm}-0",
             "conversation_id": site.conversation_id,
             "session": sides[site.conversation_id].session,
-            "turn": numbers[site.conversation_id, site.turn_id],
+            "turn": 0,
+            "turn_id": site.turn_id,
             "state": "erring",
             "arm": arm,
             "sample": 0,
@@ -177,7 +176,7 @@ def _gaps(site, sides, drawn: random.Random, mean: str) -> dict[str, object]:
     return {
         "site_id": site.id,
         "conversation_id": site.conversation_id,
-        "turn": site.turn_id,
+        "turn": 0,
         "side": sides[site.conversation_id].side,
         "tokens": tokens,
         "before": before,

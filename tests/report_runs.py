@@ -115,7 +115,7 @@ def _sites(run: RunDir, drawn: random.Random, hostile: bool) -> None:
 
 
 def _pairs(run: RunDir, drawn: random.Random, hostile: bool) -> None:
-    write_pairs(PairsConfig(), run)
+    write_pairs(PairsConfig(filters="none"), run)
 
 
 def _train(run: RunDir, drawn: random.Random, hostile: bool) -> None:

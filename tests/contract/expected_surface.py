@@ -156,6 +156,7 @@ NEW: dict[str, dict[str, str]] = {
     "objective.reference": {
         "reference_logprobs": "(model, inputs)",
         "response_logprobs": "(model, responses)",
+        "token_logprobs": "(model, responses)",
         "with_reference": "(model, batch)",
     },
     "sessions.reference": {
@@ -190,7 +191,7 @@ NEW: dict[str, dict[str, str]] = {
         ),
         "EvaluationConfig": (
             '(*, primary="forced_gap", context=8192, good_calls=4, samples=4, states=40, new_tokens=192, '
-            "temperature=0.7, good_turns=200, token_gaps=200, gsm8k=None, code=None, "
+            "temperature=0.7, good_turns=100, token_gaps=200, gsm8k=None, code=None, "
             'precision="auto"|"float32"|"bfloat16", fewest_sessions=5, seed=0)'
         ),
         "IngestConfig": (

@@ -85,7 +85,7 @@ LAYERS = {
     "use": Layer(
         ours=TRAINING | {"trainer", "privacy", "ingestion", "pairs", "judge", "teacher_replay", "envs"},
         at_import={"torch"},
-        on_use={"huggingface_hub", "jinja2", "peft", "transformers"},
+        on_use={"huggingface_hub", "jinja2", "packaging", "peft", "transformers"},
     ),
     "diloco": Layer(
         ours={"errors", "optional", "runs", "config"},

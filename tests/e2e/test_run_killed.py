@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -86,3 +87,42 @@ def test_a_run_that_is_done_makes_nothing_again_and_says_the_same(folder, monkey
     ]
     assert made[0] == "evaluate: evaluation settings changed since"
     assert [line for line in made if line.startswith("train: ")] == []
+
+
+def test_a_dry_run_says_what_it_would_make_and_touches_nothing(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    shutil.rmtree("run", ignore_errors=True)
+    given = ["run", "logs", "--model", "model", "--dry-run", *(f"--set={each}" for each in killed_runs.SETTINGS)]
+    assert main(given) == 0
+    said = capsys.readouterr()
+    assert not Path("run").exists()
+    rows = [line.split()[:2] for line in said.out.splitlines() if " make " in line]
+    assert [name for name, _ in rows] == ["ingest", "split", "sites", "pairs", "train", "control", "evaluate", "report"]
+    assert "4 steps see each of 12 windows 0.33 times: once is train.optimiser.steps = 12" in said.err
+    assert "price: nothing; no adviser is named" in said.err
+    assert "time: about " in said.err
+    assert "memory of a step:" in said.err
+    assert main([*given, "-o", "whole", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert {step["name"]: step["why"] for step in plan["steps"] if step["why"]} == {}
+    assert main([*given, "-o", "whole", "--json", "--set", "loss.beta_replay=0.5"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [step["name"] for step in plan["steps"] if step["why"]] == ["train", "control", "evaluate", "report"]
+
+
+def test_what_cannot_be_run_is_a_sentence(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    shutil.rmtree("run", ignore_errors=True)
+    shutil.copytree("model", "bare", dirs_exist_ok=True)
+    Path("bare/chat_template.jinja").unlink()
+    Path("one").mkdir(exist_ok=True)
+    shutil.copy(next(Path("logs").glob("*.jsonl")), "one")
+    for given, words in (
+        (["logs", "--model", "bare"], "template"),
+        (["--model", "model"], "PATH: got none, and no run to go on with"),
+        (["logs"], "train.model: got none"),
+        (["one", "--model", "model"], "1 session(s), and none left to train on"),
+        (["logs", "--model", "model", "--set", "run.fewest=1000"], "your data is too thin: got 12 mistakes to teach"),
+    ):
+        assert main(["run", *given]) == 1
+        assert words in capsys.readouterr().err

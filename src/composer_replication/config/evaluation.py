@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from composer_replication.config.schema import option, table
+from composer_replication.errors import ConfigError, explain
 
 Primary = Literal["forced_gap", "forced_correction", "forced_erring", "sampled_failures"]
 
@@ -24,7 +25,7 @@ class EvaluationConfig:
     )
     new_tokens: int = option(192, "Most tokens of a drawn action.", at_least=1)
     temperature: float = option(0.7, "Temperature at which actions are drawn; 0 takes the likeliest token.", at_least=0)
-    good_turns: int = option(200, "Most good turns of held-out sessions whose loss is measured; 0 is none.", at_least=0)
+    good_turns: int = option(100, "Most good turns of held-out sessions whose loss is measured; 0 is none.", at_least=0)
     token_gaps: int = option(
         200, "Most error sites, held out or not, whose teacher-student gap is kept for each token.", at_least=0
     )
@@ -42,3 +43,8 @@ class EvaluationConfig:
         5, "With errors in fewer held-out sessions than this the verdict is that the data is too thin.", at_least=2
     )
     seed: int = option(0, "Number that draws of actions and of the bootstrap begin from.", at_least=0)
+
+    def _check(self) -> None:
+        if self.primary == "sampled_failures" and not self.samples:
+            expected = "some, as evaluation.primary is sampled_failures"
+            raise ConfigError(explain("evaluation.samples", got=0, expected=expected))

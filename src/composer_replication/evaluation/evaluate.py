@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
-from composer_replication.evaluation.arms import Arm, ArmName, arms_of, each_model, tokenizer_of
+from composer_replication.evaluation.arms import Arm, arms_of, each_model, tokenizers_of
 from composer_replication.evaluation.damage import GOOD_TURNS, UNITS, damage_row, loss_values
 from composer_replication.evaluation.decisions import NEAR_DUPLICATE
 from composer_replication.evaluation.figures import FigureArm, Value, figures_of, forced_values
@@ -24,13 +25,22 @@ from composer_replication.runs import RunDir
 from composer_replication.runs.evaluation import ROWS_VERSION, write_evaluation
 from composer_replication.runs.sidecar import now
 from composer_replication.runs.split import PlacedConversation
-from composer_replication.runs.tools import read_tools
+from composer_replication.runs.tools import read_tools, table_of
 from composer_replication.sessions.rendering import WindowSettings
 from composer_replication.version import __version__
 
 PARTIAL = "evaluation.partial.jsonl"
 CONTROL = "hints of another kind, sides of pairs by coin"
+_OTHER_TOKENS = "the models have different tokenizers, and log-probs of other tokens do not compare"
 _SOURCES = ("conversations", "split", "sites")
+
+
+class _View(NamedTuple):
+    """The held-out sessions in the tokens of one tokenizer, and what is asked about them."""
+
+    renderer: Renderer
+    held: HeldOut
+    asked: Questions
 
 
 @dataclass(kw_only=True)
@@ -56,18 +66,25 @@ def evaluate_run(
     from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
 
     arms = arms_of(before, after, control)
-    renderer = make_renderer(config.render, tokenizer_of(arms), tools_of(run))
-    settings = _window_settings(config)
-    held = read_held_out(run, sides, renderer, settings, num_learnt_sites=config.evaluation.token_gaps)
+    tokenizers, have_same_tokens = tokenizers_of(arms)
     drops: Counter[str] = Counter()
-    asked = questions_on(config, renderer, held, drops)
+    views: dict[str, _View] = {}
+    for base, tokenizer in tokenizers.items():
+        if not views or not have_same_tokens:
+            renderer = make_renderer(config.render, tokenizer, tools_of(run))
+            most = config.evaluation.states if have_same_tokens else sys.maxsize  # those that are common come later
+            views[base] = _view(config, run, sides, renderer, drops if not views else Counter(), most)
+    if not have_same_tokens:
+        _keep_common_states(list(views.values()), config.evaluation.states)
+    first = views[arms[0].base]
+    held, asked = first.held, first.asked
     kept = Kept(run.root / PARTIAL)
     try:
-        answers = _answers(config, arms, asked, renderer, kept) if asked.are_any else Answers()
+        answers = _answers(config, arms, views, kept) if asked.are_any else Answers()
     finally:
         kept.close()
     results = _results(config, run, held, asked, answers)
-    record = _record(config, run, arms, held, answers, results)
+    record = _record(config, run, arms, held, answers, results, have_same_tokens=have_same_tokens)
     record["drops"] = dict(sorted((held.drops + drops).items()))
     for name, rows in results.rows.items():
         _write_rows(run, name, rows, held, drops)
@@ -88,11 +105,35 @@ def _window_settings(config: CrfConfig) -> WindowSettings:
     )
 
 
-def _answers(config: CrfConfig, arms: Sequence[Arm], asked: Questions, renderer: Renderer, kept: Kept) -> Answers:
-    found = Answers()
+def _view(
+    config: CrfConfig,
+    run: RunDir,
+    sides: Sequence[PlacedConversation],
+    renderer: Renderer,
+    drops: Counter[str],
+    most_states: int,
+) -> _View:
+    held = read_held_out(run, sides, renderer, _window_settings(config), num_learnt_sites=config.evaluation.token_gaps)
+    return _View(renderer, held, questions_on(config, renderer, held, drops, most_states))
+
+
+def _keep_common_states(views: Sequence[_View], most: int) -> None:
+    """Of models with other tokens, what they draw compares and nothing else; at states that all can be shown."""
+    by_place = [{state.place: state for state in view.asked.states} for view in views]
+    common = [place for place in by_place[0] if all(place in each for each in by_place)]
+    chosen = [place for sort in ("erring", "good") for place in [each for each in common if each[2] == sort][:most]]
+    for view, states in zip(views, by_place, strict=True):
+        asked = view.asked
+        asked.states = [states[place] for place in chosen]
+        asked.sites, asked.turns, asked.gaps, asked.code = [], [], [], []
+
+
+def _answers(config: CrfConfig, arms: Sequence[Arm], views: Mapping[str, _View], kept: Kept) -> Answers:
+    found, shared = Answers(), next(iter(views.values()))
     for arm, model in each_model(arms, config.evaluation.precision):
+        view = views.get(arm.base, shared)
         digest = weights_digest(model, with_adapter=arm.adapter is not None)
-        add_answers(found, ask(model, digest, arm.name, asked, renderer, config.evaluation, kept))
+        add_answers(found, ask(model, digest, arm.name, view.asked, view.renderer, config.evaluation, kept))
     return found
 
 
@@ -100,7 +141,8 @@ def _results(config: CrfConfig, run: RunDir, held: HeldOut, asked: Questions, an
     """Rows and values; the artefact of a part that was not asked for is written empty, so that none is an old one."""
     found = _Results()
     rows = evaluated_rows(asked.sites, answers.scores) if asked.sites else []
-    drawn = sampled_rows(held, read_tools(run), asked.states, answers.draws) if answers.draws else []
+    tools = read_tools(run) if run.path("tools").exists() else table_of(())
+    drawn = sampled_rows(held, tools, asked.states, answers.draws) if answers.draws else []
     gaps = gap_rows(asked.gaps, answers.gaps) if answers.gaps else []
     found.rows = {"evaluated": rows, "sampled": drawn, "token_gaps": gaps}
     found.values = forced_values(rows)
@@ -114,7 +156,14 @@ def _results(config: CrfConfig, run: RunDir, held: HeldOut, asked: Questions, an
 
 
 def _record(
-    config: CrfConfig, run: RunDir, arms: Sequence[Arm], held: HeldOut, answers: Answers, results: _Results
+    config: CrfConfig,
+    run: RunDir,
+    arms: Sequence[Arm],
+    held: HeldOut,
+    answers: Answers,
+    results: _Results,
+    *,
+    have_same_tokens: bool,
 ) -> dict[str, Any]:
     section, names = config.evaluation, [arm.name for arm in arms]
     shown: list[FigureArm] = ["after", *(["control", "difference"] if "control" in names else [])]
@@ -124,7 +173,9 @@ def _record(
         has_control="control" in names,
         fewest_sessions=section.fewest_sessions,
         seed=section.seed,
-        nothing=_why_nothing(held),
+        nothing=_why_nothing(held)
+        if have_same_tokens
+        else f"{_OTHER_TOKENS}; name evaluation.primary = sampled_failures",
     )
     return {
         "created": now(),
@@ -142,7 +193,7 @@ def _record(
         "power": power,
         "figures": figures_of(results.values, primary=section.primary, seed=section.seed, arms=shown),
         "sampled": results.sampled,
-        "not_run": _not_run(config, results),
+        "not_run": _not_run(config, results, have_same_tokens=have_same_tokens),
         "damage": results.damage,
     }
 
@@ -155,7 +206,7 @@ def _why_nothing(held: HeldOut) -> str:
     return ""
 
 
-def _not_run(config: CrfConfig, results: _Results) -> dict[str, str]:
+def _not_run(config: CrfConfig, results: _Results, *, have_same_tokens: bool) -> dict[str, str]:
     """Parts without a result, and why."""
     section = config.evaluation
     reasons = {
@@ -168,10 +219,13 @@ def _not_run(config: CrfConfig, results: _Results) -> dict[str, str]:
         "gsm8k": (section.gsm8k is not None, "evaluation.gsm8k names no file"),
         "code": (section.code is not None, "evaluation.code names no file"),
     }
-    return {part: reason for part, (is_there, reason) in reasons.items() if not is_there}
+    said = {part: reason for part, (is_there, reason) in reasons.items() if not is_there}
+    if not have_same_tokens:
+        said |= dict.fromkeys(("forced", "token_gaps", "good_turns", "code"), _OTHER_TOKENS)
+    return said
 
 
-def _models(arms: Sequence[Arm], digests: Mapping[ArmName, str]) -> dict[str, Any]:
+def _models(arms: Sequence[Arm], digests: Mapping[str, str]) -> dict[str, Any]:
     said: dict[str, Any] = {arm.name: {"name": arm.given, "digest": digests.get(arm.name)} for arm in arms}
     if "control" in said:
         said["control"]["what"] = CONTROL

@@ -13,13 +13,12 @@ from typing import Any
 from torch import nn
 
 from composer_replication.errors import ArtefactCorruptError
-from composer_replication.evaluation.arms import ArmName
 from composer_replication.evaluation.decisions import SiteDecisions, digest_of
 from composer_replication.objective.reference import Response, response_logprobs
 from composer_replication.runs.journal import Journal, read_journal
 from composer_replication.sessions.phases import Phase, tell_phase
 
-Scores = dict[ArmName, list[list[float]]]
+Scores = dict[str, list[list[float]]]
 """By arm, for each group of responses the sum of log-probs of each response."""
 
 
@@ -92,7 +91,7 @@ def evaluated_rows(sites: Iterable[SiteDecisions], scores: Scores) -> list[dict[
     return rows
 
 
-def _of_arms(means: Mapping[ArmName, list[float]], at: int) -> dict[str, float | None]:
+def _of_arms(means: Mapping[str, list[float]], at: int) -> dict[str, float | None]:
     return {
         "before": means["before"][at],
         "after": means["after"][at],

@@ -37,24 +37,26 @@ class Questions:
     @property
     def are_any(self) -> bool:
         """Gaps alone are no evaluation."""
-        return bool(self.sites or self.turns or self.code or self.sums)
+        return bool(self.sites or self.states or self.turns or self.code or self.sums)
 
 
 @dataclass(kw_only=True)
 class Answers:
     """Those of the models so far, by arm."""
 
-    digests: dict[ArmName, str] = field(default_factory=dict[ArmName, str])
-    scores: Scores = field(default_factory=dict[ArmName, list[list[float]]])
-    draws: dict[ArmName, list[list[Drawn]]] = field(default_factory=dict[ArmName, list[list[Drawn]]])
+    digests: dict[str, str] = field(default_factory=dict[str, str])
+    scores: Scores = field(default_factory=dict[str, list[list[float]]])
+    draws: dict[str, list[list[Drawn]]] = field(default_factory=dict[str, list[list[Drawn]]])
     gaps: dict[str, list[list[float]]] = field(default_factory=dict[str, list[list[float]]])
-    losses: dict[str, dict[ArmName, list[float]]] = field(default_factory=dict[str, dict[ArmName, list[float]]])
+    losses: dict[str, dict[str, list[float]]] = field(default_factory=dict[str, dict[str, list[float]]])
 
 
-def questions_on(config: CrfConfig, renderer: Renderer, held: HeldOut, drops: Counter[str]) -> Questions:
+def questions_on(
+    config: CrfConfig, renderer: Renderer, held: HeldOut, drops: Counter[str], most_states: int
+) -> Questions:
     section, batch = config.evaluation, config.train.batch
     sites = list(site_decisions(renderer, held, context=section.context, num_good=section.good_calls, drops=drops))
-    states = states_of(held, sites, most=section.states, context=section.context) if section.samples else []
+    states = states_of(held, sites, most=most_states, context=section.context) if section.samples else []
     return Questions(
         sites=sites,
         states=states,

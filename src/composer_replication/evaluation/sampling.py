@@ -39,6 +39,11 @@ class State(NamedTuple):
     kind: str | None
     prompt: list[int]
 
+    @property
+    def place(self) -> tuple[str, str, Sort]:
+        """The same in whatever tokens."""
+        return self.conversation_id, self.turn_id, self.sort
+
 
 class Drawn(NamedTuple):
     """One draw: its text, how many tokens it has, and whether it ended by itself."""
@@ -136,9 +141,9 @@ class _Drawer:
         from transformers import GenerationConfig
 
         self._model, self._renderer, self._number, self._seed = model, renderer, number, section.seed
-        stops = {renderer.protected.ids[stop] for stop in renderer.dialect.stops}
-        stops |= {renderer.tokenizer.eos_token_id} - {None}  # pyright: ignore[reportUnhashable, reportAssignmentType]
-        self._stops = sorted(stops)
+        own_end: Any = renderer.tokenizer.eos_token_id
+        ends = [renderer.protected.ids[stop] for stop in renderer.dialect.stops]
+        self._stops = sorted({*ends, *([] if own_end is None else [int(own_end)])})
         warmth = {"do_sample": True, "temperature": section.temperature, "top_k": 0, "top_p": 1.0}
         self._config = GenerationConfig(
             **(warmth if section.temperature else {"do_sample": False}),

@@ -12,7 +12,7 @@ from composer_replication.report import account, figures, findings, plots, sessi
 from composer_replication.report.count_words import MEANINGS
 from composer_replication.report.credit import Credit
 from composer_replication.report.pages import page
-from composer_replication.report.records import Absent, RunRecords
+from composer_replication.report.records import Absent, RunRecords, by_command
 from composer_replication.runs import RunDir
 
 MOST_IN_ONE_FILE = 50
@@ -63,8 +63,10 @@ def build_report(run: RunDir, html: Path, *, trained_in: Path) -> Report:
         text = page(
             "session.html.jinja", session=session, parts=parts, home=f"../{html.name}", run_name=values["run_name"]
         )
-        atomic_write_bytes(folder / _file_name(session), text)
-    values |= {"absent": records.absent(), "on_request": records.on_request(), "link": links, "bodies": bodies}
+        _write_page(folder / _file_name(session), text)
+    absent = records.absent()
+    values |= {"absent": absent, "missing": by_command(absent), "on_request": records.on_request()}
+    values |= {"link": links, "bodies": bodies}
     markdown = html.with_suffix(".md")
     atomic_write_bytes(markdown, page("report.md.jinja", **values, page_name=html.name))
     atomic_write_bytes(html, page("report.html.jinja", **values, is_lazy=folder is not None))
@@ -81,9 +83,10 @@ def _values(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]
     shown = figures.figures(evaluation)
     return {
         "run_name": records.run.root.resolve().name,
-        "verdict": figures.verdict(records),
+        "verdict": figures.verdict(records, len(listed.sessions)),
         "evaluation": evaluation,
         "figures": shown,
+        "got_worse": figures.got_worse(shown),
         "primary": next((figure for figure in shown if figure.is_primary), None),
         "figures_of_kinds": figures.figures_of_kinds(evaluation),
         "sampled_arms": arms,
@@ -151,6 +154,16 @@ class _Links:
             return ""
         place = "" if self._folder is None else f"{self._folder.name}/{_file_name(session)}"
         return f"{place}#site-{site_id}"
+
+
+def _write_page(path: Path, text: bytes) -> None:
+    """Whole or not at all, but not waited for until it is on the disk: of a thousand pages that is most of the time.
+
+    After a power cut the same command writes them again.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(text)
+    temporary.replace(path)
 
 
 def _file_name(session: sessions.Session) -> str:

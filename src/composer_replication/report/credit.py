@@ -16,6 +16,13 @@ _MAX_TEXT, _MAX_NEAR_SITE = 700, 4000
 _STEPS = (0.05, 0.3, 1.0, 3.0)
 """Nats from which a token's gap is drawn in the next deeper colour."""
 _MAX_TOKENS, _MOST_TOLD, _MOST_SAMPLES = 600, 5, 2
+_NOT_THE_MODEL_S = {
+    "harness": "the harness refused or stopped it",
+    "user": "the user refused or stopped it",
+    "task": "failing here is part of the work",
+    "env": "the machine or the network failed",
+    "unknown": "nobody knows whose doing it was",
+}
 _OUT, _HELD, _TAUGHT = "out", "held", "taught"
 
 
@@ -109,7 +116,7 @@ class Credit:
         for number, turn in enumerate(conversation.turns, start=1):
             asked += turn.role == "assistant"
             pairs = self._records.pairs_at.get((conversation.id, asked), []) if turn.role == "assistant" else []
-            sites = [self._site(*each, turn, pairs, asked) for each in at_turn.get(turn.id, ())]
+            sites = [self._site(*each, pairs) for each in at_turn.get(turn.id, ())]
             most = _MAX_NEAR_SITE if sites or turn.id in shown_by else _MAX_TEXT
             yield TurnView(
                 number=number,
@@ -123,7 +130,7 @@ class Credit:
                 pairs=[] if sites else [pair_view(row) for row in pairs],
             )
 
-    def _site(self, site: ErrorSite, hint: Hint | None, turn: Turn, pairs: Sequence[Row], asked: int) -> SiteView:
+    def _site(self, site: ErrorSite, hint: Hint | None, pairs: Sequence[Row]) -> SiteView:
         state, why = self._state(site, hint)
         rows = self._records.evaluated.get(site.id, ())
         return SiteView(
@@ -135,7 +142,7 @@ class Credit:
             decisions=_decisions(rows),
             gaps=_gaps(self._records.gaps.get(site.id)),
             pairs=[pair_view(row) for row in pairs],
-            sampled=self._sampled(site, turn, asked),
+            sampled=self._sampled(site),
         )
 
     def _state(self, site: ErrorSite, hint: Hint | None) -> tuple[str, str]:
@@ -143,7 +150,7 @@ class Credit:
         side = self._records.sides.get(site.conversation_id, {}).get("side", "train")
         proof = self._records.proofs.get(site.id)
         if not site.is_kept:
-            return _OUT, f"not taught: {site.reason}"
+            return _OUT, f"not taught: {_NOT_THE_MODEL_S.get(site.blame, site.reason)}"
         if hint is None:
             return _OUT, "not taught: no hint was written for it"
         if side != "train":
@@ -154,17 +161,10 @@ class Credit:
             return _OUT, "not taught: it reached no training batch, so its hint was not proved"
         return _TAUGHT, "taught"
 
-    def _sampled(self, site: ErrorSite, turn: Turn, asked: int) -> list[tuple[str, list[Row]]]:
-        rows = next(
-            (
-                found
-                for key in (turn.id, str(asked))
-                if (found := self._records.sampled.get((site.conversation_id, key)))
-            ),
-            [],
-        )
+    def _sampled(self, site: ErrorSite) -> list[tuple[str, list[Row]]]:
+        """A few actions of each arm at the state of the erring turn."""
         by_arm: dict[str, list[Row]] = defaultdict(list)
-        for row in rows:
+        for row in self._records.sampled.get((site.conversation_id, site.turn_id), ()):
             if len(by_arm[row["arm"]]) < _MOST_SAMPLES:
                 by_arm[row["arm"]].append({**row, "shown": cut(str(row["text"]), _MAX_TEXT)})
         return [(arm, by_arm[arm]) for arm in ("before", "after", "control") if by_arm[arm]]
@@ -246,8 +246,8 @@ def _decisions(rows: Sequence[Row]) -> list[tuple[str, str, str, str]]:
     found = []
     for role, words in named.items():
         if (means := decision_of(rows, role)) is not None:
-            shown = ["" if means[arm] is None else signed(means[arm], "nats") for arm in ("before", "after", "control")]
-            found.append((words, *shown))
+            before, after, control = ("" if mean is None else signed(mean, "nats") for mean in means)
+            found.append((words, before, after, control))
     return found
 
 

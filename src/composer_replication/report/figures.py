@@ -17,7 +17,18 @@ _WORDS = {
     "not_evaluated": "Not evaluated",
 }
 _ARMS = {"after": "after training", "control": "shuffled control", "difference": "after, less control"}
-_DECIMALS = {"nats": 3, "1,000": 1, "1000": 1, "per thousand": 1}
+_DECIMALS = {"nats": 3, "tokens": 1, "1,000": 1, "1000": 1, "per thousand": 1}
+_SAMPLED = {
+    "failures": "would fail, per 1,000",
+    "unparsed": "cannot be read, per 1,000",
+    "unknown_tool": "call a tool that is not there, per 1,000",
+    "agreement": "do what the session did, at good states, per 1,000",
+    "corrected": "do what was right, where the session erred, per 1,000",
+    "looks": "only look, per 1,000",
+    "length": "length in tokens",
+    "rows": "actions",
+}
+_MOST_TOOLS = 20
 _SHARE_OF_STRIP = 46.0  # of 50: the widest interval ends short of the edge
 
 
@@ -54,20 +65,24 @@ class Figure(NamedTuple):
     arms: list[Interval]
 
 
-def verdict(records: RunRecords) -> Verdict:
+def verdict(records: RunRecords, num_sessions: int) -> Verdict:
     """Of the evaluation; of a run without one, what there is and what is missing."""
     evaluation = records.evaluation
     if evaluation is not None:
         said = evaluation["verdict"]
         first, second = [*said["sentences"], "", ""][:2]
-        return Verdict(said["word"], _WORDS.get(said["word"], said["word"].replace("_", " ")), (first, second))
-    taught = sum(site.is_kept and hint is not None for site, hint in records.sites)
+        word = str(said["word"])
+        return Verdict(word, _WORDS.get(word, word.replace("_", " ")), (first, second))
+    kept = [site for site, hint in records.sites if site.is_kept and hint is not None]
+    first = (
+        f"{_counted(num_sessions, 'session')} in this run, with {_counted(len(kept), 'failing call')} to learn from."
+    )
     steps = (records.training_record or {}).get("steps")
-    trained = f"A model was trained on it for {steps} steps" if steps else "No training has finished on it"
-    first = f"This run holds {_counted(len(records.sites), 'finding')}, of which {taught} can be taught. "
-    command = "crf evaluate" if steps else "crf train"
-    second = f"{trained}, and nobody has measured what that changed: `{command}` is the next step."
-    return Verdict("not_evaluated", _WORDS["not_evaluated"], (first.strip(), second))
+    if steps:
+        second = f"A model was trained on them for {steps} steps; whether that helped is measured by crf evaluate."
+    else:
+        second = "No training has finished on them yet: that is for crf train."
+    return Verdict("not_evaluated", _WORDS["not_evaluated"], (first, second))
 
 
 def figures(evaluation: Row | None) -> list[Figure]:
@@ -75,10 +90,19 @@ def figures(evaluation: Row | None) -> list[Figure]:
     return _figures(evaluation, of_kinds=False)
 
 
+def got_worse(shown: Iterable[Figure]) -> list[str]:
+    """Figures beside the primary one whose interval after training lies on the wrong side of 0, in words."""
+    return [
+        f"{figure.label} ({figure.arms[0].estimate} {figure.unit})"
+        for figure in shown
+        if not figure.is_primary and figure.arms[0].arm == _ARMS["after"] and figure.arms[0].state == "wrong"
+    ]
+
+
 def figures_of_kinds(evaluation: Row | None) -> list[Figure]:
-    """The primary figure by kind of error."""
+    """The primary figure by kind of error, after training."""
     primary = evaluation["primary"] if evaluation else ""
-    rows = [row for row in (evaluation or {}).get("figures", ()) if row["name"] == primary]
+    rows = [row for row in (evaluation or {}).get("figures", ()) if row["name"] == primary and row["arm"] == "after"]
     return _figures({"figures": rows}, of_kinds=True)
 
 
@@ -112,15 +136,15 @@ def _figures(evaluation: Row | None, *, of_kinds: bool) -> list[Figure]:
 
 def _interval(row: Row, widest: float) -> Interval:
     estimate, low, high = row["estimate"], row["low"], row["high"]
-    unit = str(row["unit"])
+    unit, arm = str(row["unit"]), str(row["arm"])
     n = f"{row['n']:,} in {_counted(row['sessions'], 'session')}"
     if estimate is None or low is None or high is None:
-        return Interval(_ARMS.get(row["arm"], row["arm"]), "not known", "", n, "open", 50, 50, 0)
+        return Interval(_ARMS.get(arm, arm), "not known", "", n, "open", 50, 50, 0)
     scale = _SHARE_OF_STRIP / (widest or 1.0)
     sign = 1 if row["better"] == "higher" else -1
     state = "clear" if min(sign * low, sign * high) > 0 else "wrong" if max(sign * low, sign * high) < 0 else "open"
     return Interval(
-        arm=_ARMS.get(row["arm"], row["arm"]),
+        arm=_ARMS.get(arm, arm),
         estimate=signed(estimate, unit),
         interval=f"{signed(low, unit)} to {signed(high, unit)}",
         n=n,
@@ -139,30 +163,35 @@ def signed(value: float, unit: str = "") -> str:
 
 
 def sampled_table(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[Any]]]]:
-    """Arms, and a row a count of the sampled actions: its name with a value an arm."""
-    by_arm: Mapping[str, Row] = ((evaluation or {}).get("sampled") or {}).get("by_arm") or {}
-    by_arm = {arm: counts for arm, counts in by_arm.items() if counts}
-    names = dict.fromkeys(name for counts in by_arm.values() for name in counts)
-    plain = [name for name in names if not any(isinstance(by_arm[arm].get(name), dict | list) for arm in by_arm)]
-    return list(by_arm), [(name, [by_arm[arm].get(name) for arm in by_arm]) for name in plain]
+    """Arms, and a row a figure of the sampled actions: its name with a value an arm; verdicts are counts."""
+    arms = _arms(evaluation)
+    flat = {
+        arm: {
+            **{name: value for name, value in counts.items() if not isinstance(value, Mapping)},
+            **{f"judged: {verdict}": number for verdict, number in counts.get("verdicts", {}).items()},
+        }
+        for arm, counts in arms.items()
+    }
+    names = dict.fromkeys(name for counts in flat.values() for name in counts)
+    return list(flat), [(_SAMPLED.get(name, name), [counts.get(name) for counts in flat.values()]) for name in names]
 
 
 def call_mix(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[float]]]]:
     """Shares of the tools that were called, an arm each: a policy that only looks around is seen here."""
-    by_arm: Mapping[str, Row] = ((evaluation or {}).get("sampled") or {}).get("by_arm") or {}
-    mixes = {arm: mix for arm, counts in by_arm.items() if counts and (mix := _mix(counts))}
-    tools = sorted(dict.fromkeys(tool for mix in mixes.values() for tool in mix), key=lambda t: (-_most(mixes, t), t))
+    mixes: dict[str, dict[str, float]] = {}
+    for arm, counts in _arms(evaluation).items():
+        total = sum(counts.get("calls", {}).values())
+        if total:
+            mixes[arm] = {str(tool): number / total for tool, number in counts["calls"].items()}
+    most = {tool: max(mix.get(tool, 0.0) for mix in mixes.values()) for mix in mixes.values() for tool in mix}
+    tools = sorted(most, key=lambda tool: (-most[tool], tool))[:_MOST_TOOLS]
     return list(mixes), [(tool, [mix.get(tool, 0.0) for mix in mixes.values()]) for tool in tools]
 
 
-def _mix(counts: Row) -> dict[str, float]:
-    table = next((value for value in counts.values() if isinstance(value, Mapping)), {})
-    total = sum(table.values()) or 1
-    return {str(tool): number / total for tool, number in table.items()}
-
-
-def _most(mixes: Mapping[str, Mapping[str, float]], tool: str) -> float:
-    return max(mix.get(tool, 0.0) for mix in mixes.values())
+def _arms(evaluation: Row | None) -> dict[str, Row]:
+    """What was counted of the actions of each arm that was sampled from."""
+    by_arm: Mapping[str, Row] = ((evaluation or {}).get("sampled") or {}).get("by_arm") or {}
+    return {arm: counts for arm, counts in by_arm.items() if counts}
 
 
 class Changes(NamedTuple):
@@ -184,18 +213,23 @@ def changes(evaluated: Iterable[Sequence[Row]]) -> Changes:
     return Changes(after, control)
 
 
-def decision_of(rows: Sequence[Row], role: str) -> dict[str, float | None] | None:
-    """Mean log-probs a token before, after and under the control of a site's decisions in this role."""
+class Means(NamedTuple):
+    """Mean log-probs a token of a site's decisions in one role."""
+
+    before: float
+    after: float
+    control: float | None
+
+
+def decision_of(rows: Sequence[Row], role: str) -> Means | None:
+    """None where a site has no decision in this role."""
     chosen = [row for row in rows if row["role"] == role]
     if not chosen:
         return None
     control = [row["control"] for row in chosen if row["control"] is not None]
-    return {
-        "before": fmean(row["before"] for row in chosen),
-        "after": fmean(row["after"] for row in chosen),
-        "control": fmean(control) if control else None,
-    }
+    before, after = (fmean(row[arm] for row in chosen) for arm in ("before", "after"))
+    return Means(before, after, fmean(control) if control else None)
 
 
 def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -151,7 +151,7 @@ def worst_misfires(records: RunRecords) -> list[Suspect]:
 def _doubts(records: RunRecords, site: ErrorSite) -> Iterator[tuple[float, str]]:
     """How bad each doubt is, and its sentence; an empty one where there is none. The gravest kind comes first."""
     moved = decision_of(records.evaluated.get(site.id, ()), "erring")
-    change = moved["after"] - moved["before"] if moved else 0.0  # pyright: ignore[reportOperatorIssue]
+    change = moved.after - moved.before if moved else 0.0
     said = f"after training the erring call is likelier: {signed(change, _NATS)} nats a token"
     yield change, said if change > 0 else ""
     proof = records.proofs.get(site.id)

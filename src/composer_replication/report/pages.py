@@ -52,6 +52,7 @@ def _environment() -> Environment:
         count=lambda number: f"{number:,}",
         plain=lambda name: str(name).replace("_", " "),
         number=_number,
+        tenth=lambda value: f"{value:,.1f}" if isinstance(value, float) else _number(value),
         short=lambda value: "" if value is None else f"{value:g}",
         gap=lambda gap: f"{gap:+.2f}".replace("-", "\N{MINUS SIGN}"),
         svg=markup,

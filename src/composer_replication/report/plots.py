@@ -79,7 +79,7 @@ def curves(lines: Sequence[Line], *, name: str, description: str, x_label: str) 
         axes.set_xlabel(x_label)
         axes.grid(visible=False, axis="x")
         axes.margins(x=0.02)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
 
     return _figure(draw, name, description)
 
@@ -118,7 +118,7 @@ def histograms(groups: Mapping[str, tuple[Sequence[float], str]], *, name: str, 
             )
             middle = sorted(values)[len(values) // 2]
             axes.plot([middle, middle], [place, place + 0.9], color=colour, linewidth=2.4)
-        axes.set_yticks([place + 0.35 for place in range(len(groups))], list(reversed(groups)))
+        axes.set_yticks([place + 0.35 for place in range(len(groups))], list(groups)[::-1])
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("change in nats a token")
 

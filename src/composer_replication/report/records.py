@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,19 +11,35 @@ from typing import Any, NamedTuple
 
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import ComposerError, RunError
-from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs import ARTEFACTS, RunDir, pairs, split
 from composer_replication.runs.artefacts import command_for
 from composer_replication.runs.conventions import Convention, read_conventions
+from composer_replication.runs.evaluation import ROWS_VERSION, read_evaluation
 from composer_replication.runs.journal import read_journal
 from composer_replication.runs.sites import read_sites
 from composer_replication.types import ErrorSite, Hint
 
 Row = Mapping[str, Any]
 _NEEDED = ("conversations", "split", "sites", "pairs", "hint_proof", "metrics", "evaluation", "evaluated", "token_gaps")
+_WHOLE_COMMANDS = {
+    "crf train": "crf train --set train.run=RUN --set train.model=MODEL",
+    "crf evaluate": "crf evaluate RUN --before MODEL --after ADAPTER",
+}
+_SCHEMAS = {
+    "split": (split.SCHEMA, split.VERSION),
+    "teacher_calls": ("teacher_call", 2),
+    "pairs": (pairs.SCHEMA, pairs.VERSION),
+    "hint_proof": ("hint_proof", 3),
+    **{name: (name, ROWS_VERSION) for name in ("evaluated", "sampled", "token_gaps")},
+}
 _ON_REQUEST = {
     "teacher_calls": "no adviser was asked",
     "conventions": "no user named a rule when refusing a call",
+    "pairs": "the training had none, so channel 3 did not run",
+    "hint_proof": "the training proved no hints",
+    "evaluated": "the evaluation kept no single decisions",
     "sampled": "no actions were sampled",
+    "token_gaps": "the evaluation measured no gaps of tokens",
 }
 
 
@@ -43,6 +59,15 @@ class Metrics(NamedTuple):
     is_torn: bool
 
 
+def by_command(absent: Iterable[Absent]) -> dict[str, list[str]]:
+    """Files that are simply not there, by the command that writes them."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for each in absent:
+        if not each.reason:
+            found[each.command].append(each.file_name)
+    return dict(found)
+
+
 @dataclass
 class RunRecords:
     """The artefacts of a run, each read when it is first asked for. `training` is where the training wrote."""
@@ -56,15 +81,26 @@ class RunRecords:
         return [
             Absent(name, ARTEFACTS[name].file_name, self.command(name), self.unreadable.get(name, ""))
             for name in ARTEFACTS
-            if name in self.unreadable or (name in _NEEDED and not self.has(name))
+            if name in self.unreadable or (name in _NEEDED and not self.has(name) and not self._was_done_without(name))
         ]
+
+    def _was_done_without(self, name: str) -> bool:
+        """Whether the step that writes or reads it has ended, and did not need it."""
+        if name in ("pairs", "hint_proof"):
+            return self.training_record is not None
+        return name in ("evaluated", "token_gaps") and self.evaluation is not None
 
     def on_request(self) -> dict[str, str]:
         """What a run need not have, with what its absence means."""
-        return {ARTEFACTS[name].file_name: why for name, why in _ON_REQUEST.items() if not self.has(name)}
+        missing = {each.name for each in self.absent()}
+        return {
+            ARTEFACTS[name].file_name: why
+            for name, why in _ON_REQUEST.items()
+            if not self.has(name) and name not in missing
+        }
 
     def has(self, name: str) -> bool:
-        return name in ARTEFACTS and self.path(name).exists()
+        return self.path(name).exists()
 
     def path(self, name: str) -> Path:
         """Where an artefact is; a training may have written its own elsewhere."""
@@ -72,7 +108,8 @@ class RunRecords:
         return (self.training if own else self.run.root) / ARTEFACTS[name].file_name
 
     def command(self, name: str) -> str:
-        return command_for(ARTEFACTS[name], Path("RUN"))
+        artefact = ARTEFACTS[name]
+        return _WHOLE_COMMANDS.get(artefact.command) or command_for(artefact, Path("RUN"))
 
     @cached_property
     def sites(self) -> list[tuple[ErrorSite, Hint | None]]:
@@ -93,7 +130,7 @@ class RunRecords:
     @cached_property
     def proofs(self) -> Mapping[str, Row]:
         """Proofs by site; none of a version that measured something else."""
-        is_read = self.has("hint_proof") and self._version("hint_proof") >= 3
+        is_read = self.has("hint_proof") and self._version("hint_proof") == _SCHEMAS["hint_proof"][1]
         return {row["site_id"]: row for row in self.rows("hint_proof")} if is_read else {}
 
     @cached_property
@@ -118,14 +155,12 @@ class RunRecords:
         """Sampled actions by conversation and turn."""
         found: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in self.rows("sampled"):
-            found[row["conversation_id"], str(row["turn"])].append(row)
+            found[row["conversation_id"], row.get("turn_id", "")].append(row)
         return found
 
     @cached_property
     def evaluation(self) -> Row | None:
-        if not self.has("evaluation"):
-            return None
-        return self._json("evaluation", self.path("evaluation"))
+        return next(self._tried("evaluation", lambda: iter([read_evaluation(self.run)])), None)
 
     @cached_property
     def training_record(self) -> Row | None:
@@ -151,14 +186,8 @@ class RunRecords:
 
     def rows(self, name: str) -> Iterator[Row]:
         """Rows of an artefact as dictionaries; none where it is not there or damaged."""
-        if name not in ARTEFACTS or ARTEFACTS[name].kind != "records":
-            return iter(())
-
-        def read() -> Iterator[Row]:
-            meta = self.run.meta(name)
-            return self.run.read_jsonl(name, schema=meta.schema, version=meta.version)
-
-        return self._tried(name, read)
+        schema, version = _SCHEMAS[name]
+        return self._tried(name, lambda: self.run.read_jsonl(name, schema=schema, version=version))
 
     def _tried(self, name: str, read: Any) -> Iterator[Any]:
         """What a reader gives; a damaged artefact is noted, and the page goes on without it."""

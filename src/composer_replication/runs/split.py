@@ -90,7 +90,8 @@ def read_split(run: RunDir) -> list[PlacedConversation] | None:
         got, expected = "a split of other conversations", "that of the run's own"
         raise StaleArtefactError(explain(str(run.path(NAME)), got=got, expected=expected, fix=fix))
     rows = cast("Iterable[dict[str, Any]]", run.read_jsonl(NAME, schema=SCHEMA, version=VERSION))
-    return [PlacedConversation(**{**row, "near_duplicates": tuple(row["near_duplicates"])}) for row in rows]
+    placed = (PlacedConversation(**row) for row in rows)
+    return [row._replace(near_duplicates=tuple(row.near_duplicates)) for row in placed]
 
 
 def split_of(rows: Iterable[PlacedConversation]) -> Split:
@@ -115,17 +116,16 @@ def place_conversations(
     units = _units(_sessions(conversations), by)
     num_sessions = sum(len(unit) for unit in units)
     sides: dict[Side, list[_Session]] = {"test": [], "validation": []}
-    for side, share in (("test", test), ("validation", validation)):
+    shares: dict[Side, float] = {"test": test, "validation": validation}
+    for side, share in shares.items():
         wanted = math.ceil(num_sessions * share)
         while units and len(sides[side]) < wanted:
             sides[side] += units.pop()
     if num_sessions and not units:
         what = "sessions" if by == "time" else "projects"
-        shares = (
-            f"{1 - validation - test:.0%} of them to train on, {validation:.0%} for validation, {test:.0%} for test"
-        )
+        said = f"{1 - validation - test:.0%} of them to train on, {validation:.0%} for validation, {test:.0%} for test"
         got = f"{num_sessions} session(s), and none left to train on"
-        raise InputError(explain("split", got=got, expected=f"more {what}: {shares}", fix="Set both shares to 0."))
+        raise InputError(explain("split", got=got, expected=f"more {what}: {said}", fix="Set both shares to 0."))
     sides["train"] = [session for unit in units for session in unit]
     return [
         PlacedConversation(identity, session.name, side, _shown(session.began), session.project)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from composer_replication.batch.taught_turns import wrong_hints
 from composer_replication.batch.tree_batch import CHANNELS
-from composer_replication.sessions.rendering import KeptPair, RenderedSession
+
+if TYPE_CHECKING:
+    from composer_replication.sessions.rendering import KeptPair, RenderedSession
 
 _, _SITES, _ = CHANNELS
 NO_OTHER_KIND = "no_hint_of_another_kind"

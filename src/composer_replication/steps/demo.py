@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from composer_replication.canonical_json import decode_object
 from composer_replication.config import CrfConfig
@@ -76,6 +77,6 @@ def channels_that_did_not_run(run: Path) -> list[str]:
     """Channels with a weight that ran in no step of a training or its control, named by both."""
     found: list[str] = []
     for folder in (run, run / "control"):
-        record = decode_object((folder / "adapter" / "training.json").read_bytes())
+        record: dict[str, Any] = decode_object((folder / "adapter" / "training.json").read_bytes())
         found += [f"{each['name']} of {folder}" for each in record["channels"] if each["weight"] and not each["steps"]]
     return found

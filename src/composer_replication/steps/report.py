@@ -10,7 +10,7 @@ from composer_replication.report.build import Report, build_report, folder_of
 from composer_replication.runs import RunDir
 from composer_replication.runs.elsewhere import note_elsewhere
 
-_SESSION_PAGE = re.compile(r"\d{5}\.html")
+_SESSION_PAGE = re.compile(r"\.?(\d{5})\.html(\.tmp)?")
 
 
 def write_report(run: RunDir, html: Path | None = None, *, trained_in: Path | None = None) -> Report:
@@ -30,13 +30,14 @@ def write_report(run: RunDir, html: Path | None = None, *, trained_in: Path | No
 
 
 def _remove_older_pages(done: Report) -> None:
-    """Pages that an earlier report of more sessions left; files that are not ours stay."""
+    """Pages that an earlier report of more sessions left, or one that was killed; files that are not ours stay."""
     folder = folder_of(done.html)
     if not folder.is_dir():
         return
     num_kept = done.num_sessions if done.folder is not None else 0
     for path in folder.iterdir():
-        if _SESSION_PAGE.fullmatch(path.name) and int(path.stem) > num_kept:
+        ours = _SESSION_PAGE.fullmatch(path.name)
+        if ours and (ours[2] or int(ours[1]) > num_kept):
             path.unlink()
     if not any(folder.iterdir()):
         folder.rmdir()

@@ -54,7 +54,7 @@ def model_card(
     head |= {"license": licence} if licence != UNKNOWN_LICENCE else {}
     parts = [
         _front_matter(head),
-        f"# {Path(name).name}",
+        f"# {name if is_public else Path(base).name + ', trained'}",
         f"{'An adapter for' if form == 'adapter' else 'Weights made from'} `{_cell(base)}` by composer-replication "
         f"{version}: the model was trained on its agent's own mistakes.",
         f"Licence of the start weights: {_cell(licence)}. It holds for these, too.",
@@ -161,8 +161,12 @@ def data_facts(run: RunDir | None) -> Iterator[str]:
     if pairs:
         yield f"{pairs.get('pairs', pairs.get('rows', 0)):,} preference pairs."
     if sides:
-        held = ", ".join(f"{key} {number:,}" for key, number in sorted(sides.items()))
-        yield f"Split by session: {held}."
+        held = [
+            f"{number:,} {key.removeprefix('sessions: ')}"
+            for key, number in sides.items()
+            if key.startswith("sessions: ")
+        ]
+        yield f"Split by session: {', '.join(held)}. What is held out was not learnt from."
 
 
 def _scrubbing(run: RunDir, talk: Mapping[str, int]) -> str:

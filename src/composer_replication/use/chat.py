@@ -23,6 +23,7 @@ from composer_replication.ingestion.states import action_text
 from composer_replication.optional import require
 from composer_replication.runs import RunDir
 from composer_replication.runs.sites import read_site
+from composer_replication.runs.split import sides_of
 from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
 from composer_replication.use.trained import Trained
 
@@ -113,7 +114,7 @@ class Arms:
         for sequence in renderer.render(conversation):
             for span in sequence.spans:
                 if span.turn_id == site.turn_id:
-                    about = f"site {site.id}, {site.kind}"
+                    about = f"site {site.id}, {site.kind}{_side_of(run, conversation.id)}"
                     return self._fitted(Prompt(sequence.ids[: span.start], action_text(turn), about))
         got = f"turn {site.turn_id}, which the template does not show"
         raise InputError(explain(f"state of site {site.id}", got=got, expected="a turn of the model"))
@@ -141,6 +142,15 @@ class Arms:
     def _load(self, name: str) -> Any:
         dtype = "auto" if self.device != "cpu" else torch.float32
         return load_model(name, what=f"model {name!r}", dtype=dtype).to(self.device).eval()
+
+
+def _side_of(run: RunDir, conversation_id: str) -> str:
+    """At a state that was learnt from, a better answer proves nothing."""
+    split = sides_of(run)
+    if split is None:
+        return ", in a run that was never split"
+    side = next((name for name in split._fields if conversation_id in getattr(split, name)), "no side")
+    return f", of a session that was {'held out' if side == 'test' else f'not held out ({side})'}"
 
 
 def run_tools(run: RunDir | None) -> list[dict[str, Any]] | None:

@@ -9,24 +9,27 @@ import importlib.metadata
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from composer_replication.errors import ComposerError
 from composer_replication.optional import available
 from composer_replication.version import __version__
 
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
 Status = Literal["ok", "warn", "fail"]
 GIB = 2**30
 _LEAST_DISK, _LEAST_MEMORY = 5 * GIB, 4 * GIB
 # What a verb cannot do without, then what makes it quicker or prettier.
-_EXTRAS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("train", ("accelerate", "datasets", "peft", "trl"), "crf train, run, evaluate, export and chat with an adapter"),
-    ("replay", ("httpx",), "crf teachers and crf replay"),
-    ("report", ("jinja2", "matplotlib"), "crf report"),
-    ("privacy", ("kingfisher_sdk",), "crf ingest --kingfisher"),
-)
+_EXTRAS = {
+    "train": "crf train, run, evaluate, and adapters in export and chat",
+    "replay": "crf teachers and crf replay",
+    "report": "crf report",
+    "privacy": "crf ingest --kingfisher",
+}
 _ALONE = (
     ("vllm", "quick sampling and serving"),
     ("bitsandbytes", "training on weights in 4 bits (qlora)"),
@@ -76,19 +79,40 @@ def _packages() -> Iterator[Line]:
 
 
 def _extras() -> Iterator[Line]:
-    for extra, modules, purpose in _EXTRAS:
-        missing = [each for each in modules if not available(each)]
-        if missing:
-            fix = f'For {purpose}, type: pip install "composer-replication[{extra}]"'
-            yield Line(f"extra {extra}", "warn", f"no {', no '.join(missing)}", fix)
-        else:
-            yield Line(f"extra {extra}", "ok", ", ".join(f"{each} {_version(each) or ''}".strip() for each in modules))
+    for extra, purpose in _EXTRAS.items():
+        if wanted := _declared(extra):
+            yield _extra(extra, wanted, f'For {purpose}, type: pip install "composer-replication[{extra}]"')
     there = [name for name, _ in _ALONE if available(name)]
     absent = [f"{name} ({purpose})" for name, purpose in _ALONE if name not in there]
     said = f"installed: {', '.join(there) or 'none'}" + (
         f"; not needed by default: {', '.join(absent)}" if absent else ""
     )
     yield Line("on request", "ok", said)
+
+
+def _extra(extra: str, wanted: Sequence[Requirement], fix: str) -> Line:
+    versions = {each.name: _version(each.name) for each in wanted}
+    missing = [f"no {name}" for name, version in versions.items() if version is None]
+    other = [
+        f"{each.name} {versions[each.name]}, expected {each.specifier}"
+        for each in wanted
+        if (version := versions[each.name]) is not None and not each.specifier.contains(version, prereleases=True)
+    ]
+    if missing or other:
+        return Line(f"extra {extra}", "warn", ", ".join([*missing, *other]), fix)
+    return Line(f"extra {extra}", "ok", ", ".join(f"{name} {version}" for name, version in versions.items()))
+
+
+def _declared(extra: str) -> list[Requirement]:
+    """What the installed package says that an extra needs."""
+    from packaging.requirements import Requirement
+
+    try:
+        texts = importlib.metadata.requires("composer-replication") or []
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree alone
+        return []
+    every = [Requirement(text) for text in texts]
+    return [each for each in every if each.marker and each.marker.evaluate({"extra": extra})]
 
 
 def _devices() -> Iterator[Line]:
@@ -228,10 +252,9 @@ def _endpoint(base_url: str, api_key_env: str | None) -> Line:
     return Line("endpoint", "ok", f"{base_url} answers with {len(listed)} models")
 
 
-def _version(module: str) -> str | None:
-    names = {"kingfisher_sdk": "kingfisher-secret-scanner"}
+def _version(name: str) -> str | None:
     try:
-        return importlib.metadata.version(names.get(module, module))
+        return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
 

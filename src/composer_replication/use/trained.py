@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from composer_replication.atomic import atomic_write_json
+from composer_replication.envs.student import student_folder
 from composer_replication.errors import ArtefactNotFoundError, InputError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.directory import MARKER
@@ -123,6 +124,8 @@ def settle_base(adapter: Path) -> str:
 
 def licence_of(base: str) -> str:
     """What the start weights' own card or config says their licence is, or that nobody knows."""
+    if is_folder(base) and Path(base).samefile(student_folder()):
+        return "apache-2.0"  # a part of this package
     for path in _cards_of(base):
         if not path.is_file() or path.stat().st_size > _MAX_CARD:
             continue

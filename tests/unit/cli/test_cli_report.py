@@ -35,7 +35,7 @@ def test_what_is_missing_is_said_on_stderr(folder):
     (folder / "run" / "evaluation.json").unlink()
     done = crf("report", "run", cwd=folder)
     assert done.returncode == 0
-    assert "missing: evaluation.json; `crf evaluate RUN` writes it" in done.stderr
+    assert "missing: evaluation.json; `crf evaluate RUN --before MODEL --after ADAPTER` writes it" in done.stderr
 
 
 def test_neither_torch_nor_transformers_is_needed(folder):

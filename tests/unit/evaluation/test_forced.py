@@ -179,17 +179,44 @@ def test_weights_that_cannot_be_read_are_a_sentence(run, folder, tmp_path, name)
     assert name != "pickled" or "safetensors" in str(raised.value)
 
 
-def test_models_of_other_tokens_are_refused(run, folder, tmp_path):
+def test_of_models_with_other_tokens_only_what_they_draw_is_compared(run, folder, tmp_path):
     from offline_pieces import renderer, tiny
 
     place = tmp_path / "other-tokens"
     tiny().save_pretrained(place)
     renderer().tokenizer.save_pretrained(place)
-    with pytest.raises(InputError, match="tokenizer is another"):
-        evaluate(config(), run, before=str(folder / "model"), after=str(place))
+    more = "samples = 1\nstates = 2\nnew_tokens = 3\ngood_turns = 2\n"
+    record = evaluate(config(more), run, before=str(folder / "model"), after=str(place))
+    assert record["verdict"]["word"] == "too_thin"
+    assert "different tokenizers" in record["verdict"]["sentences"][0]
+    assert "different tokenizers" in record["not_run"]["forced"]
+    assert record["damage"] == []
+    rows = list(read_rows(run, "sampled"))
+    assert [row["arm"] for row in rows].count("before") == [row["arm"] for row in rows].count("after") == 4
+    named = evaluate(
+        config(f'primary = "sampled_failures"\n{more}'), run, before=str(folder / "model"), after=str(place)
+    )
+    assert next(each for each in named["figures"] if each["is_primary"])["n"] == 4
 
 
 def test_a_run_that_was_never_split_is_a_sentence(folder, tmp_path):
     model = str(folder / "model")
     with pytest.raises(InputError, match="crf split"):
         evaluate(config(), RunDir.open(folder / "run"), before=model, after=model)
+
+
+def test_log_probs_token_by_token_add_up_to_those_of_the_response(folder):
+    from transformers import AutoModelForCausalLM
+
+    from composer_replication.objective.reference import response_logprobs, token_logprobs
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    responses = [(list(range(3, 15)), 7), ([*range(3, 9), 20, 21], 2)]
+    single = token_logprobs(model, responses)
+    assert [len(each) for each in single] == [5, 6]
+    assert torch.stack([each.sum() for each in single]).tolist() == pytest.approx(
+        response_logprobs(model, responses).tolist(), abs=1e-5
+    )
+    logits = model(input_ids=torch.tensor([responses[1][0]])).logits[0].detach().log_softmax(-1)
+    expected = [float(logits[at - 1, responses[1][0][at]]) for at in range(2, 8)]
+    assert single[1].tolist() == pytest.approx(expected, abs=1e-4)

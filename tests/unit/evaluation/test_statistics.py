@@ -49,9 +49,9 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says(case, note):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_over_1000_simulations_coverage_is_between_93_and_97_percent(case, effect):
     held, words = said_of(case, effect, 1000)
-    assert 0.93 <= held <= 0.975, held
-    if effect == 0.0:
-        assert words["no_difference"] >= 0.93, words
+    assert 0.93 <= held <= 0.97, held
+    if effect == 0.0:  # an exponential's long tail is a little more than any interval of a few sessions allows for
+        assert words["no_difference"] >= (0.95 if case[2] == "normal" else 0.94), words
     elif case[0] >= 12:
         assert words["better" if effect > 0 else "worse"] >= 0.6, words
         assert words["worse" if effect > 0 else "better"] == 0, words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.report.figures import call_mix, changes, figures, sampled_table, signed
+from composer_replication.report.figures import call_mix, changes, figures, got_worse, sampled_table, signed
 
 
 def row(
@@ -49,6 +49,12 @@ def test_the_primary_figure_is_first_and_arms_are_in_order():
     assert [each.arm for each in shown[0].arms] == ["after training", "shuffled control", "after, less control"]
 
 
+def test_what_got_worse_besides_is_named_and_the_primary_and_the_control_are_not():
+    wrong = {"low": -0.4, "high": -0.1, "estimate": -0.2}
+    shown = drawn(row(**wrong), row("forced_good", **wrong), row("other"), row("third", arm="control", **wrong))
+    assert got_worse(shown) == ["forced_good (\N{MINUS SIGN}0.200 nats a token)"]
+
+
 def test_a_figure_without_an_interval_is_not_known():
     (figure,) = drawn(row(low=None, high=None))
     assert (figure.arms[0].estimate, figure.arms[0].state) == ("not known", "open")
@@ -70,10 +76,11 @@ def test_changes_are_after_less_before_and_the_control_s_beside_them():
 
 
 def test_the_mix_of_calls_is_in_shares_and_arms_that_were_not_sampled_are_left_out():
-    by_arm = {
-        "before": {"unparsed": 2, "tools": {"Read": 3, "Edit": 1}},
-        "after": {"unparsed": 0, "tools": {"Read": 4}},
-    }
+    before = {"unparsed": 2, "calls": {"Read": 3, "Edit": 1}, "verdicts": {"fails": 1}}
+    by_arm = {"before": before, "after": {"unparsed": 0, "calls": {"Read": 4}, "verdicts": {}}}
     evaluation = {"sampled": {"by_arm": {**by_arm, "control": None}}}
     assert call_mix(evaluation) == (["before", "after"], [("Read", [0.75, 1.0]), ("Edit", [0.25, 0.0])])
-    assert sampled_table(evaluation) == (["before", "after"], [("unparsed", [2, 0])])
+    assert sampled_table(evaluation) == (
+        ["before", "after"],
+        [("cannot be read, per 1,000", [2, 0]), ("judged: fails", [1, None])],
+    )

@@ -142,8 +142,19 @@ def test_a_half_finished_run_says_what_is_missing(tmp_path, upto, missing):
     assert ("This run is not complete" in text) == bool(missing)
     assert done.verdict.word == ("better" if upto == "evaluate" else "not_evaluated")
     assert text.count("<section") == len(SECTIONS)
+    note = text[text.index("<main") : text.index('<section id="result"')]
     for each in done.absent:
-        assert f"<code>{each.file_name}</code> is not there" in text
+        assert f"<code>{each.file_name}</code>" in note
+        assert f"<code>{each.command}</code>" in note
+
+
+def test_what_a_finished_step_did_without_is_not_missing(tmp_path):
+    run = make_run(tmp_path / "run", 3)
+    for name in ("hint_proof", "token_gaps"):
+        run.path(name).unlink()
+    done = write_report(run)
+    assert done.absent == []
+    assert "hint_proof.jsonl</code> is not there: the training proved no hints" in done.html.read_text(encoding="utf-8")
 
 
 def test_an_empty_run_has_a_report(tmp_path):
@@ -178,6 +189,7 @@ def test_many_sessions_have_a_page_each_and_old_pages_go(tmp_path, monkeypatch):
     for page, site in links:
         assert not site or f'id="{site[1:]}"' in (run.root / page).read_text(encoding="utf-8")
     (done.folder / "mine.txt").write_text("not ours")
+    (done.folder / ".00002.html.tmp").write_text("of a report that was killed")
     monkeypatch.setattr(build, "MOST_IN_ONE_FILE", 50)
     assert write_report(run).folder is None
     assert [path.name for path in done.folder.iterdir()] == ["mine.txt"]

@@ -38,13 +38,12 @@ def test_a_machine_that_can_do_the_work_passes(ask, tmp_path):
 
 
 def test_what_is_missing_is_named_with_the_command_that_installs_it(ask, monkeypatch):
-    real = doctor.available
-    monkeypatch.setattr(doctor, "available", lambda name: name != "trl" and real(name))
-    real_version = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "orjson" else real_version(name))
+    real, changed = doctor._version, {"orjson": None, "trl": None, "peft": "0.1"}
+    monkeypatch.setattr(doctor, "_version", lambda name: changed[name] if name in changed else real(name))
     status, lines = ask()
     assert status == 1
     assert lines["extra train"]["status"] == "warn"
+    assert lines["extra train"]["found"] == "no trl, peft 0.1, expected >=0.18"
     assert 'pip install "composer-replication[train]"' in lines["extra train"]["fix"]
     assert lines["orjson"]["status"] == "fail"
 

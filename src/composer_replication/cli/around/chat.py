@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -37,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import say
+    from composer_replication.cli.pipeline.run import quiet
     from composer_replication.errors import InputError, explain
 
     if args.state is not None and args.once is not None:
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.max_tokens < 1 or args.temperature < 0:
         got = f"--max-tokens {args.max_tokens}, --temperature {args.temperature:g}"
         raise InputError(explain("crf chat", got=got, expected="1 or more tokens, and a temperature of 0 or more"))
-    with contextlib.redirect_stdout(sys.stderr):  # what libraries say while loading is not our output
+    with quiet():
         from composer_replication.use.chat import Arms, Sampling, run_tools
         from composer_replication.use.trained import find_trained
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,8 +62,9 @@ def _refuse_idle_options(args: argparse.Namespace) -> None:
 
 def _weights(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import print_json
+    from composer_replication.cli.pipeline.run import quiet
 
-    with contextlib.redirect_stdout(sys.stderr):  # what libraries say while loading is not our output
+    with quiet():
         from composer_replication.steps.around.export import export_weights
 
         done = export_weights(

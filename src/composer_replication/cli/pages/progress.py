@@ -110,7 +110,7 @@ def training_progress(total_steps: int) -> Generator[Progress, None, None]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bar(*columns, TextColumn("{task.fields[figures]}", markup=False), console=Console(stderr=True)) as bar:
-        task = bar.add_task("steps", total=total_steps, figures="")
+        task = bar.add_task("steps", total=total_steps, figures="", visible=total_steps > 0)
 
         def talk(text: str) -> None:
             bar.console.print(plain(text), markup=False, highlight=False)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 HELP = "see all of it work: generated sessions, a tiny model, its training, a control, the evaluation and the report"
+WHEN_INTERRUPTED = "what was made is kept, and the same command goes on from there"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

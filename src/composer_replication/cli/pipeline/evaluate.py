@@ -71,6 +71,10 @@ def _show(record: Mapping[str, Any], *, as_json: bool) -> None:
         show(_mix_table(record["sampled"]))
     if record["drops"]:
         show(table("Left out", ("what", "number"), sorted(record["drops"].items())))
+    if record["sampled"] is not None:
+        print(
+            f"drawn: {record['sampled']['n_samples']} actions of each model at {record['sampled']['n_states']} states"
+        )
     for part, reason in record["not_run"].items():
         print(plain(f"not run: {part}: {reason}"))
     print(plain(_of_split(record["split"])))
@@ -93,8 +97,7 @@ def _mix_table(sampled: Mapping[str, Any]) -> Any:
     rows = [
         (name, *(sampled["by_arm"][arm]["calls"].get(name, 0) for arm in arms)) for name in list(names)[:_MOST_CALLS]
     ]
-    title = f"Actions drawn at {sampled['n_states']} held-out states, {sampled['n_samples']} a state and model"
-    return table(title, ("call", *arms), rows)
+    return table("Drawn actions", ("call", *arms), rows)
 
 
 def _of_split(split: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import plain, print_json, say
+    from composer_replication.report.records import by_command
     from composer_replication.runs import RunDir
     from composer_replication.steps.report import write_report
 
@@ -43,6 +44,9 @@ def run(args: argparse.Namespace) -> int:
     print(plain(str(done.markdown)))
     if done.folder is not None:
         say(f"{done.num_sessions:,} sessions: a page each in {done.folder}, which belongs beside the report")
+    for command, files in by_command(done.absent).items():
+        say(f"missing: {', '.join(files)}; `{command}` writes {'it' if len(files) == 1 else 'them'}")
     for each in done.absent:
-        say(f"missing: {each.file_name}{f' ({each.reason})' if each.reason else ''}; `{each.command}` writes it")
+        if each.reason:
+            say(f"cannot be read: {each.file_name}: {each.reason}")
     return 0

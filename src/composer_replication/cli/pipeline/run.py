@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.main import INTERRUPTED
 from composer_replication.cli.options import add_config_arguments, add_short, overrides_of, refuse_unread
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from composer_replication.steps.run import Listener, RunResult
 
 HELP = "all of it: from logs to an adapter, its evaluation and a report; a second call goes on where one was stopped"
-INTERRUPTED = 130
+WHEN_INTERRUPTED = "what was made is kept, and the same command goes on from there"
 SECTIONS = ("ingest", "split", "sites", "replay", "pairs", "loss", "render", "train", "evaluation", "run")
 
 

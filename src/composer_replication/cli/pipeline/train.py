@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from composer_replication.cli.main import INTERRUPTED
 from composer_replication.cli.options import add_config_arguments, overrides_of, refuse_unread
 from composer_replication.cli.pages.progress import as_shown
 
@@ -69,8 +70,6 @@ def run(args: argparse.Namespace) -> int:
     _show_result(result, as_json=args.json)
     if result.stopped_by:
         _say_how_to_resume(result, args)
-        from composer_replication.cli.main import INTERRUPTED
-
         return INTERRUPTED
     return 0
 

@@ -44,7 +44,7 @@
       for (const row of rows) {
         const data = row.dataset;
         const isShown = words.every((word) => data.words.includes(word))
-          && (!kind || data.kinds.split(" ").includes(kind)) && (!side || data.side === side);
+          && (!kind || (kind === "*" ? data.kinds : data.kinds.split(" ").includes(kind))) && (!side || data.side === side);
         row.hidden = !isShown;
         shown += isShown;
       }
@@ -71,7 +71,15 @@
     for (const id of links.keys()) { const part = document.getElementById(id); if (part) observer.observe(part); }
   };
 
+  const setUpScrolling = () => {
+    for (const each of document.querySelectorAll(".scroll")) {
+      each.scrollWidth > each.clientWidth ? each.setAttribute("tabindex", "0") : each.removeAttribute("tabindex");
+    }
+  };
+
   addEventListener("beforeprint", () => { for (const each of document.querySelectorAll("details.printed")) each.open = true; });
   addEventListener("hashchange", goToHash);
-  addEventListener("DOMContentLoaded", () => { setUpTheme(); setUpFilters(); setUpContents(); goToHash(); });
+  addEventListener("resize", setUpScrolling);
+  document.addEventListener("toggle", setUpScrolling, true);
+  addEventListener("DOMContentLoaded", () => { setUpTheme(); setUpFilters(); setUpContents(); setUpScrolling(); goToHash(); });
 })();

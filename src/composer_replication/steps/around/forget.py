@@ -91,6 +91,8 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
         forget_conventions(run, gone)
         for name in plan.deleted:
             delete_artefact(run, name)
+        for unfinished in run.root.glob("*.partial.jsonl"):  # an evaluation's has texts that were drawn in the sessions
+            unfinished.unlink()
         metas = {name: run.meta(name) for name in plan.filtered}
         for name, meta in metas.items():
             forget_rows(run, name, gone, meta)

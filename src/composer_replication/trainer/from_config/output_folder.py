@@ -85,7 +85,8 @@ class TrainingFolder:
     def made_of(self) -> dict[str, str] | None:
         """The files that a training began with, by name, with their hashes; None where none has begun."""
         path = self.checkpoints / _MADE_OF
-        return decode_object(path.read_bytes())["sources"] if path.exists() else None
+        known: dict[str, Any] | None = decode_object(path.read_bytes()) if path.exists() else None
+        return None if known is None else known["sources"]
 
     def set_aside(self) -> Path:
         """Move what a training has left into a folder of its own, so that another can begin here."""

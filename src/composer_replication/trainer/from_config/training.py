@@ -25,6 +25,7 @@ from composer_replication.sessions.phases import OnPhase, Say, telling_phases
 from composer_replication.trainer.from_config.inputs import Inputs, read_inputs
 from composer_replication.trainer.from_config.offline import SOURCES, offline_data, offline_memory
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
+from composer_replication.trainer.from_config.plan import remarks_on
 from composer_replication.trainer.from_config.renderer import thinking_in_words, unmatched_models
 from composer_replication.trainer.from_config.requirements import check_extra, offline_arguments
 from composer_replication.trainer.from_config.results import (
@@ -152,6 +153,8 @@ def _make_offline(
         told.say(remark)
     data.train.require_items()
     _tell_data(data.train, told.say)
+    for remark in remarks_on(inputs.config, data.train):
+        told.say(remark)
     _check_memory(offline_memory(inputs, data.train), told.say, must_fit)
     diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_while_it_runs(told.say))
     callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]

@@ -1,0 +1,77 @@
+"""`crf evaluate`: what it prints, and that a user's mistake is a sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from composer_replication.cli.main import main
+from composer_replication.config import SitesConfig, SplitConfig
+from composer_replication.runs import RunDir
+from composer_replication.steps.sites import write_sites
+from composer_replication.steps.split import write_split
+
+LITTLE = [word for each in ("samples=0", "good_turns=0", "token_gaps=0") for word in ("--set", f"evaluation.{each}")]
+
+
+@pytest.fixture
+def run(folder, tmp_path):
+    """A run of which half of the sessions are held out."""
+    shutil.copytree(folder / "run", tmp_path / "run")
+    opened = RunDir.open(tmp_path / "run")
+    write_split(SplitConfig(test=0.5), opened)
+    write_sites(SitesConfig(), opened)
+    return tmp_path / "run"
+
+
+def test_the_verdict_is_printed_and_json_is_the_file(run, folder, capsys):
+    model = str(folder / "model")
+    given = ["evaluate", str(run), "--before", model, "--after", model, *LITTLE]
+    assert main(given) == 0
+    out = capsys.readouterr().out
+    assert "No difference between the two models can be seen on held-out sessions" in out
+    assert "forced_gap" in out
+    assert "6 of 12 sessions held out by time" in out
+    assert "not run: sampled: evaluation.samples is 0" in out
+    assert main([*given, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    written = json.loads((run / "evaluation.json").read_text())
+    assert printed["figures"] == written["figures"]
+    assert (written["schema"], written["version"]) == ("composer_replication.evaluation", 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--after", "nowhere/to/be/found", "--before", "MODEL"], "no folder of that name"),
+        (["--before", "MODEL"], "Run `crf train`, or name them"),
+        (["--after", "MODEL"], "Name them"),
+        (["--before", "MODEL", "--after", "MODEL", "--set", "evaluation.primary=luck"], "evaluation.primary"),
+        (["--before", "MODEL", "--after", "MODEL", "--set", "loss.alpha_sdpo=1"], "which `crf evaluate` reads"),
+        (["--before", "MUTE", "--after", "MUTE"], "template"),
+    ],
+)
+def test_mistakes_are_sentences(run, folder, tmp_path, capsys, given, words):
+    if "MUTE" in given:  # a tokenizer that cannot say a conversation
+        shutil.copytree(folder / "model", tmp_path / "mute")
+        (tmp_path / "mute" / "chat_template.jinja").unlink(missing_ok=True)
+        settings = json.loads((tmp_path / "mute" / "tokenizer_config.json").read_text())
+        settings.pop("chat_template", None)
+        (tmp_path / "mute" / "tokenizer_config.json").write_text(json.dumps(settings))
+    places = {"MODEL": str(folder / "model"), "MUTE": str(tmp_path / "mute")}
+    assert main(["evaluate", str(run), *(places.get(word, word) for word in given), *LITTLE]) != 0
+    said = capsys.readouterr().err
+    assert words in said
+    assert "Traceback" not in said
+
+
+def test_a_half_finished_run_is_told_what_is_missing(run, folder, capsys):
+    model = str(folder / "model")
+    (run / "sites.jsonl").unlink()
+    assert main(["evaluate", str(run), "--before", model, "--after", model, *LITTLE]) != 0
+    assert "crf sites" in capsys.readouterr().err
+    (run / "split.jsonl").unlink()
+    assert main(["evaluate", str(run), "--before", model, "--after", model, *LITTLE]) != 0
+    assert "crf split" in capsys.readouterr().err
