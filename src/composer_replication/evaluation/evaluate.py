@@ -25,7 +25,7 @@ from composer_replication.runs import RunDir
 from composer_replication.runs.evaluation import ROWS_VERSION, write_evaluation
 from composer_replication.runs.sidecar import now
 from composer_replication.runs.split import PlacedConversation
-from composer_replication.runs.tools import read_tools
+from composer_replication.runs.tools import read_tools, table_of
 from composer_replication.sessions.rendering import WindowSettings
 from composer_replication.version import __version__
 
@@ -141,7 +141,8 @@ def _results(config: CrfConfig, run: RunDir, held: HeldOut, asked: Questions, an
     """Rows and values; the artefact of a part that was not asked for is written empty, so that none is an old one."""
     found = _Results()
     rows = evaluated_rows(asked.sites, answers.scores) if asked.sites else []
-    drawn = sampled_rows(held, read_tools(run), asked.states, answers.draws) if answers.draws else []
+    tools = read_tools(run) if run.path("tools").exists() else table_of(())
+    drawn = sampled_rows(held, tools, asked.states, answers.draws) if answers.draws else []
     gaps = gap_rows(asked.gaps, answers.gaps) if answers.gaps else []
     found.rows = {"evaluated": rows, "sampled": drawn, "token_gaps": gaps}
     found.values = forced_values(rows)
