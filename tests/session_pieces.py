@@ -19,19 +19,19 @@ class Session:
     def says(self, text, **fields):
         return self._add(role="assistant", origin="model", text=text, **fields)
 
-    def call(self, tool, text, *, is_error=None, origin="model", raw=None, **arguments):
-        """One call and its result; returns the id of the call."""
-        (identity,) = self.calls([(tool, arguments, text, is_error, raw)], origin=origin)
+    def call(self, tool, text, *, is_error=None, origin="model", raw=None, words="", **arguments):
+        """One call and its result, after a few words; returns the id of the call."""
+        (identity,) = self.calls([(tool, arguments, text, is_error, raw)], origin=origin, words=words)
         return identity
 
-    def calls(self, several, *, origin="model"):
+    def calls(self, several, *, origin="model", words=""):
         """Several calls of one turn, and their results in one turn after it."""
         ids = [f"c{len(self._turns)}-{number}" for number in range(len(several))]
         made = tuple(
             ToolCall(id=identity, name=tool, arguments=arguments, raw_arguments=raw)
             for identity, (tool, arguments, _, _, raw) in zip(ids, several, strict=True)
         )
-        self._add(role="assistant", origin=origin, calls=made)
+        self._add(role="assistant", origin=origin, text=words, calls=made)
         results = tuple(
             ToolResult(call_id=identity, text=text, is_error=flag)
             for identity, (_, _, text, flag, _) in zip(ids, several, strict=True)

@@ -225,8 +225,9 @@ RECORDS: Mapping[str, Record] = {
         proof.VERSION,
         "Log-probs are means a token over the tokens that decide the call: the tool's name, and in the arguments the "
         "first token that differs from the right call (`basis` `correction`) or the first few (`first_argument`); all "
-        "of the `call` or `turn` where no name is found. `good_*` are means over as many tokens of good calls "
-        "before the error in its session, or of other sessions (`num_good_elsewhere`) where it has none. "
+        "of the `call` or `turn` where no name is found. Words before a call are left out where turns are taught. "
+        "`good_*` are means over as many tokens of good calls before the error in its session, or of other sessions "
+        "(`num_good_elsewhere`) where it has none. "
         "`advantage` is how many nats a token more its own hint lowers the erring decision than a hint of another kind "
         "does, `advantage_over_good` how many more than it lowers good calls; a site is kept where both are above the "
         "margin.",

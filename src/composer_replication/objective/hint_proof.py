@@ -9,6 +9,10 @@ site of another kind; and as many of good calls before it in the session without
 
 Any text before a turn moves it, and a text that speaks against everything lowers the erring call too: a hint is heeded
 where both differences are above the margin. Sums over a call would mostly tell how long it is.
+
+Where whole turns are taught (`part="turn"`), a call is scored as if it were made at once, without the words before it:
+who has said "I change lamps.py" has decided, and a hint would have changed these words. Where calls alone are taught,
+their words stay.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from torch import nn
 from composer_replication.batch.hint_placement import Placement
 from composer_replication.batch.render.decision import Decision, decide
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
-from composer_replication.batch.taught_turns import hinted_turn, wrong_hints
+from composer_replication.batch.taught_turns import Part, hinted_turn, wrong_hints
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.reference import Response, response_logprobs
 
@@ -108,6 +112,7 @@ def prove_hints(
     *,
     margin: float = 0.0,
     placement: Placement = "before_turn",
+    part: Part = "turn",
     max_context: int | None = None,
     seed: int = 0,
     known: Sequence[HintProof] = (),
@@ -128,7 +133,7 @@ def prove_hints(
         if site.site_id in by_site:
             proofs.append(by_site[site.site_id])
             continue
-        proofs.append(_proof(_Scores(model, renderer, site, placement, max_context), site, other, margin))
+        proofs.append(_proof(_Scores(model, renderer, site, placement, part, max_context), site, other, margin))
         if on_proof is not None:
             on_proof(proofs[-1])
     return proofs
@@ -215,10 +220,17 @@ class _Scores:
     """Means of log-probs a token at the decisions around one site, all of one pass."""
 
     def __init__(
-        self, model: nn.Module, renderer: Renderer, site: ProvableSite, placement: Placement, max_context: int | None
+        self,
+        model: nn.Module,
+        renderer: Renderer,
+        site: ProvableSite,
+        placement: Placement,
+        part: Part,
+        max_context: int | None,
     ) -> None:
         self._model, self._renderer, self._site = model, renderer, site
         self._placement: Placement = placement
+        self._part: Part = part
         self.decision = site.decision or decide(renderer, site.rendered, site.span, None)
         self._own = DecidedCall(site.rendered, site.span, self.decision)
         self._max_context = max_context
@@ -244,8 +256,13 @@ class _Scores:
         turn = hinted_turn(self._renderer, call.rendered, call.span, hint, placement=self._placement, first=first)
         if isinstance(turn, str):
             return turn
-        shift = turn.teacher_start - turn.start
-        return [(turn.context.ids[: end + shift], begin + shift) for begin, end in call.decision.stretches]
+        shift, ids = turn.teacher_start - turn.start, turn.context.ids
+        said = 0 if self._part == "call" or call.span.call_start is None else call.span.call_start - turn.start
+        before, at_once = ids[: turn.teacher_start], ids[turn.teacher_start + said :]
+        from_there = shift - turn.teacher_start - said
+        return [
+            ([*before, *at_once[: end + from_there]], begin + shift - said) for begin, end in call.decision.stretches
+        ]
 
     def _first_token(self, call: DecidedCall) -> int:
         """The site's own where at least half of the context is left from there, so that all share it."""

@@ -19,6 +19,7 @@ from torch import distributed, nn
 from composer_replication.batch.hint_placement import Placement
 from composer_replication.batch.render.decision import decide_like
 from composer_replication.batch.render.renderer import Renderer
+from composer_replication.batch.taught_turns import Part
 from composer_replication.errors import ArtefactCorruptError
 from composer_replication.objective.distributed import agreed_most
 from composer_replication.objective.fingerprint import fingerprint_of
@@ -53,6 +54,7 @@ class ProofSettings:
 
     margin: float
     placement: Placement
+    part: Part
     max_context: int
     seed: int
 

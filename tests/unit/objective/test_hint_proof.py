@@ -17,12 +17,12 @@ from session_pieces import Session
 HINTS = {"cmd_not_found": "The program is called pytest.", "file_not_found": "List the folder before you read."}
 
 
-def sites_of(family):
+def sites_of(family, words=""):
     renderer = renderer_of(family)
     found = []
     for number, (kind, hint) in enumerate(HINTS.items()):
         session = Session().user("Go on.")
-        session.call("Bash", "error", command=f"pytset {number}")
+        session.call("Bash", "error", words=words, command=f"pytset {number}")
         session.says("Then not.")
         rendered = renderer.render(session.conversation())[-1]
         found += [
@@ -62,6 +62,25 @@ def test_the_three_log_probs_are_those_of_the_call_in_each_context(family):
             assert got == pytest.approx(dense(model, ids, len(ids) - len(own)), rel=1e-6)
         assert proof.advantage == pytest.approx(proof.with_other_hint - proof.with_hint)
         assert proof.is_kept == (proof.advantage > 0)
+
+
+@pytest.mark.parametrize("part", ["turn", "call"])
+def test_words_before_a_call_are_left_out_where_they_are_taught_with_it(part):
+    """They have decided: the call is asked for as if it were made at once, with each hint and without."""
+    renderer, model, sites = sites_of("folding", words="I run it now.")
+    spoken = [site for site in sites if site.span.call_start is not None]
+    for site, proof in zip(spoken, prove_hints(model, renderer, spoken, part=part), strict=True):
+        span = site.span
+        num_words = span.call_start - span.start
+        assert num_words >= 4
+        own = site.rendered.ids[span.call_start : span.call_end]
+        for hint, got in (("", proof.without_hint), (site.hint, proof.with_hint)):
+            context = teacher_context(renderer, site.rendered, span, hint)
+            ids = context.ids[: len(context.ids) - (span.end - span.call_end)]
+            words = slice(len(ids) - len(own) - num_words, len(ids) - len(own))
+            if part == "turn":
+                del ids[words]
+            assert got == pytest.approx(dense(model, ids, len(ids) - len(own)), rel=1e-6)
 
 
 def test_a_margin_drops_sites_by_name():
