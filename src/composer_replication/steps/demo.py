@@ -21,6 +21,8 @@ from composer_replication.errors import SandboxError
 from composer_replication.steps.around.world import agent_named, write_logs
 
 SEED, SESSIONS = 50_000, 96
+RATES = ("guessed_path=0.5",)
+"""What the scripted agent does oftener than the careless one: it reads files that it has only guessed."""
 SETTINGS = (
     "ingest.workers=1",
     "run.control=true",
@@ -33,10 +35,10 @@ SETTINGS = (
     "train.proof.on=false",
     "train.batch.budget=1536",
     "train.batch.overlap=64",
-    "train.optimiser.lr=3e-3",
-    "train.optimiser.steps=24",
+    "train.optimiser.lr=1e-3",
+    "train.optimiser.steps=20",
     "train.optimiser.per_device=2",
-    "train.save.every=12",
+    "train.save.every=10",
     "evaluation.samples=1",
     "evaluation.states=16",
     "evaluation.new_tokens=96",
@@ -60,7 +62,8 @@ def demo_logs(folder: Path, *, sessions: int = SESSIONS, seed: int = SEED) -> Pa
         _ = runner.kind  # asks whether it stands
     except SandboxError:
         runner = RememberingRunner(TestRunner(kind="rlimits"))
-    write_logs(making, number=sessions, seed=seed, difficulty="easy", agent=agent_named("careless"), runner=runner)
+    agent = agent_named("careless", RATES)
+    write_logs(making, number=sessions, seed=seed, difficulty="easy", agent=agent, runner=runner)
     making.rename(folder)
     return folder
 

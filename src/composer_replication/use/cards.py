@@ -225,7 +225,8 @@ def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
 def _row(each: Mapping[str, Any]) -> str:
     label = f"**{_cell(each['label'])}**" if each.get("is_primary") else _cell(each["label"])
     numbers = ["" if each[key] is None else f"{each[key]:+.3f}" for key in ("estimate", "low", "high")]
-    cells = [label, each["arm"], f"{numbers[0]} {_cell(each['unit'])}", f"{numbers[1]} to {numbers[2]}"]
+    interval = f"{numbers[1]} to {numbers[2]}" if each["low"] is not None else "none: too few sessions"
+    cells = [label, each["arm"], f"{numbers[0]} {_cell(each['unit'])}", interval]
     cells += [f"{each['n']:,}", f"{each['sessions']:,}", each["better"]]
     return f"| {' | '.join(cells)} |"
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
-from composer_replication.optional import require
+from composer_replication.errors import MissingExtraError
+from composer_replication.optional import available
 
 # Where transformers' own callbacks put a training, unless the environment names another project.
 _PROJECT = "huggingface"
@@ -32,7 +34,9 @@ def report_evaluation(report_to: str, evaluation: Mapping[str, Any], *, run_name
     metrics = evaluation_metrics(evaluation)
     if report_to == "none":
         return metrics
-    tracker: Any = require(report_to, extra="train")
+    if not available(report_to):
+        raise MissingExtraError(f"{report_to} is not installed. Type: pip install {report_to}", name=report_to)
+    tracker: Any = import_module(report_to)
     models = {f"{arm}_model": str(each["name"]) for arm, each in evaluation["models"].items() if each}
     settings = {"verdict": evaluation["verdict"]["word"], "primary": evaluation["primary"], **models}
     tracker.init(

@@ -208,3 +208,40 @@ def test_unseen_characters_are_shown(tmp_path):
     from composer_replication.report.pages import _seen
 
     assert _seen("a\u202eb\x1b[31m\ud800c\n") == "a\ufffdb\ufffd[31m\ufffdc\n"
+
+
+def test_a_training_elsewhere_is_read_from_there(tmp_path):
+    run = make_run(tmp_path / "run", 3, upto="train")
+    (tmp_path / "out").mkdir()
+    for name in ("metrics", "adapter", "config"):
+        shutil.move(run.path(name), tmp_path / "out")
+    assert "metrics" in [each.name for each in write_report(run).absent]
+    done = write_report(run, trained_in=tmp_path / "out")
+    assert "metrics" not in [each.name for each in done.absent]
+    assert "60 steps after a warm-up of 20" in done.html.read_text(encoding="utf-8")
+
+
+def test_a_sub_agent_belongs_to_the_session_that_called_it(tmp_path):
+    from composer_replication.report.records import RunRecords
+    from composer_replication.report.sessions import conversations_by_session, list_sessions
+    from composer_replication.runs.conversations import SCHEMA, VERSION, to_row
+    from composer_replication.types import Link
+    from session_pieces import Session
+
+    parts = [
+        Session("one").user("first").conversation(),
+        Session("two").user("second").conversation(),
+        Session("one/agent", parent=Link(kind="subagent", conversation_id="one")).user("inner").conversation(),
+    ]
+    run = RunDir.create(tmp_path / "run")
+    run.write_jsonl("conversations", map(to_row, parts), schema=SCHEMA, version=VERSION)
+    records = RunRecords(run, run.root)
+    listed = list_sessions(records)
+    assert [(each.name, each.conversations) for each in listed.sessions] == [
+        ("first", ["one", "one/agent"]),
+        ("second", ["two"]),
+    ]
+    read = [
+        (session.id, [each.id for each in several]) for session, several in conversations_by_session(records, listed)
+    ]
+    assert read == [("two", ["two"]), ("one", ["one", "one/agent"])]

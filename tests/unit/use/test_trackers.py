@@ -66,7 +66,32 @@ def test_a_tracker_that_fails_is_closed_and_none_logs_nothing(monkeypatch):
     assert len(tracker.asked) == 3
 
 
+def test_crf_evaluate_reports_to_the_tracker_of_the_training_and_does_without_one_that_is_gone(
+    example_run, monkeypatch
+):
+    from composer_replication.config import CrfConfig, loads
+    from composer_replication.evaluation import evaluate as evaluation
+    from composer_replication.runs import RunDir
+    from composer_replication.steps import evaluate as step
+    from composer_replication.trainer.from_config.training import Progress
+
+    monkeypatch.setattr(evaluation, "evaluate_run", lambda *_a, **_k: EVALUATION)
+    monkeypatch.setattr(step, "models_of", lambda *_a, **_k: step.Models("a", "b"))
+    monkeypatch.setattr(step, "sides_to_compare", lambda _run: [])
+    tracker, said = Tracker(), []
+    monkeypatch.setitem(sys.modules, "trackio", tracker)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    for name in ("none", "trackio", "wandb"):
+        config = loads(CrfConfig, f"[train]\nreport_to = '{name}'\n")
+        record = step.evaluate(config, RunDir.open(example_run), progress=Progress(say=said.append))
+        assert record is EVALUATION
+    assert [each[0] for each in tracker.asked] == ["init", "log", "finish"]
+    assert tracker.asked[0][1]["name"] == "run-evaluation"
+    assert len(said) == 1
+    assert "wandb is not installed" in said[0]
+
+
 def test_one_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingExtraError, match="wandb is not installed"):
+    with pytest.raises(MissingExtraError, match=r"wandb is not installed\. Type: pip install wandb"):
         report_evaluation("wandb", EVALUATION, run_name="first")

@@ -116,8 +116,8 @@ class Surroundings:
             _is_media(self._text, span.start, run_start) or self._in_file(span.start) or self._in_media(span.start)
         ):
             return True
-        # As long as a hash is, and behind a sign: behind the mere word stand other things, too, and behind a blank a key
-        # may be as long. A hash that stands by itself is padded, as all that is written out in base64.
+        # As long as a hash is, and behind a sign: behind the mere word stand other things, too, and behind a blank a
+        # key may be as long. A hash that stands by itself is padded, as all that is written out in base64.
         if span.kind == KIND and not lead.rstrip(" \t")[-1:].isalnum() and _names_hash(lead):
             whole = _BASE64.match(self._text, run_start)
             if whole is None or (lead[-1:].isspace() and not self._text.startswith("=", whole.end())):
