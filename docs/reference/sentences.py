@@ -266,7 +266,8 @@ RECORDS: Mapping[str, Record] = {
         "sampled",
         evaluation.ROWS_VERSION,
         "`verdict`, `rule` and `kind` are the judge's, of the worst call of the action; a call of a tool that is not "
-        "there fails (`unknown_tool`). Without a call that can be read the rule is `no_call`, `unparsed` or `cut_off`.",
+        "there fails (`unknown_tool`). Without a call that can be read the rule is `no_call`, `unparsed` or `cut_off`; "
+        "the last two count as failures.",
         more=(
             ("id", "str"),
             ("conversation_id", "str"),

@@ -170,7 +170,7 @@ def _record(
     shown: list[FigureArm] = ["after", *(["control", "difference"] if "control" in names else [])]
     verdict, power = verdict_of(
         section.primary,
-        results.values.get(section.primary, ()),
+        results.values,
         has_control="control" in names,
         fewest_sessions=section.fewest_sessions,
         seed=section.seed,

@@ -26,6 +26,8 @@ Draws = Mapping[str, Sequence[Sequence[Drawn]]]
 _CALL_MARKS = ("<tool_call>", "[TOOL_USE]", "<function", "<|python_tag|>")
 _WORST_FIRST = ("fails", "risky", "unknown", "ok")
 UNPARSED, CUT_OFF, NO_CALL = "unparsed", "cut_off", "no_call"
+_UNREADABLE = (UNPARSED, CUT_OFF)
+"""A harness cannot run such a call: a model that draws nothing else must not look as if nothing of it failed."""
 
 
 class _Read(NamedTuple):
@@ -148,13 +150,14 @@ def _plain(action: Action) -> dict[str, Any]:
 # ---- figures
 
 
-def _is(rule: str) -> Any:
-    return lambda row: 1000.0 * (row["rule"] == rule)
+def _is(*rules: str) -> Any:
+    return lambda row: 1000.0 * (row["rule"] in rules)
 
 
 _MEASURES: Mapping[str, Any] = {
-    "sampled_failures": lambda row: 1000.0 * (row["verdict"] == "fails"),
-    "sampled_unparsed": _is(UNPARSED),
+    "sampled_failures": lambda row: 1000.0 * (row["verdict"] == "fails" or row["rule"] in _UNREADABLE),
+    "sampled_unparsed": _is(*_UNREADABLE),
+    "sampled_no_call": _is(NO_CALL),
     "sampled_unknown_tool": _is("unknown_tool"),
     "sampled_agreement": lambda row: 1000.0 * row["same_as_logged"] if row["state"] == "good" else None,
     "sampled_corrected": lambda row: None if row["same_as_correction"] is None else 1000.0 * row["same_as_correction"],

@@ -26,11 +26,16 @@ _RESAMPLES = 999
 _LEVEL, _POWER = 0.95, 0.8
 _MOST_TIMES = 1.4
 """With very few sessions a resample may have almost no spread, and the bootstrap's radius no bound."""
+_NO_SPREAD = 1e-9
+"""Of the mean: what rounding leaves of values that are all the same."""
 Array = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A mean and its 95% interval; without two sessions there is none. `smallest` is seen in four of five repeats."""
+    """A mean and its 95% interval. `smallest` is seen in four of five repeats.
+
+    Without two sessions there is none, nor where all values are the same, except that of nothing moved: 0 to 0.
+    """
 
     estimate: float
     low: float | None
@@ -53,6 +58,8 @@ def session_interval(values: Sequence[float], sessions: Sequence[str], *, seed: 
     residuals = sums - mean * sizes
     shares = sizes / sizes.sum()
     spread = math.sqrt(float((residuals**2 / (1 - shares)).sum())) / float(sizes.sum())
+    if mean and spread <= _NO_SPREAD * abs(mean):
+        return Interval(mean, None, None, len(values), len(sizes))
     freedom = _degrees_of_freedom(sizes, _alike(values, sums, sizes))
     by_t = t_quantile(0.5 + _LEVEL / 2, freedom) * spread
     by_bootstrap = min(_bootstrap_radius(sums, sizes, mean, seed), _MOST_TIMES * by_t)
@@ -62,7 +69,7 @@ def session_interval(values: Sequence[float], sessions: Sequence[str], *, seed: 
 
 
 def verdict_word(found: Interval, *, higher_is_better: bool, fewest_sessions: int) -> Word:
-    """What an interval says: too few sessions say nothing, and one that contains zero says no difference."""
+    """What an interval says: too few sessions, or no spread, say nothing; one that contains zero, no difference."""
     if found.num_sessions < fewest_sessions or found.low is None:
         return "too_thin"
     if not found.excludes_zero:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_replication.evaluation.figures import SORTS, FigureArm, Value, interval_of
+from composer_replication.evaluation.figures import SORTS, Value, interval_of
 from composer_replication.evaluation.statistics import Interval, Word, verdict_word
 
 _WORDS: Mapping[Word, str] = {
@@ -14,13 +14,20 @@ _WORDS: Mapping[Word, str] = {
     "no_difference": "No difference between the two models can be seen on held-out sessions",
     "too_thin": "Your data is too thin to say whether the trained model is better",
 }
+_COSTS = ("forced_good", "loss_good_turns", "sampled_failures", "sampled_unparsed", "sampled_no_call")
 
 
 def verdict_of(
-    primary: str, values: Sequence[Value], *, has_control: bool, fewest_sessions: int, seed: int, nothing: str = ""
+    primary: str,
+    every: Mapping[str, Sequence[Value]],
+    *,
+    has_control: bool,
+    fewest_sessions: int,
+    seed: int,
+    nothing: str = "",
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The record's `verdict` and `power`; `nothing` says why there is no value at all."""
-    sort = SORTS[primary]
+    """The record's `verdict` and `power`, from the values of all figures; `nothing` says why there is none at all."""
+    sort, values = SORTS[primary], every.get(primary, ())
     if not values:
         power = {"sites": 0, "sessions": 0, "smallest_effect": None, "unit": sort.unit}
         why = nothing or "no held-out session holds an error that could be compared with a good call"
@@ -32,22 +39,26 @@ def verdict_of(
     power = _power(found, sort.unit)
     first = f"{_WORDS[word]}: {_in_words(primary, found)}."
     second = power["sentence"]
-    if word == "too_thin":
+    if found.num_sessions < fewest_sessions:
         second = (
             f"Errors in at least {fewest_sessions} held-out sessions are needed, and there are {found.num_sessions}; "
             "hold more sessions out, or ingest more."
         )
     elif has_control and word in ("better", "worse"):
-        second = _beside_control(values, seed)
-    return {"word": word, "sentences": [first, second]}, power
+        second = _beside_control(values, found, seed)
+    return {"word": word, "sentences": [first, second + _worse_besides(primary, every, seed)]}, power
 
 
-def _in_words(primary: str, found: Interval) -> str:
-    sort = SORTS[primary]
+def _in_words(name: str, found: Interval) -> str:
+    sort = SORTS[name]
     what = f"{sort.label[0].lower()}{sort.label[1:]} {found.estimate:+.3g} {sort.unit}"
-    if found.low is None or found.high is None:
-        return f"{what}, from one session"
-    return f"{what}, 95% interval {found.low:+.3g} to {found.high:+.3g} ({_of(found)})"
+    if found.low is None:
+        return f"{what}, from one session" if found.num_sessions < 2 else f"{what}, the same in all {_of(found)}"
+    return f"{what}, 95% interval {_range(found)} ({_of(found)})"
+
+
+def _range(found: Interval) -> str:
+    return "no interval" if found.low is None else f"{found.low:+.3g} to {found.high:+.3g}"
 
 
 def _of(found: Interval) -> str:
@@ -58,6 +69,8 @@ def _of(found: Interval) -> str:
 
 def _power(found: Interval, unit: str) -> dict[str, Any]:
     sentence = "With one session nothing can be seen."
+    if found.num_sessions > 1:
+        sentence = "Values that are all the same have no spread, and without one there is no interval."
     if found.smallest is not None:
         effect = f"{found.smallest:.3g} {unit}"
         sentence = f"With {_of(found)} the smallest effect that would be seen four times of five is {effect}."
@@ -70,10 +83,23 @@ def _power(found: Interval, unit: str) -> dict[str, Any]:
     }
 
 
-def _beside_control(values: Sequence[Value], seed: int) -> str:
-    arms: tuple[FigureArm, FigureArm] = ("control", "difference")
-    control, difference = (interval_of(values, arm, seed) for arm in arms)
-    moved = f"The shuffled control moved by {control.estimate:+.3g} ({control.low:+.3g} to {control.high:+.3g})"
-    if difference.excludes_zero:
-        return f"{moved}, and the difference to it is not zero: what the hints and pairs say made the change."
-    return f"{moved}, and the difference to it may be zero: the change need not come from what hints and pairs say."
+def _beside_control(values: Sequence[Value], after: Interval, seed: int) -> str:
+    """Whether the control, which learnt the same way from nonsense, moved as far."""
+    control, difference = interval_of(values, "control", seed), interval_of(values, "difference", seed)
+    moved = f"The shuffled control moved by {control.estimate:+.3g} ({_range(control)})"
+    apart = f"the difference to it is {difference.estimate:+.3g} ({_range(difference)})"
+    if not difference.excludes_zero:
+        return f"{moved}; {apart} and may be zero: any training of this kind may have done it, whatever the hints say."
+    if (difference.estimate > 0) == (after.estimate > 0):
+        return f"{moved}; {apart} and not zero: what the hints and pairs say made the change."
+    return f"{moved}; {apart}: the control moved further, so the change does not come from what hints and pairs say."
+
+
+def _worse_besides(primary: str, every: Mapping[str, Sequence[Value]], seed: int) -> str:
+    """Figures of what training may cost whose whole interval lies on the wrong side."""
+    costs: list[str] = []
+    for name in (each for each in _COSTS if each != primary and every.get(each)):
+        found = interval_of(every[name], "after", seed)
+        if found.excludes_zero and (found.estimate > 0) != (SORTS[name].better == "higher"):
+            costs.append(_in_words(name, found))
+    return f" Worse besides: {'; '.join(costs)}." if costs else ""

@@ -177,8 +177,10 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         used = {site_id for window in self.windows for site_id in window.site_ids}
         sites = [each for session in self.rendered for each in session.sites if each.site.id in used]
         context = self.settings.budget if max_context is None else max_context
-        places = {"placement": self.settings.placement, "part": self.settings.part}
-        options = ProofSettings(margin=margin, max_context=context, seed=seed, **places)
+        settings = self.settings
+        options = ProofSettings(
+            margin=margin, placement=settings.placement, part=settings.part, max_context=context, seed=seed
+        )
         good = [each for session in self.rendered for each in session.good_calls]
         proofs = prove_sites(model, self.renderer, sites, good, options, self.run, with_adapter=with_adapter)
         return self.with_proofs(proofs)

@@ -99,6 +99,19 @@ def test_figures_are_changes_of_means_per_1000():
     assert changes["sampled_length"] == [-2.0]
 
 
+def test_calls_that_cannot_be_read_are_failures_and_no_call_is_counted_by_itself():
+    """A model that draws nothing but broken calls is not one that never fails."""
+    held, state = moment()
+    wrong = Drawn(called("Edit", file_path="/repo/a.py", old_string="z = 1", new_string="q = 1"), 10, True)
+    broken, cut = Drawn("<tool_call>\n{nonsense</tool_call>", 5, True), Drawn('<tool_call>\n{"name": "Wri', 9, False)
+    draws = {"before": [[wrong] * 4], "after": [[broken, cut, cut, Drawn("I would rather not.", 4, True)]]}
+    values = sampled_values(sampled_rows(held, table_of(TOOLS), [state], draws), [state])
+    changes = {name: several[0].change["after"] for name, several in values.items() if several}
+    assert changes["sampled_failures"] == -250.0
+    assert changes["sampled_unparsed"] == 750.0
+    assert changes["sampled_no_call"] == 250.0
+
+
 def test_the_same_weights_draw_the_same_and_an_interrupt_loses_one_batch(run, folder, other, monkeypatch):
     names = {"before": str(folder / "model"), "after": str(other)}
     whole = evaluate(config(FEW), run, **names)

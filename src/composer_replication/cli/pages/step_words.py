@@ -10,7 +10,7 @@ _NAMES = {
     "forced_gap": "errors against good calls of the same sessions",
     "forced_correction": "corrections against errors",
     "forced_erring": "errors",
-    "sampled_failures": "predicted failures of drawn calls",
+    "sampled_failures": "drawn actions that would fail or cannot be read",
 }
 
 
