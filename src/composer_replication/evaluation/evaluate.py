@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_replication.batch.render.renderer import Renderer
@@ -22,7 +23,7 @@ from composer_replication.evaluation.questions import Answers, Questions, add_an
 from composer_replication.evaluation.token_gaps import gap_rows
 from composer_replication.evaluation.verdict import verdict_of
 from composer_replication.runs import RunDir
-from composer_replication.runs.evaluation import ROWS_VERSION, write_evaluation
+from composer_replication.runs.evaluation import ROWS_VERSION, weight_files_digest, write_evaluation
 from composer_replication.runs.sidecar import now
 from composer_replication.runs.split import PlacedConversation
 from composer_replication.runs.tools import read_tools, table_of
@@ -272,7 +273,14 @@ def _not_run(
 
 
 def _models(arms: Sequence[Arm], digests: Mapping[str, str]) -> dict[str, Any]:
-    said: dict[str, Any] = {arm.name: {"name": arm.given, "digest": digests.get(arm.name)} for arm in arms}
+    said: dict[str, Any] = {
+        arm.name: {
+            "name": arm.given,
+            "digest": digests.get(arm.name),
+            "files": weight_files_digest(Path(arm.given)) if arm.given else None,
+        }
+        for arm in arms
+    }
     if "control" in said:
         said["control"]["what"] = CONTROL
     return {"control": None, **said}

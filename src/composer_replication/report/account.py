@@ -86,7 +86,7 @@ def _drops(records: RunRecords, meanings: Mapping[str, str]) -> Iterator[Drop]:
 
 
 class FileOfRun(NamedTuple):
-    """One artefact in the lineage. `state` is current, stale, or unreadable."""
+    """One artefact in the lineage. `state` is current, stale, of other weights, or unreadable."""
 
     name: str
     command: str
@@ -116,7 +116,8 @@ def _file(records: RunRecords, name: str) -> FileOfRun:
     if artefact.kind != "records":
         is_hashed = records.path(name).parent == records.run.root and name != "evaluation"  # which holds its own time
         sha256 = records.run.source(name).sha256 if is_hashed else ""
-        return FileOfRun(artefact.file_name, artefact.command, None, sha256, "", "", "", "current")
+        state = "of other weights" if name == "evaluation" and records.other_weights else "current"
+        return FileOfRun(artefact.file_name, artefact.command, None, sha256, "", "", "", state)
     meta = records.run.meta(name)
     own = [each.name for each in meta.sources if each.kind == "artefact"]
     outside = len(meta.sources) - len(own)

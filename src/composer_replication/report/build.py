@@ -85,6 +85,7 @@ def _values(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]
         "run_name": records.run.root.resolve().name,
         "verdict": figures.verdict(records, len(listed.sessions)),
         "evaluation": evaluation,
+        "other_weights": records.other_weights,
         "figures": shown,
         "got_worse": figures.got_worse(shown),
         "primary": next((figure for figure in shown if figure.is_primary), None),

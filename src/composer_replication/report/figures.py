@@ -15,6 +15,7 @@ _WORDS = {
     "no_difference": "No difference seen",
     "too_thin": "Too little data",
     "not_evaluated": "Not evaluated",
+    "other_weights": "Of other weights",
 }
 _ARMS = {"after": "after training", "control": "shuffled control", "difference": "after, less control"}
 _DECIMALS = {"nats": 3, "tokens": 1, "1,000": 1, "1000": 1, "per thousand": 1}
@@ -71,6 +72,10 @@ def verdict(records: RunRecords, num_sessions: int) -> Verdict:
     if evaluation is not None:
         said = evaluation["verdict"]
         first, second = [*said["sentences"], "", ""][:2]
+        if records.other_weights:
+            arms = " and ".join(_ARMS[arm] for arm in records.other_weights)
+            told = f"What was measured ({arms}) is not the weights that lie in this run: crf evaluate measures those."
+            return Verdict("other_weights", _WORDS["other_weights"], (told, f"Of the others it says: {first}"))
         word = str(said["word"])
         return Verdict(word, _WORDS.get(word, word.replace("_", " ")), (first, second))
     kept = [site for site, hint in records.sites if site.is_kept and hint is not None]

@@ -14,7 +14,7 @@ from composer_replication.errors import ComposerError, RunError
 from composer_replication.runs import ARTEFACTS, RunDir, pairs, split
 from composer_replication.runs.artefacts import command_for
 from composer_replication.runs.conventions import Convention, read_conventions
-from composer_replication.runs.evaluation import ROWS_VERSION, read_evaluation
+from composer_replication.runs.evaluation import ROWS_VERSION, read_evaluation, weight_files_digest
 from composer_replication.runs.journal import read_journal
 from composer_replication.runs.sites import read_sites
 from composer_replication.types import ErrorSite, Hint
@@ -161,6 +161,18 @@ class RunRecords:
     @cached_property
     def evaluation(self) -> Row | None:
         return next(self._tried("evaluation", lambda: iter([read_evaluation(self.run)])), None)
+
+    @cached_property
+    def other_weights(self) -> list[str]:
+        """Arms of the evaluation that are not the weights that lie here: their figures say nothing about those."""
+        models = (self.evaluation or {}).get("models") or {}
+        found: list[str] = []
+        for arm, root in (("after", self.training), ("control", self.training / ARTEFACTS["control"].file_name)):
+            folders = (root / ARTEFACTS[name].file_name for name in ("adapter", "model"))
+            here = {digest for folder in folders if (digest := weight_files_digest(folder))}
+            if models.get(arm) and here and models[arm].get("files") not in here:
+                found.append(arm)
+        return found
 
     @cached_property
     def training_record(self) -> Row | None:

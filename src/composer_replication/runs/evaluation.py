@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from composer_replication.atomic import atomic_write_json
@@ -11,6 +13,7 @@ from composer_replication.errors import ArtefactCorruptError, explain
 from composer_replication.runs.artefacts import find_artefact
 from composer_replication.runs.directory import RunDir
 from composer_replication.runs.records import not_found
+from composer_replication.runs.sidecar import sha256_of_file
 
 SCHEMA, VERSION = ".".join(("composer_replication", "evaluation")), 1  # which is no module that is loaded here
 ROWS_VERSION = 1
@@ -44,6 +47,16 @@ def read_evaluation(run: RunDir) -> dict[str, Any]:
 def write_evaluation(run: RunDir, record: Mapping[str, Any]) -> None:
     """Whole or not at all; schema and version go first."""
     atomic_write_json(run.path("evaluation"), {"schema": SCHEMA, "version": VERSION, **record})
+
+
+def weight_files_digest(folder: Path) -> str | None:
+    """Of a folder's files of weights, by name and bytes; None of one without any, and of a name that is no folder.
+
+    `models` of an evaluation has it as `files`, so that whoever shows its figures can tell whose they are.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    listed = "".join(f"{path.name} {sha256_of_file(path)}\n" for path in files)
+    return hashlib.sha256(listed.encode()).hexdigest() if files else None
 
 
 def read_rows(run: RunDir, name: Rows) -> Iterator[dict[str, Any]]:

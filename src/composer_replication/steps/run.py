@@ -21,7 +21,7 @@ from composer_replication.runs import RunDir
 from composer_replication.runs.pairs import read_pairs
 from composer_replication.runs.sites import read_sites
 from composer_replication.runs.split import read_split
-from composer_replication.steps.stale import evaluated_of, hashes, note_files, why_files, why_records
+from composer_replication.steps.stale import evaluated_of, hashes, note_files, trained_of, why_files, why_records
 from composer_replication.steps.table import step_named
 
 if TYPE_CHECKING:
@@ -144,7 +144,8 @@ def _of_training(config: CrfConfig, run: RunDir, told: Listener) -> Iterator[_St
         return record
 
     yield "evaluate", why_files("evaluate", run, made_of), compare
-    shown = hashes(run, ("evaluation", "conversations", "split", "sites", "pairs", "teacher_calls", "hint_proof"))
+    records = ("evaluation", "conversations", "split", "sites", "pairs", "teacher_calls", "hint_proof")
+    shown = {**hashes(run, records), **trained_of(weights)}
 
     def page() -> Any:
         report = step_named("report").function(run, trained_in=folders["train"].parent)

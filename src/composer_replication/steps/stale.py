@@ -16,6 +16,7 @@ from composer_replication.config import CrfConfig
 from composer_replication.config.writer import config_hash
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError
 from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.evaluation import weight_files_digest
 from composer_replication.runs.sidecar import sha256_of_file
 from composer_replication.runs.sites import struck_sites
 from composer_replication.steps.split import TEST
@@ -96,13 +97,19 @@ def why_files(step: str, run: RunDir, made_of: Mapping[str, str | None]) -> str:
     before = _notes(run).get(step)
     if before is None:
         return "was not made by `crf run`"
-    changed = [name for name in {**before, **made_of} if before.get(name) != made_of.get(name)]
+    now = {**made_of, **_left(step, run)}
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     return f"{' and '.join(changed)} changed since" if changed else ""
 
 
 def note_files(step: str, run: RunDir, made_of: Mapping[str, str | None]) -> None:
-    """Write down what an evaluation or a report was made of, once it is there."""
-    atomic_write_json(run.root / _NOTES, {**_notes(run), step: dict(made_of)})
+    """Write down what an evaluation or a report was made of, once it is there, and what it is itself."""
+    atomic_write_json(run.root / _NOTES, {**_notes(run), step: {**made_of, **_left(step, run)}})
+
+
+def _left(step: str, run: RunDir) -> dict[str, str | None]:
+    """The files that the step left: somebody may have put others in their place since."""
+    return hashes(run, _FILES_OF[step])
 
 
 def _notes(run: RunDir) -> dict[str, Any]:
@@ -111,10 +118,21 @@ def _notes(run: RunDir) -> dict[str, Any]:
 
 
 def evaluated_of(config: CrfConfig, run: RunDir, weights: Mapping[str, Path | None]) -> dict[str, str | None]:
-    """What an evaluation is made of: the records, the weights by their training's record, the section."""
+    """What an evaluation is made of: the records, the weights, the section, and the files that it names."""
     records = hashes(run, ("conversations", "split", "sites", "pairs"))
-    trained = {name: None if folder is None else _hash_of(folder / "training.json") for name, folder in weights.items()}
-    return {**records, **trained, "evaluation settings": config_hash(config.evaluation)}
+    section = config.evaluation
+    asked = {"gsm8k": section.gsm8k, "code": section.code}
+    files = {name: None if path is None else _hash_of(Path(path)) for name, path in asked.items()}
+    return {**records, **trained_of(weights), **files, "evaluation settings": config_hash(section)}
+
+
+def trained_of(weights: Mapping[str, Path | None]) -> dict[str, str | None]:
+    """Weights by their training's record, and by their own bytes."""
+    found: dict[str, str | None] = {}
+    for name, folder in weights.items():
+        found[name] = None if folder is None else _hash_of(folder / "training.json")
+        found[f"weights of {name}"] = None if folder is None else weight_files_digest(folder)
+    return found
 
 
 def hashes(run: RunDir, names: Iterable[str]) -> dict[str, str | None]:

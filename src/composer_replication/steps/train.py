@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from composer_replication.atomic import atomic_write_text
 from composer_replication.config import CrfConfig
-from composer_replication.runs import RunDir
+from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.elsewhere import note_elsewhere
 
 if TYPE_CHECKING:
@@ -105,10 +105,21 @@ def why_train(config: CrfConfig, run: RunDir) -> WhyTrain:
 
 
 def set_aside(config: CrfConfig, run: RunDir) -> Path:
-    """Move a training of other files or options into a folder `earlier/N` beside it, and say which."""
+    """Move a training of other files or options into a folder `earlier/N` beside it, and say which.
+
+    What was measured of it goes to `earlier/N` of the run, so that nobody takes it for that of the next.
+    """
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
 
-    return TrainingFolder.of(_with_run(config, run)).set_aside()
+    place = TrainingFolder.of(_with_run(config, run)).set_aside()
+    if config.train.control == "none":
+        measured = run.path("earlier") / place.name
+        measured.mkdir(parents=True, exist_ok=True)
+        for artefact in (ARTEFACTS[name] for name in ("evaluation", "evaluated", "sampled", "token_gaps")):
+            for name in dict.fromkeys((artefact.file_name, artefact.sidecar_name)):
+                if (path := run.root / name).is_file():
+                    path.rename(measured / name)
+    return place
 
 
 def plan(config: CrfConfig, run: RunDir | None = None) -> TrainingPlan:

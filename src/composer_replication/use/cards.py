@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from composer_replication.errors import ComposerError
 from composer_replication.runs import RunDir
-from composer_replication.runs.evaluation import read_evaluation
+from composer_replication.runs.evaluation import read_evaluation, weight_files_digest
 from composer_replication.use.trained import UNKNOWN_LICENCE, Trained, is_folder, licence_of
 from composer_replication.version import __version__
 
@@ -139,8 +139,7 @@ def evaluation_of(trained: Trained) -> Mapping[str, Any] | None:
     if run is None or folder is None or not run.path("evaluation").exists():
         return None
     evaluation = read_evaluation(run)
-    asked = Path(str(evaluation["models"]["after"]["name"]))
-    return evaluation if not asked.exists() or asked.samefile(folder) else None
+    return evaluation if evaluation["models"]["after"].get("files") == (weight_files_digest(folder) or "") else None
 
 
 def data_facts(run: RunDir | None) -> Iterator[str]:
@@ -208,6 +207,7 @@ def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
     """The verdict, then every figure with its interval; and when the primary one was named."""
     if evaluation is None:
         yield "Not evaluated: nobody knows whether this is better. `crf evaluate RUN` says."
+        yield "Figures of other weights are not shown here."
         return
     yield " ".join(_cell(each) for each in evaluation["verdict"]["sentences"])
     rows = [_row(each) for each in evaluation["figures"] if each.get("kind") is None]

@@ -34,6 +34,8 @@ def push_folder(folder: Path, repository: str, *, is_public: bool = False, api: 
     check_repository(repository)
     try:
         hub.create_repo(repo_id=repository, repo_type="model", private=not is_public, exist_ok=True)
+        if not is_public and hub.repo_info(repo_id=repository, repo_type="model").private is not True:
+            raise _would_be_public(repository)  # one that was there before stays as it was
         done = hub.upload_folder(
             folder_path=str(folder),
             repo_id=repository,
@@ -53,6 +55,12 @@ def push_folder(folder: Path, repository: str, *, is_public: bool = False, api: 
     except (HTTPError, OSError) as error:
         raise _refused(repository, error, "Look at the network; the same command can be run again.") from error
     return str(getattr(done, "commit_url", None) or done)
+
+
+def _would_be_public(repository: str) -> RunError:
+    fix = "Make it private on the hub, name another one, or say --public if everybody may have these weights."
+    got = "a repository that is there already, and public"
+    return RunError(explain(f"sending to {repository}", got=got, expected="a private one", fix=fix))
 
 
 def _refused(repository: str, error: Exception, fix: str) -> RunError:

@@ -87,7 +87,7 @@ def write_ollama(folder: Path, tokenizer: Any, *, weights: str, max_length: int 
     parts = ollama_template(tokenizer)
     lines = [f"FROM {weights}"]
     if parts is not None:
-        lines += [f'TEMPLATE """{parts.template}"""', *(f"PARAMETER stop {json.dumps(each)}" for each in parts.stops)]
+        lines += [f'TEMPLATE """{parts.template}"""', *(f"PARAMETER stop {_quoted(each)}" for each in parts.stops)]
     lines += [f"PARAMETER num_ctx {max_length}"] if max_length else []
     path = folder / "Modelfile"
     atomic_write_text(path, "\n".join(lines) + "\n")
@@ -116,7 +116,7 @@ def ollama_template(tokenizer: Any) -> OllamaTemplate | None:
     """The chat template in Ollama's language, or None where it does more than put texts around messages."""
     try:
         found = _read_parts(tokenizer)
-        if found is None or any('"""' in each or "{{" in each for pair in found.around.values() for each in pair):
+        if found is None or not _can_be_written(found):
             return None
         talk = [{"role": role, "content": f"{role} {number}: a\n b"} for number in range(2) for role in _ROLES[1:]]
         for messages in ([{"role": "system", "content": "be brief"}, *talk[:3]], talk[:3]):
@@ -125,6 +125,18 @@ def ollama_template(tokenizer: Any) -> OllamaTemplate | None:
         return found
     except (InputError, ValueError, TypeError, KeyError):  # a template may refuse a role, or an order of roles
         return None
+
+
+def _can_be_written(parts: OllamaTemplate) -> bool:
+    """Whether no text of ours would be read as Ollama's own: its actions, the end of the template, an escape."""
+    texts = [parts.answer, *(each for pair in parts.around.values() for each in pair)]
+    is_closed_early = '"""' in parts.template or parts.template.endswith('"')
+    are_plain = all(_quoted(each) == f'"{each}"' for each in parts.stops)
+    return are_plain and not is_closed_early and not any("{{" in each or each.endswith("{") for each in texts)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # Ollama takes what is between the quotes as it is
 
 
 def _read_parts(tokenizer: Any) -> OllamaTemplate | None:

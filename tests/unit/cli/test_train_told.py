@@ -60,7 +60,11 @@ def test_what_a_training_is_made_of_says_whether_it_is_made_again(train, folder,
     assert why_train(other, run) == ("loss.beta_replay: 0.1 -> 0.2", True)
     run.write_jsonl("pairs", [], schema="dpo_pair", version=2, sources=["conversations"])
     assert why_train(config, run) == ("pairs changed since", True)
+    for name in ("evaluation.json", "evaluated.jsonl", "evaluated.meta.json"):
+        (run.root / name).write_text("{}")
     place = set_aside(config, run)
+    assert {each.name for each in place.glob("eval*")} == {"evaluation.json", "evaluated.jsonl", "evaluated.meta.json"}
+    assert not run.path("evaluation").exists()
     assert (place / "adapter" / "training.json").exists()
     assert not trained_in(config, run).exists()
     assert why_train(config, run) == ("is not there yet", False)

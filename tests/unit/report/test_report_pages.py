@@ -77,6 +77,23 @@ def test_a_site_shows_hint_tokens_decisions_and_what_became_of_it(run, page):
     assert "good calls of the session" in card
 
 
+def test_figures_of_other_weights_are_said_to_be_that(run, tmp_path):
+    from composer_replication.runs.evaluation import read_evaluation, weight_files_digest, write_evaluation
+
+    other = RunDir.open(shutil.copytree(run.root, tmp_path / "run"))
+    (other.path("adapter") / "adapter_model.safetensors").write_bytes(b"weights")
+    report = write_report(other)
+    assert report.verdict.label == "Of other weights"
+    assert "**of other weights**" in report.markdown.read_text()
+    assert re.search(r"\| evaluation\S*json \|[^|]*\| of other weights \|", report.markdown.read_text())
+    record = read_evaluation(other)
+    record["models"]["after"]["files"] = weight_files_digest(other.path("adapter"))
+    write_evaluation(other, record)
+    report = write_report(other)
+    assert report.verdict.label == "Better"
+    assert "of other weights" not in report.markdown.read_text() + report.html.read_text()
+
+
 def test_the_classes_of_tokens_follow_their_gaps():
     from composer_replication.report.credit import _class
 

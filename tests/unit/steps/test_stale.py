@@ -10,7 +10,7 @@ import pytest
 from claude_records import Log, call, text
 from run_pieces import ingested, write_session
 
-from composer_replication.config import CrfConfig, PairsConfig, RunConfig, SitesConfig, SplitConfig
+from composer_replication.config import CrfConfig, EvaluationConfig, PairsConfig, RunConfig, SitesConfig, SplitConfig
 from composer_replication.errors import InputError, StaleArtefactError
 from composer_replication.runs.sites import read_sites, strike_sites
 from composer_replication.sessions.read_run import read_sessions
@@ -18,7 +18,7 @@ from composer_replication.steps.pairs import write_pairs
 from composer_replication.steps.run import Learnable, check_learnable, learnable
 from composer_replication.steps.sites import write_sites
 from composer_replication.steps.split import write_split
-from composer_replication.steps.stale import NOT_THERE, note_files, why_files, why_records
+from composer_replication.steps.stale import NOT_THERE, evaluated_of, note_files, why_files, why_records
 
 NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"
 NAMES = ("split", "sites", "pairs")
@@ -107,6 +107,28 @@ def test_an_evaluation_is_made_again_when_what_it_was_made_of_is_another(run):
     note_files("evaluate", run, {"sites": "1", "after": "x"})
     assert why_files("evaluate", run, {"sites": "1", "after": "x"}) == ""
     assert why_files("evaluate", run, {"sites": "1", "after": "y"}) == "after changed since"
+
+
+def test_an_evaluation_that_somebody_replaced_is_made_again(run):
+    run.path("evaluation").write_text("{}")
+    note_files("evaluate", run, {})
+    run.path("evaluation").write_text('{"models": "others"}')
+    assert why_files("evaluate", run, {}) == "evaluation changed since"
+
+
+def test_other_bytes_of_weights_and_of_files_for_damage_are_seen(run, tmp_path):
+    weights, tasks = tmp_path / "adapter", tmp_path / "tasks.jsonl"
+    weights.mkdir()
+    (weights / "adapter_model.safetensors").write_bytes(b"one")
+    tasks.write_text("{}")
+    config = CrfConfig(evaluation=EvaluationConfig(gsm8k=str(tasks)))
+    run.path("evaluation").write_text("{}")
+    note_files("evaluate", run, evaluated_of(config, run, {"after": weights, "control": None}))
+    assert why_files("evaluate", run, evaluated_of(config, run, {"after": weights, "control": None})) == ""
+    (weights / "adapter_model.safetensors").write_bytes(b"two")
+    tasks.write_text("[]")
+    now = evaluated_of(config, run, {"after": weights, "control": None})
+    assert why_files("evaluate", run, now) == "weights of after and gsm8k changed since"
 
 
 def test_what_there_is_to_learn_from_is_counted_without_the_test(run):

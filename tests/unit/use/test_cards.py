@@ -10,7 +10,8 @@ import yaml
 
 from composer_replication.envs.student import student_folder
 from composer_replication.runs import RunDir
-from composer_replication.use.cards import data_card, model_card
+from composer_replication.runs.evaluation import weight_files_digest, write_evaluation
+from composer_replication.use.cards import data_card, evaluation_of, model_card
 from composer_replication.use.trained import (
     UNKNOWN_LICENCE,
     Trained,
@@ -74,6 +75,19 @@ def test_a_card_states_base_licence_data_figures_and_limits(example_run, tmp_pat
     assert f"{counts['sessions']} sessions (" in card
     assert "7 are taught with a hint" in card
     assert "5 preference pairs" in card
+
+
+@pytest.mark.parametrize("files", [None, "digest of others", "digest of these"])
+def test_figures_of_other_weights_are_in_no_card(tmp_path, files):
+    run, adapter = RunDir.create(tmp_path / "run"), tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_bytes(b"weights")
+    these = weight_files_digest(adapter)
+    after = {"name": "gone/adapter", "files": these if files == "digest of these" else files}
+    models = {**EVALUATION["models"], "after": after}
+    write_evaluation(run, {**EVALUATION, "models": models, "split": {}, "sampled": None, "drops": {}})
+    found = evaluation_of(Trained(base="m", adapter=adapter, run=run))
+    assert (found is not None) == (files == "digest of these")
 
 
 def test_what_nobody_knows_is_said(tmp_path):

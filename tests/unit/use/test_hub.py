@@ -39,6 +39,14 @@ class _Hub(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    def do_GET(self):
+        data = json.dumps({"id": "ada/small", "private": self.server.is_private}).encode()
+        self.send_response(self.server.status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
     def log_message(self, *_):
         pass
 
@@ -47,7 +55,7 @@ class _Hub(BaseHTTPRequestHandler):
 def hub(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
-        server.asked, server.status = [], 200
+        server.asked, server.status, server.is_private = [], 200, True
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server
@@ -88,6 +96,14 @@ def test_a_refusal_says_what_to_look_at(hub, weights, status, said):
     with pytest.raises(RunError, match=rf"sending to ada/small: got .*{said}"):
         push_folder(weights, "ada/small", api=api(hub))
     assert len(hub.asked) == 1
+
+
+def test_a_repository_that_is_there_and_public_gets_nothing_unless_that_is_meant(hub, weights):
+    hub.is_private = False
+    with pytest.raises(RunError, match=r"and public, expected a private one.*--public"):
+        push_folder(weights, "ada/small", api=api(hub))
+    assert [path for path, _, _ in hub.asked] == ["/api/repos/create"]
+    assert push_folder(weights, "ada/small", is_public=True, api=api(hub)).endswith("/commit/1")
 
 
 def test_offline_means_offline(hub, weights, monkeypatch):

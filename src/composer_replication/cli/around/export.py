@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--push", metavar="REPO", help="with --to: send merged weights and card to OWNER/NAME on the hub"
     )
-    parser.add_argument("--public", action="store_true", help="with --push: a new repository is public, not private")
+    parser.add_argument(
+        "--public", action="store_true", help="with --push: everybody may have it; else a public repository is refused"
+    )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     add_gate_arguments(parser)
 
