@@ -155,8 +155,9 @@ def data_facts(run: RunDir | None) -> Iterator[str]:
         yield f"{sessions:,} sessions{of_what} with {turns:,} turns of the model and {calls:,} calls."
         yield _scrubbing(run, talk)
     if sites:
-        taught = sum(number for key, number in sites.items() if key.startswith("hint: "))
-        yield f"{sites.get('sites', 0):,} failures, of which {taught:,} are taught with a hint."
+        hinted = sum(number for key, number in sites.items() if key.startswith("hint: "))
+        less = "fewer are learnt from: not those held out, and not those whose hint did nothing"
+        yield f"{sites.get('sites', 0):,} failures in all sessions, of which {hinted:,} have a hint; {less}."
     if pairs:
         yield f"{pairs.get('pairs', pairs.get('rows', 0)):,} preference pairs."
     if sides:

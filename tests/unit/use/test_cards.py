@@ -73,7 +73,7 @@ def test_a_card_states_base_licence_data_figures_and_limits(example_run, tmp_pat
     assert "| loss_good_turns | 1.5 | 1.25 | nats |" in card
     counts = json.loads((example_run / "conversations.meta.json").read_text())["counts"]
     assert f"{counts['sessions']} sessions (" in card
-    assert "7 are taught with a hint" in card
+    assert "7 have a hint; fewer are learnt from" in card
     assert "5 preference pairs" in card
 
 
