@@ -96,9 +96,19 @@ def write_sites(
         sources=made_of,
         counts=_counts(rows),
         drops=drops,
-        settings={"min_confidence": section.min_confidence, "struck": sorted(struck)},
+        settings={"min_confidence": section.min_confidence, "struck": sorted(struck), **_written_by(section, hints)},
     )
     return SitesOfRun([site for site, _ in rows], {} if hints is None else hints.counts, conventions)
+
+
+def writer_of(section: SitesConfig) -> str | None:
+    """The model that writes hints; None where templates alone do."""
+    return None if section.writer is None else str(read_specs(section.writer, "sites.writer")[0]["slug"])
+
+
+def _written_by(section: SitesConfig, hints: WrittenHints | None) -> dict[str, Any]:
+    paid = {} if hints is None else {"writer_calls": sum(hints.counts.values()), "writer_usd": hints.paid}
+    return {"writer": writer_of(section), **paid}
 
 
 def _counts(rows: Iterable[tuple[ErrorSite, Hint | None]]) -> Counter[str]:
