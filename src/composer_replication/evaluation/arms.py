@@ -13,13 +13,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from composer_replication.batch.model_folder import load_model, load_tokenizer, reading
+from composer_replication.canonical_json import decode_object
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.fingerprint import tokenizer_digest
 from composer_replication.optional import require
+from composer_replication.sessions.shuffled import NO_OTHER_KIND, TURNED
 
 ArmName = Literal["before", "after", "control"]
 Precision = Literal["auto", "float32", "bfloat16"]
 _ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_HINTS, _PAIRS = "sdpo_kl", "trace_replay_dpo"
 
 
 class Arm(NamedTuple):
@@ -66,6 +69,31 @@ def _base_of(folder: Path, default: str | None) -> str | None:
     if named is not None and Path(named).is_dir():
         return default if default is not None and _is_same(named, default) else named
     return default or named
+
+
+def control_lacks(arms: Sequence[Arm]) -> list[str]:
+    """What a control was not taught though the training it is to be compared with was, in sentences.
+
+    By the records of both trainings; weights without one are taken for what they are said to be.
+    """
+    records = {arm.name: _training_of(Path(arm.given)) for arm in arms}
+    real, control = records.get("after"), records.get("control")
+    if not real or not control:
+        return []
+    ran, ran_in_control = ({each["name"] for each in record["channels"] if each["steps"]} for record in (real, control))
+    said: list[str] = []
+    if _HINTS in ran - ran_in_control:
+        said.append("No control for channel 2: it had no hint of another kind to teach.")
+    elif left := control["drops"].get(f"{_HINTS}: {NO_OTHER_KIND}"):
+        said.append(f"{left:,} sites have no control: there is no hint of another kind for them.")
+    if _PAIRS in ran and (_PAIRS not in ran_in_control or control["counts"].get(TURNED) == 0):
+        said.append("No control for channel 3: it had no pair to turn round.")
+    return said
+
+
+def _training_of(folder: Path) -> dict[str, Any]:
+    path = folder / "training.json"
+    return decode_object(path.read_bytes()) if path.is_file() else {}
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
-from composer_replication.evaluation.arms import Arm, arms_of, each_model, tokenizers_of
+from composer_replication.evaluation.arms import Arm, arms_of, control_lacks, each_model, tokenizers_of
 from composer_replication.evaluation.damage import GOOD_TURNS, UNITS, damage_row, loss_values
 from composer_replication.evaluation.decisions import NEAR_DUPLICATE
 from composer_replication.evaluation.figures import FigureArm, Value, figures_of, forced_values
@@ -166,18 +166,19 @@ def _record(
     *,
     have_same_tokens: bool,
 ) -> dict[str, Any]:
-    section, names = config.evaluation, [arm.name for arm in arms]
+    section, names, lacks = config.evaluation, [arm.name for arm in arms], control_lacks(arms)
     shown: list[FigureArm] = ["after", *(["control", "difference"] if "control" in names else [])]
     verdict, power = verdict_of(
         section.primary,
         results.values,
-        has_control="control" in names,
+        has_control="control" in names and not lacks,
         fewest_sessions=section.fewest_sessions,
         seed=section.seed,
         nothing=_why_nothing(held)
         if have_same_tokens
         else f"{_OTHER_TOKENS}; name evaluation.primary = sampled_failures",
     )
+    verdict["sentences"][1] = " ".join([verdict["sentences"][1], *lacks])
     return {
         "created": now(),
         "tool_version": __version__,
@@ -236,7 +237,7 @@ def _models(arms: Sequence[Arm], digests: Mapping[str, str]) -> dict[str, Any]:
         for arm in arms
     }
     if "control" in said:
-        said["control"]["what"] = CONTROL
+        said["control"] |= {"what": CONTROL, "lacks": control_lacks(arms)}
     return {"control": None, **said}
 
 
