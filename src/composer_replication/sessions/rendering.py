@@ -259,4 +259,5 @@ def _pair(
     if isinstance(sides, str):
         return sides
     kind = " ".join([pair.source, *(call.name for turn in (answer, logged) for call in turn.calls)])
-    return KeptPair(pair.state_id, rendered, *(PairSide.of(ids, start, rendered.ids) for ids, start in sides), kind)
+    chosen, rejected = (PairSide.of(ids, start, rendered.ids) for ids, start in sides)
+    return KeptPair(pair.state_id, rendered, chosen, rejected, kind)
