@@ -205,7 +205,7 @@ def _training(record: Mapping[str, Any]) -> str:
 
 
 def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
-    """The verdict, then every figure with its interval; the primary one was named before training."""
+    """The verdict, then every figure with its interval; and when the primary one was named."""
     if evaluation is None:
         yield "Not evaluated: nobody knows whether this is better. `crf evaluate RUN` says."
         yield "Figures of other weights are not shown here."
@@ -214,7 +214,8 @@ def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
     rows = [_row(each) for each in evaluation["figures"] if each.get("kind") is None]
     head = "| figure | arm | estimate | 95% interval | n | sessions | better |\n|---|---|---|---|---|---|---|"
     yield "\n".join([head, *rows])
-    yield "The figure in bold was named before training, the others are exploratory. Intervals: over held-out sessions."
+    named, over = evaluation.get("named", "after training"), (evaluation.get("split") or {}).get("over", "session")
+    yield f"The figure in bold was named {named}, the others are exploratory. Intervals: over held-out {over}s."
     if damage := evaluation.get("damage"):
         lines = [
             f"| {_cell(each['name'])} | {each['before']:.4g} | {each['after']:.4g} | {_cell(each['unit'])} |"
@@ -226,7 +227,7 @@ def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
 def _row(each: Mapping[str, Any]) -> str:
     label = f"**{_cell(each['label'])}**" if each.get("is_primary") else _cell(each["label"])
     numbers = ["" if each[key] is None else f"{each[key]:+.3f}" for key in ("estimate", "low", "high")]
-    interval = f"{numbers[1]} to {numbers[2]}" if each["low"] is not None else "none: too few sessions"
+    interval = f"{numbers[1]} to {numbers[2]}" if each["low"] is not None else "none: too few sessions, or no spread"
     cells = [label, each["arm"], f"{numbers[0]} {_cell(each['unit'])}", interval]
     cells += [f"{each['n']:,}", f"{each['sessions']:,}", each["better"]]
     return f"| {' | '.join(cells)} |"
