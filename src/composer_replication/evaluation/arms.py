@@ -5,7 +5,8 @@ Adapters on the same weights share them: those are loaded once, and each adapter
 
 from __future__ import annotations
 
-import json
+import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from composer_replication.batch.model_folder import load_model, load_tokenizer, reading
-from composer_replication.canonical_json import decode_object
+from composer_replication.canonical_json import decode_object, encode
 from composer_replication.errors import InputError, explain
-from composer_replication.objective.fingerprint import tokenizer_digest
+from composer_replication.objective.fingerprint import tokenizer_digest, weights_digest
 from composer_replication.optional import require
 from composer_replication.sessions.shuffled import NO_OTHER_KIND, TURNED
 
@@ -23,6 +24,8 @@ ArmName = Literal["before", "after", "control"]
 Precision = Literal["auto", "float32", "bfloat16"]
 _ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _HINTS, _PAIRS = "sdpo_kl", "trace_replay_dpo"
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_OF_A_PLACE = ("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version")
 
 
 class Arm(NamedTuple):
@@ -35,7 +38,7 @@ class Arm(NamedTuple):
 
 
 def arms_of(before: str, after: str, control: str | None = None) -> list[Arm]:
-    """In this order. An adapter whose own base is no folder here is put on the weights of `before`."""
+    """In this order. An adapter whose own base was a folder that is gone is put on the weights of `before`."""
     first = _arm("before", before, None)
     named: list[tuple[ArmName, str | None]] = [("after", after), ("control", control)]
     return [first, *(_arm(name, given, first.base) for name, given in named if given is not None)]
@@ -53,22 +56,38 @@ def _arm(name: ArmName, given: str, default: str | None) -> Arm:
         got = f"{given!r} without {_ADAPTER_WEIGHTS}"
         fix = "Weights in other files would have to be unpickled, which is not done."
         raise InputError(explain(f"--{name}", got=got, expected="an adapter as safetensors", fix=fix))
-    base = _base_of(folder, default)
+    own = _own_base(folder)
+    base = _base_of(own, default)
+    if base is None and own is not None:
+        got = f"the adapter {given!r}, which stands on {own!r}"
+        fix = "Name its own base as --before."
+        raise InputError(explain(f"--{name}", got=got, expected=f"an adapter on {default!r}", fix=fix))
     if base is None:
         got = f"the adapter {given!r}, which does not say what it stands on"
         raise InputError(explain(f"--{name}", got=got, expected="an adapter with a base, or whole weights"))
     return Arm(name, given, base, given)
 
 
-def _base_of(folder: Path, default: str | None) -> str | None:
+def _settings_of(folder: Path) -> dict[str, Any]:
     try:
-        base = json.loads((folder / _ADAPTER).read_bytes()).get("base_model_name_or_path")
-    except (ValueError, AttributeError, UnicodeDecodeError) as error:
+        return decode_object((folder / _ADAPTER).read_bytes())
+    except ValueError as error:
         raise InputError(explain(str(folder / _ADAPTER), got=error, expected="a JSON object")) from error
-    named = base if isinstance(base, str) and base else None
-    if named is not None and Path(named).is_dir():
-        return default if default is not None and _is_same(named, default) else named
-    return default or named
+
+
+def _own_base(folder: Path) -> str | None:
+    base = _settings_of(folder).get("base_model_name_or_path")
+    return base if isinstance(base, str) and base else None
+
+
+def _base_of(own: str | None, default: str | None) -> str | None:
+    """Where an adapter goes; None where it names other weights than `default`, or none and there is no default."""
+    if own is None or default is None:
+        return default or own
+    if Path(own).is_dir():
+        return default if _is_same(own, default) else own
+    is_gone = _HUB_NAME.fullmatch(own) is None
+    return default if is_gone or _is_same(own, default) else None
 
 
 def control_lacks(arms: Sequence[Arm]) -> list[str]:
@@ -97,7 +116,20 @@ def _training_of(folder: Path) -> dict[str, Any]:
 
 
 def _is_same(one: str, other: str) -> bool:
-    return Path(one).exists() and Path(other).exists() and Path(one).samefile(other)
+    """The same folder, or a name on the hub and a folder that such a name is kept in."""
+    if Path(one).exists() and Path(other).exists():
+        return Path(one).samefile(other)
+    is_copy = Path(other).is_dir() and Path(one).name == Path(other).name
+    return one == other or is_copy or f"models--{one.replace('/', '--')}" in Path(other).parts
+
+
+def digest_of_arm(arm: Arm, model: Any) -> str:
+    """What tells these weights from others; with other settings (its scale) an adapter's are others."""
+    weights = weights_digest(model, with_adapter=arm.adapter is not None)
+    if arm.adapter is None:
+        return weights
+    settings = {key: each for key, each in _settings_of(Path(arm.adapter)).items() if key not in _OF_A_PLACE}
+    return hashlib.sha256(weights.encode() + encode(settings, where=_ADAPTER)).hexdigest()
 
 
 def tokenizers_of(arms: Sequence[Arm]) -> tuple[dict[str, Any], bool]:
@@ -110,8 +142,10 @@ def each_model(arms: Sequence[Arm], precision: Precision) -> Iterator[tuple[Arm,
     """Each arm's model in turn, on the GPU where there is one; a model is of use until the next is asked for."""
     device, dtype = device_and_dtype(precision)
     for base in dict.fromkeys(arm.base for arm in arms):
-        model = load_model(base, what=f"model {base!r}", dtype=dtype).to(device).eval()
+        model: Any = None
         for arm in (each for each in arms if each.base == base):
+            if model is None:
+                model = load_model(base, what=f"model {base!r}", dtype=dtype).to(device).eval()
             if arm.adapter is None:
                 yield arm, model
                 continue
@@ -119,10 +153,17 @@ def each_model(arms: Sequence[Arm], precision: Precision) -> Iterator[tuple[Arm,
             with reading(arm.adapter, f"--{arm.name}"):
                 adapted = peft.PeftModel.from_pretrained(model, arm.adapter, is_trainable=False).eval()
             yield arm, adapted
-            model = adapted.unload()
+            # What an adapter holds whole copies of, or adds to biases, stays behind when it is taken off.
+            model = adapted.unload() if all(map(_only_adds, adapted.peft_config.values())) else None
+            del adapted
         del model
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _only_adds(settings: Any) -> bool:
+    is_whole = (getattr(settings, key, None) for key in ("modules_to_save", "trainable_token_indices"))
+    return not any(is_whole) and getattr(settings, "bias", "none") == "none"
 
 
 def device_and_dtype(precision: Precision) -> tuple[torch.device, torch.dtype]:

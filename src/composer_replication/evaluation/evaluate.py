@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
-from composer_replication.evaluation.arms import Arm, arms_of, control_lacks, each_model, tokenizers_of
+from composer_replication.errors import NonFiniteError
+from composer_replication.evaluation.arms import Arm, arms_of, control_lacks, digest_of_arm, each_model, tokenizers_of
 from composer_replication.evaluation.damage import GOOD_TURNS, UNITS, damage_row, loss_values
 from composer_replication.evaluation.decisions import NEAR_DUPLICATE
-from composer_replication.evaluation.figures import FigureArm, Value, figures_of, forced_values
+from composer_replication.evaluation.figures import FigureArm, Over, Value, figures_of, forced_values
 from composer_replication.evaluation.forced import Kept, evaluated_rows
 from composer_replication.evaluation.held_out import HeldOut, read_held_out
 from composer_replication.evaluation.judged import sampled_rows, sampled_summary, sampled_values
 from composer_replication.evaluation.questions import Answers, Questions, add_answers, ask, questions_on
 from composer_replication.evaluation.token_gaps import gap_rows
 from composer_replication.evaluation.verdict import verdict_of
-from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.runs import RunDir
 from composer_replication.runs.evaluation import ROWS_VERSION, weight_files_digest, write_evaluation
 from composer_replication.runs.sidecar import now
@@ -33,6 +33,7 @@ from composer_replication.version import __version__
 PARTIAL = "evaluation.partial.jsonl"
 CONTROL = "hints of another kind, sides of pairs by coin"
 _OTHER_TOKENS = "the models have different tokenizers, and log-probs of other tokens do not compare"
+_BROKEN = "not numbers"
 _SOURCES = ("conversations", "split", "sites")
 
 
@@ -62,8 +63,12 @@ def evaluate_run(
     before: str,
     after: str,
     control: str | None = None,
+    primary_then: str | None = None,
 ) -> dict[str, Any]:
-    """Compare the models on the held-out sessions of a run, write the artefacts, and give evaluation.json's record."""
+    """Compare the models on the held-out sessions of a run, write the artefacts, and give evaluation.json's record.
+
+    `primary_then` is the primary figure that the training's own settings name.
+    """
     from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
 
     arms = arms_of(before, after, control)
@@ -85,7 +90,12 @@ def evaluate_run(
     finally:
         kept.close()
     results = _results(config, run, held, asked, answers)
+    if _over(run) == "project":
+        projects = {row.session: row.project for row in sides}
+        for name, values in results.values.items():
+            results.values[name] = [each._replace(session=projects[each.session]) for each in values]
     record = _record(config, run, arms, held, answers, results, have_same_tokens=have_same_tokens)
+    _say_when_named(record, primary_then)
     record["drops"] = dict(sorted((held.drops + drops).items()))
     for name, rows in results.rows.items():
         _write_rows(run, name, rows, held, drops)
@@ -133,15 +143,31 @@ def _answers(config: CrfConfig, arms: Sequence[Arm], views: Mapping[str, _View],
     found, shared = Answers(), next(iter(views.values()))
     for arm, model in each_model(arms, config.evaluation.precision):
         view = views.get(arm.base, shared)
-        digest = weights_digest(model, with_adapter=arm.adapter is not None)
-        add_answers(found, ask(model, digest, arm.name, view.asked, view.renderer, config.evaluation, kept))
-    return found
+        digest = digest_of_arm(arm, model)
+        try:
+            add_answers(found, ask(model, digest, arm.name, view.asked, view.renderer, config.evaluation, kept))
+        except NonFiniteError:
+            found.broken.append(arm.name)
+    return Answers(broken=found.broken) if {"before", "after"} & set(found.broken) else found
+
+
+def _over(run: RunDir) -> Over:
+    return "project" if run.meta("split").settings.get("by") == "project" else "session"
+
+
+def _say_when_named(record: dict[str, Any], primary_then: str | None) -> None:
+    """A figure that was chosen when the results could be known is no proof, and the record says so."""
+    is_before = primary_then == record["primary"]
+    record["named"] = "before training" if is_before else "after training"
+    if not is_before:
+        why = f"its settings name {primary_then}" if primary_then else "its settings are not beside the weights"
+        record["verdict"]["sentences"][1] += f" Nothing shows that this figure was named before training: {why}."
 
 
 def _results(config: CrfConfig, run: RunDir, held: HeldOut, asked: Questions, answers: Answers) -> _Results:
     """Rows and values; the artefact of a part that was not asked for is written empty, so that none is an old one."""
     found = _Results()
-    rows = evaluated_rows(asked.sites, answers.scores) if asked.sites else []
+    rows = evaluated_rows(asked.sites, answers.scores) if answers.scores else []
     tools = read_tools(run) if run.path("tools").exists() else table_of(())
     drawn = sampled_rows(held, tools, asked.states, answers.draws) if answers.draws else []
     gaps = gap_rows(asked.gaps, answers.gaps) if answers.gaps else []
@@ -166,15 +192,18 @@ def _record(
     *,
     have_same_tokens: bool,
 ) -> dict[str, Any]:
-    section, names, lacks = config.evaluation, [arm.name for arm in arms], control_lacks(arms)
+    section, lacks = config.evaluation, control_lacks(arms)
+    names = [arm.name for arm in arms if arm.name not in answers.broken]
     shown: list[FigureArm] = ["after", *(["control", "difference"] if "control" in names else [])]
     verdict, power = verdict_of(
         section.primary,
         results.values,
+        over=_over(run),
+        broken=answers.broken,
         has_control="control" in names and not lacks,
         fewest_sessions=section.fewest_sessions,
         seed=section.seed,
-        nothing=_why_nothing(held)
+        nothing=_why_nothing(held, answers)
         if have_same_tokens
         else f"{_OTHER_TOKENS}; name evaluation.primary = sampled_failures",
     )
@@ -185,6 +214,7 @@ def _record(
         "models": _models(arms, answers.digests),
         "split": {
             "by": str(run.meta("split").settings.get("by", "time")),
+            "over": _over(run),
             "sessions": held.num_sessions,
             "sites": held.num_sites,
             "near_duplicates": len(held.duplicates),
@@ -193,14 +223,16 @@ def _record(
         "settings": asdict(section),
         "verdict": verdict,
         "power": power,
-        "figures": figures_of(results.values, primary=section.primary, seed=section.seed, arms=shown),
+        "figures": figures_of(results.values, primary=section.primary, seed=section.seed, arms=shown, over=_over(run)),
         "sampled": results.sampled,
-        "not_run": _not_run(config, results, have_same_tokens=have_same_tokens),
+        "not_run": _not_run(config, results, answers, has_control=len(arms) == 3, have_same_tokens=have_same_tokens),
         "damage": results.damage,
     }
 
 
-def _why_nothing(held: HeldOut) -> str:
+def _why_nothing(held: HeldOut, answers: Answers) -> str:
+    if "before" in answers.broken:
+        return f"the log-probs of the model before are {_BROKEN}"
     if not held.num_sessions["test"]:
         return "no session is held out"
     if not held.num_sites["test"]:
@@ -208,22 +240,36 @@ def _why_nothing(held: HeldOut) -> str:
     return ""
 
 
-def _not_run(config: CrfConfig, results: _Results, *, have_same_tokens: bool) -> dict[str, str]:
+def _not_run(
+    config: CrfConfig, results: _Results, answers: Answers, *, has_control: bool, have_same_tokens: bool
+) -> dict[str, str]:
     """Parts without a result, and why."""
-    section = config.evaluation
+    section, rows = config.evaluation, results.rows["evaluated"]
     reasons = {
-        "forced": (bool(results.rows["evaluated"]), "no held-out error with a good call beside it"),
+        "control": (has_control, "no model trained on shuffled hints and pairs is named"),
+        "forced": (bool(rows), "no held-out error with a good call beside it"),
+        "corrections": (
+            any(row["role"] == "correction" for row in rows),
+            "no held-out session puts its error right by a call of its own",
+        ),
         "sampled": (
             results.sampled is not None,
             "no held-out state" if section.samples else "evaluation.samples is 0",
         ),
         "token_gaps": (bool(results.rows["token_gaps"]), "no site with a hint" if section.token_gaps else "set to 0"),
+        "good_turns": (
+            GOOD_TURNS in answers.losses,
+            "no good turn in held-out sessions" if section.good_turns else "evaluation.good_turns is 0",
+        ),
         "gsm8k": (section.gsm8k is not None, "evaluation.gsm8k names no file"),
         "code": (section.code is not None, "evaluation.code names no file"),
     }
     said = {part: reason for part, (is_there, reason) in reasons.items() if not is_there}
     if not have_same_tokens:
-        said |= dict.fromkeys(("forced", "token_gaps", "good_turns", "code"), _OTHER_TOKENS)
+        said |= dict.fromkeys(("forced", "corrections", "token_gaps", "good_turns", "code"), _OTHER_TOKENS)
+    for name in answers.broken:
+        parts = ("control",) if name == "control" else ("forced", "corrections", "sampled", "token_gaps", "good_turns")
+        said |= dict.fromkeys(parts, f"the log-probs of the model {name!r} are {_BROKEN}")
     return said
 
 

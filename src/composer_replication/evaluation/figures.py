@@ -19,6 +19,8 @@ from composer_replication.evaluation.statistics import Interval, session_interva
 
 FigureArm = Literal["after", "control", "difference"]
 Row = Mapping[str, Any]
+Over = Literal["session", "project"]
+"""What is drawn for an interval: sessions, or whole projects where the split holds those out."""
 Better = Literal["higher", "lower"]
 
 
@@ -86,9 +88,9 @@ def _moved(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def figures_of(
-    values: Mapping[str, Sequence[Value]], *, primary: str, seed: int, arms: Sequence[FigureArm]
+    values: Mapping[str, Sequence[Value]], *, primary: str, seed: int, arms: Sequence[FigureArm], over: Over = "session"
 ) -> list[dict[str, Any]]:
-    """Every figure over all sites, then those by kind; the primary one is marked."""
+    """Every figure over all sites, then those by kind; the primary one is marked; `over` is what sessions stand for."""
     found: list[dict[str, Any]] = []
     for name, several in values.items():
         for arm in arms:
@@ -101,7 +103,7 @@ def figures_of(
         for kind in sorted({each.kind for each in several if each.kind is not None}):
             own = [each for each in several if each.kind == kind]
             found += [_figure(name, arm, own, kind, seed) | {"is_primary": False} for arm in arms]
-    return found
+    return [each | {"over": over} for each in found]
 
 
 def _figure(name: str, arm: FigureArm, values: Sequence[Value], kind: str | None, seed: int) -> dict[str, Any]:

@@ -6,13 +6,14 @@ by the next, whatever else has changed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from composer_replication.errors import ArtefactCorruptError
+from composer_replication.errors import ArtefactCorruptError, NonFiniteError, explain
 from composer_replication.evaluation.decisions import SiteDecisions, digest_of
 from composer_replication.objective.reference import Response, response_logprobs
 from composer_replication.runs.journal import Journal, read_journal
@@ -62,9 +63,17 @@ def score_groups(
         tell_phase(Phase(name=what, done=number, total=len(groups), items=items, kept_in=kept.path))
         key = f"{weights}:{digest_of(group)}"
         known = kept.get(key)
-        scores.append(known if known is not None else kept.put(key, response_logprobs(model, group).tolist()))
+        scores.append(known if known is not None else kept.put(key, numbers(response_logprobs(model, group).tolist())))
     tell_phase(Phase(name=what, done=len(groups), total=len(groups), items=items, kept_in=kept.path))
     return scores
+
+
+def numbers(values: list[float]) -> list[float]:
+    """The same values; a journal of others could be read by nobody, and a mean of them says nothing."""
+    if not all(map(math.isfinite, values)):
+        got = "some that are not"
+        raise NonFiniteError(explain("log-probs", got=got, expected="numbers"))
+    return values
 
 
 def evaluated_rows(sites: Iterable[SiteDecisions], scores: Scores) -> list[dict[str, Any]]:

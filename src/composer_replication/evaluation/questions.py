@@ -42,8 +42,9 @@ class Questions:
 
 @dataclass(kw_only=True)
 class Answers:
-    """Those of the models so far, by arm."""
+    """Those of the models so far, by arm; a model whose log-probs are not numbers is `broken` and has none."""
 
+    broken: list[str] = field(default_factory=list[str])
     digests: dict[str, str] = field(default_factory=dict[str, str])
     scores: Scores = field(default_factory=dict[str, list[list[float]]])
     draws: dict[str, list[list[Drawn]]] = field(default_factory=dict[str, list[list[Drawn]]])
@@ -85,7 +86,10 @@ def ask(
     weights = f"{digest}:{next(model.parameters()).dtype}"
     groups = [site.responses for site in asked.sites]
     found = Answers(digests={arm: digest})
-    found.scores[arm] = score_groups(model, weights, groups, kept, what=f"log-probs, {arm}", items="sites")
+    # Without a site to score, one state tells whether actions can be drawn at all.
+    groups = groups or [[(state.prompt, len(state.prompt) - 1)] for state in asked.states[:1]]
+    scores = score_groups(model, weights, groups, kept, what=f"log-probs, {arm}", items="sites")
+    found.scores[arm] = scores[: len(asked.sites)]
     if asked.turns:
         found.losses[damage.GOOD_TURNS] = {arm: _losses(model, weights, asked.turns, kept, f"good turns, {arm}")}
     if asked.code:

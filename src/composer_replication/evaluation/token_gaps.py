@@ -18,7 +18,7 @@ from composer_replication.batch.render.encode import token_texts
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.taught_turns import Part, hinted_turn
 from composer_replication.evaluation.decisions import digest_of
-from composer_replication.evaluation.forced import Kept
+from composer_replication.evaluation.forced import Kept, numbers
 from composer_replication.objective.reference import Response, token_logprobs
 from composer_replication.sessions.phases import Phase, tell_phase
 
@@ -85,7 +85,7 @@ def gaps_of(model: nn.Module, weights: str, sites: Sequence[GapSite], kept: Kept
         tell_phase(Phase(name=f"token gaps, {arm}", done=number, total=len(sites), items="sites", kept_in=kept.path))
         key = f"{weights}:gaps:{digest_of([site.plain, site.hinted])}"
         known = kept.get(key)
-        gaps.append(known if known is not None else kept.put(key, _gaps(model, site)))
+        gaps.append(known if known is not None else kept.put(key, numbers(_gaps(model, site))))
     tell_phase(Phase(name=f"token gaps, {arm}", done=len(sites), total=len(sites), items="sites", kept_in=kept.path))
     return gaps
 

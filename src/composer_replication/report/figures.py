@@ -148,7 +148,7 @@ def _figures(evaluation: Row | None, *, of_kinds: bool) -> list[Figure]:
 def _interval(row: Row, widest: float) -> Interval:
     estimate, low, high = row["estimate"], row["low"], row["high"]
     unit, arm = str(row["unit"]), str(row["arm"])
-    n = f"{row['n']:,} in {_counted(row['sessions'], 'session')}"
+    n = f"{row['n']:,} in {_counted(row['sessions'], row.get('over', 'session'))}"
     if estimate is None or low is None or high is None:
         return Interval(_ARMS.get(arm, arm), "not known", "", n, "open", 50, 50, 0)
     scale = _SHARE_OF_STRIP / (widest or 1.0)

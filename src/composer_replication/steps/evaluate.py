@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from composer_replication.config import CrfConfig
+from composer_replication.config import CrfConfig, config_hash, load
+from composer_replication.config.writer import RESOLVED_NAME
 from composer_replication.errors import InputError, MissingExtraError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.split import PlacedConversation, read_split
@@ -45,7 +48,9 @@ def evaluate(
     told = progress or Progress()
     models = models_of(config, run, before=before, after=after, control=control)
     with telling_phases(told.on_phase, told.say), run.used_for("training"):
-        record = evaluate_run(config, run, sides_to_compare(run), **models._asdict())
+        then = trained_with(models.after)
+        primary = None if then is None else load(CrfConfig, then).evaluation.primary
+        record = evaluate_run(config, run, sides_to_compare(run), **models._asdict(), primary_then=primary)
     if config.train.report_to != "none":
         _report(config, run, record, told)
     return record
@@ -59,6 +64,33 @@ def _report(config: CrfConfig, run: RunDir, record: dict[str, Any], told: Progre
         report_evaluation(config.train.report_to, record, run_name=run.root.resolve().name)
     except MissingExtraError as error:
         told.say(f"train.report_to: {error}; evaluation.json has all of it")
+
+
+def with_settings_of_training(
+    given: CrfConfig, run: RunDir, after: str | None, overrides: Sequence[str] = ()
+) -> CrfConfig:
+    """The settings that the weights were trained with, below the overrides; what was given, where none are known.
+
+    A model is asked in the template, the windows and the contexts that it learnt in.
+    """
+    root = Path(given.train.output) if given.train.output is not None else run.root
+    weights = after or _trained(root)
+    path = None if weights is None else trained_with(weights)
+    if path is None:
+        return given
+    config = load(CrfConfig, path, overrides)
+    return replace(config, train=replace(config.train, output=given.train.output))
+
+
+def trained_with(weights: str) -> Path | None:
+    """The file of settings beside trained weights; None where there is none, or it is another by now."""
+    folder = Path(weights)
+    path = folder.parent / RESOLVED_NAME
+    try:
+        noted = json.loads((folder / _RECORD).read_bytes()).get("config_hash")
+        return path if config_hash(load(CrfConfig, path)) == noted else None
+    except (OSError, ValueError, AttributeError):  # somebody else's weights, or settings that were changed by hand
+        return None
 
 
 def models_of(

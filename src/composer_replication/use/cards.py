@@ -155,8 +155,9 @@ def data_facts(run: RunDir | None) -> Iterator[str]:
         yield f"{sessions:,} sessions{of_what} with {turns:,} turns of the model and {calls:,} calls."
         yield _scrubbing(run, talk)
     if sites:
-        taught = sum(number for key, number in sites.items() if key.startswith("hint: "))
-        yield f"{sites.get('sites', 0):,} failures, of which {taught:,} are taught with a hint."
+        hinted = sum(number for key, number in sites.items() if key.startswith("hint: "))
+        less = "fewer are learnt from: not those held out, and not those whose hint did nothing"
+        yield f"{sites.get('sites', 0):,} failures in all sessions, of which {hinted:,} have a hint; {less}."
     if pairs:
         yield f"{pairs.get('pairs', pairs.get('rows', 0)):,} preference pairs."
     if sides:
@@ -204,7 +205,7 @@ def _training(record: Mapping[str, Any]) -> str:
 
 
 def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
-    """The verdict, then every figure with its interval; the primary one was named before training."""
+    """The verdict, then every figure with its interval; and when the primary one was named."""
     if evaluation is None:
         yield "Not evaluated: nobody knows whether this is better. `crf evaluate RUN` says."
         yield "Figures of other weights are not shown here."
@@ -213,7 +214,8 @@ def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
     rows = [_row(each) for each in evaluation["figures"] if each.get("kind") is None]
     head = "| figure | arm | estimate | 95% interval | n | sessions | better |\n|---|---|---|---|---|---|---|"
     yield "\n".join([head, *rows])
-    yield "The figure in bold was named before training, the others are exploratory. Intervals: over held-out sessions."
+    named, over = evaluation.get("named", "after training"), (evaluation.get("split") or {}).get("over", "session")
+    yield f"The figure in bold was named {named}, the others are exploratory. Intervals: over held-out {over}s."
     if damage := evaluation.get("damage"):
         lines = [
             f"| {_cell(each['name'])} | {each['before']:.4g} | {each['after']:.4g} | {_cell(each['unit'])} |"
@@ -225,7 +227,7 @@ def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
 def _row(each: Mapping[str, Any]) -> str:
     label = f"**{_cell(each['label'])}**" if each.get("is_primary") else _cell(each["label"])
     numbers = ["" if each[key] is None else f"{each[key]:+.3f}" for key in ("estimate", "low", "high")]
-    interval = f"{numbers[1]} to {numbers[2]}" if each["low"] is not None else "none: too few sessions"
+    interval = f"{numbers[1]} to {numbers[2]}" if each["low"] is not None else "none: too few sessions, or no spread"
     cells = [label, each["arm"], f"{numbers[0]} {_cell(each['unit'])}", interval]
     cells += [f"{each['n']:,}", f"{each['sessions']:,}", each["better"]]
     return f"| {' | '.join(cells)} |"

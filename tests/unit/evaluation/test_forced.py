@@ -11,6 +11,7 @@ from evaluation_runs import config, hold_out, write_sites
 
 from composer_replication.errors import InputError
 from composer_replication.evaluation import forced
+from composer_replication.evaluation.arms import arms_of, digest_of_arm, each_model
 from composer_replication.evaluation.evaluate import PARTIAL
 from composer_replication.runs import RunDir
 from composer_replication.runs.evaluation import read_evaluation, read_rows
@@ -220,3 +221,54 @@ def test_log_probs_token_by_token_add_up_to_those_of_the_response(folder):
     logits = model(input_ids=torch.tensor([responses[1][0]])).logits[0].detach().log_softmax(-1)
     expected = [float(logits[at - 1, responses[1][0][at]]) for at in range(2, 8)]
     assert single[1].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_adapter_on_another_base_than_before_is_refused_by_name(tmp_path):
+    place = tmp_path / "adapter"
+    place.mkdir()
+    (place / "adapter_model.safetensors").write_bytes(b"")
+
+    def base(own, before="org/model"):
+        (place / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": own}))
+        return arms_of(before, str(place))[1].base
+
+    with pytest.raises(InputError, match=r"--after.*'org/other'.*'org/model'"):
+        base("org/other")
+    assert base("org/model") == "org/model"
+    assert base("/gone/since/then") == "org/model"
+    kept = "/cache/models--org--model/snapshots/1"
+    assert base("org/model", kept) == kept
+
+
+def test_what_an_adapter_keeps_whole_does_not_stay_in_the_base(folder, tmp_path):
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    settings = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["norm"], task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder / "model"), settings)
+    with torch.no_grad():
+        for name, each in adapted.named_parameters():
+            if "modules_to_save" in name:
+                each.add_(1.0)
+    adapted.save_pretrained(tmp_path / "adapter")
+    arms = arms_of(str(folder / "model"), str(tmp_path / "adapter"), str(folder / "model"))
+    ids = torch.tensor([[3, 4, 5]])
+    logits = {arm.name: model(input_ids=ids).logits.detach() for arm, model in each_model(arms, "float32")}
+    assert torch.equal(logits["control"], logits["before"])
+    assert not torch.allclose(logits["after"], logits["before"])
+
+
+def test_one_adapter_with_two_scales_is_two_sets_of_weights(folder, adapter, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(adapter, other)
+    settings = json.loads((other / "adapter_config.json").read_text())
+    (other / "adapter_config.json").write_text(json.dumps({**settings, "lora_alpha": 4 * settings["lora_alpha"]}))
+    moved = tmp_path / "moved"
+    shutil.copytree(adapter, moved)
+    (moved / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": "/gone/since"}))
+    digests = [
+        digest_of_arm(arm, model)
+        for place in (adapter, other, moved)
+        for arm, model in each_model(arms_of(str(folder / "model"), str(place))[1:], "float32")
+    ]
+    assert digests[0] == digests[2] != digests[1]

@@ -65,7 +65,7 @@ def test_a_card_states_base_licence_data_figures_and_limits(example_run, tmp_pat
     assert "Licence of the start weights: apache-2.0." in card
     assert "12 steps after a warm-up of 3; channels that ran: sdpo_kl (weight 0.1, 11 steps)." in card
     assert "| **gap** | after | +0.500 nats | +0.250 to +0.750 | 40 | 12 | higher |" in card
-    assert "| erring | control | -0.125 nats | none: too few sessions | 40 | 12 | lower |" in card
+    assert "| erring | control | -0.125 nats | none: too few sessions, or no spread | 40 | 12 | lower |" in card
     assert "gap of one kind" not in card
     assert "Erring calls became less likely. Good ones &lt;b>stayed&lt;/b>." in card
     assert "- With 40 sites an effect of 0.2 nats could have been seen." in card
@@ -73,7 +73,7 @@ def test_a_card_states_base_licence_data_figures_and_limits(example_run, tmp_pat
     assert "| loss_good_turns | 1.5 | 1.25 | nats |" in card
     counts = json.loads((example_run / "conversations.meta.json").read_text())["counts"]
     assert f"{counts['sessions']} sessions (" in card
-    assert "7 are taught with a hint" in card
+    assert "7 have a hint; fewer are learnt from" in card
     assert "5 preference pairs" in card
 
 

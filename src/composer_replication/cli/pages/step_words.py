@@ -41,7 +41,9 @@ def _figure(each: Mapping[str, Any]) -> str:
     what = _NAMES.get(each["name"], each["label"])
     number = f"{each['estimate']:+.3g}" if each["estimate"] is not None else "none"
     interval = "" if each["low"] is None else f" [{each['low']:+.3g}, {each['high']:+.3g}]"
-    return f"{what}: {number}{interval} {each['unit']}, {each['n']} in {each['sessions']} sessions"
+    return (
+        f"{what}: {number}{interval} {each['unit']}, {each['n']} in {each['sessions']} {each.get('over', 'session')}s"
+    )
 
 
 def _ingest(made: Any) -> str:

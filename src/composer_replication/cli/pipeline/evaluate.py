@@ -13,8 +13,8 @@ WHEN_INTERRUPTED = "what was scored is kept, and the same command goes on from t
 _MOST_CALLS = 12
 _ARMS = {"after": "after", "control": "control", "difference": "after - control"}
 _CAPTION = (
-    "A change from before to after, with its 95% interval over sessions. The first\n"
-    "figure was named before training (evaluation.primary); all others are exploratory."
+    "A change from before to after, with its 95% interval over {over}s. The first\n"
+    "figure was named {named} (evaluation.primary); all others are exploratory."
 )
 
 
@@ -32,11 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from composer_replication.runs import RunDir
+    from composer_replication.steps.evaluate import with_settings_of_training
     from composer_replication.trainer.presets import load_with_preset
 
     config = load_with_preset(args.config, overrides_of(args))
     refuse_unread(args)
-    _show(_evaluate(config, RunDir.open(args.run), args), as_json=args.json)
+    run_dir = RunDir.open(args.run)
+    if args.config is None:
+        config = with_settings_of_training(config, run_dir, args.after, overrides_of(args))
+    _show(_evaluate(config, run_dir, args), as_json=args.json)
     return 0
 
 
@@ -63,10 +67,11 @@ def _show(record: Mapping[str, Any], *, as_json: bool) -> None:
         print_json(dict(record))
         return
     overall = [each for each in record["figures"] if each["kind"] is None and _is_shown(each, record["primary"])]
+    over = record["split"]["over"]
     if overall:
-        columns = ("figure", "weights", "change", "95% interval", "unit", "better", "n", "sessions")
+        columns = ("figure", "weights", "change", "95% interval", "unit", "better", "n", f"{over}s")
         rows = [_row(each) for each in sorted(overall, key=lambda each: each["name"] != record["primary"])]
-        show(table("Held-out sessions", columns, rows, caption=_CAPTION))
+        show(table("Held-out sessions", columns, rows, caption=_CAPTION.format(over=over, named=record["named"])))
     if record["sampled"] is not None:
         show(_mix_table(record["sampled"]))
     if record["drops"]:

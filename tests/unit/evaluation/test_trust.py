@@ -1,0 +1,93 @@
+"""What an evaluation may claim: named before training, intervals over what was held out, models that give numbers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from evaluation_runs import config
+
+from composer_replication.config import CrfConfig, SplitConfig, config_hash, loads, write_resolved
+from composer_replication.runs.evaluation import read_rows
+from composer_replication.runs.split import read_split
+from composer_replication.steps.evaluate import evaluate, with_settings_of_training
+
+
+@pytest.fixture
+def trained(other, tmp_path):
+    """Weights with the record and the settings of a training beside them."""
+    place = tmp_path / "out" / "model"
+    shutil.copytree(other, place)
+    settings = loads(CrfConfig, '[evaluation]\nprimary = "forced_erring"\n[train.batch]\nplacement = "before_turn"\n')
+    write_resolved(settings, place.parent)
+    (place / "training.json").write_text(json.dumps({"config_hash": config_hash(settings)}))
+    return place
+
+
+def test_a_figure_is_named_before_training_only_where_the_training_s_own_settings_name_it(run, folder, trained):
+    names = {"before": str(folder / "model"), "after": str(trained)}
+    before = evaluate(config('primary = "forced_erring"\n'), run, **names)
+    assert before["named"] == "before training"
+    assert "Nothing shows" not in before["verdict"]["sentences"][1]
+    after = evaluate(config(), run, **names)
+    assert after["named"] == "after training"
+    assert "named before training: its settings name forced_erring" in after["verdict"]["sentences"][1]
+    (trained.parent / "config.resolved.toml").write_text('[evaluation]\nprimary = "forced_gap"\n')
+    changed = evaluate(config(), run, **names)
+    assert changed["named"] == "after training"
+
+
+def test_settings_of_the_training_hold_where_none_are_named(run, trained):
+    given = loads(CrfConfig, "")
+    taken = with_settings_of_training(given, run, str(trained), ["evaluation.samples=1"])
+    assert taken.evaluation.primary == "forced_erring"
+    assert taken.evaluation.samples == 1
+    assert taken.train.batch.placement == "before_turn"
+    assert with_settings_of_training(given, run, str(trained.parent)) == given
+
+
+def test_where_projects_are_held_out_intervals_are_over_projects(run, folder, other):
+    sites = list(run.read_jsonl("sites", schema="error_site"))
+    rows = [row._replace(project="/a" if at % 2 else "/b")._asdict() for at, row in enumerate(read_split(run))]
+    listed = [{**row, "near_duplicates": []} for row in rows]
+    settings = {"by": "project", "validation": 0.0, "test": 0.5}
+    run.write_jsonl("split", listed, schema="split", version=1, sources=["conversations"], settings=settings)
+    run.write_jsonl("sites", sites, schema="error_site", version=1, sources=["conversations", "split"])
+    record = evaluate(config(), run, before=str(folder / "model"), after=str(other))
+    assert record["split"]["over"] == "project"
+    assert {each["sessions"] for each in record["figures"]} == {2}
+    assert record["verdict"]["word"] == "too_thin"
+    assert "at least 5 held-out projects are needed, and there are 2" in record["verdict"]["sentences"][1]
+    assert SplitConfig(by="project").by == settings["by"]
+
+
+@pytest.mark.parametrize(("broken", "word"), [("after", "worse"), ("before", "too_thin"), ("control", None)])
+def test_a_model_whose_log_probs_are_not_numbers_is_a_verdict(run, folder, other, tmp_path, broken, word):
+    from transformers import AutoModelForCausalLM
+
+    place = tmp_path / "broken"
+    shutil.copytree(other, place)
+    model = AutoModelForCausalLM.from_pretrained(place)
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    model.save_pretrained(place)
+    names = {"before": str(folder / "model"), "after": str(other), broken: str(place)}
+    record = evaluate(config("samples = 1\nstates = 1\nnew_tokens = 2\n"), run, **names)
+    assert "not numbers" in record["not_run"]["control" if broken == "control" else "forced"]
+    if word is None:
+        assert {each["arm"] for each in record["figures"]} == {"after"}
+        assert all(row["control"] is None for row in read_rows(run, "evaluated"))
+        return
+    assert record["verdict"]["word"] == word
+    assert "are not numbers" in record["verdict"]["sentences"][0]
+    assert record["figures"] == []
+
+
+def test_every_part_without_a_result_has_a_reason(run, folder):
+    model = str(folder / "model")
+    record = evaluate(config(), run, before=model, after=model)
+    assert set(record["not_run"]) >= {"control", "good_turns", "sampled", "token_gaps", "gsm8k", "code"}
+    has_corrections = any(row["role"] == "correction" for row in read_rows(run, "evaluated"))
+    assert has_corrections is ("corrections" not in record["not_run"])
