@@ -102,6 +102,11 @@ def test_a_dry_run_says_what_it_would_make_and_touches_nothing(folder, monkeypat
     assert "price: nothing; no adviser is named" in said.err
     assert "time: about " in said.err
     assert "memory of a step:" in said.err
+    Path("writer.json").write_text(json.dumps([{"slug": "a/b", "input_per_mtok": 1.0, "output_per_mtok": 1.0}]))
+    assert main([*given, "--set", "sites.writer=writer.json", "--set", "sites.max_usd=2.5"]) == 0
+    said = capsys.readouterr().err
+    assert "price: at most $2.5 (sites.max_usd) for the writer of hints" in said
+    assert "price: nothing" not in said
     assert main([*given, "-o", "whole", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert {step["name"]: step["why"] for step in plan["steps"] if step["why"]} == {}

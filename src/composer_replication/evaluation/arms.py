@@ -18,10 +18,12 @@ from composer_replication.canonical_json import decode_object, encode
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.fingerprint import tokenizer_digest, weights_digest
 from composer_replication.optional import require
+from composer_replication.sessions.shuffled import NO_OTHER_KIND, TURNED
 
 ArmName = Literal["before", "after", "control"]
 Precision = Literal["auto", "float32", "bfloat16"]
 _ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_HINTS, _PAIRS = "sdpo_kl", "trace_replay_dpo"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _OF_A_PLACE = ("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version")
 
@@ -86,6 +88,31 @@ def _base_of(own: str | None, default: str | None) -> str | None:
         return default if _is_same(own, default) else own
     is_gone = _HUB_NAME.fullmatch(own) is None
     return default if is_gone or _is_same(own, default) else None
+
+
+def control_lacks(arms: Sequence[Arm]) -> list[str]:
+    """What a control was not taught though the training it is to be compared with was, in sentences.
+
+    By the records of both trainings; weights without one are taken for what they are said to be.
+    """
+    records = {arm.name: _training_of(Path(arm.given)) for arm in arms}
+    real, control = records.get("after"), records.get("control")
+    if not real or not control:
+        return []
+    ran, ran_in_control = ({each["name"] for each in record["channels"] if each["steps"]} for record in (real, control))
+    said: list[str] = []
+    if _HINTS in ran - ran_in_control:
+        said.append("No control for channel 2: it had no hint of another kind to teach.")
+    elif left := control["drops"].get(f"{_HINTS}: {NO_OTHER_KIND}"):
+        said.append(f"{left:,} sites have no control: there is no hint of another kind for them.")
+    if _PAIRS in ran and (_PAIRS not in ran_in_control or control["counts"].get(TURNED) == 0):
+        said.append("No control for channel 3: it had no pair to turn round.")
+    return said
+
+
+def _training_of(folder: Path) -> dict[str, Any]:
+    path = folder / "training.json"
+    return decode_object(path.read_bytes()) if path.is_file() else {}
 
 
 def _is_same(one: str, other: str) -> bool:

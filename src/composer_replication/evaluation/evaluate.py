@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
 from composer_replication.errors import NonFiniteError
-from composer_replication.evaluation.arms import Arm, arms_of, digest_of_arm, each_model, tokenizers_of
+from composer_replication.evaluation.arms import Arm, arms_of, control_lacks, digest_of_arm, each_model, tokenizers_of
 from composer_replication.evaluation.damage import GOOD_TURNS, UNITS, damage_row, loss_values
 from composer_replication.evaluation.decisions import NEAR_DUPLICATE
 from composer_replication.evaluation.figures import FigureArm, Over, Value, figures_of, forced_values
@@ -192,7 +192,7 @@ def _record(
     *,
     have_same_tokens: bool,
 ) -> dict[str, Any]:
-    section = config.evaluation
+    section, lacks = config.evaluation, control_lacks(arms)
     names = [arm.name for arm in arms if arm.name not in answers.broken]
     shown: list[FigureArm] = ["after", *(["control", "difference"] if "control" in names else [])]
     verdict, power = verdict_of(
@@ -200,13 +200,14 @@ def _record(
         results.values,
         over=_over(run),
         broken=answers.broken,
-        has_control="control" in names,
+        has_control="control" in names and not lacks,
         fewest_sessions=section.fewest_sessions,
         seed=section.seed,
         nothing=_why_nothing(held, answers)
         if have_same_tokens
         else f"{_OTHER_TOKENS}; name evaluation.primary = sampled_failures",
     )
+    verdict["sentences"][1] = " ".join([verdict["sentences"][1], *lacks])
     return {
         "created": now(),
         "tool_version": __version__,
@@ -282,7 +283,7 @@ def _models(arms: Sequence[Arm], digests: Mapping[str, str]) -> dict[str, Any]:
         for arm in arms
     }
     if "control" in said:
-        said["control"]["what"] = CONTROL
+        said["control"] |= {"what": CONTROL, "lacks": control_lacks(arms)}
     return {"control": None, **said}
 
 

@@ -86,6 +86,7 @@ def _values(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]
         "verdict": figures.verdict(records, len(listed.sessions)),
         "evaluation": evaluation,
         "other_weights": records.other_weights,
+        "control_lacks": figures.control_lacks(evaluation),
         "figures": shown,
         "got_worse": figures.got_worse(shown),
         "primary": next((figure for figure in shown if figure.is_primary), None),

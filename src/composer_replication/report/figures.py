@@ -90,6 +90,12 @@ def verdict(records: RunRecords, num_sessions: int) -> Verdict:
     return Verdict("not_evaluated", _WORDS["not_evaluated"], (first, second))
 
 
+def control_lacks(evaluation: Row | None) -> list[str]:
+    """What the control was not taught though the training was, in sentences."""
+    control = ((evaluation or {}).get("models") or {}).get("control") or {}
+    return [str(each) for each in control.get("lacks") or ()]
+
+
 def figures(evaluation: Row | None) -> list[Figure]:
     """Figures over all kinds, the primary one first; arms side by side."""
     return _figures(evaluation, of_kinds=False)

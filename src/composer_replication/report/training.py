@@ -117,12 +117,19 @@ class AdviserCost(NamedTuple):
 
 
 def adviser_costs(records: RunRecords) -> list[AdviserCost]:
-    """What asking advisers cost, one row an adviser; answers from the store are counted once, as they were paid."""
+    """What asking cost, one row an adviser; answers from the store are counted once, as they were paid.
+
+    A model that wrote hints has a row of its own, without tokens: nothing but its price is kept.
+    """
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0, 0, 0.0])
     for row in records.rows("teacher_calls"):
         added = (1, row["error"] is not None, row["prompt_tokens"], row["completion_tokens"], row["cost_usd"])
         totals[row["teacher_slug"]] = [a + b for a, b in zip(totals[row["teacher_slug"]], added, strict=True)]
-    return [
+    found = [
         AdviserCost(slug, int(calls), int(errors), int(prompt), int(completion), usd)
         for slug, (calls, errors, prompt, completion, usd) in sorted(totals.items())
     ]
+    said = records.run.meta("sites").settings if records.sites else {}
+    if isinstance(usd := said.get("writer_usd"), float):
+        found.append(AdviserCost(f"{said.get('writer')}, hints", int(str(said.get("writer_calls", 0))), 0, 0, 0, usd))
+    return found

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _, _SITES, _ = CHANNELS
 NO_OTHER_KIND = "no_hint_of_another_kind"
+TURNED = "turned_pairs"
 
 
 def shuffle_sessions(sessions: Iterable[RenderedSession], *, seed: int = 0) -> list[RenderedSession]:
@@ -38,11 +39,13 @@ def _shuffled(session: RenderedSession, hints: list[str | None], turned: set[int
     drops = session.drops.copy()
     if len(sites) < len(session.sites):
         drops[f"{_SITES}: {NO_OTHER_KIND}"] += len(session.sites) - len(sites)
+    counts = session.counts.copy()
+    counts[TURNED] = sum(id(pair) in turned for pair in session.pairs)  # also where none is: it is a control
     pairs = [
         pair._replace(chosen=pair.rejected, rejected=pair.chosen) if id(pair) in turned else pair
         for pair in session.pairs
     ]
-    return replace(session, sites=sites, pairs=pairs, drops=drops)
+    return replace(session, sites=sites, pairs=pairs, counts=counts, drops=drops)
 
 
 def _turned(pairs: list[KeptPair], seed: int) -> set[int]:

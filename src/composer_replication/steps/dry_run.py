@@ -35,11 +35,15 @@ class PlannedStep(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What `crf run` would do. `seconds` are for the steps of all its trainings, roughly."""
+    """What `crf run` would do. `seconds` are for the steps of all its trainings, roughly.
+
+    `price` is that of advisers; `writer_usd` is the most that a writer of hints may cost, where one would be asked.
+    """
 
     steps: Sequence[PlannedStep]
     training: TrainingPlan
     price: PriceRange | None
+    writer_usd: float | None
     seconds: float | None
     remarks: Sequence[str]
 
@@ -53,6 +57,7 @@ def plan_run(config: CrfConfig, output: Path) -> RunPlan:
         check_model(config, run)
         remarks: list[str] = []
         steps, price = _light_steps(config, run)
+        is_asked = any(each.why for each in steps if each.name == "sites")
         there = learnable(run)
         check_learnable(config, there, remarks.append)
         steps += _heavy_steps(config, run, output)
@@ -63,6 +68,7 @@ def plan_run(config: CrfConfig, output: Path) -> RunPlan:
         steps=steps,
         training=training,
         price=price,
+        writer_usd=config.sites.max_usd if config.sites.writer and is_asked else None,
         seconds=seconds,
         remarks=[f"to learn from: {there.in_words()}", *remarks, *training.remarks],
     )

@@ -35,7 +35,7 @@ from composer_replication.sites.find import NO_FAILURE
 from composer_replication.sites.user_words import CORRECTED, REFUSED, call_kind, convention_in
 from composer_replication.teacher_replay.hint_writer import WrittenHints, write_hints
 from composer_replication.teacher_replay.replay import ReplayOptions
-from composer_replication.teacher_replay.teachers import read_specs
+from composer_replication.teacher_replay.teachers import read_specs, writer_in
 from composer_replication.types import Conversation, ErrorSite, Hint
 
 _WITH_WRITER = ("writer", "template", "raw_error")
@@ -96,9 +96,14 @@ def write_sites(
         sources=made_of,
         counts=_counts(rows),
         drops=drops,
-        settings={"min_confidence": section.min_confidence, "struck": sorted(struck)},
+        settings={"min_confidence": section.min_confidence, "struck": sorted(struck), **_written_by(section, hints)},
     )
     return SitesOfRun([site for site, _ in rows], {} if hints is None else hints.counts, conventions)
+
+
+def _written_by(section: SitesConfig, hints: WrittenHints | None) -> dict[str, Any]:
+    paid = {} if hints is None else {"writer_calls": sum(hints.counts.values()), "writer_usd": hints.paid}
+    return {"writer": writer_in(section.writer), **paid}
 
 
 def _counts(rows: Iterable[tuple[ErrorSite, Hint | None]]) -> Counter[str]:

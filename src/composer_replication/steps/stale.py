@@ -20,7 +20,7 @@ from composer_replication.runs.evaluation import weight_files_digest
 from composer_replication.runs.sidecar import sha256_of_file
 from composer_replication.runs.sites import struck_sites
 from composer_replication.steps.split import TEST
-from composer_replication.teacher_replay.teachers import read_specs
+from composer_replication.teacher_replay.teachers import read_specs, writer_in
 
 NOT_THERE = "is not there yet"
 _NOTES = ".made_of.json"
@@ -62,7 +62,12 @@ def _of_split(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
 
 
 def _of_sites(config: CrfConfig, run: RunDir) -> dict[str, Any]:
-    return {"min_confidence": config.sites.min_confidence, "struck": sorted(struck_sites(run))}
+    section = config.sites
+    return {
+        "min_confidence": section.min_confidence,
+        "struck": sorted(struck_sites(run)),
+        "writer": writer_in(section.writer),
+    }
 
 
 def _of_calls(config: CrfConfig, _run: RunDir) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from composer_replication.teacher_replay.ask_and_retry import NOT_SENT, Answer, 
 from composer_replication.teacher_replay.concurrency import work_off
 from composer_replication.teacher_replay.endpoint.client import TeacherClient
 from composer_replication.teacher_replay.injection_fence import as_data
-from composer_replication.teacher_replay.nano_dollars import check_cap
+from composer_replication.teacher_replay.nano_dollars import check_cap, to_dollars
 from composer_replication.teacher_replay.replay import ReplayOptions, teachers_of
 from composer_replication.teacher_replay.requests import RequestBuilder
 from composer_replication.teacher_replay.store.ledger import TeacherStore
@@ -51,11 +51,15 @@ _PART = re.compile(r"[^\W_]+")
 
 
 class WrittenHints(NamedTuple):
-    """Hints by site, how many were refused, by reason, and sites whose request was not sent, each with the find."""
+    """Hints by site, how many were refused, by reason, and sites whose request was not sent, each with the find.
+
+    `paid` is what the answers cost, in US dollars; one from the store costs what was paid for it then.
+    """
 
     texts: Mapping[str, str]
     counts: Mapping[str, int]
     held_back: Mapping[str, str] = MappingProxyType({})
+    paid: float = 0.0
 
     def writer(self) -> HintWriter:
         """For `write_hint(sources=("writer", "template", "raw_error"), writer=…)`."""
@@ -81,6 +85,7 @@ async def write_hints(
     """
     (known,) = teachers_of([teacher], api_key, replace(options, environment=environment))
     texts, held_back, counts = dict[str, str](), dict[str, str](), Counter[str]()
+    nano: list[int] = []
     gate = options.last_gate or LastGate(environment)
     builder = RequestBuilder(known, options.settings._replace(fence=False))  # the prompt has its own marks
     client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
@@ -91,6 +96,7 @@ async def write_hints(
             site, conversation = item
             answer = await _asked(asker, builder, gate, site, conversation)
             text = _text_of(answer)
+            nano.append((answer.reply or {}).get("cost_nano") or 0)
             if answer.error and answer.error.startswith(NOT_SENT):
                 held_back[site.id] = answer.error
             reason = (answer.error and "no answer") or why_refused(text, site, conversation)
@@ -100,7 +106,7 @@ async def write_hints(
 
         async with client:
             await work_off((item for item in sites if item[0].is_kept), one, num_workers=options.max_concurrency)
-    return WrittenHints(texts, counts, held_back)
+    return WrittenHints(texts, counts, held_back, to_dollars(sum(nano)))
 
 
 async def _asked(

@@ -75,6 +75,12 @@ def read_specs(path: str | None, key: str) -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", specs)
 
 
+def writer_in(path: str | None) -> str | None:
+    """The model of such a file that writes hints, its first; None where templates alone do."""
+    first, *_ = [{}] if path is None else read_specs(path, "sites.writer") or [{}]
+    return None if not first else str(first.get("slug"))
+
+
 def read_teachers(
     given: Sequence[Mapping[str, Any]],
     *,

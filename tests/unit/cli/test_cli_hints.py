@@ -8,6 +8,11 @@ import pytest
 from claude_records import Log, call
 from crf import crf, must
 
+from composer_replication.config import CrfConfig, SitesConfig
+from composer_replication.report.records import RunRecords
+from composer_replication.report.training import adviser_costs
+from composer_replication.runs import RunDir
+from composer_replication.steps.stale import why_records
 from fault_server import FaultServer, Reply
 
 MISSING = "<tool_use_error>File does not exist.</tool_use_error>"
@@ -96,3 +101,10 @@ def test_a_writer_is_reached_and_what_quotes_the_call_is_refused_and_counted(run
     assert done.returncode == 0, done.stderr
     assert f"hints by a model: {counted}" in done.stderr
     assert {each["source"] for each in json.loads(done.stdout)["hints"]} == {source}
+    said = json.loads((run / "sites.meta.json").read_text())["settings"]
+    assert (said["writer"], said["writer_calls"], said["writer_usd"]) == ("openai/gpt-5", 2, pytest.approx(0.0002))
+    config = CrfConfig(sites=SitesConfig(writer=str(run.parent / "teachers.json")))
+    assert why_records("sites", config, RunDir.open(run)) == ""
+    assert why_records("sites", CrfConfig(), RunDir.open(run)) == "writer: openai/gpt-5 -> None"
+    (cost,) = adviser_costs(RunRecords(RunDir.open(run), run))
+    assert (cost.slug, cost.calls, cost.usd) == ("openai/gpt-5, hints", 2, pytest.approx(0.0002))

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 
 from train_runs import GRPO, adapter_of, same
 
+from composer_replication.evaluation.arms import Arm, control_lacks
 from composer_replication.trainer.from_config.inputs import read_inputs
 from composer_replication.trainer.from_config.offline import offline_data
 from composer_replication.trainer.presets import load_with_preset
@@ -36,7 +37,8 @@ def test_hints_are_of_other_kinds_and_exactly_half_of_the_pairs_are_turned(folde
         for before, after in zip(left.pairs, right.pairs, strict=True)
     ]
     turned = [after for before, after in pairs if (after.chosen, after.rejected) == (before.rejected, before.chosen)]
-    assert len(turned) == len(pairs) // 2 == 6
+    assert len(turned) == len(pairs) // 2 == control.counts["turned_pairs"] == 6
+    assert real.rendered[0].counts.get("turned_pairs") is None
     assert sum(before == after for before, after in pairs) == 6
     of_kind, turned_of_kind = Counter(pair.kind for _, pair in pairs), Counter(pair.kind for pair in turned)
     assert len(of_kind) > 1
@@ -58,6 +60,29 @@ def test_a_site_without_another_kind_beside_it_is_left_out_and_counted(folder, m
     assert control.drops["sdpo_jsd: no_hint_of_another_kind"] == 6
 
 
+def test_what_a_control_was_not_taught_is_said(tmp_path):
+    def arm(name, hint_steps, pair_steps, **more):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        steps = {"sdpo_kl": hint_steps, "trace_replay_dpo": pair_steps}
+        record = {"channels": [{"name": each, "steps": n} for each, n in steps.items()], "counts": {}, "drops": {}}
+        (folder / "training.json").write_text(json.dumps(record | more))
+        return Arm(name, str(folder), "base", str(folder))
+
+    after = arm("after", 3, 3)
+    assert control_lacks([after]) == []
+    assert control_lacks([after, arm("control", 3, 3, counts={"turned_pairs": 2})]) == []
+    hints, pairs = "No control for channel 2: it had no hint", "No control for channel 3: it had no pair"
+    (said,) = control_lacks([after, arm("control", 0, 3, counts={"turned_pairs": 2})])
+    assert said.startswith(hints)
+    (said,) = control_lacks([after, arm("control", 3, 3, counts={"turned_pairs": 0})])
+    assert said.startswith(pairs)
+    assert len(control_lacks([after, arm("control", 0, 0)])) == 2
+    some = {"sdpo_kl: no_hint_of_another_kind": 4}
+    (said,) = control_lacks([after, arm("control", 3, 3, counts={"turned_pairs": 2}, drops=some)])
+    assert said.startswith("4 sites have no control")
+
+
 def test_it_has_a_folder_of_its_own_and_begins_with_the_same_warm_up(train, folder):
     status, _, err = train(*WARM)
     assert status == 0, err
@@ -71,6 +96,7 @@ def test_it_has_a_folder_of_its_own_and_begins_with_the_same_warm_up(train, fold
     ]
     assert records[0]["start_digest"] == records[1]["start_digest"]
     assert records[0]["counts"]["sites"] == records[1]["counts"]["sites"]
+    assert (records[0]["counts"].get("turned_pairs"), records[1]["counts"]["turned_pairs"]) == (None, 6)
     assert not same(adapter_of(train.output), adapter_of(train.output / "control"))
     status, _, err = train(*GRPO, CONTROL)
     assert status == 1

@@ -88,9 +88,12 @@ def test_figures_of_other_weights_are_said_to_be_that(run, tmp_path):
     assert re.search(r"\| evaluation\S*json \|[^|]*\| of other weights \|", report.markdown.read_text())
     record = read_evaluation(other)
     record["models"]["after"]["files"] = weight_files_digest(other.path("adapter"))
+    record["models"]["control"]["lacks"] = ["No control for channel 2: none."]
     write_evaluation(other, record)
     report = write_report(other)
     assert report.verdict.label == "Better"
+    assert "No control for channel 2: none." in report.markdown.read_text()
+    assert "No control for channel 2: none." in report.html.read_text()
     assert "of other weights" not in report.markdown.read_text() + report.html.read_text()
 
 

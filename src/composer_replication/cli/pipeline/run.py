@@ -139,7 +139,8 @@ def _show_plan(plan: RunPlan, *, as_json: bool) -> None:
         memory = plan.training.memory
         fits = None if memory is None else {"peak": memory.peak, "available": memory.available, "fits": memory.fits}
         price = None if plan.price is None else asdict(plan.price)
-        said = {"seconds": plan.seconds, "memory": fits, "price": price, "remarks": list(plan.remarks)}
+        said = {"seconds": plan.seconds, "memory": fits, "price": price, "writer_usd": plan.writer_usd}
+        said |= {"remarks": list(plan.remarks)}
         print_json({"steps": [each._asdict() for each in plan.steps], **said, "counts": dict(plan.training.counts)})
         return
     rows = [(each.name, "make" if each.why else "keep", each.why or "as it should be") for each in plan.steps]
@@ -149,7 +150,9 @@ def _show_plan(plan: RunPlan, *, as_json: bool) -> None:
     if plan.price is not None:
         price = plan.price
         say(f"price: {price.num_calls:,} calls, about ${price.low_usd:.4f} and at most ${price.high_usd:.4f}")
-    else:
+    if plan.writer_usd is not None:
+        say(f"price: at most ${plan.writer_usd:g} (sites.max_usd) for the writer of hints")
+    elif plan.price is None:
         say("price: nothing; no adviser is named")
     if plan.seconds is not None:
         say(f"time: about {duration(plan.seconds)} for the steps on this machine, a warm-up and the proof aside")
