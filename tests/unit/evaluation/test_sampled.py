@@ -157,7 +157,7 @@ def test_losses_gaps_and_files_are_measured_where_they_are_asked_for(run, folder
     assert {row["side"] for row in gaps} == {"train", "test"}
     assert all(len(row["tokens"]) == len(row["before"]) == len(row["after"]) for row in gaps)
     assert any(row["before"] != row["after"] for row in gaps)
-    assert set(record["not_run"]) == {"sampled"}
+    assert set(record["not_run"]) == {"control", "corrections", "sampled"}
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"question": "a"}'])
