@@ -121,7 +121,7 @@ def test_a_misspelt_artefact_is_an_error_with_a_suggestion(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["metrics", "evaluation", "checkpoints"])
 def test_only_records_are_written_as_records(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="expected one of conversations, session_sources, forgotten, tools, sites, "):
+    with pytest.raises(InputError, match="expected one of conversations, session_sources, forgotten, tools, split, "):
         RunDir.create(tmp_path).write_jsonl(name, [], schema="s", version=1)
 
 
