@@ -60,9 +60,9 @@ LAYERS = {
     ),
     "loss": Layer(ours={"types", "errors"}, at_import={"torch"}, on_use={"triton"}),
     "batch": Layer(
-        ours={"types", "errors", "actions", "hint_generator"},
+        ours={"types", "errors", "optional", "actions", "hint_generator"},
         at_import={"torch"},
-        on_use={"huggingface_hub", "transformers"},
+        on_use={"huggingface_hub", "peft", "transformers"},
     ),
     "objective": Layer(ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}, on_use={"transformers"}),
     # A run's conversations as batches.

@@ -13,12 +13,14 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
 from composer_replication.errors import ComposerError, InputError, explain
+from composer_replication.optional import require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FIX = "Pass a folder with tokenizer.json in it, or the name of a model that is in the Hugging Face cache"
 _SECONDS_FOR_HUB = 5.0
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _LARGEST_INDEX = 64 << 20  # bytes; the index of the largest published models has 10 MB
 
 
@@ -67,6 +69,19 @@ def load_model(name: str, *, what: str, **options: Any) -> Any:
     with reading(name, what):
         load = AutoModelForCausalLM.from_pretrained
         return _loaded(load, name, what, trust_remote_code=False, use_safetensors=True, **options)
+
+
+def load_adapter(model: Any, folder: str | Path, *, what: str) -> Any:
+    """`model` with the adapter of a folder on it, for use and not for training.
+
+    Where a folder has no safetensors PEFT would unpickle `adapter_model.bin`: that is refused.
+    """
+    if not (Path(folder) / _ADAPTER_WEIGHTS).is_file():
+        fix = "Save the adapter again with a PEFT that writes safetensors; pickled weights are not read."
+        raise InputError(explain(what, got=f"no {_ADAPTER_WEIGHTS} in {folder}", expected="one", fix=fix))
+    peft = require("peft", extra="train")
+    with reading(str(folder), what):
+        return peft.PeftModel.from_pretrained(model, str(folder), is_trainable=False).eval()
 
 
 def _loaded(load: Callable[..., Any], name: str, what: str, **options: Any) -> Any:

@@ -13,11 +13,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from composer_replication.batch.model_folder import load_model, load_tokenizer, reading
+from composer_replication.batch.model_folder import load_adapter, load_model, load_tokenizer
 from composer_replication.canonical_json import decode_object, encode
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.fingerprint import tokenizer_digest, weights_digest
-from composer_replication.optional import require
 from composer_replication.sessions.shuffled import NO_OTHER_KIND, TURNED
 
 ArmName = Literal["before", "after", "control"]
@@ -149,9 +148,7 @@ def each_model(arms: Sequence[Arm], precision: Precision) -> Iterator[tuple[Arm,
             if arm.adapter is None:
                 yield arm, model
                 continue
-            peft = require("peft", extra="train")
-            with reading(arm.adapter, f"--{arm.name}"):
-                adapted = peft.PeftModel.from_pretrained(model, arm.adapter, is_trainable=False).eval()
+            adapted = load_adapter(model, arm.adapter, what=f"--{arm.name}")
             yield arm, adapted
             # What an adapter holds whole copies of, or adds to biases, stays behind when it is taken off.
             model = adapted.unload() if all(map(_only_adds, adapted.peft_config.values())) else None

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from composer_replication.batch.model_folder import load_model, load_tokenizer
+from composer_replication.batch.model_folder import load_adapter, load_model, load_tokenizer
 from composer_replication.config import CrfConfig, load
 from composer_replication.config.render import RenderConfig
 from composer_replication.config.writer import RESOLVED_NAME
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.states import action_text
-from composer_replication.optional import require
 from composer_replication.runs import RunDir
 from composer_replication.runs.sites import read_site
 from composer_replication.runs.split import sides_of
@@ -70,8 +69,7 @@ class Arms:
         self.tokenizer: Any = load_tokenizer(str(folder) if has_tokenizer else trained.base)
         self._models: dict[Arm, Any] = {"before": self._load(trained.base)}
         if trained.adapter is not None:
-            peft = require("peft", extra="train")
-            self._models["after"] = peft.PeftModel.from_pretrained(self._models["before"], str(trained.adapter)).eval()
+            self._models["after"] = load_adapter(self._models["before"], trained.adapter, what="adapter")
         elif trained.model is not None:
             self._models["after"] = self._load(str(trained.model))
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from composer_replication.batch.model_folder import load_config, load_model, load_tokenizer
+from composer_replication.batch.model_folder import load_adapter, load_config, load_model, load_tokenizer
 from composer_replication.errors import InputError, explain
-from composer_replication.optional import require
 from composer_replication.use.trained import RECORD, Trained
 
 if TYPE_CHECKING:
@@ -60,13 +59,12 @@ def merge_adapter(trained: Trained, folder: Path, *, precision: Precision = "aut
     if trained.adapter is None:
         _copy_whole(trained, folder)
         return MergeCheck(difference=0.0, effect=0.0, num_tokens=0, precision="as trained")
-    peft = require("peft", extra="train")
     tokenizer = load_tokenizer(_home_of_tokenizer(trained))
     wanted = _wanted_dtype(trained.base, precision)
     base = load_model(trained.base, what=f"start weights {trained.base!r}", dtype=torch.float32).to(device).eval()
     probe = probe_ids(tokenizer, base.config).to(device)
     before = _logprobs(base, probe)
-    adapted: Any = peft.PeftModel.from_pretrained(base, str(trained.adapter)).eval()
+    adapted = load_adapter(base, trained.adapter, what="adapter")
     with_adapter = _logprobs(adapted, probe)
     merged = adapted.merge_and_unload(safe_merge=True)
     merged.to(wanted).save_pretrained(folder)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from composer_replication.batch.model_folder import load_config, load_model, load_tokenizer
+from composer_replication.batch.model_folder import load_adapter, load_config, load_model, load_tokenizer
 from composer_replication.errors import InputError
 from tiny_models import build
 from tokenizer_assets import load
@@ -165,3 +165,28 @@ def test_code_of_a_folder_never_runs_and_the_error_names_it(
     assert not mark.exists()
     assert errors, "a harmed folder loaded without a word"
     assert all(str(folder) in str(error) for error in errors)
+
+
+class Marking:
+    """What a pickle can do when it is read: here it leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.write_text, (self.mark, "ran")
+
+
+def test_an_adapter_is_read_from_safetensors_and_never_from_a_pickle(sound: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    folder, mark = tmp_path / "adapter", tmp_path / "mark"
+    peft.get_peft_model(load_model(str(sound), what="model"), peft.LoraConfig(r=2)).save_pretrained(folder)
+    model = load_model(str(sound), what="model")
+    assert load_adapter(model, folder, what="--after").active_adapter == "default"
+    (folder / "adapter_model.safetensors").unlink()
+    torch.save(Marking(mark), folder / "adapter_model.bin")
+    with pytest.raises(
+        InputError, match=r"--after: got no adapter_model.safetensors in .*pickled weights are not read"
+    ):
+        load_adapter(load_model(str(sound), what="model"), folder, what="--after")
+    assert not mark.exists()
