@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -126,26 +125,7 @@ def plan(config: CrfConfig, run: RunDir | None = None) -> TrainingPlan:
     """What `train` would do; no weights are loaded."""
     from composer_replication.trainer.from_config.plan import plan_training
 
-    planned = plan_training(_with_run(config, run))
-    return replace(planned, remarks=(*planned.remarks, *_beyond_context(config)))
-
-
-def _beyond_context(config: CrfConfig) -> Iterator[str]:
-    """A sentence where windows are longer than what the model has seen, or has positions for."""
-    from composer_replication.batch.model_folder import load_config
-    from composer_replication.envs.student import TRAINED_CONTEXT, student_folder
-
-    name, budget = config.train.model or "", config.train.batch.budget
-    if config.train.mode != "offline":
-        return
-    most = getattr(load_config(name, what=f"train.model {name!r}").get_text_config(), "max_position_embeddings", None)
-    if Path(name).is_dir() and Path(name).samefile(student_folder()):
-        most = TRAINED_CONTEXT
-    if most and budget > most:
-        yield (
-            f"train.batch.budget is {budget:,} tokens, and this model has learnt contexts of up to {most:,}: what it "
-            f"says behind them is noise. Set train.batch.budget = {most}, and train.batch.overlap to a quarter of it"
-        )
+    return plan_training(_with_run(config, run))
 
 
 def _with_run(config: CrfConfig, run: RunDir | None) -> CrfConfig:
