@@ -1,4 +1,4 @@
-"""Recommended settings, kept once, in recipes/presets/*.toml, as arguments of TRL and of our trainers.
+"""Recommended settings, kept once, in recipes/presets/*.toml: as a config to start from and as arguments of TRL.
 
 composer   Dr. GRPO, one pass over each rollout, k1 in the advantage, effort penalty as a reward; kl_st, trust region
 dapo       a higher clip above, a mean over all tokens, overlong filter and punishment, dynamic sampling
