@@ -83,11 +83,12 @@ class WhyTrain(NamedTuple):
 
 def why_train(config: CrfConfig, run: RunDir) -> WhyTrain:
     """Whether the weights that are there are of these files and options."""
+    from composer_replication.trainer.from_config.inputs import fitted
     from composer_replication.trainer.from_config.offline import SOURCES
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
     from composer_replication.trainer.from_config.results import sources_of
 
-    config = _with_run(config, run)
+    config = fitted(_with_run(config, run))
     folder = TrainingFolder.of(config)
     changes = [each for each in folder.changed_options(config) if each.partition(":")[0] not in _MAY_CHANGE]
     now = {each.name: each.sha256 for each in sources_of(run, SOURCES)}

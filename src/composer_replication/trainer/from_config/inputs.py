@@ -57,7 +57,8 @@ def learnt_context(name: str, tokenizer: Any = None) -> int | None:
 
     None where neither says anything; a tokenizer that was told nothing names a number that no model reaches.
     """
-    positions = getattr(model_config(name).get_text_config(), "max_position_embeddings", None)
+    is_bare = Path(name).is_dir() and not (Path(name) / "config.json").is_file()  # a tokenizer alone
+    positions = None if is_bare else getattr(model_config(name).get_text_config(), "max_position_embeddings", None)
     said = (load_tokenizer(name) if tokenizer is None else tokenizer).model_max_length
     return min((each for each in (positions, said) if each and each <= _MOST_POSITIONS), default=None)
 
