@@ -6,7 +6,7 @@ import difflib
 import os
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -25,21 +25,27 @@ def load(config_class: type[_T], path: str | os.PathLike[str] | None = None, ove
 
     The value of an override is TOML; what is not TOML is a string, and `none` unsets an optional option.
     """
-    given = _Given()
-    if path is not None:
-        origin = f"config file {os.fspath(path)}"
-        given.add(_parse(_read(Path(path)), origin), origin)
-    return _built(config_class, given, overrides)
+    return from_tables(config_class, [] if path is None else [read_table(path)], overrides)
 
 
 def loads(config_class: type[_T], text: str, overrides: Iterable[str] = ()) -> _T:
     """`load` from the text of a TOML file."""
+    return from_tables(config_class, [(_parse(text, "config text"), "config text")], overrides)
+
+
+def read_table(path: str | os.PathLike[str]) -> tuple[dict[str, Any], str]:
+    """The table of a TOML file, and what errors call the file."""
+    origin = f"config file {os.fspath(path)}"
+    return _parse(_read(Path(path)), origin), origin
+
+
+def from_tables(
+    config_class: type[_T], tables: Iterable[tuple[Mapping[str, Any], str]], overrides: Iterable[str] = ()
+) -> _T:
+    """A config from tables that were read already, each with what errors call it; later ones win."""
     given = _Given()
-    given.add(_parse(text, "config text"), "config text")
-    return _built(config_class, given, overrides)
-
-
-def _built(config_class: type[_T], given: _Given, overrides: Iterable[str]) -> _T:
+    for values, origin in tables:
+        given.add(values, origin)
     for override in overrides:
         given.add(*_parse_override(override))
     return _Builder(config_class, given).build(config_class, given.values, "")
@@ -184,14 +190,14 @@ class _Builder:
             raise ConfigError(f"{self._given.origin(path)}: {error}") from None
 
     def _unknown(self, key: str, section: str, known: Mapping[str, OptionSpec]) -> ConfigError:
-        suggestion = self._suggest(key, section, known)
-        path = dotted(section, key)
+        near, path = self._suggest(key, section, known), dotted(section, key)
+        every = f"one of {', '.join(dotted(section, name) for name in known)}"
         return ConfigError(
             explain(
                 f"{self._given.origin(path)}: unknown key",
                 got=path,
-                expected=f"one of {', '.join(dotted(section, name) for name in known)}",
-                fix=f"Did you mean {suggestion}?" if suggestion else "",
+                expected="a known one" if near else every,  # a list of dozens would hide the one that was meant
+                fix=f"Did you mean {near}?" if near else "`crf train --options` lists all keys.",
             )
         )
 
@@ -200,5 +206,12 @@ class _Builder:
         near = difflib.get_close_matches(key, known, n=1)
         if near:
             return dotted(section, near[0])
-        paths = {row.path.rpartition(".")[2]: row.path for row in describe(self._root)}
+        paths = {name: path for row in describe(self._root) for name, path in _named(row.path)}
         return next((paths[name] for name in difflib.get_close_matches(key, paths, n=1)), "")
+
+
+def _named(path: str) -> Iterator[tuple[str, str]]:
+    """An option and the tables that it is in, each by its own name and by its path."""
+    parts = path.split(".")
+    for number in range(len(parts), 0, -1):
+        yield parts[number - 1], ".".join(parts[:number])

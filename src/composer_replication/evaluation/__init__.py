@@ -12,5 +12,6 @@ judged       drawn actions as rows: read, judged, compared with what was done
 damage       losses on good turns, code and sums
 verdict      the primary figure as a word and two sentences
 questions    all that is asked of a model, and its answers
+record       what evaluation.json says of all that
 evaluate     all of it in order, and what is written
 """

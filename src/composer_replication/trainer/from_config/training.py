@@ -71,6 +71,7 @@ def run_training(
     told = progress or Progress()
     check_extra(config.train)
     inputs, folder = read_inputs(config), TrainingFolder.of(config)
+    config = inputs.config
     goes_on = folder.resumes(asked=resume, wanted=config.train.resume)
     make = _make_offline if config.train.mode == "offline" else _make_grpo
     alarm = CollapseAlarm.from_config(config.train.alarm, say=told.say) if config.train.alarm.on else None
@@ -153,7 +154,7 @@ def _make_offline(
         told.say(remark)
     data.train.require_items()
     _tell_data(data.train, told.say)
-    for remark in remarks_on(inputs.config, data.train):
+    for remark in remarks_on(inputs, data.train):
         told.say(remark)
     _check_memory(offline_memory(inputs, data.train), told.say, must_fit)
     diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_while_it_runs(told.say))

@@ -1,0 +1,188 @@
+"""What evaluation.json says: the models, the split, every figure, the verdict, and what was not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from composer_replication.config import CrfConfig
+from composer_replication.evaluation.arms import Arm, control_lacks
+from composer_replication.evaluation.damage import GOOD_TURNS, UNITS, damage_row, loss_values
+from composer_replication.evaluation.figures import FigureArm, Over, Value, figures_of, forced_values
+from composer_replication.evaluation.forced import evaluated_rows
+from composer_replication.evaluation.held_out import HeldOut
+from composer_replication.evaluation.judged import sampled_rows, sampled_summary, sampled_values
+from composer_replication.evaluation.questions import Answers, Questions
+from composer_replication.evaluation.token_gaps import gap_rows
+from composer_replication.evaluation.verdict import verdict_of
+from composer_replication.runs import RunDir
+from composer_replication.runs.evaluation import weight_files_digest
+from composer_replication.runs.sidecar import now
+from composer_replication.runs.split import PlacedConversation
+from composer_replication.runs.tools import read_tools, table_of
+from composer_replication.version import __version__
+
+CONTROL = "hints of another kind, sides of pairs by coin"
+_OTHER_TOKENS = "the models have different tokenizers, and log-probs of other tokens do not compare"
+_BROKEN = "not numbers"
+
+
+@dataclass(kw_only=True)
+class Results:
+    """Rows by the artefact they go to, values by the figure they make, and what else the record says."""
+
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, list[dict[str, Any]]])
+    values: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]])
+    sampled: dict[str, Any] | None = None
+    damage: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+
+def over_of(run: RunDir) -> Over:
+    return "project" if run.meta("split").settings.get("by") == "project" else "session"
+
+
+def results_of(
+    config: CrfConfig,
+    run: RunDir,
+    held: HeldOut,
+    asked: Questions,
+    answers: Answers,
+    sides: Sequence[PlacedConversation],
+) -> Results:
+    """Rows and values; the artefact of a part that was not asked for is written empty, so that none is an old one."""
+    found = Results()
+    rows = evaluated_rows(asked.sites, answers.scores) if answers.scores else []
+    tools = read_tools(run) if run.path("tools").exists() else table_of(())
+    drawn = sampled_rows(held, tools, asked.states, answers.draws) if answers.draws else []
+    gaps = gap_rows(asked.gaps, answers.gaps) if answers.gaps else []
+    found.rows = {"evaluated": rows, "sampled": drawn, "token_gaps": gaps}
+    found.values = forced_values(rows)
+    if drawn:
+        found.values |= sampled_values(drawn, asked.states)
+        found.sampled = sampled_summary(drawn, asked.states, answers.draws, config.evaluation)
+    if GOOD_TURNS in answers.losses:
+        found.values[GOOD_TURNS] = loss_values(asked.turns, answers.losses[GOOD_TURNS])
+    found.damage = [damage_row(name, UNITS[name], by_arm) for name, by_arm in answers.losses.items()]
+    if over_of(run) == "project":
+        projects = {row.session: row.project for row in sides}
+        for name, values in found.values.items():
+            found.values[name] = [each._replace(session=projects[each.session]) for each in values]
+    return found
+
+
+def record_of(
+    config: CrfConfig,
+    run: RunDir,
+    arms: Sequence[Arm],
+    held: HeldOut,
+    answers: Answers,
+    results: Results,
+    *,
+    have_same_tokens: bool,
+) -> dict[str, Any]:
+    section, lacks = config.evaluation, control_lacks(arms)
+    names = [arm.name for arm in arms if arm.name not in answers.broken]
+    shown: list[FigureArm] = ["after", *(["control", "difference"] if "control" in names else [])]
+    verdict, power = verdict_of(
+        section.primary,
+        results.values,
+        over=over_of(run),
+        broken=answers.broken,
+        has_control="control" in names and not lacks,
+        fewest_sessions=section.fewest_sessions,
+        seed=section.seed,
+        nothing=_why_nothing(held, answers)
+        if have_same_tokens
+        else f"{_OTHER_TOKENS}; name evaluation.primary = sampled_failures",
+    )
+    verdict["sentences"][1] = " ".join([verdict["sentences"][1], *lacks])
+    return {
+        "created": now(),
+        "tool_version": __version__,
+        "models": _models(arms, answers.digests),
+        "split": {
+            "by": str(run.meta("split").settings.get("by", "time")),
+            "over": over_of(run),
+            "sessions": held.num_sessions,
+            "sites": held.num_sites,
+            "near_duplicates": len(held.duplicates),
+        },
+        "primary": section.primary,
+        "settings": asdict(section),
+        "verdict": verdict,
+        "power": power,
+        "figures": figures_of(
+            results.values, primary=section.primary, seed=section.seed, arms=shown, over=over_of(run)
+        ),
+        "sampled": results.sampled,
+        "not_run": _not_run(config, results, answers, has_control=len(arms) == 3, have_same_tokens=have_same_tokens),
+        "damage": results.damage,
+    }
+
+
+def say_when_named(record: dict[str, Any], primary_then: str | None) -> None:
+    """A figure that was chosen when the results could be known is no proof, and the record says so."""
+    is_before = primary_then == record["primary"]
+    record["named"] = "before training" if is_before else "after training"
+    if not is_before:
+        why = f"its settings name {primary_then}" if primary_then else "its settings are not beside the weights"
+        record["verdict"]["sentences"][1] += f" Nothing shows that this figure was named before training: {why}."
+
+
+def _why_nothing(held: HeldOut, answers: Answers) -> str:
+    if "before" in answers.broken:
+        return f"the log-probs of the model before are {_BROKEN}"
+    if not held.num_sessions["test"]:
+        return "no session is held out"
+    if not held.num_sites["test"]:
+        return f"no error was found in the {held.num_sessions['test']} held-out sessions"
+    return ""
+
+
+def _not_run(
+    config: CrfConfig, results: Results, answers: Answers, *, has_control: bool, have_same_tokens: bool
+) -> dict[str, str]:
+    """Parts without a result, and why."""
+    section, rows = config.evaluation, results.rows["evaluated"]
+    reasons = {
+        "control": (has_control, "no model trained on shuffled hints and pairs is named"),
+        "forced": (bool(rows), "no held-out error with a good call beside it"),
+        "corrections": (
+            any(row["role"] == "correction" for row in rows),
+            "no held-out session puts its error right by a call of its own",
+        ),
+        "sampled": (
+            results.sampled is not None,
+            "no held-out state" if section.samples else "evaluation.samples is 0",
+        ),
+        "token_gaps": (bool(results.rows["token_gaps"]), "no site with a hint" if section.token_gaps else "set to 0"),
+        "good_turns": (
+            GOOD_TURNS in answers.losses,
+            "no good turn in held-out sessions" if section.good_turns else "evaluation.good_turns is 0",
+        ),
+        "gsm8k": (section.gsm8k is not None, "evaluation.gsm8k names no file"),
+        "code": (section.code is not None, "evaluation.code names no file"),
+    }
+    said = {part: reason for part, (is_there, reason) in reasons.items() if not is_there}
+    if not have_same_tokens:
+        said |= dict.fromkeys(("forced", "corrections", "token_gaps", "good_turns", "code"), _OTHER_TOKENS)
+    for name in answers.broken:
+        parts = ("control",) if name == "control" else ("forced", "corrections", "sampled", "token_gaps", "good_turns")
+        said |= dict.fromkeys(parts, f"the log-probs of the model {name!r} are {_BROKEN}")
+    return said
+
+
+def _models(arms: Sequence[Arm], digests: Mapping[str, str]) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        arm.name: {
+            "name": arm.given,
+            "digest": digests.get(arm.name),
+            "files": weight_files_digest(Path(arm.given)) if arm.given else None,
+        }
+        for arm in arms
+    }
+    if "control" in said:
+        said["control"] |= {"what": CONTROL, "lacks": control_lacks(arms)}
+    return {"control": None, **said}
