@@ -91,6 +91,8 @@ WRONG = {
         "to train on, 10% for validation, 99% for test. Read more logs. To learn from all there is, with nothing held "
         "out to judge by: `--set split.test=0 --set split.validation=0`",
     ),
+    "a model without a template": (["run", "logs", "--model", "bare"], "bare: got no chat template"),
+    "a folder that is no model": (["run", "logs", "--model", "more"], "more: got a folder without config.json"),
     "no errors at all": (["run", "more", "--model", "student", "-o", "none"], "nothing to learn: got 0 mistakes"),
     "a run that was one session": (["run", "one"], "got 1 session, and none left to train on"),
     "a run among logs": (["run", "logs", "one"], "PATH: got the run one among others, or with -o"),
@@ -122,6 +124,8 @@ def refused(tmp_path_factory):
     write_session(folder / "logs", "s-1")
     for number in range(8):
         write_session(folder / "more", f"s-{number}")
+    (folder / "bare").mkdir()
+    (folder / "bare" / "config.json").write_text("{}")
     script = ASK.format(src=str(SRC), cases={name: words for name, (words, _) in WRONG.items()})
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", script], cwd=folder, env=environment, capture_output=True, check=True)

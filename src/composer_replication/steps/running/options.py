@@ -22,6 +22,7 @@ from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.cache.session_sources import read_accounts
 from composer_replication.runs import RunDir
 from composer_replication.runs.directory import MARKER
+from composer_replication.runs.lineage import read_object
 from composer_replication.runs.source_paths import find_source
 from composer_replication.use.trained import absolute_base
 
@@ -102,7 +103,19 @@ def check_given(config: CrfConfig, output: Path) -> None:
     if config.train.model is None:
         fix = "Type `--model Qwen/Qwen2.5-Coder-0.5B-Instruct`, say, or set train.model in the file of --config."
         raise InputError(explain("--model", got="none", expected=_A_MODEL, fix=fix))
-    check_model_name(config.train.model, what=f"--model {config.train.model}", expected=_A_MODEL)
+    what = f"--model {config.train.model}"
+    check_model_name(config.train.model, what=what, expected=_A_MODEL)
+    if config.render.chat_template is None and not _may_have_template(Path(config.train.model)):
+        fix = "Take a model that was made to chat, or set render.chat_template to a file with one that shows tools."
+        raise InputError(explain(what, got="no chat template", expected="one, to show sessions with", fix=fix))
+
+
+def _may_have_template(folder: Path) -> bool:
+    """Whether a folder has a template where transformers looks for one; of what is no folder nobody knows yet."""
+    if not folder.is_dir() or any(folder.glob("chat_template*")) or (folder / "additional_chat_templates").is_dir():
+        return True
+    settings = folder / "tokenizer_config.json"
+    return settings.is_file() and "chat_template" in read_object(settings)
 
 
 def without_lost_logs(config: CrfConfig) -> tuple[CrfConfig, list[str]]:
