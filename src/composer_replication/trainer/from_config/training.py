@@ -19,7 +19,7 @@ from transformers import PrinterCallback, TrainerCallback
 from composer_replication.config import CrfConfig
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.objective.fingerprint import weights_digest
-from composer_replication.objective.hint_proof import verdict
+from composer_replication.objective.heeding import verdict
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import OnPhase, Say, telling_phases
 from composer_replication.trainer.from_config.inputs import Inputs, read_inputs
@@ -236,7 +236,7 @@ def _result(
     if is_offline:
         weights["lm_ce"] = trainer.lm_weight
     counts, drops = ({}, {}) if sessions is None else (sessions.counts, sessions.drops)
-    names = OFFLINE_CHANNELS if is_offline else GRPO_CHANNELS
+    names, phase = OFFLINE_CHANNELS if is_offline else GRPO_CHANNELS, getattr(trainer, "phase", {})
     length = None if is_offline else config.train.grpo.max_completion_length
     return TrainingResult(
         steps=state.global_step,
@@ -246,18 +246,21 @@ def _result(
         checkpoints=folder.checkpoints,
         metrics=folder.metrics,
         channels=channel_results(names, state.log_history, weights),
-        diagnosis=(*diagnose(state.log_history, max_completion_length=length, items=counts), *_unheeded(sessions)),
+        diagnosis=(
+            *diagnose(state.log_history, max_completion_length=length, items=counts),
+            *_unheeded(sessions, can_warm_up=not phase),
+        ),
         alarms=tuple(f"step {each.step}: {each.in_words()}" for each in (alarm.alarms if alarm else ())),
         counts=metric_names(counts),
         drops=metric_names(drops),
-        warmup_steps=int(getattr(trainer, "phase", {}).get("warmup_steps", 0)),
+        warmup_steps=int(phase.get("warmup_steps", 0)),
     )
 
 
-def _unheeded(sessions: LoggedSessions | None) -> Iterator[str]:
+def _unheeded(sessions: LoggedSessions | None, *, can_warm_up: bool) -> Iterator[str]:
     """What the hint proof found against this model, which no line of metrics shows."""
     if sessions is not None and sessions.proofs and (found := verdict(sessions.proofs)).heeds is False:
-        yield found.in_words(can_warm_up=False)
+        yield found.in_words(can_warm_up=can_warm_up)
 
 
 def _save(
