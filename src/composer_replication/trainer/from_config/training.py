@@ -21,7 +21,7 @@ from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.objective.heeding import verdict
 from composer_replication.sessions.dataset import LoggedSessions
-from composer_replication.sessions.phases import OnPhase, Say, telling_phases
+from composer_replication.sessions.phases import OnPhase, PhaseTimes, Say, telling_phases
 from composer_replication.trainer.from_config.inputs import Inputs, read_inputs
 from composer_replication.trainer.from_config.offline import SOURCES, offline_data, offline_memory
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
@@ -70,7 +70,9 @@ def run_training(
     """
     told = progress or Progress()
     check_extra(config.train)
-    inputs, folder = read_inputs(config), TrainingFolder.of(config)
+    folder = TrainingFolder.of(config)
+    config = folder.with_first_primary(config)
+    inputs = read_inputs(config)
     goes_on = folder.resumes(asked=resume, wanted=config.train.resume)
     make = _make_offline if config.train.mode == "offline" else _make_grpo
     alarm = CollapseAlarm.from_config(config.train.alarm, say=told.say) if config.train.alarm.on else None
@@ -83,7 +85,8 @@ def run_training(
         sources = sources_of(inputs.run, SOURCES)
         if made.sessions is not None and made.args.process_index == 0:
             folder.check_made_of(made.sessions.digest, {each.name: each.sha256 for each in sources}, changes)
-        with telling_phases(told.on_phase, told.say):
+        times = PhaseTimes(folder.checkpoints / "seconds.json", told.on_phase)
+        with telling_phases(times, told.say):
             trainer, sessions = made.build()
         phase: Mapping[str, str] = getattr(trainer, "phase", {})
         start_digest = phase.get("start_weights") or weights_digest(trainer.model)
@@ -95,7 +98,7 @@ def run_training(
         if trainer.was_finished:
             done = trainer.state.global_step
             told.say(f"all {done} steps are made; for more raise train.optimiser.steps, for a new run set train.output")
-        result = _result(config, folder, trainer, alarm, sessions)
+        result = replace(_result(config, folder, trainer, alarm, sessions), seconds=times.seconds)
         if result.stopped_by:
             return result
         return _save(config, folder, trainer, result, [*sources, *named_sources(config)], start_digest)
@@ -251,10 +254,17 @@ def _result(
             *_unheeded(sessions, can_warm_up=not phase),
         ),
         alarms=tuple(f"step {each.step}: {each.in_words()}" for each in (alarm.alarms if alarm else ())),
-        counts=metric_names(counts),
+        counts=metric_names(counts) | _windows_seen(counts, trainer),
         drops=metric_names(drops),
         warmup_steps=int(phase.get("warmup_steps", 0)),
     )
+
+
+def _windows_seen(counts: Mapping[str, int], trainer: Any) -> dict[str, int]:
+    """How many windows the steps saw, some of them more than once: fewer than there are is less than a pass."""
+    args = trainer.args
+    at_once = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    return {"windows_seen": trainer.state.global_step * at_once} if "windows" in counts else {}
 
 
 def _unheeded(sessions: LoggedSessions | None, *, can_warm_up: bool) -> Iterator[str]:
