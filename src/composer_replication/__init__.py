@@ -31,6 +31,7 @@ report          a run as a page to look at
 use             export, chat, doctor: what is done with the result
 recipes         the same kernels in other engines
 steps           the pipeline: one file a verb, and their table
+ablation        arms x seeds: what helps, with controls
 cli             the command `crf`
 __main__        `python -m composer_replication`
 opsd            known import path of the self-distillation losses

@@ -105,6 +105,10 @@ LAYERS = {
 }
 # All run-directory glue: it brings stages together, and nothing below knows it.
 LAYERS["steps"] = Layer(ours=set(LAYERS) - {"", "opsd", "distillation", "replaysim"})
+# Whole experiments, each job of which is steps of a run; a plan, a table and a plot load no tensors.
+LAYERS["ablation"] = Layer(
+    ours=LAYERS["steps"].ours | {"steps"}, on_use={"numpy", "torch", "transformers", "trl", "matplotlib"}
+)
 LAYERS["cli"] = Layer(ours=set(LAYERS), on_use={"rich"}, ours_only_in_functions=True)
 LAYERS["__main__"] = Layer(ours={"cli"})
 

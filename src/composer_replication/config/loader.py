@@ -25,21 +25,27 @@ def load(config_class: type[_T], path: str | os.PathLike[str] | None = None, ove
 
     The value of an override is TOML; what is not TOML is a string, and `none` unsets an optional option.
     """
-    given = _Given()
-    if path is not None:
-        origin = f"config file {os.fspath(path)}"
-        given.add(_parse(_read(Path(path)), origin), origin)
-    return _built(config_class, given, overrides)
+    return from_tables(config_class, [] if path is None else [read_table(path)], overrides)
 
 
 def loads(config_class: type[_T], text: str, overrides: Iterable[str] = ()) -> _T:
     """`load` from the text of a TOML file."""
+    return from_tables(config_class, [(_parse(text, "config text"), "config text")], overrides)
+
+
+def read_table(path: str | os.PathLike[str]) -> tuple[dict[str, Any], str]:
+    """The table of a TOML file, and what errors call the file."""
+    origin = f"config file {os.fspath(path)}"
+    return _parse(_read(Path(path)), origin), origin
+
+
+def from_tables(
+    config_class: type[_T], tables: Iterable[tuple[Mapping[str, Any], str]], overrides: Iterable[str] = ()
+) -> _T:
+    """A config from tables that were read already, each with what errors call it; later ones win."""
     given = _Given()
-    given.add(_parse(text, "config text"), "config text")
-    return _built(config_class, given, overrides)
-
-
-def _built(config_class: type[_T], given: _Given, overrides: Iterable[str]) -> _T:
+    for values, origin in tables:
+        given.add(values, origin)
     for override in overrides:
         given.add(*_parse_override(override))
     return _Builder(config_class, given).build(config_class, given.values, "")

@@ -91,9 +91,9 @@ def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
     processes are hashed once: what was hashed before and has not changed since, by the count of its changes and a
     sample of its values, has the digest it had. Those on the meta device have no bytes.
     """
-    module = _below_adapters(model)
-    for each in module.modules():
-        if is_sharded(model) and hasattr(each, "reshard"):  # after a pass the root's weights may be whole, and cast
+    module, sharded = _below_adapters(model), is_sharded(model)
+    for each in module.modules() if sharded else ():
+        if hasattr(each, "reshard"):  # after a pass the root's weights may be whole, and cast
             each.reshard()
     tensors = _start_tensors(module)
     for name, tensor in tuple(tensors.items()):
@@ -101,7 +101,7 @@ def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
     config = _digest_of(_config_of(module))
     if with_adapter and (own := _adapter_tensors(module)):
         return _hashed(weights_digest(model), own)
-    if is_sharded(model):  # all processes gather together, so none may know more than another
+    if sharded:  # all processes gather together, so none may know more than another
         return _hashed(config, tensors)
     state = _state_of(config, tensors)
     known = _hashed_before.get(module)

@@ -8,15 +8,11 @@ none       the defaults of the functions themselves
 from __future__ import annotations
 
 import os
-import tomllib
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Literal
 
-from composer_replication.canonical_json import nested_items
 from composer_replication.config import CrfConfig, TrainConfig, load
-from composer_replication.config.writer import value_text
-from composer_replication.errors import InputError, explain
+from composer_replication.config.presets import PRESETS, load_with_preset, preset_path
 from composer_replication.optional import require
 from composer_replication.rollouts.effort import EffortWeights, TextTokenizer, effort_penalty_reward
 from composer_replication.rollouts.sites import RolloutOptions
@@ -24,8 +20,6 @@ from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
 PresetName = Literal["composer", "dapo", "none"]
-PRESET_FILES: tuple[str, ...] = ("composer", "dapo")
-_FOLDER = Path(__file__).parents[1] / "recipes" / "presets"
 # Ours by name, TRL's by value: which argument of GRPOConfig an option of [train.grpo] is.
 _TRL_NAMES = {
     "num_generations": "num_generations",
@@ -42,27 +36,9 @@ _TRL_NAMES = {
 }
 
 
-def preset_path(name: str) -> Path:
-    """The file of a preset."""
-    if name not in PRESET_FILES:
-        raise InputError(explain("preset", got=repr(name), expected=f"one of {', '.join(PRESET_FILES)}"))
-    return _FOLDER / f"{name}.toml"
-
-
 def starter_text() -> str:
     """A config to start from, with a word on each of its keys."""
-    return (_FOLDER.parent / "starter.toml").read_text(encoding="utf-8")
-
-
-def load_with_preset(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> CrfConfig:
-    """A config from the defaults, then the preset that `train.preset` names, then the file, then the overrides."""
-    overrides = list(overrides)
-    given = load(CrfConfig, path, overrides)  # whatever is wrong with the file is told here, by its own name
-    if given.train.preset == "none":
-        return given
-    table = {} if path is None else tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    in_file = [f"{key}={value_text(value)}" for key, value in nested_items(table)]  # known keys: they need no quotes
-    return load(CrfConfig, preset_path(given.train.preset), [*in_file, *overrides])
+    return (PRESETS.parent / "starter.toml").read_text(encoding="utf-8")
 
 
 def preset_config(name: PresetName) -> CrfConfig:

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import pytest
 
 from composer_replication.config import CrfConfig, load, to_toml
+from composer_replication.config.presets import PRESET_FILES
 from composer_replication.errors import ConfigError, InputError, MissingExtraError
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.presets import (
-    PRESET_FILES,
     channel_settings,
     composer_grpo_config,
     grpo_arguments,

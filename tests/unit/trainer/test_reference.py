@@ -274,3 +274,13 @@ def test_a_response_without_tokens_or_context_is_refused(model, start):
         response_logprobs(model, [([1, 2, 64], 1)])
     with pytest.raises(InputError, match="max_tree_tokens"):
         precompute_ref_logprobs(model, renderer_of("llama3"), [], max_tree_tokens=0)
+
+
+def test_a_digest_asks_once_whether_weights_are_spread_however_many_modules_there_are(model, monkeypatch):
+    """Each question walks over all modules: one for each of a thousand would take seconds, at every start."""
+    asked = []
+    monkeypatch.setattr(
+        "composer_replication.objective.fingerprint.is_sharded", lambda asked_of: bool(asked.append(asked_of))
+    )
+    weights_digest(model)
+    assert len(asked) == 1

@@ -1,0 +1,193 @@
+"""The world of logged sessions: an arm is a training on one shared run, then `crf evaluate`'s forced figures.
+
+A job has a run directory of its own, in which the records of the shared one are links. Arms whose warm-up is the same
+share it: one job of each seed makes it, the others take its checkpoint, and all of them count its steps as spent.
+A unit is a held-out session: sums over its sites of how far log-probs moved from the start weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer_replication.ablation.job import Job, Result, Spent, Unit
+from composer_replication.ablation.plan import Metric
+from composer_replication.atomic import lock
+from composer_replication.canonical_json import encode
+from composer_replication.config import CrfConfig
+from composer_replication.config.schema import option, table
+from composer_replication.errors import ConfigError, RunError, explain
+from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.directory import MARKER
+from composer_replication.runs.journal import read_journal
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.from_config.output_folder import TrainingFolder
+
+METRICS = {
+    "forced_gap": Metric(per="sites", better="up", label="good calls against errors, nats a token"),
+    "forced_correction": Metric(per="corrections", better="up", label="right calls against errors, nats a token"),
+    "forced_erring": Metric(per="sites", better="down", label="errors, nats a token"),
+    "forced_good": Metric(per="sites", better="up", label="good calls, nats a token"),
+}
+_NUMBERS = {"forced_correction": "corrections"}
+_RECORDS = ("conversations", "session_sources", "tools", "split", "sites", "pairs")
+
+
+@table("world")
+class Options:
+    """What this world can be told."""
+
+    share_warmup: bool = option(True, "Make the warm-up of a seed once, for all arms that have the same one.")
+
+
+def run_job(job: Job) -> Result:
+    """Train, evaluate, and sum up by session; what an earlier process left is gone on with."""
+    from composer_replication.steps.evaluate import evaluate
+    from composer_replication.steps.train import train
+    from composer_replication.trainer.from_config.output_folder import TrainingFolder
+    from composer_replication.trainer.from_config.training import Progress
+
+    began = time.monotonic()
+    run = _own_run(job)
+    config = replace(job.config, train=replace(job.config.train, run=str(run.root), output=None))
+    folder, told = TrainingFolder.of(config), Progress(say=_say)
+    with _shared_warmup(job, config, folder):
+        trained = train(config, run, must_fit=False, progress=told)
+    if trained.saved is None:
+        raise RunError(
+            explain(str(job.folder), got=f"a training that {trained.stopped_by} ended", expected="all steps")
+        )
+    record = evaluate(config, run, before=config.train.model, after=str(trained.saved), progress=told)
+    warmup = folder.warmup / "metrics.jsonl"
+    lines = [*(_lines(warmup) if trained.warmup_steps else ()), *_lines(folder.metrics)]
+    result = Result(
+        arm=job.arm,
+        seed=job.seed,
+        world=job.world,
+        spent=Spent(
+            tokens=round(sum(line.get("items/lm_ce", 0.0) * config.train.log_every for line in lines)),
+            steps=trained.steps + trained.warmup_steps,
+            seconds=round(time.monotonic() - began, 1),
+        ),
+        units=session_units(run),
+        curve=[_point(line, trained.warmup_steps) for line in _lines(folder.metrics) if "loss/total" in line],
+        digests={"start": record["models"]["before"]["digest"], "trained": record["models"]["after"]["digest"]},
+        config_sha256=job.config_sha256,
+    )
+    shutil.rmtree(folder.checkpoints)  # what is asked afterwards is asked of the weights and the rows
+    return result
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _own_run(job: Job) -> RunDir:
+    """A run directory for this job alone: links to the records of the shared one, which nothing here writes into."""
+    if job.run is None:
+        fix = "Name a run: `crf ablate --run RUN`, or ablate.run in the file."
+        raise ConfigError(explain("ablate.run", got="none", expected="a run that is split and has sites", fix=fix))
+    shared, own = RunDir.open(job.run), job.folder / "run"
+    own.mkdir(exist_ok=True)
+    for artefact in (ARTEFACTS[name] for name in _RECORDS):
+        for name in (artefact.file_name, artefact.sidecar_name):
+            if (shared.root / name).is_file() and not (own / name).exists():
+                link(shared.root / name, own / name)
+    if not (own / MARKER).exists():
+        shutil.copyfile(shared.root / MARKER, own / MARKER)
+    return RunDir.open(own)
+
+
+def link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """A hard link, or a copy where there can be none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+# ---- one warm-up for all arms that have the same one
+
+
+@contextlib.contextmanager
+def _shared_warmup(job: Job, config: CrfConfig, folder: TrainingFolder) -> Generator[None]:
+    """Begin with the warm-up that another job made, where there is one; else hold the others back, and leave ours."""
+    from composer_replication.trainer.warmup import finished_warm_up
+
+    if not job.options.get("share_warmup", True) or config.train.warmup.mode == "off":
+        yield
+        return
+    place = job.shared / f"warmup-{_warmup_key(config)}"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        lock(descriptor, exclusive=True)
+        if place.is_dir():
+            os.close(descriptor)  # theirs is done: nobody has to wait for us
+            descriptor = -1
+            if not folder.warmup.exists():
+                _copy(place, folder.warmup)
+            yield
+            return
+        yield
+        if finished_warm_up(folder.warmup) is not None:
+            _copy(folder.warmup, place)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _warmup_key(config: CrfConfig) -> str:
+    """Of all settings that a warm-up depends on; whoever takes one compares its weights and its data besides."""
+    train = asdict(config.train)
+    names = ("model", "adapter", "batch", "warmup", "optimiser", "save")
+    chosen = {name: train[name] for name in names} | {"good": train["channels"]["work_failures"]}
+    chosen["optimiser"].pop("steps")
+    return hashlib.sha256(encode([chosen, asdict(config.render)], where="warm-up")).hexdigest()[:16]
+
+
+def _copy(source: Path, target: Path) -> None:
+    making = target.with_name(f".{target.name}.making")
+    shutil.rmtree(making, ignore_errors=True)
+    shutil.copytree(source, making, copy_function=link)
+    making.rename(target)
+
+
+# ---- what came of it
+
+
+def session_units(run: RunDir) -> list[Unit]:
+    """By held-out session, the sums of the forced figures over its sites, of all kinds and of each."""
+    from composer_replication.evaluation.figures import forced_values
+    from composer_replication.runs.evaluation import ROWS_VERSION
+
+    rows = list(run.read_jsonl("evaluated", schema="evaluated", version=ROWS_VERSION))
+    sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for name, values in forced_values(rows).items():
+        number = _NUMBERS.get(name, "sites" if name == "forced_erring" else None)
+        for value in values:
+            for suffix in ("", f":{value.kind}"):
+                sums[value.session][name + suffix] += value.change["after"]
+                if number is not None:
+                    sums[value.session][number + suffix] += 1
+    return [Unit(session, dict(sorted(sums[session].items()))) for session in sorted(sums)]
+
+
+def _lines(path: Path) -> list[Mapping[str, Any]]:
+    return list(read_journal(path).rows) if path.exists() else []
+
+
+def _point(line: Mapping[str, Any], warmup_steps: int) -> dict[str, float]:
+    names = ("loss/total", "loss/lm_ce", "loss/sdpo_kl", "loss/trace_replay_dpo", "grad_norm")
+    known = {name: line[name] for name in names if isinstance(line.get(name), int | float)}
+    return {"step": warmup_steps + line["step"], **known}
