@@ -18,7 +18,9 @@ from composer_replication.evaluation.judged import sampled_rows, sampled_summary
 from composer_replication.evaluation.questions import Answers, Questions
 from composer_replication.evaluation.token_gaps import gap_rows
 from composer_replication.evaluation.verdict import verdict_of
+from composer_replication.judge.walk import earlier_sessions
 from composer_replication.runs import RunDir
+from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.evaluation import weight_files_digest
 from composer_replication.runs.sidecar import now
 from composer_replication.runs.split import PlacedConversation
@@ -55,8 +57,10 @@ def results_of(
     """Rows and values; the artefact of a part that was not asked for is written empty, so that none is an old one."""
     found = Results()
     rows = evaluated_rows(asked.sites, answers.scores) if answers.scores else []
-    tools = read_tools(run) if run.path("tools").exists() else table_of(())
-    drawn = sampled_rows(held, tools, asked.states, answers.draws) if answers.draws else []
+    tools = read_tools(run, with_test=True) if run.path("tools").exists() else table_of(())
+    drawn: list[dict[str, Any]] = []
+    if answers.draws:
+        drawn = sampled_rows(held, tools, asked.states, answers.draws, earlier_sessions(read_conversations(run)))
     gaps = gap_rows(asked.gaps, answers.gaps) if answers.gaps else []
     found.rows = {"evaluated": rows, "sampled": drawn, "token_gaps": gaps}
     found.values = forced_values(rows)
