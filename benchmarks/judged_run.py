@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from composer_replication.actions.write import text_of
+from composer_replication.config.presets import load_with_preset
 from composer_replication.runs import RunDir
 from composer_replication.runs import pairs as pair_rows
 from composer_replication.runs.conversations import read_conversations
@@ -16,7 +17,6 @@ from composer_replication.sessions.stored_windows import StoredWindow
 from composer_replication.trainer.from_config.inputs import read_inputs
 from composer_replication.trainer.from_config.offline import offline_data
 from composer_replication.trainer.from_config.renderer import tools_of
-from composer_replication.trainer.presets import load_with_preset
 from composer_replication.types import Turn
 from target_check import Judged, SessionJudge, Tally
 from template_oracle import Student, is_own

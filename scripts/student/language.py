@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from composer_replication.envs.student import TRAINED_CONTEXT
+
 VOCABULARY = 2048
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
@@ -116,6 +118,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         chat_template=CHAT_TEMPLATE,
         padding_side="left",
         clean_up_tokenization_spaces=False,
+        model_max_length=TRAINED_CONTEXT,
     )
     trained.response_template = RESPONSE_TEMPLATE
     return trained

@@ -26,11 +26,10 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from composer_replication.envs.student import student_folder
+from composer_replication.envs.student import TRAINED_CONTEXT, student_folder
 
 SEED = 16
 STEPS = 4000
-LONGEST = 2048  # tokens of an episode; what is longer is cut
 BATCH = 65_536  # tokens, padding with them
 _BATCHES_AT_ONCE = 24
 SIZES = {
@@ -60,7 +59,7 @@ class Episodes(NamedTuple):
 
     @property
     def lengths(self) -> np.ndarray:
-        return np.minimum(np.diff(self.starts), LONGEST)
+        return np.minimum(np.diff(self.starts), TRAINED_CONTEXT)
 
 
 class Batch(NamedTuple):

@@ -43,9 +43,9 @@ def run(folder: str, step: str = "", seconds: float = 0.0) -> None:
     """`crf run` there; it is killed so many seconds after a step began."""
     import torch
 
+    from composer_replication.config.presets import load_with_preset
     from composer_replication.steps.ingest import run_directory
     from composer_replication.steps.run import Listener, run_steps
-    from composer_replication.trainer.presets import load_with_preset
 
     torch.set_num_threads(1)
     os.chdir(folder)

@@ -19,6 +19,7 @@ import real_logs
 from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import SitesConfig
+from composer_replication.config.presets import load_with_preset
 from composer_replication.errors import AlignmentError
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.runs import RunDir
@@ -27,7 +28,6 @@ from composer_replication.runs import sites as site_rows
 from composer_replication.steps.sites import write_sites
 from composer_replication.trainer.from_config.inputs import read_inputs
 from composer_replication.trainer.from_config.offline import offline_data
-from composer_replication.trainer.presets import load_with_preset
 from composer_replication.types import Conversation, ToolCall, ToolResult, Turn
 from judged_run import Pair, judge_run, write_pairs
 from random_conversations import STUDENT, RandomSession, sessions, site_of

@@ -24,6 +24,23 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _LARGEST_INDEX = 64 << 20  # bytes; the index of the largest published models has 10 MB
 
 
+def check_model_name(name: str, *, what: str, expected: str = "a model's folder, or a name on the hub") -> None:
+    """Refuse a name that stands for no model, before the libraries that would load one are: they take seconds."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if name and Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            raise InputError(explain(what, got=f"the folder {name!r} without config.json", expected=expected))
+        return
+    absent = "that is no name on the hub" if not _is_model_name(name) else ""
+    if not absent and not isinstance(try_to_load_from_cache(name, "config.json"), str):
+        absent = not_on_hub(name)
+    if absent:
+        raise InputError(
+            explain(what, got=f"{name!r}: no folder here, not in the cache, and {absent}", expected=expected)
+        )
+
+
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """`AutoTokenizer.from_pretrained`; what is on this machine already is loaded without asking the network.
 
@@ -41,6 +58,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
             break  # no network could help
         try:
             loaded: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+            # Sessions are tokenized whole, then cut into windows: that one is longer than a context is no news.
+            loaded.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
             return loaded
         except Exception as error:
             reason = error

@@ -10,7 +10,7 @@ loss          [loss]
 render        [render], [split]
 train         [train] and all tables below it
 evaluation    [evaluation]
-presets       configs that begin with a preset
+presets       configs that begin with a preset, and the one to start from
 """
 
 from composer_replication.config.evaluation import EvaluationConfig

@@ -6,7 +6,7 @@ import difflib
 import os
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -190,14 +190,14 @@ class _Builder:
             raise ConfigError(f"{self._given.origin(path)}: {error}") from None
 
     def _unknown(self, key: str, section: str, known: Mapping[str, OptionSpec]) -> ConfigError:
-        suggestion = self._suggest(key, section, known)
-        path = dotted(section, key)
+        near, path = self._suggest(key, section, known), dotted(section, key)
+        every = f"one of {', '.join(dotted(section, name) for name in known)}"
         return ConfigError(
             explain(
                 f"{self._given.origin(path)}: unknown key",
                 got=path,
-                expected=f"one of {', '.join(dotted(section, name) for name in known)}",
-                fix=f"Did you mean {suggestion}?" if suggestion else "",
+                expected="a known one" if near else every,  # a list of dozens would hide the one that was meant
+                fix=f"Did you mean {near}?" if near else "`crf train --options` lists all keys.",
             )
         )
 
@@ -206,5 +206,12 @@ class _Builder:
         near = difflib.get_close_matches(key, known, n=1)
         if near:
             return dotted(section, near[0])
-        paths = {row.path.rpartition(".")[2]: row.path for row in describe(self._root)}
+        paths = {name: path for row in describe(self._root) for name, path in _named(row.path)}
         return next((paths[name] for name in difflib.get_close_matches(key, paths, n=1)), "")
+
+
+def _named(path: str) -> Iterator[tuple[str, str]]:
+    """An option and the tables that it is in, each by its own name and by its path."""
+    parts = path.split(".")
+    for number in range(len(parts), 0, -1):
+        yield parts[number - 1], ".".join(parts[:number])

@@ -23,6 +23,11 @@ def preset_path(name: str) -> Path:
     return PRESETS / f"{name}.toml"
 
 
+def starter_text() -> str:
+    """A config to start from, with a word on each of its keys."""
+    return (PRESETS.parent / "starter.toml").read_text(encoding="utf-8")
+
+
 def load_with_preset(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> CrfConfig:
     """A config from the defaults, then the preset that `train.preset` names, then the file, then the overrides."""
     return tables_with_preset([] if path is None else [read_table(path)], overrides)

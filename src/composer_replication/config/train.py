@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from composer_replication.config.schema import option, section, table
 from composer_replication.errors import ConfigError, explain
+
+LONGEST_WINDOW = 32768
+"""Positions of a window where neither the config nor the model says less."""
+_LONGEST_OVERLAP = 2048
 
 
 @table("train.adapter")
@@ -84,20 +89,37 @@ class SwitchesConfig:
 class BatchConfig:
     """How logged sessions become batches."""
 
-    budget: int = option(32768, "Most positions one tree may have; longer sessions are cut into windows.", at_least=16)
-    overlap: int = option(2048, "Positions that a window repeats of the one before it, for context.", at_least=0)
+    budget: int | None = option(
+        None,
+        "Most positions of a window; unset is as many as the model has learnt, at most 32,768.",
+        at_least=16,
+    )
+    overlap: int | None = option(
+        None, "Positions that a window repeats of the one before it; unset is an eighth, at most 2,048.", at_least=0
+    )
     placement: Literal["before_turn", "in_last_message", "head"] = option(
         "before_turn", "Where a hint stands: before the erring turn, in the last message before it, or at the head."
     )
     part: Literal["turn", "call"] = option("turn", "What of an erring turn is taught: all of it, or its calls alone.")
 
+    @property
+    def window(self) -> tuple[int, int]:
+        """Budget and overlap; for a model of which nobody knows how long its contexts may be, where none is set."""
+        budget = LONGEST_WINDOW if self.budget is None else self.budget
+        return budget, min(_LONGEST_OVERLAP, budget // 8) if self.overlap is None else self.overlap
+
+    def fitted(self, learnt: int | None) -> BatchConfig:
+        """With both set, for a model that has learnt contexts of so many positions."""
+        budget = self.budget or min(learnt or LONGEST_WINDOW, LONGEST_WINDOW)
+        _, overlap = replace(self, budget=budget).window
+        return replace(self, budget=budget, overlap=overlap)
+
     def _check(self) -> None:
-        if self.overlap >= self.budget:
-            is_default = self.overlap == BatchConfig.__dataclass_fields__["overlap"].default
-            got = f"{self.overlap}{', its default' if is_default else ''}"
-            expected = f"less than train.batch.budget, {self.budget}"
-            fix = f"Set train.batch.overlap = {self.budget // 8}, say, or a larger train.batch.budget."
-            raise ConfigError(explain("train.batch.overlap", got=got, expected=expected, fix=fix))
+        budget, overlap = self.window
+        if overlap >= budget:
+            fix = f"Set train.batch.overlap = {budget // 8}, say, or a larger train.batch.budget."
+            expected = f"less than train.batch.budget, {budget}"
+            raise ConfigError(explain("train.batch.overlap", got=overlap, expected=expected, fix=fix))
 
 
 @table("train.proof")

@@ -95,7 +95,7 @@ def _window_settings(config: CrfConfig) -> WindowSettings:
     """Of these only which turns are good, and where hints would stand, is asked here."""
     batch = config.train.batch
     return WindowSettings(
-        budget=batch.budget,
+        budget=batch.window[0],
         work_failures=config.train.channels.work_failures,
         use_pairs=False,
         placement=batch.placement,

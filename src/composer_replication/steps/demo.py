@@ -70,7 +70,7 @@ def demo_logs(folder: Path, *, sessions: int = SESSIONS, seed: int = SEED) -> Pa
 
 def demo_config(logs: Path, *, settings: tuple[str, ...] = SETTINGS) -> CrfConfig:
     """What the demo is told, as anybody could write it into a file."""
-    from composer_replication.trainer.presets import load_with_preset
+    from composer_replication.config.presets import load_with_preset
 
     places = (f"ingest.paths={value_text([str(logs)])}", f"train.model={value_text(str(student_folder()))}")
     return load_with_preset(overrides=[*settings, *places])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -84,11 +83,12 @@ class WhyTrain(NamedTuple):
 
 def why_train(config: CrfConfig, run: RunDir) -> WhyTrain:
     """Whether the weights that are there are of these files and options."""
+    from composer_replication.trainer.from_config.inputs import fitted
     from composer_replication.trainer.from_config.offline import SOURCES
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
     from composer_replication.trainer.from_config.results import sources_of
 
-    config = _with_run(config, run)
+    config = fitted(_with_run(config, run))
     folder = TrainingFolder.of(config)
     changes = [each for each in folder.changed_options(config) if each.partition(":")[0] not in _MAY_CHANGE]
     now = {each.name: each.sha256 for each in sources_of(run, SOURCES)}
@@ -126,26 +126,7 @@ def plan(config: CrfConfig, run: RunDir | None = None) -> TrainingPlan:
     """What `train` would do; no weights are loaded."""
     from composer_replication.trainer.from_config.plan import plan_training
 
-    planned = plan_training(_with_run(config, run))
-    return replace(planned, remarks=(*planned.remarks, *_beyond_context(config)))
-
-
-def _beyond_context(config: CrfConfig) -> Iterator[str]:
-    """A sentence where windows are longer than what the model has seen, or has positions for."""
-    from composer_replication.batch.model_folder import load_config
-    from composer_replication.envs.student import TRAINED_CONTEXT, student_folder
-
-    name, budget = config.train.model or "", config.train.batch.budget
-    if config.train.mode != "offline":
-        return
-    most = getattr(load_config(name, what=f"train.model {name!r}").get_text_config(), "max_position_embeddings", None)
-    if Path(name).is_dir() and Path(name).samefile(student_folder()):
-        most = TRAINED_CONTEXT
-    if most and budget > most:
-        yield (
-            f"train.batch.budget is {budget:,} tokens, and this model has learnt contexts of up to {most:,}: what it "
-            f"says behind them is noise. Set train.batch.budget = {most}, and train.batch.overlap to a quarter of it"
-        )
+    return plan_training(_with_run(config, run))
 
 
 def _with_run(config: CrfConfig, run: RunDir | None) -> CrfConfig:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from composer_replication.config import CrfConfig, TrainConfig, load
-from composer_replication.config.presets import PRESETS, load_with_preset, preset_path
+from composer_replication.config.presets import load_with_preset, preset_path
 from composer_replication.optional import require
 from composer_replication.rollouts.effort import EffortWeights, TextTokenizer, effort_penalty_reward
 from composer_replication.rollouts.sites import RolloutOptions
@@ -34,11 +34,6 @@ _TRL_NAMES = {
     "mask_truncated": "mask_truncated_completions",
     "use_vllm": "use_vllm",
 }
-
-
-def starter_text() -> str:
-    """A config to start from, with a word on each of its keys."""
-    return (PRESETS.parent / "starter.toml").read_text(encoding="utf-8")
 
 
 def preset_config(name: PresetName) -> CrfConfig:

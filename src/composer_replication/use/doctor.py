@@ -189,6 +189,8 @@ def _hub(environment: Mapping[str, str]) -> Line:
 def _model(name: str) -> Iterator[Line]:
     """Tokenizer and template, as training and chat will use them; of the weights only whether they are there."""
     from composer_replication.batch.model_folder import load_config, load_tokenizer
+    from composer_replication.config import CrfConfig
+    from composer_replication.trainer.from_config.inputs import learnt_context
 
     try:
         tokenizer = load_tokenizer(name)
@@ -201,11 +203,10 @@ def _model(name: str) -> Iterator[Line]:
             "Name a folder with config.json, tokenizer.json and weights, or a hub name",
         )
         return
-    text = config.get_text_config()
-    longest = getattr(text, "max_position_embeddings", None)
-    yield Line(
-        "model", "ok", f"{config.model_type}, {text.vocab_size:,} words, up to {longest or 'any number of'} tokens"
-    )
+    text, learnt = config.get_text_config(), learnt_context(name, tokenizer)
+    window, _ = CrfConfig().train.batch.fitted(learnt).window
+    said = f"has learnt contexts of up to {learnt:,} tokens" if learnt else "does not say how long its contexts may be"
+    yield Line("model", "ok", f"{config.model_type}, {text.vocab_size:,} words, {said}: windows of {window:,}")
     yield Line("tokenizer", "ok", f"{type(tokenizer).__name__}, {len(tokenizer):,} tokens")
     yield _template(tokenizer)
     if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):

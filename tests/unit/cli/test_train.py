@@ -235,10 +235,9 @@ BAD = {
         [*GRPO, "--set", "train.adapter.targets=['c_attn']"],
         "Set train.adapter.targets to some of them",
     ),
-    "a budget below the default overlap": (
-        ["--set", "train.batch.budget=1024"],
-        "train.batch.overlap: got 2048, its default, expected less than train.batch.budget, 1024."
-        " Set train.batch.overlap = 128",
+    "a budget below the overlap": (
+        ["--set", "train.batch.budget=1024", "--set", "train.batch.overlap=1024"],
+        "train.batch.overlap: got 1024, expected less than train.batch.budget, 1024. Set train.batch.overlap = 128",
     ),
 }
 

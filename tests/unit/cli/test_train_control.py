@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 
 from train_runs import GRPO, adapter_of, same
 
+from composer_replication.config.presets import load_with_preset
 from composer_replication.evaluation.arms import Arm, control_lacks
 from composer_replication.trainer.from_config.inputs import read_inputs
 from composer_replication.trainer.from_config.offline import offline_data
-from composer_replication.trainer.presets import load_with_preset
 
 CONTROL = "--set=train.control=shuffled"
 # A random model of a few words has -10 nats or so for the names of tools: it is warmed up.

@@ -47,8 +47,8 @@ def test_new_pairs_are_refused_in_words_before_anything_is_computed(train, folde
 def test_what_a_training_is_made_of_says_whether_it_is_made_again(train, folder, tmp_path, monkeypatch):
     from dataclasses import replace
 
+    from composer_replication.config.presets import load_with_preset
     from composer_replication.steps.train import set_aside, trained_in, why_train
-    from composer_replication.trainer.presets import load_with_preset
 
     run = RunDir.open(shutil.copytree(folder / "run", tmp_path / "run"))
     assert train("--set", "train.optimiser.steps=1", "--set", f"train.run='{run.root}'", output=None)[0] == 0

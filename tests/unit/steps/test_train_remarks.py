@@ -8,32 +8,48 @@ from types import SimpleNamespace
 import pytest
 
 from composer_replication.config import CrfConfig, loads
-from composer_replication.envs.student import student_folder
+from composer_replication.envs.student import TRAINED_CONTEXT, student_folder
 from composer_replication.objective import heeding
-from composer_replication.steps.train import _beyond_context
+from composer_replication.trainer.from_config import inputs
+from composer_replication.trainer.from_config.inputs import beyond_context, fitted, learnt_context
 from composer_replication.trainer.from_config.training import _unheeded
 from composer_replication.trainer.warmup import FinishedWarmUp
 
 
-@pytest.mark.parametrize(("budget", "is_said"), [(2048, False), (2049, True), (8192, True)])
-def test_windows_longer_than_the_student_has_seen_are_named(budget, is_said):
-    text = f"[train]\nmodel = '{student_folder()}'\n[train.batch]\nbudget = {budget}\noverlap = 256\n"
-    said = list(_beyond_context(loads(CrfConfig, text)))
-    assert bool(said) == is_said
-    assert all(f"{budget:,} tokens, and this model has learnt contexts of up to 2,048" in each for each in said)
+def windows_of(model, **batch):
+    """What a config with these options is fitted to, and what is said about it."""
+    text = f"[train]\nmodel = '{model}'\n[train.batch]\n" + "".join(f"{k} = {v}\n" for k, v in batch.items())
+    config = fitted(loads(CrfConfig, text))
+    return config.train.batch.window, config.evaluation.context, beyond_context(config, learnt_context(model))
 
 
-def test_other_models_are_held_to_their_positions(tmp_path):
-    import json
-    import shutil
+def test_unset_windows_fit_what_the_student_has_learnt_and_no_word_is_said():
+    assert windows_of(str(student_folder())) == ((TRAINED_CONTEXT, 256), TRAINED_CONTEXT, "")
 
-    copy = shutil.copytree(student_folder(), tmp_path / "copy")
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 3000}))
-    text = f"[train]\nmodel = '{copy}'\n[train.batch]\nbudget = 3001\n"
-    (said,) = _beyond_context(loads(CrfConfig, text))
-    assert "up to 3,000" in said
-    assert list(_beyond_context(loads(CrfConfig, text.replace("3001", "3000")))) == []
+
+def test_windows_that_are_set_longer_than_that_stay_and_are_named():
+    window, context, said = windows_of(str(student_folder()), budget=8192)
+    assert (window, context) == ((8192, 1024), 2048)
+    assert "8,192 tokens, and this model has learnt contexts of up to 2,048" in said
+    assert windows_of(str(student_folder()), budget=2048, overlap=64)[::2] == ((2048, 64), "")
+
+
+@pytest.mark.parametrize(
+    ("positions", "said", "window", "context"),
+    [
+        (3000, 10**30, (3000, 375), 3000),
+        (40960, 4000, (4000, 500), 4000),
+        (131072, 131072, (32768, 2048), 8192),
+        (None, 10**30, (32768, 2048), 8192),
+    ],
+)
+def test_other_models_are_held_to_their_positions_and_what_their_tokenizer_says(
+    monkeypatch, positions, said, window, context
+):
+    text = SimpleNamespace(max_position_embeddings=positions)
+    monkeypatch.setattr(inputs, "model_config", lambda _name: SimpleNamespace(get_text_config=lambda: text))
+    monkeypatch.setattr(inputs, "load_tokenizer", lambda _name: SimpleNamespace(model_max_length=said))
+    assert windows_of("any") == (window, context, "")
 
 
 @pytest.mark.parametrize(("heeds", "number"), [(False, 1), (True, 0), (None, 0)])

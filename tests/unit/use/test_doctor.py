@@ -31,7 +31,7 @@ def test_a_machine_that_can_do_the_work_passes(ask, tmp_path):
     assert status == 0
     assert {each["status"] for each in lines.values()} <= {"ok", "warn"}
     assert lines["tokenizer"]["status"] == lines["template"]["status"] == "ok"
-    assert "up to 4096 tokens" in lines["model"]["found"]
+    assert "contexts of up to 2,048 tokens: windows of 2,048" in lines["model"]["found"]
     assert "'<|im_end|>'" in lines["template"]["found"]
     assert f"disk at {tmp_path}" in lines
     assert all(each["fix"] for each in lines.values() if each["status"] != "ok")

@@ -31,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from composer_replication.config.presets import load_with_preset
     from composer_replication.runs import RunDir
     from composer_replication.steps.evaluate import with_settings_of_training
-    from composer_replication.trainer.presets import load_with_preset
 
     config = load_with_preset(args.config, overrides_of(args))
     refuse_unread(args)

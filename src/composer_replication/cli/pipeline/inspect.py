@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(explain("--context", got=args.context, expected="0 or more tokens"))
     run_dir = RunDir.open(args.run)
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say while loading is not our output
+        from composer_replication.config.presets import load_with_preset
         from composer_replication.steps.around.inspect import inspect_site, read_schemas
-        from composer_replication.trainer.presets import load_with_preset
 
         config = load_with_preset(args.config, overrides_of(args))
         refuse_unread(args)
@@ -101,7 +101,7 @@ def _proof_in_words(proof: HintProof | None) -> str:
 def _in_words(reason: str, config: CrfConfig) -> str:
     from composer_replication.report.count_words import MEANINGS
 
-    budget = f"; it is {config.train.batch.budget:,}" if reason == "longer_than_window" else ""
+    budget = f"; it is {config.train.batch.window[0]:,}" if reason == "longer_than_window" else ""
     return f"{reason}: {MEANINGS[reason]}{budget}" if reason in MEANINGS else reason
 
 

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.starter:
-        from composer_replication.trainer.presets import starter_text
+        from composer_replication.config.presets import starter_text
 
         print(starter_text(), end="")
         return 0
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 def config_from(args: argparse.Namespace) -> CrfConfig:
     """Preset, file and flags; an environment means rollouts."""
-    from composer_replication.trainer.presets import load_with_preset
+    from composer_replication.config.presets import load_with_preset
 
     flags = overrides_of(args)
     if "train.grpo.environment" in args.short:

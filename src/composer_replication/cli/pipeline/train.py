@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         _show_options(as_json=args.json)
         return 0
 
-    from composer_replication.trainer.presets import load_with_preset
+    from composer_replication.config.presets import load_with_preset
 
     config = load_with_preset(args.config, overrides_of(args))
     refuse_unread(args)

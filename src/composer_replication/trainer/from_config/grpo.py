@@ -135,12 +135,13 @@ def _logged(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
     use_pairs = config.loss.beta_replay > 0 and run.path("pairs").exists()
     if not (use_sites or use_pairs):
         return None
+    budget, overlap = config.train.batch.window
     held_out = held_out_of(run)
     sessions = LoggedSessions.from_run(
         run,
         inputs.renderer,
-        budget=config.train.batch.budget,
-        overlap=config.train.batch.overlap,
+        budget=budget,
+        overlap=overlap,
         placement=config.train.batch.placement,
         part=config.train.batch.part,
         responses="none",

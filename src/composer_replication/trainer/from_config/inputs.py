@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +19,8 @@ from composer_replication.runs import RunDir
 from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
 
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_EVALUATED_OF = 10
-"""One prompt of so many is held out where there are evaluations."""
+_EVALUATED_OF, _MOST_POSITIONS = 10, 10**9
+"""One prompt of so many is held out where there are evaluations; no context is longer."""
 
 
 class Inputs(NamedTuple):
@@ -38,7 +39,39 @@ def read_inputs(config: CrfConfig) -> Inputs:
     _refuse_what_is_not_read(config)
     run = None if config.train.run is None else RunDir.open(config.train.run)
     tokenizer = load_tokenizer(config.train.model)
-    return Inputs(config, run, tokenizer, make_renderer(config.render, tokenizer, tools_of(run)))
+    renderer = make_renderer(config.render, tokenizer, tools_of(run))
+    return Inputs(fitted(config, tokenizer), run, tokenizer, renderer)
+
+
+def fitted(config: CrfConfig, tokenizer: Any = None) -> CrfConfig:
+    """The config with windows, and contexts of an evaluation, no longer than the model has learnt unless it says so."""
+    learnt = None if config.train.model is None else learnt_context(config.train.model, tokenizer)
+    batch, evaluation = config.train.batch.fitted(learnt), config.evaluation
+    context = min(evaluation.context, learnt or evaluation.context)
+    train = replace(config.train, batch=batch)
+    return replace(config, train=train, evaluation=replace(evaluation, context=context))
+
+
+def learnt_context(name: str, tokenizer: Any = None) -> int | None:
+    """The longest context that a model can be asked about: its positions, or what its tokenizer says if that is less.
+
+    None where neither says anything; a tokenizer that was told nothing names a number that no model reaches.
+    """
+    is_bare = Path(name).is_dir() and not (Path(name) / "config.json").is_file()  # a tokenizer alone
+    positions = None if is_bare else getattr(model_config(name).get_text_config(), "max_position_embeddings", None)
+    said = (load_tokenizer(name) if tokenizer is None else tokenizer).model_max_length
+    return min((each for each in (positions, said) if each and each <= _MOST_POSITIONS), default=None)
+
+
+def beyond_context(config: CrfConfig, learnt: int | None) -> str:
+    """A sentence where windows are longer than what the model has learnt; empty where they are not."""
+    budget, _ = config.train.batch.window
+    if not learnt or budget <= learnt or config.train.mode != "offline":
+        return ""
+    return (
+        f"train.batch.budget is {budget:,} tokens, and this model has learnt contexts of up to {learnt:,}: what it "
+        f"says behind them is noise. Leave train.batch.budget and train.batch.overlap unset, and they fit"
+    )
 
 
 def hide_progress_bars() -> None:

@@ -122,7 +122,8 @@ def why_not_taught(config: CrfConfig, renderer: Renderer, session: LoggedSession
 
 def _cutting(config: CrfConfig) -> dict[str, Any]:
     batch = config.train.batch
-    return {"budget": batch.budget, "overlap": batch.overlap, "placement": batch.placement, "part": batch.part}
+    budget, overlap = batch.window
+    return {"budget": budget, "overlap": overlap, "placement": batch.placement, "part": batch.part}
 
 
 def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:

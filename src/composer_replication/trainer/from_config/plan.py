@@ -14,7 +14,14 @@ from composer_replication.config import CrfConfig
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.rendering import models_of
-from composer_replication.trainer.from_config.inputs import Inputs, model_config, prompts_of, read_inputs
+from composer_replication.trainer.from_config.inputs import (
+    Inputs,
+    beyond_context,
+    learnt_context,
+    model_config,
+    prompts_of,
+    read_inputs,
+)
 from composer_replication.trainer.from_config.offline import offline_data, offline_memory
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.from_config.renderer import unmatched_models
@@ -48,6 +55,7 @@ class TrainingPlan:
 def plan_training(config: CrfConfig) -> TrainingPlan:
     """What `run_training` would do, without weights; the resolved config is written unless a run's own is there."""
     inputs, folder = read_inputs(config), TrainingFolder.of(config)
+    config = inputs.config
     known = _offline_plan(inputs) if config.train.mode == "offline" else _grpo_plan(inputs)
     newest, changed = folder.newest_checkpoint(), folder.changed_options(config)
     if newest is None:
@@ -68,13 +76,14 @@ def _offline_plan(inputs: Inputs) -> dict[str, Any]:
         "counts": metric_names(data.train.counts),
         "drops": metric_names(data.train.drops),
         "memory": offline_memory(inputs, data.train),
-        "remarks": [*unmatched_models(inputs.config.render, data.models), *remarks_on(inputs.config, data.train)],
+        "remarks": [*unmatched_models(inputs.config.render, data.models), *remarks_on(inputs, data.train)],
         "seconds": estimated_seconds(inputs, data.train),
     }
 
 
-def remarks_on(config: CrfConfig, sessions: LoggedSessions) -> list[str]:
-    """How often the steps see each window, and whether most of them see no error at all."""
+def remarks_on(inputs: Inputs, sessions: LoggedSessions) -> list[str]:
+    """How often the steps see each window, whether most of them see no error at all, whether windows are too long."""
+    config = inputs.config
     optimiser, windows = config.train.optimiser, len(sessions)
     a_step = optimiser.per_device * optimiser.accumulation
     said = [
@@ -87,7 +96,8 @@ def remarks_on(config: CrfConfig, sessions: LoggedSessions) -> list[str]:
             f"only {taught:,} of {windows:,} windows hold an error or a pair: with train.channels.good_turns = false"
             " the steps are made on those alone"
         )
-    return said
+    beyond = beyond_context(config, learnt_context(config.train.model or "", inputs.tokenizer))
+    return [*said, *([beyond] if beyond else [])]
 
 
 def estimated_seconds(inputs: Inputs, sessions: LoggedSessions) -> float:

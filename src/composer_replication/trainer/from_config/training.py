@@ -71,8 +71,8 @@ def run_training(
     told = progress or Progress()
     check_extra(config.train)
     folder = TrainingFolder.of(config)
-    config = folder.with_first_primary(config)
-    inputs = read_inputs(config)
+    inputs = read_inputs(folder.with_first_primary(config))
+    config = inputs.config
     goes_on = folder.resumes(asked=resume, wanted=config.train.resume)
     make = _make_offline if config.train.mode == "offline" else _make_grpo
     alarm = CollapseAlarm.from_config(config.train.alarm, say=told.say) if config.train.alarm.on else None
@@ -90,9 +90,7 @@ def run_training(
             trainer, sessions = made.build()
         phase: Mapping[str, str] = getattr(trainer, "phase", {})
         start_digest = phase.get("start_weights") or weights_digest(trainer.model)
-        trainer.remove_callback(PrinterCallback)  # it prints dictionaries
-        trainer.add_callback(_Reports(told, folder, config, lambda: trainer.resumed_from))
-        trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
+        _connect(trainer, told, folder, config)
         made.before(trainer)
         _train(trainer, goes_on, changes)
         if trainer.was_finished:
@@ -144,6 +142,13 @@ class _Reports(TrainerCallback):
             self._told.on_log(state.global_step, state.max_steps, logs)
 
 
+def _connect(trainer: Any, told: Progress, folder: TrainingFolder, config: CrfConfig) -> None:
+    """To those who are told of steps, and to signals that end it."""
+    trainer.remove_callback(PrinterCallback)  # it prints dictionaries
+    trainer.add_callback(_Reports(told, folder, config, lambda: trainer.resumed_from))
+    trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
+
+
 def _make_offline(
     inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, told: Progress, must_fit: bool
 ) -> _Made:
@@ -156,7 +161,7 @@ def _make_offline(
         told.say(remark)
     data.train.require_items()
     _tell_data(data.train, told.say)
-    for remark in remarks_on(inputs.config, data.train):
+    for remark in remarks_on(inputs, data.train):
         told.say(remark)
     _check_memory(offline_memory(inputs, data.train), told.say, must_fit)
     diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_while_it_runs(told.say))
