@@ -61,7 +61,7 @@ def verdict_of(
         second = _beside_control(values, found, seed)
     remarks = [
         _movement(every),
-        _of_control(values, over, fewest_sessions, seed) if has_control else "",
+        _of_control(values, found, over, fewest_sessions, seed) if has_control else "",
         _worse_besides(primary, every, seed, over),
     ]
     return {"word": word, "sentences": [first, second], "remarks": [each for each in remarks if each]}, power
@@ -135,16 +135,19 @@ def _movement(every: Mapping[str, Sequence[Value]]) -> str:
     )
 
 
-def _of_control(values: Sequence[Value], over: Over, fewest: int, seed: int) -> str:
+def _of_control(values: Sequence[Value], after: Interval, over: Over, fewest: int, seed: int) -> str:
     """That a control which learnt from nonsense moved as well, where its interval leaves 0 out."""
     control = interval_of(values, "control", seed)
     if not control.excludes_zero:
         return ""
     few = f" {control.num_sessions} {over}s are too few to be sure of it." if control.num_sessions < fewest else ""
-    return (
-        f"The shuffled control moved this figure too, by {control.estimate:+.3g} ({_range(control)}, without 0): a "
-        f"part of what moves is training itself, whatever the hints and pairs say.{few}"
-    )
+    moved = f"by {control.estimate:+.3g} ({_range(control)}, without 0)"
+    if (control.estimate > 0) != (after.estimate > 0):
+        return (
+            f"The shuffled control moved this figure too, the other way, {moved}: what it learnt is not nothing.{few}"
+        )
+    why = "a part of what moves is training itself, whatever the hints and pairs say"
+    return f"The shuffled control moved this figure too, {moved}: {why}.{few}"
 
 
 def _worse_besides(primary: str, every: Mapping[str, Sequence[Value]], seed: int, over: Over) -> str:

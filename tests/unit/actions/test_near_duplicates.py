@@ -32,7 +32,7 @@ LEARNT = session(TASK.format("/repo/a"), LISTING)
     ("task", "shown", "is_near"),
     [
         (TASK.format("/repo/a"), LISTING, True),
-        (TASK.format("/home/me/other/b"), LISTING.replace("invoice.py", "src/2024/bill.py"), True),
+        (TASK.format("/elsewhere/other/b"), LISTING.replace("invoice.py", "src/2024/bill.py"), True),
         (TASK.format("/repo/b").replace("afterwards", "then"), LISTING, True),
         (TASK.format("/repo/b"), f"{LISTING}\ndone", True),
         (f"{TASK.format('/repo/b')}, thanks", LISTING, True),

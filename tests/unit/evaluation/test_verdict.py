@@ -105,6 +105,8 @@ def test_a_control_that_moved_is_remarked_whatever_the_verdict(control, is_said)
         told = " ".join(remarks({"forced_gap": values(after, control)}, **settings))
         assert ("The shuffled control moved this figure too" in told) is is_said
         assert ("too few" in told) is (is_said and bool(settings))
+        assert "the other way" not in told
+    assert "too, the other way, by -1" in " ".join(remarks({"forced_gap": values(1.0, -1.0)}))
     assert "control" not in " ".join(remarks({"forced_gap": values(1.0, control)}, has_control=False))
 
 
