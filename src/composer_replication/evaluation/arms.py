@@ -14,18 +14,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from composer_replication.batch.model_folder import load_adapter, load_model, load_tokenizer
-from composer_replication.canonical_json import encode
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.fingerprint import tokenizer_digest, weights_digest
+from composer_replication.runs.evaluation import ADAPTER_SETTINGS, adapter_settings
 from composer_replication.runs.lineage import read_object, read_training
 from composer_replication.sessions.shuffled import NO_OTHER_KIND, TURNED
 
 ArmName = Literal["before", "after", "control"]
 Precision = Literal["auto", "float32", "bfloat16"]
-_ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_ADAPTER, _ADAPTER_WEIGHTS = ADAPTER_SETTINGS, "adapter_model.safetensors"
 _HINTS, _PAIRS = "sdpo_kl", "trace_replay_dpo"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-_OF_A_PLACE = ("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version")
 
 
 class Arm(NamedTuple):
@@ -120,8 +119,7 @@ def digest_of_arm(arm: Arm, model: Any) -> str:
     weights = weights_digest(model, with_adapter=arm.adapter is not None)
     if arm.adapter is None:
         return weights
-    settings = {key: each for key, each in _settings_of(Path(arm.adapter)).items() if key not in _OF_A_PLACE}
-    return hashlib.sha256(weights.encode() + encode(settings, where=_ADAPTER)).hexdigest()
+    return hashlib.sha256(weights.encode() + adapter_settings(Path(arm.adapter))).hexdigest()
 
 
 def tokenizers_of(arms: Sequence[Arm]) -> tuple[dict[str, Any], bool]:
