@@ -56,13 +56,16 @@ def test_every_arm_has_a_result_with_every_seed(toy_results):
     assert [(each.arm, each.seed) for each in found.results] == [
         (arm, seed) for arm in ("plain", "helped", "placebo") for seed in (1, 2)
     ]
-    assert not found.missing and not found.failed and not breaches_of(found)
+    assert not found.missing
+    assert not found.failed
+    assert not breaches_of(found)
 
 
 def test_predictions_are_older_than_the_first_job(toy_results):
     written = (toy_results / "predictions.json").stat().st_mtime_ns
     jobs = [path.stat().st_mtime_ns for path in toy_results.glob("jobs/*/*/job.json")]
-    assert len(jobs) == 6 and written < min(jobs)
+    assert len(jobs) == 6
+    assert written < min(jobs)
 
 
 def test_jobs_stay_out_of_the_repository(toy_results):
@@ -107,7 +110,8 @@ def test_a_killed_command_goes_on_and_ends_with_the_same_results(toy_results, tm
         steps = tmp_path / "jobs" / "helped" / "1" / "steps.txt"
         deadline = time.monotonic() + 60
         while not steps.exists():
-            assert time.monotonic() < deadline and process.poll() is None, (tmp_path / "said.txt").read_text()
+            is_alive = time.monotonic() < deadline and process.poll() is None
+            assert is_alive, (tmp_path / "said.txt").read_text()
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -126,7 +130,8 @@ def test_a_job_that_fails_is_named_and_the_rest_goes_on(tmp_path, capfd):
     path = write_arms(tmp_path, ("world.effect = 0.5", "world.fail = true"), text=TOY)
     assert main(["ablate", "--config", str(path), "--seeds", "2", "--workers", "3"]) == 1
     said = capfd.readouterr().err
-    assert "helped, seed 2: failed" in said and "RuntimeError: the toy broke" in said
+    assert "helped, seed 2: failed" in said
+    assert "RuntimeError: the toy broke" in said
     found = read_results(tmp_path)
     assert [each.arm for each in found.results] == ["plain", "placebo"]
     assert found.failed[0].last_lines == ["RuntimeError: the toy broke"]
@@ -140,7 +145,8 @@ def test_another_budget_is_said_beside_the_arm_and_ends_with_1(tmp_path, capfd):
     assert "not equal: helped, seed 1: 4 steps, the plan's are 3" in capfd.readouterr().err
     page = (tmp_path / "table.md").read_text()
     assert "**Not equal: helped**, seed 1: 40 rollouts, the plan's are 30." in page
-    assert "| helped | 1 | 40 | 4 | 1,000 |" in page and "**not equal** |" in page
+    assert "| helped | 1 | 40 | 4 | 1,000 |" in page
+    assert "**not equal** |" in page
     assert main(["ablate", "--table", "-o", str(tmp_path)]) == 1
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ablation_plans import TOY, write_arms
+
 from composer_replication.ablation.budgets import breaches_of
 from composer_replication.ablation.job import Result, Spent, Unit
 from composer_replication.ablation.jobs import Results, write_results
@@ -22,7 +23,7 @@ from composer_replication.ablation.predictions import freeze
 from composer_replication.ablation.table import figures_of, metrics_by_kind
 
 HERE = Path(__file__).parent
-NUM_SIMULATIONS = 2000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 60
+NUM_SIMULATIONS = 2000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 30
 FAILING = {"failing": Metric(of="failing_calls", per="calls", times=100.0, better="down")}
 
 
@@ -130,7 +131,7 @@ def simulated(draw: np.random.Generator, seeds: int, units: int, effect: float):
 
 def true_figures(effect: float) -> tuple[float, float]:
     """The difference and the ratio that many seeds and units come to."""
-    (plain, calls), (helped, _) = simulated(np.random.default_rng(7), 400, 4000, effect)
+    (plain, calls), (helped, _) = simulated(np.random.default_rng(7), 300, 1000, effect)
     rates = [100 * each.sum() / calls.sum() for each in (plain, helped)]
     return rates[1] - rates[0], rates[1] / rates[0]
 
@@ -147,8 +148,9 @@ def test_intervals_hold_the_true_figures_as_often_as_they_say(frozen, note, seed
             found.ratio.low <= ratio <= found.ratio.high,
         ]
     note(f"{seeds} seeds, {units} units: {held / repeats} of {repeats} intervals hold the true figure")
-    low, high = (0.93, 0.97) if repeats == 2000 else (0.85, 1.0)
-    assert (held / repeats >= low).all() and (held / repeats <= high).all()
+    low, high = (0.93, 0.97) if repeats == 2000 else (0.8, 1.0)
+    assert (held / repeats >= low).all()
+    assert (held / repeats <= high).all()
 
 
 def test_results_json_alone_rebuilds_the_page_and_plots_to_the_byte_without_torch(frozen, tmp_path):
@@ -190,5 +192,6 @@ def test_the_page_says_what_was_predicted_and_whether_it_came(frozen):
     page = page_of(found)
     [row] = [line for line in page.splitlines() if line.startswith("| helped | plain | failing |")]
     assert row.endswith("| better | better | as predicted |")
-    assert "Not run yet: plain 1" not in page.replace("placebo", "") and "placebo 1" in page
+    assert "Not run yet: plain 1" not in page.replace("placebo", "")
+    assert "placebo 1" in page
     assert as_json(found)["figures"][0]["value"]["estimate"] == pytest.approx(100 * plain.sum() / calls.sum())
