@@ -14,7 +14,7 @@ from composer_replication.steps.running.learnable import Learnable
 from composer_replication.trainer.from_config.plan import Pace, TrainingPlan
 
 _READ, _LEARN = 2, 6
-_READINGS_OF_A_PROOF = 5  # no hint, its own, another's, and two of good calls
+_READINGS_OF_A_PROOF = 2  # with and without hints; what contexts share is read once
 _SECONDS_A_DRAWN_TOKEN = 0.02  # what a step of drawing takes at least, however small the model is
 _DRAWS_SLOWER = 6
 
