@@ -95,13 +95,19 @@ def _power(found: Interval, unit: str, over: Over) -> dict[str, Any]:
 def _beside_control(values: Sequence[Value], after: Interval, seed: int) -> str:
     """Whether the control, which learnt the same way from nonsense, moved as far."""
     control, difference = interval_of(values, "control", seed), interval_of(values, "difference", seed)
-    moved = f"The shuffled control moved by {control.estimate:+.3g} ({_range(control)})"
+    shuffles = control.num_repeats
+    moved = f"The shuffled control moved by {control.estimate:+.3g} ({_range(control)}, {_shuffles(shuffles)})"
     apart = f"the difference to it is {difference.estimate:+.3g} ({_range(difference)})"
     if not difference.excludes_zero:
         return f"{moved}; {apart} and may be zero: any training of this kind may have done it, whatever the hints say."
     if (difference.estimate > 0) == (after.estimate > 0):
         return f"{moved}; {apart} and not zero: what the hints and pairs say made the change."
     return f"{moved}; {apart}: the control moved further, so the change does not come from what hints and pairs say."
+
+
+def _shuffles(number: int) -> str:
+    """What the interval of a control is over, besides sessions."""
+    return "over 1 shuffle, whose luck it leaves out" if number == 1 else f"over {number} shuffles"
 
 
 def _worse_besides(primary: str, every: Mapping[str, Sequence[Value]], seed: int, over: Over) -> str:
