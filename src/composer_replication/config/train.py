@@ -153,6 +153,9 @@ class WarmupConfig:
     below: float = option(
         -20.0, "Mean log-prob of a logged call up to its tool's name, in nats, below which auto warms up.", at_most=0
     )
+    hinted_corrections: bool = option(
+        False, "Also learn what worked after an erring turn, in the context with its hint."
+    )
 
 
 @table("train.optimiser")

@@ -14,17 +14,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from composer_replication.batch.model_folder import load_adapter, load_model, load_tokenizer
-from composer_replication.canonical_json import decode_object, encode
+from composer_replication.canonical_json import decode_object
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.fingerprint import tokenizer_digest, weights_digest
-from composer_replication.runs.evaluation import control_name
+from composer_replication.runs.evaluation import ADAPTER_SETTINGS, adapter_settings, control_name
 from composer_replication.sessions.shuffled import NO_OTHER_KIND, TURNED
 
 Precision = Literal["auto", "float32", "bfloat16"]
-_ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_ADAPTER, _ADAPTER_WEIGHTS = ADAPTER_SETTINGS, "adapter_model.safetensors"
 _HINTS, _PAIRS = "sdpo_kl", "trace_replay_dpo"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-_OF_A_PLACE = ("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version")
 
 
 class Arm(NamedTuple):
@@ -94,7 +93,7 @@ def control_lacks(arms: Sequence[Arm]) -> list[str]:
 
     By the records of both trainings; weights without one are taken for what they are said to be.
     """
-    records = {arm.name: _training_of(Path(arm.given)) for arm in arms}
+    records = {arm.name: training_of(Path(arm.given)) for arm in arms}
     real, control = records.get("after"), records.get("control")
     if not real or not control:
         return []
@@ -109,7 +108,8 @@ def control_lacks(arms: Sequence[Arm]) -> list[str]:
     return said
 
 
-def _training_of(folder: Path) -> dict[str, Any]:
+def training_of(folder: Path) -> dict[str, Any]:
+    """What `training.json` says of the weights in a folder; nothing of somebody else's."""
     path = folder / "training.json"
     return decode_object(path.read_bytes()) if path.is_file() else {}
 
@@ -127,8 +127,7 @@ def digest_of_arm(arm: Arm, model: Any) -> str:
     weights = weights_digest(model, with_adapter=arm.adapter is not None)
     if arm.adapter is None:
         return weights
-    settings = {key: each for key, each in _settings_of(Path(arm.adapter)).items() if key not in _OF_A_PLACE}
-    return hashlib.sha256(weights.encode() + encode(settings, where=_ADAPTER)).hexdigest()
+    return hashlib.sha256(weights.encode() + adapter_settings(Path(arm.adapter))).hexdigest()
 
 
 def tokenizers_of(arms: Sequence[Arm]) -> tuple[dict[str, Any], bool]:

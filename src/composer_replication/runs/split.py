@@ -39,7 +39,8 @@ class Split(NamedTuple):
 class PlacedConversation(NamedTuple):
     """A row of `split.jsonl`: where a conversation stands, the session it is part of, when and where that began.
 
-    `near_duplicates` are turns of a test session before which stands what stands in a session that is learnt from.
+    `near_duplicates` are turns of a test session before which stands, nearly word for word, what stands in a session
+    that is learnt from.
     """
 
     conversation_id: str

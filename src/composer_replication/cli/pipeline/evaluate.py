@@ -84,7 +84,7 @@ def _show(record: Mapping[str, Any], *, as_json: bool) -> None:
     for part, reason in record["not_run"].items():
         print(plain(f"not run: {part}: {reason}"))
     print(plain(_of_split(record["split"])))
-    for sentence in record["verdict"]["sentences"]:
+    for sentence in (*record["verdict"]["sentences"], *record["verdict"].get("remarks", ())):
         print(plain(sentence))
     say("evaluation.json: all of it; evaluated.jsonl, sampled.jsonl and token_gaps.jsonl: the rows")
 
@@ -115,7 +115,8 @@ def _of_split(split: Mapping[str, Any]) -> str:
 
 
 def _row(figure: Mapping[str, Any]) -> Sequence[object]:
-    interval = "-" if figure["low"] is None else f"{figure['low']:+.3g} to {figure['high']:+.3g}"
+    has_none = figure["low"] == figure["high"]  # neither of them, or of values that are all the same
+    interval = "-" if has_none else f"{figure['low']:+.3g} to {figure['high']:+.3g}"
     shuffles = figure.get("shuffles") or 1
     name, arm = figure["name"], _ARMS[figure["arm"]] + (f", {shuffles} shuffles" if shuffles > 1 else "")
     return (

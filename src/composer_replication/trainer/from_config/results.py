@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +66,8 @@ class TrainingResult:
     drops: Mapping[str, int]
     warmup_steps: int = 0
     """Steps of the warm-up whose weights the first step began with."""
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What came before the first step (warm-up, hint proof, reference log-probs), and how long it took."""
 
     def as_json(self) -> dict[str, Any]:
         plain = asdict(self)
@@ -146,6 +148,7 @@ def write_record(
         "alarms": list(result.alarms),
         "counts": dict(result.counts),
         "drops": dict(result.drops),
+        "seconds": dict(result.seconds),
     }
     atomic_write_json(folder / RECORD, record)
 
