@@ -87,7 +87,9 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "TeacherKeeper.load_state": "(tree)",
         "TeacherKeeper.settle": "()",
         "composer_grpo_config": '(output_dir, *, preset="composer", **overrides)',
-        "warm_up": ("(model, args, sessions, *, held_out=None, patience=None, on_held_out=None, hinted_corrections=False, **options)"),
+        "warm_up": (
+            "(model, args, sessions, *, held_out=None, patience=None, on_held_out=None, hinted_corrections=False, **options)"
+        ),
         "trainer_arguments": '(preset="composer")',
     },
     "trainer.checkpoints": {
@@ -158,7 +160,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
 }
 
 TRAIN_CONFIG = (
-    '(*, model=None, run=None, output=None, mode="offline", control="none", preset="composer", resume=True, '
+    '(*, model=None, run=None, output=None, mode="offline", control="none", shuffle=1, preset="composer", resume=True, '
     'report_to="none", log_every=1, eval_every=0, diagnose_every=50, adapter=<factory>, '
     "teacher=<factory>, channels=<factory>, switches=<factory>, batch=<factory>, warmup=<factory>, "
     "proof=<factory>, optimiser=<factory>, save=<factory>, alarm=<factory>, grpo=<factory>, effort=<factory>)"

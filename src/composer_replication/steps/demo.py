@@ -7,6 +7,7 @@ trained, too.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -81,10 +82,12 @@ def demo_config(logs: Path, *, settings: tuple[str, ...] = SETTINGS) -> CrfConfi
 
 
 def use_one_thread() -> None:
-    """Sums are then added up in the same order on every machine, and a tiny model gains nothing by more threads."""
-    import torch
+    """Unless a number is set; read when torch is loaded.
 
-    torch.set_num_threads(1)
+    Sums are then added up in the same order on every machine, and a tiny model gains nothing by more threads: on a
+    busy machine they wait for each other.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def channels_that_did_not_run(run: Path) -> list[str]:

@@ -24,11 +24,11 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.pipeline.run import make
     from composer_replication.steps.demo import channels_that_did_not_run, demo_config, demo_logs, use_one_thread
 
+    use_one_thread()
     began, logs = time.monotonic(), args.output / "logs"
     if not logs.is_dir():
         say(f"sessions of an agent that errs on purpose: played into {logs}")
     args.output.mkdir(parents=True, exist_ok=True)
-    use_one_thread()
     status = make(demo_config(demo_logs(logs)), args.output / "run", as_json=args.json)
     if status:
         return status
