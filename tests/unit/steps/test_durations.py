@@ -57,6 +57,7 @@ def test_drawn_calls_take_a_token_at_a_time_and_a_control_is_a_third_model():
     assert long - short == pytest.approx(2 * 20 * 50 * 0.048)  # models, states, half of the tokens, seconds of a step
     asked = ["evaluation.token_gaps=0"]
     assert parts("run.control=true", *asked)["evaluation"][0] == pytest.approx(1.5 * parts(*asked)["evaluation"][0])
+    assert parts("run.control=true", "run.shuffles=4")["evaluation"][1].startswith("6 models read ")
     assert parts()["evaluation"][1].endswith("and draw 4 calls of up to 192 tokens at 20 states each")
 
 

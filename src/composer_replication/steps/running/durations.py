@@ -10,6 +10,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from composer_replication.config import CrfConfig
+from composer_replication.runs.evaluation import controls_among
 from composer_replication.steps.running.learnable import Learnable
 from composer_replication.trainer.from_config.plan import Pace, TrainingPlan
 
@@ -41,7 +42,7 @@ def time_of_run(
     steps = f"{config.train.optimiser.steps:,} steps of about {pace.tokens_a_step:,.0f} tokens"
     parts += [TimeOfPart("training", training.seconds, steps)] if "train" in made else []
     again = "the same again, with shuffled hints and pairs"
-    parts += [TimeOfPart("control", training.seconds, again)] if "control" in made else []
+    parts += [TimeOfPart(name, training.seconds, again) for name in controls_among(made)]
     return [*parts, *([_evaluation(config, there, training, pace)] if "evaluate" in made else [])]
 
 
@@ -68,7 +69,7 @@ def _proof(config: CrfConfig, training: TrainingPlan, pace: Pace) -> list[TimeOf
 
 def _evaluation(config: CrfConfig, there: Learnable, training: TrainingPlan, pace: Pace) -> TimeOfPart:
     """Each model reads mistakes, corrections and good turns and draws calls; two of them read sites for token gaps."""
-    section, models = config.evaluation, 3 if config.run.control else 2
+    section, models = config.evaluation, 2 + (config.run.shuffles if config.run.control else 0)
     context = min(section.context, pace.tokens)
     good = min(section.good_turns, _GOOD_TURNS_A_SESSION * there.test.sessions)
     gaps = min(section.token_gaps, there.test.mistakes + training.counts.get("sites", 0))
