@@ -22,8 +22,20 @@ Effect = tuple[str, float]
 """A session, and a change of log-prob in it."""
 
 
-def score(items: Path, model_name: str, out: Path, *, device: str | None = None, limit: int | None = None) -> None:
-    """Score every item with every hint, and keep the sums over its spans."""
+def score(
+    items: Path,
+    model_name: str,
+    out: Path,
+    *,
+    adapter: str | None = None,
+    device: str | None = None,
+    limit: int | None = None,
+    temperatures: Sequence[float] = (),
+) -> None:
+    """Score every item with every hint, and keep the sums over its spans.
+
+    At another temperature the logits are divided by it; such a hint is called `name@temperature`.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -32,24 +44,38 @@ def score(items: Path, model_name: str, out: Path, *, device: str | None = None,
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         model_name, dtype=dtype, trust_remote_code=False, use_safetensors=True
     )
+    if adapter is not None:
+        from peft import PeftModel
+
+        loaded = PeftModel.from_pretrained(loaded, adapter, use_safetensors=True)
     model = loaded.to(device).eval()
     rows = _read_lines(items)
     head = next(rows)
     started, scored = time.monotonic(), list[dict[str, Any]]()
     for number, item in enumerate(islice(rows, limit), start=1):
         with torch.inference_mode():
-            sums = _score_item(model, item, device)
+            sums = _score_item(model, item, device, temperatures)
         kept = {key: item[key] for key in ("id", "session", "kind", "tool", "role")}
         scored.append({**kept, "num_tokens": _sizes(item), "log_probs": sums})
         if number % _EVERY == 0:
             print(f"{number} items, {time.monotonic() - started:.0f} s", flush=True)
     seconds = time.monotonic() - started
-    about = {"model": Path(model_name).name, "device": device, "dtype": str(dtype), "seconds": round(seconds, 1)}
-    out.write_text(json.dumps({**about, "hints": head["hints"], "items": scored}), encoding="utf-8")
+    about = {
+        "model": Path(model_name).name,
+        "adapter": adapter and Path(adapter).name,
+        "device": device,
+        "dtype": str(dtype),
+        "seconds": round(seconds, 1),
+    }
+    warmer = [f"{name}@{each:g}" for each in temperatures for name in head["hints"]]
+    written = {**about, "placement": head.get("placement"), "hints": [*head["hints"], *warmer], "items": scored}
+    out.write_text(json.dumps(written), encoding="utf-8")
     print(f"{out}: {len(scored)} items in {seconds:.0f} s")
 
 
-def _score_item(model: Any, item: Mapping[str, Any], device: str) -> dict[str, dict[str, float]]:
+def _score_item(
+    model: Any, item: Mapping[str, Any], device: str, temperatures: Sequence[float] = ()
+) -> dict[str, dict[str, float]]:
     """For each hint the log-prob of every span, summed over its tokens."""
     import torch
 
@@ -66,9 +92,11 @@ def _score_item(model: Any, item: Mapping[str, Any], device: str) -> dict[str, d
         first = offset + min(start for start, _ in item["spans"].values())
         tokens = suffixes[row][first:]
         rows = logits[row, first - 1 : first - 1 + len(tokens)].float()
-        found = rows.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
         spans = {each: (offset + a - first, offset + b - first) for each, (a, b) in item["spans"].items()}
-        sums[name] = {each: float(found[a:b].sum()) for each, (a, b) in spans.items()}
+        for temperature in (1.0, *temperatures):
+            found = (rows / temperature).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+            shown = name if temperature == 1.0 else f"{name}@{temperature:g}"
+            sums[shown] = {each: float(found[a:b].sum()) for each, (a, b) in spans.items()}
     return sums
 
 
@@ -89,7 +117,7 @@ def print_tables(path: Path, *, rounds: int = 2000) -> None:
     """Effects of each hint on calls that erred and on good ones, and of the sites' own hints by kind."""
     result = json.loads(path.read_text(encoding="utf-8"))
     effects = Effects(result["items"])
-    names = [name for name in result["hints"] if name != NO_HINT and effects.of("site", name, "name")]
+    names = [name for name in result["hints"] if name.partition("@")[0] != NO_HINT and effects.of("site", name, "name")]
     sessions = {item["session"] for item in result["items"]}
     print(f"## {result['model']}: {effects.count('site')} sites, {effects.count('good')} good calls", end="")
     print(f", {len(sessions)} sessions, {result['dtype']} on {result['device']}, {result['seconds']} s\n")
@@ -128,7 +156,7 @@ class Effects:
 
     def beside_other(self, hint: str, measure: str, *, kind: str | None = None) -> list[Effect]:
         """Each site's own hint less that of another kind."""
-        return self._paired(hint, measure, lambda site: (site, "other_kind"), kind)
+        return self._paired(hint, measure, lambda site: (site, "other_kind" + "".join(hint.partition("@")[1:])), kind)
 
     def _paired(
         self,
@@ -153,14 +181,15 @@ def _effect(item: Mapping[str, Any], hint: str, measure: str, per_token: bool = 
     log_probs = item["log_probs"]
     if measure not in item["num_tokens"] or hint not in log_probs:
         return None
-    change = log_probs[hint][measure] - log_probs[NO_HINT][measure]
+    _, at, temperature = hint.partition("@")
+    change = log_probs[hint][measure] - log_probs[NO_HINT + at + temperature][measure]
     return change / max(1, item["num_tokens"][measure]) if per_token else change
 
 
 def _comparison(effects: Effects, names: Iterable[str], measure: str, rounds: int) -> Iterator[tuple[object, ...]]:
     for name in names:
         erring = effects.of("site", name, measure)
-        others = [] if name == "other_kind" else effects.beside_other(name, measure)
+        others = [] if name.startswith("other_kind") else effects.beside_other(name, measure)
         lowered = sum(change < 0 for _, change in erring) / max(1, len(erring))
         columns = (erring, effects.of("good", name, measure), effects.difference(name, measure), others)
         yield name, len(erring), *(mean_with_interval(each, rounds) for each in columns), f"{lowered:.0%}"

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from composer_replication.batch.hint_placement import teacher_context
+from composer_replication.batch.hint_placement import Placement, teacher_context
 from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.batch.render.encode import token_texts
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
@@ -53,7 +53,16 @@ class _Place(NamedTuple):
         return self.rendered.ids[self.call[0] : self.call[1]]
 
 
-def prepare(run: str, tokenizer: str, out: Path, hints: Mapping[str, Path], *, max_sites: int, max_tokens: int) -> None:
+def prepare(
+    run: str,
+    tokenizer: str,
+    out: Path,
+    hints: Mapping[str, Path],
+    *,
+    max_sites: int,
+    max_tokens: int,
+    placement: Placement = "before_turn",
+) -> None:
     """Write the items of a run, and say how many there are."""
     directory = RunDir.open(run)
     renderer = Renderer(load_tokenizer(tokenizer), tools=read_tools(directory).by_format)
@@ -61,9 +70,10 @@ def prepare(run: str, tokenizer: str, out: Path, hints: Mapping[str, Path], *, m
     num_sites = num_good = 0
     with out.open("w", encoding="utf-8") as file:
         names = ["none", "template", "raw_error", "other_kind", *hints]
-        file.write(json.dumps({"schema": SCHEMA, "hints": names, "max_tokens": max_tokens}) + "\n")
+        head = {"schema": SCHEMA, "hints": names, "max_tokens": max_tokens, "placement": placement}
+        file.write(json.dumps(head) + "\n")
         for session in read_sessions(directory, with_sites=True, with_pairs=False):
-            for item in _items(renderer, session, chosen.get(session.conversation.id, []), max_tokens):
+            for item in _items(renderer, session, chosen.get(session.conversation.id, []), max_tokens, placement):
                 num_sites, num_good = num_sites + (item["role"] == "site"), num_good + (item["role"] == "good")
                 file.write(json.dumps(item, separators=(",", ":")) + "\n")
     print(f"{out}: {num_sites} sites and {num_good} good calls, of {sum(map(len, chosen.values()))} sites chosen")
@@ -118,7 +128,7 @@ def _order(identity: str) -> str:
 
 
 def _items(
-    renderer: Renderer, session: LoggedSession, chosen: Sequence[_Chosen], max_tokens: int
+    renderer: Renderer, session: LoggedSession, chosen: Sequence[_Chosen], max_tokens: int, placement: Placement
 ) -> Iterator[dict[str, Any]]:
     if not chosen:
         return
@@ -136,15 +146,23 @@ def _items(
         session_id = session.conversation.session_id or session.conversation.id
         about = {"id": site.id, "session": session_id, "kind": site.kind, "tool": site.tool}
         for role, place, against in (("site", erring, corrected), ("good", good, erring)):
-            item = place and _item(renderer, place, against, hints, max_tokens)
+            item = place and _item(renderer, place, against, hints, max_tokens, placement)
             if item:
                 yield {**about, "role": role, **item}
 
 
 def _item(
-    renderer: Renderer, place: _Place, against: _Place | None, hints: Mapping[str, str], max_tokens: int
+    renderer: Renderer,
+    place: _Place,
+    against: _Place | None,
+    hints: Mapping[str, str],
+    max_tokens: int,
+    placement: Placement,
 ) -> dict[str, Any] | None:
-    """The call with every hint, cut where a turn begins; None where even the turn alone is too long."""
+    """The call with every hint, cut where a turn begins.
+
+    None where even the turn alone is too long, or where its hints cannot stand where they should.
+    """
     rendered, span, call, name_end = place
     end = min(call[1], name_end + _MAX_ARGUMENTS)
     usable = {name: text for name, text in hints.items() if makes_tokens(renderer, text)}
@@ -153,7 +171,12 @@ def _item(
     first = next((each.header_start for each in rendered.spans if each.header_start >= least), None) if least else 0
     if first is None or first > span.header_start:
         return None
-    contexts = {name: teacher_context(renderer, rendered, span, text, first=first) for name, text in usable.items()}
+    contexts = {
+        name: teacher_context(renderer, rendered, span, text, placement=placement, first=first)
+        for name, text in usable.items()
+    }
+    if any(each.placement != placement for each in contexts.values()):
+        return None
     begin = min((each.hint_start for each in contexts.values()), default=span.header_start - first) + first
     if begin < 1 + first or any(each.hint_start + first != begin for each in contexts.values()):
         return None

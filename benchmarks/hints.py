@@ -23,11 +23,13 @@ def main() -> None:
 
         named = dict(each.split("=", 1) for each in args.hints)
         files = {name: Path(file) for name, file in named.items()}
-        prepare(args.run, args.tokenizer, args.out, files, max_sites=args.sites, max_tokens=args.tokens)
+        limits = {"max_sites": args.sites, "max_tokens": args.tokens}
+        prepare(args.run, args.tokenizer, args.out, files, placement=args.placement, **limits)
     elif args.verb == "score":
         from hint_effects import score
 
-        score(args.items, args.model, args.out, device=args.device, limit=args.limit)
+        options = {"device": args.device, "limit": args.limit, "temperatures": args.temperatures}
+        score(args.items, args.model, args.out, adapter=args.adapter, **options)
     else:
         from hint_effects import print_tables
 
@@ -45,11 +47,15 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument("--hints", action="append", default=[], metavar="NAME=FILE", help="more hints to compare")
     prepare.add_argument("--sites", type=int, default=150, help="at most so many, by turns one of each kind")
     prepare.add_argument("--tokens", type=int, default=8192, help="longest context with its call")
+    places = ("before_turn", "in_last_message", "head")
+    prepare.add_argument("--placement", choices=places, default=places[0], help="where a hint stands")
     score = verbs.add_parser("score", help="log-probs of every call with every hint")
     score.add_argument("items", type=Path)
     score.add_argument("--model", required=True)
     score.add_argument("--out", type=Path, required=True)
     score.add_argument("--device", help="cuda where there is one")
+    score.add_argument("--adapter", help="a folder with an adapter of PEFT for the model")
+    score.add_argument("--temperatures", type=float, nargs="*", default=[], help="score each hint at these as well")
     score.add_argument("--limit", type=int, help="only the first so many items")
     table = verbs.add_parser("table", help="effects in nats, with intervals over sessions")
     table.add_argument("results", type=Path, nargs="+")

@@ -188,7 +188,7 @@ RECORDS: Mapping[str, Record] = {
         split.SCHEMA,
         split.VERSION,
         "All parts and sub-agents of a session stand on one side. `near_duplicates` are turns of a test session before "
-        "which stands, but for paths and numbers, what stands in a session that is learnt from.",
+        "which stands, nearly word for word, what stands in a session that is learnt from.",
         split.PlacedConversation,
     ),
     "sites": Record(

@@ -50,7 +50,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "LoggedSessions.with_proofs": "(proofs)",
         "LoggedSessions.shuffled": "(seed=0)",
         "LoggedSessions.with_references": "(model, path=None, *, with_adapter=False)",
-        "LoggedSessions.only_responses": "()",
+        "LoggedSessions.only_responses": "(*, hinted_corrections=False)",
         "LoggedSessions.without_responses": "()",
         "LoggedSessions.require_items": "()",
         "OfflineTrainer": (
@@ -87,7 +87,9 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "TeacherKeeper.load_state": "(tree)",
         "TeacherKeeper.settle": "()",
         "composer_grpo_config": '(output_dir, *, preset="composer", **overrides)',
-        "warm_up": ("(model, args, sessions, *, held_out=None, patience=None, on_held_out=None, **options)"),
+        "warm_up": (
+            "(model, args, sessions, *, held_out=None, patience=None, on_held_out=None, hinted_corrections=False, **options)"
+        ),
         "trainer_arguments": '(preset="composer")',
     },
     "trainer.checkpoints": {
@@ -143,7 +145,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "LoggedSessions.with_proofs": "(proofs)",
         "LoggedSessions.shuffled": "(seed=0)",
         "LoggedSessions.with_references": "(model, path=None, *, with_adapter=False)",
-        "LoggedSessions.only_responses": "()",
+        "LoggedSessions.only_responses": "(*, hinted_corrections=False)",
         "LoggedSessions.without_responses": "()",
         "LoggedSessions.require_items": "()",
         "SessionItem": "(windows)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def scored(tmp_path_factory):
     model.save_pretrained(folder / "model")
     rows = [{"hints": ["none", "template", "other_kind"]}, item(), item("good", prefix=[3, 4, 5])]
     (folder / "items.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    score(folder / "items.jsonl", str(folder / "model"), folder / "result.json", device="cpu")
+    score(folder / "items.jsonl", str(folder / "model"), folder / "result.json", device="cpu", temperatures=[2.0])
     return model, rows[1:], folder / "result.json"
 
 
@@ -46,11 +47,14 @@ def test_scores_are_those_of_one_plain_pass_over_prefix_hint_and_tail(scored):
             before = len(ids) - len(row["tail"])
             assert max(ids) < VOCAB
             with torch.no_grad():
-                log_probs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-            for span, (start, end) in row["spans"].items():
+                logits = model(torch.tensor([ids])).logits[0]
+            for (span, (start, end)), (shown, temperature) in product(
+                row["spans"].items(), ((name, 1.0), (f"{name}@2", 2.0))
+            ):
+                log_probs = (logits / temperature).log_softmax(-1)
                 rows_of = range(before + start - 1, before + end - 1)
                 expected = sum(float(log_probs[at, ids[at + 1]]) for at in rows_of)
-                assert found["log_probs"][name][span] == pytest.approx(expected, abs=1e-4), (name, span)
+                assert found["log_probs"][shown][span] == pytest.approx(expected, abs=1e-4), (shown, span)
         assert found["num_tokens"] == {"name": 2, "arguments": 5, "first": 1}
 
 
@@ -67,6 +71,21 @@ def test_effects_are_differences_to_no_hint_to_good_calls_and_to_other_kinds():
     assert effects.difference("template", "name") == [("a", -2.0)]
     assert effects.beside_other("template", "name") == [("a", -2.0)]
     assert effects.of("site", "template", "first") == []
+
+
+def test_an_effect_at_a_temperature_is_beside_no_hint_at_the_same():
+    values = {
+        "none": -5.0,
+        "template": -8.0,
+        "other_kind": -6.0,
+        "none@2": -4.0,
+        "template@2": -4.5,
+        "other_kind@2": -4.2,
+    }
+    row = {**item(), "num_tokens": {"name": 4}, "log_probs": {name: {"name": value} for name, value in values.items()}}
+    effects = Effects([row])
+    assert effects.of("site", "template@2", "name") == [("a", -0.5)]
+    assert effects.beside_other("template@2", "name") == [("a", pytest.approx(-0.3))]
 
 
 def test_an_interval_is_over_sessions_and_not_over_calls():
@@ -89,7 +108,7 @@ def test_scoring_asks_for_nothing_of_the_package():
     modules = {
         line.split()[1].split(".")[0] for line in source.splitlines() if line.lstrip().startswith(("from ", "import "))
     }
-    assert modules - set(sys.stdlib_module_names) == {"torch", "transformers"}
+    assert modules - set(sys.stdlib_module_names) == {"torch", "transformers", "peft"}  # peft for an adapter alone
 
 
 def test_prepared_items_are_the_sessions_own_tokens(tmp_path, capsys):
@@ -117,3 +136,25 @@ def test_prepared_items_are_the_sessions_own_tokens(tmp_path, capsys):
         longest = max(map(len, each["hints"].values()))
         assert len(each["prefix"]) + longest + len(each["tail"]) <= 3000
     assert "sites and" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("placement", ["in_last_message", "head"])
+def test_a_hint_stands_where_it_is_asked_to(tmp_path, placement):
+    run = str(tmp_path / "run")
+    assert main(["ingest", str(EXAMPLES), "-o", run]) == 0
+    assert main(["sites", run]) == 0
+    folder, out = save_student(FAMILY, tmp_path), tmp_path / "items.jsonl"
+    prepare(run, str(folder), out, {}, max_sites=50, max_tokens=3000, placement=placement)
+    head, *items = map(json.loads, out.read_text().splitlines())
+    assert head["placement"] == placement
+    sites = [each for each in items if each["role"] == "site"]
+    assert sites
+    tokenizer = tokenizer_of(FAMILY)
+    for each in sites:
+        before, after = tokenizer.decode(each["prefix"]), tokenizer.decode(each["tail"])
+        if placement == "head":
+            assert "<|im_start|>assistant" not in before
+            assert "<|im_start|>user" in after
+        else:  # the message goes on after it, and the turn's own header is the next one
+            assert not after.startswith("<|im_start|>")
+            assert after.count("<|im_start|>") == 1

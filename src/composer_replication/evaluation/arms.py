@@ -14,17 +14,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from composer_replication.batch.model_folder import load_adapter, load_model, load_tokenizer
-from composer_replication.canonical_json import decode_object, encode
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.fingerprint import tokenizer_digest, weights_digest
+from composer_replication.runs.evaluation import ADAPTER_SETTINGS, adapter_settings
+from composer_replication.runs.lineage import read_object, read_training
 from composer_replication.sessions.shuffled import NO_OTHER_KIND, TURNED
 
 ArmName = Literal["before", "after", "control"]
 Precision = Literal["auto", "float32", "bfloat16"]
-_ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_ADAPTER, _ADAPTER_WEIGHTS = ADAPTER_SETTINGS, "adapter_model.safetensors"
 _HINTS, _PAIRS = "sdpo_kl", "trace_replay_dpo"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-_OF_A_PLACE = ("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version")
 
 
 class Arm(NamedTuple):
@@ -68,10 +68,7 @@ def _arm(name: ArmName, given: str, default: str | None) -> Arm:
 
 
 def _settings_of(folder: Path) -> dict[str, Any]:
-    try:
-        return decode_object((folder / _ADAPTER).read_bytes())
-    except ValueError as error:
-        raise InputError(explain(str(folder / _ADAPTER), got=error, expected="a JSON object")) from error
+    return read_object(folder / _ADAPTER)
 
 
 def _own_base(folder: Path) -> str | None:
@@ -94,7 +91,7 @@ def control_lacks(arms: Sequence[Arm]) -> list[str]:
 
     By the records of both trainings; weights without one are taken for what they are said to be.
     """
-    records = {arm.name: _training_of(Path(arm.given)) for arm in arms}
+    records = {arm.name: read_training(Path(arm.given)) for arm in arms}
     real, control = records.get("after"), records.get("control")
     if not real or not control:
         return []
@@ -107,11 +104,6 @@ def control_lacks(arms: Sequence[Arm]) -> list[str]:
     if _PAIRS in ran and (_PAIRS not in ran_in_control or control["counts"].get(TURNED) == 0):
         said.append("No control for channel 3: it had no pair to turn round.")
     return said
-
-
-def _training_of(folder: Path) -> dict[str, Any]:
-    path = folder / "training.json"
-    return decode_object(path.read_bytes()) if path.is_file() else {}
 
 
 def _is_same(one: str, other: str) -> bool:
@@ -127,8 +119,7 @@ def digest_of_arm(arm: Arm, model: Any) -> str:
     weights = weights_digest(model, with_adapter=arm.adapter is not None)
     if arm.adapter is None:
         return weights
-    settings = {key: each for key, each in _settings_of(Path(arm.adapter)).items() if key not in _OF_A_PLACE}
-    return hashlib.sha256(weights.encode() + encode(settings, where=_ADAPTER)).hexdigest()
+    return hashlib.sha256(weights.encode() + adapter_settings(Path(arm.adapter))).hexdigest()
 
 
 def tokenizers_of(arms: Sequence[Arm]) -> tuple[dict[str, Any], bool]:

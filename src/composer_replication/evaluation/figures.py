@@ -34,10 +34,10 @@ class Sort(NamedTuple):
 
 NATS = "nats a token"
 SORTS: dict[str, Sort] = {
-    "forced_gap": Sort("Good calls against errors: change of log-prob", NATS, "higher"),
-    "forced_correction": Sort("Right calls against errors: change of log-prob", NATS, "higher"),
-    "forced_erring": Sort("Errors: change of log-prob", NATS, "lower"),
-    "forced_good": Sort("Good calls: change of log-prob", NATS, "higher"),
+    "forced_gap": Sort("Good calls against errors, change of log-prob", NATS, "higher"),
+    "forced_correction": Sort("Right calls against errors, change of log-prob", NATS, "higher"),
+    "forced_erring": Sort("Errors, change of log-prob", NATS, "lower"),
+    "forced_good": Sort("Good calls, change of log-prob", NATS, "higher"),
     "sampled_failures": Sort("Drawn actions that would fail or cannot be read", "per 1,000", "lower"),
     "sampled_unparsed": Sort("Drawn calls that cannot be read or do not end", "per 1,000", "lower"),
     "sampled_no_call": Sort("Drawn actions without a call", "per 1,000", "lower"),

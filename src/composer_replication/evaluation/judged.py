@@ -12,6 +12,7 @@ from composer_replication.actions.reply import parse_reply
 from composer_replication.errors import InputError
 from composer_replication.evaluation.figures import Value
 from composer_replication.evaluation.sampling import Drawn, State
+from composer_replication.judge.earlier import EarlierSessions
 from composer_replication.judge.judge import Judge
 from composer_replication.judge.verdict import Judgement
 from composer_replication.judge.walk import judged_calls
@@ -37,8 +38,18 @@ class _Read(NamedTuple):
     rule: str
 
 
-def sampled_rows(held: HeldOut, tools: ToolTable, states: Sequence[State], draws: Draws) -> list[dict[str, Any]]:
-    """One row a draw, in the order of states, arms and draws; the sessions are walked through once."""
+def sampled_rows(
+    held: HeldOut,
+    tools: ToolTable,
+    states: Sequence[State],
+    draws: Draws,
+    earlier: EarlierSessions | None = None,
+) -> list[dict[str, Any]]:
+    """One row a draw, in the order of states, arms and draws; the sessions are walked through once.
+
+    `earlier` is what sessions that had ended when a held-out one began knew of the project. The judge learns nothing,
+    so they may be of any side; what came later it does not hear.
+    """
     numbers: dict[tuple[str, str], list[int]] = {}
     for number, state in enumerate(states):
         numbers.setdefault((state.conversation_id, state.turn_id), []).append(number)
@@ -47,7 +58,7 @@ def sampled_rows(held: HeldOut, tools: ToolTable, states: Sequence[State], draws
     for session in held.sessions:
         if session.conversation.id not in wanted:
             continue
-        for turn, judge in _moments(session):
+        for turn, judge in _moments(session, earlier):
             for number in numbers.get((session.conversation.id, turn.id), ()):
                 moment = _Moment(session, tools, states[number], turn, judge)
                 rows[number] = [
@@ -56,11 +67,11 @@ def sampled_rows(held: HeldOut, tools: ToolTable, states: Sequence[State], draws
     return [row for number in sorted(rows) for row in rows[number]]
 
 
-def _moments(session: HeldOutSession) -> Iterator[tuple[Turn, Judge]]:
+def _moments(session: HeldOutSession, earlier: EarlierSessions | None) -> Iterator[tuple[Turn, Judge]]:
     """Each turn with calls, and what the judge knew when the model decided on them."""
     failures = {site.call_id: site for site, _ in session.logged.sites}
-    turn_id = ""
-    for judged in judged_calls(session.conversation, sites=failures):
+    project, turn_id = None if earlier is None else earlier.before(session.conversation), ""
+    for judged in judged_calls(session.conversation, sites=failures, project=project):
         if judged.turn.id != turn_id:
             turn_id = judged.turn.id
             yield judged.turn, judged.judge

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,8 +18,11 @@ from composer_replication.evaluation.judged import sampled_rows, sampled_summary
 from composer_replication.evaluation.questions import Answers, Questions
 from composer_replication.evaluation.token_gaps import gap_rows
 from composer_replication.evaluation.verdict import verdict_of
+from composer_replication.judge.walk import earlier_sessions
 from composer_replication.runs import RunDir
+from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.evaluation import weight_files_digest
+from composer_replication.runs.lineage import read_training
 from composer_replication.runs.sidecar import now
 from composer_replication.runs.split import PlacedConversation
 from composer_replication.runs.tools import read_tools, table_of
@@ -54,8 +58,10 @@ def results_of(
     """Rows and values; the artefact of a part that was not asked for is written empty, so that none is an old one."""
     found = Results()
     rows = evaluated_rows(asked.sites, answers.scores) if answers.scores else []
-    tools = read_tools(run) if run.path("tools").exists() else table_of(())
-    drawn = sampled_rows(held, tools, asked.states, answers.draws) if answers.draws else []
+    tools = read_tools(run, with_test=True) if run.path("tools").exists() else table_of(())
+    drawn: list[dict[str, Any]] = []
+    if answers.draws:
+        drawn = sampled_rows(held, tools, asked.states, answers.draws, earlier_sessions(read_conversations(run)))
     gaps = gap_rows(asked.gaps, answers.gaps) if answers.gaps else []
     found.rows = {"evaluated": rows, "sampled": drawn, "token_gaps": gaps}
     found.values = forced_values(rows)
@@ -97,7 +103,7 @@ def record_of(
         if have_same_tokens
         else f"{_OTHER_TOKENS}; name evaluation.primary = sampled_failures",
     )
-    verdict["sentences"][1] = " ".join([verdict["sentences"][1], *lacks])
+    verdict["remarks"] = [*_of_training(arms), *verdict["remarks"], *lacks]
     return {
         "created": now(),
         "tool_version": __version__,
@@ -122,13 +128,27 @@ def record_of(
     }
 
 
+def _of_training(arms: Sequence[Arm]) -> list[str]:
+    """That the training saw only a part of what it was to learn from, where its record says so."""
+    record = next((read_training(Path(arm.given)) for arm in arms if arm.name == "after"), {})
+    steps, counts = record.get("steps"), record.get("counts") or {}
+    seen, windows = (counts.get(name, 0) for name in ("windows_seen", "windows"))
+    if not steps or not seen or seen >= windows:
+        return []
+    whole = math.ceil(windows * steps / seen)
+    return [
+        f"The {steps:,} steps saw {seen:,} of {windows:,} windows, less than one pass over the data: "
+        f"train.optimiser.steps = {whole:,} would be one."
+    ]
+
+
 def say_when_named(record: dict[str, Any], primary_then: str | None) -> None:
     """A figure that was chosen when the results could be known is no proof, and the record says so."""
     is_before = primary_then == record["primary"]
     record["named"] = "before training" if is_before else "after training"
     if not is_before:
         why = f"its settings name {primary_then}" if primary_then else "its settings are not beside the weights"
-        record["verdict"]["sentences"][1] += f" Nothing shows that this figure was named before training: {why}."
+        record["verdict"]["remarks"].append(f"Nothing shows that this figure was named before training: {why}.")
 
 
 def _why_nothing(held: HeldOut, answers: Answers) -> str:

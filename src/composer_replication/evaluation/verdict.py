@@ -1,4 +1,4 @@
-"""The primary figure as a word and two sentences, and what could have been seen with so many sessions."""
+"""The primary figure as a word and two sentences, what could have been seen, and what else a reader has to know."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ _WORDS: Mapping[Word, str] = {
     "too_thin": "Your data is too thin to say whether the trained model is better",
 }
 _BROKEN = "Nothing else of it was measured; look in its training for a loss that is not a number."
+_MOVES = ("forced_erring", "forced_good")
+_HARDLY = 0.01
+"""Nats a token: a median change below this is that of weights which have hardly moved."""
 _COSTS = ("forced_good", "loss_good_turns", "sampled_failures", "sampled_unparsed", "sampled_no_call")
 
 
@@ -37,15 +40,16 @@ def verdict_of(
     if not values:
         power = {"sites": 0, "sessions": 0, "smallest_effect": None, "unit": sort.unit}
         if "after" in broken and "before" not in broken:
-            said = {"word": "worse", "sentences": [f"{_WORDS['worse']}: its log-probs there are not numbers.", _BROKEN]}
+            sentences = [f"{_WORDS['worse']}: its log-probs there are not numbers.", _BROKEN]
+            said = {"word": "worse", "sentences": sentences, "remarks": []}
             return said, power | {"sentence": "Nothing could be seen."}
         why = nothing or "no held-out session holds an error that could be compared with a good call"
         ask = f"Errors in at least {fewest_sessions} held-out {over}s are needed; hold more out or ingest more."
-        said = {"word": "too_thin", "sentences": [f"{_WORDS['too_thin']}: {why}.", ask]}
+        said = {"word": "too_thin", "sentences": [f"{_WORDS['too_thin']}: {why}.", ask], "remarks": []}
         return said, power | {"sentence": "Nothing could be seen."}
     found = interval_of(values, "after", seed)
     word = verdict_word(found, higher_is_better=sort.better == "higher", fewest_sessions=fewest_sessions)
-    power = _power(found, sort.unit, over)
+    power = _power(found, sort.unit, over, fewest_sessions)
     first = f"{_WORDS[word]}: {_in_words(primary, found, over)}."
     second = power["sentence"]
     if found.num_sessions < fewest_sessions:
@@ -55,14 +59,21 @@ def verdict_of(
         )
     elif has_control and word in ("better", "worse"):
         second = _beside_control(values, found, seed)
-    return {"word": word, "sentences": [first, second + _worse_besides(primary, every, seed, over)]}, power
+    remarks = [
+        _movement(every),
+        _of_control(values, found, over, fewest_sessions, seed) if has_control else "",
+        _worse_besides(primary, every, seed, over),
+    ]
+    return {"word": word, "sentences": [first, second], "remarks": [each for each in remarks if each]}, power
 
 
 def _in_words(name: str, found: Interval, over: Over) -> str:
     sort = SORTS[name]
-    what = f"{sort.label[0].lower()}{sort.label[1:]} {found.estimate:+.3g} {sort.unit}"
-    if found.low is None:
-        return f"{what}, from one {over}" if found.num_sessions < 2 else f"{what}, the same in all {_of(found, over)}"
+    what = f"{sort.label[0].lower()}{sort.label[1:]} {found.estimate:+.3g} {sort.unit} ({sort.better} is better)"
+    if found.num_sessions < 2:
+        return f"{what}, from one {over}"
+    if found.low is None or found.low == found.high:
+        return f"{what}, the same in all {_of(found, over)}"
     return f"{what}, 95% interval {_range(found)} ({_of(found, over)})"
 
 
@@ -76,17 +87,23 @@ def _of(found: Interval, over: Over) -> str:
     return f"{sites} of {found.num_sessions:,} {over}" + ("s" if found.num_sessions != 1 else "")
 
 
-def _power(found: Interval, unit: str, over: Over) -> dict[str, Any]:
-    sentence = f"With one {over} nothing can be seen."
-    if found.num_sessions > 1:
-        sentence = "Values that are all the same have no spread, and without one there is no interval."
-    if found.smallest is not None:
-        effect = f"{found.smallest:.3g} {unit}"
+def _power(found: Interval, unit: str, over: Over, fewest: int) -> dict[str, Any]:
+    """Of too few sessions no effect is named: their spread, from which it would come, is hardly known."""
+    smallest = found.smallest or None
+    if found.num_sessions < 2:
+        sentence = f"With one {over} nothing can be seen."
+    elif smallest is None:
+        sentence = "Values that are all the same have no spread, and without one nothing says what could be seen."
+    elif found.num_sessions < fewest:
+        smallest = None
+        sentence = f"No smallest effect is named: errors in {fewest} held-out {over}s are needed for that."
+    else:
+        effect = f"{smallest:.3g} {unit}"
         sentence = f"With {_of(found, over)} the smallest effect that would be seen four times of five is {effect}."
     return {
         "sites": found.num_values,
         "sessions": found.num_sessions,
-        "smallest_effect": found.smallest,
+        "smallest_effect": smallest,
         "unit": unit,
         "sentence": sentence,
     }
@@ -104,6 +121,35 @@ def _beside_control(values: Sequence[Value], after: Interval, seed: int) -> str:
     return f"{moved}; {apart}: the control moved further, so the change does not come from what hints and pairs say."
 
 
+def _movement(every: Mapping[str, Sequence[Value]]) -> str:
+    """That the weights have hardly moved, where that is so: without it a figure near 0 looks like a finding."""
+    sizes = sorted(abs(each.change["after"]) for name in _MOVES for each in every.get(name, ()))
+    drawn = (each.change["after"] for name, values in every.items() if name.startswith("sampled") for each in values)
+    if not sizes or any(drawn) or (middle := sizes[len(sizes) // 2]) >= _HARDLY:
+        return ""
+    if not sizes[-1]:
+        return "Nothing moved: every held-out decision is exactly as likely as before the training."
+    return (
+        f"Training hardly moved the model: half of the held-out decisions changed by less than {middle:.2g} nats a "
+        "token. More steps (train.optimiser.steps) or a higher rate (train.optimiser.lr) would."
+    )
+
+
+def _of_control(values: Sequence[Value], after: Interval, over: Over, fewest: int, seed: int) -> str:
+    """That a control which learnt from nonsense moved as well, where its interval leaves 0 out."""
+    control = interval_of(values, "control", seed)
+    if not control.excludes_zero:
+        return ""
+    few = f" {control.num_sessions} {over}s are too few to be sure of it." if control.num_sessions < fewest else ""
+    moved = f"by {control.estimate:+.3g} ({_range(control)}, without 0)"
+    if (control.estimate > 0) != (after.estimate > 0):
+        return (
+            f"The shuffled control moved this figure too, the other way, {moved}: what it learnt is not nothing.{few}"
+        )
+    why = "a part of what moves is training itself, whatever the hints and pairs say"
+    return f"The shuffled control moved this figure too, {moved}: {why}.{few}"
+
+
 def _worse_besides(primary: str, every: Mapping[str, Sequence[Value]], seed: int, over: Over) -> str:
     """Figures of what training may cost whose whole interval lies on the wrong side."""
     costs: list[str] = []
@@ -111,4 +157,4 @@ def _worse_besides(primary: str, every: Mapping[str, Sequence[Value]], seed: int
         found = interval_of(every[name], "after", seed)
         if found.excludes_zero and (found.estimate > 0) != (SORTS[name].better == "higher"):
             costs.append(_in_words(name, found, over))
-    return f" Worse besides: {'; '.join(costs)}." if costs else ""
+    return f"Worse besides: {'; '.join(costs)}." if costs else ""

@@ -6,7 +6,7 @@ formats/      one module a format
 registry      which format a file is, and its conversations
 scrubbing     secrets out of a conversation, and what a run knows of secrets and people
 cache/        what is read again, what is taken over from the last ingest, and what stays
-tool_schemas  tool schemas, inferred from calls that worked
+tool_schemas  tools of a run, inferred or from a file
 into_run      all of it, into a run directory
 forget        a session out of a run
 states        conversations as the states teachers are asked about

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Set
 from dataclasses import replace
 from itertools import islice
 
+from composer_replication.actions.tool_schemas import ToolSchemas
 from composer_replication.ingestion import tool_schemas
 from composer_replication.ingestion.cache.content_marks import forgotten_marks
 from composer_replication.ingestion.cache.last_ingest import write_forgotten
@@ -33,8 +34,8 @@ def mark(run: RunDir, gone: Set[str]) -> None:
 
 def forget(run: RunDir, gone: Set[str]) -> None:
     """Write conversations, their sources and the tools inferred from them anew, without these conversations."""
-    given = read_tools(run).given
-    meta, tools, settled = run.meta("conversations"), tool_schemas.ToolSchemas(), list[SessionSource]()
+    given = read_tools(run, with_test=True).given
+    meta, tools, settled = run.meta("conversations"), ToolSchemas(), list[SessionSource]()
     counts, drops = Counter[str](), Counter[str]()
     is_scrubbed = meta.settings.get("scrubbed") is True
 

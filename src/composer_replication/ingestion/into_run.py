@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from composer_replication.actions.tool_schemas import ToolSchemas
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.ingestion import tool_schemas
 from composer_replication.ingestion.cache.drop_copies import settle
@@ -72,7 +73,7 @@ def _write(
     scrub: ScrubSettings | None,
     tools: Mapping[str, Mapping[str, Any]],
 ) -> IngestSummary:
-    sources, inferred = list[SessionSource](), tool_schemas.ToolSchemas()
+    sources, inferred = list[SessionSource](), ToolSchemas()
     counts, drops = Counter[str](), Counter(planned.outside.skipped)
 
     def all_lines() -> Iterator[Line]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from composer_replication.actions.session_state import SessionState
 from composer_replication.actions.shown.texts import AGENT_LEFT
 from composer_replication.judge.checkout import Checkout
-from composer_replication.judge.earlier import PathKnowledge
+from composer_replication.judge.earlier import EarlierSessions, PathKnowledge
 from composer_replication.judge.judge import Judge
 from composer_replication.judge.verdict import Judgement
 from composer_replication.sites import find_error_sites
@@ -58,6 +58,15 @@ def state_at_end(conversation: Conversation) -> SessionState:
     for _ in _calls(conversation, {}, state):
         pass
     return state
+
+
+def earlier_sessions(conversations: Iterable[Conversation]) -> EarlierSessions:
+    """What each of them has shown by its end, for those that began later."""
+    known = EarlierSessions()
+    for conversation in conversations:
+        known.add(conversation, state_at_end(conversation))
+    known.sort()
+    return known
 
 
 def _calls(

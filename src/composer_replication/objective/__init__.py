@@ -9,6 +9,7 @@ row_weighting   how much each erring token counts, and the contrast with a wrong
 teacher_rows    who teaches channel 2
 reference       reference log-probs for channel 3
 hint_proof      whether a hint does anything
+heeding         whether a model heeds hints at all
 model_head      a causal LM as a body that gives rows and a head that gives logits
 attention       hidden rows of a token tree
 adapters        a model without dropout, or below its adapter

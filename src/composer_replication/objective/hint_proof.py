@@ -1,4 +1,4 @@
-"""Does a hint do anything, and does this model heed hints at all? Asked where the erring call is decided.
+"""Does a hint do anything? Asked where the erring call is decided.
 
 The tokens are those of `batch.render.decision`, scored a token without a hint, with the site's own, and with that of a
 site of another kind; and as many of good calls before it in the session without a hint and with the site's own:
@@ -17,7 +17,6 @@ their words stay.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,8 +35,6 @@ from composer_replication.objective.reference import Response, response_logprobs
 HINT_DOES_NOTHING = "hint_does_nothing"
 LOWERS_GOOD_CALLS = "hint_lowers_good_calls_too"
 NO_OTHER_KIND = "no_hint_of_another_kind"
-_FEWEST_SITES = 4
-"""Of fewer all could be won by chance."""
 
 
 class DecidedCall(NamedTuple):
@@ -149,73 +146,6 @@ def count_reasons(proofs: Sequence[HintProof]) -> Counter[str]:
     return Counter(proof.reason for proof in proofs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeedVerdict:
-    """Whether a model heeds hints on some logs; `heeds` is None where there are too few sites to tell.
-
-    It does where own hints stand out from all they are compared with at more than half of the sites, and at more than
-    chance has it, by two standard deviations: without an effect one of two is the larger at half of the sites, and one
-    of three, where there are good calls, at a third.
-    """
-
-    num_sites: int
-    over_other: int
-    num_with_good: int
-    num_elsewhere: int
-    over_good: int
-    over_both: int
-    good_effect: float | None
-
-    @property
-    def heeds(self) -> bool | None:
-        if self.num_sites < _FEWEST_SITES:
-            return None
-        without_good = self.num_sites - self.num_with_good
-        by_chance = self.num_with_good / 3 + without_good / 2
-        deviation = math.sqrt(self.num_with_good * 2 / 9 + without_good / 4)
-        return self.over_both > self.num_sites / 2 and self.over_both >= by_chance + 2 * deviation
-
-    def in_words(self, *, can_warm_up: bool = True) -> str:
-        """One sentence: whether it does, by which figures, and what to do if not."""
-        if self.heeds is None:
-            return f"whether this model heeds hints cannot be told from {self.num_sites} sites that could be compared"
-        figures = (
-            f"own hints lower the erring decision more than another kind's at {_share(self.over_other, self.num_sites)}"
-        )
-        if self.good_effect is not None:
-            others = f" ({self.num_elsewhere} of them by calls of other sessions, having none before it)"
-            figures += (
-                f", and more than they lower good calls before it in the same sessions at "
-                f"{_share(self.over_good, self.num_with_good)}{others if self.num_elsewhere else ''}, "
-                f"which they move by {self.good_effect:+.2f} nats a token"
-            )
-        if self.num_with_good < self.num_sites:
-            figures += f"; there is no good call to compare with at {self.num_sites - self.num_with_good} sites"
-        if self.heeds:
-            return f"this model heeds hints on these logs: {figures}"
-        advice = "warm up first (train.warmup), " if can_warm_up else ""
-        what_to_do = f"{advice}use a larger model, or rely on pairs (channel 3)"
-        return (
-            f"this model does not heed hints on these logs: {figures}: channel 2 has little to teach with; {what_to_do}"
-        )
-
-
-def verdict(proofs: Sequence[HintProof]) -> HeedVerdict:
-    """From all sites that could be compared, kept or not; the margin plays no part."""
-    compared = [proof for proof in proofs if proof.advantage is not None]
-    with_good = [proof for proof in compared if proof.good_effect is not None]
-    effects = [proof.good_effect or 0.0 for proof in with_good]
-    return HeedVerdict(
-        num_sites=len(compared),
-        over_other=sum((proof.advantage or 0.0) > 0 for proof in compared),
-        num_with_good=len(with_good),
-        num_elsewhere=sum(proof.num_good_elsewhere > 0 for proof in with_good),
-        over_good=sum((proof.advantage_over_good or 0.0) > 0 for proof in with_good),
-        over_both=sum(_stands_out(proof.advantage, proof.advantage_over_good, 0.0) for proof in compared),
-        good_effect=fmean(effects) if effects else None,
-    )
-
-
 class _Scores:
     """Means of log-probs a token at the decisions around one site, all of one pass."""
 
@@ -302,14 +232,11 @@ def _proof(scores: _Scores, site: ProvableSite, other: ProvableSite | None, marg
 def _judged(proof: HintProof, margin: float) -> HintProof:
     if proof.advantage is None:
         return replace(proof, reason=NO_OTHER_KIND)
-    if _stands_out(proof.advantage, proof.advantage_over_good, margin):
+    if stands_out(proof.advantage, proof.advantage_over_good, margin):
         return replace(proof, is_kept=True, reason="kept")
     return replace(proof, reason=LOWERS_GOOD_CALLS if proof.advantage > margin else HINT_DOES_NOTHING)
 
 
-def _stands_out(over_other: float | None, over_good: float | None, margin: float) -> bool:
+def stands_out(over_other: float | None, over_good: float | None, margin: float = 0.0) -> bool:
+    """Whether an own hint lowers the error by more than all that it is compared with."""
     return over_other is not None and over_other > margin and (over_good is None or over_good > margin)
-
-
-def _share(number: int, total: int) -> str:
-    return f"{number / total:.0%} of {total} sites"

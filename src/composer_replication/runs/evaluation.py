@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from composer_replication.atomic import atomic_write_json
-from composer_replication.canonical_json import decode_object
+from composer_replication.canonical_json import decode_object, encode
 from composer_replication.errors import ArtefactCorruptError, explain
 from composer_replication.runs.artefacts import find_artefact
 from composer_replication.runs.directory import RunDir
@@ -19,6 +19,8 @@ SCHEMA, VERSION = ".".join(("composer_replication", "evaluation")), 1  # which i
 ROWS_VERSION = 1
 """Of the three files of rows, whose schemas have the artefacts' own names."""
 Rows = Literal["evaluated", "sampled", "token_gaps"]
+ADAPTER_SETTINGS = "adapter_config.json"
+_OF_A_PLACE = ("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version")
 _KEYS = ("models", "split", "primary", "verdict", "power", "figures", "sampled", "damage", "drops", "not_run")
 
 
@@ -52,11 +54,24 @@ def write_evaluation(run: RunDir, record: Mapping[str, Any]) -> None:
 def weight_files_digest(folder: Path) -> str | None:
     """Of a folder's files of weights, by name and bytes; None of one without any, and of a name that is no folder.
 
-    `models` of an evaluation has it as `files`, so that whoever shows its figures can tell whose they are.
+    `models` of an evaluation has it as `files`, so that whoever shows its figures can tell whose they are. An adapter's
+    settings belong to it: with another scale the same bytes are other weights.
     """
     files = sorted(folder.glob("*.safetensors"))
     listed = "".join(f"{path.name} {sha256_of_file(path)}\n" for path in files)
+    if files and (folder / ADAPTER_SETTINGS).is_file():
+        listed += f"{ADAPTER_SETTINGS} {hashlib.sha256(adapter_settings(folder)).hexdigest()}\n"
     return hashlib.sha256(listed.encode()).hexdigest() if files else None
+
+
+def adapter_settings(folder: Path) -> bytes:
+    """What an adapter's settings say of its weights, without where it lies and who wrote them down."""
+    raw = (folder / ADAPTER_SETTINGS).read_bytes()
+    try:
+        settings = decode_object(raw)
+    except ValueError:  # whoever loads it says what is wrong
+        return raw
+    return encode({key: each for key, each in settings.items() if key not in _OF_A_PLACE}, where=ADAPTER_SETTINGS)
 
 
 def read_rows(run: RunDir, name: Rows) -> Iterator[dict[str, Any]]:

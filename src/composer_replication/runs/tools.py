@@ -6,8 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from composer_replication.actions.tool_schemas import ToolSchemas, tool_rows
 from composer_replication.errors import ArtefactCorruptError, explain
+from composer_replication.runs import conversations
 from composer_replication.runs.directory import RunDir
+from composer_replication.runs.split import held_out_of
 
 SCHEMA, VERSION = "tool", 3
 Schema = Mapping[str, Any]
@@ -38,9 +41,20 @@ class ToolTable:
         return {each["function"]["name"]: each["function"]["parameters"] for each in self.of(format_name)}
 
 
-def read_tools(run: RunDir) -> ToolTable:
-    """The tools of a run, as `crf ingest` found them."""
-    return table_of(run.read_jsonl("tools", schema=SCHEMA, version=VERSION))
+def read_tools(run: RunDir, *, with_test: bool = False) -> ToolTable:
+    """The tools of a run, without what only the sessions of its test show: nothing may be learnt from those.
+
+    `with_test` are those of all sessions, as `crf ingest` found them: what the agents had, for who judges their calls.
+    """
+    rows = list(run.read_jsonl("tools", schema=SCHEMA, version=VERSION))
+    held_out = frozenset[str]() if with_test else held_out_of(run)
+    if not held_out:
+        return table_of(rows)
+    inferred = ToolSchemas()
+    for row in run.read_jsonl("conversations", schema=conversations.SCHEMA, version=conversations.VERSION):
+        if row["id"] not in held_out:
+            inferred.add_row(row)
+    return table_of(tool_rows(inferred, table_of(rows).given))
 
 
 def table_of(rows: Iterable[Mapping[str, Any]]) -> ToolTable:

@@ -22,6 +22,7 @@ from composer_replication.objective.hint_proof import HintProof
 from composer_replication.runs import RunDir
 from composer_replication.runs.pairs import LoggedPair
 from composer_replication.sessions.cutting import cut_sessions
+from composer_replication.sessions.hinted_corrections import with_hinted_corrections
 from composer_replication.sessions.proof import ProofSettings, prove_sites
 from composer_replication.sessions.read_run import LoggedSession, read_sessions
 from composer_replication.sessions.reference import precompute_ref_logprobs
@@ -229,9 +230,16 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         made.counts[CHANNELS[0]] = 0
         return made
 
-    def only_responses(self) -> LoggedSessions:
-        """Cut again for channel 1 alone: without hinted contexts and pairs, which a warm-up has no use for."""
-        bare = [replace(each, sites=[], pairs=[], hints=[]) for each in self.rendered]
+    def only_responses(self, *, hinted_corrections: bool = False) -> LoggedSessions:
+        """Cut again for channel 1 alone: without hinted contexts and pairs, which a warm-up has no use for.
+
+        With `hinted_corrections` what worked after an erring turn is a response too, in the context with its hint.
+        """
+        sessions = self.rendered
+        if hinted_corrections:
+            place = self.settings.placement
+            sessions = [with_hinted_corrections(self.renderer, each, placement=place) for each in sessions]
+        bare = [replace(each, sites=[], pairs=[], hints=[]) for each in sessions]
         return type(self)(bare, self.renderer, self.settings, pack=self._pack)
 
     def require_items(self) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+
+from composer_replication.atomic import atomic_write_json
+from composer_replication.canonical_json import decode_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,25 @@ def tell_phase(phase: Phase) -> None:
     listener = _listener.get()
     if listener is not None:
         listener(phase)
+
+
+class PhaseTimes:
+    """Passes phases on, and adds up the seconds of each by its name, in a file: a run may take several calls."""
+
+    def __init__(self, path: Path, on_phase: OnPhase) -> None:
+        self._path, self._on_phase = path, on_phase
+        self._earlier: dict[str, float] = decode_object(path.read_bytes()) if path.exists() else {}
+        self._began: dict[str, float] = {}
+        self.seconds = dict(self._earlier)
+
+    def __call__(self, phase: Phase) -> None:
+        now = time.monotonic()
+        took = now - self._began.setdefault(phase.name, now)
+        self.seconds[phase.name] = round(self._earlier.get(phase.name, 0.0) + took, 1)
+        if phase.is_over:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write_json(self._path, self.seconds)
+        self._on_phase(phase)
 
 
 @contextmanager

@@ -23,13 +23,13 @@ from composer_replication.batch.taught_turns import Part
 from composer_replication.errors import ArtefactCorruptError
 from composer_replication.objective.distributed import agreed_most
 from composer_replication.objective.fingerprint import fingerprint_of
+from composer_replication.objective.heeding import verdict
 from composer_replication.objective.hint_proof import (
     DecidedCall,
     HintProof,
     ProvableSite,
     is_near,
     prove_hints,
-    verdict,
 )
 from composer_replication.runs import RunDir
 from composer_replication.runs.journal import Journal, read_journal

@@ -103,13 +103,14 @@ class PairSide(NamedTuple):
 
 
 class KeptPair(NamedTuple):
-    """A pair as token ids, and where its turn stands; `kind`: whose it is, and which tools it weighs."""
+    """A pair as token ids, and where its turn, `turn_id`, stands; `kind`: whose it is, and which tools it weighs."""
 
     state_id: str
     rendered: RenderedSequence
     chosen: PairSide
     rejected: PairSide
     kind: str = ""
+    turn_id: str = ""
 
     def tokens(self) -> TokenPair:
         chosen, rejected = (side.ids(self.rendered.ids) for side in (self.chosen, self.rejected))
@@ -260,4 +261,4 @@ def _pair(
         return sides
     kind = " ".join([pair.source, *(call.name for turn in (answer, logged) for call in turn.calls)])
     chosen, rejected = (PairSide.of(ids, start, rendered.ids) for ids, start in sides)
-    return KeptPair(pair.state_id, rendered, chosen, rejected, kind)
+    return KeptPair(pair.state_id, rendered, chosen, rejected, kind, span.turn_id)

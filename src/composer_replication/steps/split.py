@@ -1,28 +1,24 @@
 """`crf split`: which sessions are learnt from, which choose among what was learnt, and which judge it at the end.
 
 It comes right after the ingest: whatever is made of the sessions later can then keep off the test. A state of the test
-that stands in a session which is learnt from, too, would ask about what was learnt by heart. Such states are found by
-the last messages before a turn, numbers and paths aside, and named, so that an evaluation leaves them out.
-
-Which tools an agent has is read from all sessions: that is its harness, and no state of a session.
+that stands, nearly word for word, in a session which is learnt from would ask about what was learnt by heart. Such
+states are found (`actions.near_duplicates`) and named, so that an evaluation leaves them out.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 
+from composer_replication.actions.near_duplicates import State, StateIndex, states_of
 from composer_replication.config import SplitConfig
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.split import NAME, SCHEMA, VERSION, PlacedConversation, place_conversations
-from composer_replication.types import Conversation, Turn
+from composer_replication.types import Conversation
 
 TEST = 0.2
 """Share of the sessions that judge, where the config names none."""
-_LAST, _LOOKED_AT = 4, 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +49,19 @@ _SIDES = ("train", "validation", "test")
 
 def write_split(section: SplitConfig, run: RunDir) -> SplitOfRun:
     """Draw the sides of the run's sessions, compare the test's states with the others', and write both down."""
-    states: dict[str, list[tuple[str, bytes]]] = {}
+    states: dict[str, list[tuple[str, State]]] = {}
 
     def conversations() -> Iterator[Conversation]:
         for conversation in read_conversations(run):
-            states[conversation.id] = list(_states(conversation))
+            states[conversation.id] = list(states_of(conversation))
             yield conversation
 
     made_of = [run.source("conversations")]
     test = TEST if section.test is None else section.test
     drawn = place_conversations(conversations(), validation=section.validation, test=test, by=section.by)
-    learnt = {key for row in drawn if row.side != "test" for _, key in states[row.conversation_id]}
+    learnt = StateIndex()
+    for state in (state for row in drawn if row.side != "test" for _, state in states[row.conversation_id]):
+        learnt.add(state)
     by_id = {row.conversation_id: _with_near_duplicates(row, states, learnt) for row in drawn}
     rows = [by_id[identity] for identity in states]  # in the order of the conversations
     num_test = sum(len(states[row.conversation_id]) for row in rows if row.side == "test")
@@ -94,36 +92,9 @@ def _side_count(side: str, rows: list[PlacedConversation]) -> SideCount:
     )
 
 
-# ---- states that two sessions share
-
-
 def _with_near_duplicates(
-    row: PlacedConversation, states: dict[str, list[tuple[str, bytes]]], learnt: set[bytes]
+    row: PlacedConversation, states: Mapping[str, Sequence[tuple[str, State]]], learnt: StateIndex
 ) -> PlacedConversation:
     if row.side != "test":
         return row
-    return row._replace(near_duplicates=tuple(turn for turn, key in states[row.conversation_id] if key in learnt))
-
-
-def _states(conversation: Conversation) -> Iterator[tuple[str, bytes]]:
-    """Each turn of the model with a key of what stands before it: what its user asked last, and the last messages."""
-    asked, last = b"", list[bytes]()
-    for turn in conversation.turns:
-        if turn.role == "assistant" and turn.origin == "model":
-            yield turn.id, _digest([asked, *last[-_LAST:]])
-        message = _digest(part.encode("utf-8", "replace") for part in _blurred(turn))
-        last.append(message)
-        asked = message if turn.origin == "human" else asked
-
-
-def _blurred(turn: Turn) -> Iterator[str]:
-    """The words of a message, without those that hold a path or a number."""
-    yield turn.role
-    calls = (json.dumps([call.name, dict(call.arguments)], default=str) for call in turn.calls)
-    for text in (turn.text, *calls, *(result.text for result in turn.results)):
-        for word in text[:_LOOKED_AT].split():
-            yield "#" if any(each in "/\\" or each.isdigit() for each in word) else word
-
-
-def _digest(parts: Iterable[bytes]) -> bytes:
-    return blake2b(b"\0".join(parts), digest_size=12).digest()
+    return row._replace(near_duplicates=tuple(turn for turn, state in states[row.conversation_id] if learnt.has(state)))

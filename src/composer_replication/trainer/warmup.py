@@ -26,6 +26,7 @@ from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.objective.fingerprint import trained_adapter_digest, weights_digest
 from composer_replication.objective.reference import response_logprobs
 from composer_replication.sessions.dataset import LoggedSessions
+from composer_replication.sessions.hinted_corrections import HINTED_CORRECTIONS
 from composer_replication.sessions.phases import Phase, tell_phase
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.checkpoints.manifest import check_manifest, newest_complete
@@ -79,16 +80,21 @@ def warm_up(
     held_out: LoggedSessions | None = None,
     patience: int | None = None,
     on_held_out: Callable[[int, float], None] | None = None,
+    hinted_corrections: bool = False,
     **options: Any,
 ) -> FinishedWarmUp:
     """`args.max_steps` steps of channel 1 on the sessions' good turns, checkpoints in `args.output_dir`.
 
     With `patience` they end once the loss of `held_out` has not fallen below its lowest for so many evaluations, and
     the weights are those of the lowest; `args` has to save wherever it evaluates. What earlier calls left in the folder
-    is gone on from. KeyboardInterrupt where a signal ended it, after a checkpoint. `options` are those of
-    OfflineTrainer.
+    is gone on from. KeyboardInterrupt where a signal ended it, after a checkpoint. With `hinted_corrections` it also
+    learns what worked after an erring turn, in the context with the hint. `options` are those of OfflineTrainer.
     """
-    folder, data = Path(args.output_dir or ""), sessions.only_responses()
+    folder, data = Path(args.output_dir or ""), sessions.only_responses(hinted_corrections=hinted_corrections)
+    if hinted_corrections and not data.counts[HINTED_CORRECTIONS]:
+        fix = "Run `crf pairs`, or set train.warmup.hinted_corrections = false."
+        expected = "sites whose correction is known"
+        raise InputError(explain("hinted corrections", got=f"none; {dict(data.drops)}", expected=expected, fix=fix))
     known, origin = finished_warm_up(folder), _origin(model, args, patience)
     if known is not None:
         _check_same_origin(folder, known, origin)

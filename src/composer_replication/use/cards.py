@@ -210,9 +210,12 @@ def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
         yield "Not evaluated: nobody knows whether this is better. `crf evaluate RUN` says."
         yield "Figures of other weights are not shown here."
         return
-    yield " ".join(_cell(each) for each in evaluation["verdict"]["sentences"])
+    verdict = evaluation["verdict"]
+    yield " ".join(_cell(each) for each in verdict["sentences"])
+    if remarks := verdict.get("remarks"):
+        yield "\n".join(f"- {_cell(each)}" for each in remarks)
     rows = [_row(each) for each in evaluation["figures"] if each.get("kind") is None]
-    head = "| figure | arm | estimate | 95% interval | n | sessions | better |\n|---|---|---|---|---|---|---|"
+    head = "| figure | arm | estimate | 95% interval | n | sessions | which way |\n|---|---|---|---|---|---|---|"
     yield "\n".join([head, *rows])
     named, over = evaluation.get("named", "after training"), (evaluation.get("split") or {}).get("over", "session")
     yield f"The figure in bold was named {named}, the others are exploratory. Intervals: over held-out {over}s."
@@ -227,9 +230,10 @@ def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
 def _row(each: Mapping[str, Any]) -> str:
     label = f"**{_cell(each['label'])}**" if each.get("is_primary") else _cell(each["label"])
     numbers = ["" if each[key] is None else f"{each[key]:+.3f}" for key in ("estimate", "low", "high")]
-    interval = f"{numbers[1]} to {numbers[2]}" if each["low"] is not None else "none: too few sessions, or no spread"
+    has_none = each["low"] == each["high"]
+    interval = "none: too few sessions, or all the same" if has_none else f"{numbers[1]} to {numbers[2]}"
     cells = [label, each["arm"], f"{numbers[0]} {_cell(each['unit'])}", interval]
-    cells += [f"{each['n']:,}", f"{each['sessions']:,}", each["better"]]
+    cells += [f"{each['n']:,}", f"{each['sessions']:,}", f"{each['better']} is better"]
     return f"| {' | '.join(cells)} |"
 
 

@@ -23,3 +23,13 @@ def planted(rng, *, sessions, sizes, shape, effect, alike=0.3):
     values = [effect + own[at] + noise(number) * math.sqrt(1 - alike) for at, number in enumerate(numbers)]
     names = [f"session-{at}" for at, number in enumerate(numbers) for _ in range(number)]
     return [float(each) for several in values for each in several], names
+
+
+def planted_repeats(rng, *, repeats, luck, own=0.3, **case):
+    """(a list of values for each repeat, names of their sessions): the same sites, measured several times over.
+
+    `luck` is the spread of what a repeat does to all sites, `own` of what it does to one of them.
+    """
+    values, names = planted(rng, **case)
+    lucks = rng.normal(size=(repeats, 1)) * luck
+    return (np.asarray(values) + lucks + rng.normal(size=(repeats, len(values))) * own).tolist(), names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from evaluation_runs import config
@@ -13,6 +14,7 @@ from composer_replication.evaluation.damage import is_right
 from composer_replication.evaluation.held_out import HeldOut, HeldOutSession
 from composer_replication.evaluation.judged import sampled_rows, sampled_values
 from composer_replication.evaluation.sampling import Drawn, State
+from composer_replication.judge.walk import earlier_sessions
 from composer_replication.runs.evaluation import read_rows
 from composer_replication.runs.tools import table_of
 from composer_replication.sessions.read_run import LoggedSession
@@ -77,6 +79,27 @@ def test_a_drawn_action_is_judged_by_what_the_session_had_shown(text, expected):
     assert row["same_as_correction"] is bool(is_right_call)
     assert row["parsed"] is (rule != "unparsed")
     assert row["known_tool"] is (rule != "unknown_tool")
+
+
+def of_day(day, conversation):
+    """The same in a folder, at a time."""
+    turns = tuple(replace(turn, timestamp=f"2026-01-{day:02}T10:00:00Z") for turn in conversation.turns)
+    return replace(conversation, turns=turns, cwd="/repo")
+
+
+@pytest.mark.parametrize(("day", "expected"), [(1, ("ok", "seen_in_earlier_session")), (9, ("unknown", "unseen"))])
+def test_a_drawn_action_is_judged_by_what_earlier_sessions_of_the_project_knew_and_not_later_ones(day, expected):
+    held, state = moment()
+    (session,) = held.sessions
+    now = of_day(5, session.conversation)
+    held = HeldOut(sessions=[session._replace(logged=replace(session.logged, conversation=now))])
+    other = Session("other").user("Look.")
+    for name in "abcd":
+        other.call("Read", "     1→x = 1\n", file_path=f"/repo/src/{name}.py")
+    earlier = earlier_sessions([of_day(day, other.conversation()), now])
+    drawn = {"before": [[Drawn(called("Read", file_path="/repo/src/c.py"), 9, True)]]}
+    (row,) = sampled_rows(held, table_of(TOOLS), [state], drawn, earlier)
+    assert (row["verdict"], row["rule"]) == expected
 
 
 def test_a_call_that_was_cut_off_is_no_broken_one():

@@ -10,7 +10,9 @@ import torch
 from evaluation_runs import config
 
 from composer_replication.config import CrfConfig, SplitConfig, config_hash, loads, write_resolved
-from composer_replication.runs.evaluation import read_rows
+from composer_replication.evaluation.arms import Arm
+from composer_replication.evaluation.record import _of_training
+from composer_replication.runs.evaluation import read_rows, weight_files_digest
 from composer_replication.runs.split import read_split
 from composer_replication.steps.evaluate import evaluate, with_settings_of_training
 
@@ -30,10 +32,11 @@ def test_a_figure_is_named_before_training_only_where_the_training_s_own_setting
     names = {"before": str(folder / "model"), "after": str(trained)}
     before = evaluate(config('primary = "forced_erring"\n'), run, **names)
     assert before["named"] == "before training"
-    assert "Nothing shows" not in before["verdict"]["sentences"][1]
+    assert "Nothing shows" not in " ".join(before["verdict"]["remarks"])
     after = evaluate(config(), run, **names)
     assert after["named"] == "after training"
-    assert "named before training: its settings name forced_erring" in after["verdict"]["sentences"][1]
+    assert "named before training: its settings name forced_erring" in after["verdict"]["remarks"][-1]
+    assert not [each for each in after["verdict"]["remarks"] if "pass" in each]
     (trained.parent / "config.resolved.toml").write_text('[evaluation]\nprimary = "forced_gap"\n')
     changed = evaluate(config(), run, **names)
     assert changed["named"] == "after training"
@@ -91,3 +94,26 @@ def test_every_part_without_a_result_has_a_reason(run, folder):
     assert set(record["not_run"]) >= {"control", "good_turns", "sampled", "token_gaps", "gsm8k", "code"}
     has_corrections = any(row["role"] == "correction" for row in read_rows(run, "evaluated"))
     assert has_corrections is ("corrections" not in record["not_run"])
+
+
+@pytest.mark.parametrize(("seen", "told"), [(8, "train.optimiser.steps = 16 would be one"), (16, None), (None, None)])
+def test_steps_that_are_less_than_a_pass_over_the_data_are_a_remark(tmp_path, seen, told):
+    counts = {"windows": 16} | ({} if seen is None else {"windows_seen": seen})
+    (tmp_path / "training.json").write_text(json.dumps({"steps": 8, "counts": counts}))
+    said = _of_training([Arm("before", "m", "m", None), Arm("after", str(tmp_path), "m", str(tmp_path))])
+    assert len(said) == (told is not None)
+    assert all("8 steps saw 8 of 16 windows, less than one pass" in each and told in each for each in said)
+
+
+def test_an_adapter_s_settings_belong_to_its_files_and_its_place_does_not(tmp_path):
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
+
+    def digest(**settings):
+        (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+        return weight_files_digest(tmp_path)
+
+    first = digest(lora_alpha=16, r=8, base_model_name_or_path="here", peft_version="1")
+    assert digest(r=8, lora_alpha=16, base_model_name_or_path="/there", peft_version="2") == first
+    assert digest(lora_alpha=32, r=8) != first
+    (tmp_path / "adapter_config.json").write_text("{")
+    assert weight_files_digest(tmp_path) not in (first, None)

@@ -7,9 +7,9 @@ import json
 import pytest
 from claude_records import Log, call, text
 
+from composer_replication.actions.tool_schemas import ToolSchemas
 from composer_replication.errors import InputError
 from composer_replication.ingestion import FORMATS, ClaudeCodeIngester, IngestReport, ingest
-from composer_replication.ingestion.tool_schemas import ToolSchemas
 from composer_replication.runs.conversations import from_row, to_row
 
 

@@ -14,6 +14,7 @@ from composer_replication.config import PairsConfig, ReplayConfig, SitesConfig, 
 from composer_replication.errors import InputError, StaleArtefactError
 from composer_replication.runs.sites import read_sites
 from composer_replication.runs.split import held_out_of, read_split, sides_of
+from composer_replication.runs.tools import read_tools
 from composer_replication.sessions.read_run import read_sessions
 from composer_replication.sites.gates import Refusal, conventions
 from composer_replication.steps.around.forget import forget
@@ -28,8 +29,11 @@ SAID = "The user doesn't want to proceed with this tool use. To tell you how to 
 OTHER = "always run the marker first"
 
 
-def session(folder, name, day, *, task="fix the cart", rule="always pull with rebase first", acts=1):
-    """A file that was edited unread, a gate and a rule of the user's; `acts` edits that were right at once."""
+def session(folder, name, day, *, task="fix the cart", rule="always pull with rebase first", acts=1, tool=None):
+    """A file that was edited unread, a gate and a rule of the user's; `acts` edits that were right at once.
+
+    `tool` is one that it calls and no other session does.
+    """
     log = Log(session=name)
     log.user(f"{task} of /repo/{name}.py")
     edit = {"file_path": f"/repo/{name}.py", "old_string": "return 1", "new_string": f"return {day}"}
@@ -44,6 +48,9 @@ def session(folder, name, day, *, task="fix the cart", rule="always pull with re
     log.result("c3", HOOK, is_error=True)
     log.assistant("m4", call("c4", "Bash", command="git push"))
     log.result("c4", SAID + rule, is_error=True)
+    if tool is not None:
+        log.assistant("m5", call("c5", tool, place="harbour"))
+        log.result("c5", "ok")
     log.assistant("last", text("Done."))
     records = [{**each, "timestamp": f"2026-02-{day:02}T10:00:00.000Z"} for each in log.records]
     (folder / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
@@ -119,6 +126,17 @@ def test_nothing_that_is_learnt_or_chosen_changes_with_the_test_sessions(made):
     asked = [[each.state for each in RunStates(ReplayConfig(), run).read()] for run in (plain, marked)]
     assert asked[0] == asked[1]
     assert {state["session_id"] for state in asked[0]} == set("abcd")
+
+
+def test_tools_that_only_the_test_calls_are_shown_to_nobody_who_learns(made):
+    """The judge of drawn calls knows them: they are there."""
+    plain, marked = made(), made("marked", newest={"tool": "Steer"})
+    assert "Steer" in read_tools(marked).schemas("claude_code")
+    for run in (plain, marked):
+        write_split(SplitConfig(), run)
+    assert read_tools(plain).by_format == read_tools(marked).by_format
+    assert set(read_tools(marked).schemas("claude_code")) == {"Edit", "Read"}
+    assert "Steer" in read_tools(marked, with_test=True).schemas("claude_code")
 
 
 def test_without_a_split_a_rule_and_a_gate_of_the_newest_session_are_heard(made):

@@ -9,7 +9,7 @@ import pytest
 
 from composer_replication.config import CrfConfig, loads
 from composer_replication.envs.student import TRAINED_CONTEXT, student_folder
-from composer_replication.objective import hint_proof
+from composer_replication.objective import heeding
 from composer_replication.trainer.from_config import inputs
 from composer_replication.trainer.from_config.inputs import beyond_context, fitted, learnt_context
 from composer_replication.trainer.from_config.training import _unheeded
@@ -56,9 +56,12 @@ def test_other_models_are_held_to_their_positions_and_what_their_tokenizer_says(
 def test_a_proof_that_failed_is_part_of_the_diagnosis(monkeypatch, heeds, number):
     found = SimpleNamespace(heeds=heeds, in_words=lambda *, can_warm_up: f"not heeded, {can_warm_up}")
     monkeypatch.setattr("composer_replication.trainer.from_config.training.verdict", lambda _proofs: found)
-    assert list(_unheeded(SimpleNamespace(proofs=["one"]))) == ["not heeded, False"] * number
-    assert list(_unheeded(SimpleNamespace(proofs=None))) == list(_unheeded(None)) == []
-    assert hint_proof.verdict([]).heeds is None
+    for can_warm_up in (True, False):  # the advice of the proof is that of the report and of the card
+        said = list(_unheeded(SimpleNamespace(proofs=["one"]), can_warm_up=can_warm_up))
+        assert said == [f"not heeded, {can_warm_up}"] * number
+    for without in (SimpleNamespace(proofs=None), None):
+        assert list(_unheeded(without, can_warm_up=True)) == []
+    assert heeding.verdict([]).heeds is None
 
 
 def test_a_warm_up_says_what_it_learnt():

@@ -10,7 +10,8 @@ import torch
 from offline_pieces import HINTS, hint_of, logged, renderer, sessions_of, site, tiny, write_run
 
 from composer_replication.objective import hint_proof
-from composer_replication.objective.hint_proof import HintProof, count_reasons, verdict
+from composer_replication.objective.heeding import verdict
+from composer_replication.objective.hint_proof import HintProof, count_reasons
 from composer_replication.runs import RunDir
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.proof import SCHEMA, VERSION
@@ -108,7 +109,10 @@ def test_the_sentence_says_whether_it_heeds_by_which_figures_and_what_to_do(monk
     sessions = proved(monkeypatch, set_against_everything)
     for can_warm_up in (False, True):
         told = verdict(sessions.proofs).in_words(can_warm_up=can_warm_up)
-        assert told.startswith("this model does not heed hints on these logs: own hints lower")
+        assert told.startswith(
+            "this model does not heed hints on these logs by more than chance: all of what follows is so at 0 sites; "
+            "chance alone makes it 8, and 13 are needed: own hints lower"
+        )
         assert (
             "at 100% of 24 sites, and more than they lower good calls before it in the same sessions at 0% of 24"
             in told

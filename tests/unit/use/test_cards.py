@@ -26,7 +26,8 @@ EVALUATION = {
     "version": 1,
     "models": {"before": {"name": "start"}, "after": {"name": "adapter"}, "control": None},
     "primary": "forced_gap",
-    "verdict": {"word": "better", "sentences": ["Erring calls became less likely.", "Good ones <b>stayed</b>."]},
+    "verdict": {"word": "better", "sentences": ["Erring calls became less likely.", "Good ones <b>stayed</b>."],
+                "remarks": ["Training hardly moved the model | at all."]},
     "power": {"sentence": "With 40 sites an effect of 0.2 nats could have been seen."},
     "figures": [
         {"name": "forced_gap", "arm": "after", "label": "gap", "unit": "nats", "estimate": 0.5, "low": 0.25,
@@ -64,10 +65,11 @@ def test_a_card_states_base_licence_data_figures_and_limits(example_run, tmp_pat
     assert front_matter(card)["base_model"] == str(base)
     assert "Licence of the start weights: apache-2.0." in card
     assert "12 steps after a warm-up of 3; channels that ran: sdpo_kl (weight 0.1, 11 steps)." in card
-    assert "| **gap** | after | +0.500 nats | +0.250 to +0.750 | 40 | 12 | higher |" in card
-    assert "| erring | control | -0.125 nats | none: too few sessions, or no spread | 40 | 12 | lower |" in card
+    assert "| **gap** | after | +0.500 nats | +0.250 to +0.750 | 40 | 12 | higher is better |" in card
+    assert "| erring | control | -0.125 nats | none: too few sessions, or all the same | 40 | 12 | lower is" in card
     assert "gap of one kind" not in card
     assert "Erring calls became less likely. Good ones &lt;b>stayed&lt;/b>." in card
+    assert "- Training hardly moved the model \\| at all." in card
     assert "- With 40 sites an effect of 0.2 nats could have been seen." in card
     assert "- Not measured: sampled (no GPU)." in card
     assert "| loss_good_turns | 1.5 | 1.25 | nats |" in card

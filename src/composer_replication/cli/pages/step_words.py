@@ -6,13 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-_NAMES = {
-    "forced_gap": "errors against good calls of the same sessions",
-    "forced_correction": "corrections against errors",
-    "forced_erring": "errors",
-    "sampled_failures": "drawn actions that would fail or cannot be read",
-}
-
 
 def words_of(name: str, made: Any) -> str:
     """The result of a step in a line; empty where there is none to tell."""
@@ -22,6 +15,7 @@ def words_of(name: str, made: Any) -> str:
 def result_lines(evaluation: Mapping[str, Any], report: Path) -> Iterator[str]:
     """What a run has come to: the verdict, its figure with the control's, what was drawn, and where to look."""
     yield from evaluation["verdict"]["sentences"]
+    yield from evaluation["verdict"].get("remarks", ())
     name = evaluation["primary"]
     primary = [each for each in evaluation["figures"] if each["name"] == name and each.get("kind") is None]
     for arm, words in (("after", "trained"), ("control", "control")):
@@ -38,19 +32,18 @@ def result_lines(evaluation: Mapping[str, Any], report: Path) -> Iterator[str]:
 
 
 def _figure(each: Mapping[str, Any]) -> str:
-    what = _NAMES.get(each["name"], each["label"])
+    what = f"{each['label'][0].lower()}{each['label'][1:]}"
     number = f"{each['estimate']:+.3g}" if each["estimate"] is not None else "none"
-    interval = "" if each["low"] is None else f" [{each['low']:+.3g}, {each['high']:+.3g}]"
-    return (
-        f"{what}: {number}{interval} {each['unit']}, {each['n']} in {each['sessions']} {each.get('over', 'session')}s"
-    )
+    interval = "" if each["low"] == each["high"] else f" [{each['low']:+.3g}, {each['high']:+.3g}]"
+    counted = f"{each['n']} in {each['sessions']} {each.get('over', 'session')}s"
+    return f"{what}: {number}{interval} {each['unit']} ({each['better']} is better), {counted}"
 
 
 def _ingest(made: Any) -> str:
     total = made.total
     return (
-        f"{total.sessions:,} sessions, {total.turns:,} turns, {total.calls:,} calls, {total.errors:,} of them failed;"
-        f" {total.redactions:,} secrets taken out"
+        f"{total.sessions:,} sessions, {total.turns:,} turns, {total.calls:,} calls, {total.errors:,} results that"
+        f" the logs mark as errors; {total.redactions:,} secrets taken out"
     )
 
 
@@ -61,7 +54,8 @@ def _split(made: Any) -> str:
 
 def _sites(made: Any) -> str:
     failures = [site for site in made.sites if site.kind != "no_failure"]
-    return f"{len(failures):,} failures, {sum(site.is_kept for site in failures):,} kept with a hint"
+    kept = sum(site.is_kept for site in failures)
+    return f"{len(failures):,} failures, by marks of the logs and by what results say; {kept:,} are mistakes to teach"
 
 
 def _replay(made: Any) -> str:

@@ -33,13 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from composer_replication.config.presets import load_with_preset
     from composer_replication.runs import RunDir
-    from composer_replication.steps.evaluate import with_settings_of_training
+    from composer_replication.steps.evaluate import models_of, sides_to_compare, with_settings_of_training
 
     config = load_with_preset(args.config, overrides_of(args))
     refuse_unread(args)
     run_dir = RunDir.open(args.run)
     if args.config is None:
         config = with_settings_of_training(config, run_dir, args.after, overrides_of(args))
+    models_of(config, run_dir, before=args.before, after=args.after, control=args.control)
+    sides_to_compare(run_dir)  # what is missing is said before the libraries that would not need it are loaded
     _show(_evaluate(config, run_dir, args), as_json=args.json)
     return 0
 
@@ -83,7 +85,7 @@ def _show(record: Mapping[str, Any], *, as_json: bool) -> None:
     for part, reason in record["not_run"].items():
         print(plain(f"not run: {part}: {reason}"))
     print(plain(_of_split(record["split"])))
-    for sentence in record["verdict"]["sentences"]:
+    for sentence in (*record["verdict"]["sentences"], *record["verdict"].get("remarks", ())):
         print(plain(sentence))
     say("evaluation.json: all of it; evaluated.jsonl, sampled.jsonl and token_gaps.jsonl: the rows")
 
@@ -114,7 +116,8 @@ def _of_split(split: Mapping[str, Any]) -> str:
 
 
 def _row(figure: Mapping[str, Any]) -> Sequence[object]:
-    interval = "-" if figure["low"] is None else f"{figure['low']:+.3g} to {figure['high']:+.3g}"
+    has_none = figure["low"] == figure["high"]  # neither of them, or of values that are all the same
+    interval = "-" if has_none else f"{figure['low']:+.3g} to {figure['high']:+.3g}"
     name, arm = figure["name"], _ARMS[figure["arm"]]
     return (
         name,

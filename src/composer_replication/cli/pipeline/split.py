@@ -43,6 +43,6 @@ def run(args: argparse.Namespace) -> int:
     show(table("Sessions", columns, [(*row, _WHAT_FOR[row[0]]) for row in rows]))
     say(
         f"{run_dir.path('split')}: of {done.num_test_states:,} states of the test {done.num_near_duplicates:,} stand in"
-        " sessions that are learnt from as well, but for paths and numbers: an evaluation leaves them out"
+        " sessions that are learnt from as well, nearly word for word: an evaluation leaves them out"
     )
     return 0

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from composer_replication.ingestion.tool_schemas import ToolSchemas
+from composer_replication.actions.tool_schemas import ToolSchemas
 
 Row = Mapping[str, Any]
 _SIZE = 32

@@ -83,7 +83,7 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
         plan = plan_forgetting(run, sessions)
         if plan.answers is not None and plan.answers.num_unowned and not discard_answers:
             raise _unowned(run, plan.answers)
-        read_tools(run)  # what cannot be read is found out before anything is taken away
+        read_tools(run, with_test=True)  # what cannot be read is found out before anything is taken away
         gone = frozenset(plan.conversations)
         alive = {identity for identity, _, _ in _links(run)} - gone
         ingested.mark(run, gone)  # first: from here on, no crash brings them back

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from composer_replication.judge import EarlierSessions, JudgedCall, Repository, Score, judged_calls, state_at_end
+from composer_replication.judge import JudgedCall, Repository, Score, judged_calls
+from composer_replication.judge.walk import earlier_sessions
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.types import Conversation, ErrorSite
@@ -32,11 +33,7 @@ def judged_sessions(
 
     `sites` are failures by conversation and call, where somebody else has classed them.
     """
-    sessions = EarlierSessions() if earlier else None
-    if sessions is not None:
-        for conversation in read_conversations(run):
-            sessions.add(conversation, state_at_end(conversation))
-        sessions.sort()
+    sessions = earlier_sessions(read_conversations(run)) if earlier else None
     for conversation in read_conversations(run):
         calls = judged_calls(
             conversation,

@@ -11,7 +11,7 @@ import torch
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig, SplitConfig, TrainConfig
 from composer_replication.errors import ConfigError, InputError, explain
-from composer_replication.objective.hint_proof import verdict
+from composer_replication.objective.heeding import verdict
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.split import NAME as SPLIT
 from composer_replication.runs.split import Split, sides_of, split_conversations

@@ -7,16 +7,17 @@ import os
 import shutil
 import tomllib
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from composer_replication.atomic import atomic_write_json, try_lock
 from composer_replication.canonical_json import decode_object, nested_items
-from composer_replication.config import CrfConfig
+from composer_replication.config import CrfConfig, load
 from composer_replication.config.writer import RESOLVED_NAME, to_toml, value_text, write_resolved
 from composer_replication.errors import ArtefactNotFoundError, ConfigError, RunError, StaleArtefactError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.lineage import read_training
 from composer_replication.trainer.checkpoints.manifest import (
     MANIFEST,
     check_manifest,
@@ -79,8 +80,7 @@ class TrainingFolder:
 
     def record(self, *, is_adapter: bool) -> dict[str, Any] | None:
         """What `training.json` says of the weights that are here; None without any."""
-        path = self.trained(is_adapter=is_adapter) / "training.json"
-        return decode_object(path.read_bytes()) if path.is_file() else None
+        return read_training(self.trained(is_adapter=is_adapter)) or None
 
     def made_of(self) -> dict[str, str] | None:
         """The files that a training began with, by name, with their hashes; None where none has begun."""
@@ -191,6 +191,19 @@ class TrainingFolder:
     def write_config(self, config: CrfConfig) -> Path:
         self.root.mkdir(parents=True, exist_ok=True)
         return write_resolved(config, self.root)
+
+    def with_first_primary(self, config: CrfConfig) -> CrfConfig:
+        """A training that has begun keeps the primary figure that it began with: a later one is not named beforehand.
+
+        An evaluation that is asked for another finds this one beside the weights, and says so.
+        """
+        if not self.config.exists() or (self.newest_step() is None and not self.has_warmup):
+            return config
+        try:
+            first = load(CrfConfig, self.config).evaluation.primary
+            return replace(config, evaluation=replace(config.evaluation, primary=first))
+        except ConfigError:  # somebody edited it: nothing shows what was named
+            return config
 
     def changed_options(self, config: CrfConfig) -> list[str]:
         """What is set otherwise than in the config that the run began with, as `path: then -> now`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,13 +12,12 @@ from composer_replication.atomic import atomic_write_json
 from composer_replication.config import CrfConfig
 from composer_replication.config.writer import config_hash
 from composer_replication.runs import RunDir
-from composer_replication.runs.lineage import hash_source
+from composer_replication.runs.lineage import RECORD, hash_source
 from composer_replication.runs.sidecar import Source, now, sha256_of_file
 from composer_replication.trainer.from_config.inputs import is_dotted
 from composer_replication.trainer.offline.figures import NAMES
 from composer_replication.version import __version__
 
-RECORD = "training.json"
 _SCHEMA, _VERSION = "composer_replication.training", 2
 # By the names of the metrics; which of them a run has depends on its mode.
 OFFLINE_CHANNELS = ("lm_ce", "sdpo_kl", "trace_replay_dpo")
@@ -66,6 +65,8 @@ class TrainingResult:
     drops: Mapping[str, int]
     warmup_steps: int = 0
     """Steps of the warm-up whose weights the first step began with."""
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What came before the first step (warm-up, hint proof, reference log-probs), and how long it took."""
 
     def as_json(self) -> dict[str, Any]:
         plain = asdict(self)
@@ -146,6 +147,7 @@ def write_record(
         "alarms": list(result.alarms),
         "counts": dict(result.counts),
         "drops": dict(result.drops),
+        "seconds": dict(result.seconds),
     }
     atomic_write_json(folder / RECORD, record)
 

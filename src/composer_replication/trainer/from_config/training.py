@@ -19,9 +19,9 @@ from transformers import PrinterCallback, TrainerCallback
 from composer_replication.config import CrfConfig
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.objective.fingerprint import weights_digest
-from composer_replication.objective.hint_proof import verdict
+from composer_replication.objective.heeding import verdict
 from composer_replication.sessions.dataset import LoggedSessions
-from composer_replication.sessions.phases import OnPhase, Say, telling_phases
+from composer_replication.sessions.phases import OnPhase, PhaseTimes, Say, telling_phases
 from composer_replication.trainer.from_config.inputs import Inputs, read_inputs
 from composer_replication.trainer.from_config.offline import SOURCES, offline_data, offline_memory
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
@@ -70,7 +70,8 @@ def run_training(
     """
     told = progress or Progress()
     check_extra(config.train)
-    inputs, folder = read_inputs(config), TrainingFolder.of(config)
+    folder = TrainingFolder.of(config)
+    inputs = read_inputs(folder.with_first_primary(config))
     config = inputs.config
     goes_on = folder.resumes(asked=resume, wanted=config.train.resume)
     make = _make_offline if config.train.mode == "offline" else _make_grpo
@@ -84,19 +85,18 @@ def run_training(
         sources = sources_of(inputs.run, SOURCES)
         if made.sessions is not None and made.args.process_index == 0:
             folder.check_made_of(made.sessions.digest, {each.name: each.sha256 for each in sources}, changes)
-        with telling_phases(told.on_phase, told.say):
+        times = PhaseTimes(folder.checkpoints / "seconds.json", told.on_phase)
+        with telling_phases(times, told.say):
             trainer, sessions = made.build()
         phase: Mapping[str, str] = getattr(trainer, "phase", {})
         start_digest = phase.get("start_weights") or weights_digest(trainer.model)
-        trainer.remove_callback(PrinterCallback)  # it prints dictionaries
-        trainer.add_callback(_Reports(told, folder, config, lambda: trainer.resumed_from))
-        trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
+        _connect(trainer, told, folder, config)
         made.before(trainer)
         _train(trainer, goes_on, changes)
         if trainer.was_finished:
             done = trainer.state.global_step
             told.say(f"all {done} steps are made; for more raise train.optimiser.steps, for a new run set train.output")
-        result = _result(config, folder, trainer, alarm, sessions)
+        result = replace(_result(config, folder, trainer, alarm, sessions), seconds=times.seconds)
         if result.stopped_by:
             return result
         return _save(config, folder, trainer, result, [*sources, *named_sources(config)], start_digest)
@@ -140,6 +140,13 @@ class _Reports(TrainerCallback):
         del args, control, kwargs
         if state.is_world_process_zero and logs:
             self._told.on_log(state.global_step, state.max_steps, logs)
+
+
+def _connect(trainer: Any, told: Progress, folder: TrainingFolder, config: CrfConfig) -> None:
+    """To those who are told of steps, and to signals that end it."""
+    trainer.remove_callback(PrinterCallback)  # it prints dictionaries
+    trainer.add_callback(_Reports(told, folder, config, lambda: trainer.resumed_from))
+    trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
 
 
 def _make_offline(
@@ -237,7 +244,7 @@ def _result(
     if is_offline:
         weights["lm_ce"] = trainer.lm_weight
     counts, drops = ({}, {}) if sessions is None else (sessions.counts, sessions.drops)
-    names = OFFLINE_CHANNELS if is_offline else GRPO_CHANNELS
+    names, phase = OFFLINE_CHANNELS if is_offline else GRPO_CHANNELS, getattr(trainer, "phase", {})
     length = None if is_offline else config.train.grpo.max_completion_length
     return TrainingResult(
         steps=state.global_step,
@@ -247,18 +254,28 @@ def _result(
         checkpoints=folder.checkpoints,
         metrics=folder.metrics,
         channels=channel_results(names, state.log_history, weights),
-        diagnosis=(*diagnose(state.log_history, max_completion_length=length, items=counts), *_unheeded(sessions)),
+        diagnosis=(
+            *diagnose(state.log_history, max_completion_length=length, items=counts),
+            *_unheeded(sessions, can_warm_up=not phase),
+        ),
         alarms=tuple(f"step {each.step}: {each.in_words()}" for each in (alarm.alarms if alarm else ())),
-        counts=metric_names(counts),
+        counts=metric_names(counts) | _windows_seen(counts, trainer),
         drops=metric_names(drops),
-        warmup_steps=int(getattr(trainer, "phase", {}).get("warmup_steps", 0)),
+        warmup_steps=int(phase.get("warmup_steps", 0)),
     )
 
 
-def _unheeded(sessions: LoggedSessions | None) -> Iterator[str]:
+def _windows_seen(counts: Mapping[str, int], trainer: Any) -> dict[str, int]:
+    """How many windows the steps saw, some of them more than once: fewer than there are is less than a pass."""
+    args = trainer.args
+    at_once = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    return {"windows_seen": trainer.state.global_step * at_once} if "windows" in counts else {}
+
+
+def _unheeded(sessions: LoggedSessions | None, *, can_warm_up: bool) -> Iterator[str]:
     """What the hint proof found against this model, which no line of metrics shows."""
     if sessions is not None and sessions.proofs and (found := verdict(sessions.proofs)).heeds is False:
-        yield found.in_words(can_warm_up=False)
+        yield found.in_words(can_warm_up=can_warm_up)
 
 
 def _save(

@@ -57,6 +57,7 @@ def start_model(
         held_out=data.held_out,
         patience=train.warmup.patience if train.warmup.mode == "until" else None,
         on_held_out=lambda step, loss: say(f"warm-up step {step}: held-out loss of good turns {loss:.4f}"),
+        hinted_corrections=train.warmup.hinted_corrections,
         processing_class=inputs.tokenizer,
     )
     say(done.in_words())
