@@ -1,4 +1,4 @@
-"""Episodes in the workspace: as conversations with a model, as rollouts of a GRPO training, as units of an evaluation."""
+"""Episodes in the workspace: conversations with a model, rollouts of a GRPO training, units of an evaluation."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.ablation.episodes import Episode, play_all
 from composer_replication.ablation.job import Job, Result, Spent, Unit
+from composer_replication.ablation.logs import own_run
 from composer_replication.ablation.plan import Metric
 from composer_replication.config.schema import option, table
 from composer_replication.envs.policies import MISTAKES
@@ -85,7 +86,10 @@ def _train(job: Job, start: str) -> tuple[str, list[Mapping[str, Any]], int]:
     """The folder of the trained weights, a line of metrics a step, and the steps."""
     from composer_replication.trainer.from_config.training import Progress, run_training
 
-    config = replace(job.config, train=replace(job.config.train, model=start, output=str(job.folder / "training")))
+    train = replace(job.config.train, model=start, output=str(job.folder / "training"))
+    if train.run is not None:  # its pairs
+        train = replace(train, run=str(own_run(Path(train.run), job.folder / "run").root))
+    config = replace(job.config, train=train)
     done = run_training(config, progress=Progress(say=_say))
     if done.saved is None:
         raise RunError(explain(str(job.folder), got=f"a training that {done.stopped_by} ended", expected="all steps"))

@@ -199,7 +199,9 @@ class GRPOSection:
     rollouts: str | None = option(
         None, "What makes rollouts in place of TRL's own loop, as module:callable, given the prompts and the trainer."
     )
-    error_penalty: float = option(0.0, "What each call that failed by the model's doing takes off the reward.", at_least=0)
+    error_penalty: float = option(
+        0.0, "What each call that failed by the model's doing takes off the reward.", at_least=0
+    )
     hints: Literal["template", "raw_error", "other_kind"] = option(
         "template",
         "What a hint about a rollout's error is: a template's words, the error's own, or the hint of another kind.",

@@ -13,7 +13,7 @@ from composer_replication.sites.find import find_error_sites
 
 
 class ErrorPenalty:
-    """Takes `price` off a rollout's reward for each call that failed by the model's doing, and logs how many there were.
+    """Takes `price` off a rollout's reward for each call that failed by the model's doing; logs how many there were.
 
     What failed is read from the messages: TRL's own, or those that a rollout function returned as `messages`.
     """
@@ -25,9 +25,7 @@ class ErrorPenalty:
             raise InputError(explain("price of an error", got=price, expected="a finite number above 0"))
         self.price = price
 
-    def __call__(
-        self, completions: Sequence[Any], messages: Sequence[Any] | None = None, **given: Any
-    ) -> list[float]:
+    def __call__(self, completions: Sequence[Any], messages: Sequence[Any] | None = None, **given: Any) -> list[float]:
         """TRL passes everything by name: the columns of the data set and of a rollout function come too."""
         counts = [errors_in(each) for each in (completions if messages is None else messages)]
         log_metric = given.get("log_metric")
@@ -41,7 +39,5 @@ def errors_in(messages: str | Sequence[Mapping[str, Any]]) -> int:
     if isinstance(messages, str):
         return 0
     runs = [Run(0, 0)] * sum(each.get("role") == "assistant" for each in messages)
-    rollout = Rollout(
-        rollout_id="", prompt_ids=(), completion_ids=(), sampled=None, prompt=(), messages=list(messages)
-    )
+    rollout = Rollout(rollout_id="", prompt_ids=(), completion_ids=(), sampled=None, prompt=(), messages=list(messages))
     return sum(each.is_kept for each in find_error_sites(conversation_of(rollout, runs), extra_rules=ROLLOUT_RULES))

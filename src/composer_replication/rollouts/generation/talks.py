@@ -1,4 +1,4 @@
-"""Many conversations with one small model on a CPU: each goes on where it stands, and nobody waits for the slowest turn.
+"""Many conversations with one small model on a CPU: each goes on where it stands, nobody waits for the slowest turn.
 
 TRL samples a turn of all rollouts, then calls all tools, then the next turn. Here a conversation that has heard its
 answer goes on at once. Those at work are the first rows of the cache: what has ended takes no part in a pass.
@@ -72,7 +72,8 @@ class Talking:
         self._model: Any = model
         self._ends, self._room, self._temperature, self._most = frozenset(ends), room, temperature, places
         # One slot more, into which padding is written and from which nothing is read.
-        shape = (places, config.num_key_value_heads, room + 1, config.head_dim)
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (places, config.num_key_value_heads, room + 1, head)
         self._cache = _Cache(config.num_hidden_layers, shape)
         self._logits = torch.zeros(places, config.vocab_size)
         self._at: list[_Place] = []

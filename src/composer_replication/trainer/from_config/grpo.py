@@ -64,7 +64,7 @@ def grpo_trainer(
 ) -> tuple[ComposerReplicationTrainer, LoggedSessions | None]:
     """The trainer, and the run's logged sessions that it has beside its rollouts, where a run is named."""
     config, grpo = inputs.config, inputs.config.train.grpo
-    rewards, environment, rollouts = _rewards_and_world(grpo)
+    rewards, environment, rollouts = rewards_and_world(grpo)
     prompts, held_out = prompts_of(inputs)
     set_seed(config.train.optimiser.seed)
     model, adapter = _model(inputs, args)
@@ -97,7 +97,7 @@ def grpo_trainer(
     return trainer, logged
 
 
-def _rewards_and_world(grpo: GRPOSection) -> tuple[list[Any], Any | None, Any | None]:
+def rewards_and_world(grpo: GRPOSection) -> tuple[list[Any], Any | None, Any | None]:
     """The reward functions, and what makes environments or rollouts."""
     rewards = [named_object(path, "train.grpo.rewards") for path in grpo.rewards]
     environment = None if grpo.environment is None else named_object(grpo.environment, "train.grpo.environment")
