@@ -160,7 +160,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
 }
 
 TRAIN_CONFIG = (
-    '(*, model=None, run=None, output=None, mode="offline", control="none", preset="composer", resume=True, '
+    '(*, model=None, run=None, output=None, mode="offline", control="none", shuffle=1, preset="composer", resume=True, '
     'report_to="none", log_every=1, eval_every=0, diagnose_every=50, adapter=<factory>, '
     "teacher=<factory>, channels=<factory>, switches=<factory>, batch=<factory>, warmup=<factory>, "
     "proof=<factory>, optimiser=<factory>, save=<factory>, alarm=<factory>, grpo=<factory>, effort=<factory>)"

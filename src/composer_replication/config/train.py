@@ -295,6 +295,11 @@ class TrainConfig:
         "none",
         "Train a control into the folder control/: hints of other kinds, half of the pairs turned round (shuffled).",
     )
+    shuffle: int = option(
+        1,
+        "Which shuffle a control is: each number draws hints and pairs anew; from 2 on in control/NUMBER.",
+        at_least=1,
+    )
     preset: Literal["composer", "dapo", "none"] = option(
         "composer", "Settings that hold where neither the file nor an override says otherwise."
     )
