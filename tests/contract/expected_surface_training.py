@@ -73,7 +73,8 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "OfflineTrainer.extra_state": "()",
         "OfflineTrainer.load_extra_state": "(tree)",
         "RolloutOptions": (
-            '(*, placement="before_turn", part="turn", hint_generator=None, hint_writer=None, extra_rules=(), '
+            '(*, placement="before_turn", part="turn", hints="template", unhinted_kinds=(), hint_generator=None, '
+            "hint_writer=None, extra_rules=(), "
             "min_confidence=0.5, max_teacher_length=None, only_failed_rollouts=False, max_resamples=0, "
             'k1_coefficient=0.0, fast_generation="auto", generation_batch=None)'
         ),
@@ -120,7 +121,8 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "ComposerReplicationTrainer.resume_geometry": "()",
         "ComposerReplicationTrainer.sum_over": "(values)",
         "RolloutOptions": (
-            '(*, placement="before_turn", part="turn", hint_generator=None, hint_writer=None, extra_rules=(), '
+            '(*, placement="before_turn", part="turn", hints="template", unhinted_kinds=(), hint_generator=None, '
+            "hint_writer=None, extra_rules=(), "
             "min_confidence=0.5, max_teacher_length=None, only_failed_rollouts=False, max_resamples=0, "
             'k1_coefficient=0.0, fast_generation="auto", generation_batch=None)'
         ),
