@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -48,7 +49,7 @@ def evaluate_run(
 
     `primary_then` is the primary figure that the training's own settings name.
     """
-    arms = arms_of(before, after, control)
+    began, arms = time.monotonic(), arms_of(before, after, control)
     tokenizers, have_same_tokens = tokenizers_of(arms)
     views = _views(config, run, sides, tokenizers, have_same_tokens=have_same_tokens)
     _, held, asked, drops = views[arms[0].base]
@@ -60,6 +61,7 @@ def evaluate_run(
     results = results_of(config, run, held, asked, answers, sides)
     record = record_of(config, run, arms, held, answers, results, have_same_tokens=have_same_tokens)
     say_when_named(record, primary_then)
+    record["seconds"] = round(time.monotonic() - began, 1)
     record["drops"] = dict(sorted((held.drops + drops).items()))
     for name, rows in results.rows.items():
         _write_rows(run, name, rows, held, drops)

@@ -113,6 +113,7 @@ def record_of(
             "sessions": held.num_sessions,
             "sites": held.num_sites,
             "near_duplicates": len(held.duplicates),
+            "states": run.meta("split").counts.get("states: test"),
         },
         "primary": section.primary,
         "settings": asdict(section),

@@ -180,6 +180,10 @@ class RunRecords:
         places = [self.path(name) / "training.json" for name in ("adapter", "model")]
         return next((self._json("adapter", place) for place in places if place.exists()), None)
 
+    def seconds_of(self, record: Path) -> Mapping[str, float]:
+        """What a training did before its first step, and how long it took, by the record beside its weights."""
+        return ((self._json("control", record) if record.exists() else None) or {}).get("seconds") or {}
+
     @cached_property
     def metrics(self) -> Metrics:
         return self._journal(self.path("metrics"))
