@@ -17,6 +17,7 @@ from composer_replication.evaluation.forced import Kept
 from composer_replication.evaluation.held_out import HeldOut, read_held_out
 from composer_replication.evaluation.questions import Answers, Questions, add_answers, ask, questions_on
 from composer_replication.evaluation.record import record_of, results_of, say_when_named
+from composer_replication.evaluation.vllm_sampling import engine_of
 from composer_replication.runs import RunDir
 from composer_replication.runs.evaluation import ROWS_VERSION, write_evaluation
 from composer_replication.runs.split import PlacedConversation
@@ -117,12 +118,16 @@ def _keep_common_states(views: Sequence[_View], most: int) -> None:
 
 
 def _answers(config: CrfConfig, arms: Sequence[Arm], views: Mapping[str, _View], kept: Kept) -> Answers:
-    found, shared = Answers(), next(iter(views.values()))
+    shared = next(iter(views.values()))
+    longest = max(view.asked.longest(config.evaluation.new_tokens) for view in views.values())
+    engine = engine_of(arms, config.evaluation, longest) if longest else None
+    found = Answers() if engine is None else Answers(engine=engine.name)
     for arm, model in each_model(arms, config.evaluation.precision):
         view = views.get(arm.base, shared)
-        digest = digest_of_arm(arm, model)
+        digest, drawing = digest_of_arm(arm, model), None if engine is None else engine.of(arm)
+        asked = view.asked, view.renderer, config.evaluation, kept, drawing
         try:
-            add_answers(found, ask(model, digest, arm.name, view.asked, view.renderer, config.evaluation, kept))
+            add_answers(found, ask(model, digest, arm.name, *asked))
         except NonFiniteError:
             found.broken.append(arm.name)
     return Answers(broken=found.broken) if {"before", "after"} & set(found.broken) else found

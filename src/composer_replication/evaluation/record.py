@@ -67,6 +67,7 @@ def results_of(
     if drawn:
         found.values |= sampled_values(drawn, asked.states)
         found.sampled = sampled_summary(drawn, asked.states, answers.draws, config.evaluation)
+        found.sampled["engine"] = answers.engine
     if GOOD_TURNS in answers.losses:
         found.values[GOOD_TURNS] = loss_values(asked.turns, answers.losses[GOOD_TURNS])
     found.damage = [damage_row(name, UNITS[name], by_arm) for name, by_arm in answers.losses.items()]
