@@ -85,7 +85,7 @@ LAYERS = {
     "envs": Layer(ours={"types", "errors", "ingestion"}, on_use={"transformers", "trl"}),
     # What is done with a run and its weights, once they are there.
     "use": Layer(
-        ours=TRAINING | {"trainer", "privacy", "ingestion", "pairs", "judge", "teacher_replay", "envs"},
+        ours=TRAINING | {"trainer", "privacy", "ingestion", "pairs", "judge", "teacher_replay", "envs", "evaluation"},
         at_import={"torch"},
         on_use={"huggingface_hub", "jinja2", "packaging", "peft", "transformers"},
     ),
@@ -107,9 +107,9 @@ LAYERS = {
 }
 # All run-directory glue: it brings stages together, and nothing below knows it.
 LAYERS["steps"] = Layer(ours=set(LAYERS) - {"", "opsd", "distillation", "replaysim"})
-# Whole experiments, each job of which is steps of a run; a plan, a table and a plot load no tensors.
+# Whole experiments, each job of which is steps of a run; plans, tables and plots load no tensors.
 LAYERS["ablation"] = Layer(
-    ours=LAYERS["steps"].ours | {"steps"}, on_use={"numpy", "torch", "transformers", "trl", "matplotlib"}
+    ours=LAYERS["steps"].ours | {"steps"}, at_import={"numpy"}, on_use={"matplotlib", "torch", "transformers", "trl"}
 )
 LAYERS["cli"] = Layer(ours=set(LAYERS), on_use={"rich"}, ours_only_in_functions=True)
 LAYERS["__main__"] = Layer(ours={"cli"})

@@ -2,7 +2,13 @@
 
 In reading order:
 
-    plan       arms.toml: question, arms, predictions, budget
-    job        one (arm, seed) in a folder and a process of its own; its result
-    logs       the world of logged sessions: trainings on one run, evaluated on its held-out sessions
+    plan         arms.toml: question, arms, predictions, budget
+    predictions  frozen before the first job
+    job          one (arm, seed) in a folder and a process of its own; its result
+    jobs         all of them, killed and gone on with; results.json
+    logs         the world of logged sessions: trainings on one run, evaluated on its held-out sessions
+    budgets      whether every job spent the same, on the same units
+    table        figures with intervals over seeds and units
+    plots        the same as SVG
+    page         table.md
 """

@@ -14,7 +14,7 @@ import sys
 import threading
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +49,8 @@ class Job:
 
     @property
     def config_sha256(self) -> str:
-        return config_hash(self.config)
+        """Of all settings but places: the same weights may lie elsewhere on another machine."""
+        return config_hash(replace(self.config, train=replace(self.config.train, model=None, run=None, output=None)))
 
 
 class Spent(NamedTuple):
@@ -164,7 +165,8 @@ def run_in(folder: Path) -> Result:
 
 def _end_with_parent() -> None:
     """Our stdin is a pipe that its starter never writes to: at its end the starter is gone, however it went."""
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):
+        pass
     os._exit(1)
 
 

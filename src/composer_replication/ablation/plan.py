@@ -16,13 +16,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from composer_replication.canonical_json import nested_items
 from composer_replication.config import CrfConfig
 from composer_replication.config.loader import from_tables, load
 from composer_replication.config.presets import tables_with_preset
 from composer_replication.config.schema import option, section, table
 from composer_replication.errors import ConfigError, explain
 
-WorldName = Literal["workspace", "logs"]
+WORLDS = ("workspace", "logs")
 Direction = Literal["up", "down"]
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
@@ -55,7 +56,7 @@ class Experiment:
     """The question, and what answers it."""
 
     question: str = option("", "What is asked, in a sentence.")
-    world: WorldName = option("logs", "Where jobs are run: in the workspace, or on logged sessions.")
+    world: str = option("logs", "Where jobs are run: workspace, logs (logged sessions), or a module of your own.")
     seeds: tuple[int, ...] = option((1, 2, 3), "Seeds; every arm is trained with each of them.", at_least=0)
     baseline: str = option("", "The arm that all others are compared with.")
     primary: str = option("", "The figure that the verdict is about.")
@@ -103,6 +104,8 @@ class Arm:
     exempt: str | None
     config: CrfConfig
     options: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    """What the file says for this arm alone, by dotted keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +120,21 @@ class Plan:
     def seeds(self) -> tuple[int, ...]:
         return self.experiment.seeds
 
-    def compared_with(self, name: str) -> list[str]:
-        """The arms that this one is compared with: the baseline, and what it is a control of, or has as its control."""
-        baseline, own = self.experiment.baseline, self.arms[name].control_of
-        controls = [arm.name for arm in self.arms.values() if arm.control_of == name]
-        return [each for each in dict.fromkeys([baseline, *controls]) if each != name and each != own]
-
 
 def world_of(name: str) -> Any:
-    """The module of a world: `Options`, a table of what it can be told; `METRICS`; `run_job(job) -> Result`."""
-    return import_module(f"composer_replication.ablation.{name}")
+    """The module of a world: `Options`, a table of what it can be told; `METRICS`; `run_job(job) -> Result`.
+
+    It loads nothing heavy before a job is run.
+    """
+    expected = f"{', '.join(WORLDS)}, or a module with Options, METRICS and run_job"
+    try:
+        module = import_module(f"composer_replication.ablation.{name}" if name in WORLDS else name)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(explain("ablate.world", got=f"{name!r} ({error})", expected=expected)) from error
+    lacks = [each for each in ("Options", "METRICS", "run_job") if not hasattr(module, each)]
+    if lacks:
+        raise ConfigError(explain("ablate.world", got=f"{name!r} without {' and '.join(lacks)}", expected=expected))
+    return module
 
 
 def read_plan(path: Path, overrides: Sequence[str] = (), *, run: str | None = None) -> Plan:
@@ -168,6 +176,7 @@ def _arm(name: str, text: object, file: _File, options: type[Any], where: str, o
         exempt=read.exempt,
         config=tables_with_preset(tables, overrides),
         options=asdict(from_tables(options, told)),
+        settings=dict(nested_items({**read.set, **({"world": read.world} if read.world else {})})),
     )
 
 

@@ -32,6 +32,7 @@ PIPELINE = (
     "demo",
 )
 AROUND = (
+    "ablate",
     "export",
     "chat",
     "forget",

@@ -37,10 +37,40 @@ control_of = "hints"
 set = { loss.alpha_sdpo = 0.5, train.control = "shuffled" }
 """
 
+TOY = """
+[ablate]
+question = "Does the toy help?"
+world = "toy_world"
+seeds = [1, 2]
+baseline = "plain"
+primary = "failing"
+primary_direction = "down"
+budget = { steps = 3, rollouts = 30 }
+reach = { success = 0.5 }
 
-def write_arms(folder: Path, *changes: tuple[str, str]) -> Path:
+[base.train]
+preset = "none"
+
+[arms.plain]
+about = "Nothing."
+predict = "Fails as it did."
+
+[arms.helped]
+about = "Half of the failing calls are avoided."
+predict = "Fails half as often."
+expect = "better"
+world.effect = 0.5
+
+[arms.placebo]
+about = "Nothing, and it is called something."
+predict = "As plain."
+expect = "same"
+control_of = "helped"
+"""
+
+
+def write_arms(folder: Path, *changes: tuple[str, str], text: str = ARMS) -> Path:
     """The file with some of its text changed; each change has to find its text."""
-    text = ARMS
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)

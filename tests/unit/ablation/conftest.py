@@ -7,3 +7,6 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("cli", "ingestion", "trainer", "evaluation"))]
+
+from evaluation_runs import run  # noqa: E402, F401  (fixtures, once their folder is on the path)
+from train_runs import folder  # noqa: E402, F401

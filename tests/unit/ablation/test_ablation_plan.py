@@ -7,6 +7,7 @@ from ablation_plans import write_arms
 
 from composer_replication.ablation.job import Job, Result, Spent, Unit, read_job, write_job
 from composer_replication.ablation.plan import read_plan
+from composer_replication.ablation.predictions import freeze
 from composer_replication.errors import ConfigError
 
 
@@ -32,8 +33,8 @@ def test_a_preset_lies_below_the_file_and_overrides_above_it(tmp_path):
 
 
 def test_an_arm_is_compared_with_the_baseline_and_with_its_control(tmp_path):
-    plan = read_plan(write_arms(tmp_path))
-    assert {name: plan.compared_with(name) for name in plan.arms} == {
+    frozen = freeze(read_plan(write_arms(tmp_path)), tmp_path, has_begun=False)
+    assert {name: frozen.compared_with(name) for name in frozen.arms} == {
         "plain": [],
         "hints": ["plain", "shuffled"],
         "shuffled": ["plain"],
@@ -47,7 +48,11 @@ REFUSED = {
     "itself": (('control_of = "hints"', 'control_of = "shuffled"'), r"got 'shuffled', expected one of plain, hints"),
     "misspelt setting": (("set.loss.alpha_sdpo", "set.loss.alpha_spdo"), r"arms\.hints\.set\].*alpha_sdpo"),
     "misspelt key": (('about = "With hints."', 'abuot = "With hints."'), r"Did you mean about"),
-    "misspelt world": (('world = "logs"', 'world = "log"'), r"ablate\.world"),
+    "misspelt world": (
+        ('world = "logs"', 'world = "log"'),
+        r"ablate\.world: got 'log'.*expected workspace, logs, or a module",
+    ),
+    "no world": (('world = "logs"', 'world = "json"'), r"'json' without Options and METRICS and run_job"),
     "seed twice": (("seeds = [1, 2]", "seeds = [1, 1]"), r"ablate\.seeds: got \[1, 1\]"),
     "no question": (('question = "Does it help?"', ""), r"ablate\.question: got nothing"),
     "name of a path": (("[arms.hints]", '[arms."../hints"]'), r"\.\./hints.*name of a folder"),

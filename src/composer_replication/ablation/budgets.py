@@ -1,0 +1,79 @@
+"""Equal budgets: whether every job spent what the plan says, and all of them on the same units from the same weights.
+
+Rollouts and optimiser steps have to be those of the plan exactly, and the same in all arms. Tokens depend on what a
+model says: an arm's mean may differ from the plan's number, or from the median arm, by a stated share.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from statistics import fmean, median
+from typing import Any
+
+from composer_replication.ablation.job import Result
+from composer_replication.ablation.jobs import Results
+
+Breaches = dict[str, list[str]]
+"""By arm, what was not equal, a sentence each."""
+_EXACT = ("rollouts", "steps")
+
+
+def breaches_of(found: Results) -> Breaches:
+    """What makes arms incomparable; an arm that the plan exempts is compared in its units alone."""
+    breaches: Breaches = defaultdict(list)
+    spending = [each for each in found.results if found.frozen.arms[each.arm].exempt is None]
+    for result in found.results:
+        breaches[result.arm] += _of_units(result, found.results)
+    for result in spending:
+        breaches[result.arm] += _of_exact(result, found, spending)
+        breaches[result.arm] += _of_start(result, spending)
+    for arm, sentence in _of_tokens(found, spending):
+        breaches[arm].append(sentence)
+    return {arm: breaches[arm] for arm in found.frozen.arms if breaches[arm]}
+
+
+def spent_by(results: Sequence[Result], name: str) -> list[float]:
+    """What each of these jobs spent of one thing."""
+    return [getattr(each.spent, name) for each in results]
+
+
+def _of_exact(result: Result, found: Results, others: Sequence[Result]) -> Iterator[str]:
+    for name in _EXACT:
+        spent, planned = getattr(result.spent, name), getattr(found.frozen.experiment.budget, name)
+        usual = _usual(spent_by(others, name)) if planned is None else planned
+        if spent != usual:
+            whose = "the plan's" if planned is not None else "the others'"
+            yield f"seed {result.seed}: {spent:,} {name}, {whose} are {usual:,}"
+
+
+def _of_units(result: Result, others: Sequence[Result]) -> Iterator[str]:
+    units = _usual([tuple(unit.unit for unit in each.units) for each in others])
+    own = tuple(unit.unit for unit in result.units)
+    if own != units:
+        yield f"seed {result.seed}: other units than most jobs, {len(set(own) ^ set(units))} of them not in both"
+
+
+def _of_start(result: Result, others: Sequence[Result]) -> Iterator[str]:
+    known = [each.digests["start"] for each in others if "start" in each.digests]
+    if known and result.digests.get("start") != _usual(known):
+        yield f"seed {result.seed}: begins with other weights than most jobs"
+
+
+def _of_tokens(found: Results, spending: Sequence[Result]) -> Iterator[tuple[str, str]]:
+    budget = found.frozen.experiment.budget
+    means = {
+        arm: fmean(spent_by(own, "tokens"))
+        for arm in found.frozen.arms
+        if (own := [each for each in spending if each.arm == arm])
+    }
+    usual = median(means.values()) if budget.tokens is None and means else budget.tokens
+    for arm, mean in means.items():
+        if usual and abs(mean / usual - 1) > budget.tokens_within:
+            whose = "the plan's" if budget.tokens is not None else "the median arm's"
+            within = f"allowed: {budget.tokens_within:.0%}"
+            yield arm, f"{mean:,.0f} tokens a job, {mean / usual - 1:+.0%} of {whose} {usual:,.0f} ({within})"
+
+
+def _usual(values: Sequence[Any]) -> Any:
+    return Counter(values).most_common(1)[0][0]

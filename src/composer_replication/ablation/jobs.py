@@ -1,0 +1,225 @@
+"""All jobs of an experiment: each in a process of its own, seed by seed, going on where an earlier command was killed.
+
+FOLDER/
+    predictions.json       written before the first job
+    jobs/ARM/SEED/         one job each; jobs/.shared is what they have in common; not for a repository
+    results.json           every unit of every finished job: tables and plots are made of it alone
+    table.md  plots/       made by `table` and `plots`
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from composer_replication.ablation.job import LOG, RESULT, Job, Result, read_result, write_job
+from composer_replication.ablation.plan import Plan
+from composer_replication.ablation.predictions import Frozen, freeze
+from composer_replication.atomic import atomic_write_json, atomic_write_text, try_lock
+from composer_replication.canonical_json import decode_object
+from composer_replication.errors import ArtefactNotFoundError, InputError, RunError, explain
+
+RESULTS = "results.json"
+_POLL_S = 0.05
+_LAST_LINES = 12
+
+
+class Place(NamedTuple):
+    """Which job: an arm and a seed."""
+
+    arm: str
+    seed: int
+
+
+class Failure(NamedTuple):
+    """A job that ended without a result, and the last lines that it said."""
+
+    arm: str
+    seed: int
+    last_lines: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """An experiment with what has come of it so far: results.json."""
+
+    frozen: Frozen
+    results: Sequence[Result]
+    failed: Sequence[Failure] = ()
+
+    @property
+    def missing(self) -> list[Place]:
+        """Jobs of the plan that have neither a result nor failed."""
+        known = {Place(each.arm, each.seed) for each in (*self.results, *self.failed)}
+        places = (Place(arm, seed) for seed in self.frozen.experiment.seeds for arm in self.frozen.arms)
+        return [place for place in places if place not in known]
+
+    def of_arm(self, arm: str) -> list[Result]:
+        return sorted((each for each in self.results if each.arm == arm), key=lambda each: each.seed)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Whom to tell: that a job begins, that it is done, that it failed; with how many are done of how many."""
+
+    begins: Callable[[Place, int, int], None] = lambda _place, _done, _total: None
+    done: Callable[[Place, Result], None] = lambda _place, _result: None
+    failed: Callable[[Failure], None] = lambda _failure: None
+
+
+def places_of(plan: Plan, *, only: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Place]:
+    """The jobs of a plan, or some of them, seed by seed: what is there of a killed run can be compared."""
+    for name, asked, known in (("--only", only, plan.arms), ("--seeds", seeds, plan.seeds)):
+        for each in asked:
+            if each not in known:
+                expected = f"some of {', '.join(map(str, known))}"
+                raise InputError(explain(name, got=repr(each), expected=expected))
+    return [Place(arm, seed) for seed in plan.seeds for arm in plan.arms if _is(arm, only) and _is(seed, seeds)]
+
+
+def _is(value: Any, asked: Sequence[Any]) -> bool:
+    return not asked or value in asked
+
+
+def run_jobs(
+    plan: Plan, folder: Path, places: Sequence[Place], *, workers: int = 1, listener: Listener | None = None
+) -> Results:
+    """Freeze the predictions, run the jobs that have no result yet, and keep results.json up to date with each."""
+    told, jobs = listener or Listener(), folder / "jobs"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _held(folder):
+        frozen = freeze(plan, folder, has_begun=any(jobs.glob("*/*/job.json")))
+        jobs.mkdir(exist_ok=True)
+        atomic_write_text(jobs / ".gitignore", "*\n")  # weights and logs are no part of what is committed
+        failures: dict[Place, Failure] = {}
+        for place, failure in _run_all(plan, jobs, places, workers, told):
+            if failure is not None:
+                failures[place] = failure
+                told.failed(failure)
+            write_results(folder, frozen, failures)
+        return write_results(folder, frozen, failures)
+
+
+def _run_all(
+    plan: Plan, jobs: Path, places: Sequence[Place], workers: int, told: Listener
+) -> Iterator[tuple[Place, Failure | None]]:
+    """Each job as it ends; those that were done before are passed over."""
+    waiting = deque(place for place in places if not (_folder(jobs, place) / RESULT).is_file())
+    total, running = len(places), dict[Place, subprocess.Popen[bytes]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                place = waiting.popleft()
+                told.begins(place, total - len(waiting) - len(running) - 1, total)
+                running[place] = _start(_job(plan, jobs, place), workers)
+            ended = [place for place, process in running.items() if process.poll() is not None]
+            for place in ended:
+                _close(running.pop(place))
+                result = read_result(_folder(jobs, place))
+                if result is not None:
+                    told.done(place, result)
+                yield place, None if result is not None else _failure(jobs, place)
+            if not ended:
+                time.sleep(_POLL_S)
+    finally:
+        for process in running.values():
+            _close(process)
+
+
+def _job(plan: Plan, jobs: Path, place: Place) -> Job:
+    arm, experiment = plan.arms[place.arm], plan.experiment
+    optimiser = replace(arm.config.train.optimiser, seed=place.seed)
+    return Job(
+        folder=_folder(jobs, place),
+        arm=place.arm,
+        seed=place.seed,
+        world=experiment.world,
+        config=replace(arm.config, train=replace(arm.config.train, optimiser=optimiser)),
+        options=arm.options,
+        budget=experiment.budget,
+        run=None if experiment.run is None else Path(experiment.run),
+    )
+
+
+def _folder(jobs: Path, place: Place) -> Path:
+    return jobs / place.arm / str(place.seed)
+
+
+def _start(job: Job, workers: int) -> subprocess.Popen[bytes]:
+    """A process that writes to the job's log, and ends when we do: its stdin is a pipe that only we hold."""
+    write_job(job)
+    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    environment = {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **os.environ}
+    command = [sys.executable, "-m", "composer_replication.ablation.job", str(job.folder), "--tied"]
+    with (job.folder / LOG).open("ab") as log:
+        options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log, "env": environment}
+        return subprocess.Popen(command, **options)  # noqa: S603 (our own module, no shell)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    process.wait()
+
+
+def _failure(jobs: Path, place: Place) -> Failure:
+    text = (_folder(jobs, place) / LOG).read_text(encoding="utf-8", errors="replace")
+    return Failure(place.arm, place.seed, [line for line in text.splitlines() if line.strip()][-_LAST_LINES:])
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """For one command at a time."""
+    descriptor = os.open(folder / ".ablate.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if not try_lock(descriptor):
+            fix = "Wait until it is done, or choose another folder: `-o FOLDER`."
+            got = "another `crf ablate` at work in it"
+            raise RunError(explain(str(folder), got=got, expected="the folder for itself", fix=fix))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# ---- results.json
+
+
+def write_results(folder: Path, frozen: Frozen, failures: dict[Place, Failure]) -> Results:
+    """Every finished job of the arms, whatever was asked for this time; and what failed this time, in a line each."""
+    order = list(frozen.arms)
+    known = [read_result(path.parent) for arm in order for path in (folder / "jobs" / arm).glob(f"*/{RESULT}")]
+    results = sorted((each for each in known if each), key=lambda each: (order.index(each.arm), each.seed))
+    made = Results(frozen=frozen, results=results, failed=_short(failures))
+    record = {
+        **frozen.as_json(),
+        "results": [each.as_json() for each in results],
+        "failed": [each._asdict() for each in made.failed],
+    }
+    atomic_write_json(folder / RESULTS, record)
+    return made
+
+
+def _short(failures: dict[Place, Failure]) -> list[Failure]:
+    return [failures[place]._replace(last_lines=failures[place].last_lines[-1:]) for place in sorted(failures)]
+
+
+def read_results(folder: Path) -> Results:
+    """What results.json holds; nothing else is read."""
+    path = folder / RESULTS
+    if not path.is_file():
+        fix = "Run `crf ablate --config arms.toml`, or name the folder: `-o FOLDER`."
+        raise ArtefactNotFoundError(explain(str(path), got="no such file", expected="results of jobs", fix=fix))
+    value: dict[str, Any] = decode_object(path.read_bytes())
+    return Results(
+        frozen=Frozen.from_json(value, str(path)),
+        results=[Result.from_json(each, str(path)) for each in value["results"]],
+        failed=[Failure(**each) for each in value["failed"]],
+    )

@@ -1,0 +1,111 @@
+"""Plots of an experiment as SVG files, by matplotlib: the same results give the same bytes."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from composer_replication.ablation.jobs import Results
+from composer_replication.ablation.table import Figure, figures_of
+from composer_replication.atomic import atomic_write_text
+from composer_replication.optional import require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FOLDER = "plots"
+_STYLE: dict[str, Any] = {
+    "svg.hashsalt": "composer-replication",
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same measures everywhere
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+}
+_COLOURS = ("#1f5fa8", "#c8501e", "#3c8c4b", "#8a4fa3", "#7a6a1f", "#2f8f99", "#b23a6b", "#555555")
+
+
+def write_plots(found: Results, folder: Path) -> list[str]:
+    """All plots into `folder`/plots; their paths from `folder`. Those of an earlier call that are not made again go."""
+    primary = found.frozen.experiment.primary
+    figures = figures_of(found, {primary: found.frozen.metrics[primary]})
+    drawn: dict[str, str] = {}
+    alone, against = ([each for each in figures if (each.against is None) == is_alone] for is_alone in (True, False))
+    if alone:
+        drawn["primary"] = _intervals(alone, primary, zero=False)
+    if against:
+        drawn["differences"] = _intervals(against, f"{primary}: difference", zero=True)
+    for name in sorted({name for each in found.results for point in each.curve for name in point}):
+        if name not in ("rollouts", "step"):
+            drawn[f"curve-{name.replace('/', '-').replace(':', '-')}"] = _curves(found, name)
+    place = folder / FOLDER
+    place.mkdir(exist_ok=True)
+    for path in place.glob("*.svg"):
+        if path.stem not in drawn:
+            path.unlink()
+    for name, text in drawn.items():
+        atomic_write_text(place / f"{name}.svg", text)
+    return [f"{FOLDER}/{name}.svg" for name in drawn]
+
+
+def _intervals(figures: Sequence[Figure], label: str, *, zero: bool) -> str:
+    def draw(axes: Axes) -> None:
+        names = [each.arm if each.against is None else f"{each.arm} - {each.against}" for each in figures]
+        for place, (each, colour) in enumerate(zip(reversed(figures), _cycle(len(figures))[::-1], strict=True)):
+            if each.value.low is not None and each.value.high is not None:
+                axes.plot([each.value.low, each.value.high], [place, place], color=colour, linewidth=2)
+            axes.plot([each.value.estimate], [place], "o", color=colour)
+        if zero:
+            axes.axvline(0, color="#888888", linewidth=1)
+        axes.set_yticks(range(len(figures)), names[::-1])
+        axes.set_ylim(-0.6, len(figures) - 0.4)
+        axes.set_xlabel(label)
+
+    return _svg(draw, height=1.0 + 0.36 * len(figures), left=0.3)
+
+
+def _curves(found: Results, name: str) -> str:
+    """The mean over seeds of each arm, over rollouts where there are some, else over steps."""
+    over = "rollouts" if any("rollouts" in point for each in found.results for point in each.curve) else "step"
+
+    def draw(axes: Axes) -> None:
+        for arm, colour in zip(found.frozen.arms, _cycle(len(found.frozen.arms)), strict=True):
+            points: dict[float, list[float]] = defaultdict(list)
+            for result in found.of_arm(arm):
+                for point in result.curve:
+                    if name in point:
+                        points[point.get(over, point.get("step", 0))].append(point[name])
+            if points:
+                places = sorted(points)
+                marker = "o" if len(places) == 1 else None
+                axes.plot(places, [fmean(points[each]) for each in places], color=colour, label=arm, marker=marker)
+        axes.set_xlabel(over if over == "rollouts" else "steps")
+        axes.set_ylabel(name)
+        axes.legend(frameon=False, fontsize=8)
+
+    return _svg(draw, height=3.2, left=0.12)
+
+
+def _cycle(number: int) -> list[str]:
+    return [_COLOURS[at % len(_COLOURS)] for at in range(number)]
+
+
+def _svg(draw: Callable[[Axes], None], *, height: float, left: float) -> str:
+    matplotlib = require("matplotlib", extra="report")
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure as Canvas
+
+    with matplotlib.rc_context(_STYLE):
+        figure, text = Canvas(figsize=(7.0, height), facecolor="white"), io.StringIO()
+        FigureCanvasSVG(figure)
+        bottom = 0.55 / height
+        draw(figure.add_axes((left, bottom, 0.97 - left, 0.95 - bottom)))
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()

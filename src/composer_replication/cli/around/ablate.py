@@ -1,0 +1,142 @@
+"""`crf ablate --config arms.toml`: arms x seeds at equal budgets, with predictions, controls and intervals."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.ablation.jobs import Listener, Place, Results
+    from composer_replication.ablation.plan import Plan
+
+HELP = "train several arms with several seeds at equal budgets, and say with intervals which of them helps"
+WHEN_INTERRUPTED = "jobs that are done are kept, those that were running go on from their last checkpoint"
+_SECTIONS = ("loss", "render", "train", "evaluation")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="arms.toml: question, arms, predictions, budget")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where results go; default: the file's folder")
+    parser.add_argument("--run", metavar="RUN", help="the run whose sessions are learnt from, over ablate.run")
+    parser.add_argument("--only", type=_names, default=(), metavar="ARM,ARM", help="these arms alone")
+    parser.add_argument("--seeds", type=_numbers, default=(), metavar="1,2", help="these seeds of the plan alone")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="jobs at a time; default 1")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        help="an option of every arm over the file's, such as train.model; may be repeated",
+    )
+    parser.add_argument("--table", action="store_true", help="make table and plots anew from results.json alone")
+    parser.add_argument("--dry-run", action="store_true", help="say which jobs would run, and write nothing")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.set_defaults(sections=_SECTIONS)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(each.strip() for each in text.split(",") if each.strip())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in _names(text))
+
+
+def run(args: argparse.Namespace) -> int:
+    from composer_replication.ablation.jobs import places_of, read_results, run_jobs
+    from composer_replication.ablation.plan import read_plan
+    from composer_replication.cli.options import refuse_unread
+    from composer_replication.errors import InputError, explain
+
+    folder = args.output or (args.config.parent if args.config else None)
+    if folder is None or (args.config is None and not args.table):
+        expected = "a plan: `crf ablate --config arms.toml`; with --table a folder is enough (-o DIR)"
+        raise InputError(explain("--config", got="none", expected=expected))
+    if args.workers < 1:
+        raise InputError(explain("--workers", got=args.workers, expected="1 or more"))
+    if args.table:
+        return _finish(read_results(folder), folder, as_json=args.json)
+    refuse_unread(args)
+    plan = read_plan(args.config, args.set, run=args.run)
+    places = places_of(plan, only=args.only, seeds=args.seeds)
+    if args.dry_run:
+        return _say_what_would_run(plan, folder, places)
+    return _finish(
+        run_jobs(plan, folder, places, workers=args.workers, listener=_listener()), folder, as_json=args.json
+    )
+
+
+def _listener() -> Listener:
+    from composer_replication.ablation.jobs import Listener
+    from composer_replication.cli.console import say
+    from composer_replication.cli.pages.progress import duration
+
+    def failed(failure: Any) -> None:
+        say(f"{failure.arm}, seed {failure.seed}: failed; the others go on. Its last lines:")
+        for line in failure.last_lines:
+            say(f"    {line}")
+
+    return Listener(
+        begins=lambda place, done, total: say(f"{place.arm}, seed {place.seed}: begins ({done} of {total} done)"),
+        done=lambda place, result: say(
+            f"{place.arm}, seed {place.seed}: done in {duration(result.spent.seconds)},"
+            f" {result.spent.steps:,} steps, {result.spent.rollouts:,} rollouts"
+        ),
+        failed=failed,
+    )
+
+
+def _say_what_would_run(plan: Plan, folder: Path, places: list[Place]) -> int:
+    from composer_replication.ablation.job import RESULT
+    from composer_replication.cli.console import show, table
+
+    rows = [
+        (place.arm, place.seed, "is done" if _folder(folder, place).joinpath(RESULT).is_file() else "would run")
+        for place in places
+    ]
+    arms = [(name, arm.about, arm.predict, arm.expect or "") for name, arm in plan.arms.items()]
+    show(
+        table("Arms", ("arm", "what", "predicted", "in a word"), arms),
+        table("Jobs", ("arm", "seed", "state"), rows),
+    )
+    return 0
+
+
+def _folder(folder: Path, place: Place) -> Path:
+    return folder / "jobs" / place.arm / str(place.seed)
+
+
+def _finish(found: Results, folder: Path, *, as_json: bool) -> int:
+    """Table and plots; 1 where jobs failed, or budgets are not equal."""
+    from composer_replication.ablation.budgets import breaches_of
+    from composer_replication.ablation.page import as_json as page_as_json
+    from composer_replication.ablation.page import write_page
+    from composer_replication.cli.console import print_json, say, show
+
+    written = write_page(found, folder)
+    if as_json:
+        print_json(page_as_json(found))
+    else:
+        show(*_tables(found))
+    breaches = breaches_of(found)
+    for arm, sentences in breaches.items():
+        for sentence in sentences:
+            say(f"not equal: {arm}, {sentence}")
+    for failure in found.failed:
+        say(f"failed: {failure.arm}, seed {failure.seed}")
+    say(f"{written}: all of it; results.json rebuilds it (`crf ablate --table -o {folder}`)")
+    return 1 if breaches or found.failed else 0
+
+
+def _tables(found: Results) -> list[Any]:
+    from composer_replication.ablation.page import AGAINST, against_rows, figure_rows
+    from composer_replication.ablation.table import figures_of
+    from composer_replication.cli.console import table
+
+    figures = figures_of(found, found.frozen.metrics)
+    primary = found.frozen.experiment.primary
+    own = list(figure_rows(found, [each for each in figures if each.metric == primary]))
+    tables = [table(found.frozen.experiment.question, ("figure", *found.frozen.arms), own)]
+    rows = list(against_rows(found, figures, [primary]))
+    return [*tables, table("Against each other", AGAINST, rows)] if rows else tables

@@ -1,0 +1,159 @@
+"""Jobs: predictions before the first, one process each, kills gone on from, failures named, budgets held."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ablation_plans import TOY, write_arms
+
+from composer_replication.ablation.budgets import breaches_of
+from composer_replication.ablation.jobs import Place, places_of, read_results, run_jobs
+from composer_replication.ablation.plan import read_plan
+from composer_replication.cli.main import main
+from composer_replication.errors import InputError, StaleArtefactError
+
+HERE = Path(__file__).parent
+SLOW = ("[arms.plain]", "[world]\nseconds = 0.15\n[arms.plain]")
+
+
+@pytest.fixture(autouse=True)
+def toy_on_the_path(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+
+
+def run_toy(folder: Path, *changes: tuple[str, str], **options):
+    plan = read_plan(write_arms(folder, *changes, text=TOY))
+    return run_jobs(plan, folder, places_of(plan, **options), workers=2)
+
+
+@pytest.fixture(scope="module")
+def toy_results(tmp_path_factory):
+    """All six jobs, once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+        folder = tmp_path_factory.mktemp("toy")
+        run_toy(folder)
+        yield folder
+
+
+def results_of(folder: Path) -> list[dict]:
+    """Up to times."""
+    results = json.loads((folder / "results.json").read_text())["results"]
+    for each in results:
+        del each["spent"]["seconds"]
+    return results
+
+
+def test_every_arm_has_a_result_with_every_seed(toy_results):
+    found = read_results(toy_results)
+    assert [(each.arm, each.seed) for each in found.results] == [
+        (arm, seed) for arm in ("plain", "helped", "placebo") for seed in (1, 2)
+    ]
+    assert not found.missing
+    assert not found.failed
+    assert not breaches_of(found)
+
+
+def test_predictions_are_older_than_the_first_job(toy_results):
+    written = (toy_results / "predictions.json").stat().st_mtime_ns
+    jobs = [path.stat().st_mtime_ns for path in toy_results.glob("jobs/*/*/job.json")]
+    assert len(jobs) == 6
+    assert written < min(jobs)
+
+
+def test_jobs_stay_out_of_the_repository(toy_results):
+    assert (toy_results / "jobs" / ".gitignore").read_text() == "*\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('predict = "As plain."', 'predict = "Better."'), "arm 'placebo': another predict"),
+        (("world.effect = 0.5", "world.effect = 0.6"), "arm 'helped': another setting"),
+        (('primary = "failing"', 'primary = "solved"'), "ablate.primary: 'solved' where 'failing' was"),
+        (("steps = 3", "steps = 4"), "ablate.budget"),
+        (("[base.train]", "[base.loss]\nalpha_sdpo = 0.3\n[base.train]"), "another setting"),
+    ],
+)
+def test_a_plan_that_has_begun_stays_as_it_was(toy_results, tmp_path, change, said):
+    plan = read_plan(write_arms(tmp_path, change, text=TOY))
+    with pytest.raises(StaleArtefactError, match=said):
+        run_jobs(plan, toy_results, [])
+
+
+def test_an_arm_that_has_begun_cannot_be_left_out_of_the_plan(toy_results, tmp_path):
+    text = TOY[: TOY.index("[arms.placebo]")]
+    with pytest.raises(StaleArtefactError, match="arm 'placebo' is gone"):
+        run_jobs(read_plan(write_arms(tmp_path, text=text)), toy_results, [])
+
+
+def test_before_the_first_job_a_prediction_may_change(tmp_path):
+    plan = read_plan(write_arms(tmp_path, text=TOY))
+    run_jobs(plan, tmp_path, [])
+    changed = ('predict = "As plain."', 'predict = "Better."')
+    found = run_jobs(read_plan(write_arms(tmp_path, changed, text=TOY)), tmp_path, [])
+    assert found.frozen.arms["placebo"].predict == "Better."
+
+
+def test_a_killed_command_goes_on_and_ends_with_the_same_results(toy_results, tmp_path):
+    path = write_arms(tmp_path, SLOW, text=TOY)
+    command = [sys.executable, "-m", "composer_replication", "ablate", "--config", str(path), "--seeds", "1"]
+    with (tmp_path / "said.txt").open("wb") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said)
+        steps = tmp_path / "jobs" / "helped" / "1" / "steps.txt"
+        deadline = time.monotonic() + 60
+        while not steps.exists():
+            is_alive = time.monotonic() < deadline and process.poll() is None
+            assert is_alive, (tmp_path / "said.txt").read_text()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    was_there = steps.read_text().splitlines()
+    assert 1 <= len(was_there) < 3  # in the middle of a job
+    assert not (steps.parent / "result.json").exists()
+    done = (tmp_path / "jobs" / "plain" / "1" / "result.json").stat().st_mtime_ns
+    assert subprocess.run(command, capture_output=True, check=True).returncode == 0
+    assert (tmp_path / "jobs" / "plain" / "1" / "result.json").stat().st_mtime_ns == done
+    assert steps.read_text().splitlines() == ["0", "1", "2"]  # its process was gone, and nothing was made twice
+    never_killed = [each for each in results_of(toy_results) if each["seed"] == 1]
+    assert results_of(tmp_path) == never_killed
+
+
+def test_a_job_that_fails_is_named_and_the_rest_goes_on(tmp_path, capfd):
+    path = write_arms(tmp_path, ("world.effect = 0.5", "world.fail = true"), text=TOY)
+    assert main(["ablate", "--config", str(path), "--seeds", "2", "--workers", "3"]) == 1
+    said = capfd.readouterr().err
+    assert "helped, seed 2: failed" in said
+    assert "RuntimeError: the toy broke" in said
+    found = read_results(tmp_path)
+    assert [each.arm for each in found.results] == ["plain", "placebo"]
+    assert found.failed[0].last_lines == ["RuntimeError: the toy broke"]
+    assert Place("helped", 1) in found.missing
+    assert "**Failed: helped, seed 2**: RuntimeError: the toy broke" in (tmp_path / "table.md").read_text()
+
+
+def test_another_budget_is_said_beside_the_arm_and_ends_with_1(tmp_path, capfd):
+    path = write_arms(tmp_path, ("world.effect = 0.5", "world = { effect = 0.5, steps = 4 }"), text=TOY)
+    assert main(["ablate", "--config", str(path), "--seeds", "1", "--workers", "3"]) == 1
+    assert "not equal: helped, seed 1: 4 steps, the plan's are 3" in capfd.readouterr().err
+    page = (tmp_path / "table.md").read_text()
+    assert "**Not equal: helped**, seed 1: 40 rollouts, the plan's are 30." in page
+    assert "| helped | 1 | 40 | 4 | 1,000 |" in page
+    assert "**not equal** |" in page
+    assert main(["ablate", "--table", "-o", str(tmp_path)]) == 1
+
+
+def test_what_is_asked_for_has_to_be_in_the_plan(tmp_path):
+    plan = read_plan(write_arms(tmp_path, text=TOY))
+    assert places_of(plan, only=["placebo"], seeds=[2]) == [Place("placebo", 2)]
+    with pytest.raises(InputError, match="--only: got 'x', expected some of plain, helped, placebo"):
+        places_of(plan, only=["x"])
+    with pytest.raises(InputError, match="--seeds: got 3"):
+        places_of(plan, seeds=[3])

@@ -1,0 +1,197 @@
+"""Figures of arms: their values, the pairing, intervals that cover, and a page that results.json alone rebuilds."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ablation_plans import TOY, write_arms
+
+from composer_replication.ablation.budgets import breaches_of
+from composer_replication.ablation.job import Result, Spent, Unit
+from composer_replication.ablation.jobs import Results, write_results
+from composer_replication.ablation.page import as_json, page_of, write_page
+from composer_replication.ablation.plan import Metric, read_plan
+from composer_replication.ablation.predictions import freeze
+from composer_replication.ablation.table import figures_of, metrics_by_kind
+
+HERE = Path(__file__).parent
+NUM_SIMULATIONS = 2000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 30
+FAILING = {"failing": Metric(of="failing_calls", per="calls", times=100.0, better="down")}
+
+
+@pytest.fixture
+def frozen(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    return freeze(read_plan(write_arms(tmp_path, text=TOY)), tmp_path, has_begun=False)
+
+
+def result(arm: str, seed: int, units: dict[str, tuple[float, float]], **spent: float) -> Result:
+    """A job whose units have these (failing calls, calls)."""
+    rows = [Unit(name, {"failing_calls": of, "calls": per}) for name, (of, per) in units.items()]
+    known = Spent(**{"rollouts": 30, "steps": 3, "tokens": 1000, **spent})
+    return Result(arm=arm, seed=seed, world="toy_world", spent=known, units=rows, digests={"start": "0"})
+
+
+def two_arms(frozen, plain, helped) -> Results:
+    """Two arms from arrays (2, seeds, units) of failing calls and of calls."""
+
+    def results(arm, sums):
+        of, per = sums
+        for seed in range(of.shape[0]):
+            units = {f"t{at}": (float(of[seed, at]), float(per[seed, at])) for at in range(of.shape[1])}
+            yield result(arm, seed, units)
+
+    return Results(frozen=frozen, results=[*results("plain", plain), *results("helped", helped)])
+
+
+def figure(found: Results, arm: str, against: str | None = None):
+    return next(each for each in figures_of(found, FAILING) if (each.arm, each.against) == (arm, against))
+
+
+def test_a_figure_is_the_ratio_of_sums_and_a_comparison_is_paired(frozen):
+    plain, helped = {"a": (2, 10), "b": (6, 30)}, {"a": (1, 10), "b": (3, 30)}
+    found = Results(frozen=frozen, results=[result("plain", 1, plain), result("helped", 1, helped)])
+    assert figure(found, "plain").value.estimate == pytest.approx(20.0)
+    against = figure(found, "helped", "plain")
+    assert against.value.estimate == pytest.approx(-10.0)
+    assert against.ratio.estimate == pytest.approx(0.5)
+    # Both units halve alike: what differs between tasks is in each arm's figure, and in no comparison.
+    assert (against.ratio.low, against.ratio.high) == (None, None) or against.ratio.low == pytest.approx(0.5)
+
+
+def test_arms_that_did_the_same_differ_by_nothing(frozen):
+    draw = np.random.default_rng(0)
+    same = draw.integers(0, 5, (3, 12)), np.full((3, 12), 8)
+    found = figure(two_arms(frozen, same, same), "helped", "plain")
+    assert (found.value.estimate, found.value.low, found.value.high, found.verdict) == (0, 0, 0, "no difference")
+
+
+def test_only_seeds_that_both_arms_have_are_compared(frozen):
+    units = {"a": (2.0, 10.0), "b": (6.0, 30.0), "c": (1.0, 5.0)}
+    rows = [result("plain", seed, units) for seed in (1, 2)] + [result("helped", seed, units) for seed in (2, 3)]
+    assert figure(Results(frozen=frozen, results=rows), "helped", "plain").seeds == 1
+
+
+def test_kinds_are_figures_of_their_own(frozen):
+    rows = [Unit("a", {"failing_calls": 3, "failing_calls:edit": 2, "calls": 10})]
+    own = replace(result("plain", 1, {}), units=rows)
+    found = Results(frozen=frozen, results=[own])
+    kinds = metrics_by_kind(found)
+    assert list(kinds) == ["failing:edit"]
+    assert [each.value.estimate for each in figures_of(found, kinds)] == [pytest.approx(20.0)]
+
+
+@pytest.mark.parametrize(
+    ("spent", "said"),
+    [
+        ({"rollouts": 29}, "seed 1: 29 rollouts, the plan's are 30"),
+        ({"steps": 4}, "seed 1: 4 steps, the plan's are 3"),
+        ({"tokens": 1300}, "1,300 tokens a job, +30% of the median arm's 1,000 (allowed: 25%)"),
+        ({"tokens": 1200}, None),
+    ],
+)
+def test_a_breach_of_the_budget_is_named_with_its_arm(frozen, spent, said):
+    units = {"a": (1.0, 2.0)}
+    rows = [result("plain", 1, units), result("helped", 1, units, **spent), result("placebo", 1, units)]
+    found = Results(frozen=frozen, results=rows)
+    assert breaches_of(found) == ({} if said is None else {"helped": [said]})
+    exempt = replace(frozen, arms=frozen.arms | {"helped": replace(frozen.arms["helped"], exempt="start weights")})
+    assert breaches_of(replace(found, frozen=exempt)) == {}
+
+
+def test_other_units_and_other_start_weights_are_breaches(frozen):
+    units = {"a": (1.0, 2.0), "b": (1.0, 2.0)}
+    others = [result(arm, seed, units) for arm in ("plain", "placebo") for seed in (1, 2)]
+    odd = replace(result("helped", 1, {"a": (1.0, 2.0), "c": (1.0, 2.0)}), digests={"start": "1"})
+    assert breaches_of(Results(frozen=frozen, results=[*others, odd])) == {
+        "helped": [
+            "seed 1: other units than most jobs, 2 of them not in both",
+            "seed 1: begins with other weights than most jobs",
+        ]
+    }
+
+
+def simulated(draw: np.random.Generator, seeds: int, units: int, effect: float):
+    """Failing calls of two arms: tasks and trainings differ, and how much a training helps a task does, too."""
+    calls = draw.integers(5, 25, units)
+    task = draw.normal(0, 0.5, units)
+    helps = math.log(effect) + draw.normal(0, 0.2, (seeds, 1)) + draw.normal(0, 0.3, units)
+    base = np.log(0.2) + task + draw.normal(0, 0.15, (seeds, 1))
+    rates = np.exp(base), np.exp(base + helps)
+    return [(draw.poisson(np.minimum(rate, 0.9) * calls), np.broadcast_to(calls, (seeds, units))) for rate in rates]
+
+
+def true_figures(effect: float) -> tuple[float, float]:
+    """The difference and the ratio that many seeds and units come to."""
+    (plain, calls), (helped, _) = simulated(np.random.default_rng(7), 300, 1000, effect)
+    rates = [100 * each.sum() / calls.sum() for each in (plain, helped)]
+    return rates[1] - rates[0], rates[1] / rates[0]
+
+
+@pytest.mark.parametrize(("seeds", "units"), [(3, 40), (5, 100)])
+def test_intervals_hold_the_true_figures_as_often_as_they_say(frozen, note, seeds, units):
+    repeats, draw = NUM_SIMULATIONS, np.random.default_rng(11)
+    difference, ratio = true_figures(0.6)
+    held = np.zeros(2)
+    for _ in range(repeats):
+        found = figure(two_arms(frozen, *simulated(draw, seeds, units, 0.6)), "helped", "plain")
+        held += [
+            found.value.low <= difference <= found.value.high,
+            found.ratio.low <= ratio <= found.ratio.high,
+        ]
+    note(f"{seeds} seeds, {units} units: {held / repeats} of {repeats} intervals hold the true figure")
+    low, high = (0.93, 0.97) if repeats == 2000 else (0.8, 1.0)
+    assert (held / repeats >= low).all()
+    assert (held / repeats <= high).all()
+
+
+def test_results_json_alone_rebuilds_the_page_and_plots_to_the_byte_without_torch(frozen, tmp_path):
+    """In a process of its own, in which torch cannot be imported."""
+    folder = tmp_path / "experiment"
+    draw = np.random.default_rng(3)
+    found = two_arms(frozen, *simulated(draw, 2, 6, 0.5))
+    for each in found.results:
+        place = folder / "jobs" / each.arm / str(each.seed)
+        place.mkdir(parents=True)
+        (place / "result.json").write_text(json.dumps(each.as_json()))
+    write_page(write_results(folder, frozen, {}), folder)
+    written = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*") if "jobs" not in path.parts}
+    assert {str(path) for path in written} == {
+        "results.json",
+        "table.md",
+        "plots/primary.svg",
+        "plots/differences.svg",
+    }
+    for path in written:
+        if path.name != "results.json":
+            (folder / path).unlink()
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys(["torch", "transformers", "trl", "peft"]))
+from composer_replication.cli.main import main
+assert main(["ablate", "--table", "-o", {str(folder)!r}]) == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    again = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*") if "jobs" not in path.parts}
+    assert again == written
+
+
+def test_the_page_says_what_was_predicted_and_whether_it_came(frozen):
+    draw = np.random.default_rng(5)
+    calls = np.full((4, 30), 20)
+    plain, helped = draw.poisson(8, (4, 30)), draw.poisson(2, (4, 30))
+    found = two_arms(frozen, (plain, calls), (helped, calls))
+    page = page_of(found)
+    [row] = [line for line in page.splitlines() if line.startswith("| helped | plain | failing |")]
+    assert row.endswith("| better | better | as predicted |")
+    assert "Not run yet: plain 1" not in page.replace("placebo", "")
+    assert "placebo 1" in page
+    assert as_json(found)["figures"][0]["value"]["estimate"] == pytest.approx(100 * plain.sum() / calls.sum())
