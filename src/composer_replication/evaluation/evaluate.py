@@ -43,14 +43,14 @@ def evaluate_run(
     *,
     before: str,
     after: str,
-    control: str | None = None,
+    controls: Sequence[str] = (),
     primary_then: str | None = None,
 ) -> dict[str, Any]:
     """Compare the models on the held-out sessions of a run, write the artefacts, and give evaluation.json's record.
 
     `primary_then` is the primary figure that the training's own settings name.
     """
-    began, arms = time.monotonic(), arms_of(before, after, control)
+    began, arms = time.monotonic(), arms_of(before, after, controls)
     tokenizers, have_same_tokens = tokenizers_of(arms)
     views = _views(config, run, sides, tokenizers, have_same_tokens=have_same_tokens)
     _, held, asked, drops = views[arms[0].base]

@@ -172,13 +172,13 @@ class _VllmDrawer(_Texts):
 class _Drawer(_Texts):
     """Prompts in, texts out: plain sampling at a temperature, whatever a model's own settings are."""
 
-    name, most_at_once = "transformers", _MOST_AT_ONCE
+    name = "transformers"
 
     def __init__(self, model: Any, renderer: Renderer, section: EvaluationConfig, number: int) -> None:
         from transformers import GenerationConfig
 
         super().__init__(renderer)
-        self._model, self._number, self._seed = model, number, section.seed
+        self._model, self._number, self._seed, self.most_at_once = model, number, section.seed, _MOST_AT_ONCE
         warmth = {"do_sample": True, "temperature": section.temperature, "top_k": 0, "top_p": 1.0}
         self._config = GenerationConfig(
             **(warmth if section.temperature else {"do_sample": False}),

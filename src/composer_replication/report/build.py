@@ -88,6 +88,7 @@ def _values(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]
         "remarks": [each for each in verdict.remarks if not (worse and each.startswith("Worse besides"))],
         "evaluation": evaluation,
         "other_weights": records.other_weights,
+        "of_shuffles": figures.of_shuffles(evaluation),
         "figures": shown,
         "still": [figure for figure in shown if figure.is_still],
         "got_worse": worse,

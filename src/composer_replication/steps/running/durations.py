@@ -10,6 +10,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from composer_replication.config import CrfConfig
+from composer_replication.runs.evaluation import controls_among
 from composer_replication.steps.running.learnable import Learnable
 from composer_replication.trainer.from_config.plan import Pace, TrainingPlan
 
@@ -39,7 +40,7 @@ def time_of_run(
     steps = f"{config.train.optimiser.steps:,} steps of about {pace.tokens_a_step:,.0f} tokens"
     parts += [TimeOfPart("training", training.seconds, steps)] if "train" in made else []
     again = "the same again, with shuffled hints and pairs"
-    parts += [TimeOfPart("control", training.seconds, again)] if "control" in made else []
+    parts += [TimeOfPart(name, training.seconds, again) for name in controls_among(made)]
     return [*parts, *([_evaluation(config, there, training, pace)] if "evaluate" in made else [])]
 
 
