@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from composer_replication.report.plots import ONE, QUIET, THREE, TWO, Line, curves
 from composer_replication.report.records import Row, RunRecords
-from composer_replication.runs import ARTEFACTS
 
 _CHANNELS = {
     "lm_ce": ("Channel 1: good turns", "cross-entropy in nats a token", ONE),
@@ -113,11 +112,10 @@ def _last(rows: list[Row], key: str) -> Any:
 
 def time_spent(records: RunRecords) -> list[tuple[str, float]]:
     """What took how many seconds, in the order in which it was done; a training that was killed leaves no time."""
-    control = records.training / ARTEFACTS["control"].file_name / ARTEFACTS["adapter"].file_name / "training.json"
     before: Mapping[str, float] = (records.training_record or {}).get("seconds") or {}
     spent = {name.capitalize(): seconds for name, seconds in before.items()}
     spent["Training steps"] = _steps_time(records.metrics.rows)
-    spent["Control"] = _steps_time(records.control_metrics.rows) + sum(records.seconds_of(control).values())
+    spent["Control"] = sum(sum(first.values()) + _steps_time(rows) for first, rows in records.control_times())
     spent["Evaluation"] = float((records.evaluation or {}).get("seconds") or 0.0)
     return [(name, seconds) for name, seconds in spent.items() if seconds]
 
