@@ -56,6 +56,9 @@ class ChannelsConfig:
         None, "Largest weight of a rollout's token, p now / p when it was sampled; unset weighs all alike.", above=0
     )
     good_turns: bool = option(True, "Without an environment, also train on the turns that made no error.")
+    good_turns_after_warmup: bool = option(
+        True, "Train on them after a warm-up too; without, its steps see only windows with an error or a pair."
+    )
     work_failures: bool = option(
         False, "Count turns whose call failed as part of the work, such as failing tests, among the good ones."
     )
