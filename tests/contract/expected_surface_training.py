@@ -87,7 +87,9 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "TeacherKeeper.load_state": "(tree)",
         "TeacherKeeper.settle": "()",
         "composer_grpo_config": '(output_dir, *, preset="composer", **overrides)',
-        "warm_up": ("(model, args, sessions, *, held_out=None, patience=None, on_held_out=None, hinted_corrections=False, **options)"),
+        "warm_up": (
+            "(model, args, sessions, *, held_out=None, patience=None, on_held_out=None, hinted_corrections=False, **options)"
+        ),
         "trainer_arguments": '(preset="composer")',
     },
     "trainer.checkpoints": {

@@ -83,7 +83,7 @@ LAYERS = {
     "envs": Layer(ours={"types", "errors", "ingestion"}, on_use={"transformers", "trl"}),
     # What is done with a run and its weights, once they are there.
     "use": Layer(
-        ours=TRAINING | {"trainer", "privacy", "ingestion", "pairs", "judge", "teacher_replay", "envs"},
+        ours=TRAINING | {"trainer", "privacy", "ingestion", "pairs", "judge", "teacher_replay", "envs", "evaluation"},
         at_import={"torch"},
         on_use={"huggingface_hub", "jinja2", "packaging", "peft", "transformers"},
     ),

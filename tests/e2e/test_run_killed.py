@@ -81,11 +81,16 @@ def test_a_run_that_is_done_makes_nothing_again_and_says_the_same(folder, monkey
     assert "train: " not in said.err
     assert said.out.splitlines()[-1] == "report: run/report.html"
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert main(["run", "--model", "model", *given, "--set", "evaluation.seed=1"]) == 0
+    assert main(["run", "run"]) == 0  # as it was told before
+    said = capsys.readouterr().err
+    assert "as run/options.toml says from before: ingest.paths = " in said
+    assert "train: " not in said
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert main(["run", "run", "--set", "evaluation.seed=1"]) == 0
     made = [
         line for line in capsys.readouterr().err.splitlines() if line.startswith(("evaluate: ", "report: ", "train: "))
     ]
-    assert made[0] == "evaluate: evaluation settings changed since"
+    assert made[0] == "evaluate: evaluation.seed: 0 -> 1"
     assert [line for line in made if line.startswith("train: ")] == []
 
 
@@ -100,7 +105,8 @@ def test_a_dry_run_says_what_it_would_make_and_touches_nothing(folder, monkeypat
     assert [name for name, _ in rows] == ["ingest", "split", "sites", "pairs", "train", "control", "evaluate", "report"]
     assert "4 steps see each of 12 windows 0.33 times: once is train.optimiser.steps = 12" in said.err
     assert "price: nothing; no adviser is named" in said.err
-    assert "time: about " in said.err
+    parts = [line.split()[0] for line in said.out[said.out.index("Time, roughly") :].splitlines()[3:] if line.strip()]
+    assert parts == ["warm-up", "hint", "training", "control", "evaluation", "all"]
     assert "memory of a step:" in said.err
     Path("writer.json").write_text(json.dumps([{"slug": "a/b", "input_per_mtok": 1.0, "output_per_mtok": 1.0}]))
     assert main([*given, "--set", "sites.writer=writer.json", "--set", "sites.max_usd=2.5"]) == 0
@@ -125,9 +131,10 @@ def test_what_cannot_be_run_is_a_sentence(folder, monkeypatch, capsys):
     for given, words in (
         (["logs", "--model", "bare"], "template"),
         (["--model", "model"], "PATH: got none, and no run to go on with"),
-        (["logs"], "train.model: got none"),
-        (["one", "--model", "model"], "1 session(s), and none left to train on"),
+        (["logs"], "--model: got none"),
+        (["one", "--model", "model"], "1 session, and none left to train on"),
         (["logs", "--model", "model", "--set", "run.fewest=1000"], "your data is too thin: got 12 mistakes to teach"),
     ):
         assert main(["run", *given]) == 1
         assert words in capsys.readouterr().err
+        shutil.rmtree("run", ignore_errors=True)

@@ -30,15 +30,14 @@ def check_model_name(name: str, *, what: str, expected: str = "a model's folder,
 
     if name and Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
-            raise InputError(explain(what, got=f"the folder {name!r} without config.json", expected=expected))
+            raise InputError(explain(what, got="a folder without config.json", expected=expected))
         return
     absent = "that is no name on the hub" if not _is_model_name(name) else ""
     if not absent and not isinstance(try_to_load_from_cache(name, "config.json"), str):
         absent = not_on_hub(name)
     if absent:
-        raise InputError(
-            explain(what, got=f"{name!r}: no folder here, not in the cache, and {absent}", expected=expected)
-        )
+        got = f"no folder of that name here, nothing in the cache, and {absent}"
+        raise InputError(explain(what, got=got, expected=expected))
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -85,3 +85,6 @@ class RunConfig:
     fewest: int = option(
         10, "Fewest error sites and pairs to learn from with which a training begins; 0 always begins.", at_least=0
     )
+    without_verdict: bool = option(
+        False, "Train although too few held-out sessions hold a mistake for the evaluation to say whether it helped."
+    )

@@ -308,3 +308,12 @@ class TrainConfig:
     alarm: AlarmConfig = section(AlarmConfig, "When a run is told to have collapsed.")
     grpo: GRPOSection = section(GRPOSection, "The policy gradient of mode grpo.")
     effort: EffortConfig = section(EffortConfig, "What a rollout's effort costs.")
+
+    def required_model(self) -> str:
+        """The start weights, which a training cannot do without."""
+        if self.model is None:
+            fix = "Name one: `--set train.model=NAME`, or model = NAME below [train] of the file."
+            raise ConfigError(
+                explain("train.model", got="none", expected="a folder with weights, or a name on the hub", fix=fix)
+            )
+        return self.model

@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from composer_replication.batch.model_folder import load_adapter, load_model, load_tokenizer
-from composer_replication.canonical_json import decode_object
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.fingerprint import tokenizer_digest, weights_digest
 from composer_replication.runs.evaluation import ADAPTER_SETTINGS, adapter_settings
+from composer_replication.runs.lineage import read_object, read_training
 from composer_replication.sessions.shuffled import NO_OTHER_KIND, TURNED
 
 ArmName = Literal["before", "after", "control"]
@@ -68,10 +68,7 @@ def _arm(name: ArmName, given: str, default: str | None) -> Arm:
 
 
 def _settings_of(folder: Path) -> dict[str, Any]:
-    try:
-        return decode_object((folder / _ADAPTER).read_bytes())
-    except ValueError as error:
-        raise InputError(explain(str(folder / _ADAPTER), got=error, expected="a JSON object")) from error
+    return read_object(folder / _ADAPTER)
 
 
 def _own_base(folder: Path) -> str | None:
@@ -94,7 +91,7 @@ def control_lacks(arms: Sequence[Arm]) -> list[str]:
 
     By the records of both trainings; weights without one are taken for what they are said to be.
     """
-    records = {arm.name: training_of(Path(arm.given)) for arm in arms}
+    records = {arm.name: read_training(Path(arm.given)) for arm in arms}
     real, control = records.get("after"), records.get("control")
     if not real or not control:
         return []
@@ -107,12 +104,6 @@ def control_lacks(arms: Sequence[Arm]) -> list[str]:
     if _PAIRS in ran and (_PAIRS not in ran_in_control or control["counts"].get(TURNED) == 0):
         said.append("No control for channel 3: it had no pair to turn round.")
     return said
-
-
-def training_of(folder: Path) -> dict[str, Any]:
-    """What `training.json` says of the weights in a folder; nothing of somebody else's."""
-    path = folder / "training.json"
-    return decode_object(path.read_bytes()) if path.is_file() else {}
 
 
 def _is_same(one: str, other: str) -> bool:

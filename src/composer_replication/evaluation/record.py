@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.config import CrfConfig
-from composer_replication.evaluation.arms import Arm, control_lacks, training_of
+from composer_replication.evaluation.arms import Arm, control_lacks
 from composer_replication.evaluation.damage import GOOD_TURNS, UNITS, damage_row, loss_values
 from composer_replication.evaluation.figures import FigureArm, Over, Value, figures_of, forced_values
 from composer_replication.evaluation.forced import evaluated_rows
@@ -22,6 +22,7 @@ from composer_replication.judge.walk import earlier_sessions
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
 from composer_replication.runs.evaluation import weight_files_digest
+from composer_replication.runs.lineage import read_training
 from composer_replication.runs.sidecar import now
 from composer_replication.runs.split import PlacedConversation
 from composer_replication.runs.tools import read_tools, table_of
@@ -129,7 +130,7 @@ def record_of(
 
 def _of_training(arms: Sequence[Arm]) -> list[str]:
     """That the training saw only a part of what it was to learn from, where its record says so."""
-    record = next((training_of(Path(arm.given)) for arm in arms if arm.name == "after"), {})
+    record = next((read_training(Path(arm.given)) for arm in arms if arm.name == "after"), {})
     steps, counts = record.get("steps"), record.get("counts") or {}
     seen, windows = (counts.get(name, 0) for name in ("windows_seen", "windows"))
     if not steps or not seen or seen >= windows:

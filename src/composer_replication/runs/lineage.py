@@ -1,17 +1,23 @@
-"""Where an artefact came from, and whether what it came from has changed since."""
+"""Where an artefact came from, and whether what it came from has changed since; of weights, `training.json` says it."""
 
 from __future__ import annotations
 
+import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from composer_replication.errors import ArtefactNotFoundError, InputError
+from composer_replication.canonical_json import decode_object
+from composer_replication.errors import ArtefactNotFoundError, InputError, explain
 from composer_replication.runs.artefacts import ARTEFACTS, find_artefact
 from composer_replication.runs.records import check_pair, not_found, open_records
 from composer_replication.runs.sidecar import ArtefactMeta, Source, sha256_of_file
 from composer_replication.runs.source_paths import find_source, portable_name
 
+RECORD = "training.json"
 _ARTEFACT, _FILE = "artefact", "file"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,3 +111,34 @@ def _load(directory: Path, name: str) -> tuple[ArtefactMeta | None, str]:
     if not path.exists():
         raise not_found(artefact, directory)
     return None, sha256_of_file(path)
+
+
+# ---- trained weights
+
+
+def read_training(folder: Path) -> dict[str, Any]:
+    """What `training.json` says of the weights beside it; empty where another tool made them."""
+    return read_object(folder / RECORD) if (folder / RECORD).is_file() else {}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file beside weights, such as an adapter's config."""
+    try:
+        return decode_object(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(explain(str(path), got=error, expected="a JSON object")) from error
+
+
+def half_trained(root: Path) -> str:
+    """How far a training in this folder has come that has left no weights yet; empty where none has begun."""
+    places = {name: root / ARTEFACTS[name].file_name for name in ("checkpoints", "adapter", "model", "config")}
+    if not places["checkpoints"].is_dir() or places["adapter"].is_dir() or places["model"].is_dir():
+        return ""
+    found = (_CHECKPOINT.fullmatch(each.name) for each in places["checkpoints"].iterdir())
+    steps = max((int(each[1]) for each in found if each), default=0)
+    try:
+        told: Any = tomllib.loads(places["config"].read_text(encoding="utf-8"))
+        wanted = f" of {told['train']['optimiser']['steps']}"
+    except (OSError, ValueError, LookupError, TypeError):  # it had not come that far, or somebody edited it
+        wanted = ""
+    return f"a training that stands at step {steps}{wanted}; `crf run {root}` goes on with it"

@@ -32,19 +32,20 @@ def read_sites(run: RunDir) -> Iterator[tuple[ErrorSite, Hint | None]]:
     return (from_row(row) for row in run.read_jsonl("sites", schema=SCHEMA, version=VERSION))
 
 
-def find_site(run: RunDir, identity: str) -> tuple[ErrorSite, Hint | None]:
+def find_site(run: RunDir, identity: str, *, what: str = "site") -> tuple[ErrorSite, Hint | None]:
     """The site with this id, or whose id alone begins like this."""
     every = list(read_sites(run))
     found = [each for each in every if each[0].id.startswith(identity)]
     if len(found) == 1 and len(identity) >= _MIN_PREFIX:
         return found[0]
-    got = f"{identity!r}, which {len(found)} sites begin with"
-    expected = f"the id of a site, or at least {_MIN_PREFIX} characters that only one begins with"
+    number = f"{len(found)} sites begin with" if found else "no site has, or begins with"
+    got = f"{identity!r}, which {number}"
+    expected = f"the id of a site, or its first {_MIN_PREFIX} characters or more"
     ids = list(dict.fromkeys(site.id for site, _ in every))
     begin = [each for each in ids if identity and each.startswith(identity)]
     near = begin[:_MAX_NEAR] or get_close_matches(identity, ids, n=_MAX_NEAR)
-    fix = "`crf sites RUN` shows ids" + (f". Near it: {', '.join(near)}" if near else "")
-    raise InputError(explain("site", got=got, expected=expected, fix=fix))
+    fix = f"`crf sites {run.root} --list` shows them" + (f". Near it: {', '.join(near)}" if near else ".")
+    raise InputError(explain(what, got=got, expected=expected, fix=fix))
 
 
 def read_site(run: RunDir, identity: str) -> SiteOfRun:
@@ -71,13 +72,15 @@ def struck_out(site: ErrorSite) -> ErrorSite:
     return replace(site, is_kept=False, reason="struck out: `crf hints RUN --keep ID` takes it back")
 
 
-def strike_sites(run: RunDir, identities: Iterable[str], *, is_struck: bool = True) -> list[ErrorSite]:
-    """Strike out the hints of these sites, or take that back; ids may be cut short.
+def strike_sites(
+    run: RunDir, identities: Iterable[str], *, is_struck: bool = True, what: str = "site"
+) -> list[ErrorSite]:
+    """Strike out the hints of these sites, or take that back; ids may be cut short. `what` is where they were named.
 
     What was struck out is out of `sites.jsonl` at once. What was taken back is written by the next `crf sites`.
     """
     with run.exclusive("hints", against=("training",)):
-        chosen = [find_site(run, identity)[0] for identity in identities]
+        chosen = [find_site(run, identity, what=what)[0] for identity in identities]
         with run.append_jsonl(_STRUCK) as journal:
             for site in chosen:
                 journal.append({"site": site.id, "is_struck": is_struck})

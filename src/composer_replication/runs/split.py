@@ -125,8 +125,13 @@ def place_conversations(
     if num_sessions and not units:
         what = "sessions" if by == "time" else "projects"
         said = f"{1 - validation - test:.0%} of them to train on, {validation:.0%} for validation, {test:.0%} for test"
-        got = f"{num_sessions} session(s), and none left to train on"
-        raise InputError(explain("split", got=got, expected=f"more {what}: {said}", fix="Set both shares to 0."))
+        number = f"{num_sessions} session" + ("" if num_sessions == 1 else "s")
+        got = f"{number}, and none left to train on"
+        fix = (
+            "Read more logs. To learn from all there is, with nothing held out to judge by: "
+            "`--set split.test=0 --set split.validation=0`."
+        )
+        raise InputError(explain("split", got=got, expected=f"more {what}: {said}", fix=fix))
     sides["train"] = [session for unit in units for session in unit]
     return [
         PlacedConversation(identity, session.name, side, _shown(session.began), session.project)

@@ -14,6 +14,7 @@ A step reads artefacts of the run, hands them to the stages below, and writes it
     evaluate   before against after, on held-out sessions -> evaluation.json
     report     all of it -> report.html, report.md
     stale      why a step has to be made: missing, or made of something else
+    running/   what `run` asks first: its options, whether there is enough to learn, how long it may take
     run        every step of the table, one after the other
     dry_run    what `run` would do, cost and take
     demo       the same on generated sessions and the embedded student

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer_replication.config import CrfConfig
 from composer_replication.runs import ARTEFACTS, RunDir
-from composer_replication.steps.run import RECORDS, arms_of, check_learnable, check_model, learnable
+from composer_replication.steps.run import RECORDS, arms_of, as_made
+from composer_replication.steps.running.learnable import check_learnable, learnable
 from composer_replication.steps.stale import NOT_THERE, why_records
 from composer_replication.steps.table import step_named
 
 if TYPE_CHECKING:
+    from composer_replication.steps.running.durations import TimeOfPart
     from composer_replication.teacher_replay.cost_survey import PriceRange
     from composer_replication.trainer.from_config.plan import TrainingPlan
 
@@ -35,7 +37,7 @@ class PlannedStep(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What `crf run` would do. `seconds` are for the steps of all its trainings, roughly.
+    """What `crf run` would do. `time` is a guess for each part that takes minutes.
 
     `price` is that of advisers; `writer_usd` is the most that a writer of hints may cost, where one would be asked.
     """
@@ -44,32 +46,32 @@ class RunPlan:
     training: TrainingPlan
     price: PriceRange | None
     writer_usd: float | None
-    seconds: float | None
+    time: Sequence[TimeOfPart] | None
     remarks: Sequence[str]
 
 
 def plan_run(config: CrfConfig, output: Path) -> RunPlan:
     """The plan for a run at `output`, which need not be there."""
+    from composer_replication.steps.running.durations import time_of_run
     from composer_replication.steps.train import plan
 
     with tempfile.TemporaryDirectory(prefix="crf-plan-") as folder:
         run = _copy_of(output, Path(folder) / "run")
-        check_model(config, run)
         remarks: list[str] = []
         steps, price = _light_steps(config, run)
         is_asked = any(each.why for each in steps if each.name == "sites")
         there = learnable(run)
         check_learnable(config, there, remarks.append)
+        config = as_made(config)
         steps += _heavy_steps(config, run, output)
         training = plan(replace(config, train=replace(config.train, output=None)), run)
-    trainings = sum(bool(each.why) for each in steps if each.name in arms_of(config))
-    seconds = None if training.seconds is None else trainings * training.seconds
+    made = [each.name for each in steps if each.why]
     return RunPlan(
         steps=steps,
         training=training,
         price=price,
         writer_usd=config.sites.max_usd if config.sites.writer and is_asked else None,
-        seconds=seconds,
+        time=time_of_run(config, there, training, made),
         remarks=[f"to learn from: {there.in_words()}", *remarks, *training.remarks],
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,11 @@ from composer_replication.config import CrfConfig, config_hash, load
 from composer_replication.config.writer import RESOLVED_NAME
 from composer_replication.errors import InputError, MissingExtraError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.lineage import RECORD, half_trained, read_training
 from composer_replication.runs.split import PlacedConversation, read_split
 
 if TYPE_CHECKING:
     from composer_replication.trainer.from_config.training import Progress
-
-_RECORD = "training.json"
 
 
 class Models(NamedTuple):
@@ -90,9 +88,8 @@ def trained_with(weights: str) -> Path | None:
     folder = Path(weights)
     path = folder.parent / RESOLVED_NAME
     try:
-        noted = json.loads((folder / _RECORD).read_bytes()).get("config_hash")
-        return path if config_hash(load(CrfConfig, path)) == noted else None
-    except (OSError, ValueError, AttributeError):  # somebody else's weights, or settings that were changed by hand
+        return path if config_hash(load(CrfConfig, path)) == read_training(folder).get("config_hash") else None
+    except (OSError, ValueError):  # somebody else's weights, or settings that were changed by hand
         return None
 
 
@@ -105,12 +102,14 @@ def models_of(
         after = _trained(root)
         control = control or _trained(root / "control")
         if after is None:
-            got = "no name, and no trained weights in the run"
-            raise InputError(explain("--after", got=got, expected="weights", fix="Run `crf train`, or name them."))
+            begun = half_trained(root)
+            got = f"no name, and {begun or 'no trained weights in the run'}"
+            fix = "" if begun else "Run `crf train`, or name them."
+            raise InputError(explain("--after", got=got, expected="weights", fix=fix))
     if before is None:
         before = _start_of(Path(after)) or config.train.model
         if before is None:
-            got = f"no name, and no {_RECORD} beside {after} that says what it was trained from"
+            got = f"no name, and no {RECORD} beside {after} that says what it was trained from"
             raise InputError(explain("--before", got=got, expected="the weights to compare with", fix="Name them."))
     return Models(before, after, control)
 
@@ -130,8 +129,5 @@ def _trained(root: Path) -> str | None:
 
 
 def _start_of(folder: Path) -> str | None:
-    try:
-        said = json.loads((folder / _RECORD).read_bytes()).get("start_weights")
-    except (OSError, ValueError, AttributeError):  # somebody else's weights
-        return None
+    said = read_training(folder).get("start_weights")  # somebody else's weights say nothing
     return said if isinstance(said, str) else None

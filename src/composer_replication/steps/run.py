@@ -7,7 +7,6 @@ last checkpoint, and paid answers are kept. The same command goes on, and ends w
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -16,11 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer_replication.config import CrfConfig
-from composer_replication.errors import InputError, explain
 from composer_replication.runs import RunDir
-from composer_replication.runs.pairs import read_pairs
-from composer_replication.runs.sites import read_sites
-from composer_replication.runs.split import read_split
+from composer_replication.steps.running.learnable import check_learnable, learnable
+from composer_replication.steps.running.options import remember, settled
 from composer_replication.steps.stale import evaluated_of, hashes, note_files, trained_of, why_files, why_records
 from composer_replication.steps.table import step_named
 
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
 
 RECORDS = {"split": "split", "sites": "sites", "replay": "teacher_calls", "pairs": "pairs"}
 """The steps that write records, and the artefact that tells whether one has to be made."""
-_FEWEST_TO_JUDGE = 5
 
 
 @dataclass(frozen=True)
@@ -67,25 +63,18 @@ class RunResult:
     """The signal that ended a training; the same command goes on."""
 
 
-class Learnable(NamedTuple):
-    """What there is to learn from, and to judge by: sites that may teach, pairs, and in how many sessions."""
+def run_steps(
+    config: CrfConfig, run: RunDir, listener: Listener | None = None, *, is_remembered: bool = False
+) -> RunResult:
+    """Go through the table; raises InputError where there is nothing to learn from, before any weights are loaded.
 
-    sites: int
-    pairs: int
-    sessions: int
-    failures: Counter[str]
-    test_sessions: int
-    test_sessions_with_errors: int
-
-    def in_words(self) -> str:
-        blamed = ", ".join(f"{number} {blame}" for blame, number in self.failures.most_common())
-        failed = f"{sum(self.failures.values())} calls failed (whose doing: {blamed})" if blamed else "no call failed"
-        return f"{self.sites} mistakes to teach and {self.pairs} pairs in {self.sessions} sessions; {failed}"
-
-
-def run_steps(config: CrfConfig, run: RunDir, listener: Listener | None = None) -> RunResult:
-    """Go through the table; raises InputError where there is nothing to learn from, before any weights are loaded."""
-    told, result = listener or Listener(), RunResult()
+    `is_remembered` writes down what the run is told.
+    """
+    told, result, config = listener or Listener(), RunResult(), settled(config)
+    if config.replay.teachers is not None or config.sites.writer is not None:
+        as_made(config)  # before anybody is paid
+    if is_remembered:
+        remember(config, run)
     config = replace(config, train=replace(config.train, run=str(run.root)))
     with run.used_alone("crf run"):
         for name, why, make in _steps(config, run, told):
@@ -119,7 +108,7 @@ def _steps(config: CrfConfig, run: RunDir, told: Listener) -> Iterator[_Step]:
                 partial(step_named(name).function, getattr(config, name), run),
             )
     check_learnable(config, learnable(run), told.say)
-    yield from _of_training(config, run, told)
+    yield from _of_training(as_made(config), run, told)
 
 
 def _of_training(config: CrfConfig, run: RunDir, told: Listener) -> Iterator[_Step]:
@@ -171,60 +160,15 @@ def arms_of(config: CrfConfig) -> dict[str, CrfConfig]:
     return {"train": config, **({"control": control} if config.run.control else {})}
 
 
+def as_made(config: CrfConfig) -> CrfConfig:
+    """A config as a training sees it: a model with a tokenizer and a template, windows that fit. Loads torch."""
+    from composer_replication.trainer.from_config.inputs import read_inputs
+
+    inputs = read_inputs(replace(config, train=replace(config.train, run=None)))
+    return replace(inputs.config, train=replace(inputs.config.train, run=config.train.run))
+
+
 def _take_results(run: RunDir, result: RunResult) -> None:
     from composer_replication.runs.evaluation import read_evaluation
 
     result.evaluation, result.report = read_evaluation(run), run.path("report_html")
-
-
-# ---- whether there is anything to learn
-
-
-def check_model(config: CrfConfig, run: RunDir) -> None:
-    """Raise before anything is read where the model has no tokenizer or template, or no logs are named."""
-    from composer_replication.trainer.from_config.inputs import read_inputs
-
-    if not config.ingest.paths and not run.path("conversations").exists():
-        expected = "a log or a folder with logs: `crf run PATH... --model MODEL`"
-        raise InputError(explain("PATH", got="none, and no run to go on with", expected=expected))
-    read_inputs(replace(config, train=replace(config.train, run=None)))
-
-
-def learnable(run: RunDir) -> Learnable:
-    """What the sites and pairs of a run have to teach with, and to judge by."""
-    rows = read_split(run) or []
-    session_of = {row.conversation_id: row.session for row in rows}
-    test = {row.conversation_id for row in rows if row.side == "test"}
-    sites, erring, failures = 0, set[str](), Counter[str]()
-    learnt = set[str]()
-    for site, hint in read_sites(run):
-        may_teach = site.is_kept and hint is not None
-        if site.conversation_id in test:
-            erring |= {session_of[site.conversation_id]} if may_teach else set()
-            continue
-        failures.update([site.blame] if site.kind != "no_failure" else [])
-        if may_teach:
-            sites += 1
-            learnt.add(session_of.get(site.conversation_id, site.conversation_id))
-    pairs = [identity for identity, _ in read_pairs(run) if identity not in test]
-    learnt |= {session_of.get(identity, identity) for identity in pairs}
-    num_test = len({row.session for row in rows if row.side == "test"})
-    return Learnable(sites, len(pairs), len(learnt), failures, num_test, len(erring))
-
-
-def check_learnable(config: CrfConfig, there: Learnable, say: Callable[[str], None]) -> None:
-    """Raise where there is less than `run.fewest` to learn from, with what would change that; say what is thin."""
-    if there.sites + there.pairs < max(config.run.fewest, 1):
-        few = "nothing to learn" if not there.sites + there.pairs else "your data is too thin"
-        fix = (
-            "More sessions would change that, of an agent whose calls fail now and then: add their folders. So would "
-            "advisers who say what they would have done (--advisers), and pairs.where_it_worked = true with them; "
-            "sites.min_confidence = 0.3 keeps failures that are less sure. run.fewest = 0 trains all the same."
-        )
-        expected = f"at least {max(config.run.fewest, 1)} together (run.fewest)"
-        raise InputError(explain(few, got=there.in_words(), expected=expected, fix=fix))
-    if there.test_sessions_with_errors < _FEWEST_TO_JUDGE:
-        say(
-            f"thin: {there.test_sessions_with_errors} of {there.test_sessions} held-out sessions hold a mistake to"
-            f" judge by, and fewer than {_FEWEST_TO_JUDGE} make no verdict: more sessions, or a larger split.test"
-        )

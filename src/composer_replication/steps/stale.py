@@ -13,7 +13,7 @@ from typing import Any
 from composer_replication.atomic import atomic_write_json
 from composer_replication.canonical_json import decode_object
 from composer_replication.config import CrfConfig
-from composer_replication.config.writer import config_hash
+from composer_replication.config.writer import value_text
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.evaluation import weight_files_digest
@@ -104,7 +104,9 @@ def why_files(step: str, run: RunDir, made_of: Mapping[str, str | None]) -> str:
         return "was not made by `crf run`"
     now = {**made_of, **_left(step, run)}
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return f"{' and '.join(changed)} changed since" if changed else ""
+    options = [f"{each}: {before.get(each, 'unset')} -> {now.get(each)}" for each in changed if "." in each]
+    files = [each for each in changed if "." not in each]
+    return "; ".join([*([f"{' and '.join(files)} changed since"] if files else []), *options])
 
 
 def note_files(step: str, run: RunDir, made_of: Mapping[str, str | None]) -> None:
@@ -128,7 +130,8 @@ def evaluated_of(config: CrfConfig, run: RunDir, weights: Mapping[str, Path | No
     section = config.evaluation
     asked = {"gsm8k": section.gsm8k, "code": section.code}
     files = {name: None if path is None else _hash_of(Path(path)) for name, path in asked.items()}
-    return {**records, **trained_of(weights), **files, "evaluation settings": config_hash(section)}
+    options = {f"evaluation.{name}": value_text(value) for name, value in vars(section).items()}
+    return {**records, **trained_of(weights), **files, **options}
 
 
 def trained_of(weights: Mapping[str, Path | None]) -> dict[str, str | None]:

@@ -11,6 +11,7 @@ from composer_replication.atomic import atomic_write_text
 from composer_replication.config import CrfConfig
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.elsewhere import note_elsewhere
+from composer_replication.runs.lineage import read_training
 
 if TYPE_CHECKING:
     from composer_replication.trainer.from_config.plan import TrainingPlan
@@ -57,12 +58,12 @@ def _finish(saved: Path, config: CrfConfig) -> None:
     PEFT leaves an empty card, and the name of the start weights as it was typed.
     """
     from composer_replication.use.cards import model_card
-    from composer_replication.use.trained import Trained, absolute_base, read_record, settle_base
+    from composer_replication.use.trained import Trained, absolute_base, settle_base
 
     is_adapter = config.train.adapter.kind != "none"
     base = settle_base(saved) if is_adapter else absolute_base(config.train.model or "")
     run = None if config.train.run is None else RunDir.open(config.train.run)
-    trained = Trained(base=base, adapter=saved if is_adapter else None, record=read_record(saved), run=run)
+    trained = Trained(base=base, adapter=saved if is_adapter else None, record=read_training(saved), run=run)
     form = "adapter" if is_adapter else "merged"
     atomic_write_text(saved / "README.md", model_card(trained, form=form, name=str(saved.absolute()), evaluation=None))
 
@@ -98,10 +99,13 @@ def why_train(config: CrfConfig, run: RunDir) -> WhyTrain:
     why = "; ".join([*([f"{' and '.join(changed)} changed since"] if changed else []), *changes])
     if why and folder.has_begun:
         return WhyTrain(why, is_other=True)
+    wanted, made = config.train.optimiser.steps, folder.newest_step() if record is None else record["steps"]
+    steps = f"train.optimiser.steps: {made} -> {wanted}"
+    if made is not None and made > wanted:  # one of so many steps cannot be made of it
+        return WhyTrain(steps, is_other=True)
     if record is None:
         return WhyTrain("goes on from its last checkpoint" if folder.has_begun else "is not there yet")
-    is_short = record["steps"] < config.train.optimiser.steps
-    return WhyTrain("train.optimiser.steps: more than were made" if is_short else "")
+    return WhyTrain(steps if made != wanted else "")
 
 
 def set_aside(config: CrfConfig, run: RunDir) -> Path:

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -19,17 +19,19 @@ from composer_replication.config import CrfConfig, load
 from composer_replication.config.render import RenderConfig
 from composer_replication.config.writer import RESOLVED_NAME
 from composer_replication.errors import InputError, explain
+from composer_replication.evaluation.arms import Arm, arms_of, device_and_dtype
 from composer_replication.ingestion.states import action_text
 from composer_replication.runs import RunDir
 from composer_replication.runs.sites import read_site
 from composer_replication.runs.split import sides_of
+from composer_replication.trainer.from_config.inputs import learnt_context
 from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
 from composer_replication.use.trained import Trained
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Arm = Literal["before", "after"]
+    from composer_replication.evaluation.arms import ArmName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,26 +61,34 @@ class Prompt(NamedTuple):
 
 
 class Arms:
-    """The model of each arm, and the tokenizer that both share."""
+    """The model of each arm, and the tokenizer that both share; start weights below an adapter are loaded once."""
 
     def __init__(self, trained: Trained, *, device: str | None = None) -> None:
         self.trained = trained
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        default, dtype = device_and_dtype("auto")
+        self.device = device or default.type
         folder = trained.folder
+        arms = arms_of(trained.base, str(folder)) if folder is not None else [Arm("before", *(trained.base,) * 2, None)]
         has_tokenizer = folder is not None and (folder / "tokenizer_config.json").is_file()
         self.tokenizer: Any = load_tokenizer(str(folder) if has_tokenizer else trained.base)
-        self._models: dict[Arm, Any] = {"before": self._load(trained.base)}
-        if trained.adapter is not None:
-            self._models["after"] = load_adapter(self._models["before"], trained.adapter, what="adapter")
-        elif trained.model is not None:
-            self._models["after"] = self._load(str(trained.model))
+        whole = {
+            base: load_model(base, what=f"model {base!r}", dtype=dtype).to(self.device).eval()
+            for base in dict.fromkeys(arm.base for arm in arms)
+        }
+        self._is_shared = len(whole) < len(arms)
+        self._models: dict[ArmName, Any] = {
+            arm.name: whole[arm.base]
+            if arm.adapter is None
+            else load_adapter(whole[arm.base], arm.adapter, what="adapter")
+            for arm in arms
+        }
 
     @property
-    def names(self) -> tuple[Arm, ...]:
+    def names(self) -> tuple[ArmName, ...]:
         """Of a model without anything trained there is one arm."""
-        return ("before", "after") if "after" in self._models else ("before",)
+        return tuple(self._models)
 
-    def answer(self, arm: Arm, prompt: Prompt, sampling: Sampling) -> Answer:
+    def answer(self, arm: ArmName, prompt: Prompt, sampling: Sampling) -> Answer:
         """What this arm says next; the same seed draws the same numbers for each arm."""
         ids: Tensor = torch.tensor([list(prompt.ids)], device=self.device)
         torch.manual_seed(sampling.seed)
@@ -118,8 +128,8 @@ class Arms:
         raise InputError(explain(f"state of site {site.id}", got=got, expected="a turn of the model"))
 
     def _fitted(self, prompt: Prompt) -> Prompt:
-        """The newest part that the model has positions for, half of them where it is longer."""
-        most = getattr(self._models["before"].config.get_text_config(), "max_position_embeddings", None)
+        """The newest part of what the model has learnt to read at once, half of that where it is longer."""
+        most = learnt_context(self.trained.base, self.tokenizer)
         if not most or len(prompt.ids) < most:
             return prompt
         return prompt._replace(ids=prompt.ids[-(most // 2) :], num_left_out=len(prompt.ids) - most // 2)
@@ -131,15 +141,11 @@ class Arms:
         return set(ends) if isinstance(ends, list | tuple) else {ends}
 
     @contextlib.contextmanager
-    def _as(self, arm: Arm) -> Iterator[Any]:
-        model = self._models["after" if self.trained.adapter is not None else arm]
-        off = model.disable_adapter() if arm == "before" and self.trained.adapter is not None else None
-        with off or contextlib.nullcontext():
+    def _as(self, arm: ArmName) -> Iterator[Any]:
+        is_off = arm == "before" and self._is_shared  # an adapter is in the weights that it was put on
+        model = self._models["after" if is_off else arm]
+        with model.disable_adapter() if is_off else contextlib.nullcontext():
             yield model
-
-    def _load(self, name: str) -> Any:
-        dtype = "auto" if self.device != "cpu" else torch.float32
-        return load_model(name, what=f"model {name!r}", dtype=dtype).to(self.device).eval()
 
 
 def _side_of(run: RunDir, conversation_id: str) -> str:

@@ -1,20 +1,25 @@
 """What a machine has and lacks for each part of the work: one line a question, with what to do.
 
-Nothing is downloaded, no weights are loaded, and no endpoint is asked unless one is named.
+Nothing is downloaded and no weights are loaded. The hub is asked whether it answers, an endpoint if one is named.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from composer_replication.errors import ComposerError
 from composer_replication.optional import available
+from composer_replication.use.trained import absolute_base
 from composer_replication.version import __version__
 
 if TYPE_CHECKING:
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 
 Status = Literal["ok", "warn", "fail"]
 GIB = 2**30
+_PACKAGE = "composer-replication"
 _LEAST_DISK, _LEAST_MEMORY = 5 * GIB, 4 * GIB
 # What a verb cannot do without, then what makes it quicker or prettier.
 _EXTRAS = {
@@ -36,6 +42,7 @@ _ALONE = (
     ("trackio", 'train.report_to = "trackio"'),
     ("wandb", 'train.report_to = "wandb"'),
 )
+_ON_THE_HUB = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
 _NEEDED = ("torch", "transformers", "safetensors", "orjson", "rich")
 
 
@@ -61,7 +68,7 @@ def examine(
     yield _sandbox()
     yield _hub(os.environ)
     if model is not None:
-        yield from _model(model)
+        yield from _model(absolute_base(model))
     if base_url is not None:
         yield _endpoint(base_url, api_key_env)
 
@@ -74,20 +81,37 @@ def _python() -> Line:
 def _packages() -> Iterator[Line]:
     for name in _NEEDED:
         version = _version(name)
-        fix = "" if version else f"Type: pip install composer-replication (or pip install {name})"
+        fix = "" if version else f"Type: {install_line(name)}"
         yield Line(name, "ok" if version else "fail", version or "not installed", fix)
 
 
 def _extras() -> Iterator[Line]:
     for extra, purpose in _EXTRAS.items():
         if wanted := _declared(extra):
-            yield _extra(extra, wanted, f'For {purpose}, type: pip install "composer-replication[{extra}]"')
+            yield _extra(extra, wanted, f"For {purpose}, type: {install_line(extra=extra)}")
     there = [name for name, _ in _ALONE if available(name)]
     absent = [f"{name} ({purpose})" for name, purpose in _ALONE if name not in there]
     said = f"installed: {', '.join(there) or 'none'}" + (
         f"; not needed by default: {', '.join(absent)}" if absent else ""
     )
     yield Line("on request", "ok", said)
+
+
+def install_line(*packages: str, extra: str | None = None) -> str:
+    """What installs these, or an extra of ours, into this environment: from where this package was installed from."""
+    where = _installed_from()
+    names = [*packages, *([] if extra is None else [f"{where}[{extra}]"])]
+    return shlex.join([sys.executable, "-m", "pip", "install", *names])
+
+
+def _installed_from() -> str:
+    """The folder of the sources, where pip noted one; else the name of the package."""
+    try:
+        noted = importlib.metadata.distribution(_PACKAGE).read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        noted = None
+    url = urlsplit(json.loads(noted).get("url", "")) if noted else None
+    return url2pathname(url.path) if url is not None and url.scheme == "file" else _PACKAGE
 
 
 def _extra(extra: str, wanted: Sequence[Requirement], fix: str) -> Line:
@@ -108,7 +132,7 @@ def _declared(extra: str) -> list[Requirement]:
     from packaging.requirements import Requirement
 
     try:
-        texts = importlib.metadata.requires("composer-replication") or []
+        texts = importlib.metadata.requires(_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:  # run from a source tree alone
         return []
     every = [Requirement(text) for text in texts]
@@ -178,12 +202,16 @@ def _sandbox() -> Line:
 
 
 def _hub(environment: Mapping[str, str]) -> Line:
-    is_offline = environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    """Whether a model that is no folder and not in the cache could be had: the hub is asked for one that it has."""
+    from composer_replication.batch.model_folder import not_on_hub
+
     token = "a token is set" if environment.get("HF_TOKEN") else "no HF_TOKEN"
-    if is_offline:
-        fix = "Models have to be folders, or in the cache; unset HF_HUB_OFFLINE to download"
-        return Line("hub", "ok", f"offline (HF_HUB_OFFLINE), {token}", fix)
-    return Line("hub", "ok", f"models are downloaded when they are named; {token}")
+    if not (reason := not_on_hub(_ON_THE_HUB)):
+        return Line("hub", "ok", f"it answers: models are downloaded when they are named; {token}")
+    fix = "Models have to be folders, in the cache, or `student`, which comes with the package"
+    is_offline = environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    fix += "; unset HF_HUB_OFFLINE to download" if is_offline else ""
+    return Line("hub", "warn", f"{reason}; {token}", fix)
 
 
 def _model(name: str) -> Iterator[Line]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,8 @@ import torch
 
 from composer_replication.batch.model_folder import load_adapter, load_config, load_model, load_tokenizer
 from composer_replication.errors import InputError, explain
-from composer_replication.use.trained import RECORD, Trained
+from composer_replication.runs.lineage import RECORD
+from composer_replication.use.trained import Trained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,8 @@ class MergeCheck:
     effect: float
     num_tokens: int
     precision: str
+    why: str = ""
+    """Why it is not the precision of the start weights."""
 
     @property
     def holds(self) -> bool:
@@ -48,41 +51,52 @@ class MergeCheck:
 
     def __str__(self) -> str:
         lost = f", {self.difference / self.effect:.1%} of what the adapter changes" if self.effect else ""
-        return f"{self.difference:.2g} nats from the adapter on its start weights{lost} ({self.precision})"
+        why = f": {self.why}" if self.why else ""
+        return f"{self.difference:.2g} nats from the adapter on its start weights{lost} ({self.precision}{why})"
 
 
 def merge_adapter(trained: Trained, folder: Path, *, precision: Precision = "auto", device: str = "cpu") -> MergeCheck:
     """Write start weights and adapter as one model to `folder`, with tokenizer and template; refuse what differs.
 
+    On "auto" a short training whose change would round away in the start weights' precision is written in float32.
     Without an adapter the trained weights are copied, and nothing is left to compare.
     """
     if trained.adapter is None:
         _copy_whole(trained, folder)
         return MergeCheck(difference=0.0, effect=0.0, num_tokens=0, precision="as trained")
-    tokenizer = load_tokenizer(_home_of_tokenizer(trained))
     wanted = _wanted_dtype(trained.base, precision)
-    base = load_model(trained.base, what=f"start weights {trained.base!r}", dtype=torch.float32).to(device).eval()
-    probe = probe_ids(tokenizer, base.config).to(device)
-    before = _logprobs(base, probe)
-    adapted = load_adapter(base, trained.adapter, what="adapter")
-    with_adapter = _logprobs(adapted, probe)
-    merged = adapted.merge_and_unload(safe_merge=True)
-    merged.to(wanted).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    del base, adapted, merged
-    gc.collect()
-    written = load_model(str(folder), what=f"merged weights {str(folder)!r}", dtype=torch.float32).to(device).eval()
-    check = MergeCheck(
-        difference=_distance(with_adapter, _logprobs(written, probe)),
-        effect=_distance(before, with_adapter),
-        num_tokens=probe.numel(),
-        precision=str(wanted).removeprefix("torch."),
-    )
+    check = _merged(trained, trained.adapter, folder, wanted, device)
+    if not check.holds and precision == "auto" and wanted != torch.float32:
+        shutil.rmtree(folder)  # of fewer bits there may be fewer files
+        share = f"{check.difference / check.effect:.0%} of what the adapter changes"
+        why = f"in {check.precision}, as the start weights are, rounding would lose {share}"
+        check = replace(_merged(trained, trained.adapter, folder, torch.float32, device), why=why)
     if not check.holds:
         fix = "Take the adapter itself, or more bits: --precision float32."
         expected = f"at most {_MOST_LOST:.0%} of what the adapter changes"
         raise InputError(explain(f"merged weights in {folder}", got=str(check), expected=expected, fix=fix))
     return check
+
+
+def _merged(trained: Trained, adapter: Path, folder: Path, dtype: torch.dtype, device: str) -> MergeCheck:
+    tokenizer = load_tokenizer(_home_of_tokenizer(trained))
+    base = load_model(trained.base, what=f"start weights {trained.base!r}", dtype=torch.float32).to(device).eval()
+    probe = probe_ids(tokenizer, base.config).to(device)
+    before = _logprobs(base, probe)
+    adapted = load_adapter(base, adapter, what="adapter")
+    with_adapter = _logprobs(adapted, probe)
+    merged = adapted.merge_and_unload(safe_merge=True)
+    merged.to(dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    del base, adapted, merged
+    gc.collect()
+    written = load_model(str(folder), what=f"merged weights {str(folder)!r}", dtype=torch.float32).to(device).eval()
+    return MergeCheck(
+        difference=_distance(with_adapter, _logprobs(written, probe)),
+        effect=_distance(before, with_adapter),
+        num_tokens=probe.numel(),
+        precision=str(dtype).removeprefix("torch."),
+    )
 
 
 def _wanted_dtype(base: str, precision: Precision) -> torch.dtype:
@@ -122,11 +136,7 @@ def _home_of_tokenizer(trained: Trained) -> str:
 
 
 def _copy_whole(trained: Trained, folder: Path) -> None:
-    if trained.model is None:
-        fix = "Name a run with trained weights, or an adapter's folder."
-        raise InputError(
-            explain("weights to export", got=f"the model {trained.base} alone", expected="trained ones", fix=fix)
-        )
+    assert trained.model is not None
     folder.mkdir(parents=True, exist_ok=True)
     for path in _files_of(trained.model):
         shutil.copyfile(path, folder / path.name)

@@ -6,12 +6,11 @@ from the next folder on, and an adapter without its start weights is of no use.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from composer_replication.atomic import atomic_write_json
 from composer_replication.envs.student import student_folder
@@ -19,9 +18,10 @@ from composer_replication.errors import ArtefactNotFoundError, InputError, expla
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.directory import MARKER
 from composer_replication.runs.elsewhere import made_elsewhere
+from composer_replication.runs.lineage import half_trained, read_object, read_training
 from composer_replication.runs.source_paths import find_source
 
-ADAPTER_CONFIG, RECORD = "adapter_config.json", "training.json"
+ADAPTER_CONFIG, STUDENT = "adapter_config.json", "student"
 UNKNOWN_LICENCE = "unknown: look it up"
 _BASE = "base_model_name_or_path"
 _MAX_CARD = 1 << 20
@@ -57,18 +57,20 @@ def find_trained(name: str, adapter: str | None = None) -> Trained:
             fix = "Name the folder `adapter` that `crf train` left, or another one of PEFT's."
             raise InputError(explain(f"--adapter {adapter}", got=f"no {ADAPTER_CONFIG} in it", expected="one", fix=fix))
         base = _base_of(folder) if run is not None else absolute_base(name)
-        return Trained(base=base, adapter=folder, record=read_record(folder), run=run)
+        return Trained(base=base, adapter=folder, record=read_training(folder), run=run)
     folder = _weights_in(place, run)
     if folder is None and run is not None:
         fix = (
             f"`crf train --set train.run={name!r} --set train.model=MODEL` trains some; or name them: --adapter FOLDER."
         )
-        raise ArtefactNotFoundError(explain(f"trained weights of {name}", got="none", expected="an adapter", fix=fix))
+        begun = half_trained(run.root)
+        got, fix = (begun, "") if begun else ("none", fix)
+        raise ArtefactNotFoundError(explain(f"trained weights of {name}", got=got, expected="an adapter", fix=fix))
     if folder is None:
         return Trained(base=absolute_base(name))
     if (folder / ADAPTER_CONFIG).is_file():
-        return Trained(base=_base_of(folder), adapter=folder, record=read_record(folder), run=run)
-    record = read_record(folder)
+        return Trained(base=_base_of(folder), adapter=folder, record=read_training(folder), run=run)
+    record = read_training(folder)
     return Trained(base=absolute_base(str(record.get("start_weights") or name)), model=folder, record=record, run=run)
 
 
@@ -86,15 +88,10 @@ def _weights_in(place: Path, run: RunDir | None) -> Path | None:
     return find_source(noted[-1].path, run.root) if noted else None
 
 
-def read_record(folder: Path) -> dict[str, Any]:
-    """`training.json` of a folder with trained weights; empty where another tool made them."""
-    return _object_in(folder / RECORD) if (folder / RECORD).is_file() else {}
-
-
 def _base_of(adapter: Path) -> str:
     """The start weights that an adapter names. A relative path was meant from where it was trained: looked for from
     here, and from the folders that the adapter lies in."""
-    named = _object_in(adapter / ADAPTER_CONFIG).get(_BASE) or read_record(adapter).get("start_weights")
+    named = read_object(adapter / ADAPTER_CONFIG).get(_BASE) or read_training(adapter).get("start_weights")
     if not isinstance(named, str) or not named:
         fix = "Name the start weights: `crf chat MODEL --adapter FOLDER`."
         raise InputError(explain(f"{adapter / ADAPTER_CONFIG}, {_BASE}", got=repr(named), expected="a model", fix=fix))
@@ -102,12 +99,12 @@ def _base_of(adapter: Path) -> str:
 
 
 def absolute_base(name: str, *, near: Iterable[Path] = ()) -> str:
-    """A folder by its absolute path, a hub name as it is."""
+    """A folder by its absolute path, a hub name as it is; `student` is the model that comes with the package."""
     path = Path(name).expanduser()
     for place in (path, *((folder / path) for folder in near)):
-        if place.is_dir():
+        if name and place.is_dir():
             return str(place.resolve())
-    return name
+    return str(student_folder()) if name == STUDENT else name
 
 
 def is_folder(base: str) -> bool:
@@ -116,7 +113,7 @@ def is_folder(base: str) -> bool:
 
 def settle_base(adapter: Path) -> str:
     """Write the absolute path of the start weights into an adapter's config; a hub name stays."""
-    base, config = _base_of(adapter), _object_in(adapter / ADAPTER_CONFIG)
+    base, config = _base_of(adapter), read_object(adapter / ADAPTER_CONFIG)
     if config.get(_BASE) != base:
         atomic_write_json(adapter / ADAPTER_CONFIG, {**config, _BASE: base})
     return base
@@ -131,7 +128,7 @@ def licence_of(base: str) -> str:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         if path.suffix == ".json":
-            known = _object_in(path)
+            known = read_object(path)
             said = known.get("license") or known.get("licence")
             if isinstance(said, str) and said.strip():
                 return _one_line(said)
@@ -156,13 +153,3 @@ def _cards_of(base: str) -> list[Path]:
 
 def _one_line(text: str) -> str:
     return "".join(each for each in " ".join(text.split())[:80] if each.isprintable())
-
-
-def _object_in(path: Path) -> dict[str, Any]:
-    try:
-        held: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(explain(str(path), got=error, expected="a JSON object")) from error
-    if not isinstance(held, dict):
-        raise InputError(explain(str(path), got=type(held).__name__, expected="a JSON object"))
-    return cast("dict[str, Any]", held)

@@ -55,7 +55,10 @@ def test_what_a_training_is_made_of_says_whether_it_is_made_again(train, folder,
     config = load_with_preset("run.toml", ["train.optimiser.steps=1"])
     assert why_train(config, run) == ("", False)
     more = replace(config, train=replace(config.train, optimiser=replace(config.train.optimiser, steps=2)))
-    assert why_train(more, run) == ("train.optimiser.steps: more than were made", False)
+    assert why_train(more, run) == ("train.optimiser.steps: 1 -> 2", False)
+    assert train("--set", "train.optimiser.steps=2", "--set", f"train.run='{run.root}'", output=None)[0] == 0
+    assert why_train(config, run) == ("train.optimiser.steps: 2 -> 1", True)
+    config = more
     other = replace(config, loss=replace(config.loss, beta_replay=0.2))
     assert why_train(other, run) == ("loss.beta_replay: 0.1 -> 0.2", True)
     run.write_jsonl("pairs", [], schema="dpo_pair", version=2, sources=["conversations"])

@@ -12,7 +12,7 @@ import torch
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.cli.main import main
-from composer_replication.envs.student import load_student, student_folder
+from composer_replication.envs.student import TRAINED_CONTEXT, load_student, student_folder
 from composer_replication.runs import RunDir
 from composer_replication.runs.sites import read_site, read_sites
 from composer_replication.trainer.from_config.renderer import tools_of
@@ -76,7 +76,7 @@ def test_the_prompt_of_a_state_is_what_training_renders_up_to_the_turn(arms, run
     expected = start[0][: start[1]]
     assert list(prompt.ids) == expected[-len(prompt.ids) :]
     assert len(prompt.ids) + prompt.num_left_out == len(expected)
-    assert prompt.num_left_out == 0 or len(prompt.ids) == 2048
+    assert prompt.num_left_out == 0 or len(prompt.ids) == TRAINED_CONTEXT // 2
     assert prompt.logged.startswith("[TOOL_USE] name=") or "\n[TOOL_USE]" in prompt.logged
     assert site.kind in prompt.about
 
@@ -126,7 +126,7 @@ def test_each_arm_remembers_its_own_answers_until_told_to_begin_anew(run, capsys
         (["MODEL", "--state", "abcd", "--once", "x"], "--state and --once: got both"),
         (["MODEL", "--max-tokens", "0"], "expected 1 or more tokens"),
         (["MODEL", "--adapter", "nowhere"], "no adapter_config.json in it"),
-        (["no/such/folder/here", "--once", "x"], "tokenizer 'no/such/folder/here': got no folder of that name"),
+        (["no/such/folder/here", "--once", "x"], "no/such/folder/here: got no folder of that name here"),
     ],
 )
 def test_what_cannot_be_asked_is_a_sentence(given, said, capsys):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,7 +46,8 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(ask, monkeyp
     assert status == 1
     assert lines["extra train"]["status"] == "warn"
     assert lines["extra train"]["found"] == "no trl, peft 0.1, expected >=0.18"
-    assert 'pip install "composer-replication[train]"' in lines["extra train"]["fix"]
+    assert f"{sys.executable} -m pip install " in lines["extra train"]["fix"]
+    assert lines["extra train"]["fix"].endswith("[train]'")
     assert lines["orjson"]["status"] == "fail"
 
 
@@ -86,3 +89,31 @@ def test_lines_say_what_to_do_below_what_is_wrong(capsys, tmp_path):
     told = capsys.readouterr()
     assert told.out.splitlines()[0].startswith("ok    python")
     assert " warnings, 0 failures" in told.err
+
+
+@pytest.mark.parametrize(
+    ("noted", "expected"),
+    [
+        ('{"url": "file:///home/me/my%20code", "dir_info": {}}', "'/home/me/my code[train]'"),
+        ('{"url": "https://host/x.whl"}', "'composer-replication[train]'"),
+        (None, "'composer-replication[train]'"),
+    ],
+)
+def test_an_extra_comes_from_where_the_package_came_from(monkeypatch, noted, expected):
+    found = SimpleNamespace(read_text=lambda _name: noted)
+    monkeypatch.setattr(doctor.importlib.metadata, "distribution", lambda _name: found)
+    assert doctor.install_line(extra="train") == f"{sys.executable} -m pip install {expected}"
+
+
+@pytest.mark.parametrize(
+    ("absent", "status", "words"),
+    [
+        ("", "ok", "it answers"),
+        ("the hub cannot be reached (ConnectError)", "warn", "cannot be reached"),
+        ("HF_HUB_OFFLINE is set", "warn", "HF_HUB_OFFLINE is set"),
+    ],
+)
+def test_a_hub_that_does_not_answer_is_a_warning(ask, monkeypatch, absent, status, words):
+    monkeypatch.setattr("composer_replication.batch.model_folder.not_on_hub", lambda _name: absent)
+    line = ask()[1]["hub"]
+    assert (line["status"], words in line["found"]) == (status, True)

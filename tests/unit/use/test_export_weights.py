@@ -72,11 +72,17 @@ def test_in_full_precision_nothing_is_lost(adapter, tmp_path):
     )
 
 
-def test_an_adapter_that_rounds_away_in_bf16_is_refused_and_leaves_no_folder(tmp_path):
+def test_an_adapter_that_rounds_away_in_bf16_is_refused_there_and_written_in_float32_by_default(tmp_path):
     faint = make_adapter(tmp_path / "faint", student_folder(), scale=1e-2)
     with pytest.raises(InputError, match=r"of what the adapter changes.*--precision float32"):
-        export_weights(str(faint), tmp_path / "out")
+        export_weights(str(faint), tmp_path / "out", precision="bfloat16")
     assert [each.name for each in tmp_path.iterdir()] == ["faint"]
+    done = export_weights(str(faint), tmp_path / "out", environment={})
+    assert done.check.precision == "float32"
+    assert done.check.difference < 1e-4
+    assert "(float32: in bfloat16, as the start weights are, rounding would lose " in str(done.check)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "merged", dtype="auto")
+    assert merged.dtype == torch.float32
 
 
 def test_the_folder_holds_what_others_need(exported):

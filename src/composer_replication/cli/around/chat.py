@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.use.chat import Answer, Arm, Arms, Prompt, Sampling
+    from composer_replication.evaluation.arms import ArmName
+    from composer_replication.use.chat import Answer, Arms, Prompt, Sampling
     from composer_replication.use.trained import Trained
 
 HELP = "talk to a model, or to it before and after training side by side, at a held-out state or with your own words"
@@ -35,31 +36,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from composer_replication.batch.model_folder import check_model_name
     from composer_replication.cli.console import say
     from composer_replication.cli.pipeline.run import quiet
     from composer_replication.errors import InputError, explain
+    from composer_replication.use.trained import find_trained
 
     if args.state is not None and args.once is not None:
         raise InputError(explain("--state and --once", got="both", expected="one of them"))
     if args.max_tokens < 1 or args.temperature < 0:
         got = f"--max-tokens {args.max_tokens}, --temperature {args.temperature:g}"
         raise InputError(explain("crf chat", got=got, expected="1 or more tokens, and a temperature of 0 or more"))
+    trained = find_trained(args.model, args.adapter)
+    _check_state(args, trained)
+    expected = "a run with trained weights, a model's folder, a name on the hub, or student"
+    check_model_name(trained.base, what=args.model, expected=expected)
     with quiet():
         from composer_replication.use.chat import Arms, Sampling, run_tools
-        from composer_replication.use.trained import find_trained
 
-        trained = find_trained(args.model, args.adapter)
-        _check_state(args, trained)
         arms = Arms(trained)
     sampling = Sampling(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
-    asked: tuple[Arm, ...] = arms.names if args.compare else arms.names[-1:]
+    asked: tuple[ArmName, ...] = arms.names if args.compare else arms.names[-1:]
     if args.compare and len(arms.names) == 1:
         say("crf chat: nothing was trained here, so there is one model to ask")
     if args.state is not None and trained.run is not None:
         _answer(args, arms, asked, arms.at_site(trained.run, args.state), sampling)
         return 0
     tools = None if args.no_tools else run_tools(trained.run)
-    histories: dict[Arm, list[dict[str, Any]]] = {arm: _beginning(args.system) for arm in asked}
+    histories: dict[ArmName, list[dict[str, Any]]] = {arm: _beginning(args.system) for arm in asked}
     for text in [args.once] if args.once is not None else _typed():
         _turn(args, arms, histories, text, tools, sampling)
     return 0
@@ -96,7 +100,7 @@ def _typed() -> Iterator[str]:
 def _turn(
     args: argparse.Namespace,
     arms: Arms,
-    histories: dict[Arm, list[dict[str, Any]]],
+    histories: dict[ArmName, list[dict[str, Any]]],
     text: str,
     tools: Any,
     sampling: Sampling,
@@ -105,7 +109,7 @@ def _turn(
     if text == "/new":
         histories.update({arm: _beginning(args.system) for arm in histories})
         return
-    answers: dict[Arm, Answer] = {}
+    answers: dict[ArmName, Answer] = {}
     for arm, history in histories.items():
         history.append({"role": "user", "content": text})
         answers[arm] = arms.answer(arm, arms.says(history, tools=tools), sampling)
@@ -113,7 +117,9 @@ def _turn(
     _show(args, answers, None)
 
 
-def _answer(args: argparse.Namespace, arms: Arms, asked: tuple[Arm, ...], prompt: Prompt, sampling: Sampling) -> None:
+def _answer(
+    args: argparse.Namespace, arms: Arms, asked: tuple[ArmName, ...], prompt: Prompt, sampling: Sampling
+) -> None:
     from composer_replication.cli.console import say
 
     left_out = f"; {prompt.num_left_out:,} before them do not fit the model" if prompt.num_left_out else ""
@@ -121,7 +127,7 @@ def _answer(args: argparse.Namespace, arms: Arms, asked: tuple[Arm, ...], prompt
     _show(args, {arm: arms.answer(arm, prompt, sampling) for arm in asked}, prompt)
 
 
-def _show(args: argparse.Namespace, answers: dict[Arm, Answer], prompt: Prompt | None) -> None:
+def _show(args: argparse.Namespace, answers: dict[ArmName, Answer], prompt: Prompt | None) -> None:
     """Answers beside each other where there is room; a model's text is shown, and nothing in it is obeyed."""
     from composer_replication.cli.console import plain, print_json, terminal_width
 

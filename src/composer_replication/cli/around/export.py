@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
-        help="with --to: of the merged weights; default auto: as the start weights",
+        help="with --to: of the merged weights; default auto: as the start weights, or float32 where that would lose",
     )
     parser.add_argument(
         "--push", metavar="REPO", help="with --to: send merged weights and card to OWNER/NAME on the hub"
@@ -65,10 +65,11 @@ def _refuse_idle_options(args: argparse.Namespace) -> None:
 def _weights(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import print_json
     from composer_replication.cli.pipeline.run import quiet
+    from composer_replication.steps.around.export import export_weights, refuse_used, trained_weights
 
+    refuse_used(Path(args.to))
+    trained_weights(args.run, args.adapter)
     with quiet():
-        from composer_replication.steps.around.export import export_weights
-
         done = export_weights(
             args.run,
             Path(args.to),

@@ -42,8 +42,8 @@ def _figure(each: Mapping[str, Any]) -> str:
 def _ingest(made: Any) -> str:
     total = made.total
     return (
-        f"{total.sessions:,} sessions, {total.turns:,} turns, {total.calls:,} calls, {total.errors:,} of them failed;"
-        f" {total.redactions:,} secrets taken out"
+        f"{total.sessions:,} sessions, {total.turns:,} turns, {total.calls:,} calls, {total.errors:,} results that"
+        f" the logs mark as errors; {total.redactions:,} secrets taken out"
     )
 
 
@@ -54,7 +54,8 @@ def _split(made: Any) -> str:
 
 def _sites(made: Any) -> str:
     failures = [site for site in made.sites if site.kind != "no_failure"]
-    return f"{len(failures):,} failures, {sum(site.is_kept for site in failures):,} kept with a hint"
+    kept = sum(site.is_kept for site in failures)
+    return f"{len(failures):,} failures, by marks of the logs and by what results say; {kept:,} are mistakes to teach"
 
 
 def _replay(made: Any) -> str:

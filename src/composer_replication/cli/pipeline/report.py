@@ -23,6 +23,7 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import plain, print_json, say
     from composer_replication.report.records import by_command
     from composer_replication.runs import RunDir
+    from composer_replication.runs.lineage import half_trained
     from composer_replication.steps.report import write_report
 
     done = write_report(RunDir.open(args.run), args.output, trained_in=args.trained_in)
@@ -44,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     print(plain(str(done.markdown)))
     if done.folder is not None:
         say(f"{done.num_sessions:,} sessions: a page each in {done.folder}, which belongs beside the report")
+    if begun := half_trained(args.trained_in or Path(args.run)):
+        say(f"half made: {begun}")
     for command, files in by_command(done.absent).items():
         say(f"missing: {', '.join(files)}; `{command}` writes {'it' if len(files) == 1 else 'them'}")
     for each in done.absent:

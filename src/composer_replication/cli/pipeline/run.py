@@ -22,12 +22,14 @@ SECTIONS = ("ingest", "split", "sites", "replay", "pairs", "loss", "render", "tr
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_short(parser, "paths", key="ingest.paths", nargs="*", metavar="PATH")
-    add_short(parser, "--model", key="train.model", metavar="MODEL")
+    text = "logs, project folders, or all of ~/.claude/projects; or a run, to go on with it as it began"
+    add_short(parser, "paths", key="ingest.paths", nargs="*", metavar="PATH", help=text)
+    text = "folder or hub name of the start weights; student is the tiny model that comes with the package"
+    add_short(parser, "--model", key="train.model", metavar="MODEL", help=text)
     add_short(parser, "--advisers", key="replay.teachers", metavar="FILE")
     text = "train in this environment (mode grpo) rather than on the sessions alone, as module:callable"
     add_short(parser, "--env", key="train.grpo.environment", metavar="NAME", help=text)
-    parser.add_argument("-o", "--output", default="run", metavar="RUN", help="run directory; default run")
+    parser.add_argument("-o", "--output", metavar="RUN", help="run directory; default run")
     add_short(parser, "--control", key="run.control", value=True)
     parser.add_argument("--dry-run", action="store_true", help="say what it would do, cost and take; train nothing")
     parser.add_argument("--starter", action="store_true", help="print a config to start from, and do no more")
@@ -36,46 +38,73 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from composer_replication.steps.running.options import check_given
+
     if args.starter:
         from composer_replication.config.presets import starter_text
 
         print(starter_text(), end="")
         return 0
-    config = config_from(args)
+    output = _output(args)
+    config = config_from(args, output)
+    check_given(config, output)
     if args.dry_run:
         from composer_replication.steps.dry_run import plan_run
 
         with quiet():
-            plan = plan_run(config, Path(args.output))
+            plan = plan_run(config, output)
         _show_plan(plan, as_json=args.json)
         return 0
-    return make(config, Path(args.output), as_json=args.json)
+    return make(config, output, as_json=args.json, is_remembered=True)
 
 
-def config_from(args: argparse.Namespace) -> CrfConfig:
-    """Preset, file and flags; an environment means rollouts."""
+def _output(args: argparse.Namespace) -> Path:
+    """The run's folder; a run in the place of the logs is the run to go on with."""
+    from composer_replication.errors import InputError, explain
+    from composer_replication.runs.directory import MARKER
+
+    paths = args.short.get("ingest.paths", [])
+    runs = [each for each in paths if (Path(each) / MARKER).is_file()]
+    if runs and (len(paths) > 1 or args.output is not None):
+        expected = "logs, or a run alone to go on with: `crf run RUN`"
+        raise InputError(explain("PATH", got=f"the run {runs[0]} among others, or with -o", expected=expected))
+    if runs:
+        args.short = {key: value for key, value in args.short.items() if key != "ingest.paths"}
+    return Path(runs[0] if runs else args.output or "run")
+
+
+def config_from(args: argparse.Namespace, output: Path) -> CrfConfig:
+    """Preset, file and flags; where no file is named, what the run was told before. An environment means rollouts."""
+    from composer_replication.cli.console import say
     from composer_replication.config.presets import load_with_preset
+    from composer_replication.steps.running.options import reused, settled, told_before, without_lost_logs
 
     flags = overrides_of(args)
     if "train.grpo.environment" in args.short:
         flags.insert(0, "train.mode=grpo")
-    config = load_with_preset(args.config, flags)
+    before = None if args.config is not None else told_before(output)
+    config = settled(load_with_preset(args.config or before, flags))
     refuse_unread(args)
+    if before is not None and (same := reused(before, [each.partition("=")[0].strip() for each in flags])):
+        say(f"as {before} says from before: {', '.join(same)}")
+    if before is not None and "ingest.paths" not in args.short:
+        config, lost = without_lost_logs(config)
+        for path in lost:
+            say(f"{path} is gone: what was read of it before stays")
     return config
 
 
-def make(config: CrfConfig, output: Path, *, as_json: bool) -> int:
-    """Check the model, make the steps, and print what came of it."""
+def make(config: CrfConfig, output: Path, *, as_json: bool, is_remembered: bool = False) -> int:
+    """Make the steps, and print what came of it."""
     from composer_replication.cli.console import plain, print_json, say
     from composer_replication.cli.pages.step_words import result_lines
     from composer_replication.steps.ingest import run_directory
-    from composer_replication.steps.run import check_model, run_steps
+    from composer_replication.steps.run import run_steps
 
     with quiet(), run_directory(output) as run_dir:
-        check_model(config, run_dir)
-        result = run_steps(config, run_dir, listener())
+        result = run_steps(config, run_dir, listener(), is_remembered=is_remembered)
     if result.stopped_by:
-        say(f"{result.stopped_by}: stopped; what is done is saved, and the same command goes on")
+        say(f"{result.stopped_by}: stopped; what is done is saved, and `crf run {output}` goes on")
         return INTERRUPTED
     assert result.evaluation is not None
     assert result.report is not None
@@ -139,7 +168,9 @@ def _show_plan(plan: RunPlan, *, as_json: bool) -> None:
         memory = plan.training.memory
         fits = None if memory is None else {"peak": memory.peak, "available": memory.available, "fits": memory.fits}
         price = None if plan.price is None else asdict(plan.price)
-        said = {"seconds": plan.seconds, "memory": fits, "price": price, "writer_usd": plan.writer_usd}
+        time = None if plan.time is None else [each._asdict() for each in plan.time]
+        seconds = None if plan.time is None else sum(each.seconds for each in plan.time)
+        said = {"seconds": seconds, "time": time, "memory": fits, "price": price, "writer_usd": plan.writer_usd}
         said |= {"remarks": list(plan.remarks)}
         print_json({"steps": [each._asdict() for each in plan.steps], **said, "counts": dict(plan.training.counts)})
         return
@@ -154,7 +185,13 @@ def _show_plan(plan: RunPlan, *, as_json: bool) -> None:
         say(f"price: at most ${plan.writer_usd:g} (sites.max_usd) for the writer of hints")
     elif plan.price is None:
         say("price: nothing; no adviser is named")
-    if plan.seconds is not None:
-        say(f"time: about {duration(plan.seconds)} for the steps on this machine, a warm-up and the proof aside")
+    if plan.time:
+        rows = [(each.name, duration(each.seconds), each.basis) for each in plan.time]
+        total = (
+            "all of it",
+            duration(sum(each.seconds for each in plan.time)),
+            "by the speed of this machine right now",
+        )
+        show(table("Time, roughly", ("part", "about", "for"), [*rows, total], last_is_total=True))
     if plan.training.memory is not None:
         say(f"memory of a step:\n{plan.training.memory}")

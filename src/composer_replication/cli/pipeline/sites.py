@@ -66,7 +66,7 @@ def _drop(run_dir: RunDir, identities: Sequence[str]) -> None:
     from composer_replication.cli.console import say
     from composer_replication.runs.sites import strike_sites
 
-    for site in strike_sites(run_dir, identities) if identities else ():
+    for site in strike_sites(run_dir, identities, what="--drop") if identities else ():
         say(f"struck out: site {site.id} ({site.kind}); `crf hints RUN --keep {site.id}` takes it back")
 
 

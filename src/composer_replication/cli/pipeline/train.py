@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import sys
+    from dataclasses import replace
     from pathlib import Path
 
     if args.options:
@@ -58,9 +59,16 @@ def run(args: argparse.Namespace) -> int:
         return 0
 
     from composer_replication.config.presets import load_with_preset
+    from composer_replication.runs import RunDir
+    from composer_replication.use.trained import STUDENT, absolute_base
 
     config = load_with_preset(args.config, overrides_of(args))
     refuse_unread(args)
+    config.train.required_model()  # before the libraries are loaded that would not get far without it
+    if config.train.run is not None:
+        RunDir.open(config.train.run)
+    if config.train.model == STUDENT:
+        config = replace(config, train=replace(config.train, model=absolute_base(STUDENT)))
     if str(Path.cwd()) not in sys.path:  # where rewards and environments are looked for
         sys.path.insert(0, str(Path.cwd()))
     if args.dry_run:
@@ -119,11 +127,15 @@ def quiet_libraries() -> None:
     import sys
 
     from composer_replication.cli.console import is_terminal
-    from composer_replication.trainer.from_config.inputs import hide_progress_bars
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    if not is_terminal(sys.stderr):
-        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    if is_terminal(sys.stderr):
+        return
+    for name in ("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"):  # of transformers as well
+        os.environ.setdefault(name, "1")
+    if "transformers" in sys.modules:  # which has asked already
+        from composer_replication.trainer.from_config.inputs import hide_progress_bars
+
         hide_progress_bars()
 
 

@@ -140,13 +140,13 @@ def export_weights(
     `push` names a repository on the hub, to which the merged weights and their card go; `api` as for `push_folder`.
     """
     from composer_replication.use.hub import check_repository, push_folder
-    from composer_replication.use.merge import merge_adapter
-    from composer_replication.use.trained import find_trained
 
     refuse_used(folder)
     if push is not None:
         check_repository(push)
-    trained = find_trained(name, adapter)
+    trained = trained_weights(name, adapter)
+    from composer_replication.use.merge import merge_adapter  # here: it loads torch, and what is above may refuse
+
     folder.parent.mkdir(parents=True, exist_ok=True)
     making = folder.with_name(f".{folder.name}.making")
     shutil.rmtree(making, ignore_errors=True)
@@ -164,6 +164,18 @@ def export_weights(
     made = tuple(each._replace(path=each.path and folder / each.path.relative_to(making)) for each in made)
     address = None if push is None else push_folder(folder / "merged", push, is_public=is_public, api=api)
     return ExportedWeights(folder=folder, check=check, made=made, pushed=address)
+
+
+def trained_weights(name: str, adapter: str | None = None) -> Trained:
+    """What is to be handed out; a name that stands for nothing trained is refused."""
+    from composer_replication.use.trained import find_trained
+
+    trained = find_trained(name, adapter)
+    if trained.folder is None:
+        got = f"the model {trained.base} alone" if Path(name).is_dir() else f"{name!r}, no folder here"
+        expected = "a run with trained weights, or an adapter's folder"
+        raise InputError(explain("weights to export", got=got, expected=expected))
+    return trained
 
 
 def _for_others(trained: Trained, making: Path, *, precision: str, environment: Mapping[str, str]) -> tuple[Made, ...]:

@@ -34,11 +34,10 @@ class Inputs(NamedTuple):
 
 def read_inputs(config: CrfConfig) -> Inputs:
     """The run directory and the tokenizer; whatever the config says that nothing here would listen to is refused."""
-    if config.train.model is None:
-        raise ConfigError(explain("train.model", got="none", expected="a folder with weights, or a name on the hub"))
+    name = config.train.required_model()
     _refuse_what_is_not_read(config)
     run = None if config.train.run is None else RunDir.open(config.train.run)
-    tokenizer = load_tokenizer(config.train.model)
+    tokenizer = load_tokenizer(name)
     renderer = make_renderer(config.render, tokenizer, tools_of(run))
     return Inputs(fitted(config, tokenizer), run, tokenizer, renderer)
 

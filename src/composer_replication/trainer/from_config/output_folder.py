@@ -17,6 +17,7 @@ from composer_replication.config import CrfConfig, load
 from composer_replication.config.writer import RESOLVED_NAME, to_toml, value_text, write_resolved
 from composer_replication.errors import ArtefactNotFoundError, ConfigError, RunError, StaleArtefactError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.lineage import read_training
 from composer_replication.trainer.checkpoints.manifest import (
     MANIFEST,
     check_manifest,
@@ -79,8 +80,7 @@ class TrainingFolder:
 
     def record(self, *, is_adapter: bool) -> dict[str, Any] | None:
         """What `training.json` says of the weights that are here; None without any."""
-        path = self.trained(is_adapter=is_adapter) / "training.json"
-        return decode_object(path.read_bytes()) if path.is_file() else None
+        return read_training(self.trained(is_adapter=is_adapter)) or None
 
     def made_of(self) -> dict[str, str] | None:
         """The files that a training began with, by name, with their hashes; None where none has begun."""

@@ -34,6 +34,24 @@ _PASSES, _REACHED = 8, 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pace:
+    """Operations a second, weights of the model, and tokens of a window: what a guess at a duration is made of."""
+
+    speed: float
+    weights: int
+    tokens: float
+    windows_a_step: int
+
+    @property
+    def tokens_a_step(self) -> float:
+        return self.tokens * self.windows_a_step
+
+    def seconds(self, passes: float) -> float:
+        """For so many operations a weight: those a token, times tokens."""
+        return passes * self.weights / (_REACHED * self.speed)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
     """What a run would be: where, with how much of what, and whether it fits. `memory` is known offline alone.
 
@@ -48,6 +66,7 @@ class TrainingPlan:
     newest_checkpoint: str | None = None
     changed: Sequence[str] = ()
     remarks: Sequence[str] = ()
+    pace: Pace | None = None
     seconds: float | None = None
     """What the steps may take on this machine, roughly; a warm-up and the proof come on top."""
 
@@ -72,12 +91,14 @@ def plan_training(config: CrfConfig) -> TrainingPlan:
 def _offline_plan(inputs: Inputs) -> dict[str, Any]:
     data = offline_data(inputs)
     data.train.require_items()
+    pace, steps = pace_of(inputs, data.train), inputs.config.train.optimiser.steps
     return {
         "counts": metric_names(data.train.counts),
         "drops": metric_names(data.train.drops),
         "memory": offline_memory(inputs, data.train),
         "remarks": [*unmatched_models(inputs.config.render, data.models), *remarks_on(inputs, data.train)],
-        "seconds": estimated_seconds(inputs, data.train),
+        "pace": pace,
+        "seconds": pace.seconds(_PASSES * steps * pace.tokens_a_step),
     }
 
 
@@ -102,8 +123,8 @@ def remarks_on(inputs: Inputs, sessions: LoggedSessions) -> list[str]:
     return [*said, *([beyond] if beyond else [])]
 
 
-def estimated_seconds(inputs: Inputs, sessions: LoggedSessions) -> float:
-    """What the steps may take here: their products, at the speed that this machine multiplies with right now."""
+def pace_of(inputs: Inputs, sessions: LoggedSessions) -> Pace:
+    """How fast this machine multiplies right now, and how much there is to multiply."""
     optimiser, size, number = inputs.config.train.optimiser, 1024, 8
     device = "cuda" if torch.cuda.is_available() else "cpu"
     matrix = torch.ones(size, size, device=device, dtype=torch.bfloat16 if optimiser.bf16 else torch.float32)
@@ -111,11 +132,12 @@ def estimated_seconds(inputs: Inputs, sessions: LoggedSessions) -> float:
     began = time.monotonic()
     for _ in range(number):
         (matrix @ matrix).sum().item()
-    speed = number * 2 * size**3 / (time.monotonic() - began)
-    tokens = sum(item.num_tokens for item in sessions.items) / len(sessions)
-    weights = shape_of(model_config(inputs.config.train.model or "")).num_weights
-    a_step = _PASSES * weights * tokens * optimiser.per_device * optimiser.accumulation
-    return optimiser.steps * a_step / (_REACHED * speed)
+    return Pace(
+        speed=number * 2 * size**3 / (time.monotonic() - began),
+        weights=shape_of(model_config(inputs.config.train.model or "")).num_weights,
+        tokens=sum(item.num_tokens for item in sessions.items) / len(sessions),
+        windows_a_step=optimiser.per_device * optimiser.accumulation,
+    )
 
 
 def _grpo_plan(inputs: Inputs) -> dict[str, Any]:

@@ -12,13 +12,12 @@ from composer_replication.atomic import atomic_write_json
 from composer_replication.config import CrfConfig
 from composer_replication.config.writer import config_hash
 from composer_replication.runs import RunDir
-from composer_replication.runs.lineage import hash_source
+from composer_replication.runs.lineage import RECORD, hash_source
 from composer_replication.runs.sidecar import Source, now, sha256_of_file
 from composer_replication.trainer.from_config.inputs import is_dotted
 from composer_replication.trainer.offline.figures import NAMES
 from composer_replication.version import __version__
 
-RECORD = "training.json"
 _SCHEMA, _VERSION = "composer_replication.training", 2
 # By the names of the metrics; which of them a run has depends on its mode.
 OFFLINE_CHANNELS = ("lm_ce", "sdpo_kl", "trace_replay_dpo")
