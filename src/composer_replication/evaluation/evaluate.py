@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_replication.batch.render.renderer import Renderer
@@ -45,16 +46,18 @@ def evaluate_run(
     after: str,
     controls: Sequence[str] = (),
     primary_then: str | None = None,
+    scores: Path | None = None,
 ) -> dict[str, Any]:
     """Compare the models on the held-out sessions of a run, write the artefacts, and give evaluation.json's record.
 
-    `primary_then` is the primary figure that the training's own settings name.
+    `primary_then` is the primary figure that the training's own settings name. `scores` is a file for what is scored
+    that outlives this evaluation: others of the same weights need not score it again.
     """
     began, arms = time.monotonic(), arms_of(before, after, controls)
     tokenizers, have_same_tokens = tokenizers_of(arms)
     views = _views(config, run, sides, tokenizers, have_same_tokens=have_same_tokens)
     _, held, asked, drops = views[arms[0].base]
-    kept = Kept(run.root / PARTIAL)
+    kept = Kept(scores or run.root / PARTIAL)
     try:
         answers = _answers(config, arms, views, kept) if asked.are_any else Answers()
     finally:
@@ -67,7 +70,8 @@ def evaluate_run(
     for name, rows in results.rows.items():
         _write_rows(run, name, rows, held, drops)
     write_evaluation(run, record)
-    kept.remove()
+    if scores is None:
+        kept.remove()
     return record
 
 
