@@ -57,6 +57,9 @@ class ChannelsConfig:
     )
     good_turns: bool = option(True, "Without an environment, also train on the turns that made no error.")
     logged_sites: bool = option(True, "With rollouts, also teach the error sites of the run directory.")
+    good_turns_after_warmup: bool = option(
+        True, "Train on them after a warm-up too; without, its steps see only windows with an error or a pair."
+    )
     work_failures: bool = option(
         False, "Count turns whose call failed as part of the work, such as failing tests, among the good ones."
     )

@@ -35,10 +35,12 @@ def evaluate(
     after: str | None = None,
     control: str | Sequence[str] = (),
     progress: Progress | None = None,
+    scores: Path | None = None,
 ) -> dict[str, Any]:
     """Compare the models, write evaluation.json and the rows beside it, and give the record that was written.
 
     Without names they are what the run's own training began with and left. Too little data is a verdict, not an error.
+    `scores` is a file that keeps what is scored for other evaluations.
     """
     from composer_replication.evaluation.evaluate import evaluate_run
     from composer_replication.sessions.phases import telling_phases
@@ -49,7 +51,8 @@ def evaluate(
     with telling_phases(told.on_phase, told.say), run.used_for("training"):
         then = trained_with(models.after)
         primary = None if then is None else load(CrfConfig, then).evaluation.primary
-        record = evaluate_run(config, run, sides_to_compare(run), **models._asdict(), primary_then=primary)
+        options: dict[str, Any] = {"primary_then": primary, "scores": scores}
+        record = evaluate_run(config, run, sides_to_compare(run), **models._asdict(), **options)
     if config.train.report_to != "none":
         _report(config, run, record, told)
     return record

@@ -162,6 +162,8 @@ def offline_trainer(
 
     config = inputs.config
     model, warmed_up = start_model(inputs, data, args, folder, say)
+    channels = config.train.channels
+    has_good_turns = channels.good_turns and (warmed_up is None or channels.good_turns_after_warmup)
     return OfflineTrainer(
         model,
         args,
@@ -169,7 +171,7 @@ def offline_trainer(
         settings=channel_settings(config),
         teacher=teacher_of(config),
         weighting=weighting_of(config),
-        lm_weight=1.0 if config.train.channels.good_turns else 0.0,
+        lm_weight=1.0 if has_good_turns else 0.0,
         eval_sessions=data.held_out if config.train.eval_every else None,
         warmed_up=warmed_up,
         reference_path=None if warmed_up is None else folder.warmup / ARTEFACTS["ref_logprobs"].file_name,
