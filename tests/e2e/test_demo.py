@@ -18,6 +18,7 @@ def test_it_takes_sixty_sessions_or_more_and_every_setting_is_a_key(tmp_path):
     config = demo_config(tmp_path / "logs")
     assert SESSIONS >= 60
     assert config.run.control
+    assert config.run.shuffles >= 3  # with fewer an interval over shuffles says next to nothing
     assert (config.train.control, config.evaluation.primary) == ("none", "forced_gap")
     assert len({each.partition("=")[0] for each in SETTINGS}) == len(SETTINGS)
 
@@ -33,11 +34,12 @@ def test_logs_are_made_once_and_whole(tmp_path):
 
 
 def test_a_channel_with_a_weight_and_no_step_is_named(tmp_path):
-    for folder, steps in ((tmp_path, 3), (tmp_path / "control", 0)):
+    for folder, steps in ((tmp_path, 3), (tmp_path / "control", 0), (tmp_path / "control" / "2", 0)):
         (folder / "adapter").mkdir(parents=True)
         channels = [{"name": "sdpo_kl", "weight": 0.1, "steps": steps}, {"name": "lm_ce", "weight": 0.0, "steps": 0}]
         (folder / "adapter" / "training.json").write_text(json.dumps({"channels": channels}))
-    assert channels_that_did_not_run(tmp_path) == [f"sdpo_kl of {tmp_path / 'control'}"]
+    controls = (tmp_path / "control", tmp_path / "control" / "2")
+    assert channels_that_did_not_run(tmp_path) == [f"sdpo_kl of {each}" for each in controls]
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ def run_job(job: Job) -> Result:
     from composer_replication.trainer.from_config.training import Progress
 
     began = time.monotonic()
-    run = _own_run(job)
+    run = _run_of(job)
     config = replace(job.config, train=replace(job.config.train, run=str(run.root), output=None))
     folder = TrainingFolder.of(config)
     with _SharedWarmup(job, config, folder) as shared:
@@ -108,12 +108,16 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _own_run(job: Job) -> RunDir:
-    """A run directory for this job alone: links to the records of the shared one, which nothing here writes into."""
+def _run_of(job: Job) -> RunDir:
     if job.run is None:
         fix = "Name a run: `crf ablate --run RUN`, or ablate.run in the file."
         raise ConfigError(explain("ablate.run", got="none", expected="a run that is split and has sites", fix=fix))
-    shared, own = RunDir.open(job.run), job.folder / "run"
+    return own_run(job.run, job.folder / "run")
+
+
+def own_run(path: Path, own: Path) -> RunDir:
+    """A run directory for one job alone: links to the records of a shared one, which no job writes into."""
+    shared = RunDir.open(path)
     own.mkdir(exist_ok=True)
     for artefact in (ARTEFACTS[name] for name in _RECORDS):
         for name in (artefact.file_name, artefact.sidecar_name):

@@ -42,7 +42,7 @@ def evaluate_run(
     *,
     before: str,
     after: str,
-    control: str | None = None,
+    controls: Sequence[str] = (),
     primary_then: str | None = None,
     scores: Path | None = None,
 ) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def evaluate_run(
     `primary_then` is the primary figure that the training's own settings name. `scores` is a file for what is scored
     that outlives this evaluation: others of the same weights need not score it again.
     """
-    arms = arms_of(before, after, control)
+    arms = arms_of(before, after, controls)
     tokenizers, have_same_tokens = tokenizers_of(arms)
     views = _views(config, run, sides, tokenizers, have_same_tokens=have_same_tokens)
     _, held, asked, drops = views[arms[0].base]

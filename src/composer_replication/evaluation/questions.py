@@ -10,12 +10,12 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
 from composer_replication.config.evaluation import EvaluationConfig
 from composer_replication.evaluation import damage
-from composer_replication.evaluation.arms import ArmName
 from composer_replication.evaluation.damage import GoodTurn, Question, good_turns_of, is_right, questions_of
 from composer_replication.evaluation.decisions import SiteDecisions, site_decisions
 from composer_replication.evaluation.forced import Kept, Scores, score_groups
 from composer_replication.evaluation.sampling import Drawn, State, draw_actions, states_of
 from composer_replication.evaluation.token_gaps import GapSite, gap_sites, gaps_of
+from composer_replication.runs.evaluation import control_name, controls_among
 
 if TYPE_CHECKING:
     from composer_replication.evaluation.held_out import HeldOut
@@ -80,9 +80,12 @@ def _of_file(path: str | None, renderer: Renderer, option: str, *, with_sums: bo
 
 
 def ask(
-    model: Any, digest: str, arm: ArmName, asked: Questions, renderer: Renderer, section: EvaluationConfig, kept: Kept
+    model: Any, digest: str, arm: str, asked: Questions, renderer: Renderer, section: EvaluationConfig, kept: Kept
 ) -> Answers:
-    """All of it of one model; what an earlier evaluation kept of these weights is not asked again."""
+    """All of it of one model; what an earlier evaluation kept of these weights is not asked again.
+
+    Of a control the gaps are of no use; of its further shuffles nothing but the log-probs at the sites.
+    """
     weights = f"{digest}:{next(model.parameters()).dtype}"
     groups = [site.responses for site in asked.sites]
     found = Answers(digests={arm: digest})
@@ -90,6 +93,8 @@ def ask(
     groups = groups or [[(state.prompt, len(state.prompt) - 1)] for state in asked.states[:1]]
     scores = score_groups(model, weights, groups, kept, what=f"log-probs, {arm}", items="sites")
     found.scores[arm] = scores[: len(asked.sites)]
+    if controls_among([arm]) and arm != control_name():
+        return found
     if asked.turns:
         found.losses[damage.GOOD_TURNS] = {arm: _losses(model, weights, asked.turns, kept, f"good turns, {arm}")}
     if asked.code:

@@ -21,7 +21,7 @@ from composer_replication.evaluation.verdict import verdict_of
 from composer_replication.judge.walk import earlier_sessions
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
-from composer_replication.runs.evaluation import weight_files_digest
+from composer_replication.runs.evaluation import controls_among, weight_files_digest
 from composer_replication.runs.lineage import read_training
 from composer_replication.runs.sidecar import now
 from composer_replication.runs.split import PlacedConversation
@@ -89,14 +89,14 @@ def record_of(
     have_same_tokens: bool,
 ) -> dict[str, Any]:
     section, lacks = config.evaluation, control_lacks(arms)
-    names = [arm.name for arm in arms if arm.name not in answers.broken]
-    shown: list[FigureArm] = ["after", *(["control", "difference"] if "control" in names else [])]
+    controls = controls_among(arm.name for arm in arms if arm.name not in answers.broken)
+    shown: list[FigureArm] = ["after", *(["control", "difference"] if controls else [])]
     verdict, power = verdict_of(
         section.primary,
         results.values,
         over=over_of(run),
         broken=answers.broken,
-        has_control="control" in names and not lacks,
+        has_control=bool(controls) and not lacks,
         fewest_sessions=section.fewest_sessions,
         seed=section.seed,
         nothing=_why_nothing(held, answers)
@@ -123,7 +123,7 @@ def record_of(
             results.values, primary=section.primary, seed=section.seed, arms=shown, over=over_of(run)
         ),
         "sampled": results.sampled,
-        "not_run": _not_run(config, results, answers, has_control=len(arms) == 3, have_same_tokens=have_same_tokens),
+        "not_run": _not_run(config, results, answers, has_control=len(arms) > 2, have_same_tokens=have_same_tokens),
         "damage": results.damage,
     }
 
@@ -189,7 +189,7 @@ def _not_run(
     if not have_same_tokens:
         said |= dict.fromkeys(("forced", "corrections", "token_gaps", "good_turns", "code"), _OTHER_TOKENS)
     for name in answers.broken:
-        parts = ("control",) if name == "control" else ("forced", "corrections", "sampled", "token_gaps", "good_turns")
+        parts = (name,) if controls_among([name]) else ("forced", "corrections", "sampled", "token_gaps", "good_turns")
         said |= dict.fromkeys(parts, f"the log-probs of the model {name!r} are {_BROKEN}")
     return said
 

@@ -87,6 +87,7 @@ def _values(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]
         "evaluation": evaluation,
         "other_weights": records.other_weights,
         "control_lacks": figures.control_lacks(evaluation),
+        "of_shuffles": figures.of_shuffles(evaluation),
         "figures": shown,
         "got_worse": figures.got_worse(shown),
         "primary": next((figure for figure in shown if figure.is_primary), None),

@@ -96,6 +96,16 @@ def control_lacks(evaluation: Row | None) -> list[str]:
     return [str(each) for each in control.get("lacks") or ()]
 
 
+def of_shuffles(evaluation: Row | None) -> str:
+    """What the intervals of the control, and of the difference to it, are over besides; nothing without a control."""
+    rows = (evaluation or {}).get("figures") or ()
+    number = max((row.get("shuffles") or 0 for row in rows), default=0)
+    if number == 1:
+        return " The control is one shuffle: how another would have moved is in no interval."
+    over = f" Where the control is a mean of {number} shuffles its intervals, and those of the difference, are drawn"
+    return f"{over} over these, too." if number else ""
+
+
 def figures(evaluation: Row | None) -> list[Figure]:
     """Figures over all kinds, the primary one first; arms side by side."""
     return _figures(evaluation, of_kinds=False)

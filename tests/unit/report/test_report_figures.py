@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.report.figures import call_mix, changes, figures, got_worse, sampled_table, signed
+from composer_replication.report.figures import (
+    call_mix,
+    changes,
+    figures,
+    got_worse,
+    of_shuffles,
+    sampled_table,
+    signed,
+)
 
 
 def row(
@@ -66,6 +74,12 @@ def test_a_figure_without_an_interval_is_not_known():
 )
 def test_digits_and_signs(value, unit, text):
     assert signed(value, unit) == text
+
+
+def test_what_intervals_of_a_control_are_over_is_said():
+    assert of_shuffles(None) == of_shuffles({"figures": [{"shuffles": None}, {}]}) == ""
+    assert "in no interval" in of_shuffles({"figures": [{"shuffles": None}, {"shuffles": 1}]})
+    assert "a mean of 4 shuffles" in of_shuffles({"figures": [{"shuffles": 4}, {"shuffles": 1}]})
 
 
 def test_changes_are_after_less_before_and_the_control_s_beside_them():

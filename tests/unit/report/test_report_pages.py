@@ -95,6 +95,14 @@ def test_figures_of_other_weights_are_said_to_be_that(run, tmp_path):
     assert "No control for channel 2: none." in report.markdown.read_text()
     assert "No control for channel 2: none." in report.html.read_text()
     assert "of other weights" not in report.markdown.read_text() + report.html.read_text()
+    record["models"]["control-2"] = {"name": "another shuffle", "digest": "0c12", "files": "others"}
+    write_evaluation(other, record)
+    second = other.root / "control" / "2" / "adapter"
+    second.mkdir(parents=True)
+    (second / "adapter_model.safetensors").write_bytes(b"weights of a shuffle")
+    told = write_report(other).verdict
+    assert told.label == "Of other weights"
+    assert "shuffled control" in " ".join(told.sentences)
 
 
 def test_the_classes_of_tokens_follow_their_gaps():
