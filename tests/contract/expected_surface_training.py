@@ -89,7 +89,8 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "TeacherKeeper.settle": "()",
         "composer_grpo_config": '(output_dir, *, preset="composer", **overrides)',
         "warm_up": (
-            "(model, args, sessions, *, held_out=None, patience=None, on_held_out=None, hinted_corrections=False, **options)"
+            "(model, args, sessions, *, held_out=None, patience=None, on_held_out=None, hinted_corrections=False, "
+            "**options)"
         ),
         "trainer_arguments": '(preset="composer")',
     },

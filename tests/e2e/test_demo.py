@@ -11,7 +11,15 @@ import pytest
 from composer_replication.cli.main import main
 from composer_replication.runs import RunDir
 from composer_replication.runs.evaluation import read_evaluation
-from composer_replication.steps.demo import SEED, SESSIONS, SETTINGS, channels_that_did_not_run, demo_config, demo_logs
+from composer_replication.steps.demo import (
+    SEED,
+    SESSIONS,
+    SETTINGS,
+    SHUFFLES,
+    channels_that_did_not_run,
+    demo_config,
+    demo_logs,
+)
 
 
 def test_it_takes_sixty_sessions_or_more_and_every_setting_is_a_key(tmp_path):
@@ -68,10 +76,13 @@ def test_the_trained_arm_is_better_on_held_out_sessions(demo):
 
 
 @pytest.mark.full
-@pytest.mark.xfail(reason="not reached: -0.15 [-0.27, -0.04], see experiments/2026-11-16-demo-settings")
-def test_the_controls_interval_holds_zero(demo):
-    control = primary_of(RunDir.open(demo[0] / "run"), "control")
+def test_the_controls_interval_holds_zero_and_the_difference_to_it_does_not(demo):
+    run = RunDir.open(demo[0] / "run")
+    control, difference = primary_of(run, "control"), primary_of(run, "difference")
     assert control["low"] < 0 < control["high"]
+    assert difference["low"] > 0
+    assert (control["shuffles"], difference["shuffles"]) == (SHUFFLES, SHUFFLES)
+    assert read_evaluation(run)["named"] == "before training"
 
 
 @pytest.mark.full

@@ -108,7 +108,7 @@ def test_a_dry_run_says_what_it_would_make_and_touches_nothing(folder, monkeypat
     assert "4 steps see each of 12 windows 0.33 times: once is train.optimiser.steps = 12" in said.err
     assert "price: nothing; no adviser is named" in said.err
     parts = [line.split()[0] for line in said.out[said.out.index("Time, roughly") :].splitlines()[3:] if line.strip()]
-    assert parts == ["warm-up", "hint", "training", "control", "evaluation", "all"]
+    assert parts == ["warm-up", "hint", "training", "control", "control-2", "evaluation", "all"]
     assert "memory of a step:" in said.err
     Path("writer.json").write_text(json.dumps([{"slug": "a/b", "input_per_mtok": 1.0, "output_per_mtok": 1.0}]))
     assert main([*given, "--set", "sites.writer=writer.json", "--set", "sites.max_usd=2.5"]) == 0

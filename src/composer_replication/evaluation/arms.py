@@ -66,12 +66,13 @@ def _arm(name: str, given: str, default: str | None) -> Arm:
     return Arm(name, given, base, given)
 
 
-def _settings_of(folder: Path) -> dict[str, Any]:
+def adapter_facts(folder: Path) -> dict[str, Any]:
+    """What an adapter's own settings say."""
     return read_object(folder / _ADAPTER)
 
 
 def _own_base(folder: Path) -> str | None:
-    base = _settings_of(folder).get("base_model_name_or_path")
+    base = adapter_facts(folder).get("base_model_name_or_path")
     return base if isinstance(base, str) and base else None
 
 

@@ -68,6 +68,7 @@ def results_of(
     if drawn:
         found.values |= sampled_values(drawn, asked.states)
         found.sampled = sampled_summary(drawn, asked.states, answers.draws, config.evaluation)
+        found.sampled["engine"] = answers.engine
     if GOOD_TURNS in answers.losses:
         found.values[GOOD_TURNS] = loss_values(asked.turns, answers.losses[GOOD_TURNS])
     found.damage = [damage_row(name, UNITS[name], by_arm) for name, by_arm in answers.losses.items()]
@@ -114,6 +115,7 @@ def record_of(
             "sessions": held.num_sessions,
             "sites": held.num_sites,
             "near_duplicates": len(held.duplicates),
+            "states": run.meta("split").counts.get("states: test"),
         },
         "primary": section.primary,
         "settings": asdict(section),

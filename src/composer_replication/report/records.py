@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import ComposerError, RunError
 from composer_replication.runs import ARTEFACTS, RunDir, pairs, split
-from composer_replication.runs.artefacts import command_for, control_folder
+from composer_replication.runs.artefacts import command_for, control_folder, control_folders
 from composer_replication.runs.conventions import Convention, read_conventions
 from composer_replication.runs.evaluation import (
     ROWS_VERSION,
@@ -187,6 +187,13 @@ class RunRecords:
         """`training.json` beside the weights."""
         places = [self.path(name) / "training.json" for name in ("adapter", "model")]
         return next((self._json("adapter", place) for place in places if place.exists()), None)
+
+    def control_times(self) -> Iterator[tuple[Mapping[str, float], list[Row]]]:
+        """Of each shuffle the seconds before its first step, and its metrics."""
+        for folder in control_folders(self.training):
+            record = folder / ARTEFACTS["adapter"].file_name / "training.json"
+            known = (self._json("control", record) if record.exists() else None) or {}
+            yield known.get("seconds") or {}, self._journal(folder / ARTEFACTS["metrics"].file_name).rows
 
     @cached_property
     def metrics(self) -> Metrics:

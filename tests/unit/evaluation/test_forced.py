@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from evaluation_runs import config, hold_out, write_sites
+from evaluation_runs import TIMES, config, hold_out, write_sites
 
 from composer_replication.errors import InputError
 from composer_replication.evaluation import forced
@@ -154,7 +154,7 @@ def test_an_interrupt_loses_one_item_and_the_same_command_goes_on(run, folder, o
     sites = record["split"]["sites"]["test"]
     assert len(scored) == 2 * sites
     again = evaluate(config(), run, before=before, after=after)
-    assert {**again, "created": ""} == {**record, "created": ""}
+    assert {**again, **TIMES} == {**record, **TIMES}
 
 
 def test_near_duplicates_of_learnt_states_are_left_out_and_counted(run, folder):
@@ -190,7 +190,7 @@ def test_few_sessions_are_too_thin_whatever_the_interval_says(run, folder, other
     record = evaluate(config("fewest_sessions = 50\n"), run, before=str(folder / "model"), after=str(other))
     assert record["verdict"]["word"] == "too_thin"
     assert "at least 50 held-out sessions" in record["verdict"]["sentences"][1]
-    assert record["power"]["smallest_effect"] > 0
+    assert record["power"]["smallest_effect"] is None  # so few do not show the spread that it would come from
 
 
 @pytest.mark.parametrize("name", ["empty", "pickled", "broken"])
