@@ -191,7 +191,7 @@ NEW: dict[str, dict[str, str]] = {
         ),
         "EvaluationConfig": (
             '(*, primary="forced_gap", context=8192, good_calls=4, samples=4, states=40, new_tokens=192, '
-            "temperature=0.7, good_turns=100, token_gaps=200, gsm8k=None, code=None, "
+            "temperature=0.7, sampler='auto', good_turns=100, token_gaps=200, gsm8k=None, code=None, "
             'precision="auto"|"float32"|"bfloat16", fewest_sessions=5, seed=0)'
         ),
         "IngestConfig": (
