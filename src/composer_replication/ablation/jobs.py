@@ -164,8 +164,9 @@ def _start(job: Job, workers: int) -> subprocess.Popen[bytes]:
     environment = {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **os.environ}
     command = [sys.executable, "-m", "composer_replication.ablation.job", str(job.folder), "--tied"]
     with (job.folder / LOG).open("ab") as log:
-        options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log, "env": environment}
-        return subprocess.Popen(command, **options)  # noqa: S603 (our own module, no shell)
+        return subprocess.Popen(  # noqa: S603 (our own module, no shell)
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
+        )
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

@@ -56,10 +56,10 @@ class ChannelsConfig:
         None, "Largest weight of a rollout's token, p now / p when it was sampled; unset weighs all alike.", above=0
     )
     good_turns: bool = option(True, "Without an environment, also train on the turns that made no error.")
-    logged_sites: bool = option(True, "With rollouts, also teach the error sites of the run directory.")
     good_turns_after_warmup: bool = option(
         True, "Train on them after a warm-up too; without, its steps see only windows with an error or a pair."
     )
+    logged_sites: bool = option(True, "With rollouts, also teach the error sites of the run directory.")
     work_failures: bool = option(
         False, "Count turns whose call failed as part of the work, such as failing tests, among the good ones."
     )

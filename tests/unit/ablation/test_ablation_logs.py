@@ -102,7 +102,7 @@ def test_a_unit_is_a_session_with_sums_over_its_sites(run):
     def row(site, role, after, session="s"):
         keys = {"conversation_id": "c", "turn": 0, "turn_id": "t", "kind": "edit_no_match", "basis": "name"}
         own = {"id": f"{site}:{role}", "site_id": site, "session": session, "role": role}
-        return {**own, **keys, "num_tokens": 1, "before": -2.0, "after": after, "control": None}
+        return {**own, **keys, "num_tokens": 1, "before": -2.0, "after": after, "control": None, "controls": None}
 
     rows = [row("1", "erring", -3.0), row("1", "good", -1.5), row("2", "erring", -2.0), row("2", "good", -2.0)]
     rows += [row("3", "erring", -2.5, "u"), row("3", "correction", -1.0, "u"), row("3", "good", -2.0, "u")]

@@ -50,15 +50,16 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.errors import InputError, explain
 
     folder = args.output or (args.config.parent if args.config else None)
-    if folder is None or (args.config is None and not args.table):
+    config: Path | None = args.config
+    if folder is None or (config is None and not args.table):
         expected = "a plan: `crf ablate --config arms.toml`; with --table a folder is enough (-o DIR)"
         raise InputError(explain("--config", got="none", expected=expected))
     if args.workers < 1:
         raise InputError(explain("--workers", got=args.workers, expected="1 or more"))
-    if args.table:
+    if args.table or config is None:
         return _finish(read_results(folder), folder, as_json=args.json)
     refuse_unread(args)
-    plan = read_plan(args.config, args.set, run=args.run)
+    plan = read_plan(config, args.set, run=args.run)
     places = places_of(plan, only=args.only, seeds=args.seeds)
     if args.dry_run:
         return _say_what_would_run(plan, folder, places)
