@@ -32,11 +32,13 @@ def read_call(text: str) -> tuple[str, Mapping[str, Any]] | None:
     """The call in a turn's text; None where there is none that can be read."""
     written = _CALL.search(text)
     try:
-        call = json.loads(written[1]) if written else None
+        call: Any = json.loads(written[1]) if written else None
     except ValueError:
         return None
-    is_call = isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), dict)
-    return (call["name"], call["arguments"]) if is_call else None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    arguments = call.get("arguments")
+    return (call["name"], arguments) if isinstance(arguments, dict) else None
 
 
 class Episode:

@@ -41,7 +41,13 @@ METRICS = {
     f"failing_calls:{kind}": Metric(per="calls", times=100, better="down", label=f"{kind} of 100 calls")
     for kind in KINDS
 }
-_CURVE = {"world/solved": "success", "entropy": "entropy", "reward": "reward", "completions/mean_length": "length"}
+_CURVE = {
+    "world/solved": "success",
+    "world/alarms": "alarms",
+    "entropy": "entropy",
+    "reward": "reward",
+    "completions/mean_length": "length",
+}
 
 
 @table("world")
@@ -93,8 +99,13 @@ def _train(job: Job, start: str) -> tuple[str, list[Mapping[str, Any]], int]:
     done = run_training(config, progress=Progress(say=_say))
     if done.saved is None:
         raise RunError(explain(str(job.folder), got=f"a training that {done.stopped_by} ended", expected="all steps"))
-    by_step = {line["step"]: line for line in read_journal(done.metrics).rows if "world/tokens" in line}
-    return str(done.saved), [by_step[step] for step in sorted(by_step)], done.steps
+    rows: Any = read_journal(done.metrics).rows
+    by_step: dict[int, Any] = {line["step"]: line for line in rows if "world/tokens" in line}
+    raised = [int(each.removeprefix("step ").partition(":")[0]) for each in done.alarms]  # "step 12: entropy fell ..."
+    lines: list[Mapping[str, Any]] = [
+        {**by_step[step], "world/alarms": float(sum(at <= step for at in raised))} for step in sorted(by_step)
+    ]
+    return str(done.saved), lines, done.steps
 
 
 def _say(text: str) -> None:
@@ -102,7 +113,7 @@ def _say(text: str) -> None:
 
 
 def _point(line: Mapping[str, Any], rollouts: int) -> dict[str, float]:
-    """A step's rollouts, before the step; the number is that of rollouts seen before them."""
+    """A step's rollouts, before the step; the number is that of rollouts seen before them. Alarms are all so far."""
     step = line["step"] - 1
     failing = 100 * line["world/failing_calls"] / max(line["world/calls"], 1e-9)
     known = {name: line[key] for key, name in _CURVE.items() if key in line}
@@ -117,7 +128,7 @@ def _judged(job: Job, start: str, trained: str) -> tuple[list[Unit], dict[str, s
     from composer_replication.objective.fingerprint import weights_digest
 
     options: Mapping[str, Any] = job.options
-    tokenizer = load_tokenizer(trained)
+    tokenizer: Any = load_tokenizer(trained)
     before, after = (load_model(each, what="model", dtype=torch.float32).eval() for each in (start, trained))
     first = options["held_out_first"]
     episodes = [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from composer_replication.errors import InputError, explain
 from composer_replication.rollouts.conversation import Rollout, Run, conversation_of
 from composer_replication.rollouts.failure_rules import ROLLOUT_RULES
 from composer_replication.sites.find import find_error_sites
+from composer_replication.types import Message
 
 
 class ErrorPenalty:
@@ -34,7 +35,7 @@ class ErrorPenalty:
         return [-self.price * count for count in counts]
 
 
-def errors_in(messages: str | Sequence[Mapping[str, Any]]) -> int:
+def errors_in(messages: str | Sequence[Message]) -> int:
     """Calls of a rollout that failed, where that is the model's doing."""
     if isinstance(messages, str):
         return 0

@@ -198,6 +198,7 @@ def test_a_job_trains_on_rollouts_and_plays_held_out_tasks(tmp_path: Path, monke
     (point,) = result.curve
     assert (point["step"], point["rollouts"]) == (0, 0)
     assert 0 <= point["success"] <= 1
+    assert point["alarms"] == 0
     for unit in result.units:
         known = unit.metrics
         assert {each.of or name for name, each in METRICS.items()} <= known.keys()
