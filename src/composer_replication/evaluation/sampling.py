@@ -144,7 +144,7 @@ class _Texts:
         self._renderer = renderer
         own_end: Any = renderer.tokenizer.eos_token_id
         ends = [renderer.protected.ids[stop] for stop in renderer.dialect.stops]
-        self._stops = sorted({*ends, *([] if own_end is None else [int(own_end)])})
+        self._stops: list[int] = sorted({*ends, *([] if own_end is None else [int(own_end)])})
 
     def _drawn(self, ids: list[int], has_ended: bool = False) -> Drawn:
         end = next((at for at, each in enumerate(ids) if each in self._stops), None)

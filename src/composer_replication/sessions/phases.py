@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from composer_replication.atomic import atomic_write_json
 from composer_replication.canonical_json import decode_object
@@ -54,7 +55,8 @@ class PhaseTimes:
 
     def __init__(self, path: Path, on_phase: OnPhase) -> None:
         self._path, self._on_phase = path, on_phase
-        self._earlier: dict[str, float] = decode_object(path.read_bytes()) if path.exists() else {}
+        known: dict[str, Any] = decode_object(path.read_bytes()) if path.exists() else {}
+        self._earlier: dict[str, float] = known
         self._began: dict[str, float] = {}
         self.seconds = dict(self._earlier)
 
