@@ -123,7 +123,7 @@ ARTEFACTS: Mapping[str, str] = {
     "checkpoints": "All that a run needs to go on: a folder `checkpoint-N` is complete when it holds `manifest.json`.",
     "adapter": "The trained adapter, with a record of what it was made from.",
     "model": "The trained weights where there is no adapter, with the same record.",
-    "control": "A training with hints of other kinds and pairs turned by a coin: what any training does.",
+    "control": "What any training does: hints of other kinds, pairs turned by a coin; more shuffles in folders of it.",
     "earlier": "Trainings that `crf run` set aside, each in a folder of its own, as other files or options came.",
     "evaluation": "Before against after on held-out sessions: figures with intervals, and a verdict.",
     "evaluated": "One decision of a held-out session a row: an error, the right call in its place, or a good call.",
@@ -245,6 +245,7 @@ RECORDS: Mapping[str, Record] = {
         evaluation.ROWS_VERSION,
         "`before`, `after` and `control` are mean log-probs a token at the decision, as in `hint_proof`, with no "
         "hint. "
+        "`controls` has one for each shuffle of the control, `control` is their mean. "
         "`site_id` of a good call is the site it is compared with.",
         more=(
             ("id", "str"),
@@ -260,6 +261,7 @@ RECORDS: Mapping[str, Record] = {
             ("before", "float"),
             ("after", "float"),
             ("control", "float | None"),
+            ("controls", "Sequence[float] | None"),
         ),
     ),
     "sampled": Record(

@@ -206,7 +206,7 @@ NEW: dict[str, dict[str, str]] = {
             'threshold=2, order="longest_first"|"in_order", concurrency=64, max_tokens=1024, max_history_tokens=None, '
             "timeout_s=120.0, send_tools=True)"
         ),
-        "RunConfig": "(*, control=False, fewest=10, without_verdict=False)",
+        "RunConfig": "(*, control=False, shuffles=1, fewest=10, without_verdict=False)",
         "SitesConfig": "(*, min_confidence=0.5, writer=None, max_usd=5.0)",
         "SplitConfig": '(*, by="time"|"project", validation=0.1, test=None)',
         "RenderConfig": (

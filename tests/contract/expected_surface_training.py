@@ -73,7 +73,8 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "OfflineTrainer.extra_state": "()",
         "OfflineTrainer.load_extra_state": "(tree)",
         "RolloutOptions": (
-            '(*, placement="before_turn", part="turn", hint_generator=None, hint_writer=None, extra_rules=(), '
+            '(*, placement="before_turn", part="turn", hints="template", unhinted_kinds=(), hint_generator=None, '
+            "hint_writer=None, extra_rules=(), "
             "min_confidence=0.5, max_teacher_length=None, only_failed_rollouts=False, max_resamples=0, "
             'k1_coefficient=0.0, fast_generation="auto", generation_batch=None)'
         ),
@@ -88,7 +89,8 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "TeacherKeeper.settle": "()",
         "composer_grpo_config": '(output_dir, *, preset="composer", **overrides)',
         "warm_up": (
-            "(model, args, sessions, *, held_out=None, patience=None, on_held_out=None, hinted_corrections=False, **options)"
+            "(model, args, sessions, *, held_out=None, patience=None, on_held_out=None, hinted_corrections=False, "
+            "**options)"
         ),
         "trainer_arguments": '(preset="composer")',
     },
@@ -120,7 +122,8 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "ComposerReplicationTrainer.resume_geometry": "()",
         "ComposerReplicationTrainer.sum_over": "(values)",
         "RolloutOptions": (
-            '(*, placement="before_turn", part="turn", hint_generator=None, hint_writer=None, extra_rules=(), '
+            '(*, placement="before_turn", part="turn", hints="template", unhinted_kinds=(), hint_generator=None, '
+            "hint_writer=None, extra_rules=(), "
             "min_confidence=0.5, max_teacher_length=None, only_failed_rollouts=False, max_resamples=0, "
             'k1_coefficient=0.0, fast_generation="auto", generation_batch=None)'
         ),
@@ -160,7 +163,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
 }
 
 TRAIN_CONFIG = (
-    '(*, model=None, run=None, output=None, mode="offline", control="none", preset="composer", resume=True, '
+    '(*, model=None, run=None, output=None, mode="offline", control="none", shuffle=1, preset="composer", resume=True, '
     'report_to="none", log_every=1, eval_every=0, diagnose_every=50, adapter=<factory>, '
     "teacher=<factory>, channels=<factory>, switches=<factory>, batch=<factory>, warmup=<factory>, "
     "proof=<factory>, optimiser=<factory>, save=<factory>, alarm=<factory>, grpo=<factory>, effort=<factory>)"

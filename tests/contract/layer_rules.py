@@ -77,7 +77,9 @@ LAYERS = {
     ),
     # Held-out sessions under several sets of weights; what right calls are, and what would fail, others say.
     "evaluation": Layer(
-        ours=TRAINING | {"judge", "pairs", "trainer"}, at_import={"torch", "numpy"}, on_use={"peft", "transformers"}
+        ours=TRAINING | {"judge", "pairs", "trainer"},
+        at_import={"torch", "numpy"},
+        on_use={"peft", "transformers", "vllm"},
     ),
     # Episodes are handed out in formats that `ingestion` knows: it writes the ATIF document.
     "envs": Layer(ours={"types", "errors", "ingestion"}, on_use={"transformers", "trl"}),

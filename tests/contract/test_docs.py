@@ -21,7 +21,7 @@ DOCS = [
     if path == README or (path.is_relative_to(ROOT / "docs") and not path.is_relative_to(GUIDES))
 ]
 TREE_ROOT = "src/composer_replication/"
-NOT_CONFIGS = {"pyproject.toml"}
+NOT_CONFIGS = {"pyproject.toml", "arms.toml"}
 
 # Runs the blocks of a page in one namespace; a traceback shows the page's own line numbers.
 RUN_BLOCKS = """
@@ -117,6 +117,14 @@ def test_every_shipped_config_loads():
     shipped = [path for path in repository_files() if path.suffix == ".toml" and path.name not in NOT_CONFIGS]
     for path in shipped:
         load(CrfConfig, path)
+
+
+def test_every_shipped_plan_of_an_ablation_can_be_read():
+    from composer_replication.ablation.plan import read_plan
+
+    for path in repository_files():
+        if path.name == "arms.toml":
+            assert len(read_plan(path).seeds) >= 1
 
 
 PAGE = """

@@ -12,6 +12,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "sdpo_end_to_end"
 SETTINGS = (
     "ingest.workers=1",
     "run.control=true",
+    "run.shuffles=2",
     "run.fewest=1",
     "split.test=0.25",
     "loss.beta_replay=1.0",

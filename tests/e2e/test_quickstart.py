@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import run as quickstart
 import torch
 
 import composer_replication
+from composer_replication.config import IngestConfig, SitesConfig
+from composer_replication.runs import RunDir
+from composer_replication.runs.sites import read_sites
+from composer_replication.steps.ingest import ingest
+from composer_replication.steps.sites import write_sites
 
 
 def test_the_tiny_run_prints_every_channel_at_every_step_and_learns(capsys):
@@ -48,6 +54,19 @@ def test_a_dead_channel_fails_the_run(monkeypatch, capsys, dropped, named):
 def test_a_channel_with_weight_zero_may_be_inactive(capsys):
     assert quickstart.main(["--tiny", "--steps", "1", "--alpha-sdpo", "0", "--device", "cpu"]) == 0
     assert "sdpo_jsd ran" not in capsys.readouterr().out
+
+
+def test_the_hint_of_the_readme_is_the_one_that_its_example_gets(tmp_path):
+    """The first page shows what `crf sites` says of the example sessions, not what it might say."""
+    root = Path(__file__).parents[2]
+    shown = (root / "README.md").read_text(encoding="utf-8").partition("## The idea")[2].partition("```\n\n")[0]
+    run = RunDir.create(tmp_path / "run")
+    ingest(IngestConfig(paths=(str(root / "examples" / "sessions"),), workers=1), run)
+    write_sites(SitesConfig(), run)
+    page = " ".join(shown.split())
+    told = [(site, hint) for site, hint in read_sites(run) if hint is not None and hint.text in page]
+    assert [site.kind for site, _ in told] == ["edit_no_match"]
+    assert told[0][0].evidence_text.splitlines()[0] in page
 
 
 def test_a_gradient_that_is_not_finite_fails_the_run(monkeypatch, capsys):

@@ -20,6 +20,7 @@ TIME = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:\+00:00|Z| UTC)?|\b[\d.]+ (?:s|min|h)\b|evaluation\.json.*"
 )
 LATER = pytest.mark.full
+TRAINED = ["train", "control", "control-2", "evaluate", "report"]
 
 
 def ended(folder, *given):
@@ -54,6 +55,7 @@ def folder(tmp_path_factory):
         ("train", 0.6),
         pytest.param("train", 0.2, marks=LATER),
         pytest.param("control", 0.4, marks=LATER),
+        pytest.param("control-2", 0.4, marks=LATER),
         ("evaluate", 0.2),
         pytest.param("report", 0.1, marks=LATER),
     ],
@@ -102,11 +104,11 @@ def test_a_dry_run_says_what_it_would_make_and_touches_nothing(folder, monkeypat
     said = capsys.readouterr()
     assert not Path("run").exists()
     rows = [line.split()[:2] for line in said.out.splitlines() if " make " in line]
-    assert [name for name, _ in rows] == ["ingest", "split", "sites", "pairs", "train", "control", "evaluate", "report"]
+    assert [name for name, _ in rows] == ["ingest", "split", "sites", "pairs", *TRAINED]
     assert "4 steps see each of 12 windows 0.33 times: once is train.optimiser.steps = 12" in said.err
     assert "price: nothing; no adviser is named" in said.err
     parts = [line.split()[0] for line in said.out[said.out.index("Time, roughly") :].splitlines()[3:] if line.strip()]
-    assert parts == ["warm-up", "hint", "training", "control", "evaluation", "all"]
+    assert parts == ["warm-up", "hint", "training", "control", "control-2", "evaluation", "all"]
     assert "memory of a step:" in said.err
     Path("writer.json").write_text(json.dumps([{"slug": "a/b", "input_per_mtok": 1.0, "output_per_mtok": 1.0}]))
     assert main([*given, "--set", "sites.writer=writer.json", "--set", "sites.max_usd=2.5"]) == 0
@@ -118,7 +120,7 @@ def test_a_dry_run_says_what_it_would_make_and_touches_nothing(folder, monkeypat
     assert {step["name"]: step["why"] for step in plan["steps"] if step["why"]} == {}
     assert main([*given, "-o", "whole", "--json", "--set", "loss.beta_replay=0.5"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert [step["name"] for step in plan["steps"] if step["why"]] == ["train", "control", "evaluate", "report"]
+    assert [step["name"] for step in plan["steps"] if step["why"]] == TRAINED
 
 
 def test_what_cannot_be_run_is_a_sentence(folder, monkeypatch, capsys):

@@ -76,13 +76,17 @@ class Listener:
 
 
 def places_of(plan: Plan, *, only: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Place]:
-    """The jobs of a plan, or some of them, seed by seed: what is there of a killed run can be compared."""
+    """The jobs of a plan, or some of them: the baseline, then seed by seed. What a killed run leaves can be compared.
+
+    The first jobs are of different seeds: what the jobs of a seed share is made by one of them, and the others wait.
+    """
     for name, asked, known in (("--only", only, plan.arms), ("--seeds", seeds, plan.seeds)):
         for each in asked:
             if each not in known:
                 expected = f"some of {', '.join(map(str, known))}"
                 raise InputError(explain(name, got=repr(each), expected=expected))
-    return [Place(arm, seed) for seed in plan.seeds for arm in plan.arms if _is(arm, only) and _is(seed, seeds)]
+    places = [Place(arm, seed) for seed in plan.seeds for arm in plan.arms if _is(arm, only) and _is(seed, seeds)]
+    return sorted(places, key=lambda place: place.arm != plan.experiment.baseline)
 
 
 def _is(value: Any, asked: Sequence[Any]) -> bool:

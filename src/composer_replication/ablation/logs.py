@@ -7,21 +7,20 @@ A unit is a held-out session: sums over its sites of how far log-probs moved fro
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.ablation.job import Job, Result, Spent, Unit
 from composer_replication.ablation.plan import Metric
-from composer_replication.atomic import lock
+from composer_replication.atomic import atomic_write_bytes, lock
 from composer_replication.canonical_json import encode
 from composer_replication.config import CrfConfig
 from composer_replication.config.schema import option, table
@@ -32,6 +31,7 @@ from composer_replication.runs.journal import read_journal
 
 if TYPE_CHECKING:
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
+    from composer_replication.trainer.from_config.training import Progress
 
 METRICS = {
     "forced_gap": Metric(per="sites", better="up", label="good calls against errors, nats a token"),
@@ -40,6 +40,7 @@ METRICS = {
     "forced_good": Metric(per="sites", better="up", label="good calls, nats a token"),
 }
 _NUMBERS = {"forced_correction": "corrections"}
+_SCORES = "scores.jsonl"
 _RECORDS = ("conversations", "session_sources", "tools", "split", "sites", "pairs")
 
 
@@ -52,52 +53,71 @@ class Options:
 
 def run_job(job: Job) -> Result:
     """Train, evaluate, and sum up by session; what an earlier process left is gone on with."""
-    from composer_replication.steps.evaluate import evaluate
     from composer_replication.steps.train import train
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
     from composer_replication.trainer.from_config.training import Progress
 
     began = time.monotonic()
-    run = _own_run(job)
+    run = _run_of(job)
     config = replace(job.config, train=replace(job.config.train, run=str(run.root), output=None))
-    folder, told = TrainingFolder.of(config), Progress(say=_say)
-    with _shared_warmup(job, config, folder):
+    folder = TrainingFolder.of(config)
+    with _SharedWarmup(job, config, folder) as shared:
+        told = Progress(say=_say, on_step=lambda _step, _total: shared.leave())
         trained = train(config, run, must_fit=False, progress=told)
     if trained.saved is None:
-        raise RunError(
-            explain(str(job.folder), got=f"a training that {trained.stopped_by} ended", expected="all steps")
-        )
-    record = evaluate(config, run, before=config.train.model, after=str(trained.saved), progress=told)
-    warmup = folder.warmup / "metrics.jsonl"
-    lines = [*(_lines(warmup) if trained.warmup_steps else ()), *_lines(folder.metrics)]
+        got = f"a training that {trained.stopped_by} ended"
+        raise RunError(explain(str(job.folder), got=got, expected="all steps"))
+    digests = _evaluated(job, config, run, trained.saved, told)
+    warmup = _lines(folder.warmup / "metrics.jsonl") if trained.warmup_steps else []
+    lines = [line for line in _lines(folder.metrics) if "loss/total" in line]
     result = Result(
         arm=job.arm,
         seed=job.seed,
         world=job.world,
         spent=Spent(
-            tokens=round(sum(line.get("items/lm_ce", 0.0) * config.train.log_every for line in lines)),
+            tokens=round(sum(line.get("tokens", 0.0) * config.train.log_every for line in (*warmup, *lines))),
             steps=trained.steps + trained.warmup_steps,
             seconds=round(time.monotonic() - began, 1),
         ),
         units=session_units(run),
-        curve=[_point(line, trained.warmup_steps) for line in _lines(folder.metrics) if "loss/total" in line],
-        digests={"start": record["models"]["before"]["digest"], "trained": record["models"]["after"]["digest"]},
+        curve=[_point(line, trained.warmup_steps) for line in lines],
+        digests=digests,
         config_sha256=job.config_sha256,
     )
     shutil.rmtree(folder.checkpoints)  # what is asked afterwards is asked of the weights and the rows
     return result
 
 
+def _evaluated(job: Job, config: CrfConfig, run: RunDir, trained: Path, told: Progress) -> dict[str, str]:
+    """The run evaluated; what the start weights say is scored by one job, and taken over by the others."""
+    from composer_replication.steps.evaluate import evaluate
+
+    own, shared = job.folder / _SCORES, job.shared / _SCORES
+    if shared.is_file() and not own.exists():
+        shutil.copyfile(shared, own)  # no link: it is written to
+    record = evaluate(config, run, before=config.train.model, after=str(trained), progress=told, scores=own)
+    if not shared.exists():
+        shared.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_bytes(shared, own.read_bytes())
+    own.unlink()
+    models: dict[str, Any] = record["models"]
+    return {"start": models["before"]["digest"], "trained": models["after"]["digest"]}
+
+
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _own_run(job: Job) -> RunDir:
-    """A run directory for this job alone: links to the records of the shared one, which nothing here writes into."""
+def _run_of(job: Job) -> RunDir:
     if job.run is None:
         fix = "Name a run: `crf ablate --run RUN`, or ablate.run in the file."
         raise ConfigError(explain("ablate.run", got="none", expected="a run that is split and has sites", fix=fix))
-    shared, own = RunDir.open(job.run), job.folder / "run"
+    return own_run(job.run, job.folder / "run")
+
+
+def own_run(path: Path, own: Path) -> RunDir:
+    """A run directory for one job alone: links to the records of a shared one, which no job writes into."""
+    shared = RunDir.open(path)
     own.mkdir(exist_ok=True)
     for artefact in (ARTEFACTS[name] for name in _RECORDS):
         for name in (artefact.file_name, artefact.sidecar_name):
@@ -119,32 +139,44 @@ def link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None
 # ---- one warm-up for all arms that have the same one
 
 
-@contextlib.contextmanager
-def _shared_warmup(job: Job, config: CrfConfig, folder: TrainingFolder) -> Generator[None]:
-    """Begin with the warm-up that another job made, where there is one; else hold the others back, and leave ours."""
-    from composer_replication.trainer.warmup import finished_warm_up
+class _SharedWarmup:
+    """In a `with` block: begin with the warm-up that another job made; where there is none, make it while others wait.
 
-    if not job.options.get("share_warmup", True) or config.train.warmup.mode == "off":
-        yield
-        return
-    place = job.shared / f"warmup-{_warmup_key(config)}"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        lock(descriptor, exclusive=True)
-        if place.is_dir():
-            os.close(descriptor)  # theirs is done: nobody has to wait for us
-            descriptor = -1
-            if not folder.warmup.exists():
-                _copy(place, folder.warmup)
-            yield
-            return
-        yield
-        if finished_warm_up(folder.warmup) is not None:
-            _copy(folder.warmup, place)
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+    `leave` gives it to the others as soon as it is over.
+    """
+
+    def __init__(self, job: Job, config: CrfConfig, folder: TrainingFolder) -> None:
+        self._is_shared = bool(job.options.get("share_warmup", True)) and config.train.warmup.mode != "off"
+        self._place, self._own = job.shared / f"warmup-{_warmup_key(config)}", folder.warmup
+        self._lock: int | None = None
+
+    def __enter__(self) -> _SharedWarmup:
+        if self._is_shared:
+            self._place.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self._place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o666)
+            lock(self._lock, exclusive=True)
+            if self._place.is_dir():
+                self._release()
+                if not self._own.exists():
+                    _copy(self._place, self._own)
+        return self
+
+    def leave(self) -> None:
+        """Once; before the warm-up is over it is no use to anybody."""
+        from composer_replication.trainer.warmup import finished_warm_up
+
+        if self._lock is not None and finished_warm_up(self._own) is not None:
+            _copy(self._own, self._place)
+            self._release()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
 def _warmup_key(config: CrfConfig) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 from composer_replication.ablation.budgets import Breaches, breaches_of, spent_by
 from composer_replication.ablation.jobs import Results
 from composer_replication.ablation.plots import write_plots
-from composer_replication.ablation.predictions import Prediction
 from composer_replication.ablation.table import Figure, figures_of, metrics_by_kind
 from composer_replication.atomic import atomic_write_text
 from composer_replication.errors import MissingExtraError
@@ -115,29 +114,28 @@ def _arm_rows(found: Results) -> Iterator[Sequence[str]]:
         settings = ", ".join(f"{key}={value}" for key, value in arm.settings.items())
         control = f" Control of {arm.control_of}." if arm.control_of else ""
         exempt = f" Outside of the budget: {arm.exempt}" if arm.exempt else ""
-        expect = f" ({arm.expect})" if arm.expect else ""
-        yield name, f"{arm.about}{control}{exempt}", settings or "those of all arms", f"{arm.predict}{expect}"
+        yield name, f"{arm.about}{control}{exempt}", settings or "those of all arms", arm.predict
 
 
 def against_rows(
     found: Results, figures: Iterable[Figure], names: Sequence[str] | None = None
 ) -> Iterator[Sequence[str]]:
-    """What was predicted in a word is said of the primary figure against the first arm that one is compared with."""
+    """What was predicted in a word is said of the primary figure alone."""
     for each in figures:
         if each.against is None or (names is not None and each.metric not in names):
             continue
-        arm, first = found.frozen.arms[each.arm], found.frozen.compared_with(each.arm)[0]
-        is_predicted = each.metric == found.frozen.experiment.primary and each.against == first
-        said = (arm.expect or "", _outcome(arm, each.verdict)) if is_predicted and arm.expect else ("", "")
+        arm, is_primary = found.frozen.arms[each.arm], each.metric == found.frozen.experiment.primary
+        expected = arm.expect if each.against == found.frozen.experiment.baseline else arm.expect_control
+        said = (expected, _outcome(expected, each.verdict)) if expected and is_primary else ("", "")
         ratio = "" if each.ratio is None else _shown(each.ratio, "")
         yield each.arm, each.against, each.metric, _shown(each.value, "+"), ratio, each.verdict, *said
 
 
-def _outcome(arm: Prediction, verdict: str) -> str:
+def _outcome(expected: str, verdict: str) -> str:
     came = {"no difference": "same"}.get(verdict, verdict)
     if came not in ("better", "worse", "same"):
         return "open"
-    if came == arm.expect:
+    if came == expected:
         return "as predicted"
     return "not shown" if came == "same" else "**otherwise**"
 

@@ -25,6 +25,7 @@ from composer_replication.errors import ConfigError, explain
 
 WORLDS = ("workspace", "logs")
 Direction = Literal["up", "down"]
+_Word = Literal["better", "worse", "same"]
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
@@ -72,9 +73,8 @@ class _ArmTable:
 
     about: str = option("", "What this arm does, in a sentence.")
     predict: str = option("", "What will come of it, written before the run.")
-    expect: Literal["better", "worse", "same"] | None = option(
-        None, "The same in a word, of the primary figure against the arm that it is compared with."
-    )
+    expect: _Word | None = option(None, "The same in a word, of the primary figure against the baseline.")
+    expect_control: _Word | None = option(None, "The same against the arms that are a control of this one.")
     control_of: str | None = option(None, "The arm that this one is the control of.")
     exempt: str | None = option(None, "Why the budget does not hold for this arm; the table says it beside the arm.")
     set: dict[str, object] = option({}, "Settings of this arm over [base], as nested tables of crf.toml.")
@@ -100,6 +100,7 @@ class Arm:
     about: str
     predict: str
     expect: str | None
+    expect_control: str | None
     control_of: str | None
     exempt: str | None
     config: CrfConfig
@@ -172,6 +173,7 @@ def _arm(name: str, text: object, file: _File, options: type[Any], where: str, o
         about=read.about,
         predict=read.predict,
         expect=read.expect,
+        expect_control=read.expect_control,
         control_of=read.control_of,
         exempt=read.exempt,
         config=tables_with_preset(tables, overrides),

@@ -23,6 +23,7 @@ from composer_replication.runs.sidecar import now
 
 PREDICTIONS = "predictions.json"
 _SCHEMA, _VERSION = "composer_replication.predictions", 1
+_PREDICTED = ("predict", "expect", "expect_control", "control_of", "exempt")
 _PLACES = ("model", "run", "output")
 
 
@@ -33,6 +34,7 @@ class Prediction:
     about: str
     predict: str
     expect: str | None
+    expect_control: str | None
     control_of: str | None
     exempt: str | None
     settings: Mapping[str, Any]
@@ -109,11 +111,7 @@ def _changes(before: Frozen, after: Frozen) -> Iterator[str]:
         if now_is is None:
             yield f"arm {name!r} is gone (--only leaves arms out of a run)"
         elif not _same(arm, now_is):
-            keys = [
-                key
-                for key in ("predict", "expect", "control_of", "exempt")
-                if getattr(arm, key) != getattr(now_is, key)
-            ]
+            keys = [key for key in _PREDICTED if getattr(arm, key) != getattr(now_is, key)]
             yield f"arm {name!r}: another {' and '.join(keys) or 'setting'}"
 
 
@@ -125,7 +123,7 @@ def _prediction(arm: Arm) -> Prediction:
     config = tomllib.loads(to_toml(arm.config))
     for place in _PLACES:  # where weights and sessions lie is no setting: what they are, each result says
         config["train"].pop(place, None)
-    known = {key: getattr(arm, key) for key in ("predict", "expect", "control_of", "exempt")}
+    known = {key: getattr(arm, key) for key in _PREDICTED}
     digest = hashlib.sha256(encode([known, config, dict(arm.options)], where=arm.name)).hexdigest()
     return Prediction(**known, about=arm.about, settings=dict(arm.settings), sha256=digest)
 

@@ -11,9 +11,11 @@ near-duplicates. Of more than 128 pairs those with the smallest hashes are compa
 from __future__ import annotations
 
 import json
+import math
 from array import array
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -21,7 +23,7 @@ from composer_replication.types import Conversation, Turn
 
 ALIKE = 0.7
 _LAST, _LOOKED_AT = 4, 4000
-_SKETCH, _INDEXED = 128, 8
+_SKETCH, _BUCKET_BITS, _ROUNDING = 128, 20, 1e-9
 _PRIME, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 Sketch = Sequence[int]
@@ -63,34 +65,74 @@ def likeness(one: Sketch, other: Sketch) -> float:
 
 
 class StateIndex:
-    """States that were learnt from. Two that are alike share some of their very smallest hashes, and are found by them.
-
-    With a likeness of ALIKE the eight smallest of one are all absent from the other's once in 15,000 times.
-    """
+    """States that were learnt from; what stands below requests that are not alike is never compared."""
 
     def __init__(self) -> None:
-        self._states: list[State] = []
-        self._by_hash: dict[int, list[int]] = defaultdict(list)
-        self._asked: dict[tuple[bytes, bytes], bool] = {}
+        self._requests, self._ends = _SketchIndex(), _SketchIndex()
+        self._numbers: dict[bytes, int] = {}
+        self._asked: list[int] = []
+        self._alike: dict[bytes, frozenset[int]] = {}
 
     def add(self, state: State) -> None:
-        for each in state[1][:_INDEXED]:
-            self._by_hash[each].append(len(self._states))
-        self._states.append(state)
+        asked, last = state
+        key = bytes(array("I", asked))
+        if key not in self._numbers:
+            self._numbers[key] = self._requests.add(asked)
+            self._alike.clear()
+        self._asked.append(self._numbers[key])
+        self._ends.add(last)
 
     def has(self, state: State) -> bool:
         """Whether a state is a near-duplicate of one that was added."""
         asked, last = state
-        numbers = dict.fromkeys(at for each in last[:_INDEXED] for at in self._by_hash.get(each, ()))
-        others = (self._states[number] for number in numbers)
-        return any(self._is_asked_alike(asked, their) and likeness(last, end) >= ALIKE for their, end in others)
+        key = bytes(array("I", asked))
+        if key not in self._alike:  # once for all states below a request
+            found = self._requests.alike(asked) if asked else (self._numbers.get(key, -1),)
+            self._alike[key] = frozenset(found)
+        requests = self._alike[key]
+        found = self._ends.alike(last, among=lambda number: self._asked[number] in requests)
+        return next(found, None) is not None
 
-    def _is_asked_alike(self, one: Sketch, other: Sketch) -> bool:
-        """Asked once for all states below the same two requests."""
-        key = bytes(array("I", one)), bytes(array("I", other))
-        if key not in self._asked:
-            self._asked[key] = likeness(one, other) >= ALIKE
-        return self._asked[key]
+
+class _SketchIndex:
+    """Sketches that are found again by their rarest hashes.
+
+    Of two with a likeness of ALIKE each has that share of the other's hashes. So whichever order all hashes stand in,
+    among the first 1 - ALIKE of each, and one more, there is one that both have. With the rarest first, those who share
+    what every session says are not compared with each other.
+    """
+
+    def __init__(self) -> None:
+        self._sketches: list[Sketch] = []
+        self._often = array("I", bytes(4 << _BUCKET_BITS))
+        self._places: array[int] | None = None
+
+    def add(self, added: Sketch) -> int:
+        for each in added:
+            self._often[each >> (32 - _BUCKET_BITS)] += 1
+        self._places = None
+        self._sketches.append(added)
+        return len(self._sketches) - 1
+
+    def alike(self, asked: Sketch, among: Callable[[int], bool] = lambda _number: True) -> Iterator[int]:
+        """Numbers of those that are near-duplicates of a sketch that says something."""
+        for number in dict.fromkeys(self._candidates(asked)):
+            if among(number) and likeness(asked, self._sketches[number]) >= ALIKE:
+                yield number
+
+    def _candidates(self, asked: Sketch) -> Iterator[int]:
+        if self._places is None:
+            every = (each << 32 | at for at, known in enumerate(self._sketches) for each in self._rarest(known))
+            self._places = array("Q", sorted(every))
+        for each in self._rarest(asked):
+            at = bisect_left(self._places, each << 32)
+            while at < len(self._places) and self._places[at] >> 32 == each:
+                yield self._places[at] & 0xFFFFFFFF
+                at += 1
+
+    def _rarest(self, known: Sketch) -> Sequence[int]:
+        number = len(known) - math.ceil(ALIKE * len(known) - _ROUNDING) + 1 if known else 0
+        return sorted(known, key=lambda each: (self._often[each >> (32 - _BUCKET_BITS)], each))[:number]
 
 
 def _smallest(hashes: set[int]) -> Sketch:

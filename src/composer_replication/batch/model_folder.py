@@ -7,6 +7,7 @@ it is told not to. Everything here is loaded with `trust_remote_code=False`, and
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -22,6 +23,17 @@ _FIX = "Pass a folder with tokenizer.json in it, or the name of a model that is 
 _SECONDS_FOR_HUB = 5.0
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _LARGEST_INDEX = 64 << 20  # bytes; the index of the largest published models has 10 MB
+
+
+def hide_progress_bars() -> None:
+    """Those of the hub's library and of transformers, which asks it once, when it is loaded."""
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    if "transformers" in sys.modules:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
 
 
 def check_model_name(name: str, *, what: str, expected: str = "a model's folder, or a name on the hub") -> None:

@@ -25,6 +25,9 @@ class EvaluationConfig:
     )
     new_tokens: int = option(192, "Most tokens of a drawn action.", at_least=1)
     temperature: float = option(0.7, "Temperature at which actions are drawn; 0 takes the likeliest token.", at_least=0)
+    sampler: Literal["auto", "transformers", "vllm"] = option(
+        "auto", "What draws actions; auto is vLLM where it is installed beside a GPU and can load the adapters."
+    )
     good_turns: int = option(100, "Most good turns of held-out sessions whose loss is measured; 0 is none.", at_least=0)
     token_gaps: int = option(
         200, "Most error sites, held out or not, whose teacher-student gap is kept for each token.", at_least=0

@@ -82,6 +82,12 @@ class RunConfig:
     control: bool = option(
         False, "Also train the control (train.control), so that the evaluation says what any training would have done."
     )
+    shuffles: int = option(
+        1,
+        "How many such controls, each with a shuffle of its own; with three or more the control's interval holds the "
+        "luck of a shuffle, too.",
+        at_least=1,
+    )
     fewest: int = option(
         10, "Fewest error sites and pairs to learn from with which a training begins; 0 always begins.", at_least=0
     )

@@ -56,6 +56,10 @@ class ChannelsConfig:
         None, "Largest weight of a rollout's token, p now / p when it was sampled; unset weighs all alike.", above=0
     )
     good_turns: bool = option(True, "Without an environment, also train on the turns that made no error.")
+    logged_sites: bool = option(True, "With rollouts, also teach the error sites of the run directory.")
+    good_turns_after_warmup: bool = option(
+        True, "Train on them after a warm-up too; without, its steps see only windows with an error or a pair."
+    )
     work_failures: bool = option(
         False, "Count turns whose call failed as part of the work, such as failing tests, among the good ones."
     )
@@ -195,6 +199,17 @@ class GRPOSection:
     dataset: str | None = option(None, "Prompts: a folder or file of records, or a name on the hub.")
     rewards: tuple[str, ...] = option((), "Reward functions, each as module:function.")
     environment: str | None = option(None, "Maker of environments with tools, as module:callable.")
+    rollouts: str | None = option(
+        None, "What makes rollouts in place of TRL's own loop, as module:callable, given the prompts and the trainer."
+    )
+    error_penalty: float = option(
+        0.0, "What each call that failed by the model's doing takes off the reward.", at_least=0
+    )
+    hints: Literal["template", "raw_error", "other_kind"] = option(
+        "template",
+        "What a hint about a rollout's error is: a template's words, the error's own, or the hint of another kind.",
+    )
+    unhinted_kinds: tuple[str, ...] = option((), "Kinds of errors that rollouts give no hint about.")
     num_generations: int = option(8, "Rollouts of one prompt, which form a group.", at_least=2)
     max_completion_length: int = option(512, "Where a rollout is cut off.", at_least=1)
     temperature: float = option(1.0, "Temperature of sampling.", above=0)
@@ -282,6 +297,11 @@ class TrainConfig:
     control: Literal["none", "shuffled"] = option(
         "none",
         "Train a control into the folder control/: hints of other kinds, half of the pairs turned round (shuffled).",
+    )
+    shuffle: int = option(
+        1,
+        "Which shuffle a control is: each number draws hints and pairs anew; from 2 on in control/NUMBER.",
+        at_least=1,
     )
     preset: Literal["composer", "dapo", "none"] = option(
         "composer", "Settings that hold where neither the file nor an override says otherwise."

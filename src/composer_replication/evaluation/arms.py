@@ -16,11 +16,10 @@ import torch
 from composer_replication.batch.model_folder import load_adapter, load_model, load_tokenizer
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.fingerprint import tokenizer_digest, weights_digest
-from composer_replication.runs.evaluation import ADAPTER_SETTINGS, adapter_settings
+from composer_replication.runs.evaluation import ADAPTER_SETTINGS, adapter_settings, control_name
 from composer_replication.runs.lineage import read_object, read_training
 from composer_replication.sessions.shuffled import NO_OTHER_KIND, TURNED
 
-ArmName = Literal["before", "after", "control"]
 Precision = Literal["auto", "float32", "bfloat16"]
 _ADAPTER, _ADAPTER_WEIGHTS = ADAPTER_SETTINGS, "adapter_model.safetensors"
 _HINTS, _PAIRS = "sdpo_kl", "trace_replay_dpo"
@@ -30,20 +29,20 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 class Arm(NamedTuple):
     """One set of weights: what it was called, the whole weights in it, and the adapter on them."""
 
-    name: ArmName
+    name: str
     given: str
     base: str
     adapter: str | None
 
 
-def arms_of(before: str, after: str, control: str | None = None) -> list[Arm]:
+def arms_of(before: str, after: str, controls: Sequence[str] = ()) -> list[Arm]:
     """In this order. An adapter whose own base was a folder that is gone is put on the weights of `before`."""
     first = _arm("before", before, None)
-    named: list[tuple[ArmName, str | None]] = [("after", after), ("control", control)]
-    return [first, *(_arm(name, given, first.base) for name, given in named if given is not None)]
+    named = [("after", after), *((control_name(shuffle), each) for shuffle, each in enumerate(controls, start=1))]
+    return [first, *(_arm(name, given, first.base) for name, given in named)]
 
 
-def _arm(name: ArmName, given: str, default: str | None) -> Arm:
+def _arm(name: str, given: str, default: str | None) -> Arm:
     folder = Path(given)
     if not given or not (folder / _ADAPTER).is_file():
         if given and folder.is_dir() and not (folder / "config.json").is_file():
@@ -67,12 +66,13 @@ def _arm(name: ArmName, given: str, default: str | None) -> Arm:
     return Arm(name, given, base, given)
 
 
-def _settings_of(folder: Path) -> dict[str, Any]:
+def adapter_facts(folder: Path) -> dict[str, Any]:
+    """What an adapter's own settings say."""
     return read_object(folder / _ADAPTER)
 
 
 def _own_base(folder: Path) -> str | None:
-    base = _settings_of(folder).get("base_model_name_or_path")
+    base = adapter_facts(folder).get("base_model_name_or_path")
     return base if isinstance(base, str) and base else None
 
 

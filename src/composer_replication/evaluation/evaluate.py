@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_replication.batch.render.renderer import Renderer
@@ -16,6 +18,7 @@ from composer_replication.evaluation.forced import Kept
 from composer_replication.evaluation.held_out import HeldOut, read_held_out
 from composer_replication.evaluation.questions import Answers, Questions, add_answers, ask, questions_on
 from composer_replication.evaluation.record import record_of, results_of, say_when_named
+from composer_replication.evaluation.vllm_sampling import engine_of
 from composer_replication.runs import RunDir
 from composer_replication.runs.evaluation import ROWS_VERSION, write_evaluation
 from composer_replication.runs.split import PlacedConversation
@@ -41,18 +44,20 @@ def evaluate_run(
     *,
     before: str,
     after: str,
-    control: str | None = None,
+    controls: Sequence[str] = (),
     primary_then: str | None = None,
+    scores: Path | None = None,
 ) -> dict[str, Any]:
     """Compare the models on the held-out sessions of a run, write the artefacts, and give evaluation.json's record.
 
-    `primary_then` is the primary figure that the training's own settings name.
+    `primary_then` is the primary figure that the training's own settings name. `scores` is a file for what is scored
+    that outlives this evaluation: others of the same weights need not score it again.
     """
-    arms = arms_of(before, after, control)
+    began, arms = time.monotonic(), arms_of(before, after, controls)
     tokenizers, have_same_tokens = tokenizers_of(arms)
     views = _views(config, run, sides, tokenizers, have_same_tokens=have_same_tokens)
     _, held, asked, drops = views[arms[0].base]
-    kept = Kept(run.root / PARTIAL)
+    kept = Kept(scores or run.root / PARTIAL)
     try:
         answers = _answers(config, arms, views, kept) if asked.are_any else Answers()
     finally:
@@ -60,11 +65,13 @@ def evaluate_run(
     results = results_of(config, run, held, asked, answers, sides)
     record = record_of(config, run, arms, held, answers, results, have_same_tokens=have_same_tokens)
     say_when_named(record, primary_then)
+    record["seconds"] = round(time.monotonic() - began, 1)
     record["drops"] = dict(sorted((held.drops + drops).items()))
     for name, rows in results.rows.items():
         _write_rows(run, name, rows, held, drops)
     write_evaluation(run, record)
-    kept.remove()
+    if scores is None:
+        kept.remove()
     return record
 
 
@@ -115,12 +122,16 @@ def _keep_common_states(views: Sequence[_View], most: int) -> None:
 
 
 def _answers(config: CrfConfig, arms: Sequence[Arm], views: Mapping[str, _View], kept: Kept) -> Answers:
-    found, shared = Answers(), next(iter(views.values()))
+    shared = next(iter(views.values()))
+    longest = max(view.asked.longest(config.evaluation.new_tokens) for view in views.values())
+    engine = engine_of(arms, config.evaluation, longest) if longest else None
+    found = Answers() if engine is None else Answers(engine=engine.name)
     for arm, model in each_model(arms, config.evaluation.precision):
         view = views.get(arm.base, shared)
-        digest = digest_of_arm(arm, model)
+        digest, drawing = digest_of_arm(arm, model), None if engine is None else engine.of(arm)
+        asked = view.asked, view.renderer, config.evaluation, kept, drawing
         try:
-            add_answers(found, ask(model, digest, arm.name, view.asked, view.renderer, config.evaluation, kept))
+            add_answers(found, ask(model, digest, arm.name, *asked))
         except NonFiniteError:
             found.broken.append(arm.name)
     return Answers(broken=found.broken) if {"before", "after"} & set(found.broken) else found

@@ -5,7 +5,7 @@
     sampled_*         of actions drawn at held-out states, after - before
 
 A change is after - before, in nats a token. The control's figures are the same of its weights; the `difference` is
-after's - control's, site by site.
+after's - control's, site by site. A control may have several shuffles, and both are then means over these.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from composer_replication.evaluation.statistics import Interval, session_interval
+from composer_replication.evaluation.statistics import Interval, repeated_interval
+from composer_replication.runs.evaluation import control_name, controls_among
 
 FigureArm = Literal["after", "control", "difference"]
 Row = Mapping[str, Any]
@@ -82,9 +83,11 @@ def forced_values(rows: Iterable[Row]) -> dict[str, list[Value]]:
 
 
 def _moved(rows: Sequence[Row]) -> dict[str, float]:
-    """Mean change of these decisions under each arm."""
-    arms = ["after", *(["control"] if rows[0]["control"] is not None else [])]
-    return {arm: fmean(row[arm] - row["before"] for row in rows) for arm in arms}
+    """Mean change of these decisions under each arm, and each shuffle of the control."""
+    moved = {"after": fmean(row["after"] - row["before"] for row in rows)}
+    for shuffle in range(len(rows[0]["controls"] or ())):
+        moved[control_name(shuffle + 1)] = fmean(row["controls"][shuffle] - row["before"] for row in rows)
+    return moved
 
 
 def figures_of(
@@ -94,7 +97,7 @@ def figures_of(
     found: list[dict[str, Any]] = []
     for name, several in values.items():
         for arm in arms:
-            if several:
+            if several and (arm == "after" or controls_among(several[0].change)):
                 found.append(
                     _figure(name, arm, several, None, seed) | {"is_primary": name == primary and arm == "after"}
                 )
@@ -121,11 +124,15 @@ def _figure(name: str, arm: FigureArm, values: Sequence[Value], kind: str | None
         "sessions": found.num_sessions,
         "better": sort.better,
         "kind": kind,
+        "shuffles": None if arm == "after" else found.num_repeats,
     }
 
 
 def interval_of(values: Sequence[Value], arm: FigureArm, seed: int) -> Interval:
+    """Of a control with several shuffles, and of the difference to it, the interval is over these as well."""
+    names = ["after"] if arm == "after" else controls_among(values[0].change)
     changes = [
-        each.change["after"] - each.change["control"] if arm == "difference" else each.change[arm] for each in values
+        [each.change["after"] - each.change[name] if arm == "difference" else each.change[name] for each in values]
+        for name in names
     ]
-    return session_interval(changes, [each.session for each in values], seed=seed)
+    return repeated_interval(changes, [each.session for each in values], seed=seed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from torch import nn
@@ -16,6 +17,7 @@ from torch import nn
 from composer_replication.errors import ArtefactCorruptError, NonFiniteError, explain
 from composer_replication.evaluation.decisions import SiteDecisions, digest_of
 from composer_replication.objective.reference import Response, response_logprobs
+from composer_replication.runs.evaluation import controls_among
 from composer_replication.runs.journal import Journal, read_journal
 from composer_replication.sessions.phases import Phase, tell_phase
 
@@ -100,11 +102,14 @@ def evaluated_rows(sites: Iterable[SiteDecisions], scores: Scores) -> list[dict[
     return rows
 
 
-def _of_arms(means: Mapping[str, list[float]], at: int) -> dict[str, float | None]:
+def _of_arms(means: Mapping[str, list[float]], at: int) -> dict[str, float | list[float] | None]:
+    """A control of several shuffles has a value for each, and their mean."""
+    controls = [means[name][at] for name in controls_among(means)]
     return {
         "before": means["before"][at],
         "after": means["after"][at],
-        "control": means["control"][at] if "control" in means else None,
+        "control": fmean(controls) if controls else None,
+        "controls": controls or None,
     }
 
 

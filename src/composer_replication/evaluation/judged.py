@@ -214,6 +214,7 @@ def _of_arm(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     tools = Counter(row["tool"] or row["rule"] for row in rows)
     return {
         **means,
+        "cut_off": _mean(_is(CUT_OFF), rows),
         "verdicts": dict(sorted(Counter(row["verdict"] for row in rows).items())),
         "calls": dict(sorted(tools.items(), key=lambda each: (-each[1], each[0]))),
         "rows": len(rows),

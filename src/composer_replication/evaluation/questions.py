@@ -10,12 +10,13 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
 from composer_replication.config.evaluation import EvaluationConfig
 from composer_replication.evaluation import damage
-from composer_replication.evaluation.arms import ArmName
 from composer_replication.evaluation.damage import GoodTurn, Question, good_turns_of, is_right, questions_of
 from composer_replication.evaluation.decisions import SiteDecisions, site_decisions
 from composer_replication.evaluation.forced import Kept, Scores, score_groups
 from composer_replication.evaluation.sampling import Drawn, State, draw_actions, states_of
 from composer_replication.evaluation.token_gaps import GapSite, gap_sites, gaps_of
+from composer_replication.evaluation.vllm_sampling import ArmEngine
+from composer_replication.runs.evaluation import control_name, controls_among
 
 if TYPE_CHECKING:
     from composer_replication.evaluation.held_out import HeldOut
@@ -34,6 +35,12 @@ class Questions:
     code: list[Question]
     sums: list[Question]
 
+    def longest(self, new_tokens: int) -> int:
+        """Tokens of the longest prompt with what may be drawn behind it."""
+        drawn = [len(each.prompt) + new_tokens for each in self.states]
+        sums = [len(each.prompt) + max(new_tokens, _SUM_TOKENS) for each in self.sums]
+        return max([*drawn, *sums], default=0)
+
     @property
     def are_any(self) -> bool:
         """Gaps alone are no evaluation."""
@@ -42,9 +49,13 @@ class Questions:
 
 @dataclass(kw_only=True)
 class Answers:
-    """Those of the models so far, by arm; a model whose log-probs are not numbers is `broken` and has none."""
+    """Those of the models so far, by arm; a model whose log-probs are not numbers is `broken` and has none.
+
+    `engine` is what actions were drawn with.
+    """
 
     broken: list[str] = field(default_factory=list[str])
+    engine: str = "transformers"
     digests: dict[str, str] = field(default_factory=dict[str, str])
     scores: Scores = field(default_factory=dict[str, list[list[float]]])
     draws: dict[str, list[list[Drawn]]] = field(default_factory=dict[str, list[list[Drawn]]])
@@ -80,9 +91,19 @@ def _of_file(path: str | None, renderer: Renderer, option: str, *, with_sums: bo
 
 
 def ask(
-    model: Any, digest: str, arm: ArmName, asked: Questions, renderer: Renderer, section: EvaluationConfig, kept: Kept
+    model: Any,
+    digest: str,
+    arm: str,
+    asked: Questions,
+    renderer: Renderer,
+    section: EvaluationConfig,
+    kept: Kept,
+    engine: ArmEngine | None = None,
 ) -> Answers:
-    """All of it of one model; what an earlier evaluation kept of these weights is not asked again."""
+    """All of it of one model; what an earlier evaluation kept of these weights is not asked again.
+
+    Of a control the gaps are of no use; of its further shuffles nothing but the log-probs at the sites.
+    """
     weights = f"{digest}:{next(model.parameters()).dtype}"
     groups = [site.responses for site in asked.sites]
     found = Answers(digests={arm: digest})
@@ -90,6 +111,8 @@ def ask(
     groups = groups or [[(state.prompt, len(state.prompt) - 1)] for state in asked.states[:1]]
     scores = score_groups(model, weights, groups, kept, what=f"log-probs, {arm}", items="sites")
     found.scores[arm] = scores[: len(asked.sites)]
+    if controls_among([arm]) and arm != control_name():
+        return found
     if asked.turns:
         found.losses[damage.GOOD_TURNS] = {arm: _losses(model, weights, asked.turns, kept, f"good turns, {arm}")}
     if asked.code:
@@ -97,9 +120,9 @@ def ask(
     if asked.gaps and arm != "control":
         found.gaps[arm] = gaps_of(model, weights, asked.gaps, kept, arm=arm)
     if asked.states:
-        found.draws[arm] = draw_actions(model, weights, renderer, asked.states, section, kept, arm)
+        found.draws[arm] = draw_actions(model, weights, renderer, asked.states, section, kept, arm, engine)
     if asked.sums:
-        found.losses[damage.SUMS] = {arm: _sums(model, weights, asked.sums, renderer, section, kept, arm)}
+        found.losses[damage.SUMS] = {arm: _sums(model, weights, asked.sums, renderer, section, kept, arm, engine)}
     return found
 
 
@@ -117,11 +140,12 @@ def _sums(
     section: EvaluationConfig,
     kept: Kept,
     arm: str,
+    engine: ArmEngine | None,
 ) -> list[float]:
     """100 for every question that is answered with the right number, by the likeliest tokens."""
     likeliest = replace(section, temperature=0.0, samples=1, new_tokens=max(section.new_tokens, _SUM_TOKENS))
     states = [State(str(at), "", "", 0, "", "good", "", None, each.prompt) for at, each in enumerate(asked)]
-    drawn = draw_actions(model, weights, renderer, states, likeliest, kept, f"sums, {arm}")
+    drawn = draw_actions(model, weights, renderer, states, likeliest, kept, f"sums, {arm}", engine)
     return [100.0 * is_right(texts[0].text, each.answer) for texts, each in zip(drawn, asked, strict=True)]
 
 

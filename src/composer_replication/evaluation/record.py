@@ -21,7 +21,7 @@ from composer_replication.evaluation.verdict import verdict_of
 from composer_replication.judge.walk import earlier_sessions
 from composer_replication.runs import RunDir
 from composer_replication.runs.conversations import read_conversations
-from composer_replication.runs.evaluation import weight_files_digest
+from composer_replication.runs.evaluation import controls_among, weight_files_digest
 from composer_replication.runs.lineage import read_training
 from composer_replication.runs.sidecar import now
 from composer_replication.runs.split import PlacedConversation
@@ -68,6 +68,7 @@ def results_of(
     if drawn:
         found.values |= sampled_values(drawn, asked.states)
         found.sampled = sampled_summary(drawn, asked.states, answers.draws, config.evaluation)
+        found.sampled["engine"] = answers.engine
     if GOOD_TURNS in answers.losses:
         found.values[GOOD_TURNS] = loss_values(asked.turns, answers.losses[GOOD_TURNS])
     found.damage = [damage_row(name, UNITS[name], by_arm) for name, by_arm in answers.losses.items()]
@@ -89,14 +90,14 @@ def record_of(
     have_same_tokens: bool,
 ) -> dict[str, Any]:
     section, lacks = config.evaluation, control_lacks(arms)
-    names = [arm.name for arm in arms if arm.name not in answers.broken]
-    shown: list[FigureArm] = ["after", *(["control", "difference"] if "control" in names else [])]
+    controls = controls_among(arm.name for arm in arms if arm.name not in answers.broken)
+    shown: list[FigureArm] = ["after", *(["control", "difference"] if controls else [])]
     verdict, power = verdict_of(
         section.primary,
         results.values,
         over=over_of(run),
         broken=answers.broken,
-        has_control="control" in names and not lacks,
+        has_control=bool(controls) and not lacks,
         fewest_sessions=section.fewest_sessions,
         seed=section.seed,
         nothing=_why_nothing(held, answers)
@@ -114,6 +115,7 @@ def record_of(
             "sessions": held.num_sessions,
             "sites": held.num_sites,
             "near_duplicates": len(held.duplicates),
+            "states": run.meta("split").counts.get("states: test"),
         },
         "primary": section.primary,
         "settings": asdict(section),
@@ -123,7 +125,7 @@ def record_of(
             results.values, primary=section.primary, seed=section.seed, arms=shown, over=over_of(run)
         ),
         "sampled": results.sampled,
-        "not_run": _not_run(config, results, answers, has_control=len(arms) == 3, have_same_tokens=have_same_tokens),
+        "not_run": _not_run(config, results, answers, has_control=len(arms) > 2, have_same_tokens=have_same_tokens),
         "damage": results.damage,
     }
 
@@ -189,7 +191,7 @@ def _not_run(
     if not have_same_tokens:
         said |= dict.fromkeys(("forced", "corrections", "token_gaps", "good_turns", "code"), _OTHER_TOKENS)
     for name in answers.broken:
-        parts = ("control",) if name == "control" else ("forced", "corrections", "sampled", "token_gaps", "good_turns")
+        parts = (name,) if controls_among([name]) else ("forced", "corrections", "sampled", "token_gaps", "good_turns")
         said |= dict.fromkeys(parts, f"the log-probs of the model {name!r} are {_BROKEN}")
     return said
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from composer_replication.batch.render.renderer import Renderer, TurnSpan
 from composer_replication.config.evaluation import EvaluationConfig
 from composer_replication.evaluation.decisions import SiteDecisions, digest_of
 from composer_replication.evaluation.forced import Kept
+from composer_replication.evaluation.vllm_sampling import ArmEngine
 from composer_replication.rollouts.generation.generator import RolloutGenerator
 from composer_replication.sessions.phases import Phase, tell_phase
 
@@ -98,13 +100,14 @@ def draw_actions(
     section: EvaluationConfig,
     kept: Kept,
     arm: str,
+    engine: ArmEngine | None = None,
 ) -> list[list[Drawn]]:
-    """For each state its draws; what an earlier call drew is taken over, batch by batch."""
+    """For each state its draws, by vLLM's `engine` or else by the model; what an earlier call drew is taken over."""
     number = section.samples if section.temperature else min(1, section.samples)
-    draw = _Drawer(model, renderer, section, number)
-    settings = f"{weights}:drawn:{number}:{section.temperature}:{section.new_tokens}:{section.seed}"
+    draw = (_Drawer if engine is None else partial(_VllmDrawer, engine))(model, renderer, section, number)
+    settings = f"{weights}:drawn:{number}:{section.temperature}:{section.new_tokens}:{section.seed}:{draw.name}"
     found: list[list[Drawn]] = []
-    for batch in _batches(states, number):
+    for batch in _batches(states, number, draw.most_at_once):
         tell_phase(
             Phase(name=f"drawn actions, {arm}", done=len(found), total=len(states), items="states", kept_in=kept.path)
         )
@@ -122,11 +125,11 @@ def _as_rows(drawn: Sequence[Sequence[Drawn]]) -> list[list[list[Any]]]:
     return [[list(each) for each in several] for several in drawn]
 
 
-def _batches(states: Sequence[State], number: int) -> Iterator[list[State]]:
+def _batches(states: Sequence[State], number: int, most: int) -> Iterator[list[State]]:
     batch: list[State] = []
     for state in states:
         longest = max(len(each.prompt) for each in (*batch, state))
-        if batch and (len(batch) == _MOST_AT_ONCE or (len(batch) + 1) * number * longest > _MOST_TOKENS):
+        if batch and (len(batch) == most or (len(batch) + 1) * number * longest > _MOST_TOKENS):
             yield batch
             batch = []
         batch.append(state)
@@ -134,16 +137,48 @@ def _batches(states: Sequence[State], number: int) -> Iterator[list[State]]:
         yield batch
 
 
-class _Drawer:
+class _Texts:
+    """Tokens to texts, up to the first that ends a turn."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        own_end: Any = renderer.tokenizer.eos_token_id
+        ends = [renderer.protected.ids[stop] for stop in renderer.dialect.stops]
+        self._stops = sorted({*ends, *([] if own_end is None else [int(own_end)])})
+
+    def _drawn(self, ids: list[int], has_ended: bool = False) -> Drawn:
+        end = next((at for at, each in enumerate(ids) if each in self._stops), None)
+        text = self._renderer.tokenizer.decode(ids[:end], skip_special_tokens=False)
+        return Drawn(str(text), len(ids) if end is None else end, has_ended or end is not None)
+
+
+class _VllmDrawer(_Texts):
+    """The same settings, drawn by vLLM."""
+
+    name = "vllm"
+
+    def __init__(
+        self, engine: ArmEngine, _model: Any, renderer: Renderer, section: EvaluationConfig, number: int
+    ) -> None:
+        super().__init__(renderer)
+        self._seed, self.most_at_once = section.seed, engine.most_at_once
+        self._draw = engine.drawer(self._stops, number, section.new_tokens, section.temperature)
+
+    def __call__(self, prompts: Sequence[list[int]]) -> list[list[Drawn]]:
+        answers = self._draw(prompts, _seed_of(prompts, self._seed))
+        return [[self._drawn(*each) for each in several] for several in answers]
+
+
+class _Drawer(_Texts):
     """Prompts in, texts out: plain sampling at a temperature, whatever a model's own settings are."""
+
+    name = "transformers"
 
     def __init__(self, model: Any, renderer: Renderer, section: EvaluationConfig, number: int) -> None:
         from transformers import GenerationConfig
 
-        self._model, self._renderer, self._number, self._seed = model, renderer, number, section.seed
-        own_end: Any = renderer.tokenizer.eos_token_id
-        ends = [renderer.protected.ids[stop] for stop in renderer.dialect.stops]
-        self._stops = sorted({*ends, *([] if own_end is None else [int(own_end)])})
+        super().__init__(renderer)
+        self._model, self._number, self._seed, self.most_at_once = model, number, section.seed, _MOST_AT_ONCE
         warmth = {"do_sample": True, "temperature": section.temperature, "top_k": 0, "top_p": 1.0}
         self._config = GenerationConfig(
             **(warmth if section.temperature else {"do_sample": False}),
@@ -165,11 +200,6 @@ class _Drawer:
         made = self._generate(self._model, input_ids=ids, attention_mask=mask, generation_config=self._config)
         drawn = [self._drawn(row[width:]) for row in made.tolist()]
         return [drawn[at : at + self._number] for at in range(0, len(drawn), self._number)]
-
-    def _drawn(self, ids: list[int]) -> Drawn:
-        end = next((at for at, each in enumerate(ids) if each in self._stops), None)
-        text = self._renderer.tokenizer.decode(ids[:end], skip_special_tokens=False)
-        return Drawn(str(text), len(ids) if end is None else end, end is not None)
 
 
 def _seed_of(prompts: Sequence[list[int]], seed: int) -> int:

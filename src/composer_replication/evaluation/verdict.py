@@ -7,6 +7,7 @@ from typing import Any
 
 from composer_replication.evaluation.figures import SORTS, Over, Value, interval_of
 from composer_replication.evaluation.statistics import Interval, Word, verdict_word
+from composer_replication.runs.evaluation import controls_among
 
 _WORDS: Mapping[Word, str] = {
     "better": "The trained model is better on held-out sessions",
@@ -47,6 +48,7 @@ def verdict_of(
         ask = f"Errors in at least {fewest_sessions} held-out {over}s are needed; hold more out or ingest more."
         said = {"word": "too_thin", "sentences": [f"{_WORDS['too_thin']}: {why}.", ask], "remarks": []}
         return said, power | {"sentence": "Nothing could be seen."}
+    has_control = has_control and bool(controls_among(values[0].change))
     found = interval_of(values, "after", seed)
     word = verdict_word(found, higher_is_better=sort.better == "higher", fewest_sessions=fewest_sessions)
     power = _power(found, sort.unit, over, fewest_sessions)
@@ -112,13 +114,19 @@ def _power(found: Interval, unit: str, over: Over, fewest: int) -> dict[str, Any
 def _beside_control(values: Sequence[Value], after: Interval, seed: int) -> str:
     """Whether the control, which learnt the same way from nonsense, moved as far."""
     control, difference = interval_of(values, "control", seed), interval_of(values, "difference", seed)
-    moved = f"The shuffled control moved by {control.estimate:+.3g} ({_range(control)})"
+    shuffles = control.num_repeats
+    moved = f"The shuffled control moved by {control.estimate:+.3g} ({_range(control)}, {_shuffles(shuffles)})"
     apart = f"the difference to it is {difference.estimate:+.3g} ({_range(difference)})"
     if not difference.excludes_zero:
         return f"{moved}; {apart} and may be zero: any training of this kind may have done it, whatever the hints say."
     if (difference.estimate > 0) == (after.estimate > 0):
         return f"{moved}; {apart} and not zero: what the hints and pairs say made the change."
     return f"{moved}; {apart}: the control moved further, so the change does not come from what hints and pairs say."
+
+
+def _shuffles(number: int) -> str:
+    """What the interval of a control is over, besides sessions."""
+    return "over 1 shuffle, whose luck it leaves out" if number == 1 else f"over {number} shuffles"
 
 
 def _movement(every: Mapping[str, Sequence[Value]]) -> str:

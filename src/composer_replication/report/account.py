@@ -25,8 +25,8 @@ _STAGES = {
     "sites": "sites",
     "teacher_calls": "replay",
     "pairs": "pairs",
-    "hint_proof": "hint proof",
 }
+_CHANNELS = {"lm_ce": "good turns", "sdpo_kl": "hints", "trace_replay_dpo": "pairs"}
 
 
 class PairGroup(NamedTuple):
@@ -65,7 +65,7 @@ class Drop(NamedTuple):
 
 
 def drops(records: RunRecords, meanings: Mapping[str, str]) -> list[Drop]:
-    """What each step left out, by reason, the most first within a step."""
+    """What each step left out, by reason, the most first within a step; what the proof dropped is told once."""
     return list(_drops(records, meanings))
 
 
@@ -75,14 +75,16 @@ def _drops(records: RunRecords, meanings: Mapping[str, str]) -> Iterator[Drop]:
         for name, stage in _STAGES.items()
         if records.has(name) and name not in records.unreadable
     ]
-    reasons = Counter(row["reason"] for row in records.proofs.values() if not row["is_kept"])
+    reasons = Counter(str(row["reason"]) for row in records.proofs.values() if not row["is_kept"])
     counted.append(("hint proof", reasons))
-    counted.append(("train", (records.training_record or {}).get("drops") or {}))
+    trained: Mapping[str, int] = (records.training_record or {}).get("drops") or {}
+    counted.append(("train", {why: n for why, n in trained.items() if why.rpartition(": ")[2] not in reasons}))
     counted.append(("evaluate", (records.evaluation or {}).get("drops") or {}))
     for stage, numbers in counted:
         for reason, number in sorted(numbers.items(), key=lambda each: (-each[1], each[0])):
-            meaning = meanings.get(reason.rpartition(": ")[2], "")
-            yield Drop(stage, reason.replace("_", " "), number, meaning)
+            channel, _, why = reason.rpartition(": ")
+            shown = f"{_CHANNELS.get(channel, channel)}: {why}" if channel else why
+            yield Drop(stage, shown.replace("_", " "), number, meanings.get(why, ""))
 
 
 class FileOfRun(NamedTuple):

@@ -81,15 +81,19 @@ def _values(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]
     arms, counts = figures.sampled_table(evaluation)
     mix_arms, mix = figures.call_mix(evaluation)
     shown = figures.figures(evaluation)
+    verdict, worse = figures.verdict(records, len(listed.sessions)), figures.got_worse(shown)
     return {
         "run_name": records.run.root.resolve().name,
-        "verdict": figures.verdict(records, len(listed.sessions)),
+        "verdict": verdict,
+        "remarks": [each for each in verdict.remarks if not (worse and each.startswith("Worse besides"))],
         "evaluation": evaluation,
         "other_weights": records.other_weights,
-        "control_lacks": figures.control_lacks(evaluation),
+        "of_shuffles": figures.of_shuffles(evaluation),
         "figures": shown,
-        "got_worse": figures.got_worse(shown),
-        "primary": next((figure for figure in shown if figure.is_primary), None),
+        "still": [figure for figure in shown if figure.is_still],
+        "got_worse": worse,
+        "near_duplicates": figures.near_duplicates(evaluation),
+        "primary": figures.primary_figure(evaluation),
         "figures_of_kinds": figures.figures_of_kinds(evaluation),
         "sampled_arms": arms,
         "sampled_counts": counts,
@@ -107,6 +111,7 @@ def _values(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]
         "meanings": MEANINGS,
         "pair_groups": account.pair_groups(records),
         "num_pairs": len(records.pairs),
+        "time_spent": training.time_spent(records),
         "costs": costs,
         "usd": sum(cost.usd for cost in costs),
         "drops": account.drops(records, MEANINGS),

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from composer_replication.actions.parse import parse_action_text
 from composer_replication.canonical_json import encode_as_written
-from composer_replication.report.figures import decision_of, signed
+from composer_replication.report.figures import Means, decision_of, signed
 from composer_replication.report.findings import failures
 from composer_replication.report.records import Row, RunRecords
 from composer_replication.types import Conversation, ErrorSite, Hint, ToolCall, Turn
@@ -22,6 +23,11 @@ _NOT_THE_MODEL_S = {
     "task": "failing here is part of the work",
     "env": "the machine or the network failed",
     "unknown": "nobody knows whose doing it was",
+}
+_DECISIONS = {
+    "erring": ("the erring call", "should become rarer", -1),
+    "correction": ("its correction", "should become likelier", 1),
+    "good": ("good calls of the session", "should not become rarer", 1),
 }
 _OUT, _HELD, _TAUGHT = "out", "held", "taught"
 
@@ -61,6 +67,18 @@ class PairView(NamedTuple):
     rejected: Cut
 
 
+class DecisionView(NamedTuple):
+    """Log-probs a token of one sort of decision, and which way it should go; `state` as that of an interval."""
+
+    what: str
+    wanted: str
+    before: str
+    after: str
+    control: str
+    change: str
+    state: str
+
+
 class SiteView(NamedTuple):
     """All that is known of a failure. `state` is taught, held (held out) or out; `why` says it in words."""
 
@@ -69,7 +87,7 @@ class SiteView(NamedTuple):
     state: str
     why: str
     proof: list[tuple[str, str]]
-    decisions: list[tuple[str, str, str, str]]
+    decisions: list[DecisionView]
     gaps: Gaps | None
     pairs: list[PairView]
     sampled: list[tuple[str, list[Row]]]
@@ -176,9 +194,16 @@ def pair_view(row: Row) -> PairView:
         source=str(row.get("source") or "teachers"),
         chosen_by=str(row.get("chosen_by") or ""),
         how=str(metadata.get("how") or "").replace("_", " "),
-        chosen=cut(str(row["chosen"]), _MAX_NEAR_SITE),
-        rejected=cut(str(row["rejected"]), _MAX_NEAR_SITE),
+        chosen=cut(_readable(str(row["chosen"])), _MAX_NEAR_SITE),
+        rejected=cut(_readable(str(row["rejected"])), _MAX_NEAR_SITE),
     )
+
+
+def _readable(text: str) -> str:
+    """An action as a turn shows it: its words, then each call by its name with an argument a line."""
+    action = parse_action_text(text).action
+    calls = [f"{call.name}\n{_arguments(call)}" for call in action.calls]
+    return "\n\n".join(filter(None, [action.text, *calls])) if calls else text
 
 
 def cut(text: str, most: int) -> Cut:
@@ -240,15 +265,19 @@ def _proof_lines(row: Row | None) -> list[tuple[str, str]]:
     return [(what, signed(value, "nats")) for what, value in lines]
 
 
-def _decisions(rows: Sequence[Row]) -> list[tuple[str, str, str, str]]:
-    """Role, before, after, control: mean log-probs a token."""
-    named = {"erring": "the erring call", "correction": "its correction", "good": "good calls of the session"}
-    found = []
-    for role, words in named.items():
-        if (means := decision_of(rows, role)) is not None:
-            before, after, control = ("" if mean is None else signed(mean, "nats") for mean in means)
-            found.append((words, before, after, control))
-    return found
+def _decisions(rows: Sequence[Row]) -> list[DecisionView]:
+    return [
+        _decision(means, *words) for role, words in _DECISIONS.items() if (means := decision_of(rows, role)) is not None
+    ]
+
+
+def _decision(means: Means, what: str, wanted: str, sign: int) -> DecisionView:
+    """A change is good or bad from a size on that is no noise; of good calls only a fall counts."""
+    before, after, control = ("" if mean is None else signed(mean, "nats") for mean in means)
+    change = means.after - means.before
+    is_seen = abs(change) >= _STEPS[0]
+    state = ("clear" if change * sign > 0 else "wrong") if is_seen else "open"
+    return DecisionView(what, wanted, before, after, control, signed(change, "nats"), state)
 
 
 def _gaps(row: Row | None) -> Gaps | None:

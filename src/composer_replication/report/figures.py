@@ -20,8 +20,10 @@ _WORDS = {
 _ARMS = {"after": "after training", "control": "shuffled control", "difference": "after, less control"}
 _DECIMALS = {"nats": 3, "tokens": 1, "1,000": 1, "1000": 1, "per thousand": 1}
 _SAMPLED = {
-    "failures": "would fail, per 1,000",
-    "unparsed": "cannot be read, per 1,000",
+    "failures": "would fail or cannot be read, per 1,000",
+    "unparsed": "cannot be read or do not end, per 1,000",
+    "cut_off": "do not end within their most tokens, per 1,000",
+    "no_call": "make no call, per 1,000",
     "unknown_tool": "call a tool that is not there, per 1,000",
     "agreement": "do what the session did, at good states, per 1,000",
     "corrected": "do what was right, where the session erred, per 1,000",
@@ -30,19 +32,36 @@ _SAMPLED = {
     "rows": "actions",
 }
 _MOST_TOOLS = 20
+UNCHANGED = "no change"
 _SHARE_OF_STRIP = 46.0  # of 50: the widest interval ends short of the edge
 
 
 class Verdict(NamedTuple):
+    """A word, two sentences, and what else a reader has to know, a sentence or two each."""
+
     word: str
     label: str
     sentences: tuple[str, str]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """The first sentence up to its figure."""
+        head, colon, _ = self.sentences[0].partition(": ")
+        return f"{head}." if colon else head
+
+    @property
+    def figure(self) -> str:
+        """The rest of it, as a sentence of its own; empty where there is none."""
+        rest = self.sentences[0].partition(": ")[2]
+        return rest[:1].upper() + rest[1:]
 
 
 class Interval(NamedTuple):
     """One figure of one arm; `state` says on which side of 0 the whole interval lies: clear, wrong, or open.
 
-    `at`, `left` and `width` place it on a strip whose middle is 0, in percent.
+    `at`, `left` and `width` place it on a strip whose middle is 0 and whose right half is better, in percent.
+    `interval` is empty where there is none, and words where nothing changed anywhere.
     """
 
     arm: str
@@ -65,6 +84,19 @@ class Figure(NamedTuple):
     kind: str
     arms: list[Interval]
 
+    @property
+    def is_still(self) -> bool:
+        """Whether no arm changed anything anywhere."""
+        return not self.is_primary and all(each.interval == UNCHANGED for each in self.arms)
+
+    @property
+    def has_control(self) -> bool:
+        return self.of("control") is not None
+
+    def of(self, arm: str) -> Interval | None:
+        """What one arm shows, by the arm's own name in the evaluation."""
+        return next((each for each in self.arms if each.arm == _ARMS[arm]), None)
+
 
 def verdict(records: RunRecords, num_sessions: int) -> Verdict:
     """Of the evaluation; of a run without one, what there is and what is missing."""
@@ -77,7 +109,8 @@ def verdict(records: RunRecords, num_sessions: int) -> Verdict:
             told = f"What was measured ({arms}) is not the weights that lie in this run: crf evaluate measures those."
             return Verdict("other_weights", _WORDS["other_weights"], (told, f"Of the others it says: {first}"))
         word = str(said["word"])
-        return Verdict(word, _WORDS.get(word, word.replace("_", " ")), (first, second))
+        remarks = tuple(map(str, said.get("remarks") or _control_lacks(evaluation)))
+        return Verdict(word, _WORDS.get(word, word.replace("_", " ")), (first, second), remarks)
     kept = [site for site, hint in records.sites if site.is_kept and hint is not None]
     first = (
         f"{_counted(num_sessions, 'session')} in this run, with {_counted(len(kept), 'failing call')} to learn from."
@@ -90,15 +123,42 @@ def verdict(records: RunRecords, num_sessions: int) -> Verdict:
     return Verdict("not_evaluated", _WORDS["not_evaluated"], (first, second))
 
 
-def control_lacks(evaluation: Row | None) -> list[str]:
-    """What the control was not taught though the training was, in sentences."""
-    control = ((evaluation or {}).get("models") or {}).get("control") or {}
-    return [str(each) for each in control.get("lacks") or ()]
+def _control_lacks(evaluation: Row) -> list[str]:
+    """What the control was not taught though the training was; an evaluation without remarks is an older one."""
+    control = (evaluation.get("models") or {}).get("control") or {}
+    return list(control.get("lacks") or ())
+
+
+def near_duplicates(evaluation: Row | None) -> str:
+    """How many held-out states were left out as a learnt session has nearly the same, in words; empty of none."""
+    split = (evaluation or {}).get("split") or {}
+    number, states = split.get("near_duplicates") or 0, split.get("states")
+    of_all = f" of {states:,}" if states else ""
+    stands = "stands" if number == 1 else "stand"
+    said = f"{number:,}{of_all} held-out states {stands} nearly word for word in a learnt session"
+    return f"{said}, and nothing is asked there" if number else ""
+
+
+def of_shuffles(evaluation: Row | None) -> str:
+    """What the intervals of the control, and of the difference to it, are over besides; nothing without a control."""
+    rows = (evaluation or {}).get("figures") or ()
+    number = max((row.get("shuffles") or 0 for row in rows), default=0)
+    if number == 1:
+        return " The control is one shuffle: how another would have moved is in no interval."
+    over = f" Where the control is a mean of {number} shuffles its intervals, and those of the difference, are drawn"
+    return f"{over} over these, too." if number else ""
 
 
 def figures(evaluation: Row | None) -> list[Figure]:
     """Figures over all kinds, the primary one first; arms side by side."""
     return _figures(evaluation, of_kinds=False)
+
+
+def primary_figure(evaluation: Row | None) -> Figure | None:
+    """The primary figure by itself, its strips as long as it needs."""
+    rows = (evaluation or {}).get("figures", ())
+    named = {row["name"] for row in rows if row["is_primary"]}
+    return next(iter(_figures({"figures": [row for row in rows if row["name"] in named]}, of_kinds=False)), None)
 
 
 def got_worse(shown: Iterable[Figure]) -> list[str]:
@@ -151,6 +211,8 @@ def _interval(row: Row, widest: float) -> Interval:
     n = f"{row['n']:,} in {_counted(row['sessions'], row.get('over', 'session'))}"
     if estimate is None or low is None or high is None:
         return Interval(_ARMS.get(arm, arm), "not known", "", n, "open", 50, 50, 0)
+    if low == high:
+        return Interval(_ARMS.get(arm, arm), "0", UNCHANGED, n, "open", 50, 50, 0)
     scale = _SHARE_OF_STRIP / (widest or 1.0)
     sign = 1 if row["better"] == "higher" else -1
     state = "clear" if min(sign * low, sign * high) > 0 else "wrong" if max(sign * low, sign * high) < 0 else "open"
@@ -160,17 +222,17 @@ def _interval(row: Row, widest: float) -> Interval:
         interval=f"{signed(low, unit)} to {signed(high, unit)}",
         n=n,
         state=state,
-        at=round(50 + scale * estimate, 2),
-        left=round(50 + scale * low, 2),
+        at=round(50 + scale * sign * estimate, 2),
+        left=round(50 + scale * min(sign * low, sign * high), 2),
         width=round(scale * (high - low), 2),
     )
 
 
 def signed(value: float, unit: str = "") -> str:
-    """With its sign, in as many digits as its unit is worth; a typographic minus, as in the text around it."""
+    """With its sign, in as many digits as its unit is worth, and one more of what is small; a typographic minus."""
     decimals = next((digits for part, digits in _DECIMALS.items() if part in unit), 3)
-    text = f"{value:+,.{decimals}f}"
-    return text.lstrip("+-") if float(text.replace(",", "")) == 0 else text.replace("-", "\N{MINUS SIGN}")
+    text = f"{value:+,.{decimals + (decimals == 3 and abs(value) < 0.01)}f}"
+    return "0" if float(text.replace(",", "")) == 0 else text.replace("-", "\N{MINUS SIGN}")
 
 
 def sampled_table(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[Any]]]]:

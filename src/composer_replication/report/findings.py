@@ -15,6 +15,8 @@ from composer_replication.types import ErrorSite, Hint
 
 MEANINGS: Mapping[str, str] = KINDS
 _MOST_TO_LOOK_AT = 12
+_WORTH_A_LOOK, _SURE = 0.05, 0.9
+"""Nats a token below which a change is noise, and a share from which a rule is as sure as rules are."""
 _NATS = "nats"
 
 
@@ -153,9 +155,11 @@ def _doubts(records: RunRecords, site: ErrorSite) -> Iterator[tuple[float, str]]
     moved = decision_of(records.evaluated.get(site.id, ()), "erring")
     change = moved.after - moved.before if moved else 0.0
     said = f"after training the erring call is likelier: {signed(change, _NATS)} nats a token"
-    yield change, said if change > 0 else ""
+    yield change, said if change >= _WORTH_A_LOOK else ""
     proof = records.proofs.get(site.id)
     effect = _good_effect(proof) if proof else None
     harm = -effect if effect is not None else 0.0
-    yield harm, f"its hint makes good calls rarer, too: {signed(-harm, _NATS)} nats a token" if harm > 0 else ""
-    yield 1 - site.confidence, f"the rule that found it is {site.confidence:.0%} sure" if site.confidence < 1 else ""
+    said = f"its hint makes good calls rarer, too: {signed(-harm, _NATS)} nats a token"
+    yield harm, said if harm >= _WORTH_A_LOOK else ""
+    said = f"the rule that found it is only {site.confidence:.0%} sure"
+    yield 1 - site.confidence, said if site.confidence < _SURE else ""

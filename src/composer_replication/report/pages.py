@@ -20,6 +20,7 @@ _FOLDER = Path(__file__).parent / "templates"
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
+_NEGATIVE = re.compile(r"(?<![\w.-])-(?=\d)")
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#|~&!$^=@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
@@ -56,6 +57,7 @@ def _environment() -> Environment:
         short=lambda value: "" if value is None else f"{value:g}",
         gap=lambda gap: f"{gap:+.2f}".replace("-", "\N{MINUS SIGN}"),
         svg=markup,
+        minus=lambda text: _NEGATIVE.sub("\N{MINUS SIGN}", str(text)),
         md=_md,
         url=lambda text: quote(str(text), safe="/#"),
         duration=_duration,

@@ -12,9 +12,16 @@ from typing import Any, NamedTuple
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import ComposerError, RunError
 from composer_replication.runs import ARTEFACTS, RunDir, pairs, split
-from composer_replication.runs.artefacts import command_for
+from composer_replication.runs.artefacts import command_for, control_folder, control_folders
 from composer_replication.runs.conventions import Convention, read_conventions
-from composer_replication.runs.evaluation import ROWS_VERSION, read_evaluation, weight_files_digest
+from composer_replication.runs.evaluation import (
+    ROWS_VERSION,
+    control_name,
+    controls_among,
+    read_evaluation,
+    shuffle_of,
+    weight_files_digest,
+)
 from composer_replication.runs.journal import read_journal
 from composer_replication.runs.sites import read_sites
 from composer_replication.types import ErrorSite, Hint
@@ -167,12 +174,13 @@ class RunRecords:
         """Arms of the evaluation that are not the weights that lie here: their figures say nothing about those."""
         models = (self.evaluation or {}).get("models") or {}
         found: list[str] = []
-        for arm, root in (("after", self.training), ("control", self.training / ARTEFACTS["control"].file_name)):
+        controls = ((name, control_folder(self.training, shuffle_of(name))) for name in controls_among(models))
+        for arm, root in (("after", self.training), *controls):
             folders = (root / ARTEFACTS[name].file_name for name in ("adapter", "model"))
             here = {digest for folder in folders if (digest := weight_files_digest(folder))}
             if models.get(arm) and here and models[arm].get("files") not in here:
-                found.append(arm)
-        return found
+                found.append(control_name(1) if controls_among([arm]) else arm)
+        return list(dict.fromkeys(found))
 
     @cached_property
     def training_record(self) -> Row | None:
@@ -180,13 +188,21 @@ class RunRecords:
         places = [self.path(name) / "training.json" for name in ("adapter", "model")]
         return next((self._json("adapter", place) for place in places if place.exists()), None)
 
+    def control_times(self) -> Iterator[tuple[Mapping[str, float], list[Row]]]:
+        """Of each shuffle the seconds before its first step, and its metrics."""
+        for folder in control_folders(self.training):
+            record = folder / ARTEFACTS["adapter"].file_name / "training.json"
+            known = (self._json("control", record) if record.exists() else None) or {}
+            yield known.get("seconds") or {}, self._journal(folder / ARTEFACTS["metrics"].file_name).rows
+
     @cached_property
     def metrics(self) -> Metrics:
         return self._journal(self.path("metrics"))
 
     @cached_property
     def control_metrics(self) -> Metrics:
-        return self._journal(self.training / "control" / ARTEFACTS["metrics"].file_name)
+        """Of the first shuffle."""
+        return self._journal(control_folder(self.training) / ARTEFACTS["metrics"].file_name)
 
     @cached_property
     def conventions(self) -> list[Convention]:

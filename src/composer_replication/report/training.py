@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from composer_replication.report.plots import ONE, QUIET, THREE, TWO, Line, curves
@@ -31,13 +31,14 @@ class Channel(NamedTuple):
 
 
 class Training(NamedTuple):
-    """`steps` and `seconds` as the training itself says; None where it has not ended."""
+    """`steps` as the training itself says, and how many windows they saw of how many; 0 where that is not known."""
 
     channels: list[Channel]
     svg_held_out: str
     steps: int | None
     warmup_steps: int
-    seconds: float | None
+    windows_seen: int
+    windows: int
     diagnosis: list[str]
     alarms: list[str]
     has_control: bool
@@ -49,13 +50,15 @@ def training_of(records: RunRecords) -> Training:
     record: Row = records.training_record or {}
     rows, control = records.metrics.rows, records.control_metrics.rows
     said = {each["name"]: each for each in record.get("channels", ())}
+    counts: Mapping[str, int] = record.get("counts") or {}
     names = [name for name in _CHANNELS if name in said or any(f"loss/{name}" in row for row in rows)]
     return Training(
         channels=[_channel(name, rows, control, said.get(name)) for name in names],
         svg_held_out=_held_out(rows, control),
         steps=record.get("steps") or _last(rows, "step"),
         warmup_steps=record.get("warmup_steps") or 0,
-        seconds=_last(rows, "train_runtime"),
+        windows_seen=counts.get("windows_seen", 0),
+        windows=counts.get("windows", 0),
         diagnosis=list(record.get("diagnosis", ())),
         alarms=list(record.get("alarms", ())),
         has_control=bool(control),
@@ -105,6 +108,20 @@ def _points(rows: Iterable[Row], key: str) -> list[tuple[int, float]]:
 
 def _last(rows: list[Row], key: str) -> Any:
     return next((row[key] for row in reversed(rows) if row.get(key) is not None), None)
+
+
+def time_spent(records: RunRecords) -> list[tuple[str, float]]:
+    """What took how many seconds, in the order in which it was done; a training that was killed leaves no time."""
+    before: Mapping[str, float] = (records.training_record or {}).get("seconds") or {}
+    spent = {name.capitalize(): seconds for name, seconds in before.items()}
+    spent["Training steps"] = _steps_time(records.metrics.rows)
+    spent["Control"] = sum(sum(first.values()) + _steps_time(rows) for first, rows in records.control_times())
+    spent["Evaluation"] = float((records.evaluation or {}).get("seconds") or 0.0)
+    return [(name, seconds) for name, seconds in spent.items() if seconds]
+
+
+def _steps_time(rows: Iterable[Row]) -> float:
+    return sum(float(row["train_runtime"]) for row in rows if row.get("train_runtime") is not None)
 
 
 class AdviserCost(NamedTuple):

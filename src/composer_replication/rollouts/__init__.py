@@ -8,5 +8,6 @@ sites          error sites, and the hinted context of each
 channel        channel 2 on the rows of the policy's own pass
 resample       groups with equal rewards, drawn again
 merge          a batch in which some groups are exchanged
+error_penalty  what a rollout's errors cost, as a reward
 effort         what a rollout's effort costs, as a reward
 """

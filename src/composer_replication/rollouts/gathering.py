@@ -70,16 +70,17 @@ def gather_rollouts(
     """One rollout a sample, in the order of `prompts`: before anything shuffles them.
 
     `generated` is what TRL's `_generate` returns. Environments are pooled and reused, so what they say is read now:
-    an attribute `signals`, or the field of that name that a rollout function returned.
+    an attribute `signals`, or the field of that name that a rollout function returned. Such a function may also return
+    the `messages` of each rollout, which TRL takes for one turn, and the schemas of its `tools`.
     """
     prompt_ids, completion_ids, masks, completions, _, extra, *_ = generated
-    given: Any = extra.get("signals") if isinstance(extra, Mapping) else None
+    fields: Mapping[str, Any] = extra if isinstance(extra, Mapping) else {}
     rollouts: list[Rollout] = []
     for number, prompt in enumerate(prompts):
-        signals: Any = given[number] if given is not None else None
+        signals: Any = fields["signals"][number] if "signals" in fields else None
         if signals is None and environments:
             signals = getattr(environments[number], "signals", None)
-        said = completions[number]
+        said = fields["messages"][number] if "messages" in fields else completions[number]
         messages: list[Any] = said if isinstance(said, list) else [{"role": "assistant", "content": str(said)}]
         rollouts.append(
             Rollout(
@@ -91,7 +92,7 @@ def gather_rollouts(
                 messages=messages,
                 signals=_checked(signals, number),
                 raised=None if raised is None else raised[number].of_messages(messages),
-                tools=schemas_of(tools_of(number)),
+                tools=schemas_of(fields["tools"][number] if "tools" in fields else tools_of(number)),
             )
         )
     return rollouts

@@ -15,7 +15,7 @@ from composer_replication.batch.hint_placement import Placement
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.taught_turns import HintedTurn, Part, hinted_turn, wrong_hints
 from composer_replication.errors import InputError, explain
-from composer_replication.hint_generator.write import HintWriter, write_hint
+from composer_replication.hint_generator.write import HintSource, HintWriter, write_hint
 from composer_replication.rollouts.conversation import (
     Rollout,
     Run,
@@ -46,6 +46,8 @@ class RolloutOptions:
     """How rollouts are taught from, beside their reward.
 
     Error sites: where a hint goes, which part of the erring turn is taught, who writes hints, which rules are added.
+    `hints` are a template's words, the error's own ("raw_error"), or, as a control, the hint of another rollout's error
+    of another kind ("other_kind"); `unhinted_kinds` have none.
     `only_failed_rollouts` leaves out the sites of rollouts that did better than their group. `max_resamples` draws
     groups with equal rewards again, that many times at most. `k1_coefficient` takes log p - log p_start of each token
     off its advantage (k1, without gradient). `fast_generation` samples from kept keys where TRL would call the model's
@@ -54,6 +56,8 @@ class RolloutOptions:
 
     placement: Placement = "before_turn"
     part: Part = "turn"
+    hints: Literal["template", "raw_error", "other_kind"] = "template"
+    unhinted_kinds: tuple[str, ...] = ()
     hint_generator: HintGenerator | None = None
     hint_writer: HintWriter | None = None
     extra_rules: tuple[FailureRule, ...] = ()
@@ -125,6 +129,9 @@ class RolloutSites:
         for site in found.sites:
             if not site.is_kept:
                 found.counts["not_taught:" + site.reason.partition(":")[0]] += 1
+                continue
+            if site.kind in self.options.unhinted_kinds:
+                found.counts["not_taught:unhinted_kind"] += 1
                 continue
             hint = self._hint(site, conversation, rollout)
             turn = self._hinted(sequence, site.turn_id, hint) if hint else NO_HINT
@@ -230,6 +237,21 @@ class RolloutSites:
                     ids = torch.tensor(hinted.ids)
                     each.taught[number] = turn._replace(wrong_ids=ids, wrong_start=hinted.teacher_start)
 
+    def with_hints_of_other_kinds(self, found: Sequence[FoundSites], seed: str) -> None:
+        """Each taught turn after the hint of a turn of another kind instead of its own; without one it is dropped."""
+        turns = [turn for each in found for turn in each.taught]
+        drawn = iter(wrong_hints([turn.hint for turn in turns], [turn.kind for turn in turns], seed=seed))
+        for each in found:
+            own, each.taught = each.taught, []
+            for turn in own:
+                wrong = next(drawn)
+                hinted = NO_HINT if wrong is None else self._hinted(each.sequence, turn.turn_id, wrong)
+                if wrong is None or isinstance(hinted, str):
+                    each.counts["dropped:no_hint_of_another_kind"] += 1
+                    continue
+                ids = torch.tensor(hinted.ids)
+                each.taught.append(turn._replace(teacher_ids=ids, teacher_start=hinted.teacher_start, hint=wrong))
+
     def _hinted(self, sequence: RenderedSequence, turn_id: str, hint: str) -> HintedTurn | str:
         """The turn after a hint, or why not."""
         span = next((each for each in sequence.spans if each.turn_id == turn_id), None)
@@ -251,7 +273,11 @@ class RolloutSites:
                 "available_tools": sorted(rollout.tools),
             }
             return self.options.hint_generator(site.kind, about)
-        sources = ("writer", "template", "raw_error") if self.options.hint_writer else ("template", "raw_error")
+        sources: tuple[HintSource, ...] = ("template", "raw_error")
+        if self.options.hints == "raw_error":
+            sources = ("raw_error",)
+        elif self.options.hint_writer is not None:
+            sources = ("writer", *sources)
         hint = write_hint(
             site, conversation, sources=sources, writer=self.options.hint_writer, tool_schemas=rollout.tools or None
         )

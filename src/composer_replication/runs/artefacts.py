@@ -72,6 +72,19 @@ WHY_REFUSED: Mapping[str, str] = MappingProxyType({"tool": "older rows do not sa
 ARTEFACTS: Mapping[str, Artefact] = MappingProxyType({row[0]: Artefact(*row) for row in _TABLE})
 
 
+def control_folder(root: Path, shuffle: int = 1) -> Path:
+    """Where a training at `root` has its control of this shuffle: the first in `control`, others in folders of it."""
+    first = root / ARTEFACTS["control"].file_name
+    return first if shuffle == 1 else first / str(shuffle)
+
+
+def control_folders(root: Path) -> list[Path]:
+    """Those that are there, in the order of their shuffles."""
+    first = control_folder(root)
+    numbers = sorted(int(each.name) for each in first.glob("[2-9]*") if each.name.isdecimal())
+    return [first, *(control_folder(root, number) for number in numbers)] if first.is_dir() else []
+
+
 def command_for(artefact: Artefact, run: Path) -> str:
     """The command that makes an artefact anew in a run directory."""
     return f"{artefact.command} PATH... -o {run}" if artefact.command == "crf ingest" else f"{artefact.command} {run}"

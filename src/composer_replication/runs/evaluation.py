@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,23 @@ ROWS_VERSION = 1
 Rows = Literal["evaluated", "sampled", "token_gaps"]
 ADAPTER_SETTINGS = "adapter_config.json"
 _OF_A_PLACE = ("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version")
+_CONTROL = "control"
 _KEYS = ("models", "split", "primary", "verdict", "power", "figures", "sampled", "damage", "drops", "not_run")
+
+
+def control_name(shuffle: int = 1) -> str:
+    """What a control is called among the weights that are compared: `control`, `control-2` and so on."""
+    return _CONTROL if shuffle == 1 else f"{_CONTROL}-{shuffle}"
+
+
+def shuffle_of(name: str) -> int:
+    """The number of the shuffle in a control's name."""
+    return int(name.partition("-")[2] or 1)
+
+
+def controls_among(names: Iterable[str]) -> list[str]:
+    """Those of these names that are a control's, in the order of their shuffles."""
+    return sorted((each for each in names if each.partition("-")[0] == _CONTROL), key=shuffle_of)
 
 
 def read_evaluation(run: RunDir) -> dict[str, Any]:

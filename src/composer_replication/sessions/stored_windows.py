@@ -163,7 +163,7 @@ def _path_ids(tree: TokenTree, rows: Tensor, targets: Tensor) -> ResponseIds:
     return ResponseIds([*tree.input_ids[path[: depth + 1]].tolist(), int(targets[-1])], start)
 
 
-KEY = "session_batch"
+KEY, TOKENS = "session_batch", "tokens"
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,8 +180,9 @@ def collate(batches: Sequence[TreeBatch]) -> dict[str, SessionBatch]:
 
 
 def items_of(batches: Sequence[Mapping[str, SessionBatch]]) -> dict[str, int]:
-    """Items of each channel in all of these."""
+    """Items of each channel in all of these, and the tokens of their trees."""
     total: Counter[str] = Counter()
     for each in batches:
         total.update(each[KEY].items)
-    return {name: total[name] for name in CHANNELS}
+        total[TOKENS] += each[KEY].batch.tree.input_ids.numel()
+    return {name: total[name] for name in (*CHANNELS, TOKENS)}

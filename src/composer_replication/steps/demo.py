@@ -7,6 +7,7 @@ trained, too.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,18 @@ from composer_replication.envs.policies import RememberingRunner
 from composer_replication.envs.student import student_folder
 from composer_replication.envs.workspace.sandbox import TestRunner
 from composer_replication.errors import SandboxError
+from composer_replication.runs.artefacts import control_folders
 from composer_replication.steps.around.world import agent_named, write_logs
 
 SEED, SESSIONS = 50_000, 96
 RATES = ("guessed_path=0.5",)
 """What the scripted agent does oftener than the careless one: it reads files that it has only guessed."""
+SHUFFLES = 4
+"""Trainings of the control: as many as four minutes leave time for."""
 SETTINGS = (
     "ingest.workers=1",
     "run.control=true",
+    f"run.shuffles={SHUFFLES}",
     "split.test=0.3",
     "split.validation=0",
     "loss.alpha_sdpo=0.1",
@@ -76,10 +81,19 @@ def demo_config(logs: Path, *, settings: tuple[str, ...] = SETTINGS) -> CrfConfi
     return load_with_preset(overrides=[*settings, *places])
 
 
+def use_one_thread() -> None:
+    """Unless a number is set; read when torch is loaded.
+
+    Sums are then added up in the same order on every machine, and a tiny model gains nothing by more threads: on a
+    busy machine they wait for each other.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
 def channels_that_did_not_run(run: Path) -> list[str]:
-    """Channels with a weight that ran in no step of a training or its control, named by both."""
+    """Channels with a weight that ran in no step of a training or its controls, named by both."""
     found: list[str] = []
-    for folder in (run, run / "control"):
+    for folder in (run, *control_folders(run)):
         record: dict[str, Any] = decode_object((folder / "adapter" / "training.json").read_bytes())
         found += [f"{each['name']} of {folder}" for each in record["channels"] if each["weight"] and not each["steps"]]
     return found

@@ -11,6 +11,7 @@ from composer_replication.config import CrfConfig, config_hash, load
 from composer_replication.config.writer import RESOLVED_NAME
 from composer_replication.errors import InputError, MissingExtraError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.artefacts import control_folders
 from composer_replication.runs.lineage import RECORD, half_trained, read_training
 from composer_replication.runs.split import PlacedConversation, read_split
 
@@ -23,7 +24,7 @@ class Models(NamedTuple):
 
     before: str
     after: str
-    control: str | None = None
+    controls: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -32,12 +33,14 @@ def evaluate(
     *,
     before: str | None = None,
     after: str | None = None,
-    control: str | None = None,
+    control: str | Sequence[str] = (),
     progress: Progress | None = None,
+    scores: Path | None = None,
 ) -> dict[str, Any]:
     """Compare the models, write evaluation.json and the rows beside it, and give the record that was written.
 
     Without names they are what the run's own training began with and left. Too little data is a verdict, not an error.
+    `scores` is a file that keeps what is scored for other evaluations.
     """
     from composer_replication.evaluation.evaluate import evaluate_run
     from composer_replication.sessions.phases import telling_phases
@@ -48,7 +51,8 @@ def evaluate(
     with telling_phases(told.on_phase, told.say), run.used_for("training"):
         then = trained_with(models.after)
         primary = None if then is None else load(CrfConfig, then).evaluation.primary
-        record = evaluate_run(config, run, sides_to_compare(run), **models._asdict(), primary_then=primary)
+        options: dict[str, Any] = {"primary_then": primary, "scores": scores}
+        record = evaluate_run(config, run, sides_to_compare(run), **models._asdict(), **options)
     if config.train.report_to != "none":
         _report(config, run, record, told)
     return record
@@ -91,13 +95,19 @@ def trained_with(weights: str) -> Path | None:
 
 
 def models_of(
-    config: CrfConfig, run: RunDir, *, before: str | None = None, after: str | None = None, control: str | None = None
+    config: CrfConfig,
+    run: RunDir,
+    *,
+    before: str | None = None,
+    after: str | None = None,
+    control: str | Sequence[str] = (),
 ) -> Models:
-    """What was named, and for the rest what a training on this run left: its weights, its start, its control."""
+    """What was named, and for the rest what a training on this run left: its weights, its start, its controls."""
+    controls = [control] if isinstance(control, str) else list(control)
     root = Path(config.train.output) if config.train.output is not None else run.root
     if after is None:
         after = _trained(root)
-        control = control or _trained(root / "control")
+        controls = controls or [found for each in control_folders(root) if (found := _trained(each))]
         if after is None:
             begun = half_trained(root)
             got = f"no name, and {begun or 'no trained weights in the run'}"
@@ -108,7 +118,7 @@ def models_of(
         if before is None:
             got = f"no name, and no {RECORD} beside {after} that says what it was trained from"
             raise InputError(explain("--before", got=got, expected="the weights to compare with", fix="Name them."))
-    return Models(before, after, control)
+    return Models(before, after, tuple(controls))
 
 
 def sides_to_compare(run: RunDir) -> list[PlacedConversation]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer_replication.config import CrfConfig
 from composer_replication.runs import RunDir
+from composer_replication.runs.evaluation import control_name
 from composer_replication.steps.running.learnable import check_learnable, learnable
 from composer_replication.steps.running.options import remember, settled
 from composer_replication.steps.stale import evaluated_of, hashes, note_files, trained_of, why_files, why_records
@@ -121,14 +122,13 @@ def _of_training(config: CrfConfig, run: RunDir, told: Listener) -> Iterator[_St
             told.say(f"the training that is there is another ({why}): it is kept in {set_aside(arm, run)}")
         yield name, why, lambda arm=arm: _train(arm, run, told)
     folders = {name: trained_in(arm, run) for name, arm in arms.items()}
-    weights: dict[str, Any] = {"after": folders["train"], "control": folders.get("control")}
+    weights: dict[str, Any] = {"control": None, "after": folders.pop("train"), **folders}
     made_of = evaluated_of(config, run, weights)
 
     def compare() -> Any:
-        names = {name: None if place is None else str(place) for name, place in weights.items()}
+        names = {"before": config.train.model, "after": str(weights["after"]), "control": [*map(str, folders.values())]}
         with told.training(0) as progress:
-            options = {"before": config.train.model, "progress": progress, **names}
-            record = step_named("evaluate").function(config, run, **options)
+            record = step_named("evaluate").function(config, run, **names, progress=progress)
         note_files("evaluate", run, made_of)
         return record
 
@@ -137,7 +137,7 @@ def _of_training(config: CrfConfig, run: RunDir, told: Listener) -> Iterator[_St
     shown = {**hashes(run, records), **trained_of(weights)}
 
     def page() -> Any:
-        report = step_named("report").function(run, trained_in=folders["train"].parent)
+        report = step_named("report").function(run, trained_in=weights["after"].parent)
         note_files("report", run, shown)
         return report
 
@@ -155,9 +155,11 @@ def _train(config: CrfConfig, run: RunDir, told: Listener) -> Any:
 
 
 def arms_of(config: CrfConfig) -> dict[str, CrfConfig]:
-    """The trainings of a run, by the name of their step: its own, and its control where that is asked for."""
-    control = replace(config, train=replace(config.train, control="shuffled"))
-    return {"train": config, **({"control": control} if config.run.control else {})}
+    """The trainings of a run, by the name of their step: its own, and its controls where those are asked for."""
+    arms, shuffles = {"train": config}, range(1, config.run.shuffles + 1) if config.run.control else ()
+    for shuffle in shuffles:
+        arms[control_name(shuffle)] = replace(config, train=replace(config.train, control="shuffled", shuffle=shuffle))
+    return arms
 
 
 def as_made(config: CrfConfig) -> CrfConfig:

@@ -25,7 +25,7 @@ from composer_replication.objective.compose import compose_loss
 from composer_replication.objective.distributed import is_sharded
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.sessions.dataset import LoggedSessions
-from composer_replication.sessions.stored_windows import KEY, SessionBatch, collate, items_of, moved
+from composer_replication.sessions.stored_windows import KEY, TOKENS, SessionBatch, collate, items_of, moved
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.metrics_file import MetricsFile, TellSteps
 from composer_replication.trainer.offline.checks import (
@@ -71,6 +71,7 @@ class OfflineTrainer(WithTeacher, Trainer):
 
     loss_is_scaled_for_ga = True  # every channel is divided by the items of the whole optimiser step
     _step_items: Mapping[str, int] = {}
+    _step_tokens = 0
     _taid: TAIDScheduler | None = None
     _taid_state: Mapping[str, float | None] | None = None
     _evaluation: EvaluationSums | None = None
@@ -148,8 +149,9 @@ class OfflineTrainer(WithTeacher, Trainer):
         """The micro-batches of an optimiser step, and the items of each channel in them on all processes."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         mine = items_of(batches)
-        everywhere = self._everywhere(torch.tensor([mine[name] for name in CHANNELS]))
-        self._step_items = dict(zip(CHANNELS, everywhere.tolist(), strict=True))
+        everywhere = self._everywhere(torch.tensor([mine[name] for name in (*CHANNELS, TOKENS)])).tolist()
+        self._step_items = dict(zip(CHANNELS, everywhere[:-1], strict=True))
+        self._step_tokens = everywhere[-1]
         return batches, self._step_items
 
     def compute_loss(
@@ -227,7 +229,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         done = self.state.global_step
         alpha = self.settings.alpha_at(done - 1, self.state.max_steps)
         weights = {**self.weights(), CHANNELS[1]: alpha}
-        self.channel_log.finish_step(values, self._step_items, weights)
+        self.channel_log.finish_step(values, self._step_items, weights, tokens=self._step_tokens)
         if self.settings.sdpo_wrapper == "taid" and alpha > 0 and self._step_items[CHANNELS[1]]:
             self.taid.update_t(values[1], done)
         if not self.accelerator.optimizer_step_was_skipped:

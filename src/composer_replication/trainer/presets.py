@@ -15,6 +15,7 @@ from composer_replication.config import CrfConfig, TrainConfig, load
 from composer_replication.config.presets import load_with_preset, preset_path
 from composer_replication.optional import require
 from composer_replication.rollouts.effort import EffortWeights, TextTokenizer, effort_penalty_reward
+from composer_replication.rollouts.error_penalty import ErrorPenalty
 from composer_replication.rollouts.sites import RolloutOptions
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
@@ -125,6 +126,8 @@ def rollout_options(config: CrfConfig) -> RolloutOptions:
         placement=batch.placement,
         part=batch.part,
         max_resamples=grpo.max_resamples if grpo.dynamic_sampling else 0,
+        hints=grpo.hints,
+        unhinted_kinds=grpo.unhinted_kinds,
         k1_coefficient=grpo.k1_coefficient,
         fast_generation=grpo.fast_generation,
         generation_batch=grpo.generation_batch,
@@ -138,6 +141,8 @@ def preset_rewards(config: TrainConfig, tokenizer: TextTokenizer) -> list[Callab
     soft_length = round(grpo.soft_overlong * grpo.max_completion_length)
     if soft_length:
         rewards.append(overlong_reward(grpo.max_completion_length, soft_length))
+    if grpo.error_penalty:
+        rewards.append(ErrorPenalty(grpo.error_penalty))
     if effort.on:
         prices = {name: getattr(effort, name) for name in EffortWeights.__dataclass_fields__}
         rewards.append(effort_penalty_reward(tokenizer, weights=EffortWeights(**prices), k=effort.k, q=effort.q))

@@ -31,8 +31,6 @@ from composer_replication.use.trained import Trained
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from composer_replication.evaluation.arms import ArmName
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
@@ -68,7 +66,8 @@ class Arms:
         default, dtype = device_and_dtype("auto")
         self.device = device or default.type
         folder = trained.folder
-        arms = arms_of(trained.base, str(folder)) if folder is not None else [Arm("before", *(trained.base,) * 2, None)]
+        alone = Arm("before", trained.base, trained.base, None)
+        arms = [alone] if folder is None else arms_of(trained.base, str(folder))
         has_tokenizer = folder is not None and (folder / "tokenizer_config.json").is_file()
         self.tokenizer: Any = load_tokenizer(str(folder) if has_tokenizer else trained.base)
         whole = {
@@ -76,7 +75,7 @@ class Arms:
             for base in dict.fromkeys(arm.base for arm in arms)
         }
         self._is_shared = len(whole) < len(arms)
-        self._models: dict[ArmName, Any] = {
+        self._models: dict[str, Any] = {
             arm.name: whole[arm.base]
             if arm.adapter is None
             else load_adapter(whole[arm.base], arm.adapter, what="adapter")
@@ -84,11 +83,11 @@ class Arms:
         }
 
     @property
-    def names(self) -> tuple[ArmName, ...]:
+    def names(self) -> tuple[str, ...]:
         """Of a model without anything trained there is one arm."""
         return tuple(self._models)
 
-    def answer(self, arm: ArmName, prompt: Prompt, sampling: Sampling) -> Answer:
+    def answer(self, arm: str, prompt: Prompt, sampling: Sampling) -> Answer:
         """What this arm says next; the same seed draws the same numbers for each arm."""
         ids: Tensor = torch.tensor([list(prompt.ids)], device=self.device)
         torch.manual_seed(sampling.seed)
@@ -141,7 +140,7 @@ class Arms:
         return set(ends) if isinstance(ends, list | tuple) else {ends}
 
     @contextlib.contextmanager
-    def _as(self, arm: ArmName) -> Iterator[Any]:
+    def _as(self, arm: str) -> Iterator[Any]:
         is_off = arm == "before" and self._is_shared  # an adapter is in the weights that it was put on
         model = self._models["after" if is_off else arm]
         with model.disable_adapter() if is_off else contextlib.nullcontext():

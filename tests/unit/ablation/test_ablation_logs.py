@@ -53,7 +53,9 @@ def shared_run(run):
 def job_of(experiment, folder, shared_run, arm, seed=1, **loss):
     config = loads(CrfConfig, SETTINGS.replace("MODEL", str(folder / "model")))
     optimiser = replace(config.train.optimiser, seed=seed)
-    config = replace(config, loss=replace(config.loss, **loss), train=replace(config.train, optimiser=optimiser))
+    channels = replace(config.train.channels, good_turns_after_warmup=not loss.get("alpha_sdpo"))
+    train = replace(config.train, optimiser=optimiser, channels=channels)
+    config = replace(config, loss=replace(config.loss, **loss), train=train)
     place = experiment / "jobs" / arm / str(seed)
     return Job(
         folder=place, arm=arm, seed=seed, world="logs", config=config, options={}, budget=Budget(), run=shared_run.root
@@ -80,7 +82,9 @@ def test_jobs_share_a_warm_up_leave_the_shared_run_as_it_was_and_need_no_trl(tmp
     assert plain.digests["trained"] != hints.digests["trained"]
     assert [unit.unit for unit in plain.units] == [unit.unit for unit in hints.units]
     assert plain.curve[-1]["step"] == 3
-    assert plain.spent.tokens == hints.spent.tokens > 0
+    channels = [[name for name in ("loss/lm_ce", "loss/sdpo_kl") if name in each.curve[-1]] for each in results]
+    assert channels == [["loss/lm_ce"], ["loss/sdpo_kl"]]
+    assert 0 < plain.spent.tokens < hints.spent.tokens  # hinted contexts are read, too
 
 
 @pytest.mark.skipif(os.environ.get("CRF_TEST_PROFILE") != "full", reason="a process of its own: the full count")

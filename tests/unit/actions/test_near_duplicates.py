@@ -107,3 +107,40 @@ def test_a_listing_of_paths_is_as_long_as_it_is():
     few, many = (sketch([" ".join(f"src/{at}.py" for at in range(number))]) for number in (3, 30))
     assert likeness(few, many) < 0.2
     assert likeness(few, few) == 1.0
+
+
+def states_of_one_kind(number, seed):
+    """Sessions that say the same around a few words of their own."""
+    drawn = random.Random(seed)
+    names = [f"{chr(97 + one)}{chr(97 + other)}" for one in range(26) for other in range(26)]
+    for at in range(number):
+        own = [drawn.choice(names) for _ in range(drawn.randint(4, 9))]
+        task = f"please fix {' '.join(own[:-2])} now"
+        yield last_state(session(task, f"the file holds return {' '.join(own[1:])}", name=f"s-{at}"))
+
+
+def test_the_index_finds_exactly_what_comparing_every_pair_finds():
+    learnt = list(states_of_one_kind(60, 1))
+    asked = [*states_of_one_kind(30, 2), *states_of_one_kind(20, 1), ((), ())]
+    index = StateIndex()
+    for state in learnt:
+        index.add(state)
+    expected = [
+        any(min(likeness(one, other) for one, other in zip(state, each, strict=True)) >= ALIKE for each in learnt)
+        for state in asked
+    ]
+    assert [index.has(state) for state in asked] == expected
+    assert sum(expected) >= 20
+
+
+def test_sessions_of_one_kind_are_not_all_compared_with_each_other(monkeypatch):
+    """5,000 of them would take hours: the words that they share find nobody."""
+    compared = []
+    module = "composer_replication.actions.near_duplicates.likeness"
+    monkeypatch.setattr(module, lambda *both: compared.append(both) or likeness(*both))
+    index = StateIndex()
+    for state in states_of_one_kind(300, 3):
+        index.add(state)
+    for state in states_of_one_kind(100, 4):
+        index.has(state)
+    assert len(compared) < 0.05 * 300 * 100

@@ -103,7 +103,9 @@ def test_all_sites_are_listed_with_their_hints_and_one_is_struck_out_for_good(ru
     assert [row["is_kept"] for row in rows(run)] == [False, False, False]
     must("sites", run, cwd=run.parent)
     assert rows(run)[0]["hint"] is None
-    assert crf("sites", run, "--drop", "zzzz", cwd=run.parent).returncode == 1
+    done = crf("sites", run, "--drop", "zzzz", cwd=run.parent)
+    assert done.returncode == 1
+    assert "--drop: got 'zzzz', which no site has, or begins with, expected the id of a site" in done.stderr
 
 
 def test_control_characters_of_a_log_do_not_reach_the_terminal(run):

@@ -9,6 +9,7 @@ from train_runs import GRPO, adapter_of, same
 
 from composer_replication.config.presets import load_with_preset
 from composer_replication.evaluation.arms import Arm, control_lacks
+from composer_replication.runs.artefacts import control_folders
 from composer_replication.trainer.from_config.inputs import read_inputs
 from composer_replication.trainer.from_config.offline import offline_data
 
@@ -98,6 +99,13 @@ def test_it_has_a_folder_of_its_own_and_begins_with_the_same_warm_up(train, fold
     assert records[0]["counts"]["sites"] == records[1]["counts"]["sites"]
     assert (records[0]["counts"].get("turned_pairs"), records[1]["counts"]["turned_pairs"]) == (None, 6)
     assert not same(adapter_of(train.output), adapter_of(train.output / "control"))
+    status, _, err = train(*WARM, CONTROL, "--set=train.shuffle=2")
+    assert status == 0, err
+    assert "warm-up: 2 of 2 steps" not in err
+    assert control_folders(train.output) == [train.output / "control", train.output / "control" / "2"]
+    second = json.loads((train.output / "control" / "2" / "adapter" / "training.json").read_text())
+    assert (second["start_digest"], second["counts"]) == (records[1]["start_digest"], records[1]["counts"])
+    assert not same(adapter_of(train.output / "control" / "2"), adapter_of(train.output / "control"))
     status, _, err = train(*GRPO, CONTROL)
     assert status == 1
     assert "train.control" in err

@@ -13,6 +13,9 @@ from composer_replication.steps.split import write_split
 
 NOTHING = {"samples": 0, "good_turns": 0, "token_gaps": 0}
 
+TIMES = {"created": "", "seconds": 0.0}
+"""When an evaluation was made, and how long it took: what two of the same differ in."""
+
 
 def config(more=""):
     """[evaluation] with these lines, and nothing else of what they do not name."""

@@ -126,8 +126,8 @@ def test_an_interval_over_repeats_holds_what_one_over_sessions_alone_does_not():
 @pytest.mark.full
 @pytest.mark.parametrize("shape", ["normal", "skewed"])
 @pytest.mark.parametrize(("repeats", "luck"), REPEATED)
-def test_over_1000_simulations_the_interval_over_repeats_covers_93_to_97_percent(repeats, luck, shape):
-    both, _ = covered(repeats, luck, 1000, effect=0.5, shape=shape)
+def test_over_2000_simulations_the_interval_over_repeats_covers_93_to_97_percent(repeats, luck, shape):
+    both, _ = covered(repeats, luck, 2000, effect=0.5, shape=shape)
     assert 0.93 <= both <= 0.97, both
 
 

@@ -46,6 +46,17 @@ def test_the_change_is_the_hints_only_where_the_control_moved_less_the_same_way(
     assert [each for each in claims if each in sentences[1]] == [each for each in claims if each in expected]
 
 
+def test_the_luck_of_shuffles_is_in_the_interval_of_several_and_of_one_it_is_said_that_it_is_not():
+    one = values(1.0)
+    assert "over 1 shuffle, whose luck it leaves out)" in said({"forced_gap": one})[1][1]
+    lucky = [each._replace(change={**each.change, "control-2": 3.0, "control-3": -2.5}) for each in one]
+    sentence = said({"forced_gap": lucky})[1][1]
+    assert "over 3 shuffles)" in sentence
+    assert "any training of this kind may have done it" in sentence  # one shuffle moved further than the training
+    alike = [each._replace(change={**each.change, "control-2": 0.01, "control-3": -0.02}) for each in one]
+    assert "made the change" in said({"forced_gap": alike})[1][1]
+
+
 def test_what_got_worse_besides_is_named_and_what_did_not_is_not():
     every = {
         "forced_gap": values(1.0),

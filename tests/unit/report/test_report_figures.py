@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.report.figures import call_mix, changes, figures, got_worse, sampled_table, signed
+from composer_replication.report.figures import (
+    Verdict,
+    call_mix,
+    changes,
+    figures,
+    got_worse,
+    of_shuffles,
+    sampled_table,
+    signed,
+)
 
 
 def row(
@@ -43,6 +52,31 @@ def test_strips_of_one_unit_share_a_scale_with_0_in_the_middle():
     assert first.arms[0].width == round(46 * 0.3 / 0.8, 2)
 
 
+def test_to_the_right_is_better_whatever_the_figure():
+    (figure,) = drawn(row(better="lower", low=-0.4, high=-0.1, estimate=-0.2))
+    assert (figure.arms[0].left, figure.arms[0].width, figure.arms[0].at) == (61.5, 34.5, 73.0)
+    assert figure.arms[0].estimate == "\N{MINUS SIGN}0.200"
+
+
+def test_values_that_are_all_0_are_no_interval_and_figures_without_any_change_stand_together():
+    none = {"low": 0.0, "high": 0.0, "estimate": 0.0}
+    shown = drawn(row(**none), row("third", **none), row("third", arm="control", **none), row("other", **none),
+                  row("other", arm="control"))  # fmt: skip
+    assert {each.interval for each in shown[1].arms} == {"no change"}
+    assert [(each.label, each.is_still) for each in shown] == [
+        ("forced_gap", False),  # the primary one is shown whatever it says
+        ("third", True),
+        ("other", False),
+    ]
+
+
+def test_a_verdict_is_shown_as_a_headline_and_its_figure():
+    said = Verdict("better", "Better", ("It is better: good calls +1 nats.", "Then."))
+    assert (said.headline, said.figure) == ("It is better.", "Good calls +1 nats.")
+    bare = Verdict("not_evaluated", "Not evaluated", ("Five sessions.", "Then."))
+    assert (bare.headline, bare.figure) == ("Five sessions.", "")
+
+
 def test_the_primary_figure_is_first_and_arms_are_in_order():
     shown = drawn(row("forced_good"), row(arm="difference"), row(arm="control"), row(arm="after"), row(kind="other"))
     assert [each.label for each in shown] == ["forced_gap", "forced_good"]
@@ -62,10 +96,22 @@ def test_a_figure_without_an_interval_is_not_known():
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [(0.41234, "nats a token", "+0.412"), (-38.24, "per 1,000", "\N{MINUS SIGN}38.2"), (-0.0001, "nats", "0.000")],
+    [
+        (0.41234, "nats a token", "+0.412"),
+        (-38.24, "per 1,000", "\N{MINUS SIGN}38.2"),
+        (-0.00012, "nats", "\N{MINUS SIGN}0.0001"),
+        (0.0000123, "nats", "0"),
+        (0.04, "per 1,000", "0"),
+    ],
 )
 def test_digits_and_signs(value, unit, text):
     assert signed(value, unit) == text
+
+
+def test_what_intervals_of_a_control_are_over_is_said():
+    assert of_shuffles(None) == of_shuffles({"figures": [{"shuffles": None}, {}]}) == ""
+    assert "in no interval" in of_shuffles({"figures": [{"shuffles": None}, {"shuffles": 1}]})
+    assert "a mean of 4 shuffles" in of_shuffles({"figures": [{"shuffles": 4}, {"shuffles": 1}]})
 
 
 def test_changes_are_after_less_before_and_the_control_s_beside_them():
@@ -82,5 +128,5 @@ def test_the_mix_of_calls_is_in_shares_and_arms_that_were_not_sampled_are_left_o
     assert call_mix(evaluation) == (["before", "after"], [("Read", [0.75, 1.0]), ("Edit", [0.25, 0.0])])
     assert sampled_table(evaluation) == (
         ["before", "after"],
-        [("cannot be read, per 1,000", [2, 0]), ("judged: fails", [1, None])],
+        [("cannot be read or do not end, per 1,000", [2, 0]), ("judged: fails", [1, None])],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -95,6 +96,79 @@ def test_figures_of_other_weights_are_said_to_be_that(run, tmp_path):
     assert "No control for channel 2: none." in report.markdown.read_text()
     assert "No control for channel 2: none." in report.html.read_text()
     assert "of other weights" not in report.markdown.read_text() + report.html.read_text()
+    record["models"]["control-2"] = {"name": "another shuffle", "digest": "0c12", "files": "others"}
+    write_evaluation(other, record)
+    second = other.root / "control" / "2" / "adapter"
+    second.mkdir(parents=True)
+    (second / "adapter_model.safetensors").write_bytes(b"weights of a shuffle")
+    told = write_report(other).verdict
+    assert told.label == "Of other weights"
+    assert "shuffled control" in " ".join(told.sentences)
+
+
+def test_remarks_of_the_verdict_stand_below_it_and_what_got_worse_is_told_once(run, tmp_path):
+    from composer_replication.runs.evaluation import read_evaluation, write_evaluation
+
+    other = RunDir.open(shutil.copytree(run.root, tmp_path / "run"))
+    record = read_evaluation(other)
+    record["verdict"]["remarks"] = ["The 8 steps saw 8 of 16 windows.", "Worse besides: loss on good turns -1."]
+    record["split"] |= {"near_duplicates": 3, "states": 40}
+    write_evaluation(other, record)
+    for path in (write_report(other).html, other.path("report_md")):
+        text = path.read_text(encoding="utf-8")
+        assert text.count("The 8 steps saw 8 of 16 windows.") == 1
+        assert "Worse besides: loss on good turns" in text
+        assert "3 of 40 held-out states stand nearly word for word in a learnt session" in text
+    record["figures"].append({**record["figures"][-1], "name": "x", "label": "lost", "estimate": -1.0, "low": -2.0})
+    record["figures"][-1] |= {"high": -0.5, "kind": None, "is_primary": False}
+    write_evaluation(other, record)
+    text = write_report(other).markdown.read_text(encoding="utf-8")
+    assert "Got worse besides: lost" in text
+    assert "Worse besides: loss" not in text
+
+
+def test_what_the_proof_dropped_is_left_out_once_and_by_what_it_was_for(run):
+    from composer_replication.report.account import drops
+    from composer_replication.report.records import RunRecords
+
+    records = RunRecords(run, run.root)
+    records.__dict__["training_record"] = {"drops": {"lm_ce: failed_call": 4, "sdpo_kl: hint_does_nothing": 8}}
+    told = [(each.stage, each.reason) for each in drops(records, {})]
+    assert ("train", "good turns: failed call") in told
+    assert [each for each in told if "hint does nothing" in each[1]] == [("hint proof", "hint does nothing")]
+
+
+def test_all_that_took_time_is_in_the_cost(run, tmp_path):
+    other = RunDir.open(shutil.copytree(run.root, tmp_path / "run"))
+    for folder, seconds in (
+        ("adapter", {"warm-up": 12.0, "hint proof": 3.5}),
+        ("control/adapter", {"hint proof": 2.0}),
+    ):
+        (path := other.root / folder / "training.json").parent.mkdir(exist_ok=True)
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**known, "seconds": seconds}))
+    text = write_report(other).markdown.read_text(encoding="utf-8")
+    cost = text[text.index("## Cost") : text.index("## Left out")].split("\n")
+    assert [each for each in cost if each.startswith("- ")] == [
+        "- Warm-up: 12.0 s",
+        "- Hint proof: 3.5 s",
+        "- Training steps: 1 min 34 s",
+        "- Control: 1 min 36 s",
+        "- Advisers: nobody was asked, nothing was paid",
+    ]
+
+
+def test_only_what_is_worth_a_look_is_listed_first(run):
+    from composer_replication.report.findings import worst_misfires
+    from composer_replication.report.records import RunRecords
+
+    records = RunRecords(run, run.root)
+    listed = worst_misfires(records)
+    sizes = [float(found[1]) for each in listed if (found := re.search("\N{MINUS SIGN}?\\+?([\\d.]+) nats", each.why))]
+    assert sizes
+    assert min(sizes) >= 0.05
+    sure = [float(found[1]) for each in listed if (found := re.search(r"only (\d+)% sure", each.why))]
+    assert all(each < 90 for each in sure)
 
 
 def test_the_classes_of_tokens_follow_their_gaps():

@@ -205,6 +205,8 @@ def test_pairs_that_are_handed_out_are_those_to_learn_from(made, tmp_path):
 def test_one_session_alone_is_refused_in_words(tmp_path):
     session(tmp_path, "only", 1)
     run, _ = ingested(tmp_path / "run", tmp_path / "only.jsonl")
-    with pytest.raises(InputError, match=r"1 session\(s\), and none left to train on"):
+    with pytest.raises(
+        InputError, match=r"1 session, and none left to train on.*split\.test=0 --set split\.validation=0"
+    ):
         write_split(SplitConfig(), run)
     assert not run.path("split").exists()

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.evaluation.arms import ArmName
     from composer_replication.use.chat import Answer, Arms, Prompt, Sampling
     from composer_replication.use.trained import Trained
 
@@ -56,14 +55,14 @@ def run(args: argparse.Namespace) -> int:
 
         arms = Arms(trained)
     sampling = Sampling(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
-    asked: tuple[ArmName, ...] = arms.names if args.compare else arms.names[-1:]
+    asked: tuple[str, ...] = arms.names if args.compare else arms.names[-1:]
     if args.compare and len(arms.names) == 1:
         say("crf chat: nothing was trained here, so there is one model to ask")
     if args.state is not None and trained.run is not None:
         _answer(args, arms, asked, arms.at_site(trained.run, args.state), sampling)
         return 0
     tools = None if args.no_tools else run_tools(trained.run)
-    histories: dict[ArmName, list[dict[str, Any]]] = {arm: _beginning(args.system) for arm in asked}
+    histories: dict[str, list[dict[str, Any]]] = {arm: _beginning(args.system) for arm in asked}
     for text in [args.once] if args.once is not None else _typed():
         _turn(args, arms, histories, text, tools, sampling)
     return 0
@@ -100,7 +99,7 @@ def _typed() -> Iterator[str]:
 def _turn(
     args: argparse.Namespace,
     arms: Arms,
-    histories: dict[ArmName, list[dict[str, Any]]],
+    histories: dict[str, list[dict[str, Any]]],
     text: str,
     tools: Any,
     sampling: Sampling,
@@ -109,7 +108,7 @@ def _turn(
     if text == "/new":
         histories.update({arm: _beginning(args.system) for arm in histories})
         return
-    answers: dict[ArmName, Answer] = {}
+    answers: dict[str, Answer] = {}
     for arm, history in histories.items():
         history.append({"role": "user", "content": text})
         answers[arm] = arms.answer(arm, arms.says(history, tools=tools), sampling)
@@ -117,9 +116,7 @@ def _turn(
     _show(args, answers, None)
 
 
-def _answer(
-    args: argparse.Namespace, arms: Arms, asked: tuple[ArmName, ...], prompt: Prompt, sampling: Sampling
-) -> None:
+def _answer(args: argparse.Namespace, arms: Arms, asked: tuple[str, ...], prompt: Prompt, sampling: Sampling) -> None:
     from composer_replication.cli.console import say
 
     left_out = f"; {prompt.num_left_out:,} before them do not fit the model" if prompt.num_left_out else ""
@@ -127,7 +124,7 @@ def _answer(
     _show(args, {arm: arms.answer(arm, prompt, sampling) for arm in asked}, prompt)
 
 
-def _show(args: argparse.Namespace, answers: dict[ArmName, Answer], prompt: Prompt | None) -> None:
+def _show(args: argparse.Namespace, answers: dict[str, Answer], prompt: Prompt | None) -> None:
     """Answers beside each other where there is room; a model's text is shown, and nothing in it is obeyed."""
     from composer_replication.cli.console import plain, print_json, terminal_width
 

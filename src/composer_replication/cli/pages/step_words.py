@@ -9,7 +9,8 @@ from typing import Any
 
 def words_of(name: str, made: Any) -> str:
     """The result of a step in a line; empty where there is none to tell."""
-    return _WORDS[name](made) if name in _WORDS else ""
+    word = _WORDS.get(name.partition("-")[0])  # a control of another shuffle is called control-2
+    return word(made) if word is not None else ""
 
 
 def result_lines(evaluation: Mapping[str, Any], report: Path) -> Iterator[str]:
@@ -21,7 +22,8 @@ def result_lines(evaluation: Mapping[str, Any], report: Path) -> Iterator[str]:
     for arm, words in (("after", "trained"), ("control", "control")):
         for each in primary:
             if each["arm"] == arm:
-                yield f"{words}: {_figure(each)}"
+                shuffles = f", {each['shuffles']} shuffles" if (each.get("shuffles") or 1) > 1 else ""
+                yield f"{words}: {_figure(each)}{shuffles}"
     drawn = [
         each
         for each in evaluation["figures"]

@@ -22,8 +22,9 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import say
     from composer_replication.cli.pages.progress import duration
     from composer_replication.cli.pipeline.run import make
-    from composer_replication.steps.demo import channels_that_did_not_run, demo_config, demo_logs
+    from composer_replication.steps.demo import channels_that_did_not_run, demo_config, demo_logs, use_one_thread
 
+    use_one_thread()
     began, logs = time.monotonic(), args.output / "logs"
     if not logs.is_dir():
         say(f"sessions of an agent that errs on purpose: played into {logs}")

@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--before", metavar="M", help=f"the model to compare with: {weights}what the training began with"
     )
     parser.add_argument("--after", metavar="M", help=f"the model that is to be better: {weights}what the training left")
-    parser.add_argument("--control", metavar="M", help=f"one trained on shuffled hints and pairs: {weights}RUN/control")
+    text = f"one trained on shuffled hints and pairs, again for one of another shuffle: {weights}those in RUN/control"
+    parser.add_argument("--control", action="append", default=[], metavar="M", help=text)
     parser.add_argument("--json", action="store_true", help="print evaluation.json")
 
 
@@ -118,7 +119,8 @@ def _of_split(split: Mapping[str, Any]) -> str:
 def _row(figure: Mapping[str, Any]) -> Sequence[object]:
     has_none = figure["low"] == figure["high"]  # neither of them, or of values that are all the same
     interval = "-" if has_none else f"{figure['low']:+.3g} to {figure['high']:+.3g}"
-    name, arm = figure["name"], _ARMS[figure["arm"]]
+    shuffles = figure.get("shuffles") or 1
+    name, arm = figure["name"], _ARMS[figure["arm"]] + (f", {shuffles} shuffles" if shuffles > 1 else "")
     return (
         name,
         arm,

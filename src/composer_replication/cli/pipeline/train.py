@@ -133,8 +133,8 @@ def quiet_libraries() -> None:
         return
     for name in ("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"):  # of transformers as well
         os.environ.setdefault(name, "1")
-    if "transformers" in sys.modules:  # which has asked already
-        from composer_replication.trainer.from_config.inputs import hide_progress_bars
+    if "huggingface_hub" in sys.modules:  # which has asked already, and tells transformers
+        from composer_replication.batch.model_folder import hide_progress_bars
 
         hide_progress_bars()
 

@@ -6,5 +6,6 @@ passes       new tokens of some rows, or the next token of every row; recorded a
 choice       which token comes next
 suitability  whether a model may, by its config and an experiment
 loop         token after token until all rows have ended
+talks        whole conversations of a small model on a CPU, none of which waits for another
 generator    all of it: `RolloutGenerator`
 """

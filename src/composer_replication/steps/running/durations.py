@@ -10,13 +10,16 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from composer_replication.config import CrfConfig
+from composer_replication.runs.evaluation import controls_among
 from composer_replication.steps.running.learnable import Learnable
 from composer_replication.trainer.from_config.plan import Pace, TrainingPlan
 
 _READ, _LEARN = 2, 6
-_READINGS_OF_A_PROOF = 5  # no hint, its own, another's, and two of good calls
+_READINGS_OF_A_PROOF = 2  # with and without hints; what contexts share is read once
 _SECONDS_A_DRAWN_TOKEN = 0.02  # what a step of drawing takes at least, however small the model is
 _DRAWS_SLOWER = 6
+_SHARE_DRAWN = 0.5  # of the most tokens of a call, those it has before it ends
+_GOOD_TURNS_A_SESSION = 4
 
 
 class TimeOfPart(NamedTuple):
@@ -39,7 +42,7 @@ def time_of_run(
     steps = f"{config.train.optimiser.steps:,} steps of about {pace.tokens_a_step:,.0f} tokens"
     parts += [TimeOfPart("training", training.seconds, steps)] if "train" in made else []
     again = "the same again, with shuffled hints and pairs"
-    parts += [TimeOfPart("control", training.seconds, again)] if "control" in made else []
+    parts += [TimeOfPart(name, training.seconds, again) for name in controls_among(made)]
     return [*parts, *([_evaluation(config, there, training, pace)] if "evaluate" in made else [])]
 
 
@@ -65,15 +68,16 @@ def _proof(config: CrfConfig, training: TrainingPlan, pace: Pace) -> list[TimeOf
 
 
 def _evaluation(config: CrfConfig, there: Learnable, training: TrainingPlan, pace: Pace) -> TimeOfPart:
-    """Of each model: mistakes, corrections and good calls are read, token gaps with and without a hint, calls drawn."""
-    section, models = config.evaluation, 3 if config.run.control else 2
+    """Each model reads mistakes, corrections and good turns and draws calls; two of them read sites for token gaps."""
+    section, models = config.evaluation, 2 + (config.run.shuffles if config.run.control else 0)
     context = min(section.context, pace.tokens)
+    good = min(section.good_turns, _GOOD_TURNS_A_SESSION * there.test.sessions)
     gaps = min(section.token_gaps, there.test.mistakes + training.counts.get("sites", 0))
-    read = there.test.mistakes * (2 + section.good_calls) + section.good_turns + 2 * gaps
+    turns = models * (there.test.mistakes * (2 + section.good_calls) + good) + 2 * 2 * gaps
     states = 2 * min(section.states, max(there.test.mistakes, 1)) if section.samples else 0
-    drawn = section.new_tokens * section.samples
     token = max(_SECONDS_A_DRAWN_TOKEN, pace.seconds(_DRAWS_SLOWER * _READ * section.samples))
-    seconds = pace.seconds(_READ * context * (read + states)) + states * section.new_tokens * token
-    basis = f"{models} models read {read:,} turns"
-    basis += f" and draw {section.samples} calls at {states:,} states, {drawn:,} tokens each at most" if states else ""
-    return TimeOfPart("evaluation", models * seconds, basis)
+    drawing = models * states * section.new_tokens * _SHARE_DRAWN * token
+    basis = f"{models} models read {turns:,} turns"
+    if states:
+        basis += f" and draw {section.samples} calls of up to {section.new_tokens:,} tokens at {states:,} states each"
+    return TimeOfPart("evaluation", pace.seconds(_READ * context * (turns + models * states)) + drawing, basis)

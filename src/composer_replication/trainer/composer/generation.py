@@ -139,8 +139,11 @@ class Generation:
         _drop_where(found, batch["completion_mask"].sum(1) == 0, "masked_by_trl")
         if self.options.only_failed_rollouts:
             _drop_where(found, batch["advantages"] > 0, "better_than_its_group")
+        luck = f"{self._trainer.args.seed}:{self._trainer.state.global_step}"
+        if self.options.hints == "other_kind":
+            self._finder.with_hints_of_other_kinds(found, luck)
         if self._wants_contrast:
-            self._finder.with_wrong_hints(found, f"{self._trainer.args.seed}:{self._trainer.state.global_step}")
+            self._finder.with_wrong_hints(found, luck)
         batch[SITES] = [[turn._asdict() for turn in each.taught] for each in found]
         self._count_sites(found)
         return batch

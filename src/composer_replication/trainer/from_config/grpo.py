@@ -64,7 +64,7 @@ def grpo_trainer(
 ) -> tuple[ComposerReplicationTrainer, LoggedSessions | None]:
     """The trainer, and the run's logged sessions that it has beside its rollouts, where a run is named."""
     config, grpo = inputs.config, inputs.config.train.grpo
-    rewards, environment = _rewards_and_environment(grpo)
+    rewards, environment, rollouts = rewards_and_world(grpo)
     prompts, held_out = prompts_of(inputs)
     set_seed(config.train.optimiser.seed)
     model, adapter = _model(inputs, args)
@@ -79,6 +79,7 @@ def grpo_trainer(
             processing_class=inputs.tokenizer,
             peft_config=adapter,
             environment_factory=environment,
+            rollout_func=rollouts,
             settings=_settings(inputs, logged, say),
             teacher=teacher_of(config),
             sdpo_weighting=weighting_of(config),
@@ -96,13 +97,18 @@ def grpo_trainer(
     return trainer, logged
 
 
-def _rewards_and_environment(grpo: GRPOSection) -> tuple[list[Any], Any | None]:
+def rewards_and_world(grpo: GRPOSection) -> tuple[list[Any], Any | None, Any | None]:
+    """The reward functions, and what makes environments or rollouts."""
     rewards = [named_object(path, "train.grpo.rewards") for path in grpo.rewards]
     environment = None if grpo.environment is None else named_object(grpo.environment, "train.grpo.environment")
+    rollouts = None if grpo.rollouts is None else named_object(grpo.rollouts, "train.grpo.rollouts")
+    if environment is not None and rollouts is not None:
+        fix = "A rollout function has its own environment: TRL would play a second time."
+        raise ConfigError(explain("train.grpo", got="environment and rollouts", expected="one of the two", fix=fix))
     if not rewards and environment is None:
         expected = "one as module:function, or an environment with get_reward"
         raise ConfigError(explain("train.grpo.rewards", got="none", expected=expected))
-    return rewards, environment
+    return rewards, environment, rollouts
 
 
 def _model(inputs: Inputs, args: Any) -> tuple[Any, Any | None]:
@@ -131,7 +137,7 @@ def _logged(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
     config, run = inputs.config, inputs.run
     if run is None:
         return None
-    use_sites = config.loss.alpha_sdpo > 0 and run.path("sites").exists()
+    use_sites = config.train.channels.logged_sites and config.loss.alpha_sdpo > 0 and run.path("sites").exists()
     use_pairs = config.loss.beta_replay > 0 and run.path("pairs").exists()
     if not (use_sites or use_pairs):
         return None

@@ -73,13 +73,6 @@ def beyond_context(config: CrfConfig, learnt: int | None) -> str:
     )
 
 
-def hide_progress_bars() -> None:
-    """Those that transformers shows while it loads and saves."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-
 def model_config(name: str) -> Any:
     """The config of the start weights, without the weights."""
     return load_config(name, what=f"train.model {name!r}")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from composer_replication.trainer.offline_trainer import OfflineTrainer
 
 SOURCES = ("conversations", "tools", SPLIT, "sites", "pairs")
+_BETWEEN_SHUFFLES = 1_000_003
 # What sessions are held out for, by the key that asks for it.
 _EVALUATIONS: dict[str, Callable[[TrainConfig], bool]] = {
     "train.eval_every": lambda train: train.eval_every > 0,
@@ -161,6 +162,8 @@ def offline_trainer(
 
     config = inputs.config
     model, warmed_up = start_model(inputs, data, args, folder, say)
+    channels = config.train.channels
+    has_good_turns = channels.good_turns and (warmed_up is None or channels.good_turns_after_warmup)
     return OfflineTrainer(
         model,
         args,
@@ -168,16 +171,21 @@ def offline_trainer(
         settings=channel_settings(config),
         teacher=teacher_of(config),
         weighting=weighting_of(config),
-        lm_weight=1.0 if config.train.channels.good_turns else 0.0,
+        lm_weight=1.0 if has_good_turns else 0.0,
         eval_sessions=data.held_out if config.train.eval_every else None,
         warmed_up=warmed_up,
         reference_path=None if warmed_up is None else folder.warmup / ARTEFACTS["ref_logprobs"].file_name,
         hint_margin=config.train.proof.margin if _has_proof(inputs) else None,
-        shuffle_seed=None if config.train.control == "none" else config.train.optimiser.seed,
+        shuffle_seed=None if config.train.control == "none" else shuffle_seed(config.train),
         metrics_path=folder.metrics,
         callbacks=callbacks,
         processing_class=inputs.tokenizer,
     )
+
+
+def shuffle_seed(train: TrainConfig) -> int:
+    """Of which a control's hints and turned pairs are drawn; everything else is drawn as in the real training."""
+    return train.optimiser.seed + _BETWEEN_SHUFFLES * (train.shuffle - 1)
 
 
 def tell_proof(sessions: LoggedSessions, say: Say, *, can_warm_up: bool = True) -> None:

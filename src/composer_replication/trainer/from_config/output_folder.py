@@ -17,6 +17,7 @@ from composer_replication.config import CrfConfig, load
 from composer_replication.config.writer import RESOLVED_NAME, to_toml, value_text, write_resolved
 from composer_replication.errors import ArtefactNotFoundError, ConfigError, RunError, StaleArtefactError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.artefacts import control_folder
 from composer_replication.runs.lineage import read_training
 from composer_replication.trainer.checkpoints.manifest import (
     MANIFEST,
@@ -49,7 +50,7 @@ class TrainingFolder:
         else:
             fix = "Name the folder for checkpoints and metrics."
             raise ConfigError(explain("train.output without train.run", got="none", expected="a folder", fix=fix))
-        return cls(root if config.train.control == "none" else root / ARTEFACTS["control"].file_name)
+        return cls(root if config.train.control == "none" else control_folder(root, config.train.shuffle))
 
     @property
     def checkpoints(self) -> Path:

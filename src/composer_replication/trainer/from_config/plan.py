@@ -105,14 +105,16 @@ def _offline_plan(inputs: Inputs) -> dict[str, Any]:
 def remarks_on(inputs: Inputs, sessions: LoggedSessions) -> list[str]:
     """How often the steps see each window, whether most of them see no error at all, whether windows are too long."""
     config = inputs.config
-    optimiser, windows = config.train.optimiser, len(sessions)
+    optimiser, channels = config.train.optimiser, config.train.channels
     a_step = optimiser.per_device * optimiser.accumulation
+    taught = sum(any(each.site_ids or each.state_ids for each in item.windows) for item in sessions.items)
+    is_taught_alone = config.train.warmup.mode in ("steps", "until") and not channels.good_turns_after_warmup
+    windows = taught if is_taught_alone and taught else len(sessions)
     said = [
         f"{optimiser.steps:,} steps see each of {windows:,} windows {optimiser.steps * a_step / windows:.2g} times:"
         f" once is train.optimiser.steps = {math.ceil(windows / a_step)}"
     ]
-    taught = sum(any(each.site_ids or each.state_ids for each in item.windows) for item in sessions.items)
-    if config.train.channels.good_turns and 0 < taught < windows / 2:
+    if channels.good_turns and 0 < taught < windows / 2:
         said.append(
             f"only {taught:,} of {windows:,} windows hold an error or a pair: with train.channels.good_turns = false"
             " the steps are made on those alone"

@@ -41,8 +41,13 @@ class ChannelLog:
         self._open = None
         return values
 
-    def finish_step(self, values: Tensor, items: Mapping[str, int], weights: Mapping[str, float]) -> None:
-        """Values of the whole step, over all processes; a channel ran where it had items and a weight."""
+    def finish_step(
+        self, values: Tensor, items: Mapping[str, int], weights: Mapping[str, float], *, tokens: int = 0
+    ) -> None:
+        """Values of the whole step, over all processes; a channel ran where it had items and a weight.
+
+        `tokens` are those of all trees that the step has read.
+        """
         ran = [name for name in CHANNELS if items.get(name, 0) and weights[name] > 0]
         self.ran_steps.update(ran)
         self._ran.update(ran)
@@ -50,6 +55,7 @@ class ChannelLog:
         self.top_weights = {name: max(self.top_weights[name], weights[name]) for name in CHANNELS}
         self.num_steps += 1
         self._steps += 1
+        self._tokens += tokens
         self._items.update({name: items[name] for name in ran})
         means = values.double().cpu()
         self._sums = self._sums + means * torch.tensor([items.get(name, 0) for name in CHANNELS], dtype=torch.float64)
@@ -60,7 +66,7 @@ class ChannelLog:
         """The metrics since the last call: a channel that never ran has a 0 under `ran/` and no loss."""
         if not self._steps:
             return {}
-        found: dict[str, float] = {"loss/total": self._total / self._steps}
+        found: dict[str, float] = {"loss/total": self._total / self._steps, "tokens": self._tokens / self._steps}
         for index, name in enumerate(CHANNELS):
             shown = NAMES[name]
             found[f"ran/{shown}"] = self._ran[name] / self._steps
@@ -79,6 +85,7 @@ class ChannelLog:
             "num_steps": self.num_steps,
             "since_log": {
                 "steps": self._steps,
+                "tokens": self._tokens,
                 "ran": dict(self._ran),
                 "items": dict(self._items),
                 "sums": self._sums.tolist(),
@@ -92,11 +99,12 @@ class ChannelLog:
         self.seen_items, self.top_weights = Counter(tree["seen_items"]), dict(tree["top_weights"])
         since = tree["since_log"]
         self._steps, self._ran, self._items = since["steps"], Counter(since["ran"]), Counter(since["items"])
+        self._tokens = since.get("tokens", 0)
         self._sums = torch.tensor(since["sums"], dtype=torch.float64)
         self._total, self._weights = since["total"], dict(since["weights"])
 
     def _reset(self) -> None:
-        self._steps, self._total = 0, 0.0
+        self._steps, self._tokens, self._total = 0, 0, 0.0
         self._ran: Counter[str] = Counter()
         self._items: Counter[str] = Counter()
         self._sums = torch.zeros(len(CHANNELS), dtype=torch.float64)

@@ -1,0 +1,158 @@
+"""Episodes in the workspace: conversations with a model, rollouts of a GRPO training, units of an evaluation."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from composer_replication.envs.policies import RememberingRunner
+from composer_replication.envs.workspace import TOOLS, Difficulty, TestRunner, Workspace, generate_task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SCHEMAS = [each["function"] for each in TOOLS]
+MOST_CALLS = 24
+_CALL = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
+
+
+@cache
+def world_runner() -> TestRunner:
+    """Of all episodes of a process: the same tests of the same files are run once."""
+    return RememberingRunner()
+
+
+def read_call(text: str) -> tuple[str, Mapping[str, Any]] | None:
+    """The call in a turn's text; None where there is none that can be read."""
+    written = _CALL.search(text)
+    try:
+        call = json.loads(written[1]) if written else None
+    except ValueError:
+        return None
+    is_call = isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), dict)
+    return (call["name"], call["arguments"]) if is_call else None
+
+
+class Episode:
+    """One task, from its prompt to the end of the session: a turn without a call that can be read ends it, too."""
+
+    def __init__(self, tokenizer: Any, seed: int, luck: str, *, difficulty: Difficulty = "easy") -> None:
+        task = generate_task(seed, difficulty=difficulty)
+        self.seed, self.draw, self._tokenizer = seed, random.Random(luck), tokenizer  # noqa: S311 (luck, no secret)
+        self.workspace = Workspace(task, runner=world_runner(), max_calls=MOST_CALLS)
+        self.prompt: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
+        self.messages: list[dict[str, Any]] = []
+        text = tokenizer.apply_chat_template(self.prompt, tools=list(TOOLS), add_generation_prompt=True, tokenize=False)
+        self.prompt_ids: list[int] = self._encode(text)
+        self.ids: list[int] = []
+        self.sampled: list[int] = []
+        self.failures: Counter[str] = Counter()
+        self.is_unreadable = False
+
+    def begin(self) -> list[int]:
+        return self.prompt_ids
+
+    def hear(self, said: list[int]) -> list[int] | None:
+        self._add(said, 1)
+        text = self._tokenizer.decode(said, skip_special_tokens=True)
+        called = read_call(text)
+        if called is None:
+            self.messages.append({"role": "assistant", "content": text})
+            self.is_unreadable = True
+            return None
+        name, arguments = called
+        function = {"name": name, "arguments": arguments}
+        words, calls = text.partition("<tool_call>")[0], [{"type": "function", "function": function}]
+        self.messages.append({"role": "assistant", "content": words, "tool_calls": calls})
+        outcome = self.workspace.call(name, arguments)
+        if outcome.failed:
+            self.failures[outcome.kind or "other"] += 1
+        if self.workspace.finished:
+            return None
+        self.messages.append({"role": "tool", "name": name, "content": outcome.text})
+        answer = self._encode(f"\n<|im_start|>tool\n{outcome.text}<|im_end|>\n<|im_start|>assistant\n")
+        self._add(answer, 0)
+        return answer
+
+    def _add(self, ids: Sequence[int], sampled: int) -> None:
+        self.ids += ids
+        self.sampled += [sampled] * len(ids)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def play_all(
+    model: nn.Module,
+    tokenizer: Any,
+    episodes: Sequence[Episode],
+    *,
+    most: int,
+    places: int = 48,
+    temperature: float = 1.0,
+) -> None:
+    """All episodes, sampled by the model as it is; one that would have more than `most` tokens is over."""
+    from composer_replication.rollouts.generation.talks import Talking
+
+    room = most + max(len(each.prompt_ids) for each in episodes)
+    was_training = model.training
+    model.eval()
+    talking = Talking(model, ends=[tokenizer.eos_token_id], places=places, room=room, temperature=temperature)
+    talking.run(episodes)
+    model.train(was_training)
+
+
+def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
+    """A rollout function of TRL (`train.grpo.rollouts`): what the workspace's tools would make, without TRL's waiting.
+
+    A row of the data set names its task by seed and difficulty. The luck of a rollout is its run's, step's and place's.
+    """
+    tokenizer, longest, step = trainer.processing_class, trainer.max_completion_length, trainer.state.global_step
+    rows = _rows_by_prompt(trainer)
+    episodes = [
+        Episode(
+            tokenizer, int(row["seed"]), f"{trainer.args.seed}:{step}:{place}", difficulty=row.get("difficulty", "easy")
+        )
+        for place, row in enumerate(rows[prompt[-1]["content"]] for prompt in prompts)
+    ]
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    play_all(model, tokenizer, episodes, most=longest, places=len(episodes), temperature=trainer.temperature)
+    rewards = [each.workspace.reward() for each in episodes]
+    figures = {
+        "solved": [float(each.solved) for each in rewards],
+        "calls": [float(each.workspace.calls) for each in episodes],
+        "failing_calls": [float(each.failures.total()) for each in episodes],
+        "tokens": [float(len(each.prompt_ids) + len(each.ids)) for each in episodes],
+    }
+    for name, values in figures.items():
+        trainer._metrics[trainer.mode()][f"world/{name}"].append(sum(values) / len(values))
+    return {
+        "prompt_ids": [each.prompt_ids for each in episodes],
+        "completion_ids": [each.ids[:longest] for each in episodes],
+        "env_mask": [each.sampled[:longest] for each in episodes],
+        "logprobs": None,
+        "messages": [each.messages for each in episodes],
+        "tools": [SCHEMAS for _ in episodes],
+        "files_worth": [each.value for each in rewards],
+    }
+
+
+_rows: WeakKeyDictionary[Any, dict[str, Mapping[str, Any]]] = WeakKeyDictionary()
+
+
+def _rows_by_prompt(trainer: Any) -> dict[str, Mapping[str, Any]]:
+    """A rollout function is told the prompts alone; the prompt of an easy task says which one it is."""
+    if trainer not in _rows:
+        _rows[trainer] = {row["prompt"][-1]["content"]: row for row in trainer.train_dataset}
+    return _rows[trainer]
+
+
+def files_worth(files_worth: Sequence[float], **_given: Any) -> list[float]:
+    """A reward function: 1 where all tests pass, else half the share of the broken ones that do now."""
+    return list(files_worth)

@@ -1,0 +1,124 @@
+"""Actions drawn by vLLM where it is installed: one engine for a set of weights, its adapters as LoRA requests.
+
+Written against the names that vLLM 0.22 to 0.31 and TRL 1.16 share (`LLM`, `SamplingParams`, `LoRARequest`) and tested
+against a stand-in with these signatures. With vLLM itself it has not been run.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from composer_replication.config.evaluation import EvaluationConfig
+from composer_replication.errors import InputError, explain
+from composer_replication.evaluation.arms import Arm, adapter_facts, device_and_dtype
+from composer_replication.optional import available
+
+NAME = "vllm"
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What `max_lora_rank` may be."""
+_SHARE_OF_MEMORY = 0.4
+"""The weights that score are on the same GPU."""
+_MORE_THAN_LORA = ("modules_to_save", "trainable_token_indices", "use_dora", "rank_pattern", "layer_replication")
+
+
+Draw = Callable[[Sequence[list[int]], int], list[list[tuple[list[int], bool]]]]
+"""Prompts and a seed in; for each prompt so many lists of tokens out, with whether each ended by itself."""
+
+
+class VllmEngine:
+    """Draws for one arm after the other; arms on the same weights share the engine.
+
+    `longest` is that of all prompts with what may follow them.
+    """
+
+    name = NAME
+
+    def __init__(self, arms: Sequence[Arm], section: EvaluationConfig, longest: int) -> None:
+        self._section, self._longest = section, longest
+        self._adapters = {arm.adapter: at for at, arm in enumerate(arms, start=1) if arm.adapter is not None}
+        ranks = [int(adapter_facts(Path(adapter)).get("r") or 0) for adapter in self._adapters]
+        self._rank = next(each for each in _RANKS if each >= max(ranks, default=0))
+        self._base, self._llm = "", None
+
+    def of(self, arm: Arm) -> ArmEngine:
+        return ArmEngine(self, arm)
+
+    def drawer(self, arm: Arm, stops: Sequence[int], number: int, new_tokens: int, temperature: float) -> Draw:
+        vllm = importlib.import_module(NAME)
+        lora = importlib.import_module(f"{NAME}.lora.request").LoRARequest
+        llm = self._engine(vllm, arm)
+        asked = None if arm.adapter is None else lora(arm.name, self._adapters[arm.adapter], arm.adapter)
+
+        def draw(prompts: Sequence[list[int]], seed: int) -> list[list[tuple[list[int], bool]]]:
+            settings = vllm.SamplingParams(
+                n=number,
+                temperature=temperature,
+                top_p=1.0,
+                top_k=-1,
+                repetition_penalty=1.0,
+                max_tokens=new_tokens,
+                seed=seed % 2**31,
+                stop_token_ids=list(stops),
+            )
+            given = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+            answers = llm.generate(given, settings, use_tqdm=False, lora_request=asked)
+            return [[(list(each.token_ids), each.finish_reason == "stop") for each in one.outputs] for one in answers]
+
+        return draw
+
+    def _engine(self, vllm: Any, arm: Arm) -> Any:
+        if self._llm is None or self._base != arm.base:
+            self._llm = None  # the memory of the last one is needed
+            gc.collect()
+            dtype = str(device_and_dtype(self._section.precision)[1]).removeprefix("torch.")
+            with_adapters = {"enable_lora": True, "max_lora_rank": self._rank} if self._adapters else {}
+            self._llm = vllm.LLM(
+                model=arm.base,
+                dtype=dtype,
+                max_model_len=self._longest,
+                gpu_memory_utilization=_SHARE_OF_MEMORY,
+                seed=self._section.seed,
+                trust_remote_code=False,
+                **with_adapters,
+            )
+            self._base = arm.base
+        return self._llm
+
+
+class ArmEngine(NamedTuple):
+    """The engine as one arm draws with it."""
+
+    engine: VllmEngine
+    arm: Arm
+    most_at_once: int = 64
+
+    def drawer(self, stops: Sequence[int], number: int, new_tokens: int, temperature: float) -> Draw:
+        return self.engine.drawer(self.arm, stops, number, new_tokens, temperature)
+
+
+def engine_of(arms: Sequence[Arm], section: EvaluationConfig, longest: int) -> VllmEngine | None:
+    """What all arms draw with, None for transformers: two engines would not draw alike from the same weights."""
+    why = "" if section.sampler == "transformers" else _why_not(arms)
+    if why and section.sampler == NAME:
+        fix = "Leave it at auto."
+        raise InputError(explain("evaluation.sampler = vllm", got=why, expected="vLLM, a GPU, LoRA alone", fix=fix))
+    return None if why or section.sampler == "transformers" else VllmEngine(arms, section, longest)
+
+
+def _why_not(arms: Sequence[Arm]) -> str:
+    if not available(NAME):
+        return "vllm, which is not installed"
+    if not torch.cuda.is_available():
+        return "no GPU"
+    for adapter in (arm.adapter for arm in arms if arm.adapter is not None):
+        facts = adapter_facts(Path(adapter))
+        is_more = any(facts.get(key) for key in _MORE_THAN_LORA) or facts.get("bias", "none") != "none"
+        if is_more or facts.get("peft_type") != "LORA" or int(facts.get("r") or 0) > _RANKS[-1]:
+            return f"{adapter}, which is more than a LoRA adapter of rank {_RANKS[-1]}"
+    return ""

@@ -1,0 +1,153 @@
+"""Many conversations with one small model on a CPU: each goes on where it stands, nobody waits for the slowest turn.
+
+TRL samples a turn of all rollouts, then calls all tools, then the next turn. Here a conversation that has heard its
+answer goes on at once. Those at work are the first rows of the cache: what has ended takes no part in a pass.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+MOST_TOKENS = 256
+"""Of one turn."""
+
+
+class Talk(Protocol):
+    """A conversation: what it begins with, and what comes back for a turn; None when it is over."""
+
+    draw: random.Random
+
+    def begin(self) -> Sequence[int]: ...
+
+    def hear(self, said: list[int]) -> Sequence[int] | None: ...
+
+
+class _Cache:
+    """Keys and values of every place, each written behind what the place holds already."""
+
+    def __init__(self, num_layers: int, shape: tuple[int, int, int, int]) -> None:
+        self._kept = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(num_layers)]
+        self.places = self.slots = torch.zeros(0, dtype=torch.long)
+        self.is_first_rows, self.longest = False, 0
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_ignored: object) -> tuple[Tensor, Tensor]:
+        """What a model's layer calls: takes what is new, gives all that the pass may see."""
+        both: list[Tensor] = []
+        for kept, new in zip(self._kept[layer], (keys, values), strict=True):
+            kept[self.places[:, None], :, self.slots] = new.transpose(1, 2)
+            rows = kept[: len(self.places)] if self.is_first_rows else kept[self.places]
+            both.append(rows[:, :, : self.longest])
+        return both[0], both[1]
+
+    def move(self, source: int, target: int, length: int) -> None:
+        for layer in self._kept:
+            for kept in layer:
+                kept[target, :, :length] = kept[source, :, :length]
+
+
+class _Place:
+    """A row of the cache: who talks there, how much it holds, what was said of the turn at hand, what waits."""
+
+    def __init__(self, talk: Talk) -> None:
+        self.talk, self.length, self.said = talk, 0, list[int]()
+        self.waiting: Sequence[int] = talk.begin()
+
+
+class Talking:
+    """At most `places` conversations at a time, of at most `room` tokens each; one that would be longer is over.
+
+    A share of the conversations may wait for their answers to be read together: one pass over many is cheaper.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, ends: Iterable[int], places: int = 32, room: int = 2048, temperature: float = 1.0
+    ) -> None:
+        config: Any = model.config
+        self._model: Any = model
+        self._ends, self._room, self._temperature, self._most = frozenset(ends), room, temperature, places
+        # One slot more, into which padding is written and from which nothing is read.
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (places, config.num_key_value_heads, room + 1, head)
+        self._cache = _Cache(config.num_hidden_layers, shape)
+        self._logits = torch.zeros(places, config.vocab_size)
+        self._at: list[_Place] = []
+        self.num_said = 0
+
+    def run(self, talks: Iterable[Talk]) -> None:
+        """Until all are over."""
+        coming = deque(talks)
+        while coming or self._at:
+            while coming and len(self._at) < self._most:
+                self._at.append(_Place(coming.popleft()))
+            waiting = [row for row, place in enumerate(self._at) if place.waiting]
+            if 4 * len(waiting) >= len(self._at):
+                self._feed(waiting, [self._at[row].waiting for row in waiting])
+                for row in waiting:
+                    self._at[row].waiting = ()
+            self._say()
+
+    def _say(self) -> None:
+        """A token of everybody who does not wait; whoever has ended leaves its row to the last one."""
+        talking = [row for row, place in enumerate(self._at) if not place.waiting]
+        tokens = self._pick(talking)
+        picked: dict[int, int] = dict(zip(talking, tokens, strict=True))
+        self._feed(range(len(self._at)), [[picked[row]] if row in picked else [] for row in range(len(self._at))])
+        for row in reversed(talking):
+            place = self._at[row]
+            place.said.append(picked[row])
+            is_full = place.length + 1 >= self._room
+            if picked[row] not in self._ends and len(place.said) < MOST_TOKENS and not is_full:
+                continue
+            self.num_said += len(place.said)
+            answer = place.talk.hear(place.said)
+            place.said = []
+            if answer is None or place.length + len(answer) >= self._room:
+                self._leave(row)
+            else:
+                place.waiting = answer
+
+    def _leave(self, row: int) -> None:
+        last = len(self._at) - 1
+        if row != last:
+            self._cache.move(last, row, self._at[last].length)
+            self._logits[row] = self._logits[last]
+            self._at[row] = self._at[last]
+        self._at.pop()
+
+    @torch.inference_mode()
+    def _feed(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+        """Add tokens to some rows; afterwards `_logits` say what comes next there."""
+        counts = torch.tensor([len(each) for each in tokens])
+        ids = torch.zeros(len(rows), int(counts.max()), dtype=torch.long)
+        for number, each in enumerate(tokens):
+            ids[number, : len(each)] = torch.tensor(each, dtype=torch.long)
+        held = torch.tensor([self._at[row].length for row in rows])
+        offsets = torch.arange(ids.shape[1])
+        positions = held[:, None] + offsets
+        cache, places = self._cache, torch.tensor(list(rows))
+        cache.places, cache.slots = places, torch.where(offsets < counts[:, None], positions, self._room)
+        cache.is_first_rows = bool((places == torch.arange(len(places))).all())
+        cache.longest = int((held + counts).max())
+        sees = torch.arange(cache.longest) <= positions[:, :, None]
+        hidden = self._model.model(
+            input_ids=ids, attention_mask=sees[:, None], position_ids=positions, past_key_values=cache
+        )[0]
+        told = counts > 0
+        self._logits[places[told]] = self._model.lm_head(hidden[told, counts[told] - 1]).float()
+        for row, each in zip(rows, tokens, strict=True):
+            self._at[row].length += len(each)
+
+    def _pick(self, rows: Sequence[int]) -> list[int]:
+        """Temperature 0 takes the likeliest. Each conversation has luck of its own, whoever else is there."""
+        logits = self._logits[list(rows)]
+        if not self._temperature:
+            return logits.argmax(-1).tolist()
+        sums = torch.softmax(logits.double() / self._temperature, dim=-1).cumsum(-1)
+        luck = torch.tensor([[self._at[row].talk.draw.random()] for row in rows], dtype=torch.float64)
+        return torch.searchsorted(sums, luck * sums[:, -1:]).squeeze(1).clamp(max=sums.shape[1] - 1).tolist()

@@ -1,0 +1,219 @@
+"""The workspace as a world of ablations: conversations side by side, what their errors teach, and a whole job."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tiny_models  # noqa: E402
+from composer_replication.ablation.episodes import SCHEMAS, Episode, play_all  # noqa: E402
+from composer_replication.ablation.workspace import KINDS, METRICS, distances  # noqa: E402
+from composer_replication.batch.render.renderer import Renderer  # noqa: E402
+from composer_replication.envs.student import load_student  # noqa: E402
+from composer_replication.envs.workspace import TOOLS  # noqa: E402
+from composer_replication.errors import ConfigError, InputError  # noqa: E402
+from composer_replication.rollouts.conversation import Rollout  # noqa: E402
+from composer_replication.rollouts.error_penalty import ErrorPenalty, errors_in  # noqa: E402
+from composer_replication.rollouts.gathering import gather_rollouts  # noqa: E402
+from composer_replication.rollouts.generation.talks import Talking  # noqa: E402
+from composer_replication.rollouts.sites import RolloutOptions, RolloutSites  # noqa: E402
+
+END = 2
+
+
+class Scripted:
+    """Hears `answers` one after the other; turns end at their limit or with the end token."""
+
+    def __init__(self, number: int, answers: int) -> None:
+        self.draw, self.number, self._left = random.Random(number), number, answers
+        self.heard: list[list[int]] = []
+
+    def begin(self) -> list[int]:
+        return [3 + self.number] * (2 + self.number)
+
+    def hear(self, said: list[int]) -> list[int] | None:
+        self.heard.append(list(said))
+        self._left -= 1
+        return None if self._left < 0 else [10 + self.number] * (1 + self._left)
+
+
+def spoken(places: int, *, temperature: float, count: int = 5) -> list[list[list[int]]]:
+    model = tiny_models.build("llama-tied").eval()
+    talks = [Scripted(number, number % 3) for number in range(count)]
+    Talking(model, ends=[END], places=places, room=120, temperature=temperature).run(talks)
+    return [talk.heard for talk in talks]
+
+
+def test_what_a_conversation_says_does_not_depend_on_who_else_talks():
+    alone = spoken(1, temperature=1.0)
+    assert spoken(2, temperature=1.0) == alone
+    assert spoken(5, temperature=1.0) == alone
+    assert len({str(each) for each in alone}) == 5
+
+
+def test_the_likeliest_tokens_are_those_of_generate():
+    model = tiny_models.build("llama-tied").eval()
+    first = [each[0] for each in spoken(3, temperature=0.0)]
+    for number, said in enumerate(first):
+        prompt = torch.tensor([Scripted(number, 0).begin()])
+        wanted = model.generate(
+            prompt, do_sample=False, max_new_tokens=len(said), attention_mask=torch.ones_like(prompt)
+        )
+        assert wanted[0, prompt.shape[1] :].tolist()[: len(said)] == said
+
+
+@pytest.fixture(scope="module")
+def student():
+    model, tokenizer = load_student()
+    return model.float().eval(), tokenizer
+
+
+@pytest.fixture(scope="module")
+def episodes(student):
+    model, tokenizer = student
+    played = [Episode(tokenizer, seed, f"test:{seed}") for seed in (0, 1, 2, 3, 5, 8, 13, 21)]
+    play_all(model, tokenizer, played, most=300)
+    assert sum(each.failures.total() for each in played) >= 4, "the student errs"
+    return played
+
+
+def rollouts_of(episodes: list[Episode]) -> list[Rollout]:
+    """As a generation step hands them over: TRL knows one message of each."""
+    fields = {"messages": [each.messages for each in episodes], "tools": [SCHEMAS] * len(episodes)}
+    ids, sampled = [each.ids for each in episodes], [each.sampled for each in episodes]
+    one = [[{"role": "assistant", "content": "all of it"}] for _ in episodes]
+    generated = ([each.prompt_ids for each in episodes], ids, sampled, one, None, fields, None, [])
+    return gather_rollouts(
+        [each.prompt for each in episodes], generated, name="step-0", environments=None, tools_of=lambda _number: ()
+    )
+
+
+def found_in(episodes, student, **options):
+    finder = RolloutSites(Renderer(student[1], tools=list(TOOLS)), RolloutOptions(**options))
+    return finder, [finder.find(each) for each in rollouts_of(episodes)]
+
+
+def test_calls_that_the_workspace_failed_are_the_sites_of_a_rollout(episodes, student):
+    _, found = found_in(episodes, student)
+    for episode, each in zip(episodes, found, strict=True):
+        assert Counter(site.kind for site in each.sites) == episode.failures
+        assert errors_in(episode.messages) == episode.failures.total()
+
+
+def test_hints_of_another_kind_are_nobodys_own(episodes, student):
+    finder, found = found_in(episodes, student)
+    own = {turn.hint: turn.kind for each in found for turn in each.taught}
+    before = [(turn.turn_id, turn.kind, turn.hint) for each in found for turn in each.taught]
+    finder.with_hints_of_other_kinds(found, "0:0")
+    after = [(turn.turn_id, turn.kind, turn.hint) for each in found for turn in each.taught]
+    assert [each[:2] for each in after] == [each[:2] for each in before], "two kinds or more: each has another"
+    assert all(own[hint] != kind for _, kind, hint in after)
+    for each in found:
+        for turn in each.taught:
+            told = student[1].decode(turn.teacher_ids[: turn.teacher_start])
+            assert turn.hint in told
+            assert turn.teacher_ids[turn.teacher_start :].tolist() == each.sequence.ids[turn.start : turn.end]
+
+
+def test_kinds_without_hints_and_hints_in_the_errors_own_words(episodes, student):
+    _, found = found_in(episodes, student, hints="raw_error")
+    hints = [turn.hint for each in found for turn in each.taught]
+    assert hints
+    assert all(hint.startswith("This call fails with ") for hint in hints)
+    kind = next(turn.kind for each in found for turn in each.taught)
+    _, without = found_in(episodes, student, unhinted_kinds=(kind,))
+    left_out = sum(each.counts["not_taught:unhinted_kind"] for each in without)
+    assert left_out == sum(turn.kind == kind for each in found for turn in each.taught)
+    assert kind not in {turn.kind for each in without for turn in each.taught}
+
+
+def test_an_error_has_a_price(episodes):
+    messages = [each.messages for each in episodes]
+    logged = {}
+    rewards = ErrorPenalty(0.25)(
+        completions=["", *[""] * (len(messages) - 1)], messages=messages, log_metric=logged.__setitem__
+    )
+    assert rewards == [-0.25 * each.failures.total() for each in episodes]
+    assert logged["errors/per_rollout"] == sum(each.failures.total() for each in episodes) / len(episodes)
+    assert ErrorPenalty(1.0)(completions=["only text"]) == [0.0]
+    with pytest.raises(InputError, match="price of an error"):
+        ErrorPenalty(0.0)
+
+
+def test_entropy_and_divergence_are_sums_over_the_sampled_tokens(episodes, student):
+    model, tokenizer = student
+    moved = load_student()[0].float().eval()
+    with torch.no_grad():
+        moved.model.layers[2].mlp.down_proj.weight.mul_(1.2)
+    sums = distances(model, moved, episodes[:3], pad=tokenizer.pad_token_id, size=2)
+    assert all(kl > 0 for _, kl in sums)
+    episode = episodes[1]
+    ids = torch.tensor([episode.prompt_ids + episode.ids])
+    with torch.no_grad():
+        now, then = (torch.log_softmax(each(input_ids=ids).logits[0].double(), -1) for each in (moved, model))
+    places = [len(episode.prompt_ids) + place - 1 for place, sampled in enumerate(episode.sampled) if sampled]
+    entropy = -(now[places].exp() * now[places]).sum()
+    kl = (now[places].exp() * (now[places] - then[places])).sum()
+    torch.testing.assert_close(torch.tensor(sums[1]).double(), torch.stack([entropy, kl]), rtol=1e-3, atol=1e-4)
+    assert distances(model, model, episodes[:1], pad=0)[0][1] == 0.0
+
+
+def test_a_job_trains_on_rollouts_and_plays_held_out_tasks(tmp_path: Path, monkeypatch):
+    pytest.importorskip("trl")
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from composer_replication.ablation.job import Job, run_in, write_job
+    from composer_replication.ablation.plan import Budget
+    from composer_replication.config.presets import load_with_preset
+
+    world = "composer_replication.ablation.episodes"
+    config = load_with_preset(
+        overrides=[
+            "train.mode=grpo",
+            "train.adapter.kind=none",
+            "train.optimiser.steps=1",
+            "train.optimiser.per_device=2",
+            "train.optimiser.lr=1e-3",
+            "train.grpo.num_generations=2",
+            "train.grpo.max_completion_length=96",
+            f"train.grpo.rollouts={world}:rollouts",
+            f"train.grpo.rewards=['{world}:files_worth']",
+            "train.grpo.dataset=composer_replication.envs.trl_environment:easy_tasks",
+            "train.grpo.error_penalty=0.1",
+            "loss.beta_replay=0",
+        ]
+    )
+    options = {"is_trained": True, "held_out_first": 5, "held_out": 2, "most_tokens": 120}
+    folder = tmp_path / "jobs" / "arm" / "3"
+    write_job(Job(folder=folder, arm="arm", seed=3, world="workspace", config=config, options=options, budget=Budget()))
+    result = run_in(folder)
+    assert (result.spent.rollouts, result.spent.steps) == (2, 1)
+    assert result.spent.tokens > 2 * 100, "prompts are read, too"
+    assert [each.unit for each in result.units] == ["task-5", "task-6"]
+    assert result.digests["start"] != result.digests["trained"]
+    (point,) = result.curve
+    assert (point["step"], point["rollouts"]) == (0, 0)
+    assert 0 <= point["success"] <= 1
+    for unit in result.units:
+        known = unit.metrics
+        assert {each.of or name for name, each in METRICS.items()} <= known.keys()
+        assert sum(known[f"failing_calls:{kind}"] for kind in KINDS) <= known["failing_calls"] <= known["calls"]
+        assert known["sampled"] < known["tokens"]
+        assert known["kl"] > 0
+    assert not (folder / "training" / "checkpoints").exists()
+
+
+def test_a_rollout_function_beside_an_environment_is_refused():
+    from composer_replication.config.train import GRPOSection
+    from composer_replication.trainer.from_config.grpo import rewards_and_world
+
+    both = GRPOSection(
+        rollouts="composer_replication.ablation.episodes:rollouts",
+        environment="composer_replication.envs.trl_environment:WorkspaceEnvironment",
+    )
+    with pytest.raises(ConfigError, match="environment and rollouts"):
+        rewards_and_world(both)
