@@ -33,7 +33,7 @@ class Gatherer:
     def __init__(self, seen: Seen, known: Callable[[str], bool]) -> None:
         self._seen, self._known = seen, known  # known: whether a value from the environment stands in a text
         self._nodes: list[tuple[Any, Strength]] = []
-        self.unseen: list[str] = []
+        self.unseen: dict[str, None] = {}  # in order, and each once: a result stands in a record twice
         self.special = False
 
     def add(self, value: Any) -> None:
@@ -94,4 +94,4 @@ class Gatherer:
         if mark in seen.people:
             self.special = True
         elif mark not in seen.clean:
-            self.unseen.append(text)
+            self.unseen[text] = None

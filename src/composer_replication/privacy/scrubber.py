@@ -6,7 +6,7 @@ that parallel and serial runs agree. Neither shows a value in its repr, and a pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from composer_replication.privacy.fields import (
@@ -110,7 +110,7 @@ class Scope:
         clean = not gathered.unseen or self._all_clean(gathered.unseen)
         return value if clean and not gathered.special else self._walk(value, "", Strength.NONE)
 
-    def _all_clean(self, unseen: list[str]) -> bool:
+    def _all_clean(self, unseen: Collection[str]) -> bool:
         """Scan strings together and remember the clean ones; False when the record has to be walked."""
         if self._scanner.reads_alone:
             return False

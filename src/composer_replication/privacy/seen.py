@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 Mark = str | tuple[int, int]
 _CACHE_SIZE = 1 << 16
@@ -40,7 +40,7 @@ class Seen:
         """Remember a text without secrets."""
         self.add_all((text,), people=people)
 
-    def add_all(self, texts: Sequence[str], *, people: bool) -> None:
+    def add_all(self, texts: Iterable[str], *, people: bool) -> None:
         """Remember texts without secrets."""
         chosen = self.people if people else self.clean
         if len(chosen) >= _CACHE_SIZE:

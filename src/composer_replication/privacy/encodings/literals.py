@@ -39,7 +39,10 @@ def _joints(quote: bytes, operators: bytes) -> re.Pattern[bytes]:
     written = rb"(?:\.\w{1,12}\(\)[ \t]*+)?+(?:" + operators + rb")" + _BLANKS + _CONTINUED + rb"?"
     gap = _BLANKS + ends + rb"(?:(?P<operator>" + written + rb"|" + _CONTINUED + rb")" + _BLANKS + ends + rb")?+"
     comma = b"," if operators.endswith(b",") else b""
-    follows = rb"(?=[\s\\+.&<|~^/;" + comma + quote + rb"]|\)\.|\}\$)"
+    # What can follow the quote at all, directly or behind blanks: most quotes go no further.
+    signs, pairs = rb"\r\n\\+.&~^" + comma + quote, rb"/[/*]|<[<>]|\|\||\)\.|\}\$"
+    blanks = rb"[ \t]++(?:[" + signs + rb"#_`@$]|" + pairs + rb"|--|[fFrRbBuUL]{1,2}+[\\" + quote + rb"])"
+    follows = rb"(?=[" + signs + rb";]|" + pairs + rb"|" + blanks + rb")"
     begin = quote + follows + rb"(?<=[" + _INSIDE + rb"\\]" + quote + rb")"
     end = rb"\\{0,3}" + quote + rb"(?=[" + _INSIDE + rb"])"
     return re.compile(begin + rb"(?:" + _AGAIN + rb"|" + gap + _PREFIX + rb")" + end)
@@ -61,7 +64,7 @@ _FOLDED = re.compile(
     rf"(?:(?:\r?\n|\\{{1,3}}n)(?:[ \t]*+\d{{1,6}}[→:|\t])?+[+>|-]?+(?P=indent){_WORD}){{1,40}}+)(?=\r?\n|\\{{1,3}}n|\Z)"
 )
 _BLOCKS = (b": >", b": |")
-_FOLDS = (*_BLOCKS, b":\n", b":\r\n", b":\\n", b":\\\\n")
+_FOLDS = re.compile(rb":(?: [>|]|\r?\n|\\\\?n)")
 _LINE_END = re.compile(rf"{_LINE}[ \t]*+")
 _LEAD, _REACH, _LONGEST, _MOST_CHAINS = 160, 240, 400, 500
 _APART = "\n\0\n"
@@ -94,7 +97,7 @@ class PutTogether(NamedTuple):
 def put_together(text: str, flat: bytes, active: Set[bytes]) -> PutTogether | None:
     """What stands around joined literals and folded scalars; None when there are none. `flat`: a byte a character."""
     lists = not active.isdisjoint(WHOLE_WORDS) and any(word in flat for word in _CALLS)
-    has_folds = any(mark in flat for mark in (_BLOCKS if not active else _FOLDS))
+    has_folds = _FOLDS.search(flat) is not None if active else any(mark in flat for mark in _BLOCKS)
     folded = _folded(text) if has_folds else ()
     chains = sorted([*_literals(text, flat, lists), *folded])[:_MOST_CHAINS]
     edits: list[tuple[int, int, str]] = []

@@ -36,6 +36,7 @@ _ARGUMENT = (
 )
 _REFERENCE = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-\w|\.{3}|env:|file:")
 _FEWEST_WORDS = 2
+_BEGINNING = re.compile(r"[\w =:-]+(?![?*+{])")  # of a pattern: what it begins with, up to what may be repeated
 # Of these a call gets other texts, too.
 _COMMON_CALLS = frozenset(("connect", "Basic", "create_user", "AUTHENTICATE", "login_user", "FTP"))
 
@@ -58,6 +59,7 @@ class _Place:
     flags: str
     needs: frozenset[bytes]  # words that must all occur
     gate: _Gate
+    head: str  # what the pattern begins with, or nothing: most texts with the words of a place do not have it
     pattern: re.Pattern[str]
 
 
@@ -84,7 +86,8 @@ def _places() -> dict[bytes, list[_Place]]:
             compiled = re.compile((whole + rest).replace("@V", _VALUE))
             here = _words_of(head) if first == ["*"] else list(map(str.encode, first))
             needs = frozenset(here) if first == ["*"] else frozenset()
-            add(here[:1] if needs else here, _Place(flags, needs, gate, compiled))
+            literal = _BEGINNING.match(head or pattern)
+            add(here[:1] if needs else here, _Place(flags, needs, gate, literal[0] if literal else "", compiled))
     for row in _CALLS.strip().splitlines():
         index, *names = row.split()
         for name in names:
@@ -92,7 +95,7 @@ def _places() -> dict[bytes, list[_Place]]:
             call = r"\(\s{0,40}(?:\d{1,6}[→\t]\s{0,40})?"
             compiled = re.compile(re.escape(name) + call + _ARGUMENT * int(index) + _LITERAL)
             here = _words_of(name)
-            add(here[:1], _Place("s" if last in _COMMON_CALLS else "c", frozenset(here), _NO_GATE, compiled))
+            add(here[:1], _Place("s" if last in _COMMON_CALLS else "c", frozenset(here), _NO_GATE, name, compiled))
     return found
 
 
@@ -118,7 +121,10 @@ def place_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
     passed = {_NO_GATE: True}  # the places of a row have one gate, and a sign is looked for in all of the text
     here = sorted(active & WHOLE_WORDS)
     likely = [place for word in here for place in _PLACES[word] if place.needs <= active]
+    heads = {head: head in text for head in {place.head for place in likely}}
     for place in dict.fromkeys(likely) if likely else ():
+        if not heads[place.head]:
+            continue
         gate = place.gate
         if gate not in passed:
             passed[gate] = gate.lets_pass(text, active)

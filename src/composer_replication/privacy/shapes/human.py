@@ -66,7 +66,7 @@ def human_spans(text: str, flat: bytes) -> Iterator[Span]:
     `flat` is the text, one byte a character. It is searched as classes of characters: letters, digits, signs.
     """
     for match in _CLASSED.finditer(b" " + flat.translate(_CLASS_TABLE)):
-        start, end = match.start() - 1, match.end() - 1
+        start, end = match.start(), match.end() - 1
         value = trimmed(text[start:end], _TRAILING)
         if (
             _SHORTEST <= len(value) <= _LONGEST
@@ -94,6 +94,6 @@ _CLASS_TABLE = bytes(
     else ord("U") if chr(code).isupper() else 32
     for code in range(256)
 )  # fmt: skip
-# A word with a capital, then words and numbers with signs between them: at least one number and one sign. It begins
-# with what is rare, and looks back from there.
-_CLASSED = re.compile(rb"U(?<= U)l+(?=[U0-])(?=[Ul0]*-)(?=[Ul-]*0)(?:-?(?:0{1,4}(?!0)l{0,2}|U{0,3}l*))++(?![Ul0-])")
+# A word with a capital, then words and numbers with signs between them: at least one number and one sign. Nothing
+# gives characters back: shorter pieces of a word end nowhere, either.
+_CLASSED = re.compile(rb" Ul++(?=[U0-])(?=[Ul0]*+-)(?=[Ul-]*+0)(?:-?(?:0{1,4}(?!0)l{0,2}|U{0,3}l*))++(?![Ul0-])")

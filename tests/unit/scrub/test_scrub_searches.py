@@ -1,0 +1,83 @@
+"""What is searched for less often is found as before: narrower beginnings of patterns, and strings that stand twice."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from re import _constants, _parser  # pyright: ignore[reportAttributeAccessIssue]
+from typing import Any
+
+import pytest
+
+from composer_replication.privacy import Scrubber
+from composer_replication.privacy.encodings import literals
+from composer_replication.privacy.gather import Gatherer
+from composer_replication.privacy.named import places
+from composer_replication.privacy.seen import Seen
+from composer_replication.privacy.shapes import human
+
+_TEXTS = 20_000
+_PIECES = [
+    *(rb'" + "', b'"\n"', b'"\\n\\"', b'" \\\n  "', b'".', b'").append("', b'"}${"', b'" << "', b'" # x\n"', b"' . '"),
+    *(b" ", b"\t", b"\n", b"\\n", b"\\t", b'"', b"'", b"`", b"+", b".", b"&", b"<", b">", b"|", b"~", b"^", b";", b","),
+    *(b"/", b"//", b"/*", b"*/", b"--", b"#", b"_", b"$", b"@", b")", b"}", b"{", b"\\", b"\r", b"\x0b", b"\0"),
+    *(b"f", b"rb", b"L", b"a", b"Z9", b"key", b"x += ", b"12?", b".to_s()", b"concat("),
+]
+
+
+@pytest.mark.parametrize("quote", list(literals._JOINTS))
+@pytest.mark.parametrize("lists", [False, True])
+def test_a_joint_is_found_whatever_is_asked_of_the_character_behind_its_quote(quote: bytes, lists: bool) -> None:
+    narrow = literals._JOINTS[quote][lists]
+    behind = narrow.pattern.partition(b"(?<=[")[2]
+    comma = b"," if lists else b""
+    follows = rb"(?=[\s\\+.&<|~^/;" + comma + quote + rb"]|\)\.|\}\$)"
+    wide = re.compile(quote + follows + b"(?<=[" + behind)
+    rng, matches = random.Random(0), 0
+    for _ in range(_TEXTS):
+        text = b"".join(rng.choices(_PIECES, k=12)).replace(b'"', quote)
+        spans = [match.span() for match in narrow.finditer(text)]
+        assert spans == [match.span() for match in wide.finditer(text)], text
+        matches += len(spans)
+    assert matches > _TEXTS / 100
+
+
+def test_a_shape_is_found_without_characters_given_back() -> None:
+    giving = re.compile(rb"U(?<= U)l+(?=[U0-])(?=[Ul0]*-)(?=[Ul-]*0)(?:-?(?:0{1,4}(?!0)l{0,2}|U{0,3}l*))++(?![Ul0-])")
+    rng, matches = random.Random(0), 0
+    for _ in range(_TEXTS):
+        text = b" " + "".join(rng.choices("  UUlllll00--", k=30)).encode()
+        spans = [(match.start() + 1, match.end()) for match in human._CLASSED.finditer(text)]
+        assert spans == [match.span() for match in giving.finditer(text)], text
+        matches += len(spans)
+    assert matches > _TEXTS / 100
+
+
+def test_a_place_begins_with_the_head_that_is_looked_for_first() -> None:
+    every = {place for row in places._PLACES.values() for place in row}
+    for place in every:
+        leading = itertools.takewhile(lambda node: node[0] is _constants.LITERAL, _parser.parse(place.pattern.pattern))
+        assert "".join(chr(code) for _, code in leading).startswith(place.head)
+    assert sum(bool(place.head) for place in every) > len(every) * 0.9
+
+
+@pytest.mark.parametrize("mark", [": >", ": |", ":\n", ":\r\n", ":\\n", ":\\\\n"])
+def test_every_mark_of_a_folded_scalar_is_seen(mark: str) -> None:
+    assert literals._FOLDS.search(f"key{mark} x".encode())
+    assert not literals._FOLDS.search(b"a: b, c:d, e: -\nf:\rg")
+
+
+def test_a_string_that_stands_twice_in_a_record_is_scanned_once() -> None:
+    gathered = Gatherer(Seen(6), lambda _: False)
+    gathered.add({"content": "the same result", "extra": {"stdout": "the same result", "stderr": "another result"}})
+    texts = [text for text in gathered.unseen if "result" in text]
+    assert texts == ["the same result", "another result"]
+
+
+def test_a_secret_that_stands_twice_in_a_record_goes_twice() -> None:
+    text = "password: hQ7!vR2#kLp9 and nothing else"
+    scope = Scrubber().scope()
+    record: dict[str, Any] = scope.value({"content": text, "extra": {"stdout": text, "stderr": "clean as it is"}})
+    assert record["content"] == record["extra"]["stdout"] == "password: <PASSWORD_1> and nothing else"
+    assert scope.report.counts == {"PASSWORD": 2}
