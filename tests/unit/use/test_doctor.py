@@ -94,7 +94,7 @@ def test_lines_say_what_to_do_below_what_is_wrong(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("noted", "expected"),
     [
-        ('{"url": "file:///home/me/my%20code", "dir_info": {}}', "'/home/me/my code[train]'"),
+        ('{"url": "file:///somewhere/my%20code", "dir_info": {}}', "'/somewhere/my code[train]'"),
         ('{"url": "https://host/x.whl"}', "'composer-replication[train]'"),
         (None, "'composer-replication[train]'"),
     ],
