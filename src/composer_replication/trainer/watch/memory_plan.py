@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -62,9 +63,15 @@ def plan_memory(
 
 
 def free_memory(device: str | torch.device = "cpu") -> int:
-    """Bytes that can be had: of the device's memory, or of this machine's within the limit of its container."""
+    """Bytes that can be had: of the device's memory, or of this machine's within the limit of its container.
+
+    What an earlier training of this process left is had as well: its objects refer to each other, and the allocator
+    keeps what they gave back.
+    """
     if torch.device(device).type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        gc.collect()
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     return min(_free_ram(), _free_in_container())
 
 
