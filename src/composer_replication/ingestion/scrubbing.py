@@ -114,7 +114,7 @@ class _Work:
 _MAX_SHOWN = 200
 _CODE = (
     *("types.py", "canonical_json.py", "runs/conversations.py"),
-    *("actions/calls.py", "actions/messages.py", "actions/write.py"),
+    *("actions/calls.py", "actions/messages.py", "actions/tool_schemas.py", "actions/write.py"),
     *("ingestion", "privacy"),
 )
 

@@ -123,7 +123,7 @@ def test_known_flags_and_keys_are_the_same_and_a_key_of_another_step_is_refused(
         in wrong.stderr
     )
     typed = replay(ready, "--dry-run", "--set", "replay.max_token=3")
-    assert "replay.max_token, expected one of" in typed.stderr
+    assert "replay.max_token, expected a known one" in typed.stderr
     assert "Did you mean replay.max_tokens?" in typed.stderr
     assert "replay.limit: got 0 (int), expected int >= 1 or none" in replay(ready, "--limit", "0").stderr
 

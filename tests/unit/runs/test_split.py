@@ -69,7 +69,7 @@ def test_times_are_compared_as_times():
 
 
 def test_a_split_that_leaves_nothing_to_learn_from_is_refused():
-    with pytest.raises(InputError, match=r"1 session\(s\), and none left to train on.*more sessions"):
+    with pytest.raises(InputError, match=r"1 session, and none left to train on.*more sessions"):
         split_conversations([conversation("only", day=1)], test=0.1)
     assert split_conversations([conversation("only", day=1)]).train == {"only"}
     assert split_conversations([]).train == set()
