@@ -47,7 +47,9 @@ def score(
     if adapter is not None:
         from peft import PeftModel
 
-        loaded = PeftModel.from_pretrained(loaded, adapter, use_safetensors=True)
+        if not Path(adapter, "adapter_model.safetensors").is_file():  # PEFT would look for a pickle instead
+            raise SystemExit(f"{adapter}: got no adapter_model.safetensors, expected one")
+        loaded = PeftModel.from_pretrained(loaded, adapter)
     model = loaded.to(device).eval()
     rows = _read_lines(items)
     head = next(rows)
