@@ -30,6 +30,7 @@ evaluation      before against after, on held-out sessions
 report          a run as a page to look at
 use             export, chat, doctor: what is done with the result
 recipes         the same kernels in other engines
+diloco          replicas in different places train one model
 steps           the pipeline: one file a verb, and their table
 ablation        arms x seeds: what helps, with controls
 cli             the command `crf`
@@ -49,6 +50,7 @@ from composer_replication.version import __version__
 
 if TYPE_CHECKING:
     from composer_replication.batch import build_batch
+    from composer_replication.diloco import make_diloco_outer_loop
     from composer_replication.ingestion import SYSTEM_PROMPT, ClaudeCodeIngester, IngestionStats
     from composer_replication.loss.jsd import generalized_jsd_loss
     from composer_replication.objective.components import LossComponents
@@ -74,6 +76,7 @@ _PUBLIC = {
     "compose_loss": "composer_replication.objective.compose",
     "extract_dpo_pairs": "composer_replication.pairs.extract",
     "generalized_jsd_loss": "composer_replication.loss.jsd",
+    "make_diloco_outer_loop": "composer_replication.diloco",
     "replay_trace": "composer_replication.teacher_replay.replay",
 }
 
@@ -82,6 +85,7 @@ _SUBPACKAGES = frozenset(
     {
         "batch",
         "config",
+        "diloco",
         "distillation",
         "hint_generator",
         "ingestion",
@@ -113,6 +117,7 @@ __all__ = [
     "compose_loss",
     "extract_dpo_pairs",
     "generalized_jsd_loss",
+    "make_diloco_outer_loop",
     "replay_trace",
 ]
 
@@ -124,6 +129,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "make_diloco_outer_loop" and not _DILOCO_AVAILABLE:
+        return None
     value = getattr(import_module(_PUBLIC[name]), name)
     globals()[name] = value
     return value

@@ -58,6 +58,10 @@ class StagedFile:
         self.seal()
         try:
             os.link(self._temp, self._target)
+        except FileExistsError:
+            # On a network mount the answer may be lost and the call repeated: then our own file is in the way.
+            if not self._temp.samefile(self._target):
+                raise
         except OSError as error:
             if error.errno not in _CANNOT_LINK:
                 raise

@@ -10,7 +10,7 @@ Each class is also the standard-library type its callers already catch, so `exce
     │   └── ConfigError                    a config file or override names or holds something wrong
     ├── NonFiniteError (ArithmeticError)   a loss or a gradient came out as NaN or infinity
     ├── UnsupportedModelError (TypeError)  a model whose head or body we cannot reproduce exactly
-    ├── MissingExtraError (ImportError)    an optional dependency is not installed
+    ├── MissingExtraError (ImportError, RuntimeError) an optional dependency is not installed
     ├── InactiveChannelError (RuntimeError) a channel with a positive weight did not run
     ├── SandboxError (RuntimeError)        code has no wall to run behind, or its answer was lost
     └── RunError (RuntimeError)            a run directory or one of its artefacts is not usable
@@ -56,7 +56,7 @@ class UnsupportedModelError(ComposerError, TypeError):
     """A model whose head or body cannot be reproduced exactly from its weights."""
 
 
-class MissingExtraError(ComposerError, ImportError):
+class MissingExtraError(ComposerError, ImportError, RuntimeError):
     """An optional dependency is not installed."""
 
 

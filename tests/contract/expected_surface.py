@@ -7,7 +7,9 @@ parameters that documented names have gained since. HOMES and NEW hold paths and
 
 from __future__ import annotations
 
+from expected_surface_diloco import MEMBERS_DILOCO, NEW_DILOCO
 from expected_surface_envs import MEMBERS_ENVS, NEW_ENVS
+from expected_surface_serverless import MEMBERS_SERVERLESS, NEW_SERVERLESS
 from expected_surface_sessions import MEMBERS_SESSIONS, NEW_SESSIONS
 from expected_surface_training import NEW_TRAINING, TRAIN_CONFIG
 
@@ -43,6 +45,10 @@ DOCUMENTED = {
     ),
     "loss_fn": (
         "(inputs, *, alpha_sdpo=0.0, beta_dpo=0.0, dppo_mask_high=0.2, dppo_mask_low=0.2, adv_tau=1.0, kl_tau=1e-3)"
+    ),
+    "make_diloco_outer_loop": (
+        "(manager, model_fragments, inner_optimizer, *, outer_lr=0.7, outer_momentum=0.9, nesterov=True, "
+        "sync_every=100, fragment_sync_delay=0, fragment_update_alpha=0.0)"
     ),
     "update_t": "(loss, global_step)",
     "DJNormalizer": "(recipe_path=None, *, skip_dj=False)",
@@ -90,12 +96,14 @@ PATHS = {
         "LossComponents",
         "build_batch",
         "generalized_jsd_loss",
+        "make_diloco_outer_loop",
         "DPOPair",
         "TeacherCallResult",
         "TeacherSpec",
         "TraceState",
     ),
     "batch": ("build_batch",),
+    "diloco": ("make_diloco_outer_loop",),
     "distillation": ("simpo_loss", "taid_loss", "TAIDScheduler", "entropy_aware_opd_loss", "sdpo_loss"),
     "distillation.entropy_aware_opd": ("entropy_aware_opd_loss", "teacher_entropy"),
     "distillation.simpo": ("simpo_loss", "avg_sequence_logprob"),
@@ -131,6 +139,8 @@ NEW: dict[str, dict[str, str]] = {
     **NEW_SESSIONS,
     **NEW_TRAINING,
     **NEW_ENVS,
+    **NEW_DILOCO,
+    **NEW_SERVERLESS,
     "distillation": _DPO,
     "loss": {
         **_DPO,
@@ -198,7 +208,7 @@ NEW: dict[str, dict[str, str]] = {
             "(*, paths=(), exclude=(), follow_links=False, tools=None, workers=None, kingfisher=False, people=False)"
         ),
         "PairsConfig": (
-            "(*, threshold=None, where_it_worked=False, thinking=False, corrections=True, recipe=None, "
+            "(*, threshold=None, where_it_worked=False, thinking=False, words=True, corrections=True, recipe=None, "
             'filters="native"|"data_juicer"|"none")'
         ),
         "ReplayConfig": (
@@ -256,6 +266,8 @@ NEW[""] = NEW[""] | {name: text for name, text in _TRAINER.items() if name.start
 MEMBERS = {
     **MEMBERS_SESSIONS,
     **MEMBERS_ENVS,
+    **MEMBERS_DILOCO,
+    **MEMBERS_SERVERLESS,
     "Artefact": {"sidecar_name": "property"},
     "ArtefactMeta": {"to_bytes": "()"},
     "CrossEntropyToTeacher": {"check": "(vocab)"},
@@ -311,7 +323,7 @@ ERRORS = {
     "ConfigError": "InputError",
     "NonFiniteError": "ComposerError, ArithmeticError",
     "UnsupportedModelError": "ComposerError, TypeError",
-    "MissingExtraError": "ComposerError, ImportError",
+    "MissingExtraError": "ComposerError, ImportError, RuntimeError",
     "InactiveChannelError": "ComposerError, RuntimeError",
     "SandboxError": "ComposerError, RuntimeError",
     "RunError": "ComposerError, RuntimeError",

@@ -61,8 +61,8 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "HINT_TEMPLATES": "value",
         "HintContext": (
             "record: error_kind, error_message, available_tools, tool_name, tool_schema, intent, path, meant, "
-            "is_from_error, names_there, other_ending, was_read, counts_no_more, closest_line, "
-            "edit_problem, num_matches, places, missing_parameters, unexpected_parameters, meant_parameter, "
+            "is_from_error, names_there, other_ending, was_read, counts_no_more, closest_line, edit_problem, "
+            "num_matches, can_replace_all, places, missing_parameters, unexpected_parameters, meant_parameter, "
             "wrong_types, choices, command, num_repeats, advice, seen_parameters, reader_tool, finder_tool, "
             "search_tool, shell_folder, project_folder, path_from_shell, own_cd, is_absolute, is_unknown_option"
         ),
@@ -116,7 +116,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "JudgedCall": "(turn, call, judgement, result, site, judge)",
         "Judgement": '(says, rule, kind="", why="")',
         "KindScore": "(kind, failures, predicted)",
-        "PathKnowledge": "(sessions, root, when)",
+        "PathKnowledge": "(sessions, root, when, *, read_before=None)",
         "Repository": "(path)",
         "RuleScore": "(says, rule, kind, said, failed, num_of_kind)",
         "Score": "(calls=())",

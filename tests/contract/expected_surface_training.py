@@ -158,7 +158,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
     },
     "trainer.from_config.training": {
         "Progress": "(say=<factory>, on_step=<factory>, on_log=<factory>, on_phase=<factory>)",
-        "run_training": "(config, *, resume=False, must_fit=True, progress=None)",
+        "run_training": "(config, *, resume=False, must_fit=True, progress=None, replica=None)",
     },
 }
 

@@ -71,7 +71,7 @@ LAYERS = {
     "rollouts": Layer(ours=LEARNING, at_import={"torch"}, on_use={"transformers"}),
     # transformers is a dependency of the core; its Trainer and callbacks are classes to derive from.
     "trainer": Layer(
-        ours=TRAINING,
+        ours=TRAINING | {"diloco"},
         at_import={"torch", "transformers"},
         on_use={"accelerate", "bitsandbytes", "datasets", "numpy", "peft", "safetensors", "trl"},
     ),
@@ -90,9 +90,9 @@ LAYERS = {
         on_use={"huggingface_hub", "jinja2", "packaging", "peft", "transformers"},
     ),
     "diloco": Layer(
-        ours={"errors", "optional", "runs", "config"},
+        ours={"errors", "types", "optional", "atomic", "canonical_json", "runs", "config"},
         at_import={"torch"},
-        on_use={"torchft", "obstore", "modal", "huggingface_hub", "ray"},
+        on_use={"torchft", "obstore", "safetensors", "modal", "huggingface_hub", "ray"},
     ),
     "recipes": Layer(),
     "recipes.prime_rl": Layer(ours=RECIPES, at_import={"torch"}, on_use={"prime_rl"}),
@@ -133,6 +133,7 @@ LAZY_ALIASES = {
     "": {
         "types",
         "batch",
+        "diloco",
         "ingestion",
         "pairs.extract",
         "teacher_replay.replay",

@@ -10,7 +10,7 @@ from repository import ROOT
 
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
 # They have environments of their own (constraints/NAME.txt), or none here: kingfisher is an optional scanner.
-ELSEWHERE = {"replaysim", "docs", "privacy", "verifiers", "openenv"}
+ELSEWHERE = {"replaysim", "docs", "privacy", "verifiers", "openenv", "modal", "ray"}
 
 
 def pins(*files: str) -> dict[str, str]:
@@ -32,12 +32,15 @@ def test_every_direct_dependency_is_pinned():
     assert names - pins("main.txt").keys() == set()
 
 
-@pytest.mark.parametrize("extra", ["docs", "verifiers", "openenv"])
-def test_an_environment_of_its_own_has_pinned_packages(extra):
+@pytest.mark.parametrize(
+    ("extra", "file"),
+    [("docs", "docs"), ("verifiers", "verifiers"), ("openenv", "openenv"), ("modal", "diloco"), ("ray", "diloco")],
+)
+def test_an_environment_of_its_own_has_pinned_packages(extra, file):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = {normal(re.split(r"[\s<>=]", each, maxsplit=1)[0]) for each in project["optional-dependencies"][extra]}
-    lines = (ROOT / "constraints" / f"{extra}.txt").read_text().splitlines()
-    assert wanted <= pins(f"{extra}.txt").keys()
+    lines = (ROOT / "constraints" / f"{file}.txt").read_text().splitlines()
+    assert wanted <= pins(f"{file}.txt").keys()
     assert [line for line in lines if not line.startswith("#") and not PIN.match(line)] == []
 
 

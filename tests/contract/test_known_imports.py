@@ -13,10 +13,15 @@ from importlib import import_module
 import pytest
 
 PACKAGE = "composer_replication"
-NOT_YET = ("diloco", "recipes.monarch", "make_diloco_outer_loop")
+NOT_YET = ("recipes.monarch",)
 KNOWN = {
     "": "ClaudeCodeIngester ComposerReplicationTrainer DEFAULT_TEACHERS IngestionStats SYSTEM_PROMPT _DILOCO_AVAILABLE"
-    " build_batch compose_loss extract_dpo_pairs replay_trace",
+    " build_batch compose_loss extract_dpo_pairs make_diloco_outer_loop replay_trace",
+    "diloco": "DiLoCo _TORCHFT_AVAILABLE make_diloco_outer_loop",
+    "diloco.serverless": "LocalProcessExecutor MockManager ObjectStoreAllReduce ReplicaHandle ServerlessExecutor",
+    "diloco.serverless.hf_jobs": "HFJobsExecutor",
+    "diloco.serverless.modal": "ModalExecutor",
+    "diloco.serverless.replica_entrypoint": "main",
     "distillation": "TAIDScheduler entropy_aware_opd_loss simpo_loss taid_loss",
     "distillation.entropy_aware_opd": "teacher_entropy",
     "distillation.simpo": "avg_sequence_logprob",
@@ -29,7 +34,17 @@ KNOWN = {
     "trainer.data_collator": "CollatorConfig ComposerDataCollator",
 }
 LINES = [(f"{PACKAGE}.{module}".rstrip("."), name) for module, names in KNOWN.items() for name in names.split()]
-ATTRIBUTES = ["batch", "distillation", "hint_generator", "ingestion", "loss", "opsd", "replaysim", "teacher_replay"]
+ATTRIBUTES = [
+    "batch",
+    "diloco",
+    "distillation",
+    "hint_generator",
+    "ingestion",
+    "loss",
+    "opsd",
+    "replaysim",
+    "teacher_replay",
+]
 SAME = {
     "DPOPair": ["", "replaysim", "teacher_replay", "types"],
     "TeacherCallResult": ["", "replaysim", "teacher_replay", "types"],
@@ -43,6 +58,7 @@ SAME = {
     "generalized_jsd_loss": ["", "opsd", "loss.jsd"],
     "ClaudeCodeIngester": ["", "ingestion", "ingestion.claude_code"],
     "build_batch": ["", "batch"],
+    "make_diloco_outer_loop": ["", "diloco", "diloco.outer_loop"],
 }
 
 

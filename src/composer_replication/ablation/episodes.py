@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from composer_replication.envs.policies import RememberingRunner
 from composer_replication.envs.workspace import TOOLS, Difficulty, TestRunner, Workspace, generate_task
+from composer_replication.errors import UnsupportedModelError, explain
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,6 +40,24 @@ def read_call(text: str) -> tuple[str, Mapping[str, Any]] | None:
         return None
     arguments = call.get("arguments")
     return (call["name"], arguments) if isinstance(arguments, dict) else None
+
+
+_SAID = "said here"
+
+
+def after_a_turn(tokenizer: Any, tool: str, answer: str) -> str:
+    """What the model's own template has between the end of a turn that called a tool and the next turn's beginning."""
+    messages = [
+        {"role": "user", "content": "-"},
+        {"role": "assistant", "content": _SAID},
+        {"role": "tool", "name": tool, "content": answer},
+    ]
+    text = tokenizer.apply_chat_template(messages, tools=list(TOOLS), add_generation_prompt=True, tokenize=False)
+    before, end, after = text.partition(_SAID + tokenizer.eos_token)
+    if not end or _SAID in before:
+        got = "a template without it" if not end else "a template that writes an answer twice"
+        raise UnsupportedModelError(explain("chat template", got=got, expected="a turn's text, then its end token"))
+    return after
 
 
 class Episode:
@@ -78,7 +97,7 @@ class Episode:
         if self.workspace.finished:
             return None
         self.messages.append({"role": "tool", "name": name, "content": outcome.text})
-        answer = self._encode(f"\n<|im_start|>tool\n{outcome.text}<|im_end|>\n<|im_start|>assistant\n")
+        answer = self._encode(after_a_turn(self._tokenizer, name, outcome.text))
         self._add(answer, 0)
         return answer
 

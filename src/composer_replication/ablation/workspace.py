@@ -129,7 +129,8 @@ def _judged(job: Job, start: str, trained: str) -> tuple[list[Unit], dict[str, s
 
     options: Mapping[str, Any] = job.options
     tokenizer: Any = load_tokenizer(trained)
-    before, after = (load_model(each, what="model", dtype=torch.float32).eval() for each in (start, trained))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    before, after = (load_model(each, what="model", dtype=torch.float32).eval().to(device) for each in (start, trained))
     first = options["held_out_first"]
     episodes = [
         Episode(tokenizer, task, f"held out:{job.seed}:{task}") for task in range(first, first + options["held_out"])
@@ -162,18 +163,19 @@ def distances(
     """Of each episode the sums over its sampled tokens of the entropy, and of KL(after || before), in nats."""
     import torch
 
+    device = next(after.parameters()).device
     order = sorted(range(len(episodes)), key=lambda number: len(episodes[number].ids))
     sums: dict[int, tuple[float, float]] = {}
     for begin in range(0, len(order), size):
         numbers = order[begin : begin + size]
         rows = [torch.tensor(episodes[number].prompt_ids + episodes[number].ids) for number in numbers]
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad).to(device)
         with torch.inference_mode():
             now, then = (torch.log_softmax(_logits(model, ids), -1) for model in (after, before))
             entropy_BT, kl_BT = -(now.exp() * now).sum(-1), (now.exp() * (now - then)).sum(-1)
         for row, number in enumerate(numbers):
             episode = episodes[number]
-            places = torch.tensor(episode.sampled).nonzero().squeeze(1) + len(episode.prompt_ids) - 1
+            places = (torch.tensor(episode.sampled).nonzero().squeeze(1) + len(episode.prompt_ids) - 1).to(device)
             sums[number] = float(entropy_BT[row, places].sum()), float(kl_BT[row, places].sum())
     return [sums[number] for number in range(len(episodes))]
 

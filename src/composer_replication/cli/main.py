@@ -33,6 +33,7 @@ PIPELINE = (
 )
 AROUND = (
     "ablate",
+    "diloco",
     "export",
     "chat",
     "forget",

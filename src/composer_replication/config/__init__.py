@@ -8,7 +8,8 @@ loader        files and overrides to a config; every mistake with its path and i
 steps         [ingest], [sites], [replay], [pairs], [run]
 loss          [loss]
 render        [render], [split]
-train         [train] and all tables below it
+rollouts      [train.grpo], [train.effort]
+train         [train] and the other tables below it
 evaluation    [evaluation]
 presets       configs that begin with a preset, and the one to start from
 """

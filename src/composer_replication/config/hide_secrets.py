@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import cast
 
 HIDDEN = "<hidden>"
-# In these names a token is a piece of text: a tokenizer, sdpo_token_clip.
-_WORDS = r"(?:key|token(?!i[sz]|_clip)|secret|passw|credential)"
+# In these names a token is a piece of text: a tokenizer, sdpo_token_clip, token_rows.
+_WORDS = r"(?:key|token(?!i[sz]|_clip|_rows)|secret|passw|credential)"
 _SECRET = re.compile(_WORDS, re.IGNORECASE)
 _SECRET_AND_EQUALS = re.compile(rf"{_WORDS}\s*=?", re.IGNORECASE)
 # `api_key = `, `"api_key": ` and the like within a text.

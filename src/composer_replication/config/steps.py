@@ -66,6 +66,7 @@ class PairsConfig:
     threshold: int | None = option(None, "Votes that make a consensus; unset is the replay's.", at_least=1)
     where_it_worked: bool = option(False, "Also make pairs that reject an action which worked.")
     thinking: bool = option(False, "Leave thinking in the texts, where a side has any.")
+    words: bool = option(True, "Leave the words beside calls in the texts; false compares calls with calls alone.")
     corrections: bool = option(
         True, "Also make pairs of calls that their session put right, and as many of calls that acted at once."
     )

@@ -22,7 +22,8 @@ from composer_replication.evaluation.vllm_sampling import engine_of
 from composer_replication.runs import RunDir
 from composer_replication.runs.evaluation import ROWS_VERSION, write_evaluation
 from composer_replication.runs.split import PlacedConversation
-from composer_replication.sessions.rendering import WindowSettings
+from composer_replication.sessions.rendering import WindowSettings, ids_said
+from composer_replication.trainer.token_rows import untrained_rows
 
 PARTIAL = "evaluation.partial.jsonl"
 _SOURCES = ("conversations", "split", "sites")
@@ -134,6 +135,10 @@ def _answers(config: CrfConfig, arms: Sequence[Arm], views: Mapping[str, _View],
             add_answers(found, ask(model, digest, arm.name, *asked))
         except NonFiniteError:
             found.broken.append(arm.name)
+        if view.asked.states:
+            said = ids_said(session.rendered for session in view.held.sessions)
+            untrained = untrained_rows(model, view.renderer.tokenizer, said)
+            found.unlearnt |= {} if untrained is None else {arm.name: untrained.in_words()}
     return Answers(broken=found.broken) if {"before", "after"} & set(found.broken) else found
 
 

@@ -51,7 +51,7 @@ class Questions:
 class Answers:
     """Those of the models so far, by arm; a model whose log-probs are not numbers is `broken` and has none.
 
-    `engine` is what actions were drawn with.
+    `engine` is what actions were drawn with; `unlearnt` says what a model that draws was never taught to write.
     """
 
     broken: list[str] = field(default_factory=list[str])
@@ -59,6 +59,7 @@ class Answers:
     digests: dict[str, str] = field(default_factory=dict[str, str])
     scores: Scores = field(default_factory=dict[str, list[list[float]]])
     draws: dict[str, list[list[Drawn]]] = field(default_factory=dict[str, list[list[Drawn]]])
+    unlearnt: dict[str, str] = field(default_factory=dict[str, str])
     gaps: dict[str, list[list[float]]] = field(default_factory=dict[str, list[list[float]]])
     losses: dict[str, dict[str, list[float]]] = field(default_factory=dict[str, dict[str, list[float]]])
 

@@ -30,6 +30,7 @@ from composer_replication.version import __version__
 
 CONTROL = "hints of another kind, sides of pairs by coin"
 _OTHER_TOKENS = "the models have different tokenizers, and log-probs of other tokens do not compare"
+_OTHER_TOKENS_THAN_PRIMARY = f"{_OTHER_TOKENS}; name evaluation.primary = sampled_failures"
 _BROKEN = "not numbers"
 
 
@@ -89,38 +90,19 @@ def record_of(
     *,
     have_same_tokens: bool,
 ) -> dict[str, Any]:
-    section, lacks = config.evaluation, control_lacks(arms)
+    """What evaluation.json holds, but for when its primary figure was named and what could not be asked."""
+    section = config.evaluation
     controls = controls_among(arm.name for arm in arms if arm.name not in answers.broken)
     shown: list[FigureArm] = ["after", *(["control", "difference"] if controls else [])]
-    verdict, power = verdict_of(
-        section.primary,
-        results.values,
-        over=over_of(run),
-        broken=answers.broken,
-        has_control=bool(controls) and not lacks,
-        fewest_sessions=section.fewest_sessions,
-        seed=section.seed,
-        nothing=_why_nothing(held, answers)
-        if have_same_tokens
-        else f"{_OTHER_TOKENS}; name evaluation.primary = sampled_failures",
-    )
-    verdict["remarks"] = [*_of_training(arms), *verdict["remarks"], *lacks]
+    nothing = _why_nothing(held, answers) if have_same_tokens else _OTHER_TOKENS_THAN_PRIMARY
     return {
         "created": now(),
         "tool_version": __version__,
         "models": _models(arms, answers.digests),
-        "split": {
-            "by": str(run.meta("split").settings.get("by", "time")),
-            "over": over_of(run),
-            "sessions": held.num_sessions,
-            "sites": held.num_sites,
-            "near_duplicates": len(held.duplicates),
-            "states": run.meta("split").counts.get("states: test"),
-        },
+        "split": _split(run, held),
         "primary": section.primary,
         "settings": asdict(section),
-        "verdict": verdict,
-        "power": power,
+        **_verdict(config, run, arms, answers, results, nothing=nothing, has_controls=bool(controls)),
         "figures": figures_of(
             results.values, primary=section.primary, seed=section.seed, arms=shown, over=over_of(run)
         ),
@@ -128,6 +110,44 @@ def record_of(
         "not_run": _not_run(config, results, answers, has_control=len(arms) > 2, have_same_tokens=have_same_tokens),
         "damage": results.damage,
     }
+
+
+def _split(run: RunDir, held: HeldOut) -> dict[str, Any]:
+    drawn = run.meta("split")
+    return {
+        "by": str(drawn.settings.get("by", "time")),
+        "over": over_of(run),
+        "sessions": held.num_sessions,
+        "sites": held.num_sites,
+        "near_duplicates": len(held.duplicates),
+        "states": drawn.counts.get("states: test"),
+    }
+
+
+def _verdict(
+    config: CrfConfig,
+    run: RunDir,
+    arms: Sequence[Arm],
+    answers: Answers,
+    results: Results,
+    *,
+    nothing: str,
+    has_controls: bool,
+) -> dict[str, Any]:
+    """The verdict with its remarks, and the smallest effect that could be seen; `nothing` is why there is neither."""
+    section, lacks = config.evaluation, control_lacks(arms)
+    verdict, power = verdict_of(
+        section.primary,
+        results.values,
+        over=over_of(run),
+        broken=answers.broken,
+        has_control=has_controls and not lacks,
+        fewest_sessions=section.fewest_sessions,
+        seed=section.seed,
+        nothing=nothing,
+    )
+    remarks = [*_of_training(arms), *verdict["remarks"], *lacks, *_unlearnt(answers)]
+    return {"verdict": {**verdict, "remarks": remarks}, "power": power}
 
 
 def _of_training(arms: Sequence[Arm]) -> list[str]:
@@ -142,6 +162,14 @@ def _of_training(arms: Sequence[Arm]) -> list[str]:
         f"The {steps:,} steps saw {seen:,} of {windows:,} windows, less than one pass over the data: "
         f"train.optimiser.steps = {whole:,} would be one."
     ]
+
+
+def _unlearnt(answers: Answers) -> list[str]:
+    """A sentence for each reason why models cannot write what the template asks for, whatever they were taught."""
+    by_words: dict[str, list[str]] = {}
+    for arm, words in answers.unlearnt.items():
+        by_words.setdefault(words, []).append(arm)
+    return [f"Of the model {' and '.join(arms)}: {words}." for words, arms in by_words.items()]
 
 
 def say_when_named(record: dict[str, Any], primary_then: str | None) -> None:

@@ -40,8 +40,8 @@ _TABLE = (
          "Text with quotes or several lines belongs into a here-document whose end word is quoted (`<<'EOF'`), or into"
          " a file: then the shell reads nothing in it."),
     _Row("shell_syntax", r"File \"<string>\"[\s\S]*File \"<string>\"[\s\S]*SyntaxError",
-         "Look at what a program prints (`| head -c 300`) before an inline script reads it, and read JSON with"
-         " `json.load`, never with `eval`.", typed=r"\beval\("),
+         "Look at what a program prints before an inline script reads it, and read it with the parser of its format,"
+         " such as `json.load`.", typed=r"\beval\("),
     _Row("shell_syntax", r"SyntaxError|IndentationError|NameError",
          "Write an inline program of more than one statement as a here-document with a quoted end word (`<<'EOF'`) or"
          " a file: on one line in quotes blocks, quotes and backslashes go wrong."),
@@ -59,10 +59,10 @@ _TABLE = (
          " documentation names for this endpoint; its message says which one it refused."),
     _Row("api_misuse", r"doesn't exist on type|undefined field|parse error on|expected type",
          "Ask for fields that the schema has: query it first (`__type(name: …) {fields {name}}`)."),
-    _Row("input_validation", r"unknown skill|skill .{0,80}not found", "Call only skills that this session lists as"
-         " available, by their exact names. Where there is none for the work, do it with the other tools."),
+    _Row("input_validation", r"unknown skill|skill .{0,80}not found", "This tool knows the names alone that the"
+         " session lists for it: take one of those, whole. Where none is for the work, do it with the other tools."),
     _Row("input_validation", r"not a prompt-based skill|cannot be used with Skill|disable-model-invocation",
-         "Commands that only the user can start are no skills: do the work with the other tools, or ask the user."),
+         "What only the user can start cannot be called: do the work with the other tools, or ask the user."),
     _Row("input_validation", r"path must be absolute|must be an absolute path", "Give this tool absolute paths, which"
          " begin with the project's folder."),
     _Row("input_validation", r"begin patch", "A patch begins with the line `*** Begin Patch`, names each file with"
@@ -87,8 +87,8 @@ _TABLE = (
          " it: give the text through stdin, or before the options."),
     _Row("usage_error", r"build constraints exclude all Go files", "Give the tag that the files ask for in their"
          " `//go:build` line with `-tags`: without it none of them belongs to the package."),
-    _Row("usage_error", r"undefined: |\[build failed\]", "What only tests use, or a build tag guards, is left out of a"
-         " plain build: compile the tests, with the tag of the files' `//go:build` line.", typed=r"\bgo"),
+    _Row("usage_error", r"undefined: |\[build failed\]", "`go vet` with the tag that the files ask for sees all of"
+         " them, also those that are for testing alone.", typed=r"\bgo"),
     _Row("usage_error", r"cannot write multiple packages", "One output file takes one package: name the folder of the"
          " main package alone."),
     _Row("usage_error", r"no task \S+ found|no tasks? .{0,80}found", "`mise tasks` lists the tasks that this project"
@@ -96,10 +96,10 @@ _TABLE = (
     _Row("usage_error", r"no rule to make target", "Read the Makefile for the targets there are before calling one."),
     _Row("usage_error", r"missing script", "`npm run` without a name lists the scripts of package.json: call one of"
          " those."),
-    _Row("usage_error", r"\.\.\.: no such file|lstat .*\.\.\.", "`gofmt` takes files and folders, and walks folders by"
-         " itself; patterns of packages are for `go fmt`, `go vet` and `go test`.", typed=r"\bgofmt\b"),
-    _Row("usage_error", r"named files must be", "Name either packages or single files in one call, not both: for some"
-         " files of a package lint their folders."),
+    _Row("usage_error", r"\.\.\.: no such file|lstat .*\.\.\.", "Give a formatter the folder alone, which it walks by"
+         " itself: three dots behind a folder are for commands that take packages.", typed=r"\bgofmt\b"),
+    _Row("usage_error", r"named files must be", "Name packages by their folders, and nothing else beside them: a"
+         " package is checked as a whole."),
     _Row("usage_error", r"named files must all be in one directory|directory prefix|outside main module",
          "Give go commands packages by folder (`./some/folder/...`) from inside the module, not single files of"
          " several folders."),

@@ -16,6 +16,7 @@ EditProblem = Literal[
     "escapes",
     "whitespace",
     "line",
+    "longer",
     "unshown",
     "own_edit",
     "changed",
@@ -25,8 +26,9 @@ EditProblem = Literal[
     "unread",
 ]
 """Why a text is not in a file: it has a view's line numbers, or breaks written as escapes; only its whitespace differs,
-a line does, nobody had shown that part, an edit of this session has changed it, something points to a change since it
-was shown, it is not what was shown, it is not in the file at all, it is in another one, or was never shown."""
+a line does, or is longer than the file's, nobody had shown that part, an edit of this session has changed it, something
+points to a change since it was shown, it is not what was shown, it is not in the file at all, it is in another one, or
+was never shown."""
 
 
 class HintContext(TypedDict, total=False):
@@ -51,6 +53,7 @@ class HintContext(TypedDict, total=False):
     closest_line: str
     edit_problem: EditProblem
     num_matches: int
+    can_replace_all: bool
     places: list[str]
     missing_parameters: list[str]
     unexpected_parameters: list[str]

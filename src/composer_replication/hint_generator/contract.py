@@ -35,7 +35,8 @@ def quotes_call(text: str, call: ToolCall | None, right: Iterable[str], *, only_
 
 
 def call_parts(call: ToolCall) -> Iterator[str]:
-    """What a hint could quote of a call: its values, lines and names in them, parts of paths, what is in quotes."""
+    """What a hint could quote of a call: its parameters, their values, lines, names, parts of paths, quotes."""
+    yield from (each for each in call.arguments if len(each) >= _MIN_WORD and _NAME.search(each))
     for text in _texts(call.arguments if call.raw_arguments is None else call.raw_arguments):
         whole = " ".join(text.split())
         if _MIN_WORD <= len(whole) <= _MAX_VALUE:

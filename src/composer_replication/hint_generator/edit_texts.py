@@ -21,7 +21,7 @@ _MAX_LINES = 20_000
 _LIKE = 0.6
 _MIN_ANCHOR, _MIN_TELLING = 4, 12
 _WORD_OR_SIGN = re.compile(r"\s*(?:\w+|[^\w\s])")
-_AROUND, _SHORT_LINE = 3, 30
+_LEFT_OUT = "…"
 _COMMENT = re.compile(r"\s*(?://|#|/?\*|--|<!--|\"\"\"|;)")
 _DECLARED = re.compile(
     r"\b(?:def|func|function|fn|class|type|struct|interface|enum|trait|const|let|var|module|package)\s+"
@@ -97,25 +97,31 @@ def _at(offset: int, asked: Sequence[str], lines: Sequence[str]) -> HintContext:
             only_whitespace = only_whitespace or right
             continue
         if right.strip() and _is_same_place(number, offset, asked, lines):
-            return {"edit_problem": "line", "closest_line": _what_differs(line.strip(), right.strip())}
+            return _line_facts(line.strip(), right.strip())
         return {"edit_problem": "differs"}
     if only_whitespace is not None:
         return {"edit_problem": "whitespace", "closest_line": only_whitespace}
     return {"edit_problem": "unshown"}
 
 
+def _line_facts(wrong: str, right: str) -> HintContext:
+    differing = _what_differs(wrong, right)
+    return {"edit_problem": "line", "closest_line": differing} if differing else {"edit_problem": "longer"}
+
+
 def _what_differs(wrong: str, right: str) -> str:
-    """Of a long line the part that the wrong one does not have, with three words or signs on both sides.
+    """The parts of a line that the wrong one does not have, each with a word or sign on both sides; empty without any.
 
     A line that is nearly the wrong one, quoted whole, makes the wrong one likelier.
     """
-    if len(right) <= _SHORT_LINE:
-        return right
-    words, others = _WORD_OR_SIGN.findall(right), _WORD_OR_SIGN.findall(wrong)
-    num_shared = min(len(words), len(others))
-    start = next((k for k in range(num_shared) if words[k] != others[k]), num_shared)
-    end = next((k for k in range(num_shared - start) if words[-1 - k] != others[-1 - k]), num_shared - start)
-    return "".join(words[max(0, start - _AROUND) : len(words) - max(0, end - _AROUND)]).strip()
+    words = _WORD_OR_SIGN.findall(right)
+    bare = [[word.strip() for word in each] for each in (_WORD_OR_SIGN.findall(wrong), words)]
+    blocks = SequenceMatcher(None, *bare, autojunk=False).get_matching_blocks()
+    own = set(range(len(words))) - {k for block in blocks for k in range(block.b, block.b + block.size)}
+    near = {k for place in own for k in (place - 1, place, place + 1)}
+    near |= {k for k in range(len(words)) if {k - 1, k + 1} <= near}  # one word is no shorter as three dots
+    shown = "".join(word if place in near else _LEFT_OUT for place, word in enumerate(words)) if own else ""
+    return re.sub(f"{_LEFT_OUT}+", _LEFT_OUT, shown).strip(f"{_LEFT_OUT} ")
 
 
 def _is_same_place(number: int, offset: int, asked: Sequence[str], lines: Sequence[str]) -> bool:
@@ -164,7 +170,7 @@ def _alone(asked: Sequence[str], lines: Sequence[str], *, is_whole: bool) -> Hin
     likely = [line.strip() for line in lines if longest and _says_the_same(longest, line)]
     near = sorted(((SequenceMatcher(None, longest, each[:200]).ratio(), each) for each in likely[:400]), reverse=True)
     if near and near[0][0] >= _LIKE and (len(near) == 1 or near[1][0] < near[0][0]):
-        return {"edit_problem": "line", "closest_line": _what_differs(longest, near[0][1])}
+        return _line_facts(longest, near[0][1])
     return {"edit_problem": "elsewhere" if is_whole else "unshown"}
 
 

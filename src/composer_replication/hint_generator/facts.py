@@ -158,11 +158,13 @@ def _no_match(case: Case) -> HintContext:
 
 
 def _ambiguous(case: Case) -> HintContext:
-    everywhere = next((key for key in EVERYWHERE if key in case.call.arguments or key in case.said), None)
+    # A parameter that the call has already is not named: its name alone makes the same call likelier.
+    has = any(key in case.call.arguments for key in EVERYWHERE)
+    everywhere = None if has else next((key for key in EVERYWHERE if key in case.said), None)
+    facts = known(meant_parameter=everywhere, can_replace_all=has)
     if not case.path:
-        return known(meant_parameter=everywhere)
-    facts = ambiguous_facts(case.path, _old_text(case.call.arguments), case.said, case.seen)
-    return facts | known(meant_parameter=everywhere)
+        return facts
+    return facts | ambiguous_facts(case.path, _old_text(case.call.arguments), case.said, case.seen)
 
 
 def _folder(case: Case) -> HintContext:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from composer_replication.actions.tools import plain_name
 from composer_replication.hint_generator.context import HintContext, given, listed, quoted, text_fact
 
 _WRITERS = ("write", "write_file", "create_file", "write_to_file")
 SEARCHERS = ("grep", "search_file_content", "grep_search")
+_WORDS = re.compile(r"(?:\s*(?:\w+|[^\w\s])){1,3}")
 _INDENT = {"\t": "tab", " ": "space"}
 
 
@@ -40,23 +43,25 @@ def hint_edit_no_match(ctx: HintContext | None = None) -> str:
     now = f", which now has {right} there" if right else ""
     other_file = text_fact(ctx, "meant") or "another file"
     there = f" The file has {right} there." if right else ""
-    rule = "The text to replace must be copied exactly from the file, with its whitespace and without line numbers."
+    rule = "The text to change must be copied exactly from the file, with its whitespace and without line numbers."
     words = {
         "line_numbers": "Leave out the line numbers that a view puts before each line: the file does not have them.",
-        "escapes": "Write line breaks and tabs of the text to replace as such, not as escapes: the file has none.",
-        "whitespace": f"Copy the whitespace of the text to replace exactly as the file has it{_indent(ctx)}.",
+        "escapes": "Write line breaks and tabs of the text to change as such, not as escapes: the file has none.",
+        "whitespace": f"Copy the whitespace of the text to change exactly as the file has it{_indent(ctx)}.",
         "own_edit": f"An earlier edit of this session has changed this part of the file{now}. Build an edit on the text"
         " as the edits before it have left it.",
         "changed": f"The file may have changed since it was last shown. {read} again before editing, and copy from it.",
-        "differs": f"The text to replace has to be what the file has, not what it is remembered to have. {read} again,"
+        "differs": f"The text to change has to be what the file has, not what it is remembered to have. {read} again,"
         " and copy from what that shows.",
         "other_file": f"Text like this stands in {other_file}, as this session has shown, not in the file to change."
         " Edit the file that has it.",
-        "unshown": f"Not all of the text to replace had been shown. {read} first, and copy it from there.",
-        "unread": f"{read} right before editing, and copy the text to replace from there, with its whitespace.",
+        "unshown": f"Not all of the text to change had been shown. {read} first, and copy it from there.",
+        "unread": f"{read} right before editing, and copy the text to change from there, with its whitespace.",
         "elsewhere": "The file, as it was shown, has no such text. Search it for a word that must be there, and copy"
         " from that.",
-        "line": f"Copy the text to replace from what was shown instead of writing it from memory.{there}",
+        "line": f"Copy the text to change from what was shown instead of writing it from memory.{there}",
+        "longer": "Copy the text to change from what was shown instead of writing it from memory. One of its lines is"
+        " shorter in the file.",
     }
     other = str(given(ctx, "advice") or f"{rule} {read} again and copy from what it shows.")
     return words.get(str(given(ctx, "edit_problem")), other)
@@ -69,7 +74,13 @@ def _indent(ctx: HintContext | None) -> str:
     kind = _INDENT.get(indent[:1])
     if kind is None or len(set(indent)) != 1 or not right.strip():
         return ""
-    return f": {len(indent)} {kind}{'s' if len(indent) != 1 else ''} before {quoted(right.strip())}"
+    return f": {len(indent)} {kind}{'s' if len(indent) != 1 else ''} before {quoted(_beginning(right.strip()))}"
+
+
+def _beginning(line: str) -> str:
+    """What tells a line from others; the rest of it stands in the failing call too."""
+    start = _WORDS.match(line)
+    return line if start is None or start.end() == len(line) else f"{start[0]}…"
 
 
 def hint_edit_ambiguous(ctx: HintContext | None = None) -> str:
@@ -77,9 +88,11 @@ def hint_edit_ambiguous(ctx: HintContext | None = None) -> str:
     number, places, everywhere = given(ctx, "num_matches"), given(ctx, "places"), text_fact(ctx, "meant_parameter")
     times = {2: "twice"}.get(number, f"{number} times") if isinstance(number, int) and number > 1 else "more than once"
     where = f", at {listed(places)}" if places else ""
-    all_of_them = f", or set {everywhere} where every place is to change" if everywhere else ""
+    how = f"set {everywhere}" if everywhere else "have all of them changed at once"
+    can_all = everywhere or given(ctx, "can_replace_all")
+    all_of_them = f", or {how} where every place is to change" if can_all else ""
     return (
-        f"The text to replace stands {times} in the file{where}. Add a neighbouring line that only the meant place has,"
+        f"The text to change stands {times} in the file{where}. Add a neighbouring line that only the meant place has,"
         f" such as the first line of its function{all_of_them}."
     )
 
@@ -103,11 +116,11 @@ def hint_file_not_found(ctx: HintContext | None = None) -> str:
     if meant:
         return f"The file is {meant}, as this session has shown. Take paths from listings and results, not from memory."
     if is_search and ending:
-        return f"Search the whole project by leaving the path out: the file's name may end in {ending} here."
+        return f"Search the whole project, not one place that was guessed: the name may end in {ending} here."
     if is_search:
         return (
-            "Search in the whole project by leaving the path out, or in a folder that a listing or a result has shown,"
-            " instead of guessing where it is."
+            "Search the whole project, or a folder that a listing or a result has shown, instead of guessing where it"
+            " is."
         )
     if ending:
         return f"Find a file {how} before opening it: its name may end in {ending} here."
@@ -117,11 +130,13 @@ def hint_file_not_found(ctx: HintContext | None = None) -> str:
 
 
 def names_shown(ctx: HintContext | None) -> str:
-    """Which names there are. The folder is not named: it stands in the failing call, and what is quoted is copied."""
-    names = listed(given(ctx, "names_there") or ())
+    """Which names there are, if the error lists them; those that are merely near are the failing one in other words.
+
+    The folder is not named: it stands in the failing call, and what is quoted is copied.
+    """
     if given(ctx, "is_from_error"):
-        return f"The names to choose from are {names}."
-    return f"In the folder meant, this session has shown {names}."
+        return f"The names to choose from are {listed(given(ctx, 'names_there') or ())}."
+    return "In the folder meant, this session has shown other names: see whether one of those is meant."
 
 
 def hint_is_directory(ctx: HintContext | None = None) -> str:

@@ -37,12 +37,14 @@ class EarlierSessions:
         self._too_large: dict[str, list[tuple[int, str]]] = defaultdict(list)
         self._texts: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
         self._names: dict[tuple[str, str], list[Event]] = defaultdict(list)  # of agents and skills
+        self._read: dict[str, frozenset[str]] = {}  # a conversation -> files that it has read or written
         self._named: dict[str, int] = {}  # the ends of paths that were ever named -> when first
 
     def add(self, conversation: Conversation, state: SessionState) -> None:
         """What a whole conversation has shown by its end; one without times is not used."""
         paths, when = state.paths, _last_time(conversation)
         root = paths.root
+        self._read[conversation.id] = frozenset(state.texts.read)
         if root is None or when is None:
             return
         files = list(paths.relative_files())
@@ -71,7 +73,10 @@ class EarlierSessions:
         """What was known when this conversation began."""
         first = next((turn.timestamp for turn in conversation.turns if turn.timestamp), None)
         when = None if first is None else seconds_of(first)
-        return None if when is None or conversation.cwd is None else PathKnowledge(self, conversation.cwd, when)
+        if when is None or conversation.cwd is None:
+            return None
+        read_before = self._read.get(_part_before(conversation.id))
+        return PathKnowledge(self, conversation.cwd, when, read_before=read_before)
 
     def sort(self) -> None:
         """Once all are added."""
@@ -86,8 +91,11 @@ class EarlierSessions:
 class PathKnowledge:
     """What the earlier sessions of one project know at one time."""
 
-    def __init__(self, sessions: EarlierSessions, root: str, when: int) -> None:
+    def __init__(
+        self, sessions: EarlierSessions, root: str, when: int, *, read_before: frozenset[str] | None = None
+    ) -> None:
         self._sessions, self._root, self._when = sessions, root, when
+        self.read_before = read_before  # files of the part of this session before its summary; None: it is in no log
         self._kin: frozenset[str] | None = None  # folders of the same project
 
     def standing(self, relative: str, shown: Iterable[str]) -> Standing | None:
@@ -168,6 +176,12 @@ class PathKnowledge:
 
     def _until_now(self, entries: list[_Entry]) -> list[_Entry]:
         return entries[: bisect_left(entries, self._when, key=lambda entry: entry[0])]
+
+
+def _part_before(conversation_id: str) -> str:
+    """The id of a session's part before this one; those that go on after a summary are numbered from 0."""
+    session, _, number = conversation_id.rpartition("#")
+    return f"{session}#{int(number) - 1}" if number.isdecimal() else ""
 
 
 def _last_parts(path: str) -> str:

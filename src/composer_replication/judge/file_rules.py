@@ -6,7 +6,7 @@ from composer_replication.actions.edits import Put, Replace, edit_operations
 from composer_replication.actions.shown.file_text import FileText
 from composer_replication.actions.tools import is_edit, path_argument, plain_name, word_set
 from composer_replication.judge.known import Known
-from composer_replication.judge.schemas import READ_FIRST
+from composer_replication.judge.schemas import PLANS, READ_FIRST
 from composer_replication.judge.verdict import Judgement
 from composer_replication.types import ToolCall
 
@@ -46,6 +46,8 @@ def _judge_edit(call: ToolCall, path: str, known: Known) -> Judgement:
     writes = bool(operations) and all(isinstance(each, Put) for each in operations)
     if was_read is True:
         return Judgement("ok", "was_read", "edit_not_read") if not replaces else _judge_text(replaces[0], path, known)
+    if writes and known.texts.has_plan and PLANS in path:
+        return Judgement("fails", "plan_is_there", "edit_not_read", "the plan that the session carries out lies there")
     if writes or (replaces and not replaces[0].old):
         if not standing.is_there:
             return Judgement("unknown", "new_file", "edit_not_read", "it may be a new file")
@@ -53,6 +55,8 @@ def _judge_edit(call: ToolCall, path: str, known: Known) -> Judgement:
         return Judgement("fails", standing.why, "file_not_found", "the path is not there")
     if call.name not in READ_FIRST:
         return Judgement("unknown", "text_not_shown", "edit_no_match", "nobody has shown the file")
+    if was_read is None and replaces and known.is_untouched(path, replaces[0].old):
+        return Judgement("fails", "not_read_since", "edit_not_read", "nothing says that it was read before the summary")
     if was_read is None:
         return Judgement("unknown", "read_before", "edit_not_read", "it may have been read before this log")
     return Judgement("fails", "not_read", "edit_not_read", "the agent has not read it")

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 
 from composer_replication.actions.edits import Replace
+from composer_replication.actions.paths import normal_path
 from composer_replication.actions.session_state import SessionState
 from composer_replication.actions.shown.file_text import FileText
 from composer_replication.actions.shown.paths import KnownPaths, Standing
@@ -122,6 +123,22 @@ class Known:
                 completed.doubt = shown.doubt
                 return completed, source
         return shown, ""
+
+    def is_untouched(self, path: str, text: str) -> bool:
+        """Whether a session that goes on after a summary has yet to begin with a file.
+
+        Its part before the summary has not read it; or the text is still the commit's: files that were read before are
+        those it worked on, and what it changes there has changed already.
+        """
+        relative = self.paths.relative(path)
+        if not self.texts.is_continued or self.texts.was_named(path):
+            return False
+        before = self._project.read_before if self._project and self.texts.starts_with_summary else None
+        if before is not None and normal_path(path, self.texts.cwd) not in before:
+            return True
+        if relative is None or self._checkout is None:
+            return False
+        return self._is_its_project(relative, self._checkout) and text in (self._checkout.text(relative) or "")
 
     def _whole_texts(self, path: str) -> list[tuple[str, str]]:
         relative = self.paths.relative(path)

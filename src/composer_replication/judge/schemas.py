@@ -29,6 +29,8 @@ PARAMETERS = {
 }
 READ_FIRST = word_set("Edit MultiEdit Write NotebookEdit")
 """Tools that refuse a file which was not read before: other agents' editors take any."""
+PLANS = "/.claude/plans/"
+"""Where Claude Code keeps the plan of a session: one file, also for the session that carries the plan out."""
 AGENTS = word_set("general-purpose Explore Plan Bash statusline-setup claude-code-guide output-style-setup")
 
 

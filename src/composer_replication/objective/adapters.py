@@ -1,4 +1,8 @@
-"""A model as a teacher or a reference: without dropout, or below its adapter, and without leaving a trace."""
+"""A model as a teacher or a reference: without dropout, or below its adapter, and without leaving a trace.
+
+An adapter may also train some rows of the embedding and of the head (PEFT's `trainable_token_indices`): both layers are
+then wrapped, and the weight of either is the one below with these rows in their places.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from composer_replication.errors import InputError, UnsupportedModelError, explain
 from composer_replication.objective.distributed import unwrapped
@@ -28,6 +33,39 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def has_adapter(model: nn.Module) -> bool:
     """Whether any layer holds another below it, as PEFT's do."""
     return any(hasattr(module, "base_layer") or hasattr(module, "original_module") for module in model.modules())
+
+
+def below_rows(layer: Any) -> Any:
+    """The embedding or head itself, where an adapter trains some of its rows; any other layer as it is."""
+    return layer.token_adapter.base_layer if hasattr(layer, "token_adapter") else layer
+
+
+@contextmanager
+def rows_in_place(model: nn.Module) -> Iterator[None]:
+    """Rows that an adapter trains stand in the weights themselves inside, and the old ones again afterwards.
+
+    The wrappers write a new matrix at each call, which a pass of one token spends most of its time on, and which asks
+    the host for the places: no CUDA graph can be recorded of it. Nothing may be trained inside.
+    """
+    layers: list[Any] = [each for each in model.modules() if hasattr(each, "trainable_tokens_delta")]
+    layers = [each for each in layers if not (each.merged or each.disable_adapters)]
+    before: list[tuple[Any, Tensor, Tensor]] = []
+    with torch.no_grad():
+        for layer in layers:
+            weight = layer.base_layer.weight
+            for adapter in layer.active_adapters:
+                ids = torch.tensor(layer.token_indices[adapter], device=weight.device)
+                before.append((weight, ids, weight[ids]))
+                weight[ids] = layer.trainable_tokens_delta[adapter].to(weight)
+            layer.merged_adapters.extend(layer.active_adapters)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, ids, rows in reversed(before):  # of tied layers the second saw the rows of the first
+                weight[ids] = rows
+        for layer in layers:
+            layer.merged_adapters.clear()
 
 
 @contextmanager

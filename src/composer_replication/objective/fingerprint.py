@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -164,13 +165,17 @@ def bare_name(name: str) -> str:
 
 def _start_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
     """Weights, and buffers that are saved with them, by their names without an adapter, and without its own."""
+    rows = [name for name, module in causal_lm.named_modules() if hasattr(module, "token_adapter")]
     adapted = [name for name, module in causal_lm.named_modules() if hasattr(module, "base_layer")]
     saved = [name for name, module in causal_lm.named_modules() if hasattr(module, "original_module")]
+    wrapped = {
+        "token_adapter.base_layer": rows,
+        "base_layer": [name for name in adapted if name.removesuffix(".token_adapter") not in rows],
+        "original_module": [name for name in saved if name not in rows],
+    }
     kept = set(causal_lm.state_dict())
     buffers = ((name, buffer) for name, buffer in causal_lm.named_buffers() if name in kept)
-    named = (
-        (_name_below_adapters(name, adapted, saved), each) for name, each in (*causal_lm.named_parameters(), *buffers)
-    )
+    named = ((_name_below_adapters(name, wrapped), each) for name, each in (*causal_lm.named_parameters(), *buffers))
     return {bare_name(name): tensor for name, tensor in named if name is not None}
 
 
@@ -201,9 +206,12 @@ def _quantisation(tensor: Tensor) -> dict[str, Tensor]:
     return {key: value for key, value in state.as_dict(packed=True).items() if isinstance(value, Tensor)}
 
 
-def _name_below_adapters(name: str, adapted: list[str], saved: list[str]) -> str | None:
-    """A weight's name as if there were no adapter; None for a weight of the adapter itself."""
-    for inner, modules in (("base_layer", adapted), ("original_module", saved)):
+def _name_below_adapters(name: str, wrapped: Mapping[str, list[str]]) -> str | None:
+    """A weight's name as if there were no adapter; None for a weight of the adapter itself.
+
+    `wrapped`: names of modules by where each holds the one below it.
+    """
+    for inner, modules in wrapped.items():
         for module in modules:
             if name.startswith(f"{module}."):
                 rest = name.removeprefix(f"{module}.")

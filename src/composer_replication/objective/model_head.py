@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from composer_replication.errors import UnsupportedModelError, explain
 from composer_replication.loss.linear.head import LinearHead
 from composer_replication.loss.rows import check_finite_rows
-from composer_replication.objective.adapters import evaluating
+from composer_replication.objective.adapters import below_rows, evaluating
 from composer_replication.objective.distributed import unwrapped
 
 _PROBE_TOKENS = 4
@@ -65,7 +65,7 @@ def causal_lm_of(model: nn.Module) -> Any:
 
 def embedding_count(model: nn.Module) -> int:
     """How many token ids the model has an input embedding for."""
-    return causal_lm_of(model).get_input_embeddings().weight.shape[0]
+    return below_rows(causal_lm_of(model).get_input_embeddings()).weight.shape[0]
 
 
 def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -93,9 +93,13 @@ def decoder_of(causal_lm: Any) -> Any:
 
 
 def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
-    """The model's head with its logit scale and soft-cap, checked once against the model's own logits."""
+    """The model's head with its logit scale and soft-cap, checked once against the model's own logits.
+
+    Rows of it that an adapter trains are part of its weight, and get their gradient through it.
+    """
     causal_lm = causal_lm_of(model)
-    linear = causal_lm.get_output_embeddings()
+    layer = causal_lm.get_output_embeddings()
+    linear = below_rows(layer)
     if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
         raise UnsupportedModelError(
             explain(
@@ -105,6 +109,10 @@ def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
                 fix="Leave lm_head out of the adapter's target modules and modules_to_save.",
             )
         )
+    if layer is not linear and linear.bias is not None:
+        fix = "Leave its rows as they are: train.adapter.token_rows = []. PEFT would leave the bias out."
+        got = "a bias, and rows that an adapter trains"
+        raise UnsupportedModelError(explain(f"LM head of {type(causal_lm).__name__}", got=got, expected="one", fix=fix))
     if hasattr(linear.weight, "device_mesh"):
         fix = "Shard the whole model as its root (fully_shard(model)), not lm_head by itself."
         got = "weights in parts, outside their own forward"
@@ -114,10 +122,10 @@ def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
     _warn_of_cast(model)
     candidates = _candidates(causal_lm.config)
     known = _probed.get(causal_lm)
-    if known is None or (known.head_id, known.candidates) != (id(linear), candidates):
-        known = _Probed(id(linear), candidates, _find_transform(causal_lm, linear, candidates, probe_ids))
+    if known is None or (known.head_id, known.candidates) != (id(layer), candidates):
+        known = _Probed(id(layer), candidates, _find_transform(causal_lm, layer, candidates, probe_ids))
         _probed[causal_lm] = known
-    weight, bias = linear.weight, linear.bias
+    weight, bias = layer.weight, linear.bias
     if torch.is_autocast_enabled(weight.device.type):
         # Once for all channels; each would otherwise make and keep its own copy of the head.
         weight = weight.to(torch.get_autocast_dtype(weight.device.type))
@@ -137,26 +145,26 @@ def _warn_of_cast(model: nn.Module) -> None:
         )
 
 
-def _find_transform(causal_lm: Any, linear: nn.Linear, candidates: list[_Transform], probe_ids: Tensor) -> _Transform:
-    ids = probe_ids[:1, :_PROBE_TOKENS]
+def _find_transform(causal_lm: Any, layer: Any, candidates: list[_Transform], probe_ids: Tensor) -> _Transform:
+    ids, weight, bias = probe_ids[:1, :_PROBE_TOKENS], layer.weight.detach(), below_rows(layer).bias
     received: list[Tensor] = []
     with torch.no_grad(), evaluating(causal_lm), torch.autocast(ids.device.type, enabled=False):
-        rows = _rows_with_large_logits(linear, candidates)
+        rows = _rows_with_large_logits(weight, candidates)
 
         def put_rows_in_front(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
             received.append(inputs[0])
             return (rows.expand(*inputs[0].shape[:-1], -1).contiguous(),)
 
-        hook = linear.register_forward_pre_hook(put_rows_in_front)
+        hook = layer.register_forward_pre_hook(put_rows_in_front)
         try:
             # The class's own forward: no hooks of a wrapper that we are inside of, no cast that was put around it.
             got = type(causal_lm).forward(causal_lm, input_ids=ids, use_cache=False).logits
         finally:
             hook.remove()
         body_feeds_head = bool(received) and _close(hidden_states(causal_lm, ids, None), received[0])
-        heads = [LinearHead(linear.weight, linear.bias, *candidate) for candidate in candidates]
+        heads = [LinearHead(weight, bias, *candidate) for candidate in candidates]
         # Some models hand out in single precision what their head has rounded to its own.
-        got_rows = got[0, :1].to(linear.weight.dtype)
+        got_rows = got[0, :1].to(weight.dtype)
         fitting = [c for c, head in zip(candidates, heads, strict=True) if _close(head.logits(rows[None]), got_rows)]
     check_finite_rows(got.flatten(), f"{type(causal_lm).__name__}'s own logits, before any loss")
     if body_feeds_head and len(fitting) == 1:
@@ -172,11 +180,11 @@ def _find_transform(causal_lm: Any, linear: nn.Linear, candidates: list[_Transfo
     )
 
 
-def _rows_with_large_logits(linear: nn.Linear, candidates: list[_Transform]) -> Tensor:
+def _rows_with_large_logits(weight: Tensor, candidates: list[_Transform]) -> Tensor:
     """One row whose logits reach twice the largest soft-cap whatever the scale, so that no candidate hides."""
     generator = torch.Generator().manual_seed(0)
-    row = torch.randn(linear.in_features, generator=generator).to(linear.weight)
-    largest = (linear.weight.float() @ row.float()).abs().max().item()
+    row = torch.randn(weight.shape[1], generator=generator).to(weight)
+    largest = (weight.float() @ row.float()).abs().max().item()
     wanted = 2.0 * max((c.softcap or 5.0) / min(abs(c.scale), 1.0) for c in candidates)
     return row * (wanted / largest) if largest > 0.0 else row
 

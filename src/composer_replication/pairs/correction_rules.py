@@ -28,7 +28,9 @@ from composer_replication.pairs.likeness import (
     likeness_of_calls,
     lines_for,
     names_in,
+    other_paths,
     plain_words,
+    share_a_place,
 )
 from composer_replication.pairs.needless_looks import reading, searching
 from composer_replication.pairs.searches import help_for, name_to_search, search_for, tree_with
@@ -63,6 +65,7 @@ class Decision:
         """The call to choose, and how it belongs to the one that failed."""
         rules: Mapping[str, Callable[[], Decided]] = {
             "edit_not_read": self._not_read,
+            "edit_stale": self._stale,
             "edit_no_match": self._no_match,
             "edit_ambiguous": self._ambiguous,
             "edit_noop": self._edit_again,
@@ -92,18 +95,23 @@ class Decision:
         gone = rule == "read_before" and state.texts.is_continued and not state.has_touched(self._path or "")
         if rule != "not_read" and not gone:
             return None
-        whole = reading(self._call, self._path or "", state)
+        return self._stale()
+
+    def _stale(self) -> Decided:
+        """The reading that the agent asks for: the session's own, else of the whole file."""
+        whole = reading(self._call, self._path or "", self._judge.state)
         return self._reading(to_edit=True) or (None if whole is None else (whole, "look_first"))
 
     def _no_match(self) -> Decided:
-        """The edit as it worked, where its text had been shown; the reading, where its place had not been.
+        """The edit as it worked, where its text had been shown; the reading, where not all of the file had been.
 
         Nothing where the text was there before the turn, or an earlier edit had made the change: no call was needed.
         """
         said = self._judge.verdict(self._call)
         if said.says == "ok" or self._is_done():
             return None
-        had_all = said.says == "fails" and said.kind == "edit_no_match"
+        known = self._judge.state.texts.get(self._path or "")
+        had_all = known is not None and known.is_whole and known.doubt != _CHANGED
         return self._edit_again() or (None if had_all else self._reading())
 
     def _ambiguous(self) -> Decided:
@@ -121,6 +129,9 @@ class Decision:
         said = None if again is None else self._judge.verdict(again)
         if again is None or said is None or said.says != "ok" or not said.rule.startswith(_FOUND):
             return None
+        pairs = itertools.product(self._edits(self._call), self._edits(again))
+        if not any(itertools.starmap(share_a_place, pairs)):
+            return None  # the same words put elsewhere are another change
         return (again, "corrected") if self._knew_names(again) else None
 
     def _knew_names(self, again: ToolCall) -> bool:
@@ -230,6 +241,8 @@ class Decision:
 
     def _typed_again(self) -> Decided:
         """The same call as it has to be typed; what it names besides had been shown, and was not told by the error."""
+        if (otherwise := self._other_paths()) is not None:
+            return otherwise
         later = self._next_alike() or self._typed_otherwise()
         if later is None:
             asked = help_for(command_of(self._call), self._later)
@@ -242,8 +255,19 @@ class Decision:
         named = [word for word in new if word in told or is_name(word)]
         if not command_of(later.call):  # a value of one word names something: a skill, an agent, a folder
             given = {each for each in later.call.arguments.values() if isinstance(each, str)}
-            named += [each for each in given - {*self._call.arguments.values()} if each and not re.search(r"\s", each)]
+            others = [each for each in given - {*self._call.arguments.values()} if each and not re.search(r"\s", each)]
+            named += others
+            if not all("/" in each or self._log.was_said(self._site, each) for each in others):
+                return None
         return (later.call, "corrected") if self._are_shown(named) else None
+
+    def _other_paths(self) -> Decided:
+        """The very next command, where it has other paths alone: folders around those it had, or shown ones in them."""
+        later = next((each for each in self._later[:1] if command_of(each.call)), None)
+        inside = None if later is None else other_paths(command_of(self._call), later.words)
+        return (
+            (later.call, "corrected") if later is not None and inside is not None and self._are_shown(inside) else None
+        )
 
     def _typed_otherwise(self) -> LaterCall | None:
         ours = command_of(self._call)

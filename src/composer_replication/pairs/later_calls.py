@@ -70,7 +70,12 @@ class LaterCall:
         """Whether it is a look that can find a file, and not only show one, and did."""
         programs = {name for name, _ in self._command.programs} & _SEARCHING_PROGRAMS
         searches = self.is_listing or bool(programs) or plain_name(self.call.name) in SEARCHES
-        return searches and self.is_look and not self.text.strip().startswith(_FINDS_NOTHING)
+        return searches and self.is_look and not self.found_nothing
+
+    @property
+    def found_nothing(self) -> bool:
+        """Whether it says that there is nothing of the kind."""
+        return self.text.strip().startswith(_FINDS_NOTHING)
 
     @property
     def is_listing(self) -> bool:
@@ -124,6 +129,11 @@ class LaterCalls:
         place = self._places.get(site.turn_id)
         calls = () if place is None else self._conversation.turns[place].calls
         return [call for call in calls if call.id != site.call_id and call.id in self._failures]
+
+    def was_said(self, site: ErrorSite, word: str) -> bool:
+        """Whether a person had named it of their own accord, and not in answer to a question."""
+        turns = self._conversation.turns[: self._places.get(site.turn_id, 0)]
+        return any(word in turn.text for turn in turns if turn.role == "user" and turn.origin == "human")
 
     def had_lines(self, site: ErrorSite, path: str, lines: range) -> bool:
         """Whether one of these lines of a file had been shown with its number before the site: `12→`, `a.py:12`."""

@@ -65,6 +65,24 @@ def _subcommands(command: Command) -> set[tuple[str, str]]:
     return {each for each in programs if each[0] != _MOVES}
 
 
+def other_paths(wrong: str, right: str) -> list[str] | None:
+    """What the second command names inside the paths of the first, where both have the same words but for paths.
+
+    Folders around the first's paths are no names of their own. None where the two differ in something else.
+    """
+    ours, theirs = (set(text.split()) for text in (wrong, right))
+    if ours <= theirs or theirs <= ours or not all("/" in word for word in ours ^ theirs):
+        return None
+    had, new = ({_bare(word) for word in each} for each in (ours - theirs, theirs - ours))
+    inside = [word for word in new if not any(f"{each}/".startswith(f"{word}/") for each in had)]
+    return inside if all(any(word.startswith(f"{each}/") for each in had) for word in inside) else None
+
+
+def _bare(word: str) -> str:
+    """A word without what only says that it is a path, and without the dots for all below it."""
+    return word.removeprefix("./").removesuffix("...").rstrip("/")
+
+
 def belong_together(one: Operation, other: Operation) -> float:
     """How surely two edits are about the same place of the same file; 0 where they are not."""
     if not isinstance(one, Replace) or not isinstance(other, Replace) or one.path != other.path:
@@ -72,6 +90,15 @@ def belong_together(one: Operation, other: Operation) -> float:
     if not _overlap(one.old, other.old) and not _overlap(one.new, other.new):
         return 0.0
     return 1.0 + likeness(one.old, other.old) + likeness(one.new, other.new)
+
+
+def share_a_place(one: Operation, other: Operation) -> bool:
+    """Whether what two edits replace has a line in common or is much alike, or one wrote what the other replaces."""
+    if not isinstance(one, Replace) or not isinstance(other, Replace):
+        return False
+    first, second = ({line.strip() for line in each.old.split("\n")} - {""} for each in (one, other))
+    alike = max(likeness(one.old, other.old), likeness(one.new, other.old))
+    return bool(first & second) or _overlap(one.old, other.old) or alike >= MIN_ALIKE
 
 
 def _overlap(one: str, other: str) -> bool:

@@ -33,9 +33,11 @@ def search_for(
     is_settled = state.paths.standing(normal_path(path, cwd)).why in _SETTLED
     looks_for_text = plain_name(failed.name) in SEARCHES
     for place, look in enumerate(itertools.takewhile(lambda each: each.is_look, later[:_NEXT])):
+        words = look.words.lower()
+        if look.found_nothing and len(stem) >= _MIN_WORD and stem in words:
+            return None  # there is no such file anywhere: its name was made up, and no search is for it
         if not look.has_found:
             continue
-        words = look.words.lower()
         if isinstance(pattern, str) and len(pattern) >= _MIN_WORD and pattern.lower() in words:
             return look
         if not _is_new(look, state):

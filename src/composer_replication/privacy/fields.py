@@ -26,6 +26,7 @@ _PAIR_NAMES = ("name", "key", "Name", "Key", "ParameterKey")
 OPAQUE = frozenset(("data", "signature", "encrypted_content", "thoughtSignature"))
 # What a browser or a form is told to write into: it names what stands in the field beside it.
 TARGETS = ("element", "selector", "locator", "prompt", "label", "question", "placeholder", "field")
+_TARGETS = frozenset(TARGETS)
 _LONGEST_TARGET = 200
 _WRITTEN = ("text", "value", "input", "keys", "stdin", "answer", "response", "chars")
 _SECRET_TARGET = re.compile(
@@ -81,7 +82,7 @@ def is_blob(text: object) -> bool:
 
 def written_secret(value: Mapping[Any, Any]) -> str | None:
     """The field with what is typed into a password field: `{"element": "Password field", "text": ...}`."""
-    for target in TARGETS:
+    for target in () if _TARGETS.isdisjoint(value) else TARGETS:
         named = value.get(target)
         if (
             isinstance(named, str)

@@ -79,7 +79,16 @@ class Identity:
 
     def touches(self, text: str, words: Set[bytes] | None = None) -> bool:
         """Whether `replace` would change the text."""
-        return self.replace(text, lambda _: "", words) != text
+        if self._homes or self._names is not None or self._others:
+            return self.replace(text, lambda _: "", words) != text
+        # The same few directories stand in a text over and over: each name counts once.
+        return any(
+            self._name(name, lambda _: "") != name
+            for word, *patterns in _PATHS
+            if (word in text if words is None else word.lower().encode() in words)
+            for pattern in patterns
+            for _, name in set(pattern.findall(text))
+        )
 
     def _home(self, home: str, pseudonym: Callable[[str], str]) -> str:
         parent, separator, name = home.rpartition("\\" if "\\" in home else "/")

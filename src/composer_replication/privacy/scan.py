@@ -55,12 +55,13 @@ _ESCAPE_HEAD = re.compile(r"u[0-9a-fA-F]{4}|[nrt]")
 _WORDY = re.compile(
     r"(?:[./_=~$+-]*+(?:[A-Z]?[a-z]{2,20}+(?:[A-Z][a-z]{2,20}+)*+|[a-z]|[A-Z]{1,10}+|[0-9]{1,6}+)(?=[./_=~$+-]|$))++[./_=~$+-]*+"
 )
+_NUMBERS = re.compile(r"(?:\d{6}-){7}\d{6}")  # a key that a disk is unlocked with
 _PLAIN_WORD = re.compile(r"[!-~]{8,40}")
 _USER_PASSWORD = re.compile(r"[\w.@+-]{1,64}:([^\0\s:]{6,100})")
 
 
 def _is_words(run: str) -> bool:
-    return _WORDY.fullmatch(run) is not None
+    return _WORDY.fullmatch(run) is not None and not _NUMBERS.fullmatch(run)
 
 
 def _is_suspect(run: str) -> bool:
@@ -111,7 +112,7 @@ class Scanner:
     def spans(self, text: str, key: str = "", depth: int = 0, words: set[bytes] | None = None) -> list[Span]:
         """Non-overlapping spans in order. `key` is the field the text stands in: it may say that hex is a hash.
 
-        The trigger words that occur go to `words`, for those who look for something else in the same text.
+        `words`: trigger words around the text; those that occur in it are added, for those who look for more there.
         """
         flat = text.encode("latin-1", "replace")
         runs = self.new_runs(text, flat)
@@ -120,6 +121,7 @@ class Scanner:
         active = self.words.active(flat)
         if words is not None:
             words |= active
+            active = words
         found = self._exact.spans(text, active) if self._exact else []
         triggers = _vendor_triggers(odd) if odd else []
         for rule in dict.fromkeys([rule for _, rule in triggers]):

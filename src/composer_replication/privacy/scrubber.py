@@ -29,7 +29,7 @@ from composer_replication.privacy.numbering import Numbering, holds_number, one_
 from composer_replication.privacy.report import ScrubReport
 from composer_replication.privacy.rules import Rule, Span
 from composer_replication.privacy.scan import Scanner
-from composer_replication.privacy.seen import CACHED_LENGTH, Mark, Seen, is_trivial, mark_of
+from composer_replication.privacy.seen import CACHED_LENGTH, Mark, Paragraphs, Seen, is_trivial, mark_of
 from composer_replication.privacy.shapes.surroundings import names_a_hash
 
 _SHORTEST = 6
@@ -76,6 +76,7 @@ class Scope:
         self._unblurred = unblurred  # all layers but randomness, for fields that are random by nature
         self._identity = identity
         self._seen = seen
+        self._paragraphs = Paragraphs()
         self._numbering = Numbering()
         self._renamed: dict[Mark, tuple[str, int]] = {}
 
@@ -114,19 +115,25 @@ class Scope:
         """Scan strings together and remember the clean ones; False when the record has to be walked."""
         if self._scanner.reads_alone:
             return False
-        joined = _APART.join(unseen)
         words: set[bytes] = set()
-        spans = self._scanner.spans(joined, words=words)
+        rest = self._paragraphs.unrepeated(unseen, _APART, words)
+        spans = self._scanner.spans(_APART.join(rest), words=words)
+        joined = _APART.join(unseen)
         people, numbered = self._identity.touches(joined, words), holds_number(joined)
+        if spans:
+            self._paragraphs.forget()
+        else:
+            self._paragraphs.remember(words)
         if not people and not spans and not numbered:
             self._seen.add_all(unseen, people=False)
             return True
         offset, index = 0, 0
-        for text in unseen:
-            end = offset + len(text)
+        for text, read in zip(unseen, rest, strict=True):
+            end = offset + len(read)
             while index < len(spans) and spans[index].end <= offset:
                 index += 1
-            if (index == len(spans) or spans[index].start >= end) and not (numbered and holds_number(text)):
+            clean = not spans or (read is text and (index == len(spans) or spans[index].start >= end))
+            if clean and not (numbered and holds_number(text)):
                 self._seen.add(text, people=people and self._identity.touches(text))
             offset = end + len(_APART)
         return False
@@ -159,11 +166,18 @@ class Scope:
         return result
 
     def _secrets(self, text: str, key: str, scanner: Scanner | None = None) -> str:
+        scanner = scanner or self._scanner
         for _ in range(_MAX_ROUNDS):
-            spans = (scanner or self._scanner).spans(text, key)
+            words: set[bytes] = set()
+            spans = scanner.spans(text, key, words=words)
             if not spans:
                 break
+            paragraphs = Paragraphs()
+            paragraphs.unrepeated((text,), _APART, words)
             text = self._replaced(text, spans)
+            (rest,) = paragraphs.unrepeated((text,), _APART, words)
+            if not scanner.spans(rest, key, words=words):  # nothing new around what was replaced
+                break
         return text
 
     def _replaced(self, text: str, spans: Sequence[Span]) -> str:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from itertools import compress
 
 Mark = str | tuple[int, int]
 _CACHE_SIZE = 1 << 16
 CACHED_LENGTH = 256
+_IN_A_ROW = 3  # paragraphs, the one in question in the middle
+_SHORTEST_PAGE = 600
+_NUMBER = re.compile(r"\n *\d+→")  # before a line of a file, as agents show it
+_REPEATED = re.compile(b"\x01+")
+_NO_WORDS: frozenset[bytes] = frozenset()
 # Ids and times: new on every record, so a cache does not help, and public.
 _TRIVIAL = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|(?:toolu|msg|req|call)_[A-Za-z0-9]{20,30}"
@@ -47,3 +53,53 @@ class Seen:
             chosen.clear()
             self.plain_keys.clear()
         chosen.update(map(mark_of, texts))
+
+
+class Paragraphs:
+    """What a session repeats: a file is read, shown again behind an edit, and read once more with a line changed.
+
+    A paragraph is repeated when it and its two neighbours stood so in a text without secrets. That text goes
+    out as it is, so to look at the paragraph again could keep nothing back. Kept as hashes, bounded, for one session.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, frozenset[bytes]] = {}  # a paragraph among its neighbours: the trigger words of its text
+        self._latest: list[int] = []
+
+    def unrepeated(self, texts: Iterable[str], border: str, words: set[bytes]) -> list[str]:
+        """The texts without the numbers of lines, and with `border` where repeated paragraphs stood.
+
+        The trigger words of what is left out go to `words`. What stands twice in the texts stays once.
+        """
+        if len(self._known) >= _CACHE_SIZE:
+            self._known.clear()
+        self._latest = []
+        return [self._rest(text, border, words) if len(text) >= _SHORTEST_PAGE else text for text in texts]
+
+    def remember(self, words: Set[bytes]) -> None:
+        """The last texts were clean; these trigger words stood in them."""
+        self._known.update(dict.fromkeys(self._latest, frozenset(words)))
+
+    def forget(self) -> None:
+        """The last texts were not clean."""
+        for row in self._latest:
+            del self._known[row]
+
+    def _rest(self, text: str, border: str, words: set[bytes]) -> str:
+        if _NUMBER.match(f"\n{text[:20]}"):
+            text = _NUMBER.sub("\n", f"\n{text}")[1:]
+        known, paragraphs = self._known, text.split("\n\n")
+        rows = list(map(hash, zip(*[paragraphs[first:] for first in range(_IN_A_ROW)], strict=False)))
+        repeated = bytes(map(known.__contains__, rows))
+        if 1 in repeated:
+            words.update(*{known[row] for row in compress(rows, repeated)})
+        new = [row for row in dict.fromkeys(rows) if row not in known]
+        self._latest += new
+        known.update(dict.fromkeys(new, _NO_WORDS))
+        if 1 not in repeated:
+            return text
+        begin, kept = 0, []
+        for match in _REPEATED.finditer(repeated):
+            kept.append("\n\n".join(paragraphs[begin : match.start() + _IN_A_ROW // 2]))
+            begin = match.end() + _IN_A_ROW // 2
+        return border.join([*kept, "\n\n".join(paragraphs[begin:])])

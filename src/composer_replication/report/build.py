@@ -75,15 +75,27 @@ def build_report(run: RunDir, html: Path, *, trained_in: Path) -> Report:
 
 def _values(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]:
     """What both pages show."""
+    return {
+        "run_name": records.run.root.resolve().name,
+        **_of_evaluation(records, listed),
+        **_of_sites(records, listed),
+        **_of_training(records),
+        "conventions": _by_project(records),
+        "drops": account.drops(records, MEANINGS),
+        "files": account.files_of(records),
+        "config_text": account.config_text(records),
+        "sessions": listed.sessions,
+    }
+
+
+def _of_evaluation(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]:
+    """The verdict, every figure, and what the models drew."""
     evaluation = records.evaluation
-    costs = training.adviser_costs(records)
-    groups = findings.by_kind(records)
     arms, counts = figures.sampled_table(evaluation)
     mix_arms, mix = figures.call_mix(evaluation)
     shown = figures.figures(evaluation)
     verdict, worse = figures.verdict(records, len(listed.sessions)), figures.got_worse(shown)
     return {
-        "run_name": records.run.root.resolve().name,
         "verdict": verdict,
         "remarks": [each for each in verdict.remarks if not (worse and each.startswith("Worse besides"))],
         "evaluation": evaluation,
@@ -100,7 +112,13 @@ def _values(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]
         "mix_arms": mix_arms,
         "mix": mix,
         "changes_svg": _changes_plot(records),
-        "training": training.training_of(records),
+    }
+
+
+def _of_sites(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]:
+    """The failures by kind, blame and project, and what their hints showed."""
+    groups = findings.by_kind(records)
+    return {
         "kinds": groups,
         "blames": findings.by_blame(records),
         "projects": findings.by_project(records, listed.projects),
@@ -109,17 +127,20 @@ def _values(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]
         "misfires": findings.worst_misfires(records),
         "proof": findings.proof_of(records),
         "meanings": MEANINGS,
+    }
+
+
+def _of_training(records: RunRecords) -> dict[str, Any]:
+    """The curves and the record of the training, its pairs, and what all of it took."""
+    costs = training.adviser_costs(records)
+    return {
+        "training": training.training_of(records),
+        "record": records.training_record,
         "pair_groups": account.pair_groups(records),
         "num_pairs": len(records.pairs),
         "time_spent": training.time_spent(records),
         "costs": costs,
         "usd": sum(cost.usd for cost in costs),
-        "drops": account.drops(records, MEANINGS),
-        "conventions": _by_project(records),
-        "files": account.files_of(records),
-        "config_text": account.config_text(records),
-        "record": records.training_record,
-        "sessions": listed.sessions,
     }
 
 

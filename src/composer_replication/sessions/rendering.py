@@ -6,6 +6,7 @@ Windows, proofs and references are made of what is here. The conversation itself
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -262,3 +263,11 @@ def _pair(
     kind = " ".join([pair.source, *(call.name for turn in (answer, logged) for call in turn.calls)])
     chosen, rejected = (PairSide.of(ids, start, rendered.ids) for ids, start in sides)
     return KeptPair(pair.state_id, rendered, chosen, rejected, kind, span.turn_id)
+
+
+def ids_said(sessions: Iterable[RenderedSession]) -> set[int]:
+    """Ids of all tokens that stand in turns of the model's own."""
+    said: set[int] = set()
+    for sequence in (each for session in sessions for each in session.sequences):
+        said.update(*(sequence.ids[span.start : span.end] for span in sequence.spans))
+    return said

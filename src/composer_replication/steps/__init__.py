@@ -18,5 +18,6 @@ A step reads artefacts of the run, hands them to the stages below, and writes it
     run        every step of the table, one after the other
     dry_run    what `run` would do, cost and take
     demo       the same on generated sessions and the embedded student
+    replicas/  a training by several replicas that share a bucket
     around/    what is done with a run besides: judge, inspect, export, forget; sessions of a small world
 """

@@ -32,7 +32,7 @@ from composer_replication.runs.split import held_out_of
 from composer_replication.steps.own_pairs import WORKED, OwnPair, OwnPairs, without_opposite
 from composer_replication.steps.replay import read_calls
 from composer_replication.steps.states import RunStates, StateOfTurn
-from composer_replication.types import DPOPair
+from composer_replication.types import Action, DPOPair
 
 _ONLY_THINKING = "nothing_but_thinking"
 
@@ -155,6 +155,7 @@ def _write(
             "threshold": asked.threshold if asked else None,
             "where_it_worked": section.where_it_worked,
             "thinking": section.thinking,
+            "words": section.words,
             "corrections": section.corrections,
             "filters": section.filters,
             "recipe": section.recipe,
@@ -239,7 +240,8 @@ def _chosen(extraction: Extraction, asked: Mapping[str, StateOfTurn], section: P
             report.drop(_ONLY_THINKING)
         else:
             action = None if section.thinking else record.chosen_action
-            found.append(replace(record, pair=pair, chosen_action=action))
+            record = replace(record, pair=pair, chosen_action=action)
+            found.append(record if section.words else _calls_alone(record, each))
     report.num_pairs = len(found)
     return found
 
@@ -250,6 +252,16 @@ def _without_thinking(pair: DPOPair, each: StateOfTurn) -> DPOPair:
     parsed = parse_action_text(chosen)
     chosen = text_of(parsed.action) if parsed.thinking else chosen
     return cast("DPOPair", {**pair, "chosen": chosen, "rejected": action_text_without_thinking(each.turn)})
+
+
+def _calls_alone(record: PairRecord, each: StateOfTurn) -> PairRecord:
+    """Where both sides call, their calls without a word: advisers agree on a call, and nobody voted on the words."""
+    chosen = parse_action_text(record.pair["chosen"]).action
+    if not (chosen.calls and each.turn.calls):
+        return record
+    right, wrong = Action(text="", calls=chosen.calls), Action(text="", calls=each.turn.calls)
+    pair = cast("DPOPair", {**record.pair, "chosen": text_of(right), "rejected": text_of(wrong)})
+    return replace(record, pair=pair, chosen_action=right, rejected_action=wrong)
 
 
 def _facts(each: StateOfTurn) -> dict[str, Any]:

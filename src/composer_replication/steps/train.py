@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from composer_replication.trainer.from_config.plan import TrainingPlan
     from composer_replication.trainer.from_config.results import TrainingResult
     from composer_replication.trainer.from_config.training import Progress
+    from composer_replication.trainer.replica import Replica
 
 
 # What may be set otherwise while a training goes on.
@@ -33,20 +34,22 @@ def train(
     resume: bool = False,
     must_fit: bool = True,
     progress: Progress | None = None,
+    replica: Replica | None = None,
 ) -> TrainingResult:
     """Train on `run`, or on the run that the config names, which a training with rollouts can do without.
 
     The run is told where checkpoints and weights go when that is outside of it, so that `crf forget` can name them.
+    A `replica` learns from its part of the sessions, and its weights are all replicas'.
     """
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
     from composer_replication.trainer.from_config.training import run_training
 
     config = _with_run(config, run)
-    if config.train.run is not None and config.train.output is not None:
+    if config.train.run is not None and config.train.output is not None and (replica is None or replica.rank == 0):
         folder, named = TrainingFolder.of(config), RunDir.open(config.train.run)
         note_elsewhere(named, "checkpoints", folder.checkpoints)
         note_elsewhere(named, "trained weights", folder.trained(is_adapter=config.train.adapter.kind != "none"))
-    result = run_training(config, resume=resume, must_fit=must_fit, progress=progress)
+    result = run_training(config, resume=resume, must_fit=must_fit, progress=progress, replica=replica)
     if result.saved is not None and os.environ.get("RANK", "0") == "0":  # of several processes, the one that saved
         _finish(result.saved, config)
     return result

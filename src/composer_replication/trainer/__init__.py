@@ -4,6 +4,7 @@ channel_settings  the knobs of channels 2 and 3, and how a weight changes over a
 presets           what a preset says, as arguments
 teacher_keeper    who teaches channel 2 over a run
 start_model       the start weights, as a trainer takes them
+token_rows        tokens of the template that the weights never learnt, and how an adapter learns them
 metrics_file      `metrics.jsonl`, and how a trainer hears of its own steps
 checkpoints/      complete or passed over, resumed bit for bit
 watch/            will it fit, has it collapsed, why does it not learn
@@ -16,6 +17,7 @@ composer_trainer  GRPO with two more channels, inside TRL
 traces/           one trace as rows of token ids
 data_collator     traces to a batch for all three channels
 reference         a known path: `sessions.reference`
+replica           a training as one of several
 from_config/      what `crf train` does, as a library
 """
 

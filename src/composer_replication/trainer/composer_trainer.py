@@ -32,6 +32,7 @@ from composer_replication.trainer.composer.resume_state import load_run_state, r
 from composer_replication.trainer.metrics_file import MetricsFile, TellSteps
 from composer_replication.trainer.overrides import TaughtRollouts
 from composer_replication.trainer.teacher_keeper import TeacherKeeper, TeacherKind, attach_teacher, live_teacher_warning
+from composer_replication.trainer.token_rows import settle_token_rows
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
 
@@ -103,6 +104,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self.settings, self.figures = _settings_of(knobs, settings), ComposerFigures()
         self.wants_sites = self.settings.alpha_sdpo > 0 or measure_channels
         super().__init__(*args, **kwargs)
+        settle_token_rows(self.model)
         options = rollouts or RolloutOptions()
         self._check_arguments(options)
         self.reward_funcs = list(map(answering, self.reward_func_names, self.reward_funcs))

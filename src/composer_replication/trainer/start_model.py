@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from composer_replication.errors import ConfigError, InputError, MissingExtraErr
 from composer_replication.objective.distributed import is_sharded
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.optional import available, require
+from composer_replication.trainer.token_rows import settle_token_rows, with_token_rows
 
 Quantization = Literal["none", "4bit"]
 QUANTIZATIONS: tuple[Quantization, ...] = ("none", "4bit")
@@ -35,11 +37,13 @@ def prepare_model(
     peft_config: Any | None,
     quantization: Quantization,
     adapter_follows: bool = False,
+    token_rows: Callable[[nn.Module], Sequence[int]] | None = None,
 ) -> nn.Module:
     """What `OfflineTrainer` trains. A name is loaded from disk or the hub, without running anybody's code.
 
     With `adapter_follows` the caller puts an adapter on later, and the weights are loaded as those below one. Weights
-    to train in half precision are refused.
+    to train in half precision are refused. `token_rows` says of the loaded model which rows of embedding and head the
+    adapter trains as well.
     """
     if quantization not in QUANTIZATIONS:
         raise InputError(explain("quantization", got=repr(quantization), expected=f"one of {QUANTIZATIONS}"))
@@ -49,6 +53,8 @@ def prepare_model(
     dtype = weight_dtype(bf16=args.bf16, has_adapter=has_adapter)
     found = _load(model, quantization, dtype) if isinstance(model, str) else model
     if peft_config is not None:
+        if token_rows is not None:
+            peft_config = with_token_rows(peft_config, found, token_rows(found))
         found = _adapted(found, args, peft_config, quantization)
     if not adapter_follows:
         check_weights_to_train(found)
@@ -107,6 +113,7 @@ def _adapted(found: nn.Module, args: Any, peft_config: Any, quantization: Quanti
         adapted = peft.get_peft_model(found, peft_config)
     except ValueError as error:
         raise adapter_refused(error, found) from error
+    settle_token_rows(adapted)
     if args.bf16 or args.fp16:  # PEFT makes its own weights whole, but not its copies (`modules_to_save`)
         for each in adapted.parameters():
             if each.requires_grad and each.dtype in _HALVES:

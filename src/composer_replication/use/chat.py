@@ -21,6 +21,7 @@ from composer_replication.config.writer import RESOLVED_NAME
 from composer_replication.errors import InputError, explain
 from composer_replication.evaluation.arms import Arm, arms_of, device_and_dtype
 from composer_replication.ingestion.states import action_text
+from composer_replication.objective.adapters import rows_in_place
 from composer_replication.runs import RunDir
 from composer_replication.runs.sites import read_site
 from composer_replication.runs.split import sides_of
@@ -94,7 +95,7 @@ class Arms:
         options: dict[str, Any] = {"max_new_tokens": sampling.max_tokens, "do_sample": sampling.temperature > 0}
         if sampling.temperature > 0:
             options |= {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
-        with torch.inference_mode(), self._as(arm) as model:
+        with torch.inference_mode(), self._as(arm) as model, rows_in_place(model):
             written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
         new = written[0, ids.shape[1] :].tolist()
         ends = self._ends

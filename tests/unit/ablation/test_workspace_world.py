@@ -11,12 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tiny_models  # noqa: E402
-from composer_replication.ablation.episodes import SCHEMAS, Episode, play_all  # noqa: E402
+from composer_replication.ablation.episodes import SCHEMAS, Episode, after_a_turn, play_all  # noqa: E402
 from composer_replication.ablation.workspace import KINDS, METRICS, distances  # noqa: E402
 from composer_replication.batch.render.renderer import Renderer  # noqa: E402
 from composer_replication.envs.student import load_student  # noqa: E402
 from composer_replication.envs.workspace import TOOLS  # noqa: E402
-from composer_replication.errors import ConfigError, InputError  # noqa: E402
+from composer_replication.errors import ConfigError, InputError, UnsupportedModelError  # noqa: E402
 from composer_replication.rollouts.conversation import Rollout  # noqa: E402
 from composer_replication.rollouts.error_penalty import ErrorPenalty, errors_in  # noqa: E402
 from composer_replication.rollouts.gathering import gather_rollouts  # noqa: E402
@@ -209,7 +209,7 @@ def test_a_job_trains_on_rollouts_and_plays_held_out_tasks(tmp_path: Path, monke
 
 
 def test_a_rollout_function_beside_an_environment_is_refused():
-    from composer_replication.config.train import GRPOSection
+    from composer_replication.config.rollouts import GRPOSection
     from composer_replication.trainer.from_config.grpo import rewards_and_world
 
     both = GRPOSection(
@@ -218,3 +218,12 @@ def test_a_rollout_function_beside_an_environment_is_refused():
     )
     with pytest.raises(ConfigError, match="environment and rollouts"):
         rewards_and_world(both)
+
+
+def test_between_two_turns_stands_what_the_models_own_template_has_there():
+    tokenizer = load_student()[1]
+    between = after_a_turn(tokenizer, "LS", "a\nb")
+    assert between == "\n<|im_start|>tool\na\nb<|im_end|>\n<|im_start|>assistant\n"
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{{ eos_token }}{% endfor %}"
+    with pytest.raises(UnsupportedModelError, match="end token"):  # a bracket stands before the end
+        after_a_turn(tokenizer, "LS", "a")

@@ -183,7 +183,11 @@ def test_the_check_itself_finds_every_kind_of_quotation():
     call = ToolCall(
         id="c",
         name="Bash",
-        arguments={"command": "cat 'src/deep/file_one.py' | grep \"class Foo\" --max-count=3", "mode": "quick"},
+        arguments={
+            "command": "cat 'src/deep/file_one.py' | grep \"class Foo\" --max-count=3",
+            "mode": "quick",
+            "run_now": True,
+        },
     )
     quoting = {
         "Open src/deep/file_one.py": "src/deep/file_one.py",
@@ -192,6 +196,7 @@ def test_the_check_itself_finds_every_kind_of_quotation():
         "Look for class Foo": "class Foo",
         "The flag --max-count is wrong": "--max-count",
         "Not in quick mode": "quick",
+        "Set run_now otherwise": "run_now",
     }
     for text, part in quoting.items():
         assert part in quotes_call(text, call, ()), text

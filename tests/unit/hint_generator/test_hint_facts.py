@@ -61,7 +61,7 @@ def test_what_the_error_suggests_goes_before_what_the_session_shows():
     assert hint.text.startswith("The file is called `.lint.yaml` here. Find a file by name with `Glob`")
 
 
-def test_the_names_of_a_known_folder_are_listed_and_a_search_for_text_is_not_recommended():
+def test_names_that_a_folder_is_known_to_have_are_pointed_to_and_a_search_for_text_is_not_recommended():
     session = Session()
     session.call("Grep", "shop/cart.py", pattern="x", path=f"{ROOT}/shop")
     session.call("Read", "1\tx", file_path=f"{ROOT}/shop/cart.py")
@@ -69,7 +69,7 @@ def test_the_names_of_a_known_folder_are_listed_and_a_search_for_text_is_not_rec
     hint = hint_of(session)
     assert hint.text == (
         "Find the file by listing its folder instead of guessing its name. In the folder meant, this session has shown"
-        " `cart.py`."
+        " other names: see whether one of those is meant."
     )
     known = {"Glob": {}, "Grep": {}}
     assert "by name with `Glob`" in hint_of(session, inferred_tools=known).text
@@ -87,12 +87,13 @@ def edited(old, *, file=FILE, before=()):
 @pytest.mark.parametrize(
     ("old", "problem", "stated"),
     [
-        ("\treturn round(subtotal)", "line", "The file has `return round(subtotal, 2)` there."),
+        ("\treturn round(subtotal)", "line", "The file has `subtotal, 2)` there."),
         ("def total(items):\n\tsubtotal = sum(items)\n\treturn subtotal", "line", "`return round(subtotal, 2)`"),
+        ("def total(items):\n\tsubtotal = sum(items)\n\treturn -round(subtotal, 2) + 1", "longer", "is shorter in"),
         (
             "    subtotal = sum(items)\n    return round(subtotal, 2)",
             "whitespace",
-            ": 1 tab before `subtotal = sum(items)`",
+            ": 1 tab before `subtotal = sum…`.",
         ),
         ("     2\t\tsubtotal = sum(items)\n     3\t\treturn round(subtotal, 2)", "line_numbers", "Leave out the line"),
         ("def total(items):\\n\\tsubtotal = sum(items)", "escapes", "not as escapes"),
@@ -117,7 +118,7 @@ def test_text_that_an_earlier_edit_replaced_is_said_to_be_gone():
         "\tsubtotal = sum(items)\n\treturn round(subtotal, 2)", before=[("Edit", rename, "Updated.", None, None)]
     )
     assert hint.facts["edit_problem"] == "own_edit"
-    assert "which now has `amount = fsum(items)` there" in hint.text
+    assert "which now has `amount = fsum(` there" in hint.text
 
 
 def test_nothing_is_claimed_of_a_file_that_somebody_may_have_changed():
@@ -147,10 +148,26 @@ def test_two_places_are_told_apart_by_the_lines_above_them():
     )
     hint = hint_of(session)
     assert hint.text == (
-        "The text to replace stands twice in the file, at `def one():`, `def two():`. Add a neighbouring line that only"
+        "The text to change stands twice in the file, at `def one():`, `def two():`. Add a neighbouring line that only"
         " the meant place has, such as the first line of its function, or set `replace_all` where every place is to"
         " change."
     )
+
+
+def test_a_parameter_that_the_call_has_already_is_not_named():
+    session = Session()
+    error = "<tool_use_error>Found 2 matches of the string to replace, but replace_all is false.</tool_use_error>"
+    edit = {"file_path": f"{ROOT}/a.py", "old_string": "0", "new_string": "1"}
+    session.call("Edit", error, is_error=True, **edit, replace_all=False)
+    text = hint_of(session).text
+    assert "replace" not in text
+    assert text.endswith("or have all of them changed at once where every place is to change.")
+
+
+def test_of_a_line_only_what_the_text_does_not_have_is_quoted():
+    file = '     1\tlog.Printf("%d items of %s", len(cart.items), cart.owner.name)\n     2\treturn nil\n'
+    hint = edited('log.Printf("%d items of %s", len(cart.items), cart.user)\nreturn nil', file=file)
+    assert hint.facts["closest_line"] == ".owner.name)"
 
 
 def shell(command, error, *before):

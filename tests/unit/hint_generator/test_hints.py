@@ -35,7 +35,7 @@ def hint_of(session, **options):
     assert site.is_kept, site
     hint = write_hint(site, conversation, tool_schemas=SCHEMAS, **options)
     assert count_sentences(hint.text) <= 2
-    assert (hint.version, hint.facts["error_kind"]) == (3, site.kind)
+    assert (hint.version, hint.facts["error_kind"]) == (4, site.kind)
     return hint
 
 
@@ -126,8 +126,8 @@ def test_a_failed_edit_shows_the_closest_line_that_the_session_has_seen():
         new_string="x",
     )
     hint = hint_of(session)
-    assert (hint.facts["edit_problem"], hint.facts["closest_line"]) == ("line", "return round(subtotal, 2)")
-    assert hint.text.endswith("The file has `return round(subtotal, 2)` there.")
+    assert (hint.facts["edit_problem"], hint.facts["closest_line"]) == ("line", "subtotal, 2)")
+    assert hint.text.endswith("The file has `subtotal, 2)` there.")
 
 
 def test_only_what_was_read_before_the_turn_is_used():

@@ -156,6 +156,20 @@ def test_a_part_of_a_file_is_completed_where_it_agrees(project):
     assert says(differs, "nowhere") == ("unknown", "text_not_shown")
 
 
+def test_after_a_summary_a_text_that_is_still_the_commits_had_not_been_read(project):
+    def rule(old, said="This session is being continued from a previous conversation.", *, with_checkout=True):
+        state = SessionState("/repo")
+        state.heard(said)
+        judge = Judge(state, checkout=at(project) if with_checkout else None)
+        return judge.verdict(call("Edit", file_path="/repo/src/app/a.py", old_string=old, new_string="z")).rule
+
+    assert rule("line 7") == "not_read_since"
+    assert rule("line 7, as the session has left it") == "read_before"  # it was worked on, so it was read
+    assert rule("line 7", with_checkout=False) == "read_before"
+    assert rule("line 7", "This session is being continued from a previous one. See @src/app/a.py") == "read_before"
+    assert rule("line 7", "Go on.") == "not_read"  # without a checkout's help: all of the session is in the log
+
+
 def test_a_repository_that_wants_to_run_something_runs_nothing(project, tmp_path):
     trap, sprung = tmp_path / "trap", tmp_path / "sprung"
     trap.mkdir()

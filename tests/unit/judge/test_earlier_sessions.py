@@ -100,3 +100,23 @@ def test_a_text_that_an_earlier_session_saw_whole_completes_a_part_that_agrees_w
 
     assert says("     2→twice()\n     3→line 3\n") == ("fails", "ambiguous_in_earlier_session")
     assert says("     2→twice()\n     3→another line\n") == ("ok", "found_in_part")
+
+
+@pytest.mark.parametrize(
+    ("path", "read_before", "rule"),
+    [
+        ("src/app/z.py", FILES, "not_read_since"),
+        ("src/app/a.py", FILES, "read_before"),  # read, and perhaps shown again after the summary
+        ("src/app/z.py", None, "read_before"),  # that part is in no log
+    ],
+)
+def test_what_a_sessions_part_before_a_summary_has_not_read_is_unread_after_it(path, read_before, rule):
+    words = "This session is being continued from a previous conversation that ran out of context."
+    edit = {"file_path": f"/repo/{path}", "old_string": "x", "new_string": "y"}
+    call = ToolCall(id="e", name="Edit", arguments=edit)
+    when = "2026-01-05T10:00:00.000Z"
+    said = Turn(id="u", role="user", origin="human", text=words, provenance=WHERE, timestamp=when)
+    turn = Turn(id="e", role="assistant", origin="model", calls=(call,), provenance=WHERE, timestamp=when)
+    later = Conversation(id="s#1", format="claude_code", turns=(said, turn), cwd="/repo")
+    earlier = [] if read_before is None else [session("s#0", 5, [(each, "     1→x\n") for each in read_before])]
+    assert last_verdict(later, *earlier)[1] == rule

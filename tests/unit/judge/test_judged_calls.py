@@ -68,6 +68,18 @@ def test_the_state_of_a_moment_knows_what_was_shown_before_it():
     assert shown == [False, True, True, True]
 
 
+def test_the_plan_that_a_session_carries_out_lies_in_its_plans_file():
+    def rule(words, path):
+        asked = Turn(id="u", role="user", origin="human", text=words, provenance=WHERE)
+        write = ToolCall(id="w", name="Write", arguments={"file_path": path, "content": "# Plan"})
+        return next(judged_calls(talk((asked, said(0, "", write))))).judgement.rule
+
+    plan = "/srv/u/.claude/plans/calm-tree.md"
+    assert rule("Implement the following plan:\n# Plan", plan) == "plan_is_there"
+    assert rule("Implement the following plan:\n# Plan", "/repo/plans/calm-tree.md") == "new_file"
+    assert rule("Make a plan.", plan) == "new_file"
+
+
 def test_what_a_log_that_begins_in_the_middle_has_not_read_may_have_been_read_before():
     edit = {"file_path": "/repo/z.py", "old_string": "a", "new_string": "b"}
     call = ToolCall(id="e", name="Edit", arguments=edit)

@@ -52,6 +52,7 @@ def test_what_the_agent_wrote_itself_is_not_to_be_read():
     look = (read(), numbered(1, *text.split("\n")))
     other = edit("def total(items):\n    return  sum(items)\n", "pass", FILE)
     assert decided(wrote, (other, NO_MATCH, True), look) is None
+    assert decided(wrote, "and now?", (other, NO_MATCH, True), look) is None  # somebody came by: nothing says more
     moved = (bash("git checkout other"), "Switched to branch 'other'")
     assert decided(wrote, moved, (other, NO_MATCH, True), look) == ("look_first", *read())
 
@@ -147,6 +148,50 @@ def test_a_skill_is_chosen_by_a_name_that_had_been_shown():
     error = "<tool_use_error>Unknown skill: tools:plan_review</tool_use_error>"
     assert decided((wrong, error, True), (right, "Launching skill")) is None
     assert decided("run /plan_review", (wrong, error, True), (right, "Launching skill")) == ("corrected", *right)
+    asked = (("AskUserQuestion", {"questions": ["What next?"]}), "User has answered: run /plan_review")
+    assert decided(asked, (wrong, error, True), (right, "Launching skill")) is None  # the model's own words
+
+
+def test_no_search_is_for_a_file_that_a_search_of_its_name_did_not_find():
+    nothing = (("Glob", {"pattern": "**/basket*"}), "No files found")
+    found = (bash("find / -name 'basket*'"), "/opt/other/basket.txt")
+    assert decided(MISSING, found) == ("look_first", *found[0])
+    assert decided(MISSING, nothing, found) is None
+
+
+def test_the_same_words_put_at_another_place_are_no_correction():
+    text = numbered(1, "def total(items):", "    return sum(items)", "", "class Basket:", "    pass")
+    new = "\n\ndef tax(items):\n    return total(items) * RATE_OF_THIS_COUNTRY"
+    wrong = edit("def  total(items):\n    return items", "def  total(items):\n    return items" + new)
+    beside = edit("def total(items):\n    return sum(items)", "def total(items):\n    return sum(items)" + new)
+    elsewhere = edit("class Basket:\n    pass", "class Basket:\n    pass" + new)
+    steps = ((read(), text), (wrong, NO_MATCH, True))
+    assert decided(*steps, (beside, DONE)) == ("corrected", *beside)
+    assert decided(*steps, (elsewhere, DONE)) is None
+
+
+def test_a_file_that_changed_since_it_was_read_is_to_be_read_again():
+    changed = "<tool_use_error>File has been modified since read, either by the user or by a linter. Read it again."
+    own = (bash(f"sed -i 's/a/b/' {FILE}"), "")
+    steps = ((read(), TEXT), own, (GOOD, changed, True))
+    assert decided(*steps, (read(), TEXT), (GOOD, DONE)) == ("look_first", *read())
+    assert decided(*steps) == ("look_first", *read())  # the agent asks for it, whatever came next
+
+
+@pytest.mark.parametrize(
+    ("right", "is_chosen"),
+    [
+        ("gofmt -l cmd/", True),  # around what was named
+        ("gofmt -l ./cmd/shop", True),
+        ("gofmt -l cmd/shop/main.go", False),  # which nobody has shown
+        ("gofmt -l internal/", False),  # something else
+        ("gofmt -d cmd/", False),
+    ],
+)
+def test_a_command_whose_path_was_of_a_form_it_does_not_take_is_chosen_with_the_folder(right, is_chosen):
+    error = "Exit code 2\nstat ./cmd/shop/...: no such file or directory"
+    found = decided((bash("gofmt -l ./cmd/shop/..."), error, True), (bash(right), "main.go"))
+    assert found == (("corrected", *bash(right)) if is_chosen else None)
 
 
 def test_a_command_is_repeated_from_where_the_shell_stands():

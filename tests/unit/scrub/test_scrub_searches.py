@@ -13,7 +13,8 @@ import pytest
 from composer_replication.privacy import Scrubber
 from composer_replication.privacy.encodings import literals
 from composer_replication.privacy.gather import Gatherer
-from composer_replication.privacy.named import places
+from composer_replication.privacy.identity import Identity
+from composer_replication.privacy.named import assignments, places
 from composer_replication.privacy.seen import Seen
 from composer_replication.privacy.shapes import human
 
@@ -81,3 +82,43 @@ def test_a_secret_that_stands_twice_in_a_record_goes_twice() -> None:
     record: dict[str, Any] = scope.value({"content": text, "extra": {"stdout": text, "stderr": "clean as it is"}})
     assert record["content"] == record["extra"]["stdout"] == "password: <PASSWORD_1> and nothing else"
     assert scope.report.counts == {"PASSWORD": 2}
+
+
+def test_whether_a_text_shows_people_is_what_replacing_them_says() -> None:
+    pieces = [
+        "/home/",
+        "home/",
+        "-home-",
+        "Users/",
+        "/Users/",
+        "C:\\\\Users\\\\",
+        "-Users-",
+        "USER",
+        "USER_1",
+        "ada",
+        "root",
+    ]
+    pieces += ["src", "/", "-", " ", "\n", "\0", "x", "ada.", "components/"]
+    rng, identity, people = random.Random(0), Identity((), ()), 0
+    for _ in range(_TEXTS // 4):
+        text = "".join(rng.choices(pieces, k=rng.randint(1, 12)))
+        shown = identity.touches(text)
+        assert shown == (identity.replace(text, lambda _: "") != text), text
+        people += shown
+    assert people > _TEXTS / 20
+
+
+def test_a_hit_without_a_value_is_looked_at_once_and_one_with_a_value_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_hit, hits = assignments._at_hit, []
+    monkeypatch.setattr(assignments, "_NOTHING", set())
+    monkeypatch.setattr(assignments, "_at_hit", lambda *hit: hits.append(hit[1]) or at_hit(*hit))
+    line = "the secret of a good test is that it fails\n"
+    found = f'secret = "{"zonne" + "bloem42"}"\n'
+    text = "x " * 200 + line + "x " * 200
+    for _ in range(2):
+        assert not list(assignments.keyword_spans(text, text.encode(), {b"secret"}, []))
+        assert len(list(assignments.keyword_spans(found, found.encode(), {b"secret"}, []))) == 1
+    assert len(hits) == 3
+    nearer = text[100:]
+    assert not list(assignments.keyword_spans(nearer, nearer.encode(), {b"secret"}, []))
+    assert len(hits) == 4  # the text begins nearer to it: something else stands around

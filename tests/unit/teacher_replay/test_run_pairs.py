@@ -106,6 +106,24 @@ def test_the_pairs_are_the_same_with_and_without_sites(run):
     assert run.lineage("pairs").stale == ()
 
 
+def test_without_words_calls_are_compared_with_calls_and_words_with_words(run):
+    call_text = '[TOOL_USE] name=Read input={"file_path":"/repo/b.py"}'
+    rows = [
+        answer(state, slug) | {"response_text": f"I look at it.\n{call_text}"}
+        for state in run_states(run, send_tools=False)
+        for slug in ("x/a", "x/b")
+    ]
+    run.write_jsonl("teacher_calls", rows, schema=SCHEMA, version=VERSION, sources=["conversations"], settings=SETTINGS)
+    make(run, where_it_worked=True)
+    assert rows_of(run)[0]["chosen"] == f"I look at it.\n{call_text}"
+    make(run, where_it_worked=True, words=False)
+    without = rows_of(run)
+    assert (without[0]["chosen"], without[0]["rejected"]) == (call_text, call_text.replace("b.py", "a.py"))
+    assert without[0]["rejected_action"]["text"] == without[0]["chosen_action"]["text"] == ""
+    assert (without[4]["chosen"], without[4]["rejected"]) == (f"I look at it.\n{call_text}", "All is well.")
+    assert run.meta("pairs").settings["words"] is False
+
+
 def test_thinking_is_on_neither_side(run, tmp_path):
     make(run, export=tmp_path / "out.jsonl", where_it_worked=True)
     for at, row in rows_of(run).items():

@@ -96,3 +96,23 @@ def test_a_positive_weight_changes_the_run(policy: Path, tmp_path: Path) -> None
     plain = weights(_trained(GRPOTrainer, policy, tmp_path / "a", "dapo"))
     taught = weights(_trained(ComposerReplicationTrainer, policy, tmp_path / "b", "dapo", alpha_sdpo=1.0))
     assert sum(not torch.equal(plain[name], taught[name]) for name in plain) == len(plain)
+
+
+def test_rows_that_an_adapter_trains_are_in_the_loss_of_rollouts_and_of_sites(policy: Path, tmp_path: Path) -> None:
+    """TRL computes from the head's weight as well: log-probs are those of the model's own logits, and the row moves."""
+    from peft import LoraConfig
+
+    rows = {"embed_tokens": [5], "lm_head": [5]}
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], trainable_token_indices=rows)
+    named = {"peft_config": adapter, "alpha_sdpo": 1.0, "teacher": "trust_region"}
+    trainer = _trained(ComposerReplicationTrainer, policy, tmp_path, "dapo", **named)
+    assert min(entry["loss/sdpo_kl"] for entry in trainer.state.log_history if "loss/sdpo_kl" in entry) > 1e-5
+    model, ids = trainer.model, torch.tensor([[3, 5, 7, 5, 9, 4]])
+    head = model.get_output_embeddings()
+    assert not torch.equal(head.weight[5], head.original_module.weight[5])
+    assert torch.equal(head.weight[:5], head.original_module.weight[:5])
+    with torch.no_grad():
+        found = trainer._get_per_token_logps_and_entropies(model, ids, torch.ones_like(ids), 4)[0]
+        logprobs = model(input_ids=ids).logits.div(trainer.temperature).log_softmax(-1)
+    wanted = logprobs[0, 1:5].gather(-1, ids[0, 2:, None])[:, 0]
+    assert torch.allclose(found[0], wanted, atol=1e-5)

@@ -33,7 +33,7 @@ _MAX_HEAD = 4000
 _MENTION = re.compile(r"(?:^|[\s\"'(])@([\w./~-]{2,300})")
 # What was read before such words may still count as read, and is in no log.
 _SUMMARY = re.compile(r"\AThis session is being continued from a previous")
-_CONTINUED = re.compile(rf"{_SUMMARY.pattern}|\AImplement the following plan")
+_PLAN = re.compile(r"\AImplement the following plan")
 AGENT_LEFT = "<command-name>/exit<"
 """In the user's words where the agent was left; started again, it knows only what was read or written in full."""
 _REWORKED = re.compile(
@@ -49,7 +49,7 @@ class FileTexts:
 
     def __init__(self, cwd: str | None) -> None:
         self.cwd = cwd
-        self.is_continued = self.starts_with_summary = False
+        self.is_continued = self.starts_with_summary = self.has_plan = False
         self._mentioned: set[str] = set()
         self._in_full: set[str] = set()
         self._unread: set[str] = set()  # refused because they had not been read
@@ -85,7 +85,8 @@ class FileTexts:
             self._reworked_at = self._now if _REWORKED.search(text[:_MAX_HEAD]) else self._reworked_at
         is_start = not self.read and _SUMMARY.search(text[:_MAX_HEAD]) is not None
         self.starts_with_summary = self.starts_with_summary or is_start
-        self.is_continued = self.is_continued or _CONTINUED.search(text[:_MAX_HEAD]) is not None
+        self.has_plan = self.has_plan or _PLAN.search(text[:_MAX_HEAD]) is not None
+        self.is_continued = self.is_continued or self.has_plan or _SUMMARY.search(text[:_MAX_HEAD]) is not None
         if AGENT_LEFT in text:
             self.read = {path: None for path in self.read if path in self._in_full}
         self._mentioned.update(normal_path(path, self.cwd) for path in _MENTION.findall(text[:_MAX_TEXT]))
@@ -100,6 +101,10 @@ class FileTexts:
         if name in self._unread:
             return False
         return None if self.is_continued or name in self._mentioned else False
+
+    def was_named(self, path: str) -> bool:
+        """Whether a person named a file with `@`, which shows it to the agent."""
+        return normal_path(path, self.cwd) in self._mentioned
 
     def refused(self, call: ToolCall, text: str) -> None:
         """A call that failed."""

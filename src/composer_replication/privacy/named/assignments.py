@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from composer_replication.privacy.named.declarations import arguments, handed, typed
 from composer_replication.privacy.named.markup import named_in_document
-from composer_replication.privacy.named.names import Strength, name_strength
+from composer_replication.privacy.named.names import MEANT, Strength, name_strength
 from composer_replication.privacy.named.plausible import is_answer, is_given, is_plausible, names_handle, trimmed
 from composer_replication.privacy.named.values import WIDE_SIGNS, is_called, is_handed, stands_as_name, value_after
 from composer_replication.privacy.rules import PLACEHOLDER, Span
@@ -47,11 +47,17 @@ _SEARCHED: dict[bytes, tuple[bytes, ...]] = {
     b"mdp ": (b"mdp",),
     b"assword": (b"assword",),
 }
-WHOLE_WORDS = frozenset((b"assword",))  # `expect "assword:"`; inside of other words it is found as `pass`
+_SLIPS = frozenset(slip for slip in map(str.encode, MEANT) if not any(word in slip for word in _SEARCHED))
+_SEARCHED |= {slip: (slip,) for slip in sorted(_SLIPS)}
+# `expect "assword:"`; inside of other words it is found as `pass`.
+WHOLE_WORDS = frozenset((b"assword",)) | _SLIPS
 KEYWORDS: tuple[bytes, ...] = tuple(_SEARCHED)
 _ORDER = {keyword: number for number, keyword in enumerate(KEYWORDS)}
 # The same word over and over without a blank or a quote is machine-made; each hit would read the whole of it again.
 _LARGEST_CROWD = 32
+_AROUND = 320  # further than any form reads for what a name is, and how its value begins
+_NOTHING: set[int] = set()  # hits without a value, by the hash of what stands around them
+_MOST_MARKS = 1 << 14
 _BREAK = re.compile(rb"[\s\"'`<>\\\0]")
 _HEAD = re.compile(r"[A-Za-z0-9_]*+(?:[.-][A-Za-z0-9_]++)*+")  # read backwards
 _TAIL = re.compile(r"[A-Za-z0-9_]*+(?:[.-][A-Za-z0-9_]++)*+")
@@ -73,6 +79,7 @@ _ASKED = re.compile(
 )
 # A key without blanks, or in groups of four.
 _A_KEY = re.compile(r"0x[0-9a-fA-F]{2},\s?0x|[^\0\s\"'`]{16}|[A-Za-z2-7]{4} [A-Za-z2-7]{4} [A-Za-z2-7]{4} ")
+_SHORTEST_KEY = 16
 _VALUE_REACH = 160
 _COUNTED = frozenset((b"key", b"secret", b"pass", b"seed", b"token"))
 _ENDS_SPEECH = frozenset(("", "\u2019", "\0"))
@@ -129,7 +136,7 @@ def keyword_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[
 def _spans_of(text: str, lower: bytes, needle: bytes, unfinished: list[int]) -> Iterator[Span]:
     position, crowd = lower.find(needle), 0
     while position >= 0:
-        span = _at_hit(text, position, needle, unfinished)
+        span = _looked_at(text, position, needle, unfinished)
         if span is not None:
             yield span
             yield from _listed(text, span)
@@ -140,6 +147,21 @@ def _spans_of(text: str, lower: bytes, needle: bytes, unfinished: list[int]) -> 
             after, crowd = _BREAK.search(lower, following), 0
             following = lower.find(needle, after.end()) if after else -1
         position = following
+
+
+def _looked_at(text: str, position: int, needle: bytes, unfinished: list[int]) -> Span | None:
+    """What stands behind a hit. Lines come again and again: where there was nothing, nothing is looked for twice."""
+    begin = max(0, position - _AROUND)
+    mark = hash((text[begin : position + _AROUND], position - begin, needle))
+    if mark in _NOTHING:
+        return None
+    noted = len(unfinished)
+    span = _at_hit(text, position, needle, unfinished)
+    if span is None and len(unfinished) == noted:
+        if len(_NOTHING) >= _MOST_MARKS:
+            _NOTHING.clear()
+        _NOTHING.add(mark)
+    return span
 
 
 def _listed(text: str, span: Span) -> Iterator[Span]:
@@ -212,11 +234,19 @@ def _may_have_value(text: str, position: int, start: int, end: int, strength: St
     if strength <= Strength.WEAK:
         if strength == Strength.NONE and name_strength(text[position:end]) < Strength.TOKEN:
             return False
-        if keyword not in _LOGIN_NAMES and not _A_KEY.search(text, end, end + _VALUE_REACH):
+        if keyword not in _LOGIN_NAMES and not _has_key(text[end : end + _VALUE_REACH]):
             return False  # only a random value counts behind such a name, and random values are long
     elif text[start:end].lower() in ("pass", "pwd") and not _is_named(text, start, end):  # a verb, a command
         return False
     return not (text[start - 1 : start] == ":" and _RESOURCE.search(text, max(0, start - 240), start))
+
+
+def _has_key(ahead: str) -> bool:
+    """Whether a key may follow: a long word, bytes, or letters in groups of four. Most texts have words and no more."""
+    lengths = bytes(map(len, ahead.split()))
+    if max(lengths, default=0) < _SHORTEST_KEY and b"\4\4" not in lengths and "0x" not in ahead:
+        return False
+    return _A_KEY.search(ahead) is not None
 
 
 def _value_of(text: str, start: int, end: int, strength: Strength, keyword: bytes) -> Span | None:

@@ -92,42 +92,14 @@ _TOKENS = (
     "signkey",
     "webhooksigning",
 )
-_WEAK_LAST = (
-    "key",
-    "auth",
-    "sig",
-    "signature",
-    "salt",
-    "pin",
-    "otp",
-    "sid",
-    "sessid",
-    "sessionid",
-    "session",
-    "dsn",
-    "webhook",
-    "license",
-    "cookie",
-    "authorization",
-    "code",
-    "cert",
-    "nonce",
-    "seed",
-    "mnemonic",
-    "keys",
-    "pat",
-    "creds",
-    "cred",
-    "uri",
-    "url",
-    "csrf",
-    "xsrf",
-    "serial",
-    "hmac",
-    "refresh",
-    "conn",
-    "database",
-    "state",
+_WEAK_LAST = tuple(
+    sorted(
+        word_set(
+            "key auth sig signature salt pin otp sid sessid sessionid session dsn webhook license cookie authorization"
+            " code cert nonce seed mnemonic keys pat creds cred uri url csrf xsrf serial hmac refresh conn database"
+            " state"
+        )
+    )
 )
 # Words beside `token` or `secret` that make it a count, a type, a file, a flag or a name of something.
 _HARMLESS = word_set(
@@ -164,8 +136,34 @@ PASSWORD_WORDS = word_set(
     "n zugangscode identifiants identifiant"
     " codice chiave schluessel jeton klucz klucza chave clef slaptazodis fjalekalimi senha senhas credenciales"
     " credenziali credenciais passord passordet passwort kodi matkhau palabra accesso aanmeldgegevens inloggegevens"
-    " heslem hesel haslem"
+    " heslem hesel haslem parol parolu parolum parolni parolim parolingiz paroles paroliu zaporka zaporku"
+    " cyfrinair pasfhocal pasvorto passwuert tunnussana iphasiwedi modpas tenimiafina slaptazodi adgangsord"
 )
+
+
+def _slips(word: str, *, any_letter: bool = False) -> set[str]:
+    """A word as it is mistyped: two letters swapped, one written twice or left out, or (`any_letter`) another hit."""
+    parts = [(word[:at], word[at:]) for at in range(len(word))]
+    slips = {head + tail[1:2] + tail[0] + tail[2:] for head, tail in parts} | {
+        head + tail[0] + tail for head, tail in parts
+    }
+    slips |= {head + tail[1:] for head, tail in parts if head and (tail[1:] or len(word) > 6)}
+    if any_letter:
+        slips |= {head + letter + tail[1:] for head, tail in parts[1:] for letter in "abcdefghijklmnopqrstuvwxyz"}
+    return slips - {word}
+
+
+# What is meant by a mistyped word: no other word is as near to one of these. Of short ones only some slips are safe.
+MEANT: dict[str, str] = dict.fromkeys(_slips("password", any_letter=True), "password") | {
+    slip: word
+    for word in ("passphrase", "passcode", "passwort", "passwd", "credentials", "credential", "secret")
+    for slip in _slips(word) - {"passwords", "passport", "secrets"}
+}
+MEANT |= dict.fromkeys(("psw", "pswd", "pword", "passw"), "password")
+MEANT |= dict.fromkeys(("tokne", "toekn", "tooken", "tokken", "tokeen", "tokenn"), "token")
+MEANT = {
+    slip: word for slip, word in MEANT.items() if slip not in (*_PASSWORDS, *_TOKENS) and slip not in MEANT.values()
+}
 
 
 # What makes a name one of a secret wherever it stands: `passphrase_hex`, `TLSPSKValue`.
@@ -178,10 +176,12 @@ _KINDS_OF_KEYS = word_set("api access secret private signing encryption master a
 @lru_cache(maxsize=8192)
 def name_strength(name: str) -> Strength:
     """What a name says about its value. A key that holds a value or a placeholder itself is no name."""
-    if not _STEM.search(name.lower()) or "<" in name or "=" in name or ": " in name or _VERSION.search(name):
+    if "<" in name or "=" in name or ": " in name or _VERSION.search(name):
         return Strength.NONE
-    words = [word.lower() for word in _SPLIT.findall(name)]
-    words = [word for word in words if not word.isdigit()] or [""]
+    words: list[str] = [word.lower() for word in _SPLIT.findall(name)]
+    if not _STEM.search(name.lower()) and MEANT.keys().isdisjoint(words):
+        return Strength.NONE
+    words = [MEANT.get(word, word) for word in words if not word.isdigit()] or [""]
     joined = "".join(words)
     last = words[-1]
     counted = last == "tokens" and not _HARMLESS.isdisjoint(words)  # input_tokens, max_tokens

@@ -48,9 +48,10 @@ class _Gate:
     also: tuple[frozenset[bytes], ...]
     signs: tuple[str, ...]
 
-    def lets_pass(self, text: str, active: Set[bytes]) -> bool:
-        if any(map(active.isdisjoint, self.also)):
-            return False
+    def lacks(self, active: Set[bytes]) -> bool:
+        return any(map(active.isdisjoint, self.also))
+
+    def has_sign(self, text: str) -> bool:
         return not self.signs or any(map(text.__contains__, self.signs))
 
 
@@ -120,14 +121,19 @@ def place_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
     """Every secret in a place for one. `active`: the whole words that occur."""
     passed = {_NO_GATE: True}  # the places of a row have one gate, and a sign is looked for in all of the text
     here = sorted(active & WHOLE_WORDS)
-    likely = [place for word in here for place in _PLACES[word] if place.needs <= active]
+    likely = [
+        place
+        for word in here
+        for place in _PLACES[word]
+        if place.needs <= active and not (place.gate.also and place.gate.lacks(active))
+    ]
     heads = {head: head in text for head in {place.head for place in likely}}
     for place in dict.fromkeys(likely) if likely else ():
         if not heads[place.head]:
             continue
         gate = place.gate
         if gate not in passed:
-            passed[gate] = gate.lets_pass(text, active)
+            passed[gate] = gate.has_sign(text)
         if not passed[gate]:
             continue
         for match in place.pattern.finditer(text):

@@ -36,6 +36,7 @@ _NAME_PREFIXES = word_set(
 )
 _DIGEST_LENGTHS = (32, 40, 56, 64, 96, 128)
 _DIGEST_LENGTHS_64 = (22, 27, 38, 43, 64, 86)  # in base64, without its padding
+_STARRED = re.compile(r"\*[0-9A-F]{40}")
 _ACCOUNT = 42  # an address on a chain: 0x and 40 digits
 # What is hashed in a lock file, in base64 (go.sum, NuGet, Nix); the hash of a password is not meant.
 _HASH_NAME = re.compile(r"(?<![A-Za-z])h1:$|(?i:hash|checksum|digest|integrity|sha-?\d{1,3})[^\w\0]{1,5}$")
@@ -169,6 +170,8 @@ class Surroundings:
         hashed = max((match.end() for match in _HASH_WORDS.finditer(line)), default=-1)
         secret = max((match.end() for match in _SECRET_WORDS.finditer(line)), default=-1)
         digest = span.end - span.start in _DIGEST_LENGTHS
+        if _STARRED.fullmatch(line[-1:] + text[span.start : span.end]):  # what MySQL keeps of a password
+            return False
         if digest and _PINNED.search(line):
             return True
         if span.end - span.start == _ACCOUNT and text.startswith("0x", span.start):  # the keys of accounts are longer

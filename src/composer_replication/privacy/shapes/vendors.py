@@ -90,7 +90,9 @@ TENCENT_KEY AKID (?<![A-Za-z0-9+/])AKID[A-Za-z0-9]{32,}
 JFROG_TOKEN AKCp|cmVmdGtuO (?:AKCp[A-Za-z0-9]{60,}|cmVmdGtuO[A-Za-z0-9+/=]{40,})
 SSH_PRIVATE_KEY b3BlbnNzaC1rZXktdjE b3BlbnNzaC1rZXktdjE(?:[A-Za-z0-9+/=]|\s|\\n){40,}
 PASSWORD_HASH $2a$|$2b$|$2x$|$2y$ \$2[abxy]\$\d\d\$[./A-Za-z0-9]{53}
-PASSWORD_HASH $1$|$5$|$6$|$y$|$apr1$|$argon2 \$(?:[156y]|apr1|argon2(?:id?|d))\$[./A-Za-z0-9$=,+-]{20,}
+PASSWORD_HASH $1$|$5$|$6$|$7$|$8$|$9$|$y$|$P$|$H$ \$[156789yPH]\$[./A-Za-z0-9$=,+-]{20,}
+PASSWORD_HASH $apr1$|$argon2|$pbkdf2 \$(?:apr1|argon2(?:id?|d)|pbkdf2[\w-]*)\$[./A-Za-z0-9$=,+-]{20,}
+PRODUCT_KEY? *- (?<![A-Z0-9-])(?=[A-Z-]{0,28}\d)(?:[A-Z0-9]{5}-){4}[A-Z0-9]{5}(?![A-Z0-9-])
 MAPBOX_TOKEN k.eyJ [stp]k\.eyJ[A-Za-z0-9_-]{20,}\.[A-Za-z0-9_-]{10,}
 HEROKU_KEY HRKU- HRKU-[A-Za-z0-9_-]{30,}
 OKTA_TOKEN? *00 (?<![\w+/-])00(?=[A-Za-z0-9_-]{0,40}[A-Z])(?=[A-Za-z0-9_-]{0,40}[g-z])[A-Za-z0-9_-]{40}(?![\w-])

@@ -25,7 +25,10 @@ _OWN = (
     "पासवर्ड कूटशब्द পাসওয়ার্ড கடவுச்சொல் రహస్యపదం รหัสผ่าน ລະຫັດຜ່ານ ពាក្យសម្ងាត់ စကားဝှက် პაროლი գաղտնաբառ",
     "κωδικός κωδικό κωδικού κωδικού συνθηματικό κλειδί mật_khẩu hasło hasła hasłem hasłu jelszó şifre şifresi",
     "şifreniz şifrem contraseña contraseñas lösenord lösenordet lykilorð slaptažodis slaptažodį fjalëkalimi fjalëkalim",
-    "schlüssel clé ključ parolă parola lösenord lozinku",
+    "schlüssel clé ključ parolă parola lösenord lozinku şifrə şifrəsi şifrəm şifrəni parolē salasõna",
+    "нууц_\u04af\u0433 құпия_сөз құпиясөзі сырсөз серсүз парол рамз паролі",
+    "پاس_ورڈ پاسورڈ پسورد باسورد الباسورد پټنوم تێپەڕەوشە ססמה ססמא הססמה סיסמתך",
+    "संकेतशब्द પાસવર્ડ ਪਾਸਵਰਡ ಪಾಸ್‌ವರ್ಡ್ ಗುಪ್ತಪದ പാസ്‌വേഡ് രഹസ്യവാക്ക് పాస్‌వర్డ్ මුරපදය የይለፍ_ቃል የይለፍቃል",
 )
 _OWN_WORDS = tuple(
     dict.fromkeys(

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_replication.objective.adapters import evaluating
+from composer_replication.objective.adapters import evaluating, rows_in_place
 from composer_replication.objective.attention.attend import own_masks_taken
 from composer_replication.rollouts.generation.choice import Choice, choice_of, why_not_chosen
 from composer_replication.rollouts.generation.key_values import KeyValueRows
@@ -80,13 +80,19 @@ class RolloutGenerator:
 
     def generate(self, model: Any, *args: Any, **inputs: Any) -> Tensor:
         """As `model.generate`, with the same arguments."""
-        return self._generate(model.generate, args, inputs)
+        with rows_in_place(model):
+            return self._generate(model.generate, args, inputs)
 
     @contextmanager
     def standing_in(self, model: Any) -> Iterator[None]:
         """Inside, `model.generate` is this one's: for engines that call it themselves."""
         usual, own = model.generate, model.__dict__.get("generate")
-        model.__dict__["generate"] = lambda *args, **inputs: self._generate(usual, args, inputs)
+
+        def generate(*args: Any, **inputs: Any) -> Tensor:
+            with rows_in_place(model):
+                return self._generate(usual, args, inputs)
+
+        model.__dict__["generate"] = generate
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Many conversations with one small model on a CPU: each goes on where it stands, nobody waits for the slowest turn.
+"""Many conversations with one model: each goes on where it stands, nobody waits for the slowest turn.
 
 TRL samples a turn of all rollouts, then calls all tools, then the next turn. Here a conversation that has heard its
 answer goes on at once. Those at work are the first rows of the cache: what has ended takes no part in a pass.
@@ -31,8 +31,8 @@ class Talk(Protocol):
 class _Cache:
     """Keys and values of every place, each written behind what the place holds already."""
 
-    def __init__(self, num_layers: int, shape: tuple[int, int, int, int]) -> None:
-        self._kept = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(num_layers)]
+    def __init__(self, num_layers: int, shape: tuple[int, int, int, int], like: Tensor) -> None:
+        self._kept = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(num_layers)]
         self.places = self.slots = torch.zeros(0, dtype=torch.long)
         self.is_first_rows, self.longest = False, 0
 
@@ -74,8 +74,10 @@ class Talking:
         # One slot more, into which padding is written and from which nothing is read.
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (places, config.num_key_value_heads, room + 1, head)
-        self._cache = _Cache(config.num_hidden_layers, shape)
-        self._logits = torch.zeros(places, config.vocab_size)
+        weight = next(model.parameters())
+        self._device = weight.device
+        self._cache = _Cache(config.num_hidden_layers, shape, weight.detach())
+        self._logits = torch.zeros(places, config.vocab_size, device=self._device)
         self._at: list[_Place] = []
         self.num_said = 0
 
@@ -130,16 +132,21 @@ class Talking:
         held = torch.tensor([self._at[row].length for row in rows])
         offsets = torch.arange(ids.shape[1])
         positions = held[:, None] + offsets
-        cache, places = self._cache, torch.tensor(list(rows))
-        cache.places, cache.slots = places, torch.where(offsets < counts[:, None], positions, self._room)
-        cache.is_first_rows = bool((places == torch.arange(len(places))).all())
-        cache.longest = int((held + counts).max())
+        cache, device = self._cache, self._device
+        cache.is_first_rows, cache.longest = list(rows) == list(range(len(rows))), int((held + counts).max())
+        # All that is known of the pass is known here: it goes to the device once, and nothing comes back before a pick.
+        places, told, last = torch.tensor(list(rows)), counts > 0, counts - 1
+        slots = torch.where(offsets < counts[:, None], positions, self._room)
         sees = torch.arange(cache.longest) <= positions[:, :, None]
+        cache.places, cache.slots = places.to(device), slots.to(device)
         hidden = self._model.model(
-            input_ids=ids, attention_mask=sees[:, None], position_ids=positions, past_key_values=cache
+            input_ids=ids.to(device),
+            attention_mask=sees[:, None].to(device),
+            position_ids=positions.to(device),
+            past_key_values=cache,
         )[0]
-        told = counts > 0
-        self._logits[places[told]] = self._model.lm_head(hidden[told, counts[told] - 1]).float()
+        ends = hidden[told.nonzero().squeeze(1).to(device), last[told].to(device)]
+        self._logits[places[told].to(device)] = self._model.lm_head(ends).float()
         for row, each in zip(rows, tokens, strict=True):
             self._at[row].length += len(each)
 
@@ -150,4 +157,9 @@ class Talking:
             return logits.argmax(-1).tolist()
         sums = torch.softmax(logits.double() / self._temperature, dim=-1).cumsum(-1)
         luck = torch.tensor([[self._at[row].talk.draw.random()] for row in rows], dtype=torch.float64)
-        return torch.searchsorted(sums, luck * sums[:, -1:]).squeeze(1).clamp(max=sums.shape[1] - 1).tolist()
+        return (
+            torch.searchsorted(sums, luck.to(self._device) * sums[:, -1:])
+            .squeeze(1)
+            .clamp(max=sums.shape[1] - 1)
+            .tolist()
+        )

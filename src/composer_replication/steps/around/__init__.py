@@ -5,4 +5,5 @@ inspect  a site as the tokens that a training makes of it
 export   conversations -> ATIF documents for other tools
 forget   a session out of all of it
 world    sessions of scripted agents, as logs
+replica  a training as one replica of several
 """

@@ -9,7 +9,7 @@ import torch
 from transformers import set_seed
 
 from composer_replication.batch.tree_batch import CHANNELS
-from composer_replication.config.train import GRPOSection
+from composer_replication.config.rollouts import GRPOSection
 from composer_replication.errors import ComposerError, ConfigError, explain
 from composer_replication.optional import require
 from composer_replication.runs.split import held_out_of
@@ -22,6 +22,7 @@ from composer_replication.trainer.from_config.inputs import (
     lora_config,
     named_object,
     prompts_of,
+    token_rows,
     weighting_of,
 )
 from composer_replication.trainer.from_config.offline import tell_proof
@@ -38,6 +39,7 @@ from composer_replication.trainer.presets import (
     training_arguments,
 )
 from composer_replication.trainer.start_model import adapter_refused, prepare_model
+from composer_replication.trainer.token_rows import with_token_rows
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
 
@@ -67,7 +69,7 @@ def grpo_trainer(
     rewards, environment, rollouts = rewards_and_world(grpo)
     prompts, held_out = prompts_of(inputs)
     set_seed(config.train.optimiser.seed)
-    model, adapter = _model(inputs, args)
+    model, adapter = _model(inputs, args, say)
     logged = _logged(inputs, model, say)
     try:
         trainer = ComposerReplicationTrainer(
@@ -111,16 +113,22 @@ def rewards_and_world(grpo: GRPOSection) -> tuple[list[Any], Any | None, Any | N
     return rewards, environment, rollouts
 
 
-def _model(inputs: Inputs, args: Any) -> tuple[Any, Any | None]:
+def _model(inputs: Inputs, args: Any, say: Say) -> tuple[Any, Any | None]:
     """The start weights, and the adapter that the trainer puts on; weights in 4 bits have theirs already."""
-    adapter = lora_config(inputs.config.train.adapter)
-    assert inputs.config.train.model is not None
+    adapter, name = lora_config(inputs.config.train.adapter), inputs.config.train.model
+    assert name is not None
+    source, known = inputs.renderer.template.source, inputs.renderer.protected.ids
+    # TRL hands vLLM the weights by names that wrapped layers do not have.
+    why_not = "with FSDP" if args.fsdp else "with vLLM" if args.use_vllm else ""
+
+    def rows(model: Any) -> list[int]:
+        said = [number for text, number in known.items() if text in source]
+        return token_rows(inputs, model, said, say, why_not=why_not)
+
     if inputs.config.train.adapter.kind == "qlora":
-        return prepare_model(inputs.config.train.model, args, peft_config=adapter, quantization="4bit"), None
-    model = prepare_model(
-        inputs.config.train.model, args, peft_config=None, quantization="none", adapter_follows=adapter is not None
-    )
-    return model, adapter
+        return prepare_model(name, args, peft_config=adapter, quantization="4bit", token_rows=rows), None
+    model = prepare_model(name, args, peft_config=None, quantization="none", adapter_follows=adapter is not None)
+    return model, None if adapter is None else with_token_rows(adapter, model, rows(model))
 
 
 def _settings(inputs: Inputs, logged: LoggedSessions | None, say: Say) -> ChannelSettings:

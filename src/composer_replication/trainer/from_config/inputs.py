@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,10 @@ from composer_replication.errors import ConfigError, explain
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import require
 from composer_replication.runs import RunDir
+from composer_replication.sessions.phases import Say
 from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
+from composer_replication.trainer.replica import Replica
+from composer_replication.trainer.token_rows import ids_of_tokens, untrained_rows
 
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _EVALUATED_OF, _MOST_POSITIONS = 10, 10**9
@@ -30,16 +34,17 @@ class Inputs(NamedTuple):
     run: RunDir | None
     tokenizer: Any
     renderer: Renderer
+    replica: Replica | None = None
 
 
-def read_inputs(config: CrfConfig) -> Inputs:
+def read_inputs(config: CrfConfig, replica: Replica | None = None) -> Inputs:
     """The run directory and the tokenizer; whatever the config says that nothing here would listen to is refused."""
     name = config.train.required_model()
     _refuse_what_is_not_read(config)
     run = None if config.train.run is None else RunDir.open(config.train.run)
     tokenizer = load_tokenizer(name)
     renderer = make_renderer(config.render, tokenizer, tools_of(run))
-    return Inputs(fitted(config, tokenizer), run, tokenizer, renderer)
+    return Inputs(fitted(config, tokenizer), run, tokenizer, renderer, replica)
 
 
 def fitted(config: CrfConfig, tokenizer: Any = None) -> CrfConfig:
@@ -91,6 +96,28 @@ def lora_config(adapter: AdapterConfig) -> Any | None:
         target_modules=targets[0] if targets == ["all-linear"] else targets,
         task_type="CAUSAL_LM",
     )
+
+
+def token_rows(inputs: Inputs, model: Any, said: Iterable[int], say: Say, *, why_not: str = "") -> list[int]:
+    """Ids whose rows the adapter trains, as `train.adapter.token_rows` has it: none where a reason is given `why_not`.
+
+    What these weights never learnt of the tokens that are to be `said` is told in any case.
+    """
+    names = inputs.config.train.adapter.token_rows
+    is_auto = names == ("auto",)
+    if why_not and names and not is_auto:
+        expected = "auto, or an empty list"
+        raise ConfigError(explain(f"train.adapter.token_rows {why_not}", got=list(names), expected=expected))
+    chosen = [] if is_auto else ids_of_tokens(inputs.tokenizer, names)
+    untrained = untrained_rows(model, inputs.tokenizer, said)
+    if untrained is None or untrained.tokens.keys() <= set(chosen):
+        return chosen
+    is_trained = is_auto and not why_not
+    learnt = (
+        "their rows are trained with the adapter" if is_trained else f"the adapter leaves them so {why_not}".strip()
+    )
+    say(f"{untrained.in_words()}; {learnt} (train.adapter.token_rows)")
+    return [*untrained.tokens] if is_trained else chosen
 
 
 def weighting_of(config: CrfConfig) -> RowWeighting | None:
@@ -153,10 +180,14 @@ def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
     prompts = load_prompts(train.grpo.dataset)
     if not len(prompts):
         raise ConfigError(explain(f"train.grpo.dataset {train.grpo.dataset}", got="no prompts", expected="some"))
-    if not train.eval_every or len(prompts) == 1:
-        return prompts, None
-    kept, held_out = held_out_rows(len(prompts))
-    return prompts.select(kept), prompts.select(held_out)
+    held_out = None
+    if train.eval_every and len(prompts) > 1:
+        kept, others = held_out_rows(len(prompts))
+        prompts, held_out = prompts.select(kept), prompts.select(others)
+    if inputs.replica is not None:
+        prompts = prompts.select(inputs.replica.rows_of(len(prompts)))
+        inputs.replica.weigh(len(prompts))
+    return prompts, held_out
 
 
 def _refuse_what_is_not_read(config: CrfConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from composer_replication.sessions.rendering import RenderedSession, WindowSetti
 from composer_replication.trainer.from_config.inputs import Inputs, model_config, weighting_of
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.presets import channel_settings, teacher_of
+from composer_replication.trainer.replica import Replica
 from composer_replication.trainer.start_model import weight_dtype
 from composer_replication.trainer.watch.memory_plan import MemoryPlan, plan_memory
 from composer_replication.types import Conversation
@@ -79,13 +81,17 @@ def offline_data(inputs: Inputs) -> OfflineData:
     drawn = split_conversations(
         conversations(), validation=validation, test=config.split.test or 0.0, by=config.split.by
     )
-    sides = known or drawn
-    train, held_out = (
-        LoggedSessions(
-            (each for each in rendered if each.conversation_id in side), inputs.renderer, settings, run=inputs.run
-        )
-        for side in (sides.train, sides.validation)
+    sides, replica = known or drawn, inputs.replica
+    learnt = (
+        sides.train if replica is None else replica.part_of(sides.train & {each.conversation_id for each in rendered})
     )
+    run = inputs.run if replica is None else None  # proofs and references of a part are not the run's
+    train, held_out = (
+        LoggedSessions((each for each in rendered if each.conversation_id in side), inputs.renderer, settings, run=run)
+        for side in (learnt, sides.validation)
+    )
+    if replica is not None:
+        replica.weigh(len(train))
     is_held_out = bool(asked) if known else validation > 0
     if is_held_out and not len(held_out):
         fix = f"Do without {' and '.join(asked)}, set a larger split.validation, or ingest more sessions."
@@ -174,13 +180,19 @@ def offline_trainer(
         lm_weight=1.0 if has_good_turns else 0.0,
         eval_sessions=data.held_out if config.train.eval_every else None,
         warmed_up=warmed_up,
-        reference_path=None if warmed_up is None else folder.warmup / ARTEFACTS["ref_logprobs"].file_name,
+        reference_path=_references(folder, warmed_up, inputs.replica),
         hint_margin=config.train.proof.margin if _has_proof(inputs) else None,
         shuffle_seed=None if config.train.control == "none" else shuffle_seed(config.train),
         metrics_path=folder.metrics,
         callbacks=callbacks,
         processing_class=inputs.tokenizer,
     )
+
+
+def _references(folder: TrainingFolder, warmed_up: Path | None, replica: Replica | None) -> Path | None:
+    """The run's own, unless they are of other weights or of a part of its sessions."""
+    place = folder.checkpoints if replica is not None else folder.warmup if warmed_up is not None else None
+    return None if place is None else place / ARTEFACTS["ref_logprobs"].file_name
 
 
 def shuffle_seed(train: TrainConfig) -> int:

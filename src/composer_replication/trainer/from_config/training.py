@@ -38,6 +38,7 @@ from composer_replication.trainer.from_config.results import (
     sources_of,
     write_record,
 )
+from composer_replication.trainer.replica import Replica, ReplicaSteps
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.diagnosis import diagnose
 from composer_replication.trainer.watch.memory_plan import MemoryPlan
@@ -61,7 +62,12 @@ class Progress:
 
 
 def run_training(
-    config: CrfConfig, *, resume: bool = False, must_fit: bool = True, progress: Progress | None = None
+    config: CrfConfig,
+    *,
+    resume: bool = False,
+    must_fit: bool = True,
+    progress: Progress | None = None,
+    replica: Replica | None = None,
 ) -> TrainingResult:
     """Train as the config says, and write checkpoints, metrics, the weights and a record of where they are from.
 
@@ -71,7 +77,7 @@ def run_training(
     told = progress or Progress()
     check_extra(config.train)
     folder = TrainingFolder.of(config)
-    inputs = read_inputs(folder.with_first_primary(config))
+    inputs = read_inputs(folder.with_first_primary(config), replica)
     config = inputs.config
     goes_on = folder.resumes(asked=resume, wanted=config.train.resume)
     make = _make_offline if config.train.mode == "offline" else _make_grpo
@@ -91,6 +97,8 @@ def run_training(
         phase: Mapping[str, str] = getattr(trainer, "phase", {})
         start_digest = phase.get("start_weights") or weights_digest(trainer.model)
         _connect(trainer, told, folder, config)
+        if replica is not None:
+            trainer.add_callback(ReplicaSteps(replica))
         made.before(trainer)
         _train(trainer, goes_on, changes)
         if trainer.was_finished:

@@ -18,8 +18,9 @@ from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.config import TrainConfig
 from composer_replication.errors import ConfigError, explain
 from composer_replication.sessions.phases import Say
+from composer_replication.sessions.rendering import ids_said
 from composer_replication.trainer.checkpoints.save_attempt import most_anywhere
-from composer_replication.trainer.from_config.inputs import Inputs, lora_config
+from composer_replication.trainer.from_config.inputs import Inputs, lora_config, token_rows
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.from_config.requirements import offline_arguments
 from composer_replication.trainer.start_model import prepare_model
@@ -44,7 +45,7 @@ def start_model(
         real = TrainingFolder.of(replace(inputs.config, train=replace(train, control="none")))
         if finished_warm_up(real.warmup) is not None:
             folder.take_warmup(real)
-    model = _load(inputs, args)
+    model = _load(inputs, data, args, say)
     if not _is_wanted(inputs, data, args, folder, model, say):
         return model, None
     is_new = finished_warm_up(folder.warmup) is None
@@ -65,16 +66,22 @@ def start_model(
         del model
         gc.collect()
         torch.cuda.empty_cache()
-        model = _load(inputs, args)
+        model = _load(inputs, data, args, lambda _again: None)
     return model, folder.warmup / done.checkpoint
 
 
-def _load(inputs: Inputs, args: TrainingArguments) -> nn.Module:
-    train = inputs.config.train
+def _load(inputs: Inputs, data: OfflineData, args: TrainingArguments, say: Say) -> nn.Module:
+    train, said = inputs.config.train, ids_said(data.train.rendered)
     assert train.model is not None
     set_seed(train.optimiser.seed)  # the adapter's first values are drawn before the trainer sets it
     quantization = "4bit" if train.adapter.kind == "qlora" else "none"
-    return prepare_model(train.model, args, peft_config=lora_config(train.adapter), quantization=quantization)
+    return prepare_model(
+        train.model,
+        args,
+        peft_config=lora_config(train.adapter),
+        quantization=quantization,
+        token_rows=lambda model: token_rows(inputs, model, said, say, why_not="with FSDP" if args.fsdp else ""),
+    )
 
 
 def _is_wanted(

@@ -1,0 +1,45 @@
+"""A trainer of one's own for `crf diloco launch --trainer-module`: a line through points, a part of them a replica.
+
+crf diloco launch bucket --replicas 2 --trainer-module tiny_trainer --trainer-kwargs-json '{"exchanges": 4}'
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from composer_replication.diloco.training import OuterLoop, train_replica
+
+EVERY = 5
+
+
+def train(*, manager: Any, rank: int, world_size: int, exchanges: int = 4, kill: str | None = None) -> dict[str, Any]:
+    """Train until the run has made so many exchanges; the folder that `saved` names goes to the bucket.
+
+    `kill` is for those who want to see a replica die: rank 1 ends itself once, and leaves that file behind.
+    """
+    torch.manual_seed(0)  # every replica begins with the same weights
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    points = torch.linspace(-1, 1, 64)[rank::world_size].unsqueeze(1)
+    with train_replica(
+        manager, model, optimizer, OuterLoop(outer_lr=1.0, outer_momentum=0.0, nesterov=False, sync_every=EVERY)
+    ):
+        while manager.current_step() < exchanges:
+            loss = (model(points) - (3 * points + 1)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if kill and rank == 1 and manager.current_step() == 2 and not Path(kill).exists():
+                Path(kill).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+    folder = Path(os.environ["CRF_REPLICA_FOLDER"], "weights")  # removed when what is in it is in the bucket
+    folder.mkdir()
+    save_file(model.state_dict(), folder / "model.safetensors")
+    print(f"rank {rank}: {manager.current_step()} exchanges")
+    return {"saved": str(folder), "exchanges": manager.current_step()}

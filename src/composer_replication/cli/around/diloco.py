@@ -1,0 +1,274 @@
+"""`crf diloco`: one training by several replicas on rented machines that share a bucket, and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.diloco.serverless.executor import Executor
+    from composer_replication.steps.replicas.asking import Asked
+    from composer_replication.steps.replicas.tending import Sight
+
+HELP = "train one model with several replicas that share a bucket: launch, watch, cancel, collect"
+WHEN_INTERRUPTED = "replicas of other machines go on: `crf diloco watch` shows them, `crf diloco cancel` ends them"
+_LAUNCH = "start replicas that train one model on a run's sessions, and start those again that die"
+_WATCH = "show how a launch is doing: rounds, members, bytes, who is waited for, the time that is left"
+_CANCEL = "end the replicas of a launch"
+_COLLECT = "bring the trained weights and the replicas' logs"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "each has a page of its own: -h behind it"
+    verbs = parser.add_subparsers(dest="what", required=True, metavar="{launch,watch,cancel,collect}", help=text)
+    launch = _verb(verbs, "launch", _LAUNCH)
+    launch.add_argument("--replicas", type=int, required=True, metavar="N", help="how many")
+    kinds = ("local", "modal", "hf_jobs", "ray")
+    launch.add_argument("--executor", choices=kinds, default="local", help="where they run; default local: here")
+    text = "an option of the executor, such as image or hardware; may be repeated"
+    launch.add_argument("--option", action="append", default=[], type=_pair, metavar="NAME=VALUE", help=text)
+    text = "hand a variable of this machine to the replicas as a secret: its value is shown nowhere; may be repeated"
+    launch.add_argument("--secret", action="append", default=[], metavar="NAME", help=text)
+    text = "a variable of the replicas that anybody may see; may be repeated"
+    launch.add_argument("--env", action="append", default=[], type=_variable, metavar="NAME=VALUE", help=text)
+    launch.add_argument("--gpu", metavar="KIND", help="as the executor calls it")
+    launch.add_argument("--timeout", type=float, metavar="S", help="after which a replica is ended; default: none")
+    _add_training(launch)
+    text = "of the outer loop (outer_lr, sync_every, num_fragments) or the rounds (payload, grace_s); may be repeated"
+    launch.add_argument("--round", action="append", default=[], type=_pair, metavar="NAME=VALUE", help=text)
+    launch.add_argument("--detach", action="store_true", help="start them, and do not wait")
+    launch.add_argument("--dry-run", action="store_true", help="say what would be started and sent, and do neither")
+    _add_relaunch(launch, 3)
+    watch = _verb(verbs, "watch", _WATCH)
+    watch.add_argument("--once", action="store_true", help="show it once")
+    _add_relaunch(watch, 0)
+    _verb(verbs, "cancel", _CANCEL)
+    collect = _verb(verbs, "collect", _COLLECT)
+    collect.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write")
+    collect.add_argument(
+        "--timeout", type=float, metavar="S", help="how long to wait for replicas; default: to the end"
+    )
+    for each in ("watch", "cancel", "collect"):
+        text = "which launch of the bucket; default: the last"
+        verbs.choices[each].add_argument("--launch", type=int, metavar="N", dest="number", help=text)
+
+
+def _verb(verbs: Any, name: str, about: str) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(name, help=about, description=about, allow_abbrev=False)
+    parser.add_argument("bucket", metavar="BUCKET", help="s3://, gs://, az://, hf://, file:// or a folder")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    from composer_replication.cli.console import add_gate_arguments
+    from composer_replication.cli.options import add_config_arguments
+
+    add_config_arguments(parser, "train", "loss", "render", "split")
+    add_gate_arguments(parser)
+    parser.add_argument("--trainer-module", metavar="MODULE", help="a trainer of your own instead of `crf train`")
+    parser.add_argument("--trainer-fn", default="train", metavar="NAME", help="its function; default train")
+    parser.add_argument("--trainer-kwargs-json", type=json.loads, default={}, metavar="JSON", help="its arguments")
+
+
+def _add_relaunch(parser: argparse.ArgumentParser, default: int) -> None:
+    text = f"how often a replica that failed is started again; default {default}"
+    parser.add_argument("--relaunch", type=int, default=default, metavar="K", help=text)
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
+
+
+def run(args: argparse.Namespace) -> int:
+    return {"launch": _launch, "watch": _watch, "cancel": _cancel, "collect": _collect}[args.what](args)
+
+
+def _launch(args: argparse.Namespace) -> int:
+    import sys
+
+    from composer_replication.cli.console import say
+    from composer_replication.diloco.store import open_store
+    from composer_replication.steps.replicas import tending
+    from composer_replication.steps.replicas.asking import begin
+
+    if str(Path.cwd()) not in sys.path:  # where processes of this machine look for a trainer
+        sys.path.insert(0, str(Path.cwd()))
+    asked = _asked(args)
+    store = open_store(asked.bucket)
+    if args.dry_run:
+        return _say_what_would_start(asked, store, as_json=args.json)
+    executor = tending.make_executor(asked.executor, asked.options)
+    executor.secret_values()  # what is missing is said before anything is sent
+    launch = begin(store, asked)
+    tending.start(store, launch, executor)
+    say(f"launch {launch.number} at {store.uri}: {launch.replicas} replicas by {launch.executor}")
+    if args.detach:
+        return _show(tending.look(store, launch, executor), as_json=args.json)
+    return _tend(args, store, launch, executor)
+
+
+def _asked(args: argparse.Namespace) -> Asked:
+    from dataclasses import fields
+
+    from composer_replication.cli.options import overrides_of, refuse_unread
+    from composer_replication.diloco.training import OuterLoop
+    from composer_replication.steps.replicas import asking
+
+    of_loop = {each.name for each in fields(OuterLoop)}
+    outer = {name: value for name, value in args.round if name in of_loop}
+    settings = {name: value for name, value in args.round if name not in of_loop}
+    options = {**dict(args.option), "secrets": args.secret, "env": dict(args.env)}
+    if args.executor == "local" and args.detach:
+        options["tied"] = False
+    if args.trainer_module is not None:
+        own = {"module": args.trainer_module, "function": args.trainer_fn}
+        asked: dict[str, Any] = {**own, "arguments": {**args.trainer_kwargs_json, **outer}}
+    else:
+        refuse_unread(args)
+        asked = asking.training(args.config, overrides_of(args), outer, no_scrub=args.no_scrub, allowed=args.allow)
+    return asking.Asked(
+        bucket=asking.reachable(args.bucket, args.executor),
+        executor=args.executor,
+        replicas=args.replicas,
+        settings=settings,
+        options=options,
+        gpu=args.gpu,
+        timeout_s=args.timeout,
+        **asked,
+    )
+
+
+def _say_what_would_start(asked: Asked, store: Any, *, as_json: bool) -> int:
+    from composer_replication.cli.console import print_json, say, show, table
+    from composer_replication.steps.replicas.launches import next_number
+
+    files = {name: len(each) if isinstance(each, bytes) else each.stat().st_size for name, each in asked.files.items()}
+    if as_json:
+        print_json(
+            {"launch": next_number(store), "replicas": asked.replicas, "executor": asked.executor, "files": files}
+        )
+        return 0
+    rows = [*files.items(), ("all files", asked.num_bytes)]
+    show(table("Into the bucket", ("file", "bytes"), rows, last_is_total=True))
+    exchanges = "" if asked.commits is None else f", {asked.commits} exchanges"
+    say(f"launch {next_number(store)} at {store.uri}: {asked.replicas} replicas by {asked.executor}{exchanges}")
+    say("nothing was sent, and nothing started")
+    return 0
+
+
+def _tend(args: argparse.Namespace, store: Any, launch: Any, executor: Executor) -> int:
+    import contextlib
+    import sys
+
+    from composer_replication.cli.console import is_terminal, say
+    from composer_replication.cli.pages.launch_table import launch_table, round_line
+    from composer_replication.steps.replicas.tending import tend
+
+    with contextlib.ExitStack() as shown:
+        if is_terminal(sys.stderr) and not args.json:
+            from rich.console import Console
+            from rich.live import Live
+
+            live = shown.enter_context(Live(console=Console(file=sys.stderr), transient=True))
+        else:
+            live = None
+        steps = set[int]()
+
+        def seen(sight: Sight) -> None:
+            if live is not None:
+                live.update(launch_table(sight))
+            elif sight.progress is not None and sight.progress.step not in steps:
+                steps.add(sight.progress.step)
+                say(round_line(sight))
+
+        sight = tend(store, launch, executor, relaunches=args.relaunch, seen=seen, said=say)
+    return _show(sight, as_json=args.json)
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from composer_replication.steps.replicas.tending import look
+
+    store, launch, executor = _opened(args, may_lack_executor=True)
+    if args.once or executor is None:
+        return _show(look(store, launch, executor), as_json=args.json)
+    return _tend(args, store, launch, executor)
+
+
+def _cancel(args: argparse.Namespace) -> int:
+    from composer_replication.steps.replicas.tending import cancel
+
+    store, launch, executor = _opened(args)
+    assert executor is not None
+    _show(cancel(store, launch, executor), as_json=args.json)
+    return 0
+
+
+def _collect(args: argparse.Namespace) -> int:
+    from composer_replication.cli.console import print_json, say, show, table
+    from composer_replication.steps.replicas.collecting import collect
+
+    store, launch, executor = _opened(args, may_lack_executor=True)
+    found = collect(store, launch, executor, args.output, timeout_s=args.timeout)
+    if args.json:
+        print_json({"launch": launch.number, "weights": str(found.weights or ""), "outcomes": found.outcomes})
+    else:
+        rows = [(each["rank"], each["status"], str(each["exit_code"]), each["error"] or "") for each in found.outcomes]
+        show(table(f"Launch {launch.number}", ("rank", "status", "exit", "error"), rows, shrinks="error"))
+        what = (
+            "no weights were left in the bucket" if found.weights is None else f"{found.weights}: the trained weights"
+        )
+        say(f"{what}; {found.folder / 'logs'}: what the replicas printed")
+    return 0 if all(each["status"] == "succeeded" for each in found.outcomes) else 1
+
+
+def _opened(args: argparse.Namespace, *, may_lack_executor: bool = False) -> tuple[Any, Any, Executor | None]:
+    """The bucket, the launch in it, and its executor, where this machine has what that needs."""
+    from composer_replication.cli.console import say
+    from composer_replication.diloco.store import open_store
+    from composer_replication.errors import MissingExtraError
+    from composer_replication.steps.replicas.launches import read_launch
+    from composer_replication.steps.replicas.tending import make_executor
+
+    store = open_store(args.bucket)
+    launch = read_launch(store, args.number)
+    try:
+        # Whoever starts no replica hands nothing over.
+        options = launch.options if getattr(args, "relaunch", 0) else {**launch.options, "secrets": ()}
+        return store, launch, make_executor(launch.executor, options)
+    except MissingExtraError as error:
+        if not may_lack_executor:
+            raise
+        say(f"without the executor, by the bucket alone: {error}")
+        return store, launch, None
+
+
+def _show(sight: Sight, *, as_json: bool) -> int:
+    """0 unless a replica failed for good."""
+    from composer_replication.cli.console import print_json, show
+    from composer_replication.cli.pages.launch_table import launch_table
+
+    if as_json:
+        print_json(
+            {
+                "launch": sight.launch.number,
+                "commits": 0 if sight.progress is None else sight.progress.step,
+                "of": sight.launch.commits,
+                "eta_s": sight.eta_s,
+                "replicas": [each._asdict() for each in sight.replicas],
+            }
+        )
+    else:
+        show(launch_table(sight))
+    return 1 if any(each.status == "failed" for each in sight.replicas) else 0

@@ -1,0 +1,42 @@
+"""DiLoCo: replicas in different places train one model, and exchange weights once in many steps.
+
+fragments   what travels of a model
+refusals    what torchft would get wrong without a word
+store       objects by key: in memory, in a folder, in a bucket, on the Hub
+payload     a vector as bytes that a reader can trust
+rounds      who is averaged, decided once for each round, over a store alone
+simulation  rounds of many replicas on paper
+outer_loop  the outer optimiser around a training loop's own, over torchft's DiLoCo and any manager with its methods
+training    a replica's training, and the model that it ends with
+serverless  replicas on rented machines: who starts them, how they meet, and the program that each of them is
+
+Importing this package loads no tensors. Without torchft `DiLoCo`, `Manager` and `_DummyWork` are None, and calling
+`make_diloco_outer_loop` says what to install.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from composer_replication.optional import available as _available
+
+if TYPE_CHECKING:
+    from composer_replication.diloco.outer_loop import make_diloco_outer_loop
+
+_OF_TORCHFT = {"DiLoCo": "torchft.local_sgd", "Manager": "torchft.manager", "_DummyWork": "torchft.work"}
+_TORCHFT_AVAILABLE: bool = _available("torchft")
+
+__all__ = ["make_diloco_outer_loop"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "make_diloco_outer_loop":
+        return import_module("composer_replication.diloco.outer_loop").make_diloco_outer_loop
+    if name not in _OF_TORCHFT:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_OF_TORCHFT[name]), name) if _TORCHFT_AVAILABLE else None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_OF_TORCHFT})

@@ -1,0 +1,108 @@
+"""Who holds a rank: the process with the highest claim. A living holder is not pushed aside; a dead one is replaced.
+
+The holder writes a counter now and then. Whoever wants its rank looks at that counter for the length of a lease, by its
+own clock: one that moves belongs to a living process, whatever the two clocks say.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+
+from composer_replication.diloco.rounds.failures import RankTaken, Replaced
+from composer_replication.diloco.rounds.patience import PatientStore
+from composer_replication.diloco.rounds.reading import read_record
+from composer_replication.diloco.rounds.records import Layout, pack, unpack
+from composer_replication.diloco.store import ObjectStore, StoreError
+from composer_replication.errors import explain
+
+_BEATS_IN_A_LEASE = 4
+
+
+def take_rank(
+    store: PatientStore,
+    layout: Layout,
+    rank: int,
+    *,
+    lease_s: float,
+    takeover: bool,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """The number of a claim of mine on a rank. RankTaken where a living process holds it.
+
+    `takeover`: whoever started this process knows that the one before is dead.
+    """
+    nonce = uuid.uuid4().hex
+    holder = {"nonce": nonce, "host": socket.gethostname(), "pid": os.getpid()}
+    while True:
+        number = newest_claim(store, layout, rank)
+        if number is not None and not takeover and store.size(layout.left(rank, number)) is None:
+            _refuse_a_living_holder(store, layout, rank, number, lease_s, sleep)
+        mine = 0 if number is None else number + 1
+        store.create(layout.claim(rank, mine), pack("claim", holder))
+        # The answer of a create may be lost: what is there says who won.
+        won = read_record(store, layout.claim(rank, mine), lambda data: unpack("claim", data))
+        if won is not None and won.get("nonce") == nonce:
+            return mine
+
+
+def newest_claim(store: PatientStore, layout: Layout, rank: int) -> int | None:
+    names = [key.rpartition("/")[2] for key in store.keys(layout.claim(rank))]
+    return max((int(name) for name in names if name.isdigit()), default=None)
+
+
+def refuse_if_replaced(store: PatientStore, layout: Layout, rank: int, claim: int) -> None:
+    """A process that was away for longer than a lease may have been replaced: then it must not go on."""
+    newest = newest_claim(store, layout, rank)
+    if newest is not None and newest > claim:
+        fix = "This process was away for longer than its lease; end it."
+        what = f"rank {rank} at {store.uri}"
+        raise Replaced(explain(what, got=f"claim {newest} of another process", expected=f"claim {claim}", fix=fix))
+
+
+def _refuse_a_living_holder(
+    store: PatientStore, layout: Layout, rank: int, number: int, lease_s: float, sleep: Callable[[float], None]
+) -> None:
+    first = _beat(store, layout, rank, number)
+    until = time.monotonic() + lease_s
+    while time.monotonic() < until:
+        sleep(lease_s / (2 * _BEATS_IN_A_LEASE))
+        now = _beat(store, layout, rank, number)
+        first = now if first is None else first
+        if newest_claim(store, layout, rank) != number or (first is not None and now is not None and now > first):
+            holder = read_record(store, layout.claim(rank, number), lambda data: unpack("claim", data)) or {}
+            got = f"a living process, pid {holder.get('pid')} on {holder.get('host')}"
+            fix = "Give each replica a rank of its own, or end that process."
+            raise RankTaken(explain(f"rank {rank} at {store.uri}", got=got, expected="nobody", fix=fix))
+
+
+def _beat(store: PatientStore, layout: Layout, rank: int, number: int) -> int | None:
+    """The counter of a claim's holder; None where it cannot be read, which says nothing about its holder."""
+    content = read_record(store, layout.beat(rank, number), lambda data: unpack("beat", data))
+    return None if content is None else int(content["count"])
+
+
+class Heart:
+    """A thread that says that its process lives. What it cannot write, it writes the next time."""
+
+    def __init__(self, store: ObjectStore, key: str, lease_s: float) -> None:
+        self._store, self._key, self._every_s = store, key, lease_s / _BEATS_IN_A_LEASE
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="diloco-heart", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _beat(self) -> None:
+        count = 1
+        while not self._stopped.wait(self._every_s):
+            try:
+                self._store.put(self._key, pack("beat", {"count": count}))
+            except StoreError:
+                continue
+            count += 1

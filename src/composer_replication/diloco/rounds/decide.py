@@ -1,0 +1,221 @@
+"""The protocol: one pure function from what a replica sees of a round to what it does next.
+
+It knows no store, no clock and no tensor. `running.py` calls it with what it read and performs what it answers; the
+model check calls it with every state that crashes, pauses, timers and corrupt objects can lead to.
+docs/concepts/diloco.md has the state diagram and the invariants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from composer_replication.diloco.rounds.records import Member, OfferId, Outcome, Seal
+
+MAX_TRIALS = 3  # how often a replica offers anew in one wait, when what it offered could not be read
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A contribution whose manifest is there and could be read."""
+
+    id: OfferId
+    manifest: str
+    base: str
+    spec: str
+    weight: float
+    num_shards: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One round as a replica read it. Each part may be older than the store is by now; none is newer."""
+
+    expected: frozenset[int]  # ranks that are waited for until the grace is over
+    offers: frozenset[Offer] = frozenset()
+    ended: tuple[Outcome, ...] = ()  # attempts that were aborted or void
+    seal: Seal | Literal["unreadable"] | None = None  # of the attempt after them
+    means: frozenset[int] = frozenset()  # shards of the mean that are there
+    outcome: Outcome | Literal["unreadable"] | None = None  # a commit
+
+    @property
+    def attempt(self) -> int:
+        return len(self.ended)
+
+    @property
+    def spent(self) -> frozenset[OfferId]:
+        return frozenset(each for outcome in self.ended for each in outcome.spent())
+
+
+@dataclass(frozen=True)
+class Myself:
+    rank: int
+    claim: int
+    base: str
+    spec: str
+    quorum: int
+    world_size: int
+    first_trial: int = 0  # of this wait
+    unreadable: frozenset[OfferId] = frozenset()  # sealed offers that stayed unreadable
+
+
+@dataclass(frozen=True)
+class Timers:
+    """Which of my own clocks ran out. Nobody's time of day is compared with anybody else's."""
+
+    grace: bool = False  # since a quorum of offers was seen
+    reduce: bool = False  # since the last progress of a sealed attempt
+    deadline: bool = False  # since the wait began
+
+
+@dataclass(frozen=True)
+class MakeOffer:
+    trial: int
+
+
+@dataclass(frozen=True)
+class CreateSeal:
+    seal: Seal
+
+
+@dataclass(frozen=True)
+class Reduce:
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CreateOutcome:
+    result: Literal["commit", "abort", "void"]
+    bad: tuple[OfferId, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Follow:
+    """The round is over for me: apply a commit, or end without one."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Heal:
+    """The others come from a history that is not mine."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    missing: frozenset[int]  # ranks
+
+
+@dataclass(frozen=True)
+class Fail:
+    kind: Literal["timeout", "spec", "outcome"]
+    ranks: frozenset[int] = frozenset()
+
+
+Action = MakeOffer | CreateSeal | Reduce | CreateOutcome | Follow | Heal | Wait | Fail
+
+
+def decide(seen: Seen, me: Myself, timers: Timers) -> Action:
+    """What to do next, given what was seen."""
+    void = next((each for each in seen.ended if each.result == "void" and _is_mine(each.members, me)), None)
+    if void is not None:
+        return Follow(void)
+    if isinstance(seen.outcome, Outcome):
+        return Follow(seen.outcome) if seen.outcome.base == me.base else Heal()
+    if seen.outcome == "unreadable":
+        return Fail("outcome") if timers.deadline else Wait(frozenset())
+    if timers.deadline:
+        return Fail("timeout", _missing(seen, me))
+    if seen.seal is None:
+        return _before_the_seal(seen, me, timers)
+    return _after_the_seal(seen, seen.seal, me, timers)
+
+
+def _before_the_seal(seen: Seen, me: Myself, timers: Timers) -> Action:
+    if trial := _next_trial(seen, me):
+        return trial
+    offers = candidates(seen, me)
+    ranks = {offer.id.rank for offer in offers}
+    if len(offers) >= me.quorum and (timers.grace or ranks >= seen.expected):
+        members = tuple(Member(offer.id, offer.manifest, offer.weight) for offer in offers)
+        return CreateSeal(Seal(me.base, me.spec, max(offer.num_shards for offer in offers), members))
+    others = _of_another_spec(seen, me) - ranks
+    if me.world_size - len(others) < me.quorum:
+        return Fail("spec", frozenset(others))
+    return Wait(_missing(seen, me))
+
+
+def _after_the_seal(seen: Seen, seal: Seal | Literal["unreadable"], me: Myself, timers: Timers) -> Action:
+    if seal == "unreadable":
+        # Somebody who could read it may commit meanwhile: the outcome decides, as always.
+        return CreateOutcome("abort", reason="the seal is unreadable") if timers.reduce else Wait(frozenset())
+    if seal.base != me.base:
+        return Heal()
+    if seal.spec != me.spec:
+        return Fail("spec", frozenset(member.id.rank for member in seal.members))
+    if not seal.weight:
+        return CreateOutcome("void", reason="every member was healed in this round")
+    bad = tuple(sorted(me.unreadable & {member.id for member in seal.members}))
+    if bad:
+        return CreateOutcome("abort", bad=bad, reason="sealed offers are unreadable")
+    absent = [shard for shard in range(seal.num_shards) if shard not in seen.means]
+    if not absent:
+        return CreateOutcome("commit")
+    own = tuple(shard for shard in absent if _owner(seal, shard) == (me.rank, me.claim))
+    if own:
+        return Reduce(own)
+    if timers.reduce:  # each begins at another one, so that not all do the same
+        return Reduce((absent[me.rank % len(absent)],))
+    return Wait(frozenset(_owner(seal, shard)[0] for shard in absent))
+
+
+def expected_ranks(last: Outcome | None, here: Iterable[int], left: Iterable[int], world_size: int) -> frozenset[int]:
+    """Who is waited for: the members of the last commit and those who said that they are back, less those who left.
+
+    So a replica that died costs its peers one grace, not one in each round.
+    """
+    before = range(world_size) if last is None else (member.id.rank for member in last.members)
+    return frozenset({*before, *here} - set(left))
+
+
+def candidates(seen: Seen, me: Myself) -> list[Offer]:
+    """The offers that may be sealed, by rank: of my history and my shapes, the latest of each rank that has weight.
+
+    What a process offered before it died is as good as any; the one that took its place has weight one round later.
+    """
+    latest: dict[int, Offer] = {}
+    for offer in sorted(seen.offers, key=lambda each: (each.weight > 0, each.id)):
+        if offer.base == me.base and offer.spec == me.spec and offer.id not in seen.spent:
+            latest[offer.id.rank] = offer
+    return [latest[rank] for rank in sorted(latest)]
+
+
+def _next_trial(seen: Seen, me: Myself) -> MakeOffer | None:
+    """None when an offer of mine counts, or when none of them could be read."""
+    mine = [offer.id for offer in seen.offers if _is_me(offer.id, me)]
+    tried = {each.trial for each in [*mine, *seen.spent] if _is_me(each, me)}
+    if any(each not in seen.spent for each in mine) or len(tried) >= MAX_TRIALS:
+        return None
+    return MakeOffer(max(tried, default=me.first_trial - 1) + 1)
+
+
+def _owner(seal: Seal, shard: int) -> tuple[int, int]:
+    return seal.members[shard % len(seal.members)].id[:2]
+
+
+def _is_me(offer: OfferId, me: Myself) -> bool:
+    return offer[:2] == (me.rank, me.claim) and offer.trial >= me.first_trial
+
+
+def _is_mine(members: Iterable[Member], me: Myself) -> bool:
+    return any(_is_me(member.id, me) for member in members)
+
+
+def _of_another_spec(seen: Seen, me: Myself) -> set[int]:
+    return {offer.id.rank for offer in seen.offers if offer.base == me.base and offer.spec != me.spec}
+
+
+def _missing(seen: Seen, me: Myself) -> frozenset[int]:
+    return seen.expected - {offer.id.rank for offer in candidates(seen, me)}

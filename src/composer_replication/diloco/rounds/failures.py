@@ -1,0 +1,49 @@
+"""What can go wrong in a round, by name.
+
+    RoundError (RuntimeError)
+    ├── RoundTimeout (TimeoutError)     a round did not end in time; says who is missing
+    ├── RankTaken (ValueError)          another living process holds this rank
+    ├── Replaced                        another process took this rank while this one was away
+    ├── GenerationRefused (ValueError)  the prefix holds a run of another shape, or one that was closed
+    ├── StaleRound (ValueError)         the prefix holds rounds of an earlier run
+    ├── StateUnreadable                 no published state could be read, and the rounds since are gone
+    └── OutcomeUnreadable               nobody can tell how a round ended
+
+A vector of another shape or type is a ShapeError; what a store refuses is a StoreError.
+"""
+
+from __future__ import annotations
+
+from composer_replication.errors import ComposerError
+
+
+class RoundError(ComposerError, RuntimeError):
+    """A round of the protocol cannot go on for this replica."""
+
+
+class RoundTimeout(RoundError, TimeoutError):
+    """A round did not end within its time."""
+
+
+class RankTaken(RoundError, ValueError):
+    """Another living process holds this rank."""
+
+
+class Replaced(RoundError):
+    """Another process took this rank while this one was away."""
+
+
+class GenerationRefused(RoundError, ValueError):
+    """The prefix holds a run of another shape, or one that was closed."""
+
+
+class StaleRound(RoundError, ValueError):
+    """The prefix holds rounds of an earlier run."""
+
+
+class StateUnreadable(RoundError):
+    """No published state could be read, and the rounds since are gone."""
+
+
+class OutcomeUnreadable(RoundError):
+    """Nobody can tell how a round ended: its outcome is there and cannot be read."""

@@ -1,0 +1,285 @@
+"""The manager that torchft's DiLoCo is given: its rounds are held over an object store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_replication.diloco.payload import ErrorFeedback, PayloadKind
+from composer_replication.diloco.rounds.failures import RoundError
+from composer_replication.diloco.rounds.heal import Follower
+from composer_replication.diloco.rounds.membership import Membership
+from composer_replication.diloco.rounds.patience import Traffic
+from composer_replication.diloco.rounds.running import Ended, Place, Settings
+from composer_replication.diloco.store import ObjectStore, open_store
+from composer_replication.errors import InputError, explain
+
+_RAISED_AGAIN = (
+    RuntimeError,
+    ValueError,
+    OSError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    MemoryError,
+)
+StateFns = tuple[Callable[[Any], None], Callable[[], Any]]
+
+
+class Count(int):
+    """A number that may be called, as torchft's manager has it, or read, as the known one has."""
+
+    def __call__(self) -> int:
+        return int(self)
+
+
+class ObjectStoreManager:
+    """Rounds of averaging over a store, in the form that torchft's DiLoCo takes for its manager.
+
+    `store` is an ObjectStoreAllReduce (which knows rank, world and time limit), an ObjectStore, or a URI. A round ends
+    within `timeout_s`, with a commit or with RoundTimeout, which names the ranks that are missing.
+    """
+
+    _use_async_quorum = False
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        generation: int | None = None,
+        min_replicas: int | None = None,
+        grace_s: float = 30.0,
+        first_grace_s: float | None = None,
+        timeout_s: float | None = None,
+        poll_s: float | None = None,
+        lease_s: float = 20.0,
+        takeover: bool = False,
+        payload: PayloadKind = "fp32",
+        mean_payload: PayloadKind | None = None,
+        weight: float | Callable[[], float] = 1.0,
+        shard_bytes: int = 64 * 2**20,
+        parallel: int = 4,
+        state_every: int = 10,
+        keep_rounds: int = 2,
+    ) -> None:
+        objects, rank, world_size, timeout_s, poll_s = _where(store, rank, world_size, timeout_s, poll_s)
+        self._settings = Settings(
+            world_size=world_size,
+            min_replicas=(world_size + 1) // 2 if min_replicas is None else min_replicas,
+            grace_s=grace_s,
+            first_grace_s=timeout_s / 2 if first_grace_s is None else first_grace_s,
+            timeout_s=timeout_s,
+            poll_s=poll_s,
+            payload=payload,
+            mean_payload=mean_payload or payload,
+            shard_bytes=shard_bytes,
+            parallel=parallel,
+        )
+        _check(rank, self._settings, state_every, keep_rounds)
+        self.rank, self.world_size, self.weight = rank, world_size, weight
+        self.traffic = Traffic()
+        self.history: list[Ended] = []
+        self._objects = objects
+        self._state_dict_fns: dict[str, StateFns] = {}
+        self._pool = ThreadPoolExecutor(max(2, parallel), thread_name_prefix="diloco")
+        self._membership = Membership(
+            objects=objects,
+            traffic=self.traffic,
+            settings=self._settings,
+            generation=generation or 0,
+            place=Place(rank, -1),
+            functions=self._state_dict_fns,
+            pool=self._pool,
+            lease_s=lease_s,
+            takeover=takeover,
+            state_every=state_every,
+            keep_rounds=keep_rounds,
+        )
+        self._feedback: dict[int, ErrorFeedback] = {}
+        self._round: _Round | None = None
+
+    # What DiLoCo calls.
+
+    def register_state_dict_fn(self, key: str, load_fn: Callable[[Any], None], value: Callable[[], Any]) -> None:
+        """Part of the global state: saved when it is published, loaded by a replica that is behind."""
+        self._state_dict_fns[key] = (load_fn, value)
+
+    def allow_state_dict_read(self) -> None:
+        """A state is read in `start_quorum`, by the thread that trains: nothing to allow."""
+
+    def disallow_state_dict_read(self) -> None:
+        """See `allow_state_dict_read`."""
+
+    def start_quorum(self, **_options: Any) -> None:
+        """Open a round: join the run if this is the first, catch up with the others, publish a state that is due."""
+        self._membership.begin_round()
+        self._round = _Round()
+
+    def wait_quorum(self) -> None:
+        """Who takes part is decided when offers are in: nothing to wait for before."""
+
+    def allreduce(self, tensor: Tensor, **_options: Any) -> RoundWork:
+        """Average a tensor in place, with all others of its round; `payload` says in how many bits."""
+        if self._round is None:
+            self.start_quorum()
+        assert self._round is not None
+        if self._round.thread is not None:
+            raise InputError("all-reduce after the round's tensors were complete: start_quorum() opens another")
+        self._round.tensors.append(tensor)
+        if len(self._round.tensors) == self._membership.num_tensors():
+            self._round.start(self._run)
+        return RoundWork(self)
+
+    def should_commit(self, **_options: Any) -> bool:
+        """Whether the round's mean is in its tensors; then the step advances."""
+        ended = self._finish_round()
+        self._round = None
+        return self._membership.end_round(ended)
+
+    def current_step(self) -> int:
+        return self._membership.place.step
+
+    @property
+    def _step(self) -> int:
+        return self._membership.place.step
+
+    @property
+    def num_participants(self) -> Count:
+        last = self._membership.place.last
+        return Count(self.world_size if last is None else len(last.members))
+
+    def is_leader(self) -> bool:
+        return self.rank == 0
+
+    # What our own loop calls besides.
+
+    def follow(self, follower: Follower) -> None:
+        """Join the run now and begin where it stands; later, catch up without training in between."""
+        self._membership.follower = follower
+        self._membership.join()
+
+    def close(self) -> None:
+        """Say goodbye, so that nobody waits for this replica, and publish the last state if that is its task."""
+        self._membership.leave()
+        self._pool.shutdown(wait=False)
+
+    def __enter__(self) -> ObjectStoreManager:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def _run(self, tensors: list[Tensor]) -> Ended:
+        weight = self.weight() if callable(self.weight) else self.weight
+        if not 0 < weight < float("inf"):
+            raise InputError(explain("weight of a replica", got=weight, expected="a positive number of samples"))
+        membership = self._membership
+        weight = 0.0 if membership.healing else weight
+        running = membership.running(membership.store, membership.vector(tensors), weight=weight)
+        running.feedback = self._feedback_of(membership.place.step)
+        return running.run()
+
+    def _feedback_of(self, step: int) -> ErrorFeedback | None:
+        if self._settings.payload == "fp32":
+            return None
+        return self._feedback.setdefault(step % self._membership.num_fragments, ErrorFeedback())
+
+    def _finish_round(self) -> Ended:
+        if self._round is None:
+            self.start_quorum()
+        assert self._round is not None
+        ended = self._round.result(self._run)
+        if not self._round.counted:
+            self._round.counted = True
+            self.history.append(ended)
+            if ended.result == "heal":
+                self._membership.heal()
+        return ended
+
+
+class _Round:
+    """A round in its thread: it begins when its tensors are complete, while training may go on."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.thread: threading.Thread | None = None
+        self.counted = False
+        self._ended: Ended | None = None
+        self._error: Exception | None = None
+
+    def start(self, run: Callable[[list[Tensor]], Ended]) -> None:
+        self.thread = threading.Thread(target=self._work, args=(run,), name="diloco-round", daemon=True)
+        self.thread.start()
+
+    def result(self, run: Callable[[list[Tensor]], Ended]) -> Ended:
+        if self.thread is None:
+            self.start(run)
+        assert self.thread is not None
+        self.thread.join()
+        if self._error is not None:
+            raise self._error
+        if self._ended is None:
+            raise RoundError("the thread of a round died; its traceback is above")
+        return self._ended
+
+    def _work(self, run: Callable[[list[Tensor]], Ended]) -> None:
+        try:
+            self._ended = run(self.tensors)
+        except _RAISED_AGAIN as error:  # by the thread that waits
+            self._error = error
+
+
+class RoundWork:
+    """What an all-reduce returns: `wait` ends with the round."""
+
+    def __init__(self, manager: ObjectStoreManager) -> None:
+        self._manager = manager
+        self._future: torch.futures.Future[list[Tensor]] | None = None
+
+    def wait(self, *_timeout: object) -> bool:
+        self._manager._finish_round()
+        if self._future is not None and not self._future.done():
+            self._future.set_result([])
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """Done when `wait` returns."""
+        if self._future is None:
+            self._future = torch.futures.Future()
+        return self._future
+
+
+def _where(
+    store: Any, rank: int | None, world_size: int | None, timeout_s: float | None, poll_s: float | None
+) -> tuple[ObjectStore, int, int, float, float]:
+    """Rank, world and limits of an ObjectStoreAllReduce, unless they are given."""
+    if isinstance(store, str):
+        objects: ObjectStore = open_store(store)
+    else:
+        objects = getattr(store, "objects", store)
+    rank = getattr(store, "rank", None) if rank is None else rank
+    world_size = getattr(store, "world_size", None) if world_size is None else world_size
+    if rank is None or world_size is None:
+        raise InputError(explain("manager", got=f"rank {rank}, world_size {world_size}", expected="both"))
+    limits = (getattr(store, "timeout_s", 1800.0), getattr(store, "poll_interval_s", 1.0))
+    given = (limits[0] if timeout_s is None else timeout_s, limits[1] if poll_s is None else poll_s)
+    return objects, rank, world_size, *given
+
+
+def _check(rank: int, settings: Settings, state_every: int, keep_rounds: int) -> None:
+    if not 0 <= rank < settings.world_size:
+        raise InputError(explain("rank", got=rank, expected=f"0 to {settings.world_size - 1}"))
+    if not 1 <= settings.min_replicas <= settings.world_size:
+        expected = f"1 to {settings.world_size}"
+        raise InputError(explain("min_replicas", got=settings.min_replicas, expected=expected))
+    for name, value in (("state_every", state_every), ("keep_rounds", keep_rounds), ("parallel", settings.parallel)):
+        if value < 1:
+            raise InputError(explain(name, got=value, expected="at least 1"))

@@ -1,0 +1,214 @@
+"""A replica's place in a run: joining it, catching up with the others, advancing, leaving."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from composer_replication.diloco.rounds.claims import Heart, refuse_if_replaced, take_rank
+from composer_replication.diloco.rounds.failures import GenerationRefused, RoundError
+from composer_replication.diloco.rounds.heal import Follower, GlobalState, StateFns
+from composer_replication.diloco.rounds.patience import PatientStore, Traffic
+from composer_replication.diloco.rounds.reading import read_commit, read_record
+from composer_replication.diloco.rounds.records import Layout, Outcome, digest, next_base, pack, unpack
+from composer_replication.diloco.rounds.retention import Retention
+from composer_replication.diloco.rounds.running import Ended, Place, RunningRound, Settings
+from composer_replication.diloco.rounds.vectors import RoundVector
+from composer_replication.diloco.store import ObjectStore
+from composer_replication.errors import explain
+
+STATELESS = "stateless"
+FRAGMENT = "StreamingDiLoCoFragment_"
+_MOST_VOIDS = 3
+
+
+@dataclass
+class Membership:
+    objects: ObjectStore
+    traffic: Traffic
+    settings: Settings
+    generation: int
+    place: Place
+    functions: StateFns
+    pool: ThreadPoolExecutor
+    lease_s: float
+    takeover: bool
+    state_every: int
+    keep_rounds: int
+    follower: Follower | None = None
+    healing: int = 0  # rounds still to go without weight: training did not begin from the global weights
+    _voids: int = 0
+    _num_tensors: dict[str, int] = field(default_factory=dict)
+    _heart: Heart | None = None
+    layout: Layout = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.layout = Layout(self.generation)
+        self._state = GlobalState(self.layout, self.settings, self.functions)
+        self._retention = Retention(self.layout, self.keep_rounds)
+
+    @property
+    def store(self) -> PatientStore:
+        return PatientStore(self.objects, self.traffic, patience_s=self.settings.timeout_s)
+
+    @property
+    def num_fragments(self) -> int:
+        return max(1, sum(key.startswith(FRAGMENT) for key in self.functions))
+
+    def num_tensors(self) -> int | None:
+        """How many tensors the round of this step averages; None where nobody said."""
+        key = f"{FRAGMENT}{self.place.step % self.num_fragments}"
+        if key in self.functions and key not in self._num_tensors:  # asking copies the weights: once
+            self._num_tensors[key] = len(self.functions[key][1]()["original_parameters"])
+        return self._num_tensors.get(key)
+
+    def join(self, *, training: bool = False) -> None:
+        """Once: the run's settings, a claim on my rank, and the weights that the run has by now."""
+        if self._heart is not None:
+            return
+        store = self.store
+        self._agree(store)
+        rank = self.place.rank
+        claim = take_rank(store, self.layout, rank, lease_s=self.lease_s, takeover=self.takeover)
+        self._heart = Heart(self.objects, self.layout.beat(rank, claim), self.lease_s)
+        self.place = replace(self.place, claim=claim, base=STATELESS)
+        replaced = False
+        if self.functions:
+            self.place, replaced = self._state.begin(store, self.place)
+        replaced |= self._catch_up(store, margin=0)
+        if replaced:
+            self._weights_were_replaced(training=training)
+        store.put(self.layout.here(self.place.step, rank), b"")
+
+    def begin_round(self) -> None:
+        """Before the tensors of a round: am I still who I was, is a state due, am I behind?"""
+        if self._heart is None:
+            self.join(training=True)
+            return
+        store = self.store
+        refuse_if_replaced(store, self.layout, self.place.rank, self.place.claim)
+        if self._is_first():
+            if self.functions and self._state.is_due(store, self.place, self.state_every):
+                self._state.publish(store, self.place)
+            self._retention.sweep(store, self.place.step)
+        # One commit behind: this round is late, takes that commit and is with the others in the next.
+        if self._catch_up(store, margin=1):
+            self._weights_were_replaced(training=True)
+
+    def end_round(self, ended: Ended) -> bool:
+        """Advance with a commit; a replica that was not among its members says that it is back."""
+        if ended.result == "void":
+            self._after_a_void(ended)
+        if ended.result != "commit" or ended.outcome is None:
+            return False
+        self._advance(ended.outcome)
+        self.healing, self._voids = max(0, self.healing - 1), 0
+        if self._me() not in {member.id[:2] for member in ended.outcome.members}:
+            self.store.put(self.layout.here(self.place.step, self.place.rank), b"")
+        return True
+
+    def heal(self) -> None:
+        """My round is over, and what it left is gone or comes from another history: load a newer state."""
+        store = self.store
+        if self.functions:
+            self.place = self._state.wait_for_newer(store, self.place)
+        self._catch_up(store, margin=0)
+        # The outer loop restores the fragment of the round that it is in.
+        self._weights_were_replaced(training=False)
+        self.healing = 0 if self.num_fragments == 1 else self.healing
+        store.put(self.layout.here(self.place.step, self.place.rank), b"")
+
+    def leave(self) -> None:
+        """Say goodbye; the first member publishes the last state, for those who come later."""
+        if self._heart is None:
+            return
+        store = self.store
+        if self.functions and self._is_first():
+            self._state.publish(store, self.place)
+        self._heart.stop()
+        store.put(self.layout.left(*self._me()), b"")
+        self._heart = None
+
+    def _me(self) -> tuple[int, int]:
+        return self.place.rank, self.place.claim
+
+    def _is_first(self) -> bool:
+        return self.place.last is not None and self.place.last.members[0].id[:2] == self._me()
+
+    def _agree(self, store: PatientStore) -> None:
+        """The first replica writes what the run is; every other one compares."""
+        settings = self.settings
+        mine = {
+            "world_size": settings.world_size,
+            "payload": settings.payload,
+            "mean_payload": settings.mean_payload,
+            "shard_bytes": settings.shard_bytes,
+            "tensors": digest(self._state.saved().outline().spec),
+        }
+        key, where = self.layout.key("about"), f"generation {self.generation} at {store.uri}"
+        store.settle(key, pack("about", mine))
+        about = read_record(store, key, lambda data: unpack("about", data)) or {}
+        fix = f"Give all replicas the same settings, or begin another run with generation={self.generation + 1}."
+        if other := sorted(name for name in mine if about.get(name) != mine[name]):
+            got, expected = {name: about.get(name) for name in other}, {name: mine[name] for name in other}
+            raise GenerationRefused(explain(where, got=got, expected=expected, fix=fix))
+        if store.size(self.layout.key("closed")) is not None:
+            raise GenerationRefused(explain(where, got="a run that was closed", expected="an open one", fix=fix))
+
+    def _catch_up(self, store: PatientStore, *, margin: int) -> bool:
+        """Load and follow until at most `margin` commits are ahead; whether weights were replaced."""
+        if read_commit(store, self.layout, self.place.step + margin) is None:
+            return False
+        replaced = False
+        if self.functions and (newest := self._state.newest(store, self.place, margin=margin)) is not None:
+            self.place, replaced = newest, True
+        while (commit := read_commit(store, self.layout, self.place.step + margin)) is not None:
+            here = commit if not margin else read_commit(store, self.layout, self.place.step)
+            if here is None or not self._follow(store, here[1]):
+                store.put(self.layout.key("wanted", f"{self.place.rank:05d}"), b"")
+                break
+            replaced = bool(self.functions)
+        return replaced
+
+    def _follow(self, store: PatientStore, outcome: Outcome) -> bool:
+        """Apply a commit without a round of my own."""
+        if self.functions:
+            if self.follower is None:
+                return False
+            vector = self.vector(self.follower.blanks(self.place.step))
+            round = self.running(store, vector, weight=0.0)
+            if round.take(outcome) != "commit":
+                return False
+            self.follower.apply(self.place.step, vector.tensors)
+        self._advance(outcome)
+        return True
+
+    def vector(self, tensors: list) -> RoundVector:
+        last = self.place.last
+        parties = self.settings.world_size if last is None else len(last.members)
+        return RoundVector(tensors, parties=parties, shard_elements=max(1, self.settings.shard_bytes // 4))
+
+    def running(self, store: PatientStore, vector: RoundVector, *, weight: float) -> RunningRound:
+        return RunningRound(store, self.layout, self.settings, self.place, vector, weight, self.pool)
+
+    def _advance(self, outcome: Outcome) -> None:
+        place = self.place
+        base = next_base(place.base, place.step, outcome) if self.functions else STATELESS
+        self.place = Place(place.rank, place.claim, place.step + 1, base, outcome)
+
+    def _weights_were_replaced(self, *, training: bool) -> None:
+        """What was trained from other weights has no weight until training has begun from the global ones."""
+        if self.follower is not None:
+            self.follower.restore()
+            self.healing = int(training)
+        else:  # each round restores one fragment
+            self.healing = self.num_fragments
+
+    def _after_a_void(self, ended: Ended) -> None:
+        self.place = replace(self.place, first_trial=ended.trials)
+        self._voids += 1
+        if self.num_fragments == 1 or self.follower is not None:
+            self.healing = max(0, self.healing - 1)
+        elif self._voids >= _MOST_VOIDS:
+            fix = "Give the outer loop to manager.follow(), which restores all fragments at once."
+            raise RoundError(f"round {self.place.step}: every replica was healed and none may be averaged. {fix}")

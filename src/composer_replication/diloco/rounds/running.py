@@ -1,0 +1,236 @@
+"""One round of one replica: read, decide, act, until it is over. `decide` has the rules; here is the work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Literal
+
+from composer_replication.diloco.payload import ErrorFeedback, PayloadKind
+from composer_replication.diloco.rounds.decide import (
+    Action,
+    CreateOutcome,
+    CreateSeal,
+    Fail,
+    Follow,
+    Heal,
+    MakeOffer,
+    Myself,
+    Reduce,
+    Seen,
+    Timers,
+    Wait,
+    candidates,
+    decide,
+)
+from composer_replication.diloco.rounds.failures import OutcomeUnreadable, RoundTimeout
+from composer_replication.diloco.rounds.patience import PatientStore
+from composer_replication.diloco.rounds.reading import RoundReader
+from composer_replication.diloco.rounds.records import Layout, Outcome, Seal, pack_outcome, pack_seal
+from composer_replication.diloco.rounds.shards import ShardIO, UnreadableOffer
+from composer_replication.diloco.rounds.vectors import RoundVector, spec_of
+from composer_replication.errors import ShapeError, explain
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all replicas of a run agree on, and how long this one waits."""
+
+    world_size: int
+    min_replicas: int
+    grace_s: float
+    first_grace_s: float
+    timeout_s: float
+    poll_s: float
+    payload: PayloadKind
+    mean_payload: PayloadKind
+    shard_bytes: int
+    parallel: int
+
+    @property
+    def kinds(self) -> tuple[PayloadKind, PayloadKind]:
+        return self.payload, self.mean_payload
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in its run a replica stands."""
+
+    rank: int
+    claim: int
+    step: int = 0
+    base: str = ""
+    last: Outcome | None = None  # the commit that led here
+    first_trial: int = 0
+
+
+@dataclass
+class Ended:
+    """How a wait ended: with a commit that is in the tensors by now, without one, or with the need to heal."""
+
+    result: Literal["commit", "void", "heal"]
+    outcome: Outcome | None = None
+    seconds: float = 0.0
+    trials: int = 0
+    feedback: ErrorFeedback | None = None
+
+
+@dataclass
+class RunningRound:
+    store: PatientStore
+    layout: Layout
+    settings: Settings
+    place: Place
+    vector: RoundVector
+    weight: float
+    pool: ThreadPoolExecutor
+    name: str = ""
+    feedback: ErrorFeedback | None = None
+    sleep: Callable[[float], None] = time.sleep
+    unreadable: set = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.reader = RoundReader(self.store, self.layout, self.place.step, self.settings.world_size, self.place.last)
+        self.spec = spec_of(self.vector, self.settings.kinds, self.name)
+        self.shards = ShardIO(self)
+        self.clock = _Clock(self.settings, first=self.place.last is None)
+
+    def run(self) -> Ended:
+        """Take part until the round is over for this replica. RoundTimeout names who stayed away."""
+        while True:
+            seen = self.reader.read()
+            me = self._myself()
+            self.clock.look(seen, len(candidates(seen, me)))
+            action = decide(seen, me, self.clock.timers())
+            ended = self._end(seen, action)
+            if ended is not None:
+                ended.seconds = self.clock.elapsed()
+                return ended
+            self._act(seen, action)
+
+    def take(self, outcome: Outcome) -> Literal["commit", "void", "heal"]:
+        """The mean of a commit into the vector, without taking part."""
+        return self._follow(self.reader.read(), outcome).result
+
+    def _myself(self) -> Myself:
+        place = self.place
+        return Myself(
+            rank=place.rank,
+            claim=place.claim,
+            base=place.base,
+            spec=self.spec,
+            quorum=self.settings.min_replicas,
+            world_size=self.settings.world_size,
+            first_trial=place.first_trial,
+            unreadable=frozenset(self.unreadable),
+        )
+
+    def _end(self, seen: Seen, action: Action) -> Ended | None:
+        if isinstance(action, Heal):
+            return Ended("heal")
+        if isinstance(action, Fail):
+            raise self._failure(action, seen)
+        if isinstance(action, Follow):
+            return self._follow(seen, action.outcome)
+        return None
+
+    def _follow(self, seen: Seen, outcome: Outcome) -> Ended:
+        if outcome.result == "void":
+            return Ended("void", outcome, trials=1 + max(each.id.trial for each in outcome.members))
+        if outcome.spec != self.spec or len(outcome.means) != self.vector.num_shards:
+            raise self._failure(Fail("spec", frozenset(member.id.rank for member in outcome.members)), seen)
+        try:
+            self.shards.fetch_mean(seen.attempt, outcome)
+        except UnreadableOffer:  # neither the mean nor what it was made of is there any more
+            return Ended("heal")
+        counted = (self.place.rank, self.place.claim) in {member.id[:2] for member in outcome.members}
+        return Ended("commit", outcome, feedback=self.shards.feedback_kept() if counted else self.feedback)
+
+    def _act(self, seen: Seen, action: Action) -> None:
+        if isinstance(action, MakeOffer):
+            self.shards.make_offer(action.trial)
+        elif isinstance(action, CreateSeal):
+            self.store.settle(self.layout.seal(self.place.step, seen.attempt), pack_seal(action.seal))
+        elif isinstance(action, Reduce) and isinstance(seen.seal, Seal):
+            self._reduce(seen.attempt, seen.seal, action)
+        elif isinstance(action, CreateOutcome):
+            outcome = self._outcome(seen, action)
+            self.store.settle(self.layout.outcome(self.place.step, seen.attempt), pack_outcome(outcome))
+        elif isinstance(action, Wait):
+            self.sleep(self.clock.pause())
+
+    def _reduce(self, attempt: int, seal: Seal, action: Reduce) -> None:
+        try:
+            self.shards.reduce(attempt, seal.members, action.shards)
+        except UnreadableOffer as bad:
+            self.unreadable.add(bad.offer)
+
+    def _outcome(self, seen: Seen, action: CreateOutcome) -> Outcome:
+        members = seen.seal.members if isinstance(seen.seal, Seal) else ()
+        shas = self.reader.mean_shas.get(seen.attempt, {})
+        means = tuple(shas[shard] for shard in sorted(shas)) if action.result == "commit" else ()
+        manifests = [self.reader.manifests[each.id][1] for each in members if each.id in self.reader.manifests]
+        return Outcome(
+            action.result,
+            self.place.base,
+            self.spec,
+            members,
+            means,
+            action.bad,
+            action.reason,
+            seconds=self.clock.elapsed(),
+            num_bytes=sum(shard.bytes for manifest in manifests for shard in manifest.shards),
+        )
+
+    def _failure(self, action: Fail, seen: Seen) -> Exception:
+        where = f"round {self.place.step} of generation {self.layout.generation} at {self.store.uri}"
+        ranks = ", ".join(map(str, sorted(action.ranks))) or "none"
+        if action.kind == "spec":
+            fix = "All replicas need the same model, fragments, payload and shard size."
+            return ShapeError(explain(f"vectors of {where}", got=f"others at ranks {ranks}", expected="mine", fix=fix))
+        if action.kind == "outcome":
+            return OutcomeUnreadable(f"{where}: its outcome is there and cannot be read. Begin another generation.")
+        there = sorted(offer.id.rank for offer in candidates(seen, self._myself()))
+        got = f"offers of ranks {there} after {self.settings.timeout_s:g} s, missing {ranks}"
+        fix = "Start the missing replicas again, or allow fewer with min_replicas."
+        return RoundTimeout(explain(where, got=got, expected=f"at least {self.settings.min_replicas}", fix=fix))
+
+
+class _Clock:
+    """My own clock alone: how long since a quorum was there, since the attempt moved, since the wait began."""
+
+    def __init__(self, settings: Settings, *, first: bool) -> None:
+        self._settings = settings
+        self._grace_s = settings.first_grace_s if first else settings.grace_s
+        self._began = self._moved = time.monotonic()
+        self._quorum: float | None = None
+        self._progress: object = None
+        self._pause = settings.poll_s / 8
+
+    def look(self, seen: Seen, offers: int) -> None:
+        now = time.monotonic()
+        if offers < self._settings.min_replicas:
+            self._quorum = None
+        elif self._quorum is None:
+            self._quorum = now
+        progress = (seen.attempt, seen.seal is None, seen.means, len(seen.offers))
+        if progress != self._progress:
+            self._progress, self._moved, self._pause = progress, now, self._settings.poll_s / 8
+
+    def timers(self) -> Timers:
+        now = time.monotonic()
+        return Timers(
+            grace=self._quorum is not None and now - self._quorum >= self._grace_s,
+            reduce=now - self._moved >= self._settings.grace_s,
+            deadline=now - self._began >= self._settings.timeout_s,
+        )
+
+    def pause(self) -> float:
+        """Longer and longer while nothing moves, up to the poll interval."""
+        self._pause = min(1.5 * self._pause, self._settings.poll_s)
+        return self._pause
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self._began

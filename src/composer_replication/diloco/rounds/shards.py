@@ -1,0 +1,169 @@
+"""The bytes of a round: shards out, the mean of a shard, and the mean back into the tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from composer_replication.diloco.payload import ErrorFeedback, PayloadError, decode_vector, encode_vector, payload_bytes
+from composer_replication.diloco.payload.formats import HEADER_BYTES
+from composer_replication.diloco.rounds.reading import READS
+from composer_replication.diloco.rounds.records import Manifest, Member, OfferId, Outcome, Shard, digest, pack_manifest
+from composer_replication.diloco.rounds.vectors import RoundVector, fair, weighted_mean
+from composer_replication.diloco.store import MissingObject, ObjectTooLarge
+from composer_replication.errors import NonFiniteError
+
+if TYPE_CHECKING:
+    from composer_replication.diloco.rounds.running import RunningRound
+
+
+class UnreadableOffer(Exception):
+    """A sealed offer stayed unreadable after several reads."""
+
+    def __init__(self, offer: OfferId) -> None:
+        super().__init__(str(offer))
+        self.offer = offer
+
+
+def identity(data: bytes) -> str:
+    """A payload's name: the digest of its header, which holds the checksum that its reader compares the rest with."""
+    return hashlib.sha256(data[:HEADER_BYTES]).hexdigest()
+
+
+class ShardIO:
+    """Reads and writes the shards of one running round."""
+
+    def __init__(self, round: RunningRound) -> None:
+        self._round = round
+        self._store, self._layout, self._settings = round.store, round.layout, round.settings
+        self._step = round.place.step
+        self._offered: RoundVector | None = None  # as its readers see it: rounded, with what was left out before
+        self._residual: Tensor | None = None
+        self._pool: ThreadPoolExecutor = round.pool
+
+    def make_offer(self, trial: int) -> None:
+        """Shards first and then their manifest: a crash in between leaves nothing that anybody sees.
+
+        A vector that is not finite is offered without weight: its replica takes the mean of the others.
+        """
+        offer = OfferId(self._round.place.rank, self._round.place.claim, trial)
+        shards: tuple[Shard, ...] = ()
+        weight = self._round.weight
+        if weight:
+            try:
+                vector = self._to_offer()
+                shards = tuple(self._pool.map(lambda shard: self._put(vector, offer, shard), range(vector.num_shards)))
+            except NonFiniteError:
+                weight = 0.0
+        manifest = Manifest(offer, self._round.place.base, self._round.spec, weight, shards)
+        self._store.put(self._layout.offer(self._step, offer), pack_manifest(manifest))
+
+    def reduce(self, attempt: int, members: Sequence[Member], shards: Sequence[int]) -> None:
+        """Compute shards of the mean and put each under the name of its checksum."""
+
+        def reduce_one(shard: int) -> None:
+            data, sha256 = self._mean_bytes(members, shard)
+            self._store.put(self._layout.mean(self._step, attempt, shard, sha256), data)
+
+        list(self._pool.map(reduce_one, shards))
+
+    def fetch_mean(self, attempt: int, outcome: Outcome) -> None:
+        """The committed mean into the round's tensors. UnreadableOffer where neither it nor its parts can be read."""
+        vector = self._round.vector
+
+        def fetch(shard: int) -> None:
+            vector.write(shard, self._committed(attempt, outcome, shard))
+
+        list(self._pool.map(fetch, range(vector.num_shards)))
+        vector.finish()
+
+    def feedback_kept(self) -> ErrorFeedback | None:
+        if self._round.feedback is not None and self._residual is not None:
+            self._round.feedback.keep(self._residual)
+        return self._round.feedback
+
+    def _to_offer(self) -> RoundVector:
+        if self._offered is None:
+            vector, feedback = self._round.vector, self._round.feedback
+            if feedback is None:
+                self._offered = vector
+            else:
+                whole = torch.cat([vector.read(shard) for shard in range(vector.num_shards)])
+                sent, self._residual = feedback.compress(whole, self._settings.payload)
+                self._offered = vector.like(sent)
+        return self._offered
+
+    def _put(self, vector: RoundVector, offer: OfferId, shard: int) -> Shard:
+        data = encode_vector(vector.read(shard), kind=self._settings.payload, about=self._about(offer, shard))
+        self._store.put(self._layout.shard(self._step, offer, shard), data)
+        return Shard(len(data), identity(data))
+
+    def _mean_bytes(self, members: Sequence[Member], shard: int) -> tuple[bytes, str]:
+        counted = [member for member in members if member.weight]
+        weights = fair([member.weight for member in counted])
+        elements = self._round.vector.size(shard)
+        vectors = (self._read_offer(each, shard) for each in counted)
+        mean = weighted_mean(zip(weights, vectors, strict=True), elements)
+        about = self._about_mean(members, shard)
+        data = encode_vector(mean, kind=self._settings.mean_payload, about=about)
+        return data, identity(data)
+
+    def _read_offer(self, member: Member, shard: int) -> Tensor:
+        manifest = self._manifest(member)
+        if manifest is None or shard >= len(manifest.shards):
+            raise UnreadableOffer(member.id)
+        own = member.id[:2] == (self._round.place.rank, self._round.place.claim)
+        if own and self._offered is not None and member.id.trial >= self._round.place.first_trial:
+            return self._offered.read(shard)
+        return self._read(
+            self._layout.shard(self._step, member.id, shard),
+            manifest.shards[shard].sha256,
+            shard,
+            self._about(member.id, shard),
+            member.id,
+        )
+
+    def _manifest(self, member: Member) -> Manifest | None:
+        known = self._round.reader.manifests.get(member.id)
+        return known[1] if known is not None and known[0] == member.manifest else None
+
+    def _committed(self, attempt: int, outcome: Outcome, shard: int) -> Tensor:
+        """A shard of the mean; where it is damaged, computed again and put in its place."""
+        sha256, about = outcome.means[shard], self._about_mean(outcome.members, shard)
+        key = self._layout.mean(self._step, attempt, shard, sha256)
+        try:
+            return self._read(key, sha256, shard, about, outcome.members[0].id)
+        except UnreadableOffer:
+            data, again = self._mean_bytes(outcome.members, shard)
+            if again != sha256:
+                raise
+            self._store.put(key, data)
+            return decode_vector(data, elements=self._round.vector.size(shard), about=about)
+
+    def _read(self, key: str, sha256: str, shard: int, about: dict[str, str], offer: OfferId) -> Tensor:
+        elements = self._round.vector.size(shard)
+        most_bytes = payload_bytes(elements, "fp32")
+        for _ in range(READS):
+            try:
+                data = self._store.get(key, most_bytes=most_bytes)
+                if identity(data) == sha256:
+                    return decode_vector(data, elements=elements, about=about)
+                self._store.traffic.add(refused=1)
+            except MissingObject:
+                break
+            except (PayloadError, ObjectTooLarge):
+                self._store.traffic.add(refused=1)
+        raise UnreadableOffer(offer)
+
+    def _about(self, offer: OfferId, shard: int) -> dict[str, str]:
+        where = f"g{self._layout.generation} round {self._step}"
+        return {"where": where, "offer": str(offer), "shard": str(shard)}
+
+    def _about_mean(self, members: Sequence[Member], shard: int) -> dict[str, str]:
+        where = f"g{self._layout.generation} round {self._step}"
+        return {"where": where, "mean_of": digest(members), "shard": str(shard)}

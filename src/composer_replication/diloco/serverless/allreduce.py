@@ -1,0 +1,109 @@
+"""The mean of a tensor over a fixed number of processes that share nothing but an object store."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from torch import Tensor
+
+from composer_replication.diloco.rounds.claims import refuse_if_replaced, take_rank
+from composer_replication.diloco.rounds.failures import RoundError, StaleRound
+from composer_replication.diloco.rounds.manager import ObjectStoreManager, RoundWork
+from composer_replication.diloco.rounds.patience import PatientStore, Traffic
+from composer_replication.diloco.rounds.records import Layout, OfferId, parse_offer
+from composer_replication.diloco.rounds.running import Place, RunningRound, Settings
+from composer_replication.diloco.rounds.vectors import RoundVector
+from composer_replication.diloco.store import ObjectStore, open_store
+from composer_replication.errors import InputError, explain
+
+MockManager = ObjectStoreManager
+_ImmediateWork = RoundWork
+
+_SHARD_BYTES = 64 * 2**20
+_PARALLEL = 4
+_BASE = "all-reduce"  # every process has the same say, whatever it comes from
+
+
+class ObjectStoreAllReduce:
+    """All of `world_size` processes give a tensor and get the mean; one that stays away is a TimeoutError.
+
+    Rounds are numbered by a counter that each call advances. A process that begins anew goes on with `round_id`: a
+    round that its rank has already taken part in is refused, because its mean is an old one.
+    """
+
+    def __init__(
+        self,
+        uri: str | ObjectStore,
+        rank: int,
+        world_size: int,
+        *,
+        round_id: int | None = None,
+        timeout_s: float = 1800.0,
+        poll_interval_s: float = 1.0,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise InputError(explain("rank", got=rank, expected=f"0 to {world_size - 1}"))
+        self.objects: ObjectStore = open_store(uri) if isinstance(uri, str) else uri
+        self.rank, self.world_size = rank, world_size
+        self.round_id = round_id or 0
+        self.timeout_s, self.poll_interval_s = timeout_s, poll_interval_s
+        self.traffic = Traffic()
+        self._layout = Layout(0, family="a")
+        self._claim: int | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._settings = Settings(
+            world_size=world_size,
+            min_replicas=world_size,
+            grace_s=min(30.0, timeout_s / 4),
+            first_grace_s=timeout_s,
+            timeout_s=timeout_s,
+            poll_s=poll_interval_s,
+            payload="fp32",
+            mean_payload="fp32",
+            shard_bytes=_SHARD_BYTES,
+            parallel=_PARALLEL,
+        )
+
+    def allreduce(self, tensor: Tensor, *, name: str | None = None) -> Tensor:
+        """The mean over all processes, in place and returned. `name` must be the same at all of them."""
+        if self.world_size > 1:
+            self._hold_a_round(tensor, name or "")
+        self.round_id += 1
+        return tensor
+
+    def _hold_a_round(self, tensor: Tensor, name: str) -> None:
+        store = PatientStore(self.objects, self.traffic, patience_s=self.timeout_s)
+        if self._claim is None or self._pool is None:
+            self._claim = take_rank(store, self._layout, self.rank, lease_s=0.0, takeover=True)
+            self._pool = ThreadPoolExecutor(_PARALLEL, thread_name_prefix="diloco")
+        refuse_if_replaced(store, self._layout, self.rank, self._claim)
+        self._refuse_an_old_round(store)
+        vector = RoundVector([tensor], parties=self.world_size, shard_elements=_SHARD_BYTES // 4)
+        place = Place(self.rank, self._claim, self.round_id, _BASE)
+        round = RunningRound(store, self._layout, self._settings, place, vector, 1.0, self._pool, name=name)
+        ended = round.run()
+        if ended.result != "commit":
+            raise RoundError(explain(self._where(), got="no offer with finite numbers", expected="the mean of all"))
+        self._forget(store)
+
+    def _refuse_an_old_round(self, store: PatientStore) -> None:
+        folder = self._layout.round(self.round_id, "offer")
+        offers = [parse_offer(key.removeprefix(f"{folder}/")) for key in store.keys(folder)]
+        if any(isinstance(offer, OfferId) and offer[:2] == (self.rank, self._claim) for offer in offers):
+            return
+        if any(offer is not None and offer.rank == self.rank for offer in offers):
+            fix = "Take a fresh folder for a new run, or pass round_id to go on with an old one."
+            got = f"an offer of rank {self.rank} by another process"
+            raise StaleRound(explain(self._where(), got=got, expected="none", fix=fix))
+
+    def _forget(self, store: PatientStore) -> None:
+        """Whoever is in this round has ended the one before: what it left is needed by nobody."""
+        if not self.round_id:
+            return
+        before = self.round_id - 1
+        folder = self._layout.shards(before)
+        own = [key for key in store.keys(folder) if key.removeprefix(f"{folder}/").startswith(f"{self.rank:05d}.")]
+        store.delete(own if self.rank else [*own, *store.keys(self._layout.round(before, "mean"))])
+
+    def _where(self) -> str:
+        return f"all-reduce {self.round_id} at {self.objects.uri}"

@@ -1,0 +1,112 @@
+"""Replicas as Sandboxes of Modal: a container with a GPU each, which runs a command and has logs and an exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from composer_replication.diloco.serverless.executor import MODULE, Executor, ReplicaHandle, ReplicaJob, ReplicaStatus
+from composer_replication.errors import InputError, explain
+from composer_replication.optional import require
+
+__all__ = ["ModalExecutor"]
+
+_LONGEST_S = 86_400  # of a Sandbox
+_MOST_ENTRIES = 20_000  # that the service hands out at once
+_KILLED = 137
+
+
+class ModalExecutor(Executor):
+    """A Sandbox a replica, in an app of yours.
+
+    `image` is an image of a registry that has this package, or `modal:python3.11`: a slim Python, into which `packages`
+    are installed. Secrets are variables of this machine, handed over as a Modal secret, and `modal_secrets`, which
+    Modal has by name: what those hold is not known here, so it cannot be masked in logs.
+    """
+
+    backend_name = "modal"
+    supports_inter_replica_network = False
+    poll_interval_s = 2.0
+
+    def __init__(
+        self,
+        image: str = "modal:python3.11",
+        gpu: str | None = "A100",
+        *,
+        secrets: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        modal_secrets: Sequence[str] = (),
+        packages: Sequence[str] = ("composer-replication[diloco,serverless,train]",),
+        app_name: str = "crf-diloco",
+    ) -> None:
+        self._modal: Any = require("modal", extra="modal")
+        super().__init__(secrets=secrets, env=env)
+        self.image, self.gpu, self.app_name = image, gpu, app_name
+        self.modal_secrets, self.packages = tuple(modal_secrets), tuple(packages)
+        self._app: Any = None
+
+    def _start(self, job: ReplicaJob) -> dict[str, Any]:
+        timeout = _LONGEST_S if job.timeout_s is None else job.timeout_s
+        if timeout > _LONGEST_S:
+            fix = "A replica that is relaunched goes on from the global weights."
+            raise InputError(explain("timeout", got=timeout, expected=f"{_LONGEST_S} s at most", fix=fix))
+        modal = self._modal
+        if self._app is None:
+            self._app = modal.App.lookup(self.app_name, create_if_missing=True)
+        handed_over = [modal.Secret.from_name(name) for name in self.modal_secrets]
+        if values := self.secret_values():
+            handed_over.append(modal.Secret.from_dict(values))
+        sandbox = modal.Sandbox.create(
+            "python",
+            "-m",
+            MODULE,
+            app=self._app,
+            image=self._image(),
+            env={**self.env, **job.environment()},
+            secrets=handed_over,
+            timeout=int(-(-timeout // 1)),
+            gpu=job.gpu or self.gpu,
+            tags={"crf-launch": job.launch, "crf-rank": str(job.rank)},
+        )
+        return {"sandbox": sandbox.object_id, "app": self.app_name}
+
+    def _image(self) -> Any:
+        kind, _, version = self.image.partition(":python")
+        if kind != "modal" or not version:
+            return self._modal.Image.from_registry(self.image)
+        image = self._modal.Image.debian_slim(python_version=version)
+        return image.pip_install(*self.packages) if self.packages else image
+
+    def poll(self, handle: ReplicaHandle) -> ReplicaStatus:
+        code = self._sandbox(handle).poll()
+        if code is None:
+            return "running"
+        if code == _KILLED and self._was_terminated(handle):
+            return "cancelled"
+        return "succeeded" if code == 0 else "failed"
+
+    def _was_terminated(self, handle: ReplicaHandle) -> bool:
+        """137 is also what a replica that was killed inside of its container ends with."""
+        try:
+            self._sandbox(handle).wait()
+        except self._modal.exception.SandboxTerminatedError:
+            return True
+        return False
+
+    def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
+        self.shown("", n_lines)
+        asked = min(max(n_lines, 1), _MOST_ENTRIES)  # an entry is a line, or several
+        text = "".join(entry.message for entry in self._sandbox(handle).logs.tail(asked))
+        return self.shown(text, n_lines)
+
+    def cancel(self, handle: ReplicaHandle) -> None:
+        sandbox = self._sandbox(handle)
+        if sandbox.poll() is None:
+            sandbox.terminate()
+
+    def exit_code(self, handle: ReplicaHandle) -> int | None:
+        return self._sandbox(handle).poll()
+
+    def _sandbox(self, handle: ReplicaHandle) -> Any:
+        self._check_own(handle)
+        return self._modal.Sandbox.from_id(handle.metadata["sandbox"])

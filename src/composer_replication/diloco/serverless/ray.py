@@ -1,0 +1,121 @@
+"""Replicas on a Ray cluster: an actor a replica, which holds its resources and keeps its process on its node."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle, ReplicaJob, ReplicaStatus
+from composer_replication.diloco.serverless.local_process import LocalProcessExecutor
+from composer_replication.optional import require
+
+__all__ = ["RayExecutor"]
+
+_NAMESPACE = "crf-diloco"
+_ANSWER_S, _POLL_S = 60.0, 2.0
+
+
+class RayExecutor(Executor):
+    """An actor a replica, on a node with `num_cpus` and `num_gpus` to spare; `address` is the cluster's.
+
+    Actors live on when this process ends (`detached`), so that another one can ask about them by their handles.
+    Secrets go to the actor as an argument: Ray shows the runtime environments of its jobs to whoever looks.
+    """
+
+    backend_name = "ray"
+    supports_inter_replica_network = True
+    poll_interval_s = 0.5
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        num_cpus: float = 1,
+        num_gpus: float = 0,
+        secrets: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        detached: bool = False,
+    ) -> None:
+        self._ray: Any = require("ray", extra="ray")
+        super().__init__(secrets=secrets, env=env)
+        self._resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
+        self._lifetime = "detached" if detached else None
+        if not self._ray.is_initialized():
+            self._ray.init(address=address, namespace=_NAMESPACE, include_dashboard=False, log_to_driver=False)
+        self._actors: dict[str, Any] = {}
+        self._cancelled: set[str] = set()
+
+    def _start(self, job: ReplicaJob) -> dict[str, Any]:
+        name = f"{job.launch[:12]}-{job.rank}-{uuid.uuid4().hex[:6]}"
+        keeper = self._ray.remote(max_concurrency=4, max_restarts=0, **self._resources)(NodeKeeper)
+        options = {"name": name, "namespace": _NAMESPACE, "lifetime": self._lifetime}
+        resources = {} if job.gpu is None else {"accelerator_type": job.gpu}
+        self._actors[name] = keeper.options(**options, **resources).remote(asdict(job), self.env, self.secret_values())
+        return {"actor": name, "namespace": _NAMESPACE}
+
+    def poll(self, handle: ReplicaHandle) -> ReplicaStatus:
+        return self._ask(handle, "poll") or ("cancelled" if self._name(handle) in self._cancelled else "failed")
+
+    def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
+        self.shown("", n_lines)
+        return self.shown(self._ask(handle, "logs", n_lines) or "", n_lines)
+
+    def cancel(self, handle: ReplicaHandle) -> None:
+        if self.poll(handle) == "pending":  # it waits for resources, and may for long
+            self._cancelled.add(self._name(handle))
+            self._ray.kill(self._actor(handle))
+        else:
+            self._ask(handle, "cancel")
+
+    def exit_code(self, handle: ReplicaHandle) -> int | None:
+        return self._ask(handle, "exit_code")
+
+    def _ask(self, handle: ReplicaHandle, method: str, *args: Any) -> Any:
+        """What the actor says; None where it is gone with its node. One that has no node yet says nothing for long."""
+        errors = self._ray.exceptions
+        try:
+            actor = self._actor(handle)
+            seconds = _POLL_S if method == "poll" else _ANSWER_S
+            return self._ray.get(getattr(actor, method).remote(*args), timeout=seconds)
+        except (errors.RayActorError, ValueError):  # dead, or no actor of that name
+            return None
+        except errors.GetTimeoutError:
+            return "pending" if method == "poll" else None
+
+    def _actor(self, handle: ReplicaHandle) -> Any:
+        name = self._name(handle)
+        if name not in self._actors:
+            self._actors[name] = self._ray.get_actor(name, namespace=handle.metadata["namespace"])
+        return self._actors[name]
+
+    def _name(self, handle: ReplicaHandle) -> str:
+        self._check_own(handle)
+        return str(handle.metadata["actor"])
+
+
+class NodeKeeper:
+    """On the replica's node: its process, which ends when this does."""
+
+    def __init__(self, job: dict[str, Any], env: dict[str, str], secrets: dict[str, str]) -> None:
+        os.environ.update(secrets)  # this process is the replica's alone
+        self._executor = LocalProcessExecutor(secrets=tuple(secrets), env=env)
+        self._handle = self._executor.start(ReplicaJob(**{**job, "gpu": None}))
+
+    def poll(self) -> ReplicaStatus:
+        return self._executor.poll(self._handle)
+
+    def logs(self, n_lines: int) -> str:
+        return self._executor.stream_logs(self._handle, n_lines=n_lines)
+
+    def cancel(self) -> None:
+        self._executor.cancel(self._handle)
+
+    def exit_code(self) -> int | None:
+        return self._executor.exit_code(self._handle)
+
+    def process_id(self) -> int:
+        """Of the actor itself, whose end takes the replica with it."""
+        return os.getpid()

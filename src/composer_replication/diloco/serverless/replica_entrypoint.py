@@ -1,0 +1,111 @@
+"""What an executor calls in every replica: it joins the run at a rendezvous, and hands the manager to a trainer.
+
+    python -m composer_replication.diloco.serverless.replica_entrypoint --rendezvous s3://bucket/run --world-size 4
+        --trainer-module my_trainer --trainer-kwargs-json '{"steps": 100}'
+
+The rank is in REPLICA_RANK. What else the manager is told stands in CRF_DILOCO_ and the name of its parameter in
+capitals (CRF_DILOCO_GRACE_S=60), or in `settings`, which goes before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from composer_replication.errors import InputError, explain
+
+__all__ = ["main"]
+
+PREFIX = "CRF_DILOCO_"
+
+
+def _truth(text: str) -> bool:
+    return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
+
+
+SETTINGS: Mapping[str, Callable[[str], Any]] = {
+    "generation": int,
+    "min_replicas": int,
+    "grace_s": float,
+    "first_grace_s": float,
+    "timeout_s": float,
+    "poll_s": float,
+    "lease_s": float,
+    "takeover": _truth,
+    "payload": str,
+    "mean_payload": str,
+    "shard_bytes": int,
+    "parallel": int,
+    "state_every": int,
+    "keep_rounds": int,
+}
+
+
+def main(
+    rendezvous_uri: str,
+    world_size: int,
+    trainer_module: str,
+    trainer_fn: str = "train",
+    trainer_kwargs: Mapping[str, Any] | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+) -> Any:
+    """Call `trainer_fn(**trainer_kwargs, manager=, rank=, world_size=)` as the replica that REPLICA_RANK names."""
+    rank = rank_of(os.environ, world_size)
+    chosen = {**settings_of(os.environ), **(settings or {})}
+    if unknown := chosen.keys() - SETTINGS.keys():
+        raise InputError(explain("settings", got=", ".join(sorted(unknown)), expected=f"some of {', '.join(SETTINGS)}"))
+    train = getattr(importlib.import_module(trainer_module), trainer_fn)
+    from composer_replication.diloco.rounds.manager import ObjectStoreManager
+
+    with ObjectStoreManager(rendezvous_uri, rank=rank, world_size=world_size, **chosen) as manager:
+        return train(**(trainer_kwargs or {}), manager=manager, rank=rank, world_size=world_size)
+
+
+def rank_of(environment: Mapping[str, str], world_size: int) -> int:
+    """RuntimeError where nobody set it, ValueError where it is none of this world."""
+    text = environment.get("REPLICA_RANK")
+    if text is None:
+        fix = "An executor sets it; by hand: REPLICA_RANK=0."
+        raise RuntimeError(explain("REPLICA_RANK", got="no such variable", expected="this replica's rank", fix=fix))
+    if not text.isascii() or not text.isdigit() or int(text) >= world_size:
+        raise InputError(explain("REPLICA_RANK", got=repr(text), expected=f"0 to {world_size - 1}"))
+    return int(text)
+
+
+def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The manager's settings among the variables."""
+    found: dict[str, Any] = {}
+    for name, read in SETTINGS.items():
+        variable = f"{PREFIX}{name.upper()}"
+        if (text := environment.get(variable)) is None:
+            continue
+        try:
+            found[name] = read(text)
+        except (ValueError, KeyError):
+            kind = "1 or 0" if read is _truth else "a whole number" if read is int else "a number"
+            raise InputError(explain(variable, got=repr(text), expected=kind)) from None
+    return found
+
+
+def run(argv: Sequence[str] | None = None) -> None:
+    """The same from a command line; what the trainer returns is printed as JSON where it can be."""
+    parser = argparse.ArgumentParser(description="one replica of a DiLoCo run", allow_abbrev=False)
+    parser.add_argument(
+        "--rendezvous", required=True, metavar="URI", help="the bucket or folder that all replicas share"
+    )
+    parser.add_argument("--world-size", required=True, type=int, metavar="N", help="how many replicas there are")
+    parser.add_argument("--trainer-module", required=True, metavar="MODULE", help="where the trainer is")
+    parser.add_argument("--trainer-fn", default="train", metavar="NAME", help="its function; default: train")
+    parser.add_argument("--trainer-kwargs-json", type=json.loads, default={}, metavar="JSON", help="its arguments")
+    args = parser.parse_args(argv)
+    value = main(args.rendezvous, args.world_size, args.trainer_module, args.trainer_fn, args.trainer_kwargs_json)
+    print(json.dumps(value, default=repr))
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,228 @@
+"""Objects in a bucket of S3, GCS or Azure, by obstore: a create is the provider's own conditional put.
+
+Large objects travel in parts, several at once. No text of the provider gets into a message: it may repeat a signed
+address. What is kept of it is a status and the provider's word for the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from composer_replication.diloco.store.objects import (
+    MissingObject,
+    StoreCannotCreate,
+    StoreClientMissing,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    checked_folder,
+    checked_key,
+    is_key,
+    missing,
+    too_large,
+)
+from composer_replication.diloco.store.retries import REQUESTS_IN_DEADLINE, TryAgain, persist
+from composer_replication.errors import InputError, MissingExtraError, explain
+from composer_replication.optional import require
+
+CLASSES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
+_BY_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}  # obstore's own names
+PART_BYTES = 8 << 20
+PARTS_AT_ONCE = 8
+_PART_RETRIES = 3
+_NONCE = "crfnonce"  # Azure takes names of C# alone
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+_FULL_CODES = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull"}
+
+Answer = TypeVar("Answer")
+
+
+class BucketStore:
+    """An ObjectStore in a bucket, below a prefix."""
+
+    def __init__(
+        self, scheme: str, bucket: str, prefix: str, *, deadline_s: float, options: Mapping[str, str] | None = None
+    ) -> None:
+        self._obstore: Any = _client()
+        self.uri = f"{scheme}://{bucket}{f'/{prefix}' if prefix else ''}"
+        self._deadline_s = deadline_s
+        request = timedelta(seconds=deadline_s / REQUESTS_IN_DEADLINE)
+        config = dict(options or {})
+        by_http = config.pop("allow_http", os.environ.get(_BY_HTTP[scheme], "false"))
+        client = {"timeout": request, "allow_http": by_http.lower() == "true"}
+
+        def opened(retries: int) -> Any:
+            again = {"max_retries": retries, "retry_timeout": timedelta(seconds=deadline_s)}
+            store = getattr(self._obstore.store, CLASSES[scheme])
+            return store(bucket, prefix=prefix or None, config=config, client_options=client, retry_config=again)
+
+        try:
+            self._bucket, self._bucket_by_parts = opened(0), opened(_PART_RETRIES)
+        except (self._obstore.exceptions.BaseError, ValueError, TypeError) as error:
+            # The text may repeat an option's value.
+            got = f"{type(error).__name__} for options {sorted(config)}"
+            raise InputError(explain(f"settings of {self.uri}", got=got, expected="options of obstore")) from None
+        self._refuse_without_create()
+
+    def put(self, key: str, data: bytes) -> None:
+        checked_key(key)
+        large = len(data) > PART_BYTES
+        bucket = self._bucket_by_parts if large else self._bucket
+        self._call(
+            key,
+            lambda: self._obstore.put(
+                bucket, key, data, use_multipart=large, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
+            ),
+        )
+
+    def create(self, key: str, data: bytes) -> bool:
+        checked_key(key)
+        nonce = secrets.token_hex(16)
+
+        def attempt() -> bool:
+            try:
+                self._obstore.put(self._bucket, key, data, mode="create", attributes={_NONCE: nonce})
+            except self._obstore.exceptions.AlreadyExistsError:
+                return self._is_ours(key, nonce)
+            return True
+
+        return self._call(key, attempt)
+
+    def get(self, key: str, *, most_bytes: int) -> bytes:
+        checked_key(key)
+        return self._call(key, lambda: self._read(key, most_bytes))
+
+    def size(self, key: str) -> int | None:
+        checked_key(key)
+        try:
+            return self._call(key, lambda: self._obstore.head(self._bucket, key)["size"])
+        except MissingObject:
+            return None
+
+    def keys(self, prefix: str) -> list[str]:
+        folder = checked_folder(prefix)
+
+        def attempt() -> list[str]:
+            pages = self._obstore.list(self._bucket, prefix=folder or None)
+            return [entry["path"] for page in pages for entry in page]
+
+        return sorted(key for key in self._call(prefix, attempt) if is_key(key))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """All at once; one by one where the provider stops at one that is not there."""
+        paths = [checked_key(key) for key in keys]
+        try:
+            if paths:
+                self._call(paths[0], lambda: self._obstore.delete(self._bucket, paths))
+        except MissingObject:
+            for path in paths if len(paths) > 1 else []:
+                self.delete([path])
+
+    def _is_ours(self, key: str, nonce: str) -> bool:
+        """Whether the object in our way is our own: the answer to the first try was lost, and a second one made.
+
+        S3 also answers so to one of two writers at once before either has written: then there is nothing yet.
+        """
+        try:
+            there = self._obstore.get(self._bucket, key, options={"head": True})
+        except FileNotFoundError:
+            raise TryAgain("conflict") from None
+        return there.attributes.get(_NONCE) == nonce
+
+    def _read(self, key: str, most_bytes: int) -> bytes:
+        """The first part, whose answer says how large the object is, and then the others, several at once."""
+        first = self._first_part(key)
+        size: int = first.meta["size"]
+        if size > most_bytes:
+            raise too_large(self.uri, key, size=size, most_bytes=most_bytes)
+        data = bytes(first.bytes())
+        starts = range(PART_BYTES, size, PART_BYTES)
+        if starts:
+            tag = first.meta["e_tag"]
+            with ThreadPoolExecutor(min(PARTS_AT_ONCE, len(starts))) as pool:
+                others = pool.map(lambda start: self._part(key, start, min(start + PART_BYTES, size), tag), starts)
+                data = b"".join([data, *others])
+        if len(data) != size:
+            raise TryAgain("truncated, or changed while it was read")
+        return data
+
+    def _first_part(self, key: str) -> Any:
+        try:
+            return self._obstore.get(self._bucket, key, options={"range": (0, PART_BYTES)})
+        except self._obstore.exceptions.GenericError as error:
+            if _status(error) != "416":
+                raise
+        return self._obstore.get(self._bucket, key)  # no range of an object without bytes can be had
+
+    def _part(self, key: str, start: int, end: int, tag: str | None) -> bytes:
+        """Of the object that was looked at; nothing where there is another by now."""
+        options = {"range": (start, end), **({"if_match": tag} if tag else {})}
+
+        def attempt() -> bytes:
+            try:
+                return bytes(self._obstore.get(self._bucket, key, options=options).bytes())
+            except self._obstore.exceptions.PreconditionError:
+                return b""
+
+        return self._call(key, attempt)
+
+    def _refuse_without_create(self) -> None:
+        """Some servers take the condition of a put and ignore it."""
+        probe = f"crf-probe-{secrets.token_hex(8)}"
+        try:
+            wins = [self.create(probe, b"first"), self.create(probe, b"second")]
+        except MissingObject:
+            raise StoreDenied("there is no such bucket", uri=self.uri, cause_kind="404") from None
+        with contextlib.suppress(StoreError):  # what is left behind is two words
+            self.delete([probe])
+        if wins != [True, False]:
+            what = "two creates of one object both succeeded, so two replicas could decide one round differently"
+            raise StoreCannotCreate(what, uri=self.uri, cause_kind="not_atomic")
+
+    def _call(self, key: str, call: Callable[[], Answer]) -> Answer:
+        def attempt() -> Answer:
+            try:
+                return call()
+            except (self._obstore.exceptions.BaseError, FileNotFoundError) as error:
+                named = self._named(error, key)
+            # Not inside of the handler: the provider's text would hang on it.
+            raise named
+
+        return persist(attempt, deadline_s=self._deadline_s, uri=self.uri, key=key)
+
+    def _named(self, error: Exception, key: str) -> Exception:
+        """Our error for one of obstore's; TryAgain where that may help."""
+        known, text = self._obstore.exceptions, str(error)
+        if isinstance(error, FileNotFoundError):
+            return missing(self.uri, key, cause_kind="404")
+        status = _status(error)
+        code = match[1] if (match := _CODE.search(text)) else ""
+        kind = f"{status} {code}".strip()
+        if status == "507" or code in _FULL_CODES:
+            return StoreFull(f"no room ({kind})", uri=self.uri, key=key, cause_kind=kind)
+        if isinstance(error, known.PermissionDeniedError | known.UnauthenticatedError):
+            return StoreDenied(f"refused ({kind})", uri=self.uri, key=key, cause_kind=kind)
+        if not status or status in ("408", "429") or status.startswith("5"):
+            return TryAgain(kind or "no answer")
+        return StoreUnavailable(f"not understood ({kind})", uri=self.uri, key=key, cause_kind=kind)
+
+
+def _status(error: Exception) -> str:
+    return match[1] if (match := _STATUS.search(str(error))) else ""
+
+
+def _client() -> Any:
+    try:
+        require("obstore.store", extra="serverless")
+        return require("obstore", extra="serverless")
+    except MissingExtraError as error:
+        raise StoreClientMissing(str(error), name=error.name) from error

@@ -1,0 +1,163 @@
+"""Objects as files of a folder that the replicas share: one machine's disk, or a network mount with hard links.
+
+A put is a temporary file, synced and renamed; a create is a temporary file, synced and linked, which fails where the
+name is taken. A check and then a write, which is what fsspec does, lets two processes win.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from composer_replication.atomic import staged
+from composer_replication.diloco.store.objects import (
+    StoreCannotCreate,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    checked_folder,
+    checked_key,
+    is_key,
+    missing,
+    too_large,
+)
+
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_TRIES = 20
+"""How often a folder is made again that a retention rule removed at the same moment."""
+# Not through a link, which may lead out of the folder; and without waiting for the other end of a pipe.
+_READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+class FileStore:
+    """An ObjectStore in a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+        self.uri = self._root.as_uri()
+        with self._named_errors(""):
+            self._root.mkdir(parents=True, exist_ok=True)
+            self._refuse_without_links()
+
+    def put(self, key: str, data: bytes) -> None:
+        self._write(key, data, mode="put")
+
+    def create(self, key: str, data: bytes) -> bool:
+        if self.size(key) is not None:  # spares the bytes where the race is long over
+            return False
+        try:
+            self._write(key, data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def get(self, key: str, *, most_bytes: int) -> bytes:
+        with self._named_errors(key):
+            descriptor = os.open(self._path(key), _READ)
+            with os.fdopen(descriptor, "rb") as file:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    raise missing(self.uri, key)
+                if status.st_size > most_bytes:
+                    raise too_large(self.uri, key, size=status.st_size, most_bytes=most_bytes)
+                data = file.read(status.st_size)
+        if len(data) != status.st_size:
+            what = f"the file ended after {len(data):,} of {status.st_size:,} bytes"
+            raise StoreUnavailable(what, uri=self.uri, key=key, cause_kind="truncated")
+        return data
+
+    def size(self, key: str) -> int | None:
+        try:
+            with self._named_errors(key):
+                status = os.lstat(self._path(key))
+        except StoreError as error:
+            if error.cause_kind in ("ENOENT", "ENOTDIR"):
+                return None
+            raise
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def keys(self, prefix: str) -> list[str]:
+        folder = checked_folder(prefix)
+        with self._named_errors(prefix):
+            return sorted(key for key in self._walk(folder) if is_key(key))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            path = self._path(key)
+            with self._named_errors(key):
+                try:
+                    path.unlink(missing_ok=True)
+                except NotADirectoryError:
+                    continue
+                self._remove_empty(path.parent)
+
+    def _path(self, key: str) -> Path:
+        return self._root / checked_key(key)
+
+    def _write(self, key: str, data: bytes, *, mode: Literal["put", "create"]) -> None:
+        path = self._path(key)
+        with self._named_errors(key):
+            for left in reversed(range(_TRIES)):
+                try:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with staged(path) as stage:
+                        stage.file.write(data)
+                        stage.commit_new() if mode == "create" else stage.commit()
+                except FileNotFoundError:  # the folder went away between two lines
+                    if not left:
+                        raise
+                else:
+                    return
+
+    def _walk(self, folder: str) -> Iterator[str]:
+        try:
+            entries = list(os.scandir(self._root / folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from self._walk(f"{folder}{entry.name}/")
+            elif entry.is_file(follow_symlinks=False):
+                yield f"{folder}{entry.name}"
+
+    def _remove_empty(self, folder: Path) -> None:
+        with contextlib.suppress(OSError):  # not empty, or another was quicker
+            while folder != self._root:
+                folder.rmdir()
+                folder = folder.parent
+
+    def _refuse_without_links(self) -> None:
+        probe = self._root / f".{os.getpid()}.{secrets.token_hex(4)}.tmp"
+        linked = probe.with_name(f".{probe.name}")
+        try:
+            probe.write_bytes(b"")
+            os.link(probe, linked)
+        except OSError as error:
+            if error.errno in _FULL | {errno.EACCES, errno.EROFS}:
+                raise
+            what = f"the file system has no hard links ({error.strerror}), so two replicas could create one object"
+            raise StoreCannotCreate(what, uri=self.uri, cause_kind="no_links") from error
+        finally:
+            for path in (probe, linked):
+                path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _named_errors(self, key: str) -> Generator[None]:
+        try:
+            yield
+        except FileExistsError:
+            raise
+        except OSError as error:
+            kind = errno.errorcode.get(error.errno or 0, "OSError")
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
+                raise missing(self.uri, key, cause_kind=kind) from error
+            named = StoreDenied if error.errno in _DENIED else StoreFull if error.errno in _FULL else StoreUnavailable
+            raise named(error.strerror or str(error), uri=self.uri, key=key, cause_kind=kind) from error

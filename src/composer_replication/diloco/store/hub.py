@@ -1,0 +1,234 @@
+"""Objects in a repository of the Hugging Face Hub, by its own client: every write is a commit.
+
+A create is a commit on the head that was looked at; where the head has moved the Hub refuses it, and we look again. The
+Hub bounds commits by the hour and keeps deleted files in its history: a place to meet for a few replicas with rounds of
+many minutes, not a fast one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from composer_replication.diloco.store.objects import (
+    MissingObject,
+    StoreCannotCreate,
+    StoreClientMissing,
+    StoreDenied,
+    StoreError,
+    StoreUnavailable,
+    checked_folder,
+    checked_key,
+    is_key,
+    missing,
+    too_large,
+)
+from composer_replication.diloco.store.retries import REQUESTS_IN_DEADLINE, TryAgain, persist
+from composer_replication.errors import InputError, MissingExtraError, explain
+from composer_replication.optional import require
+
+_TYPES = {"datasets": "dataset", "spaces": "space", "models": "model"}
+_MOVED = (409, 412)
+_PASSING = (408, 429)
+_NO_COMMIT = "0" * 40
+
+Answer = TypeVar("Answer")
+
+
+class HubStore:
+    """An ObjectStore in a repository, below a folder: `[datasets/]owner/name[@revision][/folder]`."""
+
+    def __init__(self, path: str, *, deadline_s: float, options: Mapping[str, str] | None = None) -> None:
+        self._hub: Any = _client()
+        self._deadline_s = deadline_s
+        self.uri = f"hf://{path}"
+        given = dict(options or {})
+        self._token = given.pop("token", None)
+        self._api = self._hub.HfApi(endpoint=given.pop("endpoint", None), token=self._token)
+        if given:
+            raise InputError(explain(f"options of {self.uri}", got=sorted(given), expected="endpoint and token alone"))
+        parts = path.strip("/").split("/")
+        kind = _TYPES[parts.pop(0)] if parts[0] in _TYPES else "model"
+        if len(parts) < 2:
+            raise InputError(explain("URI of a store", got=self.uri, expected="hf://[datasets/]owner/name[/folder]"))
+        name, _, revision = parts[1].partition("@")
+        self._folder = checked_folder("/".join(parts[2:]))
+        self._revision = revision or "main"
+        self._repository = {"repo_id": f"{parts[0]}/{name}", "repo_type": kind}
+        self._refuse_without_parents()
+
+    def put(self, key: str, data: bytes) -> None:
+        added = self._added(key, data)
+        self._call(key, lambda: self._commit([added()], f"put {key}", parent=None))
+
+    def create(self, key: str, data: bytes) -> bool:
+        added, nonce = self._added(key, data), secrets.token_hex(16)
+
+        def attempt() -> bool:
+            head = self._head()
+            if self._size_at(key, head) is not None:
+                return self._is_of(nonce, key, head)
+            made = self._commit([added()], f"create {key} {nonce}", parent=head)
+            # Where the same bytes came first, the client makes no commit and says nothing.
+            return self._is_of(nonce, key, made)
+
+        return self._call(key, attempt)
+
+    def get(self, key: str, *, most_bytes: int) -> bytes:
+        checked_key(key)
+
+        def attempt() -> bytes:
+            head = self._head()
+            size = self._size_at(key, head)
+            if size is None:
+                raise missing(self.uri, key)
+            if size > most_bytes:
+                raise too_large(self.uri, key, size=size, most_bytes=most_bytes)
+            url = self._hub.hf_hub_url(
+                filename=f"{self._folder}{key}", revision=head, endpoint=self._api.endpoint, **self._repository
+            )
+            headers = self._hub.utils.build_hf_headers(token=self._token)
+            answer = self._hub.utils.get_session().get(url, headers=headers, follow_redirects=True)
+            self._hub.utils.hf_raise_for_status(answer)
+            if len(answer.content) != size:
+                raise TryAgain("truncated")
+            return answer.content
+
+        return self._call(key, attempt)
+
+    def size(self, key: str) -> int | None:
+        checked_key(key)
+        return self._call(key, lambda: self._size_at(key, self._revision))
+
+    def keys(self, prefix: str) -> list[str]:
+        folder = f"{self._folder}{checked_folder(prefix)}"
+
+        def attempt() -> list[str]:
+            tree = self._api.list_repo_tree(
+                path_in_repo=folder.rstrip("/") or None, recursive=True, revision=self._revision, **self._repository
+            )
+            paths = [entry.path for entry in tree if isinstance(entry, self._hub.hf_api.RepoFile)]
+            return sorted(path.removeprefix(self._folder) for path in paths if path.startswith(folder))
+
+        try:
+            return [key for key in self._call(prefix, attempt) if is_key(key)]
+        except MissingObject:
+            return []
+
+    def delete(self, keys: Sequence[str]) -> None:
+        paths = [f"{self._folder}{checked_key(key)}" for key in keys]
+
+        def attempt() -> None:
+            there = self._api.get_paths_info(paths=paths, revision=self._revision, **self._repository)
+            gone = [self._hub.CommitOperationDelete(path_in_repo=entry.path, is_folder=False) for entry in there]
+            if gone:
+                self._commit(gone, f"delete {len(gone)} objects", parent=None)
+
+        if paths:
+            self._call(keys[0], attempt)
+
+    def _added(self, key: str, data: bytes) -> Callable[[], Any]:
+        """Made anew for each try: the client refuses one that was sent before."""
+        path = f"{self._folder}{checked_key(key)}"
+        return lambda: self._hub.CommitOperationAdd(path_in_repo=path, path_or_fileobj=data)
+
+    def _commit(self, operations: list[Any], message: str, *, parent: str | None) -> str:
+        return self._api.create_commit(
+            operations=operations,
+            commit_message=message,
+            parent_commit=parent,
+            revision=self._revision,
+            **self._repository,
+        ).oid
+
+    def _head(self) -> str:
+        return self._api.repo_info(revision=self._revision, **self._repository).sha
+
+    def _size_at(self, key: str, revision: str) -> int | None:
+        entries = self._api.get_paths_info(paths=[f"{self._folder}{key}"], revision=revision, **self._repository)
+        return next((entry.size for entry in entries if isinstance(entry, self._hub.hf_api.RepoFile)), None)
+
+    def _is_of(self, nonce: str, key: str, revision: str) -> bool:
+        """Whether the commit that wrote the object was ours: of this try, or of one whose answer was lost."""
+        path = f"{self._folder}{key}"
+        entries = self._api.get_paths_info(paths=[path], revision=revision, expand=True, **self._repository)
+        return any(entry.last_commit and nonce in entry.last_commit.title for entry in entries)
+
+    def _refuse_without_parents(self) -> None:
+        """A commit on a parent that is not the head must be refused, and changes nothing where it is."""
+        probe = self._added("crf-probe", b"a commit on a parent that is not there")
+
+        def attempt() -> bool:
+            try:
+                self._commit([probe()], "probe", parent=_NO_COMMIT)
+            except self._hub.errors.HfHubHTTPError as error:
+                status = error.response.status_code
+                if status in (401, 403, *_PASSING) or status >= 500 or self._is_missing_repository(error):
+                    raise
+                return True
+            return False
+
+        if not self._call("", attempt):
+            what = "a commit on a parent that is not the head was taken, so two replicas could create one object"
+            raise StoreCannotCreate(what, uri=self.uri, cause_kind="not_atomic")
+
+    def _call(self, key: str, call: Callable[[], Answer]) -> Answer:
+        unusable = (self._hub.errors.HTTPError, OSError)
+
+        def attempt() -> Answer:
+            try:
+                return _within(self._deadline_s / REQUESTS_IN_DEADLINE, call, (*unusable, StoreError, TryAgain))
+            except unusable as error:
+                named = self._named(error, key)
+            raise named  # outside of the handler: the client's text has addresses in it
+
+        return persist(attempt, deadline_s=self._deadline_s, uri=self.uri, key=key)
+
+    def _named(self, error: Exception, key: str) -> Exception:
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        kind = str(status or type(error).__name__)
+        if self._is_missing_repository(error):
+            return StoreDenied("no such repository, or no right to it", uri=self.uri, key=key, cause_kind=kind)
+        if isinstance(error, self._hub.errors.EntryNotFoundError):
+            return missing(self.uri, key, cause_kind=kind)
+        if status in (401, 403):
+            return StoreDenied(f"refused ({kind})", uri=self.uri, key=key, cause_kind=kind)
+        if status in (*_MOVED, *_PASSING) or status >= 500 or not status:
+            return TryAgain(kind)
+        return StoreUnavailable(f"not understood ({kind})", uri=self.uri, key=key, cause_kind=kind)
+
+    def _is_missing_repository(self, error: Exception) -> bool:
+        known = self._hub.errors
+        return isinstance(error, known.RepositoryNotFoundError | known.RevisionNotFoundError)
+
+
+def _within(seconds: float, call: Callable[[], Answer], expected: tuple[type[Exception], ...]) -> Answer:
+    """What `call` answers or raises in time. The client has no limit for a server that takes a request and hangs."""
+    answers: list[Answer] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            answers.append(call())
+        except expected as error:  # raised where it is waited for
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise TryAgain("no answer")
+    return answers[0]
+
+
+def _client() -> Any:
+    try:
+        for module in ("huggingface_hub.utils", "huggingface_hub.errors", "huggingface_hub.hf_api"):
+            require(module, extra="serverless")
+        return require("huggingface_hub", extra="serverless")
+    except MissingExtraError as error:
+        raise StoreClientMissing(str(error), name=error.name) from error

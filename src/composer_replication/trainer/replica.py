@@ -1,0 +1,94 @@
+"""A training as one replica of several: its part of the data, and the outer loop around its steps.
+
+Works on any trainer of transformers' kind, so for logged sessions and for rollouts, with an adapter or whole weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import TrainerCallback
+
+from composer_replication.diloco.training import OuterLoop, train_replica
+from composer_replication.errors import InputError, explain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """Which one it is, and whom it exchanges weights with."""
+
+    manager: Any
+    rank: int
+    world_size: int
+    outer: OuterLoop = field(default_factory=OuterLoop)
+
+    def part_of(self, session_ids: Iterable[str]) -> frozenset[str]:
+        """This replica's sessions: every one is some replica's, and their numbers differ by one at most."""
+        drawn = sorted(session_ids, key=lambda each: (hashlib.sha256(f"replica:{each}".encode()).digest(), each))
+        return frozenset(drawn[self.rank :: self.world_size])
+
+    def rows_of(self, number: int) -> range:
+        """This replica's rows of a table."""
+        return range(self.rank, number, self.world_size)
+
+    def check_steps(self, steps: int) -> None:
+        """All that is trained is exchanged: steps after the last exchange would count for nothing."""
+        every = self.outer.steps_per_commit
+        if steps % every:
+            nearest = every * max(1, round(steps / every))
+            fix = f"Set train.optimiser.steps = {nearest}, say."
+            raise InputError(explain("train.optimiser.steps", got=steps, expected=f"a multiple of {every}", fix=fix))
+
+    def weigh(self, num_samples: int) -> None:
+        """Let what this replica learns from count as many times as it has samples."""
+        if not num_samples:
+            fix = "Start fewer replicas, or give them more sessions."
+            got = f"no sample for replica {self.rank} of {self.world_size}"
+            raise InputError(explain("data of a replica", got=got, expected="one or more", fix=fix))
+        self.manager.weight = float(num_samples)
+
+
+class ReplicaSteps(TrainerCallback):
+    """Puts the outer loop around a trainer's steps, and leaves the global weights in its model.
+
+    The run's commits say at which step a replica is: one that was started again goes on where the others are, with the
+    learning rate of that step, and ends when they do.
+    """
+
+    loop: Any
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica, self._block = replica, contextlib.ExitStack()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        del control
+        if args.world_size > 1:
+            fix = "Start a replica with one process; more GPUs are more replicas."
+            raise InputError(explain("processes of a replica", got=args.world_size, expected=1, fix=fix))
+        self._replica.check_steps(state.max_steps)
+        block = train_replica(self._replica.manager, parts["model"], parts["optimizer"], self._replica.outer)
+        self.loop = self._block.enter_context(block)
+        self._keep_pace(state, parts["lr_scheduler"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        del args
+        self._keep_pace(state, parts["lr_scheduler"])
+        control.should_training_stop |= state.global_step >= state.max_steps
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._block.close()
+
+    def _keep_pace(self, state: Any, lr_scheduler: Any) -> None:
+        commits = self._replica.manager.current_step()
+        step = commits * self._replica.outer.steps_per_commit + self.loop._local_step
+        if step > state.global_step:
+            state.global_step = min(step, state.max_steps)
+            lr_scheduler.last_epoch = state.global_step - 1
+            with warnings.catch_warnings():  # that the optimiser has made no step yet, which is so
+                warnings.simplefilter("ignore", UserWarning)
+                lr_scheduler.step()

@@ -1,0 +1,315 @@
+"""A model of replicas, a store and faults around `decide`, for the explorer: every order of events, one at a time.
+
+A replica reads the store and decides in one event and acts in another, so that what it acts on may be old by then: that
+is a pause, a slow machine and a stale listing. It may crash before and after each action. Writing shards and then their
+manifest is one event, because shards without a manifest are seen by nobody. Timers run out whenever that is worst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import NamedTuple
+
+from composer_replication.diloco.rounds.decide import (
+    Action,
+    CreateOutcome,
+    CreateSeal,
+    Follow,
+    Heal,
+    MakeOffer,
+    Myself,
+    Offer,
+    Reduce,
+    Seen,
+    Timers,
+    Wait,
+    decide,
+    expected_ranks,
+)
+from composer_replication.diloco.rounds.records import OfferId, Outcome, Seal
+
+decide = cache(decide)
+TIMERS = [Timers(grace=grace, reduce=late) for grace, late in product((False, True), repeat=2)]
+
+
+class Round(NamedTuple):
+    offers: frozenset[Offer] = frozenset()
+    seals: tuple[Seal | None, ...] = ()
+    means: frozenset[tuple[int, int]] = frozenset()  # attempt, shard
+    outcomes: tuple[Outcome | None, ...] = ()
+    here: frozenset[int] = frozenset()
+    corrupt: frozenset[OfferId] = frozenset()
+    forgotten: bool = False  # retention took its payloads
+
+
+class Decision(NamedTuple):
+    """What to do, and what was seen when that was decided."""
+
+    attempt: int
+    seal: Seal | None
+    action: Action
+
+
+class Replica(NamedTuple):
+    rank: int
+    claim: int = 0
+    alive: bool = True
+    step: int = 0
+    base: str = "start"
+    weight: float = 1.0
+    first_trial: int = 0
+    unreadable: frozenset[OfferId] = frozenset()
+    pending: Decision | None = None
+    followed: tuple[Outcome, ...] = ()  # commits, from its own first step on
+
+
+class World(NamedTuple):
+    rounds: tuple[Round, ...]
+    replicas: tuple[Replica, ...]
+    published: tuple[int, str] = (0, "start")  # the newest state: its step and its history
+    crashes: int = 0
+    restarts: int = 0
+    corruptions: int = 0
+
+
+@dataclass(frozen=True)
+class Rules:
+    replicas: int = 2
+    rounds: int = 2
+    shards: int = 1
+    quorum: int = 1
+    crashes: int = 1
+    restarts: int = 1
+    corruptions: int = 1
+    forgets: bool = True  # retention may take any round that a published state is newer than
+
+    def start(self) -> World:
+        return World((Round(),) * (self.rounds + 1), tuple(Replica(rank) for rank in range(self.replicas)))
+
+
+def base_after(base: str, step: int, outcome: Outcome) -> str:
+    members = ",".join(f"{member.id.rank}.{member.id.claim}.{member.id.trial}" for member in outcome.members)
+    return f"{base}/{step}:{members}"
+
+
+def seen_by(world: World, step: int, rules: Rules) -> Seen:
+    here = world.rounds[step]
+    ended = tuple(each for each in here.outcomes if each is not None and each.result != "commit")
+    attempt = len(ended)
+    before = committed(world.rounds[step - 1]) if step else None
+    return Seen(
+        expected=expected_ranks(before, here.here, (), rules.replicas),
+        offers=here.offers,
+        ended=ended,
+        seal=here.seals[attempt] if attempt < len(here.seals) else None,
+        means=frozenset(shard for of, shard in here.means if of == attempt),
+        outcome=here.outcomes[attempt] if attempt < len(here.outcomes) else None,
+    )
+
+
+def committed(of: Round) -> Outcome | None:
+    return next((each for each in of.outcomes if each is not None and each.result == "commit"), None)
+
+
+def successors(world: World, rules: Rules) -> Iterator[World]:
+    for index, replica in enumerate(world.replicas):
+        if replica.alive and replica.step < rules.rounds:
+            if replica.pending is None:
+                for decision in decisions(world, replica, rules):
+                    yield with_replica(world, index, replica._replace(pending=decision))
+            else:
+                yield acted(world, index, rules)
+        if replica.alive and world.crashes < rules.crashes:
+            gone = with_replica(world, index, replica._replace(alive=False, pending=None))
+            yield gone._replace(crashes=world.crashes + 1)
+        if not replica.alive and world.restarts < rules.restarts:
+            yield restarted(world, index)
+    if world.corruptions < rules.corruptions:
+        yield from corrupted(world)
+    if rules.forgets:
+        yield from forgotten(world)
+
+
+def decisions(world: World, replica: Replica, rules: Rules) -> set[Decision]:
+    """What it may do next, whichever of its timers have run out. Waiting changes nothing."""
+    seen = seen_by(world, replica.step, rules)
+    me = Myself(
+        rank=replica.rank,
+        claim=replica.claim,
+        base=replica.base,
+        spec="spec",
+        quorum=rules.quorum,
+        world_size=rules.replicas,
+        first_trial=replica.first_trial,
+        unreadable=replica.unreadable,
+    )
+    actions = {decide(seen, me, timers) for timers in TIMERS}
+    seal = seen.seal if isinstance(seen.seal, Seal) else None
+    return {Decision(seen.attempt, seal, action) for action in actions if not isinstance(action, Wait)}
+
+
+def with_replica(world: World, index: int, replica: Replica) -> World:
+    replicas = (*world.replicas[:index], replica, *world.replicas[index + 1 :])
+    return world._replace(replicas=replicas)
+
+
+def with_round(world: World, step: int, changed: Round) -> World:
+    return world._replace(rounds=(*world.rounds[:step], changed, *world.rounds[step + 1 :]))
+
+
+def acted(world: World, index: int, rules: Rules) -> World:
+    replica = world.replicas[index]
+    assert replica.pending is not None
+    attempt, seal, action = replica.pending
+    replica = replica._replace(pending=None)
+    world = with_replica(world, index, replica)
+    here = world.rounds[replica.step]
+    if isinstance(action, MakeOffer):
+        shards = rules.shards if replica.weight else 0
+        name = OfferId(replica.rank, replica.claim, action.trial)
+        offer = Offer(name, str(name), replica.base, "spec", replica.weight, shards)
+        return with_round(world, replica.step, here._replace(offers=here.offers | {offer}))
+    if isinstance(action, CreateSeal):
+        return with_round(world, replica.step, here._replace(seals=created(here.seals, attempt, action.seal)))
+    if isinstance(action, Reduce):
+        return reduced(world, index, attempt, action)
+    if isinstance(action, CreateOutcome):
+        assert seal is not None, "an outcome is proposed for a seal that was seen"
+        outcome = Outcome(action.result, seal.base, "spec", seal.members, bad=action.bad)
+        return with_round(world, replica.step, here._replace(outcomes=created(here.outcomes, attempt, outcome)))
+    if isinstance(action, Follow):
+        return followed(world, index, action.outcome)
+    assert isinstance(action, Heal), action
+    return healed(world, index)
+
+
+def created(slots: tuple, attempt: int, value: object) -> tuple:
+    """Atomic create: the first one stays."""
+    filled = slots + (None,) * (attempt + 1 - len(slots))
+    return filled if filled[attempt] is not None else (*filled[:attempt], value, *filled[attempt + 1 :])
+
+
+def reduced(world: World, index: int, attempt: int, action: Reduce) -> World:
+    replica = world.replicas[index]
+    here = world.rounds[replica.step]
+    seal = here.seals[attempt]
+    assert seal is not None, "only a sealed attempt is reduced"
+    bad = {member.id for member in seal.members if member.weight and member.id in here.corrupt}
+    if bad or here.forgotten:  # forgotten: there is a commit, which it will see next
+        return with_replica(world, index, replica._replace(unreadable=replica.unreadable | bad))
+    means = here.means | {(attempt, shard) for shard in action.shards}
+    return with_round(world, replica.step, here._replace(means=means))
+
+
+def followed(world: World, index: int, outcome: Outcome) -> World:
+    replica = world.replicas[index]
+    if outcome.result == "void":
+        return with_replica(world, index, replica._replace(first_trial=replica.first_trial + 1, weight=1.0))
+    if world.rounds[replica.step].forgotten:
+        return healed(world, index)
+    step, base = replica.step + 1, base_after(replica.base, replica.step, outcome)
+    member = (replica.rank, replica.claim) in {each.id[:2] for each in outcome.members}
+    moved = Replica(replica.rank, replica.claim, step=step, base=base, followed=(*replica.followed, outcome))
+    world = with_replica(world, index, moved)
+    if not member:
+        following = world.rounds[step]
+        world = with_round(world, step, following._replace(here=following.here | {replica.rank}))
+    return world._replace(published=max(world.published, (step, base)))
+
+
+def healed(world: World, index: int) -> World:
+    replica = world.replicas[index]
+    step, base = world.published
+    assert step >= replica.step, "a state is never older than its reader"
+    return with_replica(world, index, Replica(replica.rank, replica.claim, step=step, base=base, weight=0.0))
+
+
+def restarted(world: World, index: int) -> World:
+    rank, claim = world.replicas[index][:2]
+    step, base = world.published
+    world = with_replica(world, index, Replica(rank, claim + 1, step=step, base=base))
+    return world._replace(restarts=world.restarts + 1)
+
+
+def corrupted(world: World) -> Iterator[World]:
+    for step, each in enumerate(world.rounds):
+        if committed(each) is None:  # later it makes no difference: the means are there, or the round is forgotten
+            for offer in each.offers:
+                if offer.weight and offer.id not in each.corrupt:
+                    changed = each._replace(corrupt=each.corrupt | {offer.id})
+                    yield with_round(world, step, changed)._replace(corruptions=world.corruptions + 1)
+
+
+def forgotten(world: World) -> Iterator[World]:
+    slowest = min((each.step for each in world.replicas if each.alive), default=0)
+    for step, each in enumerate(world.rounds[: world.published[0]]):
+        if not each.forgotten and slowest <= step:  # else there is nobody to miss it
+            yield with_round(world, step, each._replace(forgotten=True))
+
+
+def violations(world: World) -> Iterator[str]:
+    """What must never be, whatever happened."""
+    for step, each in enumerate(world.rounds):
+        commits = [outcome for outcome in each.outcomes if outcome is not None and outcome.result == "commit"]
+        if len(commits) > 1:
+            yield f"round {step} was committed {len(commits)} times"
+        for outcome in commits:
+            yield from wrong_members(world, step, outcome)
+            shards = max(offer.num_shards for offer in each.offers)
+            if any((each.outcomes.index(outcome), shard) not in each.means for shard in range(shards)):
+                yield f"round {step} was committed without all of its mean"
+    for replica in world.replicas:
+        for step, outcome in enumerate(replica.followed, start=replica.step - len(replica.followed)):
+            if committed(world.rounds[step]) != outcome:
+                yield f"rank {replica.rank} followed another commit of round {step}"
+    bases: dict[int, set[str]] = {}
+    for replica in world.replicas:
+        bases.setdefault(replica.step, set()).add(replica.base)
+    yield from (f"two histories at step {step}: {each}" for step, each in bases.items() if len(each) > 1)
+
+
+def wrong_members(world: World, step: int, outcome: Outcome) -> Iterator[str]:
+    offers = {offer.id: offer for offer in world.rounds[step].offers}
+    ranks = [member.id.rank for member in outcome.members]
+    if ranks != sorted(set(ranks)):
+        yield f"round {step} counts a rank twice or out of order: {ranks}"
+    for member in outcome.members:
+        if offers[member.id].base != outcome.base:
+            yield f"round {step} averages old weights: {member.id}"
+        if member.weight != offers[member.id].weight:
+            yield f"round {step} gives {member.id} another weight"
+
+
+def is_stuck(world: World, rules: Rules) -> bool:
+    """A replica waits for ever, although there is a quorum that could end its round.
+
+    Whoever has finished the last round modelled is with nobody any more, as a replica that left.
+    """
+    waiting = [each for each in world.replicas if each.alive and each.step < rules.rounds]
+    if not waiting or any(decisions(world, each, rules) or each.pending for each in waiting):
+        return False
+    step = min(each.step for each in waiting)
+    present = {each.rank for each in waiting if each.step == step}
+    offered = {
+        offer.id.rank for offer in world.rounds[step].offers if offer.id not in seen_by(world, step, rules).spent
+    }
+    return len(present | offered) >= rules.quorum
+
+
+def explore(rules: Rules) -> tuple[int, int]:
+    """The worlds that can be reached, and how many of them end every round. AssertionError on a wrong one."""
+    todo, known, ends = [rules.start()], {rules.start()}, 0
+    while todo:
+        world = todo.pop()
+        wrong = list(violations(world))
+        assert not wrong, f"{wrong}\n{world}"
+        assert not is_stuck(world, rules), f"stuck: {world}"
+        ends += all(each.step == rules.rounds for each in world.replicas if each.alive)
+        for after in successors(world, rules):
+            if after not in known:
+                known.add(after)
+                todo.append(after)
+    return len(known), ends

@@ -1,0 +1,82 @@
+"""Replicas as processes over a folder: kill -9, SIGSTOP beyond a lease, restarts, clocks that are hours off."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from toy_replicas import Final, check_run, run_replica
+
+from composer_replication.diloco.rounds.failures import Replaced
+from composer_replication.diloco.store import open_store
+
+NUM_QUICK, NUM_FULL = 2, 20
+STEPS, WORLD, BOUND_S = 12, 3, 60.0
+LIMITS = {"grace_s": 0.7, "first_grace_s": 3.0, "lease_s": 0.5, "min_replicas": 1, "state_every": 3}
+
+
+def start(folder, rank: int, *, clock_off_s: float) -> int:
+    """A replica as a process of its own, forked: it has torch already. It leaves its weights in a file."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        now = time.time
+        time.time = lambda: now() + clock_off_s
+        loop = run_replica(f"file://{folder}/store", rank, WORLD, STEPS, **LIMITS)
+        np.save(folder / f"{rank}.npy", torch.stack(loop.globals).numpy())
+        code = 0
+    except Replaced:
+        code = 3
+    finally:
+        os._exit(code)
+
+
+def wait_for(pid: int, until: float) -> int:
+    while time.monotonic() < until:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    raise AssertionError(f"process {pid} is not back after {BOUND_S} s")
+
+
+def play(folder, seed: int) -> None:
+    (folder / "store").mkdir()
+    dice = random.Random(seed)
+    until = time.monotonic() + BOUND_S
+    clocks = [dice.choice([-7200.0, 0.0, 3600.0]) for _ in range(WORLD)]
+    pids = [start(folder, rank, clock_off_s=clocks[rank]) for rank in range(WORLD)]
+    time.sleep(0.3 + 1.2 * dice.random())
+    victim, sleeper = dice.sample(range(WORLD), 2)
+    os.kill(pids[victim], signal.SIGKILL)
+    os.kill(pids[sleeper], signal.SIGSTOP)
+    time.sleep(0.1 + 1.5 * dice.random())
+    again = start(folder, victim, clock_off_s=clocks[victim])
+    time.sleep(0.5 * dice.random())
+    os.kill(pids[sleeper], signal.SIGCONT)
+    codes = {rank: wait_for(pid, until) for rank, pid in enumerate(pids)}
+    assert codes.pop(victim) in (-signal.SIGKILL, 0)  # 0: it had ended before
+    assert {*codes.values(), wait_for(again, until)} == {0}
+    store = open_store(f"file://{folder}/store")
+    ends = [Final(rank, STEPS, list(torch.from_numpy(np.load(folder / f"{rank}.npy")))) for rank in range(WORLD)]
+    check_run(store, ends)
+
+
+@pytest.mark.parametrize("seed", range(NUM_QUICK))
+def test_chaos_of_processes(tmp_path, seed):
+    play(tmp_path, seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(NUM_QUICK, NUM_FULL))
+def test_more_chaos_of_processes(tmp_path, seed):
+    play(tmp_path, seed)

@@ -1,0 +1,166 @@
+"""Replicas over a store: means worked out anew, weights bit-equal, whoever comes, goes, sleeps or comes back."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+from faulty_stores import Faults, FaultyStore
+from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
+
+from composer_replication.diloco.rounds.manager import ObjectStoreManager
+from composer_replication.diloco.store import MemoryStore
+
+
+@pytest.mark.parametrize(("world", "num_fragments"), [(1, 1), (2, 1), (4, 2)])
+def test_all_replicas_end_with_the_weights_that_the_commits_say(world, num_fragments):
+    store = MemoryStore()
+    runs = [functools.partial(run_replica, store, rank, world, 5, num_fragments=num_fragments) for rank in range(world)]
+    loops = in_threads(runs)
+    history = check_run(store, loops, num_fragments=num_fragments)
+    assert [len(outcome.members) for outcome in history] == [world] * 5
+
+
+def test_without_a_follower_a_replica_with_other_weights_has_none_until_each_fragment_was_restored():
+    store = MemoryStore()
+    runs = [functools.partial(run_replica, store, rank, 2, 5, num_fragments=2, follows=False) for rank in range(2)]
+    history = check_run(store, in_threads(runs), num_fragments=2)
+    assert [[member.weight for member in outcome.members] for outcome in history] == [[3, 0], [3, 0], *[[3, 4]] * 3]
+
+
+def alone(store, rank, world, steps, **options):
+    """Rounds of one replica, which is not closed at the end."""
+    manager = ObjectStoreManager(store, rank=rank, world_size=world, **{**QUICK, "min_replicas": 1, **options})
+    loop = ToyLoop(manager)
+    go_on(loop, steps)
+    return loop
+
+
+def go_on(loop, steps):
+    while loop.manager.current_step() < steps:
+        loop.round()
+
+
+def test_a_dead_peer_costs_one_grace():
+    store = MemoryStore()
+    both = in_threads([functools.partial(alone, store, rank, 2, 2, grace_s=0.5) for rank in range(2)])
+    go_on(both[0], 5)
+    seconds = [ended.seconds for ended in both[0].manager.history]
+    assert [each >= 0.5 for each in seconds[2:]] == [True, False, False]
+    assert [len(outcome.members) for outcome in check_run(store, both)] == [2, 2, 1, 1, 1]
+
+
+def test_who_says_goodbye_costs_nothing():
+    store = MemoryStore()
+    both = in_threads([functools.partial(alone, store, rank, 2, 2, grace_s=5.0) for rank in range(2)])
+    both[1].manager.close()
+    go_on(both[0], 4)
+    assert all(ended.seconds < 5.0 for ended in both[0].manager.history)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_one_that_sleeps_through_many_rounds_is_healed_and_comes_back(follows):
+    store = MemoryStore()
+    options = {"min_replicas": 1, "grace_s": 0.1, "state_every": 3, "keep_rounds": 1}
+    managers = [ObjectStoreManager(store, rank=rank, world_size=2, **{**QUICK, **options}) for rank in range(2)]
+    loops = in_threads([functools.partial(ToyLoop, each, follows=follows) for each in managers])
+    in_threads([functools.partial(go_on, each, 2) for each in loops])
+    go_on(loops[0], 12)
+    assert not store.keys("g000000/d/00000003")  # what it missed is gone
+    go_on(loops[1], 12)
+    managers[0]._membership.settings = replace(managers[0]._settings, grace_s=5.0)
+    in_threads([functools.partial(go_on, each, 16) for each in loops])
+    history = check_run(store, loops)
+    assert [member.id.rank for member in history[-1].members if member.weight] == [0, 1]
+    assert [len(outcome.members) for outcome in history[2:]] == [1] * 10 + [2] * 4
+
+
+def test_a_late_one_joins_with_the_weights_of_the_others():
+    store = MemoryStore()
+    first = in_threads([functools.partial(alone, store, rank, 3, 3, first_grace_s=0.3) for rank in range(2)])
+    late = functools.partial(alone, store, 2, 3, 6)
+    third, *_ = in_threads([late, *[functools.partial(go_on, each, 6) for each in first]])
+    history = check_run(store, [*first, third])
+    assert [len(outcome.members) for outcome in history[:3]] == [2, 2, 2]
+    assert len(history[-1].members) == 3
+
+
+def test_all_of_them_restarted_go_on_where_the_last_commit_left_them():
+    store = MemoryStore()
+    options = {"state_every": 2, "lease_s": 0.2}
+    before = in_threads([functools.partial(alone, store, rank, 2, 5, **options) for rank in range(2)])
+    for loop in before:  # their hearts stop, without a goodbye
+        loop.manager._membership._heart.stop()
+    after = in_threads([functools.partial(alone, store, rank, 2, 8, **options) for rank in range(2)])
+    history = check_run(store, [*before, *after])
+    assert [[member.id.claim for member in outcome.members] for outcome in history] == [[0, 0]] * 5 + [[1, 1]] * 3
+    assert [ended.result for ended in after[0].manager.history] == ["commit"] * 3
+
+
+def test_nothing_of_another_generation_is_read():
+    store = MemoryStore()
+    in_threads([functools.partial(run_replica, store, rank, 2, 3) for rank in range(2)])
+    watched = FaultyStore(store, Faults(), seed=0)
+    touched = []
+    watched._call = lambda call: call()
+    for name in ("get", "put", "create", "size", "keys"):
+        inner = getattr(watched, name)
+        setattr(
+            watched, name, lambda key, *rest, inner=inner, **named: touched.append(key) or inner(key, *rest, **named)
+        )
+    loop = run_replica(watched, 0, 1, 3, generation=1)
+    assert loop.manager.current_step() == 3
+    assert {key.split("/")[0] for key in touched} == {"g000001"}
+
+
+@pytest.mark.parametrize("payload", ["bf16", "int8", "int4"])
+def test_rounded_payloads_leave_replicas_equal_and_near_the_exact_mean(payload):
+    store = MemoryStore()
+    loops = in_threads([functools.partial(run_replica, store, rank, 2, 4, payload=payload) for rank in range(2)])
+    exact = MemoryStore()
+    plain = in_threads([functools.partial(run_replica, exact, rank, 2, 4) for rank in range(2)])
+    assert torch.equal(loops[0].globals[0], loops[1].globals[0])
+    away = (loops[0].globals[0] - plain[0].globals[0]).square().mean().sqrt() / plain[0].globals[
+        0
+    ].square().mean().sqrt()
+    assert away < {"bf16": 0.01, "int8": 0.02, "int4": 0.3}[payload]
+    assert loops[0].manager.traffic.sent < plain[0].manager.traffic.sent
+
+
+def test_a_vector_that_is_not_finite_has_no_weight_and_its_replica_takes_the_mean_of_the_others():
+    store = MemoryStore()
+
+    def run(rank):
+        loop = alone(store, rank, 2, 1)
+        if rank == 1:
+            loop.training[0][5] = float("nan")
+        go_on(loop, 3)
+        return loop
+
+    history = check_run(store, in_threads([functools.partial(run, rank) for rank in range(2)]))
+    assert [[member.weight for member in outcome.members] for outcome in history] == [[3, 4], [3, 0], [3, 4]]
+
+
+def test_without_state_one_that_slept_takes_the_step_of_the_others():
+    store = MemoryStore()
+    managers = [
+        ObjectStoreManager(store, rank=rank, world_size=2, **{**QUICK, "min_replicas": 1, "grace_s": 0.1})
+        for rank in range(2)
+    ]
+
+    def mean_of(manager):
+        tensor = torch.full((4,), float(manager.rank))
+        manager.start_quorum()
+        manager.allreduce(tensor)
+        return tensor if manager.should_commit() else None
+
+    both = in_threads([functools.partial(mean_of, each) for each in managers])
+    assert all(torch.equal(each, torch.full((4,), 0.5)) for each in both)
+    for _ in range(6):
+        assert torch.equal(mean_of(managers[0]), torch.zeros(4))
+    while managers[1].current_step() < managers[0].current_step():
+        mean_of(managers[1])
+    both = in_threads([functools.partial(mean_of, each) for each in managers])
+    assert managers[0].current_step() == managers[1].current_step() == 8

@@ -1,0 +1,88 @@
+"""What a launch of `crf train` asks of its replicas, and what goes to the bucket for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from composer_replication.cli.main import main
+from composer_replication.diloco.store import open_store
+from composer_replication.errors import ArtefactCorruptError, ConfigError, InputError
+from composer_replication.runs import RunDir
+from composer_replication.steps.replicas.asking import Asked, begin, reachable, training
+from composer_replication.steps.replicas.bucket_files import digests_of, download, trained_files
+from composer_replication.steps.replicas.launches import numbers
+
+LOGS = Path(__file__).resolve().parents[3] / "examples" / "sessions"
+OPTIONS = ["train.model=student", "train.optimiser.steps=100"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("launch") / "run"
+    assert main(["ingest", str(LOGS), "-o", str(folder), "--workers", "1"]) == 0
+    return str(folder)
+
+
+def ask(run: str, *overrides: str, **outer) -> dict:
+    given = [f"train.run={run}", *OPTIONS, *overrides]
+    return training(None, given, outer, no_scrub=False, allowed=())
+
+
+def test_the_run_s_files_and_the_config_go_to_the_bucket_and_come_out_of_it_the_same(run, tmp_path):
+    options = {"secrets": ["AWS_SECRET_ACCESS_KEY"], "env": {"AWS_REGION": "eu-central-1"}}
+    place = {"bucket": str(tmp_path / "bucket"), "executor": "local", "options": options}
+    asked = Asked(**place, replicas=2, **ask(run, sync_every=50))
+    store = open_store(asked.bucket)
+    launch = begin(store, asked)
+    files = launch.args["trainer_kwargs"]["files"]
+    assert (asked.commits, launch.number) == (2, 0)
+    assert launch.options["secrets"] == ["AWS_SECRET_ACCESS_KEY"]
+    assert files == digests_of(asked.files)
+    assert {"run.json", "conversations.jsonl", "conversations.meta.json", "config.toml"} <= files.keys()
+    download(store, launch.key("input"), files, tmp_path / "there")
+    assert RunDir.open(tmp_path / "there").meta("conversations").settings["scrubbed"] is True
+    assert (tmp_path / "there" / "conversations.jsonl").read_bytes() == (Path(run) / "conversations.jsonl").read_bytes()
+    (tmp_path / "bucket" / launch.key("input") / "run.json").write_bytes(b"{}")
+    with pytest.raises(ArtefactCorruptError, match="other bytes"):
+        download(store, launch.key("input"), files, tmp_path / "again")
+    with pytest.raises(ArtefactCorruptError, match="a file's name"):
+        download(store, launch.key("input"), {"../run.json": ""}, tmp_path / "again")
+
+
+def test_steps_have_to_be_whole_exchanges_and_there_has_to_be_a_run(run):
+    with pytest.raises(ConfigError, match="a multiple of 30"):
+        ask(run, sync_every=30)
+    with pytest.raises(ConfigError, match="--trainer-module"):
+        training(None, OPTIONS, {}, no_scrub=False, allowed=())
+
+
+@pytest.mark.parametrize(
+    "given", [{"options": {"env": {"A": "{}"}}}, {"options": {"token": "{}"}}, {"arguments": {"key": "{}"}}]
+)
+def test_a_value_that_looks_like_a_secret_is_refused_and_not_repeated(tmp_path, given):
+    token = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz012345ab"
+    filled = json.loads(json.dumps(given).replace("{}", token))
+    store = open_store(str(tmp_path))
+    with pytest.raises(InputError, match="--secret NAME") as caught:
+        begin(store, Asked(bucket=str(tmp_path), executor="local", replicas=1, module="x", **filled))
+    assert token not in str(caught.value)
+    assert numbers(store) == []
+
+
+def test_a_folder_is_no_bucket_for_other_machines_and_no_model_either(tmp_path):
+    assert reachable("s3://bucket/x", "modal") == "s3://bucket/x"
+    assert reachable(str(tmp_path), "local") == str(tmp_path)
+    for executor in ("modal", "hf_jobs"):
+        with pytest.raises(InputError, match="a folder of this machine"):
+            reachable(f"file://{tmp_path}", executor)
+        with pytest.raises(InputError, match="weights that replicas can get"):
+            Asked(bucket="s3://b", executor=executor, replicas=1, model=str(tmp_path))
+
+
+def test_of_trained_weights_nothing_travels_that_would_be_unpickled(tmp_path):
+    for name in ("adapter_model.safetensors", "adapter_config.json", "training_args.bin", "optimizer.pt", "x.pkl"):
+        (tmp_path / name).touch()
+    assert list(trained_files(tmp_path)) == ["adapter_config.json", "adapter_model.safetensors"]
