@@ -100,7 +100,8 @@ def run_replica(
 def lighthouse(replicas: int) -> Iterator[str]:
     from torchft.coordination import LighthouseServer
 
-    server = LighthouseServer(bind="[::]:0", min_replicas=replicas, join_timeout_ms=2000, heartbeat_timeout_ms=2000)
+    # A replica that is heard of and has not asked yet is waited for; one that is gone is missed after its heartbeat.
+    server = LighthouseServer(bind="[::]:0", min_replicas=replicas, join_timeout_ms=60_000, heartbeat_timeout_ms=4000)
     try:
         yield server.address()
     finally:
@@ -146,6 +147,15 @@ def in_threads(number: int, replica: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(begin, range(number)))
 
 
+def _announce(address: str, manager: Any) -> None:
+    """Lets the Lighthouse hear of a replica before any asks for a quorum: on a busy machine two would begin alone."""
+    from torchft.coordination import LighthouseClient
+    from torchft.manager import REPLICA_ID_KEY
+
+    client = LighthouseClient(address, connect_timeout=timedelta(seconds=20))
+    client.heartbeat(manager._store.get(REPLICA_ID_KEY).decode())
+
+
 def torchft_replicas(
     number: int, *, steps: Sequence[int] | int = 12, quorum: int | None = None, **options: Any
 ) -> list[list[Tensor]]:
@@ -154,9 +164,12 @@ def torchft_replicas(
     `steps` may differ: a replica with fewer is gone for the rest.
     """
     with lighthouse(quorum or number) as address:
+        all_heard_of = threading.Barrier(number)
 
         def replica(rank: int) -> list[Tensor]:
             with torchft_manager(address, rank, quorum or number) as manager:
+                _announce(address, manager)
+                all_heard_of.wait(60)
                 return run_replica(manager, rank=rank, steps=_steps_of(steps, rank), **options)
 
         return in_threads(number, replica)
