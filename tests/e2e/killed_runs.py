@@ -40,8 +40,22 @@ def prepare(folder: Path) -> None:
     world.write_logs(folder / "logs", num_sessions=16)
 
 
-def run(folder: str, step: str = "", seconds: float = 0.0) -> None:
-    """`crf run` there; it is killed so many seconds after a step began."""
+def kill_at_the_end_of(phase_name: str) -> None:
+    """Kills this process when all of a phase is made and kept, and nothing has been written about it."""
+    from composer_replication.sessions.phases import PhaseTimes
+
+    original = PhaseTimes.__call__
+
+    def killed_when_over(times, phase):
+        if phase.is_over and phase.name == phase_name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(times, phase)
+
+    PhaseTimes.__call__ = killed_when_over
+
+
+def run(folder: str, step: str = "", seconds: float = 0.0, phase_name: str = "") -> None:
+    """`crf run` there; it is killed so many seconds after a step began, or at the end of a phase of the training."""
     import torch
 
     from composer_replication.config.presets import load_with_preset
@@ -50,6 +64,8 @@ def run(folder: str, step: str = "", seconds: float = 0.0) -> None:
 
     torch.set_num_threads(1)
     os.chdir(folder)
+    if phase_name:
+        kill_at_the_end_of(phase_name)
 
     def begin(name: str, _why: str) -> None:
         if name == step:
@@ -58,3 +74,7 @@ def run(folder: str, step: str = "", seconds: float = 0.0) -> None:
     config = load_with_preset(overrides=[*SETTINGS, "ingest.paths=['logs']", "train.model='model'"])
     with run_directory(Path("run")) as run_dir:
         run_steps(config, run_dir, Listener(begin=begin))
+
+
+if __name__ == "__main__":
+    run(sys.argv[1])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import killed_runs
@@ -65,6 +68,26 @@ def test_killed_in_a_step_and_called_again_it_ends_with_the_same_report(folder, 
     assert ended(folder, step, seconds) == -signal.SIGKILL
     assert ended(folder) == 0
     assert report_of(folder / "run") == report_of(folder / "whole")
+
+
+@pytest.mark.parametrize("phase", ["hint proof", pytest.param("warm-up", marks=LATER)])
+def test_killed_when_a_phase_is_made_and_its_time_is_not_written_it_ends_with_the_same_report(folder, phase):
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    assert ended(folder, "", 0.0, phase) == -signal.SIGKILL
+    assert ended(folder) == 0
+    assert report_of(folder / "run") == report_of(folder / "whole")
+
+
+@pytest.mark.full
+def test_processes_that_order_their_sets_otherwise_end_with_the_same_report(folder):
+    reports = []
+    for seed in ("1", "2"):
+        shutil.rmtree(folder / "run", ignore_errors=True)
+        path = os.pathsep.join(sys.path)
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, killed_runs.__file__, str(folder)], check=True, env=environment)
+        reports.append(report_of(folder / "run"))
+    assert reports[0] == reports[1]
 
 
 def test_a_run_that_is_done_makes_nothing_again_and_says_the_same(folder, monkeypatch, capsys):

@@ -111,17 +111,22 @@ def _last(rows: list[Row], key: str) -> Any:
 
 
 def time_spent(records: RunRecords) -> list[tuple[str, float]]:
-    """What took how many seconds, in the order in which it was done; a training that was killed leaves no time."""
+    """What took how many seconds, in the order in which it was done; a training that was killed leaves no time.
+
+    What was done in no time stands there too: which lines there are says what was done, and nothing of how fast.
+    """
     before: Mapping[str, float] = (records.training_record or {}).get("seconds") or {}
-    spent = {name.capitalize(): seconds for name, seconds in before.items()}
-    spent["Training steps"] = _steps_time(records.metrics.rows)
-    spent["Control"] = sum(sum(first.values()) + _steps_time(rows) for first, rows in records.control_times())
-    spent["Evaluation"] = float((records.evaluation or {}).get("seconds") or 0.0)
-    return [(name, seconds) for name, seconds in spent.items() if seconds]
+    control = [[*first.values(), *_runtimes(rows)] for first, rows in records.control_times()]
+    evaluation = (records.evaluation or {}).get("seconds")
+    spent: dict[str, list[float]] = {name.capitalize(): [seconds] for name, seconds in before.items()}
+    spent["Training steps"] = _runtimes(records.metrics.rows)
+    spent["Control"] = [seconds for shuffle in control for seconds in shuffle]
+    spent["Evaluation"] = [] if evaluation is None else [float(evaluation)]
+    return [(name, sum(seconds)) for name, seconds in spent.items() if seconds]
 
 
-def _steps_time(rows: Iterable[Row]) -> float:
-    return sum(float(row["train_runtime"]) for row in rows if row.get("train_runtime") is not None)
+def _runtimes(rows: Iterable[Row]) -> list[float]:
+    return [float(row["train_runtime"]) for row in rows if row.get("train_runtime") is not None]
 
 
 class AdviserCost(NamedTuple):

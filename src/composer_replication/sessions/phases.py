@@ -51,7 +51,10 @@ def tell_phase(phase: Phase) -> None:
 
 
 class PhaseTimes:
-    """Passes phases on, and adds up the seconds of each by its name, in a file: a run may take several calls."""
+    """Passes phases on, and adds up the seconds of each by its name, in a file: a run may take several calls.
+
+    A phase is in the file from its beginning: killed between its last item and the file's next writing, it was made.
+    """
 
     def __init__(self, path: Path, on_phase: OnPhase) -> None:
         self._path, self._on_phase = path, on_phase
@@ -61,10 +64,10 @@ class PhaseTimes:
         self.seconds = dict(self._earlier)
 
     def __call__(self, phase: Phase) -> None:
-        now = time.monotonic()
+        now, is_new = time.monotonic(), phase.name not in self._began
         took = now - self._began.setdefault(phase.name, now)
         self.seconds[phase.name] = round(self._earlier.get(phase.name, 0.0) + took, 1)
-        if phase.is_over:
+        if is_new or phase.is_over:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write_json(self._path, self.seconds)
         self._on_phase(phase)

@@ -42,3 +42,9 @@ def test_seconds_of_what_comes_before_the_first_step_add_up_over_calls(tmp_path,
     assert one_call(10.0, 11.0, 14.5) == {"hint proof": 4.5}
     assert one_call(0.0, 2.0, 3.0) == {"hint proof": 7.5}
     assert len(heard) == 6
+
+
+def test_a_phase_whose_process_is_killed_before_it_is_over_is_known_to_the_next(tmp_path):
+    path = tmp_path / "seconds.json"
+    PhaseTimes(path, lambda _phase: None)(Phase(name="hint proof", done=0, total=2, items="sites"))
+    assert PhaseTimes(path, lambda _phase: None).seconds == {"hint proof": 0.0}

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from composer_replication.atomic import staged
+from composer_replication.atomic import atomic_write_json, staged
+from composer_replication.canonical_json import decode_object
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, StaleArtefactError, explain
 from composer_replication.objective.distributed import is_sharded, unwrapped
 from composer_replication.trainer.checkpoints.contents import WEIGHTS, adapter_file, plain_file, weight_files
@@ -37,12 +38,25 @@ def save_weights(model: nn.Module, folder: Path, state: dict[str, Tensor] | None
     bare = unwrapped(model)
     if _adapters(bare):
         bare.save_pretrained(folder, state_dict=state)
+        _order_settings(bare, folder)
     elif hasattr(bare, "save_pretrained"):
         bare.save_pretrained(folder, state_dict=state, save_original_format=not own_names)
     else:
         with staged(folder / WEIGHTS) as stage:
             write_tensors(stage.file, dict(bare.state_dict() if state is None else state))
             stage.commit()
+
+
+def _order_settings(adapted: Any, folder: Path) -> None:
+    """PEFT keeps names of modules as sets and writes them in an order that is another in every process.
+
+    Hashes of a checkpoint are to be the same for the same weights.
+    """
+    for adapter, settings in adapted.peft_config.items():
+        path = folder / Path(adapter_file(adapter)).with_name("adapter_config.json")
+        sets = {name: sorted(each) for name, each in vars(settings).items() if isinstance(each, set)}
+        if sets and path.is_file():  # only one process of several writes it
+            atomic_write_json(path, {**decode_object(path.read_bytes()), **sets})
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:

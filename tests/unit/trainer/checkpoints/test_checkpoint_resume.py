@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -190,6 +191,19 @@ def test_every_adapter_is_restored_and_every_layer_trained_beside_them(tmp_path)
     write_weights_manifest(tmp_path, model)
     load_weights(other, tmp_path)
     assert weights_of(other) == weights_of(model)
+
+
+def test_names_of_modules_are_saved_in_one_order_whatever_the_order_of_a_set(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    from composer_replication.trainer.checkpoints.weights import save_weights
+
+    model = get_peft_model(small_model(), LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    several = {f"layer.{number}.{name}" for number in range(8) for name in ("q", "k", "v")}
+    model.peft_config["default"].target_modules = several
+    save_weights(model, tmp_path, None, own_names=True)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == sorted(several)
+    assert list(several) != sorted(several)
 
 
 def test_a_model_whose_files_have_other_names_than_its_weights_is_restored(tmp_path):
