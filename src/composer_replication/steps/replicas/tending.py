@@ -23,6 +23,7 @@ from composer_replication.steps.replicas.starting import start_one
 
 UNREACHABLE = "unknown"
 _KNOWN_AS = ("pid", "sandbox", "job", "actor")
+_NOT_NOW = "the bucket cannot be read"
 _LISTED_S = 60.0  # after which a service that lists no replica of a start has none
 
 
@@ -156,18 +157,19 @@ def tend(
     while True:
         sight = look(store, file, executor)
         seen(sight)
-        failed = [each for each in sight.replicas if each.status == "failed" and each.attempt < relaunches]
         troubled_since = troubled_since if sight.trouble else time.monotonic()
-        may_wait = time.monotonic() - troubled_since < executor.patience_s
-        is_pending = bool(failed and sight.trouble and may_wait)
-        for each in failed if sight.trouble is None else ():
-            if (why := _why_it_stays(store, file, sight, each.rank)) is None:
-                is_pending = True
+        is_pending = False
+        for each in sight.replicas:
+            if each.status != "failed" or each.attempt >= relaunches:
+                continue
+            why = _why_it_stays(store, file, sight, each.rank)
+            if why is None:
                 said(_start_again(file, executor, each, relaunches))
             elif (text := f"rank {each.rank}: not started again: {why}") not in explained:
                 explained.add(text)
                 said(text)
-        if sight.is_over and not is_pending:
+            is_pending |= why in (None, _NOT_NOW)
+        if sight.is_over and not (is_pending and time.monotonic() - troubled_since < executor.patience_s):
             return sight
         time.sleep(every_s)
 
@@ -178,10 +180,12 @@ def _why_it_stays(store: ObjectStore, file: LaunchFile, sight: Sight, rank: int)
         return "the launch was cancelled"
     if sight.end is not None:
         return f"the run has ended ({sight.end})"
+    if sight.trouble is not None:
+        return _NOT_NOW
     try:
         is_done = store.size(sight.launch.key("output", f"{rank:03d}", DONE)) is not None
-    except StoreError as error:
-        return in_brief(error)
+    except StoreError:
+        return _NOT_NOW
     return "what it ended with is in the bucket" if is_done else None
 
 
