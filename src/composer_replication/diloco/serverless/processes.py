@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,11 +19,16 @@ _START_FIELD = 19  # of those behind the name in parentheses: the 22nd of /proc/
 
 
 class Process(NamedTuple):
-    """One process: its number, when it began, and what it was started with."""
+    """One process: its number, its parent's, when it began, and what it was started with."""
 
     pid: int
+    parent: int
     began: str
     arguments: tuple[str, ...]
+
+    def is_still(self, other: Process | None) -> bool:
+        """Whether that is this process; its parent may have gone meanwhile."""
+        return other is not None and (other.began, other.arguments) == (self.began, self.arguments)
 
 
 def look_up(pid: int) -> Process | None:
@@ -34,18 +38,17 @@ def look_up(pid: int) -> Process | None:
     return _from_proc(pid) if sys.platform == "linux" else _from_ps(pid)
 
 
-def with_argument(argument: str) -> Iterator[Process]:
-    """The processes of this machine that were started with this argument."""
-    for pid in _all_pids():
-        process = look_up(pid)
-        if process is not None and argument in process.arguments:
-            yield process
+def with_argument(argument: str) -> list[Process]:
+    """The processes of this machine that were started with this argument, without those that they forked."""
+    everything = (look_up(pid) for pid in _all_pids())
+    matching = {each.pid: each for each in everything if each is not None and argument in each.arguments}
+    return [each for each in matching.values() if each.parent not in matching]
 
 
 def send_signal(process: Process, number: int) -> bool:
     """Signal this very process; False, and nothing is sent, where another or none has its number."""
     if not hasattr(os, "pidfd_open"):
-        if look_up(process.pid) != process:
+        if not process.is_still(look_up(process.pid)):
             return False
         os.kill(process.pid, number)
         return True
@@ -54,7 +57,9 @@ def send_signal(process: Process, number: int) -> bool:
     except ProcessLookupError:
         return False
     try:
-        if look_up(process.pid) != process:  # looked at after it was opened: a later owner of the number is not meant
+        if not process.is_still(
+            look_up(process.pid)
+        ):  # looked at after it was opened: a later owner of the number is not meant
             return False
         signal.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
@@ -74,16 +79,15 @@ def _from_proc(pid: int) -> Process | None:
     fields = stat.rpartition(")")[2].split()
     if fields[0] in "ZX":  # it has ended, and nobody has asked how
         return None
-    return Process(pid, f"{boot} {fields[_START_FIELD]}", tuple(arguments))
+    return Process(pid, int(fields[1]), f"{boot} {fields[_START_FIELD]}", tuple(arguments))
 
 
 def _from_ps(pid: int) -> Process | None:
     """By what POSIX has everywhere; arguments with spaces come apart, so names that are looked for have none."""
-    done = _ps("-o", "stat=", "-o", "lstart=", "-o", "command=", "-p", str(pid))
-    words = done.split()
-    if len(words) < 7 or words[0].startswith("Z"):
+    words = _ps("-o", "stat=", "-o", "ppid=", "-o", "lstart=", "-o", "command=", "-p", str(pid)).split()
+    if len(words) < 8 or words[0].startswith("Z"):
         return None
-    return Process(pid, " ".join(words[1:6]), tuple(words[6:]))
+    return Process(pid, int(words[1]), " ".join(words[2:7]), tuple(words[7:]))
 
 
 def _all_pids() -> list[int]:
