@@ -65,7 +65,7 @@ class PaidExecutor(Executor):
 
     def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
         name = start_name(launch, rank, attempt)
-        return [self._handle(rank, attempt, {"job": name})] if (self.folder / name).exists() else []
+        return [self._handle(launch, rank, attempt, {"job": name})] if (self.folder / name).exists() else []
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
         return self.shown("its last words", n_lines)

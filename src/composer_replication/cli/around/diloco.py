@@ -135,10 +135,8 @@ def _asked(args: argparse.Namespace) -> Asked:
     outer = {name: value for name, value in args.round if name in of_loop}
     settings = {name: value for name, value in args.round if name not in of_loop}
     options = {**dict(args.option), "secrets": args.secret, "env": dict(args.env)}
-    if args.executor == "local" and args.detach:
-        options["tied"] = False
-    if args.executor == "ray":  # `collect` is another process, and asks the actors
-        options.setdefault("detached", True)
+    if args.detach:
+        options |= {"local": {"tied": False}, "ray": {"detached": True}}.get(args.executor, {})
     if args.trainer_module is not None:
         own = {"module": args.trainer_module, "function": args.trainer_fn}
         asked: dict[str, Any] = {**own, "arguments": {**args.trainer_kwargs_json, **outer}}

@@ -22,13 +22,10 @@ def within(seconds: float, what: str, ask: Callable[[], Answer]) -> Answer:
     Clients of services may wait for ever (huggingface_hub's has no time limit). The question is left to its thread,
     which ends with this process; whatever it asked for may have happened.
     """
-    answers: queue.SimpleQueue[tuple[Answer | None, BaseException | None]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[Answer | None, Exception | None]] = queue.SimpleQueue()
 
     def asking() -> None:
-        try:
-            answers.put((ask(), None))
-        except BaseException as error:  # whoever waits for the answer gets it
-            answers.put((None, error))
+        answers.put(tried(ask))
 
     threading.Thread(target=asking, name="crf-asks", daemon=True).start()
     try:
@@ -38,6 +35,14 @@ def within(seconds: float, what: str, ask: Callable[[], Answer]) -> Answer:
     if error is not None:
         raise error
     return answer  # pyright: ignore[reportReturnType] (None only where `ask` returns it)
+
+
+def tried(ask: Callable[[], Answer]) -> tuple[Answer | None, Exception | None]:
+    """What `ask` returns, or the error it raises: those of services' clients have no class in common."""
+    try:
+        return ask(), None
+    except Exception as error:
+        return None, error
 
 
 def harmless(text: str) -> str:

@@ -15,9 +15,10 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from composer_replication.diloco.serverless.answers import harmless, how_it_ended, in_brief
+from composer_replication.diloco.serverless.answers import harmless, how_it_ended, in_brief, tried
 from composer_replication.diloco.serverless.jobs import VARIABLE, ReplicaJob, entrypoint_name
 from composer_replication.diloco.serverless.replica_process import masked, secret_masks
 from composer_replication.errors import InputError, RunError, explain
@@ -116,11 +117,11 @@ class Executor(ABC):
         try:
             for rank in range(n_replicas):
                 handles.append(self.start(replace(job, rank=rank)))
-        except BaseException as error:
-            for rank in range(len(handles) + 1):  # with the one whose answer was an error: it may run all the same
-                if (left := self.end_start(job.launch, rank, 0, *handles[rank : rank + 1])) is not None:
-                    error.add_note(f"rank {rank} may still run ({in_brief(left)}): {self.by_hand_for(job.launch)}")
-            raise
+        finally:
+            if (error := sys.exception()) is not None and len(handles) < n_replicas:
+                for rank in range(len(handles) + 1):  # with the one whose answer was an error: it may run all the same
+                    if (left := self.end_start(job.launch, rank, 0, *handles[rank : rank + 1])) is not None:
+                        error.add_note(f"rank {rank} may still run ({in_brief(left)}): {self.by_hand_for(job.launch)}")
         return handles
 
     def job(
@@ -151,7 +152,7 @@ class Executor(ABC):
 
     def start(self, job: ReplicaJob) -> ReplicaHandle:
         """Start one replica of a job. What raises may have started it: `find` says."""
-        handle = self._handle(job.rank, job.attempt, self._start(job))
+        handle = self._handle(job.launch, job.rank, job.attempt, self._start(job))
         self._jobs[self._key(handle)] = job
         return handle
 
@@ -182,12 +183,12 @@ class Executor(ABC):
 
     def end_start(self, launch: str, rank: int, attempt: int, handle: ReplicaHandle | None = None) -> Exception | None:
         """Cancel what a start has left, by its handle or by its name; the error where it may still run."""
-        try:
+
+        def end() -> None:
             for each in [handle] if handle is not None else self.find(launch, rank, attempt):
                 self.cancel(each)
-        except Exception as error:  # the others are to be ended all the same
-            return error
-        return None
+
+        return tried(end)[1]
 
     def by_hand_for(self, launch: str) -> str:
         return self.by_hand.format(launch=launch)
@@ -197,16 +198,15 @@ class Executor(ABC):
     def ask(self, handle: ReplicaHandle) -> ReplicaStatus | None:
         """`poll`; None where the service gives no usable answer, which becomes an error after `patience_s`."""
         key = self._key(handle)
-        try:
-            status = self.poll(handle)
-        except InputError:
-            raise
-        except Exception as error:  # errors of services have no class in common
+        status, error = tried(partial(self.poll, handle))
+        if isinstance(error, InputError):
+            raise error
+        if error is not None:
             since = self._silent_since.setdefault(key, time.monotonic())
             if time.monotonic() - since < self.patience_s:
                 return None
             got = f"no usable answer for {self.patience_s:g} s ({in_brief(error)})"
-            fix = f"The replica may still run. {self.by_hand}"
+            fix = f"The replica may still run. {self.by_hand_for(handle.metadata.get('launch', ''))}"
             raise RunError(explain(f"rank {handle.rank}", got=got, expected="how it is doing", fix=fix)) from error
         self._silent_since.pop(key, None)
         return status
@@ -272,8 +272,8 @@ class Executor(ABC):
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
         """Start one replica, and say what it is known by."""
 
-    def _handle(self, rank: int, attempt: int, metadata: Mapping[str, Any]) -> ReplicaHandle:
-        return ReplicaHandle(rank, self.backend_name, {**metadata, "attempt": attempt})
+    def _handle(self, launch: str, rank: int, attempt: int, metadata: Mapping[str, Any]) -> ReplicaHandle:
+        return ReplicaHandle(rank, self.backend_name, {**metadata, "launch": launch, "attempt": attempt})
 
     def _key(self, handle: ReplicaHandle) -> str:
         self._check_own(handle)

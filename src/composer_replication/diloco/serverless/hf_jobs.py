@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from composer_replication.diloco.serverless.answers import within
+from composer_replication.diloco.serverless.answers import tried, within
 from composer_replication.diloco.serverless.executor import (
     ENDED,
     MODULE,
@@ -85,7 +85,7 @@ class HFJobsExecutor(Executor):
     def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
         owner, labels = self._owner(), _labels(launch, rank, attempt)
         jobs = self._asked(f"jobs of rank {rank}", lambda: list(self._api.list_jobs(labels=labels, namespace=owner)))
-        return [self._handle(rank, attempt, {"job": each.id, "namespace": owner}) for each in jobs]
+        return [self._handle(launch, rank, attempt, {"job": each.id, "namespace": owner}) for each in jobs]
 
     def _owner(self) -> str:
         if self._namespace is None:
@@ -111,18 +111,15 @@ class HFJobsExecutor(Executor):
 
     def cancel(self, handle: ReplicaHandle) -> None:
         where = self._where(handle)
-        try:
-            has_ended = self.poll(handle) in ENDED
-        except Exception:  # whoever does not say how it is doing may still be ended
-            has_ended = False
-        if not has_ended:
+        status, _ = tried(lambda: self.poll(handle))
+        if status not in ENDED:  # whoever does not say how it is doing may still be ended
             self._asked(f"the end of job {where['job_id']}", lambda: self._api.cancel_job(**where))
 
     def exit_code(self, handle: ReplicaHandle) -> int | None:
         """What the replica's own last line says: a Job has a stage, and no exit status."""
         for line in reversed(self._lines(handle, 5)):
-            if line.startswith(END_MARK):
-                return int(line.removeprefix(END_MARK))
+            if line.startswith(END_MARK) and (status := line.removeprefix(END_MARK)).removeprefix("-").isdecimal():
+                return int(status)
         return 0 if self.poll(handle) == "succeeded" else None
 
     def _lines(self, handle: ReplicaHandle, number: int) -> list[str]:

@@ -103,7 +103,7 @@ class LocalProcessExecutor(Executor):
         for each in with_argument(name):
             if MODULE in each.arguments:
                 folder = " ".join(each.arguments[each.arguments.index(name) + 1 :])
-                handles.append(self._handle(rank, attempt, self._metadata(name, each.pid, each.began, folder)))
+                handles.append(self._handle(launch, rank, attempt, self._metadata(name, each.pid, each.began, folder)))
         return handles
 
     def _new_folder(self, job: ReplicaJob) -> Path:
@@ -158,7 +158,7 @@ class LocalProcessExecutor(Executor):
                 return
             got = f"process {handle.metadata.get('pid')}, which does not prove to be it"
             expected = "a process with the start time and the name that the handle holds"
-            fix = f"Nothing was signalled. {self.by_hand_for(_launch_of(handle))}"
+            fix = f"Nothing was signalled. {self.by_hand_for(handle.metadata.get('launch', ''))}"
             raise RunError(explain(f"rank {handle.rank}", got=got, expected=expected, fix=fix))
         if note:
             (_folder_of(handle) / CANCELLED_FILE).touch()
@@ -202,10 +202,6 @@ def _proven(handle: ReplicaHandle) -> Process | None:
     process = look_up(pid) if isinstance(pid, int) else None
     is_it = process is not None and began and name and process.began == began and name in process.arguments
     return process if is_it else None
-
-
-def _launch_of(handle: ReplicaHandle) -> str:
-    return str(handle.metadata.get("name", "")).partition(".")[0]
 
 
 def _is_held(path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_replication.diloco.serverless.answers import within
+from composer_replication.diloco.serverless.answers import tried, within
 from composer_replication.diloco.serverless.executor import MODULE, Executor, ReplicaHandle, ReplicaJob, ReplicaStatus
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
@@ -80,7 +80,7 @@ class ModalExecutor(Executor):
             return [each.object_id for each in self._modal.Sandbox.list(app_id=app.app_id, tags=tags)]
 
         sandboxes = within(_ANSWER_S, f"Sandboxes of rank {rank} at Modal", ask)
-        return [self._handle(rank, attempt, {"sandbox": each, "app": self.app_name}) for each in sandboxes]
+        return [self._handle(launch, rank, attempt, {"sandbox": each, "app": self.app_name}) for each in sandboxes]
 
     def _opened_app(self) -> Any:
         if self._app is None:
@@ -119,11 +119,8 @@ class ModalExecutor(Executor):
         return self.shown("".join(entry.message for entry in entries), n_lines)
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        try:
-            has_ended = self.exit_code(handle) is not None
-        except Exception:  # whoever does not say how it is doing may still be ended
-            has_ended = False
-        if not has_ended:
+        code, _ = tried(lambda: self.exit_code(handle))
+        if code is None:  # whoever does not say how it is doing may still be ended
             within(_ANSWER_S, "the end of a Sandbox", self._sandbox(handle).terminate)
 
     def exit_code(self, handle: ReplicaHandle) -> int | None:

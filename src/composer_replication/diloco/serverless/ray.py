@@ -61,7 +61,7 @@ class RayExecutor(Executor):
         return self._metadata(name)
 
     def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
-        handle = self._handle(rank, attempt, self._metadata(start_name(launch, rank, attempt)))
+        handle = self._handle(launch, rank, attempt, self._metadata(start_name(launch, rank, attempt)))
         try:
             self._actor(handle)
         except ValueError:  # no actor of that name

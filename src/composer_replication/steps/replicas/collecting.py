@@ -11,7 +11,7 @@ from typing import Any
 
 from composer_replication.atomic import atomic_write_text
 from composer_replication.canonical_json import decode_object
-from composer_replication.diloco.serverless.answers import in_brief
+from composer_replication.diloco.serverless.answers import in_brief, tried
 from composer_replication.diloco.serverless.executor import Executor
 from composer_replication.diloco.store import ObjectStore
 from composer_replication.errors import ArtefactCorruptError, InputError, explain
@@ -66,14 +66,15 @@ def _outcome(executor: Executor | None, start: Start, deadline: float | None, lo
     unknown = {"rank": start.rank, "status": UNREACHABLE, "exit_code": None}
     if executor is None or start.handle is None or not executor.reaches(start.handle):
         return {**unknown, "error": "it cannot be asked about from here"}
-    try:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        (outcome,) = executor.collect([start.handle], timeout=left)
-        text = executor.stream_logs(start.handle, n_lines=_LINES)
-    except InputError:
-        raise
-    except Exception as error:  # a service's own
-        return {**unknown, "error": in_brief(error)}
+    handle, left = start.handle, None if deadline is None else max(0.0, deadline - time.monotonic())
+    brought, error = tried(
+        lambda: (executor.collect([handle], timeout=left)[0], executor.stream_logs(handle, n_lines=_LINES))
+    )
+    if isinstance(error, InputError):
+        raise error
+    if brought is None or error is not None:
+        return {**unknown, "error": "" if error is None else in_brief(error)}
+    outcome, text = brought
     logs.mkdir(exist_ok=True)
     atomic_write_text(logs / f"rank-{start.rank:03d}.txt", text + "\n")
     return outcome

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from composer_replication.diloco.serverless.answers import in_brief
+from composer_replication.diloco.serverless.answers import in_brief, tried
 from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle
 from composer_replication.errors import ComposerError, InputError, RunError, explain
 from composer_replication.steps.replicas.launch_file import LaunchFile
@@ -45,15 +46,18 @@ def make_executor(name: str, options: Mapping[str, Any]) -> Executor:
 
 def start(file: LaunchFile, executor: Executor, said: Callable[[str], None] = lambda _text: None) -> None:
     """Start all replicas; where one cannot be, or somebody interrupts, what was started is cancelled."""
-    launch, rank = file.read().launch, 0
+    launch, num_started, error, what_ended = file.read().launch, 0, None, ""
     try:
-        for rank in range(launch.replicas):
-            start_one(file, launch, executor, rank, 0)
-    except BaseException as error:
-        what, what_ended = f"launch {launch.number}, rank {rank}", about_ends(cancel(file, executor), launch, executor)
-        if not isinstance(error, Exception):
-            said(f"{what}: interrupted. {what_ended}")
-            raise
+        while error is None and num_started < launch.replicas:
+            _, error = tried(partial(start_one, file, launch, executor, num_started, 0))
+            num_started += error is None
+    finally:
+        what = f"launch {launch.number}, rank {num_started}"
+        if num_started < launch.replicas:
+            what_ended = about_ends(cancel(file, executor), launch, executor)
+            if error is None:
+                said(f"{what}: interrupted. {what_ended}")
+    if error is not None:
         why = str(error) if isinstance(error, ComposerError) else in_brief(error)
         raise RunError(explain(what, got=why, expected="its start", fix=what_ended)) from error
 

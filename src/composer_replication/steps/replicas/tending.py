@@ -12,7 +12,7 @@ from composer_replication.diloco.rounds.patience import PatientStore, Traffic
 from composer_replication.diloco.rounds.progress import Progress, read_progress
 from composer_replication.diloco.rounds.reading import read_record
 from composer_replication.diloco.rounds.records import Layout, unpack
-from composer_replication.diloco.serverless.answers import in_brief
+from composer_replication.diloco.serverless.answers import in_brief, tried
 from composer_replication.diloco.serverless.executor import ENDED, Executor, ReplicaHandle
 from composer_replication.diloco.store import ObjectStore, StoreError
 from composer_replication.errors import ComposerError, InputError
@@ -102,9 +102,8 @@ def _asked(
         return start.handle, status or UNREACHABLE
     if file.is_starting():
         return None, "pending"
-    try:
-        handles = executor.find(launch.id, start.rank, start.attempt)
-    except Exception:  # no answer is none: it is asked again the next time
+    handles, error = tried(lambda: executor.find(launch.id, start.rank, start.attempt))
+    if error is not None:  # no answer is none: it is asked again the next time
         return None, UNREACHABLE
     if handles:
         file.note(handles[0])
@@ -191,16 +190,12 @@ def _why_it_stays(store: ObjectStore, file: LaunchFile, sight: Sight, rank: int)
 
 def _start_again(file: LaunchFile, executor: Executor, standing: Standing, relaunches: int) -> str:
     """Start a replica again, and say how that went; its rank is free, as nobody but who saw it end can know."""
-    start = file.read().newest[standing.rank]
-    attempt = standing.attempt + 1
-    why = _why_it_failed(executor, start.handle)
-    try:
-        start_one(file, _launch_of(file), executor, standing.rank, attempt, takeover=True)
-    except InputError:
-        raise
-    except (
-        Exception
-    ) as error:  # the others go on; this start is looked for by its name, and tried again when it is none
+    record, attempt = file.read(), standing.attempt + 1
+    why = _why_it_failed(executor, record.newest[standing.rank].handle)
+    _, error = tried(lambda: start_one(file, record.launch, executor, standing.rank, attempt, takeover=True))
+    if isinstance(error, InputError):
+        raise error
+    if error is not None:  # the others go on; this start is looked for by its name, and made again if there is none
         return f"rank {standing.rank}: {why}; could not be started again: {in_brief(error)}"
     return f"rank {standing.rank}: {why}; started again ({attempt} of {relaunches})"
 
@@ -208,12 +203,7 @@ def _start_again(file: LaunchFile, executor: Executor, standing: Standing, relau
 def _why_it_failed(executor: Executor, handle: ReplicaHandle | None) -> str:
     if handle is None:
         return "it was never started"
-    try:
-        (outcome,) = executor.collect([handle], timeout=0)
-    except Exception as error:  # that it failed is known; no more
-        return f"failed ({in_brief(error)})"
-    return str(outcome["error"])
-
-
-def _launch_of(file: LaunchFile) -> Launch:
-    return file.read().launch
+    outcomes, error = tried(lambda: executor.collect([handle], timeout=0))
+    if outcomes is None:
+        return "failed" if error is None else f"failed ({in_brief(error)})"
+    return str(outcomes[0]["error"])
