@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication.cli.main import main
+from composer_replication.diloco.serverless import LocalProcessExecutor
+from composer_replication.diloco.serverless.executor import ReplicaHandle
 from composer_replication.diloco.store import open_store
 from composer_replication.steps.replicas.launch_file import LaunchFile, known_numbers, path_of
 from composer_replication.steps.replicas.launches import create_launch, launch_key, numbers, place_of, read_notice
@@ -153,6 +155,24 @@ def test_what_replicas_are_said_to_have_left_is_looked_at_first(bucket, tmp_path
     assert words in said
     assert "\x1b" not in said
     assert not (tmp_path / "out" / "weights").exists()
+
+
+def test_cancel_ends_those_that_it_can_and_fails_with_the_names_of_the_others(bucket, tmp_path, capsys):
+    file = begun(bucket)
+    executor = LocalProcessExecutor(folder=tmp_path / "replicas", tied=False)
+    handle = executor.launch_replicas(1, "time.sleep", {})[0]  # which fails, for want of an argument
+    executor.collect([handle])
+    for rank, changes in ((0, {"host": "elsewhere"}), (1, {})):
+        file.begin(rank, 0)
+        file.note(ReplicaHandle(rank, "local_process", {**handle.metadata, **changes}))
+    assert main(["diloco", "cancel", str(bucket)]) == 1
+    shown = capsys.readouterr()
+    assert (
+        "NOT cancelled, and maybe paid for: rank 0 (start 0): RunError: rank 0: got a process of elsewhere" in shown.err
+    )
+    assert f"`pgrep -f {file.read().launch.id}`" in shown.err
+    assert "rank 1" not in shown.err
+    assert [line.split()[:2] for line in shown.out.splitlines() if "pid" in line] == [["0", "unknown"], ["1", "failed"]]
 
 
 def begun(bucket: Path) -> LaunchFile:

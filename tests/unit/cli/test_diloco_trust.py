@@ -48,7 +48,7 @@ def listener(monkeypatch):
 
         do_POST = do_GET
 
-        def log_message(self, *args: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             """Nobody reads it."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
