@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _ASKED = {"cancel": "(handle)", "poll": "(handle)", "stream_logs": "(handle, *, n_lines=200)"}
+_OWN = {"exit_code": "(handle)", "find": "(launch, rank, attempt)"}
 _LOCAL = {"LocalProcessExecutor": "(*, secrets=(), env=None, folder=None, tied=True)"}
 _PROTOCOL = {
     "ReplicaHandle": "(rank, backend_name, metadata=<factory>)",
@@ -22,8 +23,8 @@ NEW_SERVERLESS = {
     "diloco.serverless.executor": {
         **_PROTOCOL,
         "ReplicaJob": (
-            "(*, entrypoint, args, rank, launch, rank_env='REPLICA_RANK', gpu=None, timeout_s=None, secrets=(), "
-            "path=())"
+            "(*, entrypoint, args, rank, launch, attempt=0, rank_env='REPLICA_RANK', gpu=None, timeout_s=None, "
+            "secrets=(), path=())"
         ),
         "ReplicaStatus": "(*args, **kwargs)",
     },
@@ -50,8 +51,8 @@ NEW_SERVERLESS = {
     },
 }
 MEMBERS_SERVERLESS = {
-    "LocalProcessExecutor": {**_ASKED, "exit_code": "(handle)", "reaches": "(handle)"},
-    **{name: {**_ASKED, "exit_code": "(handle)"} for name in ("ModalExecutor", "HFJobsExecutor", "RayExecutor")},
+    **{name: {**_ASKED, **_OWN} for name in ("ModalExecutor", "HFJobsExecutor")},
+    **{name: {**_ASKED, **_OWN, "reaches": "(handle)"} for name in ("LocalProcessExecutor", "RayExecutor")},
     "MockManager": {
         "allow_state_dict_read": "()",
         "allreduce": "(tensor, **_options)",
@@ -67,7 +68,8 @@ MEMBERS_SERVERLESS = {
         "wait_quorum": "()",
     },
     "ObjectStoreAllReduce": {"allreduce": "(tensor, *, name=None)"},
-    "ReplicaJob": {"as_json": "()", "environment": "()"},
+    "ReplicaHandle": {"attempt": "property"},
+    "ReplicaJob": {"as_json": "()", "check": "()", "environment": "()", "name": "property"},
     "ServerlessExecutor": {
         **_ASKED,
         "collect": "(handles, *, timeout=None)",

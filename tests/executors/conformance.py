@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -164,6 +165,8 @@ class ExecutorConformance:
         assert executor.stream_logs(handles[0], n_lines=0) == ""
         assert "ä漢字🙂" in everything
         assert "\ufffd\ufffd no UTF-8" in everything
+        assert "a colour" in everything
+        assert not {"\x00", "\x07", "\x1b", "\x9b"} & {*everything}  # nothing that a terminal acts upon
         assert "[cut: a line of" in everything
         assert len(everything) < 50_000
         with pytest.raises(InputError, match="n_lines"):
@@ -177,6 +180,46 @@ class ExecutorConformance:
         (outcome,) = executor.collect([again], timeout=LONGEST_S)
         assert outcome["status"] == "succeeded"
         assert executor.poll(handles[1]) == "failed"
+
+    def test_one_that_has_finished_is_not_relaunched(self, executor: Executor):
+        handles = self.launch(executor, "greet", word="x")
+        executor.collect(handles, timeout=LONGEST_S)
+        with pytest.raises(InputError, match="one that has finished"):
+            executor.relaunch(handles[0])
+
+    def test_a_start_whose_handle_was_lost_is_found_by_its_name_and_ended(
+        self, executor: Executor, harness: Harness, tmp_path: Path
+    ):
+        job = executor.job(f"{BODIES}.waits", {"folder": str(tmp_path)}, gpu=None, timeout_s=LONGEST_S)
+        assert executor.find(job.launch, 1, 0) == []
+        handle = executor.start(replace(job, rank=1))
+        pids = pids_in(tmp_path, 1)
+        another = harness.make()
+        assert another.find(job.launch, 1, 1) == another.find(job.launch, 0, 0) == []
+        (lost,) = another.find(job.launch, 1, 0)
+        assert (lost.rank, lost.attempt, another.poll(lost)) == (1, 0, "running")
+        assert another.end_start(job.launch, 1, 0) is None
+        wait_until(lambda: not any(map(is_alive, pids)), "its processes gone")
+        assert executor.collect([handle], timeout=LONGEST_S)[0]["status"] == "cancelled"
+
+    def test_where_one_cannot_be_started_the_others_are_ended_also_one_whose_answer_was_lost(
+        self, executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        start = executor._start
+
+        def loses_the_second(job: Any) -> dict[str, Any]:
+            metadata = start(job)
+            pids_in(tmp_path, job.rank)
+            if job.rank == 1:
+                raise ConnectionError("the answer was lost")
+            return metadata
+
+        monkeypatch.setattr(executor, "_start", loses_the_second)
+        with pytest.raises(ConnectionError):
+            self.launch(executor, "waits", n=3, folder=str(tmp_path))
+        pids = pids_in(tmp_path, 0) + pids_in(tmp_path, 1)
+        wait_until(lambda: not any(map(is_alive, pids)), "the processes gone")
+        assert not (tmp_path / "pids-2").exists()
 
     def test_a_machine_that_goes_away_is_a_failure_and_a_running_rank_is_not_relaunched(
         self, executor: Executor, harness: Harness, tmp_path: Path

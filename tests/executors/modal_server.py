@@ -100,6 +100,18 @@ class ModalService(_Base):
         metadata = api_pb2.SandboxHandleMetadata(app_id=request.app_id)
         await stream.send_message(api_pb2.SandboxCreateResponse(sandbox_id=name, metadata=metadata))
 
+    async def SandboxListV2(self, stream: Any) -> None:
+        """Those that run and have all the tags, in one page: what came before the first of it is nothing."""
+        request = await stream.recv_message()
+        asked = {each.tag_name: each.tag_value for each in request.tags}.items()
+        running = [
+            name for name, each in self.containers.items() if each.code is None and asked <= self.tags[name].items()
+        ]
+        metadata = api_pb2.SandboxHandleMetadata(app_id=request.app_id)
+        shown = [] if request.before_timestamp else running
+        infos = [api_pb2.SandboxInfo(id=name, created_at=1.0, metadata=metadata) for name in shown]
+        await stream.send_message(api_pb2.SandboxListResponse(sandboxes=infos))
+
     async def SandboxGetTaskId(self, stream: Any) -> None:
         request = await stream.recv_message()
         await stream.send_message(api_pb2.SandboxGetTaskIdResponse(task_id=f"ta-{request.sandbox_id}"))

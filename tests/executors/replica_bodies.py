@@ -54,7 +54,7 @@ def ignores_sigterm(folder: str) -> None:
 
 
 def talks(lines: int) -> None:
-    print("ä漢字🙂\tzero\x00 bell\x07")
+    print("ä漢字🙂\tzero\x00 bell\x07 \x1b[31ma colour\x1b[0m \x1b]0;a title\x07 \x9b2J")
     sys.stdout.buffer.write(b"\xff\xfe no UTF-8\n")
     print("x" * 3_000_000)
     for number in range(lines):

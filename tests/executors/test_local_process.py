@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from composer_replication.diloco.serverless import LocalProcessExecutor
+from composer_replication.diloco.serverless import LocalProcessExecutor, processes
 from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle
-from composer_replication.errors import InputError
+from composer_replication.errors import InputError, RunError
 from executors import replica_bodies
 from executors.conformance import ENV, TESTS, ExecutorConformance, is_alive, pids_in, wait_until
 
@@ -85,6 +85,97 @@ class TestLocalProcess(ExecutorConformance):
             another.cancel(handle)
         assert [each["status"] for each in another.collect(handles)] == ["cancelled", "cancelled"]
         wait_until(lambda: not any(map(is_alive, pids)), "the replicas gone")
+
+
+def stranger(argument: str = "x") -> subprocess.Popen[bytes]:
+    """A process that was not launched here."""
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", argument])
+
+
+class TestIdentity:
+    """A signal goes to the process that was launched and to none that has its number."""
+
+    @pytest.fixture
+    def launched(self, tmp_path: Path) -> Iterator[tuple[ReplicaHandle, list[int]]]:
+        owner = LocalProcessExecutor(folder=tmp_path / "replicas", env=ENV, tied=False)
+        (handle,) = owner.launch_replicas(1, replica_bodies.waits, {"folder": str(tmp_path)}, timeout=60)
+        yield handle, pids_in(tmp_path, 0)
+        owner.cancel(handle)
+
+    @pytest.mark.parametrize("change", ["pid", "began", "name", "pid of everybody", "no proof"])
+    def test_one_that_does_not_prove_to_be_it_is_refused_by_name(self, launched, change):
+        handle, pids = launched
+        other = stranger(handle.metadata["name"])
+        try:
+            wrong = {
+                "pid": {"pid": other.pid},  # it has the name, and began at another time
+                "began": {"began": "another boot 1"},
+                "name": {"name": "somebody.0.0"},
+                "pid of everybody": {"pid": -1},
+                "no proof": {"began": "", "name": ""},
+            }[change]
+            forged = ReplicaHandle(0, "local_process", {**handle.metadata, **wrong})
+            with pytest.raises(RunError, match=r"rank 0: got process -?\d+, which does not prove to be it"):
+                LocalProcessExecutor().cancel(forged)
+            assert other.poll() is None
+            assert all(map(is_alive, pids))
+            assert LocalProcessExecutor().poll(handle) == "running"  # nor is it said to be cancelled
+        finally:
+            other.kill()
+            other.wait()
+
+    def test_a_number_that_was_given_out_again_is_another_process(self, tmp_path: Path):
+        """After the replica has ended its number is a stranger's: nothing is sent, and it has failed."""
+        owner = LocalProcessExecutor(folder=tmp_path / "replicas", env=ENV)
+        (handle,) = owner.launch_replicas(1, replica_bodies.exits, {"status": 3})
+        owner.collect([handle])
+        other = stranger()
+        try:
+            again = ReplicaHandle(0, "local_process", {**handle.metadata, "pid": other.pid})
+            LocalProcessExecutor().cancel(again)
+            assert LocalProcessExecutor().poll(again) == "failed"
+            assert other.poll() is None
+        finally:
+            other.kill()
+            other.wait()
+
+    def test_one_is_alive_also_where_there_are_no_locks(self, launched, monkeypatch):
+        handle, _ = launched
+        monkeypatch.setattr("composer_replication.diloco.serverless.local_process.try_lock", lambda _descriptor: True)
+        assert LocalProcessExecutor().poll(handle) == "running"
+
+    def test_one_of_another_machine_is_neither_asked_nor_ended_here(self, launched):
+        handle, pids = launched
+        elsewhere = ReplicaHandle(0, "local_process", {**handle.metadata, "host": "elsewhere"})
+        executor = LocalProcessExecutor()
+        assert not executor.reaches(elsewhere)
+        for ask in (executor.poll, executor.cancel):
+            with pytest.raises(RunError, match="a process of elsewhere"):
+                ask(elsewhere)
+        assert all(map(is_alive, pids))
+
+    def test_a_process_is_looked_up_the_same_way_by_ps(self, launched):
+        handle, _ = launched
+        by_proc = processes.look_up(handle.metadata["pid"])
+        by_ps = processes._from_ps(handle.metadata["pid"])
+        assert by_proc is not None
+        assert by_ps is not None
+        assert (by_ps.parent, by_ps.arguments) == (by_proc.parent, by_proc.arguments)
+        assert by_ps == processes._from_ps(handle.metadata["pid"])
+        assert processes._from_ps(2**22 + 1) is None
+
+    def test_a_signal_is_not_sent_to_another_process_than_was_looked_at(self):
+        other = stranger()
+        try:
+            known = processes.look_up(other.pid)
+            assert known is not None
+            assert not processes.send_signal(known._replace(began="earlier"), signal.SIGKILL)
+            assert other.poll() is None
+            assert processes.send_signal(known, signal.SIGKILL)
+        finally:
+            other.kill()
+            other.wait()
+        assert not processes.send_signal(known, signal.SIGKILL)  # it is gone
 
 
 def start_launcher(folder: Path, *, tied: bool) -> subprocess.Popen[str]:

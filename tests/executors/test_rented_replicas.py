@@ -44,12 +44,14 @@ def hub() -> Iterator[HubServer]:
         patch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", os.devnull)
         patch.setenv("HF_TOKEN", TOKEN)
         server = HubServer()
+        patch.setattr("huggingface_hub.constants.ENDPOINT", server.url)  # what HF_ENDPOINT says, read at import
         yield server
         server.close()
 
 
 def launch_and_collect(uri, where, secret, shown, tmp_path, capsys, **arguments) -> dict:
-    given = [uri, "--replicas", "4", *where, "--trainer-module", "tiny_trainer", *QUICK, "--json"]
+    file = ["--launch-file", str(tmp_path / "launch.json")]
+    given = [uri, *file, "--replicas", "4", *where, "--trainer-module", "tiny_trainer", *QUICK, "--json"]
     given += ["--trainer-kwargs-json", json.dumps({"exchanges": EXCHANGES, **arguments})]
     for name in secret:
         given += ["--secret", name]
@@ -58,7 +60,7 @@ def launch_and_collect(uri, where, secret, shown, tmp_path, capsys, **arguments)
     status = main(["diloco", "launch", *given])
     told = capsys.readouterr()
     assert status == 0, told.err
-    assert main(["diloco", "collect", uri, "-o", str(tmp_path / "out"), "--json"]) == 0
+    assert main(["diloco", "collect", uri, *file, "-o", str(tmp_path / "out"), "--json"]) == 0
     return {**json.loads(told.out), **json.loads(capsys.readouterr().out), "said": told.err}
 
 
@@ -73,7 +75,7 @@ def check(found: dict, uri: str, secret: Mapping[str, str], tmp_path: Path) -> N
         if key.endswith("done.json")
     }
     assert len(digests) == 1
-    launches = "".join(store.get(key, most_bytes=1 << 20).decode() for key in store.keys("launch/000000/replica"))
+    launches = (tmp_path / "launch.json").read_text()
     launches += store.get("launch/000000/launch.json", most_bytes=1 << 20).decode()
     texts = launches + found["said"] + "".join(each.read_text() for each in (tmp_path / "out" / "logs").iterdir())
     assert [name for name, value in secret.items() if len(value) > 4 and value in texts] == []
@@ -84,7 +86,7 @@ def test_four_jobs_of_the_hub_over_s3_one_of_which_dies(hub, tmp_path, capsys, m
         secret, shown = s3_variables(options)
         for name, value in {**secret, **shown}.items():
             monkeypatch.setenv(name, value)
-        where = ["--executor", "hf_jobs", "--option", f"endpoint={hub.url}", "--option", "packages=[]"]
+        where = ["--executor", "hf_jobs", "--option", "packages=[]"]
         kill = str(tmp_path / "killed")
         found = launch_and_collect(uri, where, secret, shown, tmp_path, capsys, kill=kill)
         check(found, uri, secret, tmp_path)

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from composer_replication.cli.main import main
+from composer_replication.diloco.serverless import LocalProcessExecutor
+from composer_replication.diloco.serverless.executor import ReplicaHandle
 from composer_replication.diloco.store import open_store
-from composer_replication.steps.replicas.launches import Launch, create_launch, numbers, read_launch
+from composer_replication.steps.replicas.launch_file import LaunchFile, known_numbers, path_of
+from composer_replication.steps.replicas.launches import create_launch, launch_key, numbers, place_of, read_notice
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAINER = ["--trainer-module", "tiny_trainer"]
@@ -19,6 +22,7 @@ QUICK = ["--round", "grace_s=5", "--round", "poll_s=0.05", "--round", "state_eve
 @pytest.fixture
 def bucket(tmp_path, monkeypatch) -> Path:
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "diloco"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "bucket"
 
 
@@ -52,7 +56,7 @@ def test_a_killed_replica_is_started_again_and_ends_with_the_weights_of_the_othe
 
 def test_weights_that_differ_are_refused(bucket, tmp_path, capsys):
     store = open_store(str(bucket))
-    launch = create_launch(store, **asked(bucket))
+    launch = begun(bucket).read().launch
     for rank, digest in ((0, "a" * 64), (1, "b" * 64)):
         done = {"files": {"model.safetensors": digest}, "answer": {}}
         store.put(launch.key("output", f"{rank:03d}", "done.json"), json.dumps(done).encode())
@@ -69,7 +73,7 @@ def test_a_dry_run_starts_nothing(bucket, capsys):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["launch", "{}", "--replicas", "0", *TRAINER], "--replicas: got 0"),
+        (["launch", "{}", "--replicas", "0", *TRAINER], "--replicas: got 0, expected 1 to 1000"),
         (["launch", "{}", "--replicas", "2", "--executor", "modal", *TRAINER], "a folder of this machine"),
         (["launch", "{}", "--replicas", "1", "--option", "hard=1", *TRAINER], "options of LocalProcessExecutor"),
         (["launch", "{}", "--replicas", "1", "--secret", "CRF_NOT_SET", *TRAINER], "CRF_NOT_SET, which is not set"),
@@ -80,18 +84,101 @@ def test_a_dry_run_starts_nothing(bucket, capsys):
 def test_what_cannot_be_done_is_said(bucket, capsys, given, words):
     assert main(["diloco", *(each.format(bucket) for each in given)]) == 1
     assert words in capsys.readouterr().err
-    assert numbers(open_store(str(bucket))) == []
+    assert numbers(open_store(str(bucket))) == known_numbers(place_of(str(bucket))) == []
 
 
-def test_launches_are_numbered_and_hold_no_secret(bucket, monkeypatch):
+def test_launches_are_numbered_and_the_bucket_shows_no_more_than_anybody_may_know(bucket):
     store = open_store(str(bucket))
-    for number in range(3):
-        assert create_launch(store, **asked(bucket)).number == number
-    launch = read_launch(store)
-    assert isinstance(launch, Launch)
-    assert launch.number == 2
+    files = [begun(bucket) for _ in range(3)]
+    launch = files[-1].read().launch
+    assert [file.read().launch.number for file in files] == numbers(store) == known_numbers(place_of(str(bucket)))
     assert launch.entrypoint_args(takeover=True)["settings"] == {"takeover": True, "generation": 2}
     assert launch.entrypoint_args()["trainer_kwargs"]["launch"] == 2
+    assert read_notice(store, 2) is not None
+    shown = json.loads(store.get(launch_key(2, "launch.json"), most_bytes=1 << 20))
+    assert shown.keys() == {"number", "id", "executor", "replicas", "commits", "started"}
+
+
+def test_a_number_is_not_used_again_in_a_bucket_that_was_emptied(bucket):
+    store = open_store(str(bucket))
+    begun(bucket)
+    store.delete(store.keys(""))
+    assert begun(bucket).read().launch.number == 1
+
+
+def test_a_launch_of_another_machine_under_the_same_number_is_told_from_ours(bucket, tmp_path, monkeypatch, capsys):
+    store = open_store(str(bucket))
+    begun(bucket)
+    store.delete(store.keys(""))
+    create_launch(store, **asked(bucket))  # whose file is elsewhere
+    assert main(["diloco", "collect", str(bucket), "-o", str(tmp_path / "out")]) == 1
+    assert "another one than the launch file's" in capsys.readouterr().err
+    assert main(["diloco", "watch", str(bucket), "--once"]) == 0
+    assert "another one than the launch file's" in capsys.readouterr().out
+    assert main(["diloco", "cancel", str(bucket)]) == 0  # which asks no bucket
+
+
+def test_the_launch_s_file_may_be_anywhere_and_is_named_then(bucket, tmp_path, capsys):
+    file, arguments = tmp_path / "mine.json", json.dumps({"exchanges": 1})
+    given = [str(bucket), "--launch-file", str(file)]
+    trained = ["--replicas", "1", *TRAINER, "--trainer-kwargs-json", arguments, *QUICK]
+    assert main(["diloco", "launch", *given, *trained, "--option", f"folder={tmp_path / 'logs'}", "--json"]) == 0
+    assert f"launch file: {file}" in capsys.readouterr().err
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert known_numbers(place_of(str(bucket))) == []
+    assert main(["diloco", "collect", *given, "-o", str(tmp_path / "out")]) == 0
+    assert main(["diloco", "collect", str(bucket), "-o", str(tmp_path / "out")]) == 1
+    assert main(["diloco", "launch", *given, *trained]) == 1
+    assert "a file that is there" in capsys.readouterr().err
+    assert numbers(open_store(str(bucket))) == [0]  # the second was refused before it took a number
+    assert main(["diloco", "cancel", str(tmp_path / "other"), "--launch-file", str(file)]) == 1
+    assert f"a launch of {bucket.as_uri()}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"../model.safetensors": "a" * 64}, "a file's name"),
+        ({"model.pt": "a" * 64}, "a file's name"),
+        ({"\x1b[2J.json": "a" * 64}, "a file's name"),
+        ({f"{number}.json": "a" * 64 for number in range(1001)}, "1001 files"),
+        ({"model.safetensors": "no sum"}, "files without sums"),
+        (["model.safetensors"], "files without sums"),
+    ],
+)
+def test_what_replicas_are_said_to_have_left_is_looked_at_first(bucket, tmp_path, capsys, files, words):
+    launch = begun(bucket).read().launch
+    key = launch.key("output", "000", "done.json")
+    open_store(str(bucket)).put(key, json.dumps({"files": files, "answer": {}}).encode())
+    assert main(["diloco", "collect", str(bucket), "-o", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert "\x1b" not in said
+    assert not (tmp_path / "out" / "weights").exists()
+
+
+def test_cancel_ends_those_that_it_can_and_fails_with_the_names_of_the_others(bucket, tmp_path, capsys):
+    file = begun(bucket)
+    executor = LocalProcessExecutor(folder=tmp_path / "replicas", tied=False)
+    handle = executor.launch_replicas(1, "time.sleep", {})[0]  # which fails, for want of an argument
+    executor.collect([handle])
+    for rank, changes in ((0, {"host": "elsewhere"}), (1, {})):
+        file.begin(rank, 0)
+        file.note(ReplicaHandle(rank, "local_process", {**handle.metadata, **changes}))
+    assert main(["diloco", "cancel", str(bucket)]) == 1
+    shown = capsys.readouterr()
+    assert (
+        "NOT cancelled, and maybe paid for: rank 0 (start 0): RunError: rank 0: got a process of elsewhere" in shown.err
+    )
+    assert f"`pgrep -f {file.read().launch.id}`" in shown.err
+    assert "rank 1" not in shown.err
+    assert [line.split()[:2] for line in shown.out.splitlines() if "pid" in line] == [["0", "unknown"], ["1", "failed"]]
+
+
+def begun(bucket: Path) -> LaunchFile:
+    place = place_of(str(bucket))
+    launch = create_launch(open_store(str(bucket)), above=max(known_numbers(place), default=-1), **asked(bucket))
+    return LaunchFile.create(path_of(place, launch.number), launch)
 
 
 def asked(bucket: Path) -> dict:

@@ -15,8 +15,14 @@ from composer_replication.steps.replicas.asking import Asked, begin, reachable, 
 from composer_replication.steps.replicas.bucket_files import digests_of, download, trained_files
 from composer_replication.steps.replicas.launches import numbers
 
+pytestmark = pytest.mark.usefixtures("state")
 LOGS = Path(__file__).resolve().parents[3] / "examples" / "sessions"
 OPTIONS = ["train.model=student", "train.optimiser.steps=100"]
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +42,7 @@ def test_the_run_s_files_and_the_config_go_to_the_bucket_and_come_out_of_it_the_
     place = {"bucket": str(tmp_path / "bucket"), "executor": "local", "options": options}
     asked = Asked(**place, replicas=2, **ask(run, sync_every=50))
     store = open_store(asked.bucket)
-    launch = begin(store, asked)
+    launch = begin(store, asked).read().launch
     files = launch.args["trainer_kwargs"]["files"]
     assert (asked.commits, launch.number) == (2, 0)
     assert launch.options["secrets"] == ["AWS_SECRET_ACCESS_KEY"]

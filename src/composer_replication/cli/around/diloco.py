@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from composer_replication.diloco.serverless.executor import Executor
     from composer_replication.steps.replicas.asking import Asked
+    from composer_replication.steps.replicas.launch_file import LaunchFile
     from composer_replication.steps.replicas.tending import Sight
 
 HELP = "train one model with several replicas that share a bucket: launch, watch, cancel, collect"
-WHEN_INTERRUPTED = "replicas of other machines go on: `crf diloco watch` shows them, `crf diloco cancel` ends them"
+WHEN_INTERRUPTED = "`crf diloco watch` shows the replicas that go on, `crf diloco cancel` ends them"
 _LAUNCH = "start replicas that train one model on a run's sessions, and start those again that die"
 _WATCH = "show how a launch is doing: rounds, members, bytes, who is waited for, the time that is left"
 _CANCEL = "end the replicas of a launch"
@@ -51,13 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, metavar="S", help="how long to wait for replicas; default: to the end"
     )
     for each in ("watch", "cancel", "collect"):
-        text = "which launch of the bucket; default: the last"
+        text = "which launch of the bucket; default: the last that began on this machine"
         verbs.choices[each].add_argument("--launch", type=int, metavar="N", dest="number", help=text)
 
 
 def _verb(verbs: Any, name: str, about: str) -> argparse.ArgumentParser:
     parser = verbs.add_parser(name, help=about, description=about, allow_abbrev=False)
     parser.add_argument("bucket", metavar="BUCKET", help="s3://, gs://, az://, hf://, file:// or a folder")
+    text = "the launch's own file, which says who its replicas are; default: one of this user's state folder"
+    parser.add_argument("--launch-file", type=Path, metavar="FILE", help=text)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 
@@ -100,7 +103,7 @@ def _launch(args: argparse.Namespace) -> int:
 
     from composer_replication.cli.console import say
     from composer_replication.diloco.store import open_store
-    from composer_replication.steps.replicas import tending
+    from composer_replication.steps.replicas import starting, tending
     from composer_replication.steps.replicas.asking import begin
 
     if str(Path.cwd()) not in sys.path:  # where processes of this machine look for a trainer
@@ -109,14 +112,16 @@ def _launch(args: argparse.Namespace) -> int:
     store = open_store(asked.bucket)
     if args.dry_run:
         return _say_what_would_start(asked, store, as_json=args.json)
-    executor = tending.make_executor(asked.executor, asked.options)
+    executor = starting.make_executor(asked.executor, asked.options)
     executor.secret_values()  # what is missing is said before anything is sent
-    launch = begin(store, asked)
-    tending.start(store, launch, executor)
+    file = begin(store, asked, args.launch_file)
+    say(f"launch file: {file.path}")  # before anything is started, so that whoever is interrupted knows it
+    starting.start(file, executor, say)
+    launch = file.read().launch
     say(f"launch {launch.number} at {store.uri}: {launch.replicas} replicas by {launch.executor}")
     if args.detach:
-        return _show(tending.look(store, launch, executor), as_json=args.json)
-    return _tend(args, store, launch, executor)
+        return _show(tending.look(store, file, executor), as_json=args.json)
+    return _tend(args, store, file, executor)
 
 
 def _asked(args: argparse.Namespace) -> Asked:
@@ -130,8 +135,8 @@ def _asked(args: argparse.Namespace) -> Asked:
     outer = {name: value for name, value in args.round if name in of_loop}
     settings = {name: value for name, value in args.round if name not in of_loop}
     options = {**dict(args.option), "secrets": args.secret, "env": dict(args.env)}
-    if args.executor == "local" and args.detach:
-        options["tied"] = False
+    if args.detach:
+        options |= {"local": {"tied": False}, "ray": {"detached": True}}.get(args.executor, {})
     if args.trainer_module is not None:
         own = {"module": args.trainer_module, "function": args.trainer_fn}
         asked: dict[str, Any] = {**own, "arguments": {**args.trainer_kwargs_json, **outer}}
@@ -168,7 +173,7 @@ def _say_what_would_start(asked: Asked, store: Any, *, as_json: bool) -> int:
     return 0
 
 
-def _tend(args: argparse.Namespace, store: Any, launch: Any, executor: Executor) -> int:
+def _tend(args: argparse.Namespace, store: Any, file: LaunchFile, executor: Executor) -> int:
     import contextlib
     import sys
 
@@ -184,74 +189,95 @@ def _tend(args: argparse.Namespace, store: Any, launch: Any, executor: Executor)
             live = shown.enter_context(Live(console=Console(file=sys.stderr), transient=True))
         else:
             live = None
-        steps = set[int]()
+        shown_before = set[int | str]()
 
         def seen(sight: Sight) -> None:
+            news = sight.trouble if sight.progress is None else sight.progress.step
             if live is not None:
                 live.update(launch_table(sight))
-            elif sight.progress is not None and sight.progress.step not in steps:
-                steps.add(sight.progress.step)
+            elif news is not None and news not in shown_before:
+                shown_before.add(news)
                 say(round_line(sight))
 
-        sight = tend(store, launch, executor, relaunches=args.relaunch, seen=seen, said=say)
+        sight = tend(store, file, executor, relaunches=args.relaunch, seen=seen, said=say)
     return _show(sight, as_json=args.json)
 
 
 def _watch(args: argparse.Namespace) -> int:
-    from composer_replication.steps.replicas.tending import look
+    from composer_replication.cli.console import say
+    from composer_replication.diloco.store import open_store
+    from composer_replication.steps.replicas.launch_file import no_file, open_file
+    from composer_replication.steps.replicas.launches import numbers, read_notice
+    from composer_replication.steps.replicas.tending import look, look_at_bucket
 
-    store, launch, executor = _opened(args, may_lack_executor=True)
+    file, store = open_file(args.bucket, args.number, args.launch_file), open_store(args.bucket)
+    if file is None:
+        shown = numbers(store)
+        number = shown[-1] if args.number is None and shown else args.number
+        notice = None if number is None or args.relaunch else read_notice(store, number)
+        if notice is None:
+            raise no_file(args.bucket, args.number)
+        say("no file of this launch is here: what follows is the bucket's word alone (--launch-file FILE)")
+        return _show(look_at_bucket(store, notice), as_json=args.json)
+    executor = _executor_of(file, may_lack=not args.relaunch)
     if args.once or executor is None:
-        return _show(look(store, launch, executor), as_json=args.json)
-    return _tend(args, store, launch, executor)
+        return _show(look(store, file, executor), as_json=args.json)
+    return _tend(args, store, file, executor)
 
 
 def _cancel(args: argparse.Namespace) -> int:
-    from composer_replication.steps.replicas.tending import cancel
+    from composer_replication.cli.console import say
+    from composer_replication.steps.replicas.launch_file import no_file, open_file
+    from composer_replication.steps.replicas.starting import about_ends, cancel
+    from composer_replication.steps.replicas.tending import look
 
-    store, launch, executor = _opened(args)
+    # The bucket is not asked: machines are ended also when it is gone.
+    if (file := open_file(args.bucket, args.number, args.launch_file)) is None:
+        raise no_file(args.bucket, args.number)
+    executor = _executor_of(file)
     assert executor is not None
-    _show(cancel(store, launch, executor), as_json=args.json)
-    return 0
+    unended = cancel(file, executor)
+    say(about_ends(unended, file.read().launch, executor))
+    _show(look(None, file, executor), as_json=args.json)
+    return 1 if unended else 0
 
 
 def _collect(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import print_json, say, show, table
-    from composer_replication.steps.replicas.collecting import collect
-
-    store, launch, executor = _opened(args, may_lack_executor=True)
-    found = collect(store, launch, executor, args.output, timeout_s=args.timeout)
-    if args.json:
-        print_json({"launch": launch.number, "weights": str(found.weights or ""), "outcomes": found.outcomes})
-    else:
-        rows = [(each["rank"], each["status"], str(each["exit_code"]), each["error"] or "") for each in found.outcomes]
-        show(table(f"Launch {launch.number}", ("rank", "status", "exit", "error"), rows, shrinks="error"))
-        what = (
-            "no weights were left in the bucket" if found.weights is None else f"{found.weights}: the trained weights"
-        )
-        say(f"{what}; {found.folder / 'logs'}: what the replicas printed")
-    return 0 if all(each["status"] == "succeeded" for each in found.outcomes) else 1
-
-
-def _opened(args: argparse.Namespace, *, may_lack_executor: bool = False) -> tuple[Any, Any, Executor | None]:
-    """The bucket, the launch in it, and its executor, where this machine has what that needs."""
-    from composer_replication.cli.console import say
     from composer_replication.diloco.store import open_store
-    from composer_replication.errors import MissingExtraError
-    from composer_replication.steps.replicas.launches import read_launch
-    from composer_replication.steps.replicas.tending import make_executor
+    from composer_replication.steps.replicas.collecting import collect
+    from composer_replication.steps.replicas.launch_file import no_file, open_file
 
+    if (file := open_file(args.bucket, args.number, args.launch_file)) is None:
+        raise no_file(args.bucket, args.number)
     store = open_store(args.bucket)
-    launch = read_launch(store, args.number)
+    collected = collect(store, file, _executor_of(file, may_lack=True), args.output, timeout_s=args.timeout)
+    outcomes, number = collected.outcomes, file.read().launch.number
+    if args.json:
+        print_json({"launch": number, "weights": str(collected.weights or ""), "outcomes": outcomes})
+    else:
+        rows = [(each["rank"], each["status"], str(each["exit_code"]), each["error"] or "") for each in outcomes]
+        show(table(f"Launch {number}", ("rank", "status", "exit", "error"), rows, shrinks="error"))
+        weights = collected.weights
+        what = "no weights were left in the bucket" if weights is None else f"{weights}: the trained weights"
+        say(f"{what}; {collected.folder / 'logs'}: what the replicas printed")
+    return 0 if all(each["status"] == "succeeded" for each in outcomes) else 1
+
+
+def _executor_of(file: LaunchFile, *, may_lack: bool = False) -> Executor | None:
+    """The executor of a launch; None where this machine has not what it needs, and that may be."""
+    from composer_replication.cli.console import say
+    from composer_replication.errors import MissingExtraError
+    from composer_replication.steps.replicas.starting import make_executor
+
+    launch = file.read().launch
     try:
-        # Whoever starts no replica hands nothing over.
-        options = launch.options if getattr(args, "relaunch", 0) else {**launch.options, "secrets": ()}
-        return store, launch, make_executor(launch.executor, options)
+        return make_executor(launch.executor, launch.options)
     except MissingExtraError as error:
-        if not may_lack_executor:
+        if not may_lack:
             raise
         say(f"without the executor, by the bucket alone: {error}")
-        return store, launch, None
+        return None
 
 
 def _show(sight: Sight, *, as_json: bool) -> int:
@@ -260,15 +286,10 @@ def _show(sight: Sight, *, as_json: bool) -> int:
     from composer_replication.cli.pages.launch_table import launch_table
 
     if as_json:
-        print_json(
-            {
-                "launch": sight.launch.number,
-                "commits": 0 if sight.progress is None else sight.progress.step,
-                "of": sight.launch.commits,
-                "eta_s": sight.eta_s,
-                "replicas": [each._asdict() for each in sight.replicas],
-            }
-        )
+        commits = 0 if sight.progress is None else sight.progress.step
+        counts = {"launch": sight.launch.number, "commits": commits, "of": sight.launch.commits}
+        replicas = [each._asdict() for each in sight.replicas]
+        print_json({**counts, "eta_s": sight.eta_s, "trouble": sight.trouble, "replicas": replicas})
     else:
         show(launch_table(sight))
     return 1 if any(each.status == "failed" for each in sight.replicas) else 0

@@ -1,7 +1,10 @@
 """Replicas on rented machines: who starts them, and how they meet where there is no network between them.
 
+jobs                what one replica is asked to do
+answers             what services say, in time and as harmless text
 executor            what every executor does, and what a handle is
 replica_process     the program that a replica is, wherever it runs
+processes           whether a process of this machine is the one that was started
 local_process       replicas as processes of this machine
 modal               replicas as Sandboxes of Modal
 hf_jobs             replicas as Jobs of the Hub

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from composer_replication.diloco.serverless.answers import tried, within
 from composer_replication.diloco.serverless.executor import (
     ENDED,
     MODULE,
@@ -27,6 +28,7 @@ _STATUS: dict[str, ReplicaStatus] = {
     "DELETED": "cancelled",
     "ERROR": "failed",
 }
+_ANSWER_S, _START_S = 60.0, 180.0
 # The package names stand behind the script, as its arguments: nothing of them is read by the shell.
 _INSTALL = f'python -m pip install --quiet "$@" && exec python -m {MODULE}'
 
@@ -35,11 +37,13 @@ class HFJobsExecutor(Executor):
     """A Job a replica, on `hardware` (`hf jobs hardware` lists them).
 
     `image` is one of a registry; `packages` are installed into it before the replica starts, and may be empty where the
-    image has this package. Secrets are variables of this machine, handed over as secrets of the Job.
+    image has this package. Secrets are variables of this machine, handed over as secrets of the Job. The Hub and the
+    token are those of this process (HF_ENDPOINT, HF_TOKEN), unless `endpoint` and `token` say otherwise.
     """
 
     backend_name = "hf_jobs"
     supports_inter_replica_network = False
+    by_hand = "`hf jobs ps --label crf-launch={launch}` lists its Jobs, and `hf jobs cancel ID` ends one."
     poll_interval_s = 2.0
 
     def __init__(
@@ -62,26 +66,39 @@ class HFJobsExecutor(Executor):
 
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
         command = ["sh", "-c", _INSTALL, "sh", *self.packages] if self.packages else ["python", "-m", MODULE]
-        made = self._api.run_job(
-            image=self.image,
-            command=command,
-            env={**self.env, **job.environment(), SAYS_END_VARIABLE: "1"},
-            secrets=self.secret_values() or None,
-            flavor=job.gpu or self.hardware,
-            timeout=job.timeout_s,
-            labels={"crf-launch": job.launch, "crf-rank": str(job.rank)},
-            namespace=self._owner(),
-        )
-        return {"job": made.id, "namespace": self._owner()}
+        owner, secrets = self._owner(), self.secret_values() or None
+
+        def run() -> Any:
+            return self._api.run_job(
+                image=self.image,
+                command=command,
+                env={**self.env, **job.environment(), SAYS_END_VARIABLE: "1"},
+                secrets=secrets,
+                flavor=job.gpu or self.hardware,
+                timeout=job.timeout_s,
+                labels=_labels(job.launch, job.rank, job.attempt),
+                namespace=owner,
+            )
+
+        return {"job": within(_START_S, f"start of rank {job.rank} at the Hub", run).id, "namespace": owner}
+
+    def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
+        owner, labels = self._owner(), _labels(launch, rank, attempt)
+        jobs = self._asked(f"jobs of rank {rank}", lambda: list(self._api.list_jobs(labels=labels, namespace=owner)))
+        return [self._handle(launch, rank, attempt, {"job": each.id, "namespace": owner}) for each in jobs]
 
     def _owner(self) -> str:
         if self._namespace is None:
-            self._namespace = str(self._api.whoami()["name"])
+            self._namespace = str(self._asked("whoami", self._api.whoami)["name"])
         return self._namespace
+
+    def _asked(self, what: str, ask: Callable[[], Any]) -> Any:
+        return within(_ANSWER_S, f"{what} at the Hub", ask)
 
     def poll(self, handle: ReplicaHandle) -> ReplicaStatus:
         self._check_own(handle)
-        info = self._api.inspect_job(job_id=handle.metadata["job"], namespace=handle.metadata["namespace"])
+        where = self._where(handle)
+        info = self._asked(f"job {where['job_id']}", lambda: self._api.inspect_job(**where))
         stage = str(getattr(info.status.stage, "value", info.status.stage))
         if stage not in _STATUS:
             raise RunError(explain(f"job {handle.metadata['job']}", got=f"stage {stage}", expected=", ".join(_STATUS)))
@@ -93,18 +110,28 @@ class HFJobsExecutor(Executor):
         return self.shown("\n".join(lines), n_lines)
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        if self.poll(handle) not in ENDED:
-            self._api.cancel_job(job_id=handle.metadata["job"], namespace=handle.metadata["namespace"])
+        where = self._where(handle)
+        status, _ = tried(lambda: self.poll(handle))
+        if status not in ENDED:  # whoever does not say how it is doing may still be ended
+            self._asked(f"the end of job {where['job_id']}", lambda: self._api.cancel_job(**where))
 
     def exit_code(self, handle: ReplicaHandle) -> int | None:
         """What the replica's own last line says: a Job has a stage, and no exit status."""
         for line in reversed(self._lines(handle, 5)):
-            if line.startswith(END_MARK):
-                return int(line.removeprefix(END_MARK))
+            if line.startswith(END_MARK) and (status := line.removeprefix(END_MARK)).removeprefix("-").isdecimal():
+                return int(status)
         return 0 if self.poll(handle) == "succeeded" else None
 
     def _lines(self, handle: ReplicaHandle, number: int) -> list[str]:
-        self._check_own(handle)
-        where = {"job_id": handle.metadata["job"], "namespace": handle.metadata["namespace"]}
-        entries = self._api.fetch_job_logs(**where, tail=max(number, 1))
+        where = self._where(handle)
+        what, tail = f"the log of job {where['job_id']}", max(number, 1)
+        entries = self._asked(what, lambda: list(self._api.fetch_job_logs(**where, tail=tail)))
         return [line for entry in entries for line in entry.splitlines() or [""]]
+
+    def _where(self, handle: ReplicaHandle) -> dict[str, str]:
+        self._check_own(handle)
+        return {"job_id": handle.metadata["job"], "namespace": handle.metadata["namespace"]}
+
+
+def _labels(launch: str, rank: int, attempt: int) -> dict[str, str]:
+    return {"crf-launch": launch, "crf-rank": str(rank), "crf-attempt": str(attempt)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -18,6 +17,8 @@ from typing import Any
 
 from composer_replication.atomic import try_lock
 from composer_replication.diloco.serverless.executor import MODULE, Executor, ReplicaHandle, ReplicaJob, ReplicaStatus
+from composer_replication.diloco.serverless.jobs import start_name
+from composer_replication.diloco.serverless.processes import Process, look_up, send_signal, with_argument
 from composer_replication.diloco.serverless.replica_process import (
     ALIVE_VARIABLE,
     END_FILE,
@@ -26,23 +27,26 @@ from composer_replication.diloco.serverless.replica_process import (
     TERM_GRACE_S,
     TIED_VARIABLE,
 )
-from composer_replication.errors import InputError, explain
+from composer_replication.errors import InputError, RunError, explain
 
 __all__ = ["LocalProcessExecutor"]
 
 LOG_FILE, CANCELLED_FILE, ALIVE_FILE = "log.txt", "cancelled", "alive"
 _MOST_LOG_BYTES = 4 << 20
+_KILL_S = 5.0  # how long a process may take to go that was killed
 
 
 class LocalProcessExecutor(Executor):
     """A process a replica, in a session of its own, that ends when this process does.
 
     `folder` holds a folder a replica: its log, how it ended, what it returned. With `tied=False` replicas outlive this
-    process, and another one that has the handles can go on asking about them.
+    process, and another one that has the handles can go on asking about them. A process is signalled only if it proves
+    to be the one that was started: by the kernel's word for when it began, and its name among its arguments.
     """
 
     backend_name = "local_process"
     supports_inter_replica_network = True
+    by_hand = "`pgrep -f {launch}` shows its processes on that machine, and `kill` ends one."
     takes_callables = True
     poll_interval_s = 0.05
 
@@ -60,7 +64,7 @@ class LocalProcessExecutor(Executor):
         self._folder = None if folder is None else Path(folder).absolute()
         # Only we hold the writing end, and nothing is written: replicas that read its end know that we are gone.
         self._tie = os.pipe() if tied else None
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
         if job.gpu is not None:
@@ -77,7 +81,7 @@ class LocalProcessExecutor(Executor):
             try_lock(alive.fileno())  # the keeper has it from us, so that there is no moment without
             environment[ALIVE_VARIABLE] = str(alive.fileno())
             process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-                [sys.executable, "-m", MODULE],
+                [sys.executable, "-m", MODULE, job.name, str(folder)],  # who it is, for whoever has to end it
                 stdin=subprocess.DEVNULL if self._tie is None else self._tie[0],
                 stdout=log,
                 stderr=log,
@@ -85,8 +89,22 @@ class LocalProcessExecutor(Executor):
                 pass_fds=[alive.fileno()],
                 start_new_session=True,
             )
-        self._processes[process.pid] = process
-        return {"pid": process.pid, "start_ts": time.time(), "folder": str(folder), "host": socket.gethostname()}
+        self._processes[job.name] = process
+        known = look_up(process.pid)
+        return self._metadata(job.name, process.pid, "" if known is None else known.began, folder)
+
+    def _metadata(self, name: str, pid: int, began: str, folder: Path | str) -> dict[str, Any]:
+        here = {"folder": str(folder), "host": socket.gethostname()}
+        return {"name": name, "pid": pid, "began": began, "start_ts": time.time(), **here}
+
+    def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
+        name = start_name(launch, rank, attempt)
+        handles = []
+        for each in with_argument(name):
+            if MODULE in each.arguments:
+                folder = " ".join(each.arguments[each.arguments.index(name) + 1 :])
+                handles.append(self._handle(launch, rank, attempt, self._metadata(name, each.pid, each.began, folder)))
+        return handles
 
     def _new_folder(self, job: ReplicaJob) -> Path:
         self._folder = self._folder or Path(tempfile.mkdtemp(prefix="crf-replicas-"))
@@ -119,27 +137,47 @@ class LocalProcessExecutor(Executor):
 
     def cancel(self, handle: ReplicaHandle) -> None:
         """SIGTERM, so that a trainer can save what it has; after a grace SIGKILL."""
-        self._check_own(handle)
         if not self._is_alive(handle):
             return
-        (_folder_of(handle) / CANCELLED_FILE).touch()
-        _signal_process(handle, signal.SIGTERM)
-        deadline = time.monotonic() + TERM_GRACE_S + 5
+        self._signal(handle, signal.SIGTERM, note=True)
+        deadline, is_killed = time.monotonic() + TERM_GRACE_S + _KILL_S, False
         while self._is_alive(handle):
             if time.monotonic() > deadline:  # the keeper itself is stopped, or stuck
-                _signal_process(handle, signal.SIGKILL)
+                if is_killed:
+                    got = f"process {handle.metadata['pid']}, which SIGKILL does not end"
+                    raise RunError(explain(f"rank {handle.rank}", got=got, expected="its end"))
+                self._signal(handle, signal.SIGKILL)
+                deadline, is_killed = time.monotonic() + _KILL_S, True
             time.sleep(self.poll_interval_s)
+
+    def _signal(self, handle: ReplicaHandle, number: int, *, note: bool = False) -> None:
+        """Signal the replica's process, and no other; `note` that it was cancelled, where it is ours to end."""
+        own, proven = self._processes.get(handle.metadata.get("name", "")), _proven(handle)
+        if own is None and proven is None:
+            if not self._is_alive(handle):
+                return
+            got = f"process {handle.metadata.get('pid')}, which does not prove to be it"
+            expected = "a process with the start time and the name that the handle holds"
+            fix = f"Nothing was signalled. {self.by_hand_for(handle.metadata.get('launch', ''))}"
+            raise RunError(explain(f"rank {handle.rank}", got=got, expected=expected, fix=fix))
+        if note:
+            (_folder_of(handle) / CANCELLED_FILE).touch()
+        if own is not None:
+            own.send_signal(number)  # of a child that nobody has waited for the number is its own
+        elif proven is not None:
+            send_signal(proven, number)
 
     def exit_code(self, handle: ReplicaHandle) -> int | None:
         end = _read_json(_folder_of(handle) / END_FILE)
         if end is not None:
             return int(end["status"])
-        process = self._processes.get(handle.metadata["pid"])
+        process = self._processes.get(handle.metadata.get("name", ""))
         # No word from the keeper: it was killed itself, and took the body with it.
         return -signal.SIGKILL if process is None else process.poll()
 
     def reaches(self, handle: ReplicaHandle) -> bool:
-        return super().reaches(handle) and handle.metadata["host"] == socket.gethostname()
+        is_here = handle.metadata.get("host") == socket.gethostname()
+        return super().reaches(handle) and is_here and _folder_of(handle).is_dir()
 
     def _outcome(self, handle: ReplicaHandle) -> dict[str, Any]:
         value = _read_json(_folder_of(handle) / RESULT_FILE)
@@ -147,10 +185,23 @@ class LocalProcessExecutor(Executor):
 
     def _is_alive(self, handle: ReplicaHandle) -> bool:
         self._check_own(handle)
-        process = self._processes.get(handle.metadata["pid"])
+        if not self.reaches(handle):
+            got = f"a process of {handle.metadata.get('host')}, in {handle.metadata.get('folder')}"
+            fix = "Ask there."
+            raise RunError(explain(f"rank {handle.rank}", got=got, expected=f"one of {socket.gethostname()}", fix=fix))
+        process = self._processes.get(handle.metadata.get("name", ""))
         if process is not None:
             return process.poll() is None
-        return _is_held(_folder_of(handle) / ALIVE_FILE)
+        # Some file systems have no locks, and a process of another container is not to be seen.
+        return _is_held(_folder_of(handle) / ALIVE_FILE) or _proven(handle) is not None
+
+
+def _proven(handle: ReplicaHandle) -> Process | None:
+    """The process that a handle means, if it is there and proves it: process ids are given out again."""
+    pid, began, name = (handle.metadata.get(key) for key in ("pid", "began", "name"))
+    process = look_up(pid) if isinstance(pid, int) else None
+    is_it = process is not None and began and name and process.began == began and name in process.arguments
+    return process if is_it else None
 
 
 def _is_held(path: Path) -> bool:
@@ -163,11 +214,6 @@ def _is_held(path: Path) -> bool:
         return not try_lock(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _signal_process(handle: ReplicaHandle, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(handle.metadata["pid"], number)
 
 
 def _folder_of(handle: ReplicaHandle) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from composer_replication.diloco.serverless.answers import tried, within
 from composer_replication.diloco.serverless.executor import MODULE, Executor, ReplicaHandle, ReplicaJob, ReplicaStatus
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
@@ -14,6 +15,7 @@ __all__ = ["ModalExecutor"]
 _LONGEST_S = 86_400  # of a Sandbox
 _MOST_ENTRIES = 20_000  # that the service hands out at once
 _KILLED = 137
+_ANSWER_S = 60.0
 
 
 class ModalExecutor(Executor):
@@ -26,6 +28,9 @@ class ModalExecutor(Executor):
 
     backend_name = "modal"
     supports_inter_replica_network = False
+    by_hand = (
+        "`modal app list` and `modal container list` show what runs, as does the app's page (tag crf-launch {launch})."
+    )
     poll_interval_s = 2.0
 
     def __init__(
@@ -51,8 +56,6 @@ class ModalExecutor(Executor):
             fix = "A replica that is relaunched goes on from the global weights."
             raise InputError(explain("timeout", got=timeout, expected=f"{_LONGEST_S} s at most", fix=fix))
         modal = self._modal
-        if self._app is None:
-            self._app = modal.App.lookup(self.app_name, create_if_missing=True)
         handed_over = [modal.Secret.from_name(name) for name in self.modal_secrets]
         if values := self.secret_values():
             handed_over.append(modal.Secret.from_dict(values))
@@ -60,15 +63,30 @@ class ModalExecutor(Executor):
             "python",
             "-m",
             MODULE,
-            app=self._app,
+            app=self._opened_app(),
             image=self._image(),
             env={**self.env, **job.environment()},
             secrets=handed_over,
             timeout=int(-(-timeout // 1)),
             gpu=job.gpu or self.gpu,
-            tags={"crf-launch": job.launch, "crf-rank": str(job.rank)},
+            tags=_tags(job.launch, job.rank, job.attempt),
         )
         return {"sandbox": sandbox.object_id, "app": self.app_name}
+
+    def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
+        app, tags = self._opened_app(), _tags(launch, rank, attempt)
+
+        def ask() -> list[str]:
+            return [each.object_id for each in self._modal.Sandbox.list(app_id=app.app_id, tags=tags)]
+
+        sandboxes = within(_ANSWER_S, f"Sandboxes of rank {rank} at Modal", ask)
+        return [self._handle(launch, rank, attempt, {"sandbox": each, "app": self.app_name}) for each in sandboxes]
+
+    def _opened_app(self) -> Any:
+        if self._app is None:
+            ask = self._modal.App.lookup
+            self._app = within(_ANSWER_S, "Modal", lambda: ask(self.app_name, create_if_missing=True))
+        return self._app
 
     def _image(self) -> Any:
         kind, _, version = self.image.partition(":python")
@@ -78,7 +96,7 @@ class ModalExecutor(Executor):
         return image.pip_install(*self.packages) if self.packages else image
 
     def poll(self, handle: ReplicaHandle) -> ReplicaStatus:
-        code = self._sandbox(handle).poll()
+        code = self.exit_code(handle)
         if code is None:
             return "running"
         if code == _KILLED and self._was_terminated(handle):
@@ -88,7 +106,7 @@ class ModalExecutor(Executor):
     def _was_terminated(self, handle: ReplicaHandle) -> bool:
         """137 is also what a replica that was killed inside of its container ends with."""
         try:
-            self._sandbox(handle).wait()
+            within(_ANSWER_S, "the end of a Sandbox", self._sandbox(handle).wait)
         except self._modal.exception.SandboxTerminatedError:
             return True
         return False
@@ -96,17 +114,22 @@ class ModalExecutor(Executor):
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
         self.shown("", n_lines)
         asked = min(max(n_lines, 1), _MOST_ENTRIES)  # an entry is a line, or several
-        text = "".join(entry.message for entry in self._sandbox(handle).logs.tail(asked))
-        return self.shown(text, n_lines)
+        logs = self._sandbox(handle).logs
+        entries = within(_ANSWER_S, "the log of a Sandbox", lambda: list(logs.tail(asked)))
+        return self.shown("".join(entry.message for entry in entries), n_lines)
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        sandbox = self._sandbox(handle)
-        if sandbox.poll() is None:
-            sandbox.terminate()
+        code, _ = tried(lambda: self.exit_code(handle))
+        if code is None:  # whoever does not say how it is doing may still be ended
+            within(_ANSWER_S, "the end of a Sandbox", self._sandbox(handle).terminate)
 
     def exit_code(self, handle: ReplicaHandle) -> int | None:
-        return self._sandbox(handle).poll()
+        return within(_ANSWER_S, "a Sandbox", self._sandbox(handle).poll)
 
     def _sandbox(self, handle: ReplicaHandle) -> Any:
         self._check_own(handle)
-        return self._modal.Sandbox.from_id(handle.metadata["sandbox"])
+        return within(_ANSWER_S, "a Sandbox", lambda: self._modal.Sandbox.from_id(handle.metadata["sandbox"]))
+
+
+def _tags(launch: str, rank: int, attempt: int) -> dict[str, str]:
+    return {"crf-launch": launch, "crf-rank": str(rank), "crf-attempt": str(attempt)}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle, ReplicaJob, ReplicaStatus
+from composer_replication.diloco.serverless.executor import ENDED, Executor, ReplicaHandle, ReplicaJob, ReplicaStatus
+from composer_replication.diloco.serverless.jobs import start_name
 from composer_replication.diloco.serverless.local_process import LocalProcessExecutor
+from composer_replication.errors import RunError, explain
 from composer_replication.optional import require
 
 __all__ = ["RayExecutor"]
@@ -27,6 +28,9 @@ class RayExecutor(Executor):
 
     backend_name = "ray"
     supports_inter_replica_network = True
+    by_hand = (
+        "`ray list actors` shows its actors (names begin with {launch}), and ray.kill(ray.get_actor(NAME)) ends one."
+    )
     poll_interval_s = 0.5
 
     def __init__(
@@ -49,12 +53,26 @@ class RayExecutor(Executor):
         self._cancelled: set[str] = set()
 
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
-        name = f"{job.launch[:12]}-{job.rank}-{uuid.uuid4().hex[:6]}"
+        name = job.name
         keeper = self._ray.remote(max_concurrency=4, max_restarts=0, **self._resources)(NodeKeeper)
         options = {"name": name, "namespace": _NAMESPACE, "lifetime": self._lifetime}
         resources = {} if job.gpu is None else {"accelerator_type": job.gpu}
         self._actors[name] = keeper.options(**options, **resources).remote(asdict(job), self.env, self.secret_values())
-        return {"actor": name, "namespace": _NAMESPACE}
+        return self._metadata(name)
+
+    def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
+        handle = self._handle(launch, rank, attempt, self._metadata(start_name(launch, rank, attempt)))
+        try:
+            self._actor(handle)
+        except ValueError:  # no actor of that name
+            return []
+        return [handle]
+
+    def _metadata(self, name: str) -> dict[str, Any]:
+        return {"actor": name, "namespace": _NAMESPACE, "cluster": self._cluster()}
+
+    def _cluster(self) -> str:
+        return str(self._ray.get_runtime_context().gcs_address)
 
     def poll(self, handle: ReplicaHandle) -> ReplicaStatus:
         return self._ask(handle, "poll") or ("cancelled" if self._name(handle) in self._cancelled else "failed")
@@ -64,11 +82,14 @@ class RayExecutor(Executor):
         return self.shown(self._ask(handle, "logs", n_lines) or "", n_lines)
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        if self.poll(handle) == "pending":  # it waits for resources, and may for long
+        status = self.poll(handle)
+        # One that is pending waits for resources, and may for long; one that does not answer goes with its actor.
+        if status not in ENDED and (status == "pending" or not self._ask(handle, "cancel")):
             self._cancelled.add(self._name(handle))
             self._ray.kill(self._actor(handle))
-        else:
-            self._ask(handle, "cancel")
+
+    def reaches(self, handle: ReplicaHandle) -> bool:
+        return super().reaches(handle) and handle.metadata.get("cluster") == self._cluster()
 
     def exit_code(self, handle: ReplicaHandle) -> int | None:
         return self._ask(handle, "exit_code")
@@ -87,6 +108,9 @@ class RayExecutor(Executor):
 
     def _actor(self, handle: ReplicaHandle) -> Any:
         name = self._name(handle)
+        if not self.reaches(handle):  # no actor of that name is there, which says nothing about the replica
+            got, fix = f"an actor of {handle.metadata.get('cluster')}", "Name its cluster: RAY_ADDRESS."
+            raise RunError(explain(f"rank {handle.rank}", got=got, expected=f"one of {self._cluster()}", fix=fix))
         if name not in self._actors:
             self._actors[name] = self._ray.get_actor(name, namespace=handle.metadata["namespace"])
         return self._actors[name]
@@ -110,8 +134,9 @@ class NodeKeeper:
     def logs(self, n_lines: int) -> str:
         return self._executor.stream_logs(self._handle, n_lines=n_lines)
 
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         self._executor.cancel(self._handle)
+        return True
 
     def exit_code(self) -> int | None:
         return self._executor.exit_code(self._handle)

@@ -6,7 +6,8 @@ came of it when the time is up, at SIGTERM (a spot machine is about to go) or wh
 it ends with the body's own exit status, 128 + n for signal n.
 
 The job is JSON in CRF_DILOCO_REPLICA, the rank in the variable that the job names; secrets are variables, of which the
-job holds the names. Nothing of it stands in a command line.
+job holds the names. Nothing of it stands in a command line: arguments, where there are any, are the name of the start
+and its folder, which nobody reads but whoever looks for the process.
 """
 
 from __future__ import annotations

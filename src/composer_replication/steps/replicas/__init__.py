@@ -1,9 +1,11 @@
 """Replicas of a training on rented machines that share a bucket: what `crf diloco` does.
 
-launches      a launch as the bucket holds it: its number, what is asked of the replicas, who they are
+launches      a launch, and what the bucket shows of it: its number, and a notice for whoever looks
+launch_file   a launch as the operator's own machine holds it: what was asked, which replicas were begun, who they are
 asking        what a launch asks of its replicas
 bucket_files  files of a run into the bucket and out of it
 replica       what every replica runs: the run's files, the training, what came of it
-tending       start replicas, start dead ones again, say how all of them are doing, end them
+starting      start replicas, each noted before it is asked for, and end all of them
+tending       say how all of them are doing, and start dead ones again
 collecting    the trained weights and the logs
 """

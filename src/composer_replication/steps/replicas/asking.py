@@ -15,7 +15,8 @@ from composer_replication.errors import ConfigError, InputError, explain
 from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.runs import RunDir
 from composer_replication.steps.replicas.bucket_files import CONFIG, digests_of, refuse_secrets, run_files, upload
-from composer_replication.steps.replicas.launches import Launch, create_launch
+from composer_replication.steps.replicas.launch_file import LaunchFile, known_numbers, path_of, refuse_a_taken_name
+from composer_replication.steps.replicas.launches import MOST_REPLICAS, create_launch, place_of
 
 ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
 TRAINER = "composer_replication.steps.replicas.replica"
@@ -43,8 +44,8 @@ class Asked:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise InputError(explain("--replicas", got=self.replicas, expected="1 or more"))
+        if not 1 <= self.replicas <= MOST_REPLICAS:
+            raise InputError(explain("--replicas", got=self.replicas, expected=f"1 to {MOST_REPLICAS}"))
         if self.model is not None and self.executor not in _NEAR and Path(self.model).is_dir():
             fix = "Put the weights on the Hub, or into the image, and name them as they are there."
             got = f"{self.model}, a folder of this machine"
@@ -95,7 +96,7 @@ def training(
 
 
 def _refuse_values(asked: Asked) -> None:
-    """What a launch says is read by whoever may read the bucket: secrets stand there by name."""
+    """What replicas are asked stands in the launch's file, and services show it: secrets stand there by name."""
     options = {key: value for key, value in asked.options.items() if key not in _NAMES_OF_SECRETS}
     said = {"options": options, "arguments": dict(asked.arguments), "settings": dict(asked.settings)}
     place = "options, variables and arguments"
@@ -104,9 +105,11 @@ def _refuse_values(asked: Asked) -> None:
         raise InputError(explain("launch", got=f"what looks like a secret ({find})", expected="none", fix=fix))
 
 
-def begin(store: ObjectStore, asked: Asked) -> Launch:
-    """Take a number, and put the files into the bucket; replicas are started after that."""
+def begin(store: ObjectStore, asked: Asked, path: Path | None = None) -> LaunchFile:
+    """Take a number, begin the launch's file, and put the run's files into the bucket; replicas are started after."""
     _refuse_values(asked)
+    if path is not None:
+        refuse_a_taken_name(path)
     trainer = {
         "bucket": asked.bucket,
         "module": asked.module,
@@ -116,6 +119,7 @@ def begin(store: ObjectStore, asked: Asked) -> Launch:
     }
     launch = create_launch(
         store,
+        above=max(known_numbers(place_of(asked.bucket)), default=-1),
         bucket=asked.bucket,
         executor=asked.executor,
         options=dict(asked.options),
@@ -132,5 +136,6 @@ def begin(store: ObjectStore, asked: Asked) -> Launch:
         gpu=asked.gpu,
         timeout_s=asked.timeout_s,
     )
+    file = LaunchFile.create(path or path_of(launch.place, launch.number), launch)
     upload(store, launch.key("input"), asked.files)
-    return launch
+    return file

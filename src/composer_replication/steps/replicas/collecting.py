@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from composer_replication.atomic import atomic_write_json, atomic_write_text
+from composer_replication.atomic import atomic_write_text
 from composer_replication.canonical_json import decode_object
+from composer_replication.diloco.serverless.answers import in_brief, tried
 from composer_replication.diloco.serverless.executor import Executor
 from composer_replication.diloco.store import ObjectStore
-from composer_replication.errors import ArtefactCorruptError, explain
-from composer_replication.steps.replicas.bucket_files import download
-from composer_replication.steps.replicas.launches import Launch, read_handles
+from composer_replication.errors import ArtefactCorruptError, InputError, explain
+from composer_replication.steps.replicas.bucket_files import download, refuse_odd_names
+from composer_replication.steps.replicas.launch_file import LaunchFile, Start
+from composer_replication.steps.replicas.launches import Launch, refuse_another
 from composer_replication.steps.replicas.replica import DONE
+from composer_replication.steps.replicas.tending import UNREACHABLE
 
 _MOST_BYTES = 1 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _LINES = 100_000
 
 
@@ -32,39 +39,66 @@ class Collected:
 
 
 def collect(
-    store: ObjectStore, launch: Launch, executor: Executor | None, folder: Path, *, timeout_s: float | None = None
+    store: ObjectStore, file: LaunchFile, executor: Executor | None, folder: Path, *, timeout_s: float | None = None
 ) -> Collected:
     """Bring weights and logs; wait for the replicas as long as `timeout_s` says."""
-    handles = read_handles(store, launch)
-    outcomes = [] if executor is None else executor.collect(handles, timeout=timeout_s)
+    record = file.read()
+    refuse_another(store, record.launch)
     folder.mkdir(parents=True, exist_ok=True)
-    for handle in handles if executor is not None else ():
-        assert executor is not None
-        logs = folder / "logs"
-        logs.mkdir(exist_ok=True)
-        atomic_write_text(logs / f"rank-{handle.rank:03d}.txt", executor.stream_logs(handle, n_lines=_LINES) + "\n")
-    done = _done(store, launch)
-    atomic_write_json(
-        folder / "outcomes.json",
-        {
-            "launch": launch.number,
-            "outcomes": outcomes,
-            "answers": {str(rank): each["answer"] for rank, each in done.items()},
-        },
-    )
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    outcomes = [_outcome(executor, each, deadline, folder / "logs") for each in record.newest.values()]
+    done = _done(store, record.launch)
     answers = {str(rank): each["answer"] for rank, each in done.items()}
+    written = {"launch": record.launch.number, "outcomes": outcomes, "answers": answers}
+    # Answers come from the bucket: in ASCII nothing in them is acted upon by whoever shows the file.
+    atomic_write_text(folder / "outcomes.json", json.dumps(written, indent=2, ensure_ascii=True) + "\n")
     weighty = {rank: each["files"] for rank, each in done.items() if each["files"]}
     if not weighty:
         return Collected(folder, None, 0, None, outcomes, answers)
     first = min(weighty)
     _check_equal(store, weighty)
-    download(store, launch.key("output", f"{first:03d}"), weighty[first], folder / "weights")
+    download(store, record.launch.key("output", f"{first:03d}"), weighty[first], folder / "weights")
     return Collected(folder, folder / "weights", len(weighty[first]), first, outcomes, answers)
 
 
+def _outcome(executor: Executor | None, start: Start, deadline: float | None, logs: Path) -> dict[str, Any]:
+    """How a replica ended, and its log; one that cannot be asked about keeps nobody from the weights."""
+    unknown = {"rank": start.rank, "status": UNREACHABLE, "exit_code": None}
+    if executor is None or start.handle is None or not executor.reaches(start.handle):
+        return {**unknown, "error": "it cannot be asked about from here"}
+    handle, left = start.handle, None if deadline is None else max(0.0, deadline - time.monotonic())
+    brought, error = tried(
+        lambda: (executor.collect([handle], timeout=left)[0], executor.stream_logs(handle, n_lines=_LINES))
+    )
+    if isinstance(error, InputError):
+        raise error
+    if brought is None or error is not None:
+        return {**unknown, "error": "" if error is None else in_brief(error)}
+    outcome, text = brought
+    logs.mkdir(exist_ok=True)
+    atomic_write_text(logs / f"rank-{start.rank:03d}.txt", text + "\n")
+    return outcome
+
+
 def _done(store: ObjectStore, launch: Launch) -> dict[int, dict[str, Any]]:
-    keys = [key for key in store.keys(launch.key("output")) if key.endswith(f"/{DONE}")]
-    return {int(key.split("/")[-2]): decode_object(store.get(key, most_bytes=_MOST_BYTES)) for key in keys}
+    """What replicas say they ended with, by rank; what is no such word is an error, whoever wrote it."""
+    done = {}
+    for rank in range(launch.replicas):
+        key = launch.key("output", f"{rank:03d}", DONE)
+        if store.size(key) is None:
+            continue
+        try:
+            content = decode_object(store.get(key, most_bytes=_MOST_BYTES))
+            files, answer = content["files"], content["answer"]
+            if not isinstance(files, dict) or not all(_DIGEST.fullmatch(str(each)) for each in files.values()):
+                raise ValueError("files without sums")
+        except (KeyError, ValueError) as error:
+            fix = "Somebody wrote to the bucket: look at who may."
+            where = f"{key} at {store.uri}"
+            raise ArtefactCorruptError(explain(where, got=in_brief(error), expected="files", fix=fix)) from None
+        refuse_odd_names(store, key, files)
+        done[rank] = {"files": files, "answer": answer}
+    return done
 
 
 def _check_equal(store: ObjectStore, weighty: dict[int, dict[str, str]]) -> None:

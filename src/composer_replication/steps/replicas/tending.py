@@ -1,24 +1,30 @@
-"""Start the replicas of a launch, start dead ones again, say how all of them are doing, end them."""
+"""Say how the replicas of a launch are doing, and start those again that died before the run's end."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from composer_replication.diloco.rounds.failures import GenerationRefused
+from composer_replication.diloco.rounds.patience import PatientStore, Traffic
 from composer_replication.diloco.rounds.progress import Progress, read_progress
-from composer_replication.diloco.serverless.executor import ENDED, Executor, ReplicaHandle, ReplicaJob
-from composer_replication.diloco.store import ObjectStore
-from composer_replication.errors import InputError, explain
-from composer_replication.steps.replicas.launches import Launch, note_handle, read_handles
+from composer_replication.diloco.rounds.reading import read_record
+from composer_replication.diloco.rounds.records import Layout, unpack
+from composer_replication.diloco.serverless.answers import in_brief, tried
+from composer_replication.diloco.serverless.executor import ENDED, Executor, ReplicaHandle
+from composer_replication.diloco.store import ObjectStore, StoreError
+from composer_replication.errors import ComposerError, InputError
+from composer_replication.steps.replicas.launch_file import LaunchFile, Start
+from composer_replication.steps.replicas.launches import Launch, Notice, refuse_another
+from composer_replication.steps.replicas.replica import DONE
+from composer_replication.steps.replicas.starting import start_one
 
-EXECUTORS = {"local": "local_process.LocalProcessExecutor", "modal": "modal.ModalExecutor"} | {
-    "hf_jobs": "hf_jobs.HFJobsExecutor",
-    "ray": "ray.RayExecutor",
-}
 UNREACHABLE = "unknown"
+_KNOWN_AS = ("pid", "sandbox", "job", "actor")
+_NOT_NOW = "the bucket cannot be read"
+_LISTED_S = 60.0  # after which a service that lists no replica of a start has none
 
 
 class Standing(NamedTuple):
@@ -35,13 +41,23 @@ class Standing(NamedTuple):
 class Sight:
     """A launch at one moment."""
 
-    launch: Launch
+    launch: Notice
     replicas: Sequence[Standing]
     progress: Progress | None  # None before the first replica has begun
+    trouble: str | None = None  # why the rounds cannot be read
 
     @property
     def is_over(self) -> bool:
         return all(each.status in ENDED for each in self.replicas)
+
+    @property
+    def end(self) -> str | None:
+        """By what the run has ended; None while it goes on."""
+        if finished := [each.rank for each in self.replicas if each.status == "succeeded"]:
+            return f"rank {finished[0]} has finished"
+        total = self.launch.commits
+        is_at_end = total is not None and self.progress is not None and self.progress.step >= total
+        return f"all {total} exchanges are made" if is_at_end else None
 
     @property
     def eta_s(self) -> float | None:
@@ -53,50 +69,62 @@ class Sight:
         return elapsed / self.progress.step * max(0, total - self.progress.step)
 
 
-def make_executor(name: str, options: Mapping[str, Any]) -> Executor:
-    """The executor that a launch names."""
-    from importlib import import_module
-
-    if name not in EXECUTORS:
-        raise InputError(explain("--executor", got=repr(name), expected=f"one of {', '.join(EXECUTORS)}"))
-    module, _, kind = EXECUTORS[name].partition(".")
-    home = import_module(f"composer_replication.diloco.serverless.{module}")
-    try:
-        return getattr(home, kind)(**options)
-    except TypeError as error:
-        raise InputError(explain(f"options of {kind}", got=sorted(options), expected=str(error))) from error
-
-
-def start(store: ObjectStore, launch: Launch, executor: Executor) -> list[ReplicaHandle]:
-    """Start all replicas, and note who they are."""
-    handles = executor.launch_replicas(
-        launch.replicas, launch.entrypoint, launch.entrypoint_args(), gpu=launch.gpu, timeout=launch.timeout_s
-    )
-    for handle in handles:
-        note_handle(store, launch, handle)
-    return handles
-
-
-def look(store: ObjectStore, launch: Launch, executor: Executor | None) -> Sight:
-    """How a launch is doing; without its executor by what the bucket shows."""
-    try:
-        progress = read_progress(store, launch.number)
-    except GenerationRefused:
-        progress = None
+def look(store: ObjectStore | None, file: LaunchFile, executor: Executor | None) -> Sight:
+    """How a launch is doing: replicas by the launch's file and their service, rounds by the bucket, where one is."""
+    record = file.read()
+    progress, trouble = (None, None) if store is None else _read_rounds(store, record.launch)
     standings = []
-    for handle in read_handles(store, launch):
-        status = UNREACHABLE if executor is None or not executor.reaches(handle) else executor.poll(handle)
-        names = {key: value for key, value in handle.metadata.items() if key in ("pid", "sandbox", "job", "actor")}
-        standings.append(
-            Standing(
-                rank=handle.rank,
-                status=status,
-                attempt=int(handle.metadata.get("attempt", 0)),
-                in_round=_in_round(handle.rank, progress),
-                where=" ".join(f"{key} {value}" for key, value in names.items()),
-            )
-        )
-    return Sight(launch, standings, progress)
+    for start in record.newest.values():
+        handle, status = _asked(file, record.launch, start, executor)
+        names = {key: value for key, value in ({} if handle is None else handle.metadata).items() if key in _KNOWN_AS}
+        where = " ".join(f"{key} {value}" for key, value in names.items())
+        in_round = _in_round(start.rank, progress)
+        standings.append(Standing(start.rank, status, start.attempt, in_round, where))
+    return Sight(record.launch, standings, progress, trouble)
+
+
+def look_at_bucket(store: ObjectStore, notice: Notice) -> Sight:
+    """How a launch is doing by what the bucket shows of it, to whoever has no file of it."""
+    progress, trouble = _read_rounds(store, notice)
+    ranks = range(notice.replicas)
+    standings = [Standing(rank, UNREACHABLE, 0, _in_round(rank, progress), "") for rank in ranks]
+    return Sight(notice, standings, progress, trouble)
+
+
+def _asked(
+    file: LaunchFile, launch: Launch, start: Start, executor: Executor | None
+) -> tuple[ReplicaHandle | None, str]:
+    """Who a start is and how it is doing; one whose handle was lost is looked for by its name."""
+    if executor is None:
+        return start.handle, UNREACHABLE
+    if start.handle is not None:
+        status = executor.ask(start.handle) if executor.reaches(start.handle) else None
+        return start.handle, status or UNREACHABLE
+    if file.is_starting():
+        return None, "pending"
+    handles, error = tried(lambda: executor.find(launch.id, start.rank, start.attempt))
+    if error is not None:  # no answer is none: it is asked again the next time
+        return None, UNREACHABLE
+    if handles:
+        file.note(handles[0])
+        return handles[0], executor.ask(handles[0]) or UNREACHABLE
+    return None, "failed" if time.time() - start.begun > _LISTED_S else UNREACHABLE
+
+
+def _read_rounds(store: ObjectStore, launch: Notice) -> tuple[Progress | None, str | None]:
+    """The rounds, or why they cannot be read: a spoilt bucket keeps nobody from looking after the machines."""
+    try:
+        if isinstance(launch, Launch):
+            refuse_another(store, launch)
+        layout, patient = Layout(launch.number), PatientStore(store, Traffic(), patience_s=30.0)
+        about = read_record(patient, layout.key("about"), lambda data: unpack("about", data))
+        if about is not None and about.get("world_size") != launch.replicas:
+            return None, "the bucket has rounds of another world"
+        return read_progress(store, launch.number), None
+    except GenerationRefused:
+        return None, None
+    except (ComposerError, TypeError, ValueError, KeyError) as error:  # what is there has the wrong fields
+        return None, f"the rounds cannot be read: {in_brief(error)}"
 
 
 def _in_round(rank: int, progress: Progress | None) -> str:
@@ -111,7 +139,7 @@ def _in_round(rank: int, progress: Progress | None) -> str:
 
 def tend(
     store: ObjectStore,
-    launch: Launch,
+    file: LaunchFile,
     executor: Executor,
     *,
     relaunches: int,
@@ -119,31 +147,63 @@ def tend(
     said: Callable[[str], None] = lambda _text: None,
     every_s: float = 2.0,
 ) -> Sight:
-    """Watch until all have ended; one that failed is started again, `relaunches` times at most each."""
+    """Watch until all have ended; one that failed is started again, `relaunches` times at most each.
+
+    One is not started again when the run has ended without it, or it has left what it ended with: it would train on
+    alone. Nor while the bucket, by which that is known and without which it cannot train, is not to be read.
+    """
+    explained, troubled_since = set[str](), time.monotonic()
     while True:
-        sight = look(store, launch, executor)
+        sight = look(store, file, executor)
         seen(sight)
-        handles = {each.rank: each for each in read_handles(store, launch)}
-        again = [handles[each.rank] for each in sight.replicas if each.status == "failed" and each.attempt < relaunches]
-        for handle in again:
-            (outcome,) = executor.collect([handle], timeout=0)
-            fresh = executor.relaunch(handle, _job_again(launch, executor, handle))
-            note_handle(store, launch, fresh)
-            said(f"rank {handle.rank}: {outcome['error']}; started again ({fresh.metadata['attempt']} of {relaunches})")
-        if sight.is_over and not again:
+        troubled_since = troubled_since if sight.trouble else time.monotonic()
+        is_pending = False
+        for each in sight.replicas:
+            if each.status != "failed" or each.attempt >= relaunches:
+                continue
+            why = _why_it_stays(store, file, sight, each.rank)
+            if why is None:
+                said(_start_again(file, executor, each, relaunches))
+            elif (text := f"rank {each.rank}: not started again: {why}") not in explained:
+                explained.add(text)
+                said(text)
+            is_pending |= why in (None, _NOT_NOW)
+        if sight.is_over and not (is_pending and time.monotonic() - troubled_since < executor.patience_s):
             return sight
         time.sleep(every_s)
 
 
-def _job_again(launch: Launch, executor: Executor, handle: ReplicaHandle) -> ReplicaJob:
-    """The same job; its rank is free, which nobody but whoever saw it end can know."""
-    args = launch.entrypoint_args(takeover=True)
-    job = executor.job(launch.entrypoint, args, gpu=launch.gpu, timeout_s=launch.timeout_s)
-    return replace(job, rank=handle.rank)
+def _why_it_stays(store: ObjectStore, file: LaunchFile, sight: Sight, rank: int) -> str | None:
+    """Why a replica that failed is not started again; None where it is."""
+    if file.read().cancelled is not None:
+        return "the launch was cancelled"
+    if sight.end is not None:
+        return f"the run has ended ({sight.end})"
+    if sight.trouble is not None:
+        return _NOT_NOW
+    try:
+        is_done = store.size(sight.launch.key("output", f"{rank:03d}", DONE)) is not None
+    except StoreError:
+        return _NOT_NOW
+    return "what it ended with is in the bucket" if is_done else None
 
 
-def cancel(store: ObjectStore, launch: Launch, executor: Executor) -> Sight:
-    """End every replica that has not ended."""
-    for handle in read_handles(store, launch):
-        executor.cancel(handle)
-    return look(store, launch, executor)
+def _start_again(file: LaunchFile, executor: Executor, standing: Standing, relaunches: int) -> str:
+    """Start a replica again, and say how that went; its rank is free, as nobody but who saw it end can know."""
+    record, attempt = file.read(), standing.attempt + 1
+    why = _why_it_failed(executor, record.newest[standing.rank].handle)
+    _, error = tried(lambda: start_one(file, record.launch, executor, standing.rank, attempt, takeover=True))
+    if isinstance(error, InputError):
+        raise error
+    if error is not None:  # the others go on; this start is looked for by its name, and made again if there is none
+        return f"rank {standing.rank}: {why}; could not be started again: {in_brief(error)}"
+    return f"rank {standing.rank}: {why}; started again ({attempt} of {relaunches})"
+
+
+def _why_it_failed(executor: Executor, handle: ReplicaHandle | None) -> str:
+    if handle is None:
+        return "it was never started"
+    outcomes, error = tried(lambda: executor.collect([handle], timeout=0))
+    if outcomes is None:
+        return "failed" if error is None else f"failed ({in_brief(error)})"
+    return str(outcomes[0]["error"])

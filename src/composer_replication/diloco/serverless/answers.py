@@ -1,0 +1,68 @@
+"""What services say: in time or not at all, and as text that a terminal does not act upon."""
+
+from __future__ import annotations
+
+import queue
+import re
+import signal
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from composer_replication.errors import RunError, explain
+
+Answer = TypeVar("Answer")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_MOST_WORDS = 300
+
+
+def within(seconds: float, what: str, ask: Callable[[], Answer]) -> Answer:
+    """What `ask` returns or raises; RunError where it says nothing for so long.
+
+    Clients of services may wait for ever (huggingface_hub's has no time limit). The question is left to its thread,
+    which ends with this process; whatever it asked for may have happened.
+    """
+    answers: queue.SimpleQueue[tuple[Answer | None, Exception | None]] = queue.SimpleQueue()
+
+    def asking() -> None:
+        answers.put(tried(ask))
+
+    threading.Thread(target=asking, name="crf-asks", daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise RunError(explain(what, got=f"no answer within {seconds:g} s", expected="one")) from None
+    if error is not None:
+        raise error
+    return answer  # pyright: ignore[reportReturnType] (None only where `ask` returns it)
+
+
+def tried(ask: Callable[[], Answer]) -> tuple[Answer | None, Exception | None]:
+    """What `ask` returns, or the error it raises: those of services' clients have no class in common."""
+    try:
+        return ask(), None
+    except Exception as error:
+        return None, error
+
+
+def harmless(text: str) -> str:
+    """Lines of a log without what a terminal would act upon: a replica prints what it was sent, too."""
+    shown = _COLOUR.sub("", text)
+    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in shown)
+
+
+def in_brief(error: BaseException) -> str:
+    """An error of somebody else's in one line."""
+    lines = str(error).strip().splitlines()
+    return harmless(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)[:_MOST_WORDS]
+
+
+def how_it_ended(code: int | None) -> str:
+    """An exit status in words; 128 + n is what shells and containers make of signal n."""
+    if code is None:
+        return "failed, with no exit status from the service"
+    number = -code if code < 0 else code - 128
+    if number in {each.value for each in signal.Signals}:
+        name = signal.Signals(number).name
+        return f"ended by {name}" + (" (killed, or out of memory)" if name == "SIGKILL" else "")
+    return "out of time" if code == 124 else f"exit status {code}"

@@ -1,0 +1,108 @@
+"""Whether a process of this machine is the one that was started: process ids are given out again.
+
+The proof is when it began, as the kernel says, and a name among its arguments. A signal goes to the process that gave
+that proof, and to none that took its number in between, where the platform can say so (Linux).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+_PROC = Path("/proc")
+_BOOT = _PROC / "sys" / "kernel" / "random" / "boot_id"
+_START_FIELD = 19  # of those behind the name in parentheses: the 22nd of /proc/PID/stat
+
+
+class Process(NamedTuple):
+    """One process: its number, its parent's, when it began, and what it was started with."""
+
+    pid: int
+    parent: int
+    began: str
+    arguments: tuple[str, ...]
+
+    def is_still(self, other: Process | None) -> bool:
+        """Whether that is this process; its parent may have gone meanwhile."""
+        return other is not None and (other.began, other.arguments) == (self.began, self.arguments)
+
+
+def look_up(pid: int) -> Process | None:
+    """The process that has this number now; None where there is none, or it is not ours to see."""
+    if pid <= 0:
+        return None
+    return _from_proc(pid) if sys.platform == "linux" else _from_ps(pid)
+
+
+def with_argument(argument: str) -> list[Process]:
+    """The processes of this machine that were started with this argument, without those that they forked."""
+    everything = (look_up(pid) for pid in _all_pids())
+    matching = {each.pid: each for each in everything if each is not None and argument in each.arguments}
+    return [each for each in matching.values() if each.parent not in matching]
+
+
+def send_signal(process: Process, number: int) -> bool:
+    """Signal this very process; False, and nothing is sent, where another or none has its number."""
+    if not hasattr(os, "pidfd_open"):
+        if not process.is_still(look_up(process.pid)):
+            return False
+        os.kill(process.pid, number)
+        return True
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not process.is_still(
+            look_up(process.pid)
+        ):  # looked at after it was opened: a later owner of the number is not meant
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _from_proc(pid: int) -> Process | None:
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        arguments = (_PROC / str(pid) / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
+        boot = _BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    if fields[0] in "ZX":  # it has ended, and nobody has asked how
+        return None
+    return Process(pid, int(fields[1]), f"{boot} {fields[_START_FIELD]}", tuple(arguments))
+
+
+def _from_ps(pid: int) -> Process | None:
+    """By what POSIX has everywhere; arguments with spaces come apart, so names that are looked for have none."""
+    words = _ps("-o", "stat=", "-o", "ppid=", "-o", "lstart=", "-o", "command=", "-p", str(pid)).split()
+    if len(words) < 8 or words[0].startswith("Z"):
+        return None
+    return Process(pid, int(words[1]), " ".join(words[2:7]), tuple(words[7:]))
+
+
+def _all_pids() -> list[int]:
+    if sys.platform == "linux":
+        return [int(each.name) for each in _PROC.iterdir() if each.name.isdigit()]
+    return [int(each) for each in _ps("-ax", "-o", "pid=").split()]
+
+
+def _ps(*arguments: str) -> str:
+    environment = {**os.environ, "LC_ALL": "C"}
+    return subprocess.run(  # noqa: S603 (no shell, and numbers alone)
+        ["ps", *arguments],  # noqa: S607 (where it lies differs)
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=30,
+    ).stdout

@@ -1,0 +1,239 @@
+"""A launch as the operator's own machine holds it: what was asked, which replicas were begun, and who they are.
+
+`watch`, `cancel` and `collect` act by this file and by nothing in the bucket. Every start stands in it before it is
+asked for, and its handle as soon as there is one: whoever is killed in between leaves a file by which all is ended.
+It holds no secret, is read by its owner alone (0600), and is written whole or not at all.
+
+    ~/.local/state/composer-replication/launches/BUCKET/000003.json       or below $XDG_STATE_HOME
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Generator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from composer_replication.atomic import staged, try_lock
+from composer_replication.canonical_json import decode_object, encode_as_written
+from composer_replication.diloco.serverless.executor import ReplicaHandle
+from composer_replication.errors import ArtefactNotFoundError, InputError, RunError, explain
+from composer_replication.steps.replicas.launches import EXECUTORS, Launch, place_of
+
+FORMAT = 1
+_MOST_BYTES = 16 << 20
+_LOCK_S, _POLL_S = 30.0, 0.05
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of one replica; without a handle it was asked for, and nobody knows what came of it."""
+
+    rank: int
+    attempt: int
+    begun: float
+    handle: ReplicaHandle | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A launch file's content."""
+
+    launch: Launch
+    starts: tuple[Start, ...] = ()
+    cancelled: float | None = None  # when; nothing is started after that
+
+    @property
+    def newest(self) -> dict[int, Start]:
+        """The last start of every rank that was begun, in rank order."""
+        return {each.rank: each for each in sorted(self.starts, key=lambda each: (each.rank, each.attempt))}
+
+
+@dataclass(frozen=True)
+class LaunchFile:
+    """The file, for any number of processes at once."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, launch: Launch) -> LaunchFile:
+        """Begin a launch's file; one that is there stays as it is."""
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = cls(path)
+        with file._locked("lock"):
+            refuse_a_taken_name(path)
+            file._write(Record(launch))
+        return file
+
+    def read(self) -> Record:
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise ArtefactNotFoundError(
+                explain(str(self.path), got="no such file", expected="the file of a launch")
+            ) from None
+        with os.fdopen(descriptor, "rb") as file:
+            self._check_owner(os.fstat(descriptor))
+            data = file.read(_MOST_BYTES)
+        try:
+            return _parsed(decode_object(data))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(explain(str(self.path), got=f"{error}", expected="the file of a launch")) from error
+
+    def begin(self, rank: int, attempt: int) -> None:
+        """Note a start that is about to be asked for; refused where the launch is over, or somebody was quicker."""
+
+        def begun(record: Record) -> Record:
+            if record.cancelled is not None:
+                raise RunError(explain(f"rank {rank}", got="a launch that was cancelled", expected="one that goes on"))
+            last = record.newest.get(rank)
+            if attempt != (0 if last is None else last.attempt + 1):
+                got = f"start {attempt} of a rank whose last is {'none' if last is None else last.attempt}"
+                fix = "Another process looks after this launch: let it."
+                raise RunError(explain(f"rank {rank}", got=got, expected="the next one", fix=fix))
+            return replace(record, starts=(*record.starts, Start(rank, attempt, time.time())))
+
+        self._change(begun)
+
+    def note(self, handle: ReplicaHandle) -> Record:
+        """Note whom a start has become."""
+
+        def noted(record: Record) -> Record:
+            mine = (handle.rank, handle.attempt)
+            starts = [
+                replace(each, handle=handle) if (each.rank, each.attempt) == mine else each for each in record.starts
+            ]
+            return replace(record, starts=tuple(starts))
+
+        return self._change(noted)
+
+    def mark_cancelled(self) -> Record:
+        return self._change(lambda record: replace(record, cancelled=record.cancelled or time.time()))
+
+    @contextlib.contextmanager
+    def starting(self) -> Generator[None]:
+        """Held from the note of a start until that of its handle; it is free again when its process is killed."""
+        with self._locked("start"):
+            yield
+
+    def is_starting(self) -> bool:
+        """Whether another process is between those two notes."""
+        descriptor = os.open(self._lock_path("start"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            return not try_lock(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _change(self, change: Callable[[Record], Record]) -> Record:
+        with self._locked("lock"):
+            record = change(self.read())
+            self._write(record)
+            return record
+
+    def _write(self, record: Record) -> None:
+        content = {"format": FORMAT, "launch": asdict(record.launch)}
+        content |= {"starts": [asdict(each) for each in record.starts], "cancelled": record.cancelled}
+        with staged(self.path) as stage:
+            if hasattr(os, "fchmod"):
+                os.fchmod(stage.file.fileno(), 0o600)
+            stage.file.write(encode_as_written(content, where=str(self.path), indent=True) + b"\n")
+            stage.commit()
+
+    def _lock_path(self, name: str) -> Path:
+        return self.path.with_name(f".{self.path.name}.{name}")
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Generator[None]:
+        descriptor = os.open(self._lock_path(name), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            deadline = time.monotonic() + _LOCK_S
+            while not try_lock(descriptor):
+                if time.monotonic() > deadline:
+                    got = f"held by another process for {_LOCK_S:g} s"
+                    raise RunError(explain(str(self.path), got=got, expected="it free", fix="Wait for it, and repeat."))
+                time.sleep(_POLL_S)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _check_owner(self, status: os.stat_result) -> None:
+        """Whoever writes this file says what is paid for and run: nobody else may."""
+        if not hasattr(os, "getuid"):  # Windows, whose files have no such owner
+            return
+        is_open = bool(status.st_mode & 0o022)
+        if status.st_uid != os.getuid() or is_open:
+            got = "a file that others may write" if is_open else f"a file of user {status.st_uid}"
+            fix = "Where it is right as it is, copy it, and `chmod 600` the copy."
+            raise InputError(explain(str(self.path), got=got, expected="your own, written by you alone", fix=fix))
+
+
+def _parsed(content: dict[str, Any]) -> Record:
+    if content.get("format") != FORMAT:
+        raise ValueError(f"format {content.get('format')!r}, this version reads {FORMAT}")
+    launch = Launch(**content["launch"])
+    if launch.executor not in EXECUTORS:
+        raise ValueError(f"executor {launch.executor!r}")
+    starts = []
+    for each in content["starts"]:
+        handle = None if each["handle"] is None else ReplicaHandle(**each["handle"])
+        starts.append(Start(int(each["rank"]), int(each["attempt"]), float(each["begun"]), handle))
+    return Record(launch, tuple(starts), content["cancelled"])
+
+
+# ---- where the files are
+
+
+def folder_of(place: str) -> Path:
+    """Where this machine keeps the launches of a bucket."""
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    base = state if state.is_absolute() else Path.home() / ".local" / "state"
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", place)[-40:].strip("-")
+    return base / "composer-replication" / "launches" / f"{readable}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
+
+
+def known_numbers(place: str) -> list[int]:
+    """The launches of a bucket whose files this machine has."""
+    names = [path.stem for path in folder_of(place).glob("*.json")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def refuse_a_taken_name(path: Path) -> None:
+    if path.exists():
+        fix = "Name another file, or move that one away: by it, and by nothing else, its replicas are ended."
+        raise RunError(explain(str(path), got="a file that is there", expected="a free name", fix=fix))
+
+
+def path_of(place: str, number: int) -> Path:
+    return folder_of(place) / f"{number:06d}.json"
+
+
+def open_file(bucket: str, number: int | None, given: Path | None) -> LaunchFile | None:
+    """The file of a launch of this bucket: the one that was given, or this machine's; None where it has none."""
+    place = place_of(bucket)
+    if given is None:
+        known = known_numbers(place)
+        wanted = known[-1] if number is None and known else number
+        return LaunchFile(path_of(place, wanted)) if wanted is not None and wanted in known else None
+    file = LaunchFile(given)
+    launch = file.read().launch
+    if launch.place != place:
+        raise InputError(explain(str(given), got=f"a launch of {launch.place}", expected=f"one of {place}"))
+    if number is not None and launch.number != number:
+        raise InputError(explain(str(given), got=f"launch {launch.number}", expected=f"launch {number}"))
+    return file
+
+
+def no_file(bucket: str, number: int | None) -> RunError:
+    """What is said where a launch file is needed and none is here."""
+    which = "" if number is None else f" {number}"
+    fix = (
+        "The bucket does not say who the replicas are: whoever may write to it could name others. Bring the file that "
+        "`crf diloco launch` wrote on the machine where it ran, and name it: --launch-file FILE."
+    )
+    got = f"no launch{which} of it in {folder_of(place_of(bucket))}"
+    return RunError(explain(bucket, got=got, expected="the file of a launch that began on this machine", fix=fix))

@@ -1,0 +1,48 @@
+"""Services that say nothing, say it late, or say what a terminal would act upon."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from composer_replication.diloco.serverless.answers import harmless, in_brief, within
+from composer_replication.errors import RunError
+
+
+def test_an_answer_in_time_is_handed_on_and_so_is_an_error():
+    assert within(10, "a service", lambda: 7) == 7
+    assert within(10, "a service", lambda: None) is None
+    with pytest.raises(ZeroDivisionError):
+        within(10, "a service", lambda: 1 // 0)
+
+
+def test_a_service_that_hangs_is_not_waited_for():
+    never = threading.Event()
+    started = time.monotonic()
+    with pytest.raises(RunError, match=r"a service: got no answer within 0\.2 s"):
+        within(0.2, "a service", never.wait)
+    assert time.monotonic() - started < 5
+    never.set()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\tb\nc", "a\tb\nc"),
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07", "\ufffd]0;title\ufffd"),
+        ("\x1b[2J\x9b2J", "\ufffd[2J\ufffd2J"),
+        ("a\u202eb\u2066c", "a\ufffdb\ufffdc"),
+        ("ä漢字🙂", "ä漢字🙂"),
+    ],
+)
+def test_what_a_terminal_would_act_upon_is_taken_out(text, shown):
+    assert harmless(text) == shown
+
+
+def test_an_error_is_told_in_one_short_harmless_line():
+    assert in_brief(ValueError("one\ntwo")) == "ValueError: one"
+    assert in_brief(ValueError()) == "ValueError"
+    assert in_brief(ValueError("\x1b[2J" + "x" * 1000)) == f"ValueError: \ufffd[2J{'x' * 284}"

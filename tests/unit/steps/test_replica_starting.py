@@ -1,0 +1,144 @@
+"""Machines that are paid for are never lost: each start is noted before it is asked for, and all of them are ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paid_service import PaidExecutor, ServiceDown, launch_file, names
+
+from composer_replication.errors import RunError
+from composer_replication.steps.replicas import starting
+from composer_replication.steps.replicas.launch_file import LaunchFile
+from composer_replication.steps.replicas.starting import Unended, about_ends, cancel, start, start_one
+
+
+def test_a_start_is_noted_before_it_is_asked_for_and_its_handle_before_the_next(tmp_path):
+    file, noted = launch_file(tmp_path), []
+
+    def seen(_job):
+        content = json.loads(file.path.read_text())
+        noted.append([(each["rank"], each["handle"] is not None) for each in content["starts"]])
+
+    start(file, PaidExecutor(tmp_path / "paid", seen=seen))
+    assert noted == [
+        [(0, False)],
+        [(0, True), (1, False)],
+        [(0, True), (1, True), (2, False)],
+    ]
+    assert [each.handle is not None for each in file.read().starts] == [True] * 3
+
+
+@pytest.mark.parametrize("trouble", ["refused", "unanswered"])
+def test_a_launch_that_fails_in_the_middle_ends_what_it_has_started_and_says_so(tmp_path, trouble):
+    file, executor = launch_file(tmp_path), PaidExecutor(tmp_path / "paid", **{trouble: 1})
+    with pytest.raises(RunError, match=r"rank 1: got ServiceDown.*What had been started was cancelled") as caught:
+        start(file, executor)
+    assert isinstance(caught.value.__cause__, ServiceDown)
+    assert executor.running == []
+    assert executor.cancelled == (names(0) if trouble == "refused" else names(0, 1))
+    assert file.read().cancelled is not None
+
+
+def test_what_cannot_be_ended_is_named_and_the_others_are_ended(tmp_path):
+    file = launch_file(tmp_path)
+    executor = PaidExecutor(tmp_path / "paid", refused=2, unending=[0])
+    words = r"NOT cancelled.*rank 0 \(start 0\): ServiceDown: 500 at the end.*Look for abab\w+ at paid.example"
+    with pytest.raises(RunError, match=words):
+        start(file, executor)
+    assert executor.running == names(0)
+    assert cancel(file, executor, pause_s=0) == [Unended(0, 0, "ServiceDown: 500 at the end")]
+    executor.trouble.clear()
+    assert cancel(file, executor, pause_s=0) == []
+    assert executor.running == []
+
+
+def test_ctrl_c_while_it_starts_ends_what_it_has_started(tmp_path):
+    file, executor, said = launch_file(tmp_path), PaidExecutor(tmp_path / "paid", interrupted=1), []
+    with pytest.raises(KeyboardInterrupt):
+        start(file, executor, said.append)
+    assert executor.running == []
+    assert said == ["launch 0, rank 1: interrupted. What had been started was cancelled."]
+
+
+@pytest.mark.parametrize("killed", [0, 2])
+def test_kill_9_in_the_middle_leaves_a_file_by_which_all_is_ended(tmp_path, killed):
+    file = launch_file(tmp_path)
+    helper = Path(__file__).with_name("paid_service.py")
+    done = subprocess.run([sys.executable, str(helper), str(tmp_path), str(killed)], env=os.environ)
+    assert done.returncode == -signal.SIGKILL
+    executor = PaidExecutor(tmp_path / "paid")
+    assert executor.running == names(*range(killed + 1))
+    assert file.read().newest[killed].handle is None  # the answer is lost, the start is not
+    assert cancel(file, executor, pause_s=0) == []
+    assert executor.running == []
+
+
+def test_a_full_disk_keeps_no_machine_running(tmp_path, monkeypatch):
+    file, executor = launch_file(tmp_path), PaidExecutor(tmp_path / "paid")
+
+    def full(*_args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(LaunchFile, "note", full)
+    monkeypatch.setattr(LaunchFile, "mark_cancelled", full)
+    with pytest.raises(RunError, match="No space left"):
+        start(file, executor)
+    assert executor.running == []
+    assert executor.cancelled == names(0)
+
+
+def test_cancel_tries_every_start_also_earlier_ones_and_more_than_once(tmp_path):
+    file, executor = launch_file(tmp_path), PaidExecutor(tmp_path / "paid")
+    start(file, executor)
+    launch = file.read().launch
+    start_one(file, launch, executor, 1, 1)  # the first one of its rank was thought dead
+    tries = []
+
+    class Flaky(PaidExecutor):
+        def cancel(self, handle):
+            tries.append(handle.metadata["job"])
+            if tries.count(handle.metadata["job"]) < 3:
+                raise ServiceDown("503")
+            super().cancel(handle)
+
+    assert cancel(file, Flaky(tmp_path / "paid"), pause_s=0) == []
+    assert executor.running == []
+    assert sorted(tries) == sorted(3 * [*names(0, 1, 2), *names(1, attempt=1)])
+
+
+def test_nothing_is_started_after_a_cancel_and_what_was_being_started_is_ended(tmp_path):
+    file, executor = launch_file(tmp_path), PaidExecutor(tmp_path / "paid")
+    start(file, executor)
+    cancel(file, executor, pause_s=0)
+    with pytest.raises(RunError, match="a launch that was cancelled"):
+        start_one(file, file.read().launch, executor, 0, 1)
+    another = launch_file(tmp_path / "another")
+    slow = PaidExecutor(tmp_path / "paid-2", seen=lambda job: another.mark_cancelled() if job.rank == 1 else None)
+    with pytest.raises(RunError, match="a cancel while it was started"):
+        start(another, slow)
+    assert slow.running == []
+
+
+def test_two_who_look_after_a_launch_do_not_start_one_rank_twice(tmp_path):
+    file, executor = launch_file(tmp_path), PaidExecutor(tmp_path / "paid")
+    start(file, executor)
+    start_one(file, file.read().launch, executor, 0, 1)
+    with pytest.raises(RunError, match="Another process looks after this launch"):
+        start_one(file, file.read().launch, executor, 0, 1)
+    assert executor.running == sorted([*names(0, 1, 2), *names(0, attempt=1)])
+
+
+def test_one_that_another_process_is_starting_is_not_said_to_have_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(starting, "_OTHERS_S", 0.1)
+    file, executor = launch_file(tmp_path), PaidExecutor(tmp_path / "paid")
+    file.begin(0, 0)
+    with file.starting():
+        unended = cancel(file, executor, pause_s=0.01)
+    assert unended == [Unended(0, 0, "another process is starting it now")]
+    assert "NOT cancelled" in about_ends(unended, file.read().launch, executor)

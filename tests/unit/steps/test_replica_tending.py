@@ -1,0 +1,208 @@
+"""Dead replicas are started again as long as there is a run to come back to; services may fail meanwhile."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+
+import pytest
+from paid_service import ID, PaidExecutor, launch_file, names
+
+from composer_replication.cli.pages.launch_table import launch_table, round_line
+from composer_replication.diloco.rounds.progress import Progress, RoundSummary
+from composer_replication.diloco.rounds.records import Layout, pack
+from composer_replication.diloco.store import open_store
+from composer_replication.errors import RunError
+from composer_replication.steps.replicas import tending
+from composer_replication.steps.replicas.launches import Notice
+from composer_replication.steps.replicas.starting import cancel, start
+from composer_replication.steps.replicas.tending import Sight, Standing, look, tend
+
+
+class Launched:
+    """A launch of the paid service; `then` says what happens between two looks."""
+
+    def __init__(self, folder, **given):
+        self.store = open_store(str(folder / "bucket"))
+        self.file = launch_file(folder, replicas=2, **given)
+        self.executor = PaidExecutor(folder / "paid")
+        start(self.file, self.executor)
+        self.said: list[str] = []
+        self.looks = 0
+
+    def tend(self, *then, relaunches=3) -> Sight:
+        events = list(then)
+
+        def seen(_sight):
+            self.looks += 1
+            assert self.looks < 500
+            if events:
+                events.pop(0)()
+
+        how = {"relaunches": relaunches, "seen": seen, "said": self.said.append, "every_s": 0.01}
+        return tend(self.store, self.file, self.executor, **how)
+
+    def statuses(self, sight: Sight) -> list[tuple[str, int]]:
+        return [(each.status, each.attempt) for each in sight.replicas]
+
+
+@pytest.fixture
+def launched(tmp_path) -> Launched:
+    return Launched(tmp_path)
+
+
+def test_one_that_dies_in_the_middle_is_started_again(launched):
+    def dies():
+        launched.executor.says(1, "failed")
+
+    def all_end():
+        launched.executor.says(0, "succeeded")
+        launched.executor.says(1, "succeeded", 1)
+
+    sight = launched.tend(dies, lambda: None, all_end)
+    assert launched.statuses(sight) == [("succeeded", 0), ("succeeded", 1)]
+    assert launched.said == ["rank 1: exit status 1; last line: its last words; started again (1 of 3)"]
+
+
+def test_one_is_started_again_so_often_and_no_more(launched):
+    launched.executor.says(0, "failed")
+    launched.executor.says(1, "cancelled")
+    sight = launched.tend(lambda: None, lambda: launched.executor.says(0, "failed", 1), relaunches=1)
+    assert launched.statuses(sight) == [("failed", 1), ("cancelled", 0)]
+
+
+def test_one_is_not_started_again_when_another_has_finished(launched):
+    launched.executor.says(0, "succeeded")
+    launched.executor.says(1, "failed")
+    sight = launched.tend()
+    assert launched.statuses(sight) == [("succeeded", 0), ("failed", 0)]
+    assert launched.said == ["rank 1: not started again: the run has ended (rank 0 has finished)"]
+
+
+def test_one_is_not_started_again_when_all_exchanges_are_made(launched, monkeypatch):
+    made = Progress(0, 2, 4, (0, 1), (), (), None, 0, ())
+    monkeypatch.setattr(tending, "read_progress", lambda *_args: made)
+    for rank in (0, 1):
+        launched.executor.says(rank, "failed")
+    launched.tend()
+    assert launched.executor.running == []
+    assert "not started again: the run has ended (all 4 exchanges are made)" in launched.said[0]
+
+
+def test_one_is_not_started_again_that_has_left_what_it_ended_with(launched):
+    launched.store.put("launch/000000/output/001/done.json", b"{}")
+    launched.executor.says(1, "failed")
+    sight = launched.tend(lambda: None, lambda: launched.executor.says(0, "cancelled"))
+    assert launched.statuses(sight)[1] == ("failed", 0)
+    assert launched.said == ["rank 1: not started again: what it ended with is in the bucket"]
+
+
+def test_one_is_not_started_again_in_a_launch_that_somebody_cancels(launched):
+    def cancelled_elsewhere():
+        launched.executor.says(1, "failed")
+        cancel(launched.file, PaidExecutor(launched.executor.folder), pause_s=0)
+
+    launched.tend(cancelled_elsewhere)
+    assert launched.executor.running == []
+    assert launched.said == ["rank 1: not started again: the launch was cancelled"]
+
+
+def test_a_service_that_fails_for_a_while_is_asked_again(launched):
+    launched.executor.trouble["silent"] = [0, 1]
+
+    def is_back():
+        launched.executor.trouble.clear()
+        for rank in (0, 1):
+            launched.executor.says(rank, "succeeded")
+
+    first = look(launched.store, launched.file, launched.executor)
+    assert [each.status for each in first.replicas] == ["unknown", "unknown"]
+    assert launched.statuses(launched.tend(lambda: None, lambda: None, is_back)) == [("succeeded", 0)] * 2
+
+
+def test_a_service_that_stays_away_is_an_error_that_says_that_replicas_may_run(launched):
+    launched.executor.trouble["silent"] = [1]
+    launched.executor.patience_s = 0.05
+    with pytest.raises(RunError, match=r"rank 1: got no usable answer.*ServiceDown.*may still run. Look for abab"):
+        launched.tend()
+
+
+def test_a_start_whose_answer_was_lost_is_found_and_not_paid_for_twice(launched):
+    launched.executor.says(1, "failed")
+    launched.executor.trouble["unanswered"] = 1
+
+    def all_end():
+        launched.executor.says(0, "succeeded")
+        launched.executor.says(1, "succeeded", 1)
+
+    sight = launched.tend(lambda: None, lambda: None, all_end)
+    assert launched.statuses(sight) == [("succeeded", 0), ("succeeded", 1)]
+    assert "could not be started again: ServiceDown: 504 after the start" in launched.said[0]
+    handle = launched.file.read().newest[1].handle
+    assert handle is not None
+    assert [handle.metadata["job"]] == names(1, attempt=1)
+    assert not (launched.executor.folder / f"{ID}.1.2").exists()
+
+
+def test_a_start_that_the_service_does_not_list_is_believed_lost_after_a_while(launched, monkeypatch):
+    launched.executor.says(1, "failed")
+    launched.executor.trouble["refused"] = 1
+
+    def may_start():
+        assert look(launched.store, launched.file, launched.executor).replicas[1].status == "unknown"
+        monkeypatch.setattr(tending, "_LISTED_S", 0.0)
+        launched.executor.trouble.clear()
+
+    def all_end():
+        launched.executor.says(0, "succeeded")
+        launched.executor.says(1, "succeeded", 2)
+
+    sight = launched.tend(lambda: None, may_start, lambda: None, all_end)
+    assert launched.statuses(sight) == [("succeeded", 0), ("succeeded", 2)]
+    assert "rank 1: it was never started; started again (2 of 3)" in launched.said
+
+
+@pytest.mark.parametrize(
+    "about",
+    [{"world_size": 10**12}, {"world_size": "2"}, {"world_size": True}, {}],
+    ids=["huge", "text", "true", "none"],
+)
+def test_rounds_that_somebody_spoilt_are_said_and_cost_nothing(launched, about):
+    launched.store.put(Layout(0).key("about"), pack("about", about))
+    tracemalloc.start()
+    sight = look(launched.store, launched.file, launched.executor)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sight.progress is None
+    assert sight.trouble == "the bucket has rounds of another world"
+    assert peak < 50e6
+    assert [each.status for each in sight.replicas] == ["running", "running"]
+    cancel(launched.file, launched.executor, pause_s=0)
+    assert launched.executor.running == []
+
+
+def test_a_bucket_that_cannot_be_read_starts_nothing_and_ends_no_watch(launched):
+    launched.store.put(Layout(0).key("about"), b"\x1b[2J no record")
+    launched.store.put("launch/000000/launch.json", json.dumps({"number": 0, "id": "\x1b[2J"}).encode())
+    for rank in (0, 1):
+        launched.executor.says(rank, "failed")
+    launched.executor.patience_s = 0.2
+    sight = launched.tend()
+    assert launched.looks > 2  # it may be over soon
+    assert launched.statuses(sight) == [("failed", 0)] * 2
+    assert sight.trouble is not None
+    assert "\x1b" not in "".join([sight.trouble, *launched.said])
+    assert len(launched.said) == 2
+
+
+def test_what_rounds_say_is_shown_within_bounds_and_without_markup():
+    notice = Notice(number=0, id=ID, executor="local", replicas=40, commits=4, started=0.0)
+    last = RoundSummary(0, (*range(30), 10**9, "\x1b[2J"), (), 1e300, 2**63)  # pyright: ignore[reportArgumentType]
+    progress = Progress(0, 40, 1, (), (), (), None, 0, (last,))
+    line = round_line(Sight(notice, [], progress))
+    assert line.startswith("round 1 of 4; last: rank 0, 1, 2,")
+    assert "15 and 14 more in 277777.8 h" in line
+    assert "\x1b" not in line
+    hostile = Sight(notice, [Standing(0, "unknown", 0, "", "[bold]\x1b[2J")], None, "[red]\x1b[2Jspoilt")
+    caption = str(launch_table(hostile).caption)
+    assert caption == r"\[red]" + "\ufffd[2Jspoilt"
