@@ -7,6 +7,7 @@ own clock: one that moves belongs to a living process, whatever the two clocks s
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
@@ -16,11 +17,12 @@ from collections.abc import Callable
 from composer_replication.diloco.rounds.failures import RankTaken, Replaced
 from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.reading import read_record
-from composer_replication.diloco.rounds.records import Layout, pack, unpack
+from composer_replication.diloco.rounds.records import MOST_TRIALS, Layout, fields_of, pack, refusing, unpack, whole
 from composer_replication.diloco.store import ObjectStore, StoreError
 from composer_replication.errors import explain
 
 _BEATS_IN_A_LEASE = 4
+_CLAIM = re.compile(r"\d{1,9}")
 
 
 def take_rank(
@@ -52,7 +54,7 @@ def take_rank(
 
 def newest_claim(store: PatientStore, layout: Layout, rank: int) -> int | None:
     names = [key.rpartition("/")[2] for key in store.keys(layout.claim(rank))]
-    return max((int(name) for name in names if name.isdigit()), default=None)
+    return max((int(name) for name in names if _CLAIM.fullmatch(name)), default=None)
 
 
 def refuse_if_replaced(store: PatientStore, layout: Layout, rank: int, claim: int) -> None:
@@ -75,15 +77,20 @@ def _refuse_a_living_holder(
         first = now if first is None else first
         if newest_claim(store, layout, rank) != number or (first is not None and now is not None and now > first):
             holder = read_record(store, layout.claim(rank, number), lambda data: unpack("claim", data)) or {}
-            got = f"a living process, pid {holder.get('pid')} on {holder.get('host')}"
+            got = f"a living process, pid {holder.get('pid')} on {holder.get('host')}"[:200]
             fix = "Give each replica a rank of its own, or end that process."
             raise RankTaken(explain(f"rank {rank} at {store.uri}", got=got, expected="nobody", fix=fix))
 
 
 def _beat(store: PatientStore, layout: Layout, rank: int, number: int) -> int | None:
     """The counter of a claim's holder; None where it cannot be read, which says nothing about its holder."""
-    content = read_record(store, layout.beat(rank, number), lambda data: unpack("beat", data))
-    return None if content is None else int(content["count"])
+
+    def count(data: bytes) -> int:
+        content = fields_of("beat", data, "count")
+        with refusing("beat"):
+            return whole(content["count"], below=MOST_TRIALS)
+
+    return read_record(store, layout.beat(rank, number), count)
 
 
 class Heart:

@@ -18,7 +18,7 @@ from composer_replication.diloco.rounds import states
 from composer_replication.diloco.rounds.failures import RoundTimeout, StateUnreadable
 from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.reading import published_states, read_commit, read_record, step_of
-from composer_replication.diloco.rounds.records import Layout, pack, unpack
+from composer_replication.diloco.rounds.records import Layout, fields_of, pack, parse_state, refusing, text
 from composer_replication.diloco.rounds.running import Place, Settings
 
 StateFns = MutableMapping[str, tuple[Callable[[Any], None], Callable[[], Any]]]
@@ -102,12 +102,19 @@ class GlobalState:
             if name is None and time.monotonic() >= rank_0_until:
                 states.publish(store, self.layout, self.saved(), mine)
                 store.settle(self.layout.key("genesis"), pack("genesis", {"name": mine.name}))
-            else:
-                time.sleep(self.settings.poll_s)
+                if self._genesis(store) is not None:
+                    continue
+            time.sleep(self.settings.poll_s)
 
     def _genesis(self, store: PatientStore) -> str | None:
-        content = read_record(store, self.layout.key("genesis"), lambda data: unpack("genesis", data))
-        return str(content["name"]) if content and "name" in content else None
+        def name(data: bytes) -> str:
+            content = fields_of("genesis", data, "name")
+            with refusing("genesis"):
+                if parse_state(stated := text(content["name"])) is None:
+                    raise ValueError(f"{stated[:40]!r}, which is no name of a state")
+                return stated
+
+        return read_record(store, self.layout.key("genesis"), name)
 
     def _load(self, store: PatientStore, state: states.PublishedState) -> bool:
         content = states.fetch(store, self.layout, state, self.saved().outline())

@@ -15,6 +15,7 @@ from composer_replication.diloco.rounds.failures import RoundError
 from composer_replication.diloco.rounds.heal import Follower
 from composer_replication.diloco.rounds.membership import Membership
 from composer_replication.diloco.rounds.patience import Traffic
+from composer_replication.diloco.rounds.records import MOST_WEIGHT
 from composer_replication.diloco.rounds.running import Ended, Place, Settings
 from composer_replication.diloco.store import ObjectStore, open_store
 from composer_replication.errors import InputError, explain
@@ -179,8 +180,8 @@ class ObjectStoreManager:
 
     def _run(self, tensors: list[Tensor]) -> Ended:
         weight = self.weight() if callable(self.weight) else self.weight
-        if not 0 < weight < float("inf"):
-            raise InputError(explain("weight of a replica", got=weight, expected="a positive number of samples"))
+        if not 0 < weight <= MOST_WEIGHT:
+            raise InputError(explain("weight of a replica", got=weight, expected=f"above 0, at most {MOST_WEIGHT:g}"))
         membership = self._membership
         weight = 0.0 if membership.healing else weight
         running = membership.running(membership.store, membership.vector(tensors), weight=weight)

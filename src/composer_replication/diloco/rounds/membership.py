@@ -150,7 +150,7 @@ class Membership:
         about = read_record(store, key, lambda data: unpack("about", data)) or {}
         fix = f"Give all replicas the same settings, or begin another run with generation={self.generation + 1}."
         if other := sorted(name for name in mine if about.get(name) != mine[name]):
-            got, expected = {name: about.get(name) for name in other}, {name: mine[name] for name in other}
+            got, expected = {name: _short(about.get(name)) for name in other}, {name: mine[name] for name in other}
             raise GenerationRefused(explain(where, got=got, expected=expected, fix=fix))
         if store.size(self.layout.key("closed")) is not None:
             raise GenerationRefused(explain(where, got="a run that was closed", expected="an open one", fix=fix))
@@ -212,3 +212,8 @@ class Membership:
         elif self._voids >= _MOST_VOIDS:
             fix = "Give the outer loop to manager.follow(), which restores all fragments at once."
             raise RoundError(f"round {self.place.step}: every replica was healed and none may be averaged. {fix}")
+
+
+def _short(value: object) -> object:
+    """A value that somebody else wrote, for a message."""
+    return value if value is None or isinstance(value, int) else str(value)[:80]

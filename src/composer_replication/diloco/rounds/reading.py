@@ -25,6 +25,7 @@ from composer_replication.diloco.rounds.records import (
     unpack_seal,
 )
 from composer_replication.diloco.store import MissingObject, ObjectTooLarge
+from composer_replication.errors import explain
 
 T = TypeVar("T")
 READS = 3  # before bytes count as unreadable: what was damaged on its way is whole the next time
@@ -39,6 +40,8 @@ class RoundReader:
     step: int
     world_size: int
     last: Outcome | None  # the commit before
+    spec: str = ""  # of my vector, and how many shards it has
+    num_shards: int = 0
     manifests: dict[OfferId, tuple[str, Manifest]] = field(default_factory=dict)
     mean_shas: dict[int, dict[int, str]] = field(default_factory=dict)  # by attempt and shard
     _ended: list[Outcome] = field(default_factory=list)
@@ -101,11 +104,18 @@ class RoundReader:
         if f"seal/{attempt}" not in names:
             return None
         if self._seal is None or self._seal[0] != attempt:
-            seal = read_record(self.store, self.layout.seal(self.step, attempt), unpack_seal)
+            seal = read_record(self.store, self.layout.seal(self.step, attempt), self._fitting_seal)
             if seal is None:
                 return "unreadable"
             self._seal = (attempt, seal)
         return self._seal[1]
+
+    def _fitting_seal(self, data: bytes) -> Seal:
+        """A seal whose mean has as many shards as the vectors that it counts."""
+        seal = unpack_seal(data)
+        if seal.weight and seal.spec == self.spec and seal.num_shards != self.num_shards:
+            raise RecordError(explain("shards of a seal", got=seal.num_shards, expected=self.num_shards))
+        return seal
 
     def _list_means(self, names: set[str], attempt: int) -> None:
         for name in sorted(names):

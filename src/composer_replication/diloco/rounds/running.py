@@ -92,8 +92,16 @@ class RunningRound:
     unreadable: set = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.reader = RoundReader(self.store, self.layout, self.place.step, self.settings.world_size, self.place.last)
         self.spec = spec_of(self.vector, self.settings.kinds, self.name)
+        self.reader = RoundReader(
+            self.store,
+            self.layout,
+            self.place.step,
+            self.settings.world_size,
+            self.place.last,
+            self.spec,
+            self.vector.num_shards,
+        )
         self.shards = ShardIO(self)
         self.clock = _Clock(self.settings, first=self.place.last is None)
 
