@@ -100,6 +100,19 @@ def test_foreign_objects_are_ignored_and_counted():
     assert loops[0].manager.traffic.foreign >= 2
 
 
+@pytest.mark.parametrize("mark", ["", f"-{'0' * 16}"])
+@pytest.mark.parametrize("shard", [0, 1, 7, 99_999])
+def test_a_foreign_name_among_the_means_gets_into_no_commit(shard, mark):
+    store = MemoryStore()
+    for attempt, sha256 in ((0, "0" * 64), (0, "f" * 64), (1, "0" * 64)):
+        store.put(f"g000000/r/00000000/mean/{attempt}/{shard:05d}-{sha256}{mark}", b"hello")
+    loops = in_threads([functools.partial(run_replica, store, rank, 2, 2, timeout_s=5.0) for rank in range(2)])
+    history = check_run(store, loops)
+    assert len(history) == 2
+    assert not {"0" * 64, "f" * 64} & set(history[0].means)
+    assert loops[0].manager.traffic.foreign >= 2
+
+
 def test_a_quorum_that_stays_away_is_a_timeout_that_names_who_is_missing():
     with pytest.raises(RoundTimeout, match=r"missing 1.*min_replicas"):
         run_replica(MemoryStore(), 0, 2, 1, min_replicas=2, timeout_s=0.5)

@@ -55,12 +55,14 @@ class RoundReader:
         outcome = self._read_outcomes(names)
         attempt = len(self._ended)
         self._read_manifests(names)
-        self._list_means(names, attempt)
+        seal = self._read_seal(names, attempt) if outcome is None else None
+        if isinstance(seal, Seal):
+            self._list_means(names, attempt, seal)
         return Seen(
             expected=self._expected(names),
             offers=frozenset(self._offer(ident) for ident in self.manifests),
             ended=tuple(self._ended),
-            seal=self._read_seal(names, attempt) if outcome is None else None,
+            seal=seal,
             means=frozenset(self.mean_shas.get(attempt, ())),
             outcome=outcome,
         )
@@ -117,11 +119,14 @@ class RoundReader:
             raise RecordError(explain("shards of a seal", got=seal.num_shards, expected=self.num_shards))
         return seal
 
-    def _list_means(self, names: set[str], attempt: int) -> None:
-        for name in sorted(names):
-            mean = parse_mean(name.removeprefix("mean/")) if name.startswith("mean/") else None
-            if mean and mean[0] == attempt:
-                self.mean_shas.setdefault(attempt, {}).setdefault(mean[1], mean[2])
+    def _list_means(self, names: set[str], attempt: int, seal: Seal) -> None:
+        folder, mean_of = f"mean/{attempt}/", digest(seal.members)
+        for name in sorted(each for each in names if each.startswith(folder)):
+            mean = parse_mean(name.removeprefix(folder), mean_of)
+            if mean is not None and mean[0] < seal.num_shards:
+                self.mean_shas.setdefault(attempt, {}).setdefault(*mean)
+            else:
+                self.store.traffic.add(foreign=1)
 
     def _expected(self, names: set[str]) -> frozenset[int]:
         here = {int(name.removeprefix("here/")) for name in names if name.startswith("here/") and name[5:].isdigit()}

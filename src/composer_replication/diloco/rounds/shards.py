@@ -68,7 +68,7 @@ class ShardIO:
 
         def reduce_one(shard: int) -> None:
             data, sha256 = self._mean_bytes(members, shard)
-            self._store.put(self._layout.mean(self._step, attempt, shard, sha256), data)
+            self._store.put(self._layout.mean(self._step, attempt, shard, sha256, digest(members)), data)
 
         list(self._pool.map(reduce_one, shards))
 
@@ -135,7 +135,7 @@ class ShardIO:
     def _committed(self, attempt: int, outcome: Outcome, shard: int) -> Tensor:
         """A shard of the mean; where it is damaged, computed again and put in its place."""
         sha256, about = outcome.means[shard], self._about_mean(outcome.members, shard)
-        key = self._layout.mean(self._step, attempt, shard, sha256)
+        key = self._layout.mean(self._step, attempt, shard, sha256, digest(outcome.members))
         try:
             return self._read(key, sha256, shard, about, outcome.members[0].id)
         except UnreadableOffer:

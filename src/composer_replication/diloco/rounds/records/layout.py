@@ -8,7 +8,7 @@ Everything lies below its generation: nothing of another one is listed or read.
     g000000/r/STEP/here/RANK               it was not in the round before and is back
     g000000/r/STEP/offer/RANK.N.TRIAL      a manifest; its shards are g000000/d/STEP/RANK.N.TRIAL/SHARD
     g000000/r/STEP/seal/ATTEMPT            which offers count
-    g000000/r/STEP/mean/ATTEMPT/SHARD-SHA  a shard of the mean, named by its checksum
+    g000000/r/STEP/mean/ATTEMPT/SHARD-SHA-MARK  a shard of the mean: its checksum, and a mark of the offers it is of
     g000000/r/STEP/out/ATTEMPT             how the attempt ended
     g000000/states/STEP.RANK.N             a published state; its chunks are g000000/statedata/STEP.RANK.N/CHUNK
     g000000/wanted/RANK                    somebody needs a newer state
@@ -18,13 +18,15 @@ Seals and outcomes are never deleted: whoever wakes up late finds that its round
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 
 from composer_replication.diloco.rounds.records.kinds import OfferId
 
 _OFFER = re.compile(r"(\d{5})\.(\d{1,9})\.(\d{1,9})")
-_MEAN = re.compile(r"(\d{1,6})/(\d{5})-([0-9a-f]{64})")
+_MEAN = re.compile(r"(\d{5})-([0-9a-f]{64})-[0-9a-f]{16}")
+_MARK_CHARACTERS = 16
 _STATE = re.compile(r"(\d{8})\.(\d{5})\.(\d{1,9})")
 
 
@@ -54,8 +56,8 @@ class Layout:
     def outcome(self, step: int, attempt: int) -> str:
         return self.round(step, "out", str(attempt))
 
-    def mean(self, step: int, attempt: int, shard: int, sha256: str) -> str:
-        return self.round(step, "mean", str(attempt), f"{shard:05d}-{sha256}")
+    def mean(self, step: int, attempt: int, shard: int, sha256: str, mean_of: str) -> str:
+        return self.round(step, "mean", str(attempt), _mean_name(shard, sha256, mean_of))
 
     def here(self, step: int, rank: int) -> str:
         return self.round(step, "here", f"{rank:05d}")
@@ -76,10 +78,18 @@ def parse_offer(name: str) -> OfferId | None:
     return OfferId(*map(int, match.groups())) if match else None
 
 
-def parse_mean(name: str) -> tuple[int, int, str] | None:
-    """Attempt, shard and checksum."""
+def parse_mean(name: str, mean_of: str) -> tuple[int, str] | None:
+    """Shard and checksum of a mean of these offers; None for a foreign object."""
     match = _MEAN.fullmatch(name)
-    return (int(match[1]), int(match[2]), match[3]) if match else None
+    if match is None or name != _mean_name(int(match[1]), match[2], mean_of):
+        return None
+    return int(match[1]), match[2]
+
+
+def _mean_name(shard: int, sha256: str, mean_of: str) -> str:
+    """A commit takes the names that it finds, so no name may come about but by averaging the offers of the seal."""
+    mark = hashlib.sha256(f"{mean_of} {shard} {sha256}".encode()).hexdigest()[:_MARK_CHARACTERS]
+    return f"{shard:05d}-{sha256}-{mark}"
 
 
 def parse_state(name: str) -> tuple[int, int, int] | None:
