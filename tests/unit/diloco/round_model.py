@@ -32,6 +32,7 @@ from composer_replication.diloco.rounds.decide import (
 from composer_replication.diloco.rounds.records import OfferId, Outcome, Seal
 
 decide = cache(decide)
+WILD = 1e6  # the largest number of an offer that went astray; the others' is 1
 TIMERS = [Timers(grace=grace, reduce=late) for grace, late in product((False, True), repeat=2)]
 
 
@@ -73,6 +74,7 @@ class World(NamedTuple):
     crashes: int = 0
     restarts: int = 0
     corruptions: int = 0
+    wild: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Rules:
     crashes: int = 1
     restarts: int = 1
     corruptions: int = 1
+    wild: int = 0  # offers far larger than the others'
     forgets: bool = True  # retention may take any round that a published state is newer than
 
     def start(self) -> World:
@@ -122,6 +125,8 @@ def successors(world: World, rules: Rules) -> Iterator[World]:
                     yield with_replica(world, index, replica._replace(pending=decision))
             else:
                 yield acted(world, index, rules)
+                if isinstance(replica.pending.action, MakeOffer) and replica.weight and world.wild < rules.wild:
+                    yield acted(world._replace(wild=world.wild + 1), index, rules, largest=WILD)
         if replica.alive and world.crashes < rules.crashes:
             gone = with_replica(world, index, replica._replace(alive=False, pending=None))
             yield gone._replace(crashes=world.crashes + 1)
@@ -160,7 +165,7 @@ def with_round(world: World, step: int, changed: Round) -> World:
     return world._replace(rounds=(*world.rounds[:step], changed, *world.rounds[step + 1 :]))
 
 
-def acted(world: World, index: int, rules: Rules) -> World:
+def acted(world: World, index: int, rules: Rules, *, largest: float = 1.0) -> World:
     replica = world.replicas[index]
     assert replica.pending is not None
     attempt, seal, action = replica.pending
@@ -170,7 +175,7 @@ def acted(world: World, index: int, rules: Rules) -> World:
     if isinstance(action, MakeOffer):
         shards = rules.shards if replica.weight else 0
         name = OfferId(replica.rank, replica.claim, action.trial)
-        offer = Offer(name, str(name), replica.base, "spec", replica.weight, shards)
+        offer = Offer(name, str(name), replica.base, "spec", replica.weight, shards, largest)
         return with_round(world, replica.step, here._replace(offers=here.offers | {offer}))
     if isinstance(action, CreateSeal):
         return with_round(world, replica.step, here._replace(seals=created(here.seals, attempt, action.seal)))
@@ -276,10 +281,14 @@ def wrong_members(world: World, step: int, outcome: Outcome) -> Iterator[str]:
     ranks = [member.id.rank for member in outcome.members]
     if ranks != sorted(set(ranks)):
         yield f"round {step} counts a rank twice or out of order: {ranks}"
+    if not any(member.weight for member in outcome.members):
+        yield f"round {step} averages nothing"
+    sizes = sorted(offers[member.id].largest for member in outcome.members if offers[member.id].weight)
     for member in outcome.members:
         if offers[member.id].base != outcome.base:
             yield f"round {step} averages old weights: {member.id}"
-        if member.weight != offers[member.id].weight:
+        is_wild = offers[member.id].largest > 1000 * sizes[(len(sizes) - 1) // 2]
+        if member.weight != (0 if is_wild else offers[member.id].weight):
             yield f"round {step} gives {member.id} another weight"
 
 

@@ -25,6 +25,7 @@ from composer_replication.diloco.store import MemoryStore
 SHA = "0" * 64
 MEMBER = [[0, 0, 0], SHA, 1.0]
 MANIFEST = {"id": [0, 0, 0], "base": "b", "spec": "s", "weight": 1.0, "shards": [{"bytes": 9, "sha256": SHA}]}
+MANIFEST |= {"largest": 0.5}
 SEAL = {"base": "b", "spec": "s", "num_shards": 1, "members": [MEMBER]}
 OUTCOME = {"result": "commit", "base": "b", "spec": "s", "members": [MEMBER], "means": [SHA], "bad": []}
 OUTCOME |= {"reason": "", "seconds": 0.5, "num_bytes": 9}
@@ -59,6 +60,9 @@ BAD_FIELDS = [
     ("manifest", {"id": [0, True, 0]}),
     ("manifest", {"weight": -1.0}),
     ("manifest", {"weight": "1"}),
+    ("manifest", {"weight": 1e300}),
+    ("manifest", {"largest": 3e38}),
+    ("manifest", {"largest": None}),
     ("manifest", {"base": 5}),
     ("manifest", {"base": "b" * 10_000}),
     ("manifest", {"shards": "x"}),
@@ -135,7 +139,7 @@ def test_a_claim_and_a_beat_that_are_none_do_not_keep_a_rank():
     store = MemoryStore()
     store.put(f"g000000/claims/00000/{'9' * 300}", b"foreign")
     store.put("g000000/claims/00000/4", b"dead")
-    store.put("g000000/beats/00000.4", line_of(b'{"kind":"beat","format":1,"count":"many"}'))
+    store.put("g000000/beats/00000.4", line_of(b'{"kind":"beat","format":2,"count":"many"}'))
     began = time.monotonic()
     assert run_replica(store, 0, 1, 1).manager._membership.place.claim == 5
     assert time.monotonic() - began < 10

@@ -7,12 +7,13 @@ docs/concepts/diloco.md has the state diagram and the invariants.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from composer_replication.diloco.rounds.records import Member, OfferId, Outcome, Seal
 
+MOST_TIMES_THE_MEDIAN = 1000.0
 MAX_TRIALS = 3  # how often a replica offers anew in one wait, when what it offered could not be read
 
 
@@ -26,6 +27,7 @@ class Offer:
     spec: str
     weight: float
     num_shards: int
+    largest: float = 0.0  # magnitude in its vector
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,10 @@ def _before_the_seal(seen: Seen, me: Myself, timers: Timers) -> Action:
     offers = candidates(seen, me)
     ranks = {offer.id.rank for offer in offers}
     if len(offers) >= me.quorum and (timers.grace or ranks >= seen.expected):
-        members = tuple(Member(offer.id, offer.manifest, offer.weight) for offer in offers)
+        left_out = outliers(offers)
+        members = tuple(
+            Member(offer.id, offer.manifest, 0.0 if offer.id in left_out else offer.weight) for offer in offers
+        )
         return CreateSeal(Seal(me.base, me.spec, max(offer.num_shards for offer in offers), members))
     others = _of_another_spec(seen, me) - ranks
     if me.world_size - len(others) < me.quorum:
@@ -190,6 +195,18 @@ def candidates(seen: Seen, me: Myself) -> list[Offer]:
         if offer.base == me.base and offer.spec == me.spec and offer.id not in seen.spent:
             latest[offer.id.rank] = offer
     return [latest[rank] for rank in sorted(latest)]
+
+
+def outliers(offers: Sequence[Offer]) -> frozenset[OfferId]:
+    """Offers of a replica that diverged: their largest number is far beyond that of the (lower) median offer.
+
+    They are sealed without weight, so that all leave out the same ones; whoever offered them takes the others' mean.
+    """
+    counted = [offer for offer in offers if offer.weight and offer.largest]
+    if not counted:
+        return frozenset()
+    median = sorted(offer.largest for offer in counted)[(len(counted) - 1) // 2]
+    return frozenset(offer.id for offer in counted if offer.largest > MOST_TIMES_THE_MEDIAN * median)
 
 
 def _next_trial(seen: Seen, me: Myself) -> MakeOffer | None:

@@ -100,7 +100,8 @@ class RoundReader:
 
     def _offer(self, ident: OfferId) -> Offer:
         sha256, manifest = self.manifests[ident]
-        return Offer(ident, sha256, manifest.base, manifest.spec, manifest.weight, len(manifest.shards))
+        base, spec, weight = manifest.base, manifest.spec, manifest.weight
+        return Offer(ident, sha256, base, spec, weight, len(manifest.shards), manifest.largest)
 
     def _read_seal(self, names: set[str], attempt: int) -> Seal | Literal["unreadable"] | None:
         if f"seal/{attempt}" not in names:

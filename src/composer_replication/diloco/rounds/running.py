@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,8 @@ from composer_replication.diloco.rounds.records import Layout, Outcome, Seal, pa
 from composer_replication.diloco.rounds.shards import ShardIO, UnreadableOffer
 from composer_replication.diloco.rounds.vectors import RoundVector, spec_of
 from composer_replication.errors import ShapeError, explain
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ class RunningRound:
 
     def _follow(self, seen: Seen, outcome: Outcome) -> Ended:
         if outcome.result == "void":
+            self._weight_in(outcome)
             return Ended("void", outcome, trials=1 + max(each.id.trial for each in outcome.members))
         if outcome.spec != self.spec or len(outcome.means) != self.vector.num_shards:
             raise self._failure(Fail("spec", frozenset(member.id.rank for member in outcome.members)), seen)
@@ -153,8 +157,17 @@ class RunningRound:
             self.shards.fetch_mean(seen.attempt, outcome)
         except UnreadableOffer:  # neither the mean nor what it was made of is there any more
             return Ended("heal")
-        counted = (self.place.rank, self.place.claim) in {member.id[:2] for member in outcome.members}
-        return Ended("commit", outcome, feedback=self.shards.feedback_kept() if counted else self.feedback)
+        weight = self._weight_in(outcome)
+        return Ended("commit", outcome, feedback=self.shards.feedback_kept() if weight else self.feedback)
+
+    def _weight_in(self, outcome: Outcome) -> float:
+        """What this replica counted in an outcome. That it was left out is said, for nobody else sees why."""
+        mine = (self.place.rank, self.place.claim)
+        weights = [member.weight for member in outcome.members if member.id[:2] == mine]
+        if weights == [0] and self.weight:
+            why = "it was not finite, or far larger than what the others moved"
+            _log.warning("round %d: what rank %d moved was left out: %s", self.place.step, self.place.rank, why)
+        return sum(weights)
 
     def _act(self, seen: Seen, action: Action) -> None:
         if isinstance(action, MakeOffer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -97,5 +98,15 @@ def weighted_mean(offers: Iterable[tuple[float, Tensor]], elements: int) -> Tens
 
 
 def fair(weights: Sequence[float]) -> list[float]:
-    """The weights, or ones where all are equal."""
-    return [1.0] * len(weights) if len(set(weights)) == 1 else list(weights)
+    """Ones where all are equal; else the weights times a power of two, so that their sum is below 1.
+
+    No product and no sum of the mean is then beyond the largest number of its vectors, and no bit is another for it.
+    """
+    if len(set(weights)) == 1:
+        return [1.0] * len(weights)
+    return [math.ldexp(weight, -math.frexp(sum(weights))[1]) for weight in weights]
+
+
+def largest_of(values: Tensor) -> float:
+    """The largest magnitude, without a copy."""
+    return max((abs(float(edge)) for edge in torch.aminmax(values)), default=0.0) if values.numel() else 0.0

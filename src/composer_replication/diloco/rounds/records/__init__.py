@@ -19,6 +19,7 @@ from composer_replication.diloco.rounds.records.kinds import (
 )
 from composer_replication.diloco.rounds.records.layout import Layout, parse_mean, parse_offer, parse_state
 from composer_replication.diloco.rounds.records.packing import (
+    MOST_MAGNITUDE,
     MOST_RANKS,
     MOST_RECORD_BYTES,
     MOST_TRIALS,
@@ -39,6 +40,7 @@ from composer_replication.diloco.rounds.records.packing import (
 )
 
 __all__ = [
+    "MOST_MAGNITUDE",
     "MOST_RANKS",
     "MOST_RECORD_BYTES",
     "MOST_TRIALS",

@@ -42,6 +42,7 @@ class Manifest:
     spec: str  # digest of shapes, dtypes, payload and number of shards
     weight: float
     shards: tuple[Shard, ...] = ()
+    largest: float = 0.0  # magnitude in its vector
 
 
 class Member(NamedTuple):

@@ -30,12 +30,13 @@ from composer_replication.diloco.rounds.records.kinds import (
 )
 from composer_replication.errors import explain
 
-FORMAT = 1
+FORMAT = 2
 COPIES = 3
 MOST_RECORD_BYTES = 16 * 2**20
 MOST_RANKS = MOST_SHARDS = 10**5  # names have five digits for them
 MOST_TRIALS = 10**9  # and nine for claims and trials
 MOST_WEIGHT = 1e18
+MOST_MAGNITUDE = 2.0**100  # in an offered vector: a sum of 2**27 of them is still a number in fp32
 _MOST_BYTES = 2**50
 _MOST_TEXT = 500
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -74,7 +75,7 @@ def pack_outcome(outcome: Outcome) -> bytes:
 
 
 def unpack_manifest(data: bytes) -> Manifest:
-    content = fields_of("manifest", data, "id", "base", "spec", "weight", "shards")
+    content = fields_of("manifest", data, "id", "base", "spec", "weight", "shards", "largest")
     with refusing("manifest"):
         return Manifest(
             id=_offer_id(content["id"]),
@@ -82,6 +83,7 @@ def unpack_manifest(data: bytes) -> Manifest:
             spec=text(content["spec"]),
             weight=_amount(content["weight"]),
             shards=tuple(_shard(each) for each in _items(content["shards"], MOST_SHARDS)),
+            largest=_amount(content["largest"], most=MOST_MAGNITUDE),
         )
 
 
@@ -156,9 +158,9 @@ def sha256_of(value: object) -> str:
     return value
 
 
-def _amount(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST_WEIGHT:
-        raise ValueError(f"{str(value)[:40]} where a number from 0 to {MOST_WEIGHT:g} belongs")
+def _amount(value: object, *, most: float = MOST_WEIGHT) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+        raise ValueError(f"{str(value)[:40]} where a number from 0 to {most:g} belongs")
     return float(value)
 
 
