@@ -43,6 +43,7 @@ class Round(NamedTuple):
     outcomes: tuple[Outcome | None, ...] = ()
     here: frozenset[int] = frozenset()
     corrupt: frozenset[OfferId] = frozenset()
+    hidden: frozenset[OfferId] = frozenset()  # their manifests are damaged
     forgotten: bool = False  # retention took its payloads
 
 
@@ -62,6 +63,7 @@ class Replica(NamedTuple):
     base: str = "start"
     weight: float = 1.0
     first_trial: int = 0
+    tried: frozenset[int] = frozenset()
     unreadable: frozenset[OfferId] = frozenset()
     pending: Decision | None = None
     followed: tuple[Outcome, ...] = ()  # commits, from its own first step on
@@ -105,7 +107,7 @@ def seen_by(world: World, step: int, rules: Rules) -> Seen:
     before = committed(world.rounds[step - 1]) if step else None
     return Seen(
         expected=expected_ranks(before, here.here, (), rules.replicas),
-        offers=here.offers,
+        offers=frozenset(offer for offer in here.offers if offer.id not in here.hidden),
         ended=ended,
         seal=here.seals[attempt] if attempt < len(here.seals) else None,
         means=frozenset(shard for of, shard in here.means if of == attempt),
@@ -149,6 +151,7 @@ def decisions(world: World, replica: Replica, rules: Rules) -> set[Decision]:
         quorum=rules.quorum,
         world_size=rules.replicas,
         first_trial=replica.first_trial,
+        tried=replica.tried,
         unreadable=replica.unreadable,
     )
     actions = {decide(seen, me, timers) for timers in TIMERS}
@@ -176,6 +179,7 @@ def acted(world: World, index: int, rules: Rules, *, largest: float = 1.0) -> Wo
         shards = rules.shards if replica.weight else 0
         name = OfferId(replica.rank, replica.claim, action.trial)
         offer = Offer(name, str(name), replica.base, "spec", replica.weight, shards, largest)
+        world = with_replica(world, index, replica._replace(tried=replica.tried | {action.trial}))
         return with_round(world, replica.step, here._replace(offers=here.offers | {offer}))
     if isinstance(action, CreateSeal):
         return with_round(world, replica.step, here._replace(seals=created(here.seals, attempt, action.seal)))
@@ -202,7 +206,7 @@ def reduced(world: World, index: int, attempt: int, action: Reduce) -> World:
     here = world.rounds[replica.step]
     seal = here.seals[attempt]
     assert seal is not None, "only a sealed attempt is reduced"
-    bad = {member.id for member in seal.members if member.weight and member.id in here.corrupt}
+    bad = {member.id for member in seal.members if member.weight and member.id in here.corrupt | here.hidden}
     if bad or here.forgotten:  # forgotten: there is a commit, which it will see next
         return with_replica(world, index, replica._replace(unreadable=replica.unreadable | bad))
     means = here.means | {(attempt, shard) for shard in action.shards}
@@ -212,7 +216,9 @@ def reduced(world: World, index: int, attempt: int, action: Reduce) -> World:
 def followed(world: World, index: int, outcome: Outcome) -> World:
     replica = world.replicas[index]
     if outcome.result == "void":
-        return with_replica(world, index, replica._replace(first_trial=replica.first_trial + 1, weight=1.0))
+        trials = 1 + max(member.id.trial for member in outcome.members)
+        anew = replica._replace(first_trial=trials, tried=frozenset(), weight=1.0)
+        return with_replica(world, index, anew)
     if world.rounds[replica.step].forgotten:
         return healed(world, index)
     step, base = replica.step + 1, base_after(replica.base, replica.step, outcome)
@@ -245,6 +251,9 @@ def corrupted(world: World) -> Iterator[World]:
             for offer in each.offers:
                 if offer.weight and offer.id not in each.corrupt:
                     changed = each._replace(corrupt=each.corrupt | {offer.id})
+                    yield with_round(world, step, changed)._replace(corruptions=world.corruptions + 1)
+                if offer.id not in each.hidden:
+                    changed = each._replace(hidden=each.hidden | {offer.id})
                     yield with_round(world, step, changed)._replace(corruptions=world.corruptions + 1)
 
 
@@ -302,9 +311,8 @@ def is_stuck(world: World, rules: Rules) -> bool:
         return False
     step = min(each.step for each in waiting)
     present = {each.rank for each in waiting if each.step == step}
-    offered = {
-        offer.id.rank for offer in world.rounds[step].offers if offer.id not in seen_by(world, step, rules).spent
-    }
+    seen = seen_by(world, step, rules)
+    offered = {offer.id.rank for offer in seen.offers if offer.id not in seen.spent}
     return len(present | offered) >= rules.quorum
 
 

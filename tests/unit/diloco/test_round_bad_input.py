@@ -13,6 +13,7 @@ from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
 
 from composer_replication.diloco.rounds.failures import (
     GenerationRefused,
+    OfferUnreadable,
     OutcomeUnreadable,
     RankTaken,
     Replaced,
@@ -167,6 +168,31 @@ def test_a_damaged_object_is_read_past_mended_or_made_anew(part, form):
     history = check_run(store, in_threads([functools.partial(run, rank) for rank in range(2)]))
     assert len(history) == 4
     assert all(member.weight for outcome in history for member in outcome.members)
+
+
+@pytest.mark.parametrize(("part", "error"), [("/offer/", OfferUnreadable), ("/claims/", RoundTimeout)])
+def test_what_a_replica_writes_and_can_never_read_back_ends_by_name(part, error):
+    objects = MemoryStore()
+    store = DamagingStore(objects, Faults(), seed=0)
+    store.part, store.form, store.left = part, "other", 10**9
+    began = time.monotonic()
+    with pytest.raises(error, match="rank 0"):
+        run_replica(store, 0, 1, 1, timeout_s=3.0)
+    assert time.monotonic() - began < (2.5 if part == "/offer/" else 5)
+    assert len(objects.keys("g000000/r/00000000/offer")) <= 3
+
+
+def test_one_whose_offers_can_never_be_read_takes_the_commits_of_the_others():
+    store = MemoryStore()
+
+    def run(rank):
+        mine = DamagingStore(store, Faults(), seed=rank)
+        mine.part, mine.form, mine.left = "/offer/00001", "other", 10**9
+        return run_replica(mine, rank, 2, 2, grace_s=0.3, first_grace_s=0.3)
+
+    history = check_run(store, in_threads([functools.partial(run, rank) for rank in range(2)]))
+    assert [[member.id.rank for member in outcome.members] for outcome in history] == [[0], [0]]
+    assert len(store.keys("g000000/r/00000000/offer")) <= 4
 
 
 def test_what_a_run_is_cannot_be_read_and_that_is_said():

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from composer_replication.diloco.rounds.failures import RankTaken, Replaced
+from composer_replication.diloco.rounds.failures import RankTaken, Replaced, RoundTimeout
 from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.reading import read_record
 from composer_replication.diloco.rounds.records import MOST_TRIALS, Layout, fields_of, pack, refusing, unpack, whole
@@ -22,6 +22,7 @@ from composer_replication.diloco.store import ObjectStore, StoreError
 from composer_replication.errors import explain
 
 _BEATS_IN_A_LEASE = 4
+_PAUSE_S = 0.05
 _CLAIM = re.compile(r"\d{1,9}")
 
 
@@ -34,7 +35,8 @@ def take_rank(
     takeover: bool,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """The number of a claim of mine on a rank. RankTaken where a living process holds it.
+    """The number of a claim of mine on a rank. RankTaken where a living process holds it; RoundTimeout where mine
+    cannot be read until the store's patience is over.
 
     `takeover`: whoever started this process knows that the one before is dead.
     """
@@ -50,6 +52,11 @@ def take_rank(
         won = read_record(store, layout.claim(rank, mine), lambda data: unpack("claim", data))
         if won is not None and won.get("nonce") == nonce:
             return mine
+        if store.time_is_up:
+            what = f"claim {mine} on rank {rank} at {store.uri}"
+            got = "one that cannot be read" if won is None else "that of another process"
+            raise RoundTimeout(explain(what, got=got, expected="mine, in time", fix="Look at the store."))
+        sleep(_PAUSE_S)
 
 
 def newest_claim(store: PatientStore, layout: Layout, rank: int) -> int | None:

@@ -59,6 +59,7 @@ class Myself:
     quorum: int
     world_size: int
     first_trial: int = 0  # of this wait
+    tried: frozenset[int] = frozenset()  # trials that I made in it, whether or not their manifests can be read
     unreadable: frozenset[OfferId] = frozenset()  # sealed offers that stayed unreadable
 
 
@@ -112,7 +113,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Fail:
-    kind: Literal["timeout", "spec", "outcome"]
+    kind: Literal["timeout", "spec", "offer", "outcome"]
     ranks: frozenset[int] = frozenset()
 
 
@@ -136,8 +137,12 @@ def decide(seen: Seen, me: Myself, timers: Timers) -> Action:
 
 
 def _before_the_seal(seen: Seen, me: Myself, timers: Timers) -> Action:
-    if trial := _next_trial(seen, me):
-        return trial
+    if not _counts(seen, me):
+        tried = _tried(seen, me)
+        if len(tried) < MAX_TRIALS:
+            return MakeOffer(max(tried, default=me.first_trial - 1) + 1)
+        if me.world_size - 1 < me.quorum:
+            return Fail("offer", frozenset({me.rank}))
     offers = candidates(seen, me)
     ranks = {offer.id.rank for offer in offers}
     if len(offers) >= me.quorum and (timers.grace or ranks >= seen.expected):
@@ -209,13 +214,15 @@ def outliers(offers: Sequence[Offer]) -> frozenset[OfferId]:
     return frozenset(offer.id for offer in counted if offer.largest > MOST_TIMES_THE_MEDIAN * median)
 
 
-def _next_trial(seen: Seen, me: Myself) -> MakeOffer | None:
-    """None when an offer of mine counts, or when none of them could be read."""
-    mine = [offer.id for offer in seen.offers if _is_me(offer.id, me)]
-    tried = {each.trial for each in [*mine, *seen.spent] if _is_me(each, me)}
-    if any(each not in seen.spent for each in mine) or len(tried) >= MAX_TRIALS:
-        return None
-    return MakeOffer(max(tried, default=me.first_trial - 1) + 1)
+def _counts(seen: Seen, me: Myself) -> bool:
+    """Whether an offer of mine can be read and may be sealed."""
+    return any(_is_me(offer.id, me) and offer.id not in seen.spent for offer in seen.offers)
+
+
+def _tried(seen: Seen, me: Myself) -> frozenset[int]:
+    """My trials of this wait: those that I made, though nobody can read them, and those of an attempt that ended."""
+    known = [*(offer.id for offer in seen.offers), *seen.spent]
+    return me.tried | {each.trial for each in known if _is_me(each, me)}
 
 
 def _owner(seal: Seal, shard: int) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from composer_replication.diloco.rounds.decide import (
     candidates,
     decide,
 )
-from composer_replication.diloco.rounds.failures import OutcomeUnreadable, RoundTimeout
+from composer_replication.diloco.rounds.failures import OfferUnreadable, OutcomeUnreadable, RoundTimeout
 from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.reading import RoundReader
 from composer_replication.diloco.rounds.records import Layout, Outcome, Seal, pack_outcome, pack_seal
@@ -93,6 +93,7 @@ class RunningRound:
     feedback: ErrorFeedback | None = None
     sleep: Callable[[float], None] = time.sleep
     unreadable: set = field(default_factory=set)
+    tried: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.spec = spec_of(self.vector, self.settings.kinds, self.name)
@@ -135,6 +136,7 @@ class RunningRound:
             quorum=self.settings.min_replicas,
             world_size=self.settings.world_size,
             first_trial=place.first_trial,
+            tried=frozenset(self.tried),
             unreadable=frozenset(self.unreadable),
         )
 
@@ -171,6 +173,7 @@ class RunningRound:
 
     def _act(self, seen: Seen, action: Action) -> None:
         if isinstance(action, MakeOffer):
+            self.tried.add(action.trial)
             self.shards.make_offer(action.trial)
         elif isinstance(action, CreateSeal):
             self.store.settle(self.layout.seal(self.place.step, seen.attempt), pack_seal(action.seal))
@@ -211,6 +214,10 @@ class RunningRound:
         if action.kind == "spec":
             fix = "All replicas need the same model, fragments, payload and shard size."
             return ShapeError(explain(f"vectors of {where}", got=f"others at ranks {ranks}", expected="mine", fix=fix))
+        if action.kind == "offer":
+            got = f"{len(self.tried)} offers of rank {ranks} that cannot be read back"
+            fix = "Look at the store: what is written there is not what is read."
+            return OfferUnreadable(explain(where, got=got, expected="one that can", fix=fix))
         if action.kind == "outcome":
             return OutcomeUnreadable(f"{where}: its outcome is there and cannot be read. Begin another generation.")
         there = sorted(offer.id.rank for offer in candidates(seen, self._myself()))
