@@ -20,6 +20,7 @@ from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.reading import published_states, read_commit, read_record, step_of
 from composer_replication.diloco.rounds.records import Layout, fields_of, pack, parse_state, refusing, text
 from composer_replication.diloco.rounds.running import Place, Settings
+from composer_replication.diloco.rounds.structures import Flat, flatten
 
 StateFns = MutableMapping[str, tuple[Callable[[Any], None], Callable[[], Any]]]
 
@@ -30,8 +31,8 @@ class GlobalState:
     settings: Settings
     functions: StateFns
 
-    def saved(self) -> states.Flat:
-        return states.flatten({key: value() for key, (_, value) in sorted(self.functions.items())})
+    def saved(self) -> Flat:
+        return flatten({key: value() for key, (_, value) in sorted(self.functions.items())})
 
     def begin(self, store: PatientStore, place: Place) -> tuple[Place, bool]:
         """Where a replica begins, and whether its weights were replaced: with the newest state, or the run's first.

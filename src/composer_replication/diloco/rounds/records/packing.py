@@ -82,7 +82,7 @@ def unpack_manifest(data: bytes) -> Manifest:
             base=text(content["base"]),
             spec=text(content["spec"]),
             weight=_amount(content["weight"]),
-            shards=tuple(_shard(each) for each in _items(content["shards"], MOST_SHARDS)),
+            shards=tuple(_shard(each) for each in items(content["shards"], MOST_SHARDS)),
             largest=_amount(content["largest"], most=MOST_MAGNITUDE),
         )
 
@@ -112,8 +112,8 @@ def unpack_outcome(data: bytes) -> Outcome:
             base=text(content["base"]),
             spec=text(content["spec"]),
             members=members,
-            means=tuple(sha256_of(each) for each in _items(content["means"], MOST_SHARDS)),
-            bad=tuple(_offer_id(each) for each in _items(content["bad"], MOST_RANKS)),
+            means=tuple(sha256_of(each) for each in items(content["means"], MOST_SHARDS)),
+            bad=tuple(_offer_id(each) for each in items(content["bad"], MOST_RANKS)),
             reason=text(content["reason"]),
             seconds=_amount(content["seconds"]),
             num_bytes=whole(content["num_bytes"], below=_MOST_BYTES),
@@ -164,14 +164,14 @@ def _amount(value: object, *, most: float = MOST_WEIGHT) -> float:
     return float(value)
 
 
-def _items(value: object, most: int) -> list[Any]:
+def items(value: object, most: int) -> list[Any]:
     if not isinstance(value, list) or len(value) > most:
         raise ValueError(f"{str(value)[:40]!r} where a list of {most} at most belongs")
     return value
 
 
 def _offer_id(value: object) -> OfferId:
-    rank, claim, trial = _items(value, 3)
+    rank, claim, trial = items(value, 3)
     return OfferId(whole(rank, below=MOST_RANKS), *(whole(each, below=MOST_TRIALS) for each in (claim, trial)))
 
 
@@ -184,7 +184,7 @@ def _shard(value: Any) -> Shard:
 def _members(value: object) -> tuple[Member, ...]:
     """By rank, each rank once: two of one rank would count it twice."""
     members: list[Member] = []
-    for ident, manifest, weight in (_items(each, 3) for each in _items(value, MOST_RANKS)):
+    for ident, manifest, weight in (items(each, 3) for each in items(value, MOST_RANKS)):
         members.append(Member(_offer_id(ident), text(manifest), _amount(weight)))
         if len(members) > 1 and members[-2].id.rank >= members[-1].id.rank:
             raise ValueError(f"rank {members[-1].id.rank} after rank {members[-2].id.rank}")
