@@ -65,6 +65,8 @@ def train_replica(
         if hasattr(manager, "follow"):  # over a store: join now, and begin where the run is
             manager.follow(TorchftFollower(loop))
         yield loop
+    if hasattr(manager, "agree_on_weights"):
+        manager.agree_on_weights()
     take_global_weights(loop)
 
 

@@ -167,6 +167,10 @@ class ObjectStoreManager:
         self._membership.follower = follower
         self._membership.join()
 
+    def agree_on_weights(self) -> None:
+        """After the last round: the global weights of all replicas are equal to the bit, whatever their machines."""
+        self._membership.compare_weights(training=False)
+
     def close(self) -> None:
         """Say goodbye, so that nobody waits for this replica, and publish the last state if that is its task."""
         self._membership.leave()

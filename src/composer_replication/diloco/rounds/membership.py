@@ -38,6 +38,7 @@ class Membership:
     follower: Follower | None = None
     healing: int = 0  # rounds still to go without weight: training did not begin from the global weights
     _voids: int = 0
+    _compared: int = -1  # the last step at which weights were compared
     _num_tensors: dict[str, int] = field(default_factory=dict)
     _heart: Heart | None = None
     layout: Layout = field(init=False)
@@ -87,13 +88,15 @@ class Membership:
             return
         store = self.store
         refuse_if_replaced(store, self.layout, self.place.rank, self.place.claim)
+        # One commit behind: this round is late, takes that commit and is with the others in the next.
+        if self._catch_up(store, margin=1):
+            self._weights_were_replaced(training=True)
+        if self.place.step % self.state_every == 0:
+            self.compare_weights(training=True)
         if self._is_first():
             if self.functions and self._state.is_due(store, self.place, self.state_every):
                 self._state.publish(store, self.place)
             self._retention.sweep(store, self.place.step)
-        # One commit behind: this round is late, takes that commit and is with the others in the next.
-        if self._catch_up(store, margin=1):
-            self._weights_were_replaced(training=True)
 
     def end_round(self, ended: Ended) -> bool:
         """Advance with a commit; a replica that was not among its members says that it is back."""
@@ -117,6 +120,20 @@ class Membership:
         self._weights_were_replaced(training=False)
         self.healing = 0 if self.num_fragments == 1 else self.healing
         store.put(self.layout.here(self.place.step, self.place.rank), b"")
+
+    def compare_weights(self, *, training: bool) -> None:
+        """At the steps of states and at the end: those of the first member, where mine are others by a bit.
+
+        Means are equal everywhere; what each machine makes of them may not be.
+        """
+        if not self.functions or self._heart is None or self.place.last is None or self._compared == self.place.step:
+            return
+        store, self._compared = self.store, self.place.step
+        if self._is_first():
+            self._state.say_sum(store, self.place)
+        elif (loaded := self._state.take_sum(store, self.place)) is not None:
+            self.place = loaded
+            self._weights_were_replaced(training=training)
 
     def leave(self) -> None:
         """Say goodbye; the first member publishes the last state, for those who come later."""

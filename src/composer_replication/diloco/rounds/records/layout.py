@@ -11,6 +11,7 @@ Everything lies below its generation: nothing of another one is listed or read.
     g000000/r/STEP/mean/ATTEMPT/SHARD-SHA-MARK  a shard of the mean: its checksum, and a mark of the offers it is of
     g000000/r/STEP/out/ATTEMPT             how the attempt ended
     g000000/states/STEP.RANK.N             a published state; its chunks are g000000/statedata/STEP.RANK.N/CHUNK
+    g000000/sums/STEP                      a digest of the first member's weights at that step
     g000000/wanted/RANK                    somebody needs a newer state
 
 Seals and outcomes are never deleted: whoever wakes up late finds that its round is over.
