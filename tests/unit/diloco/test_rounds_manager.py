@@ -134,6 +134,31 @@ def test_rounded_payloads_leave_replicas_equal_and_near_the_exact_mean(payload):
     assert loops[0].manager.traffic.sent < plain[0].manager.traffic.sent
 
 
+@pytest.mark.parametrize("payload", ["int8", "int4"])
+def test_what_is_small_beside_its_block_is_late_and_not_lost(payload):
+    """Beside a 1.0 it rounds to nothing in every offer; feedback sends it later, and the mean must let it through."""
+    store, rounds = MemoryStore(), 24
+    quantum = 1 / {"int8": 127, "int4": 7}[payload]
+    small = [0.4 * quantum, 0.15 * quantum]
+
+    def total(rank):
+        manager = ObjectStoreManager(store, rank=rank, world_size=2, payload=payload, **QUICK)
+        moved = torch.zeros(4)
+        for _ in range(rounds):
+            given = torch.tensor([1.0, small[rank], -small[rank], 0.0])
+            manager.start_quorum()
+            manager.allreduce(given)
+            assert manager.should_commit()
+            moved += given
+        manager.close()
+        return moved
+
+    both = in_threads([functools.partial(total, rank) for rank in range(2)])
+    exact = rounds * sum(small) / 2
+    assert torch.equal(both[0], both[1])
+    assert (both[0] - torch.tensor([rounds, exact, -exact, 0.0])).abs().max() < quantum
+
+
 def test_a_vector_that_is_not_finite_has_no_weight_and_its_replica_takes_the_mean_of_the_others():
     store = MemoryStore()
 

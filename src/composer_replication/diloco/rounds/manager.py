@@ -30,6 +30,9 @@ _RAISED_AGAIN = (
     AssertionError,
     MemoryError,
 )
+# Feedback covers offers. A mean in integers would lose for good what is small beside its block's largest number, and
+# whoever averages cannot keep that for the next one: anybody must be able to compute a damaged mean again, to the bit.
+_MEAN_OF: dict[PayloadKind, PayloadKind] = {"int8": "bf16", "int4": "bf16"}
 StateFns = tuple[Callable[[Any], None], Callable[[], Any]]
 
 
@@ -44,7 +47,8 @@ class ObjectStoreManager:
     """Rounds of averaging over a store, in the form that torchft's DiLoCo takes for its manager.
 
     `store` is an ObjectStoreAllReduce (which knows rank, world and time limit), an ObjectStore, or a URI. A round ends
-    within `timeout_s`, with a commit or with RoundTimeout, which names the ranks that are missing.
+    within `timeout_s`, with a commit or with RoundTimeout, which names the ranks that are missing. The mean of `int8`
+    and `int4` offers travels in bf16, unless `mean_payload` says otherwise.
     """
 
     _use_async_quorum = False
@@ -80,7 +84,7 @@ class ObjectStoreManager:
             timeout_s=timeout_s,
             poll_s=poll_s,
             payload=payload,
-            mean_payload=mean_payload or payload,
+            mean_payload=mean_payload or _MEAN_OF.get(payload, payload),
             shard_bytes=shard_bytes,
             parallel=parallel,
         )
