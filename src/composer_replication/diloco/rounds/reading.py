@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Literal, TypeVar
 
@@ -42,6 +43,7 @@ class RoundReader:
     last: Outcome | None  # the commit before
     spec: str = ""  # of my vector, and how many shards it has
     num_shards: int = 0
+    pool: ThreadPoolExecutor | None = None
     manifests: dict[OfferId, tuple[str, Manifest]] = field(default_factory=dict)
     mean_shas: dict[int, dict[int, str]] = field(default_factory=dict)  # by attempt and shard
     _ended: list[Outcome] = field(default_factory=list)
@@ -77,6 +79,7 @@ class RoundReader:
         return None
 
     def _read_manifests(self, names: set[str]) -> None:
+        unread: list[OfferId] = []
         for name in names:
             if not name.startswith("offer/"):
                 continue
@@ -84,7 +87,8 @@ class RoundReader:
             if offer is None or offer.rank >= self.world_size:
                 self.store.traffic.add(foreign=1)
             elif offer not in self.manifests:
-                self._read_manifest(offer)
+                unread.append(offer)
+        list((self.pool.map if self.pool and len(unread) > 1 else map)(self._read_manifest, unread))
 
     def _read_manifest(self, offer: OfferId) -> None:
         """One that cannot be read is not there: its owner will see that too, and write it again."""

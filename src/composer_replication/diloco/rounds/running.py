@@ -105,6 +105,7 @@ class RunningRound:
             self.place.last,
             self.spec,
             self.vector.num_shards,
+            self.pool,
         )
         self.shards = ShardIO(self)
         self.clock = _Clock(self.settings, first=self.place.last is None)

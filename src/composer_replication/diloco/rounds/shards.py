@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -51,7 +52,7 @@ class ShardIO:
     """Reads and writes the shards of one running round."""
 
     def __init__(self, round: RunningRound) -> None:
-        self._round = round
+        self._round: RunningRound = weakref.proxy(round)  # whose tensors go with it, not with a later collection
         self._store, self._layout, self._settings = round.store, round.layout, round.settings
         self._step = round.place.step
         self._offered: RoundVector | None = None  # as its readers see it: rounded, with what was left out before

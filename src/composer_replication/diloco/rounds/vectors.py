@@ -12,7 +12,7 @@ from composer_replication.diloco.payload import BLOCK_ELEMENTS, PayloadKind
 from composer_replication.diloco.rounds.records import digest
 from composer_replication.errors import ShapeError, explain
 
-_FINE_ELEMENTS, _FINE_SHARDS = 2**21, 16
+_FINE_ELEMENTS, _FINE_SHARDS = 2**19, 16
 
 
 class RoundVector:
