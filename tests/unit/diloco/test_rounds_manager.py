@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -102,6 +104,29 @@ def test_all_of_them_restarted_go_on_where_the_last_commit_left_them():
     history = check_run(store, [*before, *after])
     assert [[member.id.claim for member in outcome.members] for outcome in history] == [[0, 0]] * 5 + [[1, 1]] * 3
     assert [ended.result for ended in after[0].manager.history] == ["commit"] * 3
+
+
+def test_a_round_that_is_over_holds_none_of_its_tensors():
+    """Without waiting for a collection of cycles, which may come many rounds later."""
+    manager = ObjectStoreManager(MemoryStore(), rank=0, world_size=1, **QUICK)
+    membership, gone = manager._membership, []
+    running = membership.running
+
+    def watched(*values, **named):
+        round = running(*values, **named)
+        gone.append(weakref.ref(round))
+        return round
+
+    membership.running = watched
+    gc.collect()
+    gc.disable()
+    try:
+        manager.allreduce(torch.ones(5000)).wait()
+        assert manager.should_commit()
+        assert [each() for each in gone] == [None]
+    finally:
+        gc.enable()
+        manager.close()
 
 
 def test_nothing_of_another_generation_is_read():
