@@ -21,6 +21,7 @@ from composer_replication.diloco.rounds.failures import (
 )
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.progress import read_progress
+from composer_replication.diloco.rounds.vectors import RoundVector
 from composer_replication.diloco.store import MemoryStore, StoreDenied, StoreFull, StoreUnavailable
 from composer_replication.errors import InputError, ShapeError
 
@@ -63,6 +64,11 @@ def test_without_registered_state_other_shapes_are_refused_in_the_round():
         return ours.should_commit()
 
     assert [type(each) for each in in_threads([functools.partial(run, rank) for rank in range(2)])] == [ShapeError] * 2
+
+
+def test_more_shards_than_there_are_names_for_are_refused_with_what_to_set():
+    with pytest.raises(InputError, match="larger shard_bytes"):
+        RoundVector([torch.zeros(2).expand(13_000_000, 2)], parties=1, shard_elements=1)
 
 
 def test_a_generation_that_was_closed_is_refused():

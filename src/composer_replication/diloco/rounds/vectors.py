@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from composer_replication.diloco.payload import BLOCK_ELEMENTS, PayloadKind
-from composer_replication.diloco.rounds.records import digest
-from composer_replication.errors import ShapeError, explain
+from composer_replication.diloco.rounds.records import MOST_SHARDS, digest
+from composer_replication.errors import InputError, ShapeError, explain
 
 _FINE_ELEMENTS, _FINE_SHARDS = 2**19, 16
 
@@ -27,6 +27,9 @@ class RoundVector:
         self._flat = [tensor.contiguous().view(-1) for tensor in self.tensors]  # a copy only of a transposed one
         self.elements = sum(tensor.numel() for tensor in tensors)
         self.shard_elements, self.num_shards = cut(self.elements, parties, shard_elements)
+        if self.num_shards >= MOST_SHARDS:
+            got, expected = f"{self.num_shards:,} shards of {shard_elements:,} numbers", f"fewer than {MOST_SHARDS:,}"
+            raise InputError(explain("shards of a vector", got=got, expected=expected, fix="Set larger shard_bytes."))
 
     def size(self, shard: int) -> int:
         return min(self.shard_elements, self.elements - shard * self.shard_elements)
