@@ -20,6 +20,7 @@ Fault = Literal["400", "401", "403", "404", "409", "500", "503", "507", "hang", 
 Judge = Callable[[str, str], Fault]
 """What goes wrong with a request, by its method and key; "" for nothing. `lost` does it and then answers 500."""
 
+_DRIP_BYTES = 1 << 16
 OPTIONS = {"access_key_id": "KEY-IN-NO-MESSAGE", "secret_access_key": "SECRET-IN-NO-MESSAGE", "region": "us-east-1"}
 
 
@@ -73,16 +74,25 @@ class _Handler(BaseHTTPRequestHandler):
             with self.bucket.lock:
                 self.bucket.at_once += 1
                 self.bucket.most_at_once = max(self.bucket.most_at_once, self.bucket.at_once)
-            time.sleep((len(data) + received) / 1e6 / self.bucket.connection_mb_s)
-            with self.bucket.lock:
-                self.bucket.at_once -= 1
+            time.sleep(received / 1e6 / self.bucket.connection_mb_s)
         self.send_response(status)
         for name, value in ({"content-length": str(len(data))} | headers).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(data[: len(data) // 2] if cut else data)
+            self._write(data[: len(data) // 2] if cut else data)
+        if self.bucket.connection_mb_s:
+            with self.bucket.lock:
+                self.bucket.at_once -= 1
         self.close_connection = self.close_connection or cut
+
+    def _write(self, data: bytes) -> None:
+        """At the speed of the line, bit by bit."""
+        mb_s = self.bucket.connection_mb_s
+        for start in range(0, len(data), _DRIP_BYTES if mb_s else max(1, len(data))):
+            drip = data[start : start + _DRIP_BYTES] if mb_s else data
+            time.sleep(len(drip) / 1e6 / mb_s if mb_s else 0)
+            self.wfile.write(drip)
 
     def _answer(self, key: str, query: dict[str, list[str]], body: bytes) -> tuple[int, dict[str, str], bytes]:
         if self.command == "PUT" and "partNumber" in query:

@@ -127,7 +127,7 @@ def replicas(task: str, arm: str, seed: int, every: int) -> dict[str, float]:
         payload, _, mean = arm.partition(", mean ")
         options: dict[str, Any] = {
             "payload": payload,
-            "mean_payload": mean or None,
+            "mean_payload": mean or payload,
             "poll_s": 0.01,
             "grace_s": 300.0,
             "timeout_s": 600.0,

@@ -55,10 +55,7 @@ def make_diloco_outer_loop(
     check_buckets(fragments)
     check_manager(manager)
     # One for all fragments would move the others by the gradients that the inner step left on them.
-    outer = [
-        torch.optim.SGD(each.parameters(), lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
-        for each in fragments
-    ]
+    outer = [OuterSGD(each.parameters(), lr=outer_lr, momentum=outer_momentum, nesterov=nesterov) for each in fragments]
     stale = _StaleWeights()
     manager.register_state_dict_fn(BEFORE_HEAL, stale.before_heal, dict)
     loop = stale.loop = local_sgd.DiLoCo(
@@ -76,6 +73,31 @@ def make_diloco_outer_loop(
 
         follow(TorchftFollower(loop))
     return loop
+
+
+class OuterSGD(torch.optim.SGD):
+    """SGD with momentum whose bits are the same on every machine: each product and each sum is rounded on its own.
+
+    torch's own step multiplies and adds at once where the machine can, and so ends a bit aside on another kind of CPU,
+    or on a GPU. Weight decay, dampening and `maximize` are none of an outer step's.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        del closure
+        for group in self.param_groups:
+            for weights in group["params"]:
+                if weights.grad is not None:
+                    weights.sub_(self._direction(weights, group["momentum"], group["nesterov"]).mul_(group["lr"]))
+
+    def _direction(self, weights: Any, momentum: float, nesterov: bool) -> torch.Tensor:
+        gradient = weights.grad
+        if not momentum:
+            return gradient.clone()
+        state = self.state[weights]
+        before = state.get("momentum_buffer")
+        state["momentum_buffer"] = past = gradient.clone() if before is None else before.mul_(momentum).add_(gradient)
+        return past.mul(momentum).add_(gradient) if nesterov else past.clone()
 
 
 def take_global_weights(loop: DiLoCo) -> None:

@@ -55,17 +55,39 @@ class OuterLoop:
 
 @contextlib.contextmanager
 def train_replica(
-    manager: Any, model: nn.Module, inner_optimizer: torch.optim.Optimizer, settings: OuterLoop | None = None
+    manager: Any,
+    model: nn.Module,
+    inner_optimizer: torch.optim.Optimizer,
+    settings: OuterLoop | None = None,
+    *,
+    commits: int | None = None,
 ) -> Iterator[DiLoCo]:
     """Steps of `inner_optimizer` in this block are those of one replica; after it the model has the global weights.
 
-    Steps since the last exchange, and with a delay or several fragments what is on its way, count for nothing.
+    Steps since the last exchange, and with a delay or several fragments what is on its way, count for nothing. So do
+    all steps once the run has its `commits`: a replica that is started again after the end adds nothing to it.
     """
     with (settings or OuterLoop()).around(manager, model, inner_optimizer) as loop:
         if hasattr(manager, "follow"):  # over a store: join now, and begin where the run is
             manager.follow(TorchftFollower(loop))
+        if commits is not None:
+            _end_with(loop, manager, inner_optimizer, commits)
         yield loop
+    if hasattr(manager, "agree_on_weights"):
+        manager.agree_on_weights()
     take_global_weights(loop)
+
+
+def _end_with(loop: DiLoCo, manager: Any, inner_optimizer: torch.optim.Optimizer, commits: int) -> None:
+    """No exchange after so many commits: torchft's hook, which counts the steps that were made, is taken away."""
+    counting = loop._hooks[-1]
+
+    def look(*_: object) -> None:  # before a step: the hooks after it must not change while they are called
+        if manager.current_step() >= commits:
+            counting.remove()
+
+    look()
+    loop._hooks.append(bare_optimizer(inner_optimizer).register_step_pre_hook(look))
 
 
 def bare_optimizer(optimizer: Any) -> torch.optim.Optimizer:

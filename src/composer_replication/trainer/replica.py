@@ -63,7 +63,7 @@ class ReplicaSteps(TrainerCallback):
     loop: Any
 
     def __init__(self, replica: Replica) -> None:
-        self._replica, self._block = replica, contextlib.ExitStack()
+        self._replica, self._block, self._is_over = replica, contextlib.ExitStack(), False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         del control
@@ -71,12 +71,19 @@ class ReplicaSteps(TrainerCallback):
             fix = "Start a replica with one process; more GPUs are more replicas."
             raise InputError(explain("processes of a replica", got=args.world_size, expected=1, fix=fix))
         self._replica.check_steps(state.max_steps)
-        block = train_replica(self._replica.manager, parts["model"], parts["optimizer"], self._replica.outer)
+        outer = self._replica.outer
+        commits = state.max_steps // outer.steps_per_commit
+        block = train_replica(self._replica.manager, parts["model"], parts["optimizer"], outer, commits=commits)
         self.loop = self._block.enter_context(block)
         self._keep_pace(state, parts["lr_scheduler"])
+        self._is_over = state.global_step >= state.max_steps
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         del args
+        if self._is_over:  # a trainer makes one step before it can be stopped: this one counts for nothing
+            state.global_step, control.should_training_stop = state.max_steps, True
+            control.should_log = control.should_save = control.should_evaluate = False
+            return
         self._keep_pace(state, parts["lr_scheduler"])
         control.should_training_stop |= state.global_step >= state.max_steps
 

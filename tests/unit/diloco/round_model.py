@@ -32,6 +32,7 @@ from composer_replication.diloco.rounds.decide import (
 from composer_replication.diloco.rounds.records import OfferId, Outcome, Seal
 
 decide = cache(decide)
+WILD = 1e6  # the largest number of an offer that went astray; the others' is 1
 TIMERS = [Timers(grace=grace, reduce=late) for grace, late in product((False, True), repeat=2)]
 
 
@@ -42,6 +43,7 @@ class Round(NamedTuple):
     outcomes: tuple[Outcome | None, ...] = ()
     here: frozenset[int] = frozenset()
     corrupt: frozenset[OfferId] = frozenset()
+    hidden: frozenset[OfferId] = frozenset()  # their manifests are damaged
     forgotten: bool = False  # retention took its payloads
 
 
@@ -61,6 +63,7 @@ class Replica(NamedTuple):
     base: str = "start"
     weight: float = 1.0
     first_trial: int = 0
+    tried: frozenset[int] = frozenset()
     unreadable: frozenset[OfferId] = frozenset()
     pending: Decision | None = None
     followed: tuple[Outcome, ...] = ()  # commits, from its own first step on
@@ -73,6 +76,7 @@ class World(NamedTuple):
     crashes: int = 0
     restarts: int = 0
     corruptions: int = 0
+    wild: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class Rules:
     crashes: int = 1
     restarts: int = 1
     corruptions: int = 1
+    wild: int = 0  # offers far larger than the others'
     forgets: bool = True  # retention may take any round that a published state is newer than
 
     def start(self) -> World:
@@ -102,7 +107,7 @@ def seen_by(world: World, step: int, rules: Rules) -> Seen:
     before = committed(world.rounds[step - 1]) if step else None
     return Seen(
         expected=expected_ranks(before, here.here, (), rules.replicas),
-        offers=here.offers,
+        offers=frozenset(offer for offer in here.offers if offer.id not in here.hidden),
         ended=ended,
         seal=here.seals[attempt] if attempt < len(here.seals) else None,
         means=frozenset(shard for of, shard in here.means if of == attempt),
@@ -122,6 +127,8 @@ def successors(world: World, rules: Rules) -> Iterator[World]:
                     yield with_replica(world, index, replica._replace(pending=decision))
             else:
                 yield acted(world, index, rules)
+                if isinstance(replica.pending.action, MakeOffer) and replica.weight and world.wild < rules.wild:
+                    yield acted(world._replace(wild=world.wild + 1), index, rules, largest=WILD)
         if replica.alive and world.crashes < rules.crashes:
             gone = with_replica(world, index, replica._replace(alive=False, pending=None))
             yield gone._replace(crashes=world.crashes + 1)
@@ -144,6 +151,7 @@ def decisions(world: World, replica: Replica, rules: Rules) -> set[Decision]:
         quorum=rules.quorum,
         world_size=rules.replicas,
         first_trial=replica.first_trial,
+        tried=replica.tried,
         unreadable=replica.unreadable,
     )
     actions = {decide(seen, me, timers) for timers in TIMERS}
@@ -160,7 +168,7 @@ def with_round(world: World, step: int, changed: Round) -> World:
     return world._replace(rounds=(*world.rounds[:step], changed, *world.rounds[step + 1 :]))
 
 
-def acted(world: World, index: int, rules: Rules) -> World:
+def acted(world: World, index: int, rules: Rules, *, largest: float = 1.0) -> World:
     replica = world.replicas[index]
     assert replica.pending is not None
     attempt, seal, action = replica.pending
@@ -170,7 +178,8 @@ def acted(world: World, index: int, rules: Rules) -> World:
     if isinstance(action, MakeOffer):
         shards = rules.shards if replica.weight else 0
         name = OfferId(replica.rank, replica.claim, action.trial)
-        offer = Offer(name, str(name), replica.base, "spec", replica.weight, shards)
+        offer = Offer(name, str(name), replica.base, "spec", replica.weight, shards, largest)
+        world = with_replica(world, index, replica._replace(tried=replica.tried | {action.trial}))
         return with_round(world, replica.step, here._replace(offers=here.offers | {offer}))
     if isinstance(action, CreateSeal):
         return with_round(world, replica.step, here._replace(seals=created(here.seals, attempt, action.seal)))
@@ -197,7 +206,7 @@ def reduced(world: World, index: int, attempt: int, action: Reduce) -> World:
     here = world.rounds[replica.step]
     seal = here.seals[attempt]
     assert seal is not None, "only a sealed attempt is reduced"
-    bad = {member.id for member in seal.members if member.weight and member.id in here.corrupt}
+    bad = {member.id for member in seal.members if member.weight and member.id in here.corrupt | here.hidden}
     if bad or here.forgotten:  # forgotten: there is a commit, which it will see next
         return with_replica(world, index, replica._replace(unreadable=replica.unreadable | bad))
     means = here.means | {(attempt, shard) for shard in action.shards}
@@ -207,7 +216,9 @@ def reduced(world: World, index: int, attempt: int, action: Reduce) -> World:
 def followed(world: World, index: int, outcome: Outcome) -> World:
     replica = world.replicas[index]
     if outcome.result == "void":
-        return with_replica(world, index, replica._replace(first_trial=replica.first_trial + 1, weight=1.0))
+        trials = 1 + max(member.id.trial for member in outcome.members)
+        anew = replica._replace(first_trial=trials, tried=frozenset(), weight=1.0)
+        return with_replica(world, index, anew)
     if world.rounds[replica.step].forgotten:
         return healed(world, index)
     step, base = replica.step + 1, base_after(replica.base, replica.step, outcome)
@@ -240,6 +251,9 @@ def corrupted(world: World) -> Iterator[World]:
             for offer in each.offers:
                 if offer.weight and offer.id not in each.corrupt:
                     changed = each._replace(corrupt=each.corrupt | {offer.id})
+                    yield with_round(world, step, changed)._replace(corruptions=world.corruptions + 1)
+                if offer.id not in each.hidden:
+                    changed = each._replace(hidden=each.hidden | {offer.id})
                     yield with_round(world, step, changed)._replace(corruptions=world.corruptions + 1)
 
 
@@ -276,10 +290,14 @@ def wrong_members(world: World, step: int, outcome: Outcome) -> Iterator[str]:
     ranks = [member.id.rank for member in outcome.members]
     if ranks != sorted(set(ranks)):
         yield f"round {step} counts a rank twice or out of order: {ranks}"
+    if not any(member.weight for member in outcome.members):
+        yield f"round {step} averages nothing"
+    sizes = sorted(offers[member.id].largest for member in outcome.members if offers[member.id].weight)
     for member in outcome.members:
         if offers[member.id].base != outcome.base:
             yield f"round {step} averages old weights: {member.id}"
-        if member.weight != offers[member.id].weight:
+        is_wild = offers[member.id].largest > 1000 * sizes[(len(sizes) - 1) // 2]
+        if member.weight != (0 if is_wild else offers[member.id].weight):
             yield f"round {step} gives {member.id} another weight"
 
 
@@ -293,9 +311,8 @@ def is_stuck(world: World, rules: Rules) -> bool:
         return False
     step = min(each.step for each in waiting)
     present = {each.rank for each in waiting if each.step == step}
-    offered = {
-        offer.id.rank for offer in world.rounds[step].offers if offer.id not in seen_by(world, step, rules).spent
-    }
+    seen = seen_by(world, step, rules)
+    offered = {offer.id.rank for offer in seen.offers if offer.id not in seen.spent}
     return len(present | offered) >= rules.quorum
 
 

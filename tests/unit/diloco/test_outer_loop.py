@@ -78,6 +78,20 @@ def test_a_step_of_one_fragment_leaves_the_others_as_the_inner_optimizer_left_th
     assert torch.equal(history[-1][size:], start[size:])  # after the block: what is global
 
 
+def test_a_run_that_has_all_its_commits_exchanges_no_more():
+    for commits, expected in ((3, 3), (4, 4), (None, 6)):
+        manager, model = OneReplica(), small_model()
+        manager.step = 3
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with train_replica(manager, model, optimizer, AVERAGING, commits=commits) as loop:
+            list(inner_steps(model, optimizer, 0, 12))
+        assert manager.step == expected
+        assert all(
+            torch.equal(value, dict(model.named_parameters())[name])
+            for name, value in loop._fragments[0].original_parameters.items()
+        )
+
+
 def heal_with(manager: OneReplica, state: dict) -> None:
     for key, (load, _) in manager.state.items():
         load(state[key])

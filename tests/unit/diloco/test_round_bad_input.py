@@ -13,6 +13,7 @@ from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
 
 from composer_replication.diloco.rounds.failures import (
     GenerationRefused,
+    OfferUnreadable,
     OutcomeUnreadable,
     RankTaken,
     Replaced,
@@ -20,6 +21,7 @@ from composer_replication.diloco.rounds.failures import (
 )
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.progress import read_progress
+from composer_replication.diloco.rounds.vectors import RoundVector
 from composer_replication.diloco.store import MemoryStore, StoreDenied, StoreFull, StoreUnavailable
 from composer_replication.errors import InputError, ShapeError
 
@@ -64,6 +66,11 @@ def test_without_registered_state_other_shapes_are_refused_in_the_round():
     assert [type(each) for each in in_threads([functools.partial(run, rank) for rank in range(2)])] == [ShapeError] * 2
 
 
+def test_more_shards_than_there_are_names_for_are_refused_with_what_to_set():
+    with pytest.raises(InputError, match="larger shard_bytes"):
+        RoundVector([torch.zeros(2).expand(13_000_000, 2)], parties=1, shard_elements=1)
+
+
 def test_a_generation_that_was_closed_is_refused():
     store = MemoryStore()
     run_replica(store, 0, 1, 1)
@@ -97,6 +104,19 @@ def test_foreign_objects_are_ignored_and_counted():
     store.put("g000000/r/00000000/here/me", b"")
     loops = in_threads([functools.partial(run_replica, store, rank, 2, 2) for rank in range(2)])
     assert len(check_run(store, loops)) == 2
+    assert loops[0].manager.traffic.foreign >= 2
+
+
+@pytest.mark.parametrize("mark", ["", f"-{'0' * 16}"])
+@pytest.mark.parametrize("shard", [0, 1, 7, 99_999])
+def test_a_foreign_name_among_the_means_gets_into_no_commit(shard, mark):
+    store = MemoryStore()
+    for attempt, sha256 in ((0, "0" * 64), (0, "f" * 64), (1, "0" * 64)):
+        store.put(f"g000000/r/00000000/mean/{attempt}/{shard:05d}-{sha256}{mark}", b"hello")
+    loops = in_threads([functools.partial(run_replica, store, rank, 2, 2, timeout_s=5.0) for rank in range(2)])
+    history = check_run(store, loops)
+    assert len(history) == 2
+    assert not {"0" * 64, "f" * 64} & set(history[0].means)
     assert loops[0].manager.traffic.foreign >= 2
 
 
@@ -154,6 +174,31 @@ def test_a_damaged_object_is_read_past_mended_or_made_anew(part, form):
     history = check_run(store, in_threads([functools.partial(run, rank) for rank in range(2)]))
     assert len(history) == 4
     assert all(member.weight for outcome in history for member in outcome.members)
+
+
+@pytest.mark.parametrize(("part", "error"), [("/offer/", OfferUnreadable), ("/claims/", RoundTimeout)])
+def test_what_a_replica_writes_and_can_never_read_back_ends_by_name(part, error):
+    objects = MemoryStore()
+    store = DamagingStore(objects, Faults(), seed=0)
+    store.part, store.form, store.left = part, "other", 10**9
+    began = time.monotonic()
+    with pytest.raises(error, match="rank 0"):
+        run_replica(store, 0, 1, 1, timeout_s=3.0)
+    assert time.monotonic() - began < (2.5 if part == "/offer/" else 5)
+    assert len(objects.keys("g000000/r/00000000/offer")) <= 3
+
+
+def test_one_whose_offers_can_never_be_read_takes_the_commits_of_the_others():
+    store = MemoryStore()
+
+    def run(rank):
+        mine = DamagingStore(store, Faults(), seed=rank)
+        mine.part, mine.form, mine.left = "/offer/00001", "other", 10**9
+        return run_replica(mine, rank, 2, 2, grace_s=0.3, first_grace_s=0.3)
+
+    history = check_run(store, in_threads([functools.partial(run, rank) for rank in range(2)]))
+    assert [[member.id.rank for member in outcome.members] for outcome in history] == [[0], [0]]
+    assert len(store.keys("g000000/r/00000000/offer")) <= 4
 
 
 def test_what_a_run_is_cannot_be_read_and_that_is_said():

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -10,7 +14,10 @@ import torch
 from faulty_stores import Faults, FaultyStore
 from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
 
+from composer_replication.diloco.rounds import shards
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
+from composer_replication.diloco.rounds.records import MOST_MAGNITUDE
+from composer_replication.diloco.rounds.vectors import fair, largest_of, weighted_mean
 from composer_replication.diloco.store import MemoryStore
 
 
@@ -99,6 +106,29 @@ def test_all_of_them_restarted_go_on_where_the_last_commit_left_them():
     assert [ended.result for ended in after[0].manager.history] == ["commit"] * 3
 
 
+def test_a_round_that_is_over_holds_none_of_its_tensors():
+    """Without waiting for a collection of cycles, which may come many rounds later."""
+    manager = ObjectStoreManager(MemoryStore(), rank=0, world_size=1, **QUICK)
+    membership, gone = manager._membership, []
+    running = membership.running
+
+    def watched(*values, **named):
+        round = running(*values, **named)
+        gone.append(weakref.ref(round))
+        return round
+
+    membership.running = watched
+    gc.collect()
+    gc.disable()
+    try:
+        manager.allreduce(torch.ones(5000)).wait()
+        assert manager.should_commit()
+        assert [each() for each in gone] == [None]
+    finally:
+        gc.enable()
+        manager.close()
+
+
 def test_nothing_of_another_generation_is_read():
     store = MemoryStore()
     in_threads([functools.partial(run_replica, store, rank, 2, 3) for rank in range(2)])
@@ -129,6 +159,31 @@ def test_rounded_payloads_leave_replicas_equal_and_near_the_exact_mean(payload):
     assert loops[0].manager.traffic.sent < plain[0].manager.traffic.sent
 
 
+@pytest.mark.parametrize("payload", ["int8", "int4"])
+def test_what_is_small_beside_its_block_is_late_and_not_lost(payload):
+    """Beside a 1.0 it rounds to nothing in every offer; feedback sends it later, and the mean must let it through."""
+    store, rounds = MemoryStore(), 24
+    quantum = 1 / {"int8": 127, "int4": 7}[payload]
+    small = [0.4 * quantum, 0.15 * quantum]
+
+    def total(rank):
+        manager = ObjectStoreManager(store, rank=rank, world_size=2, payload=payload, **QUICK)
+        moved = torch.zeros(4)
+        for _ in range(rounds):
+            given = torch.tensor([1.0, small[rank], -small[rank], 0.0])
+            manager.start_quorum()
+            manager.allreduce(given)
+            assert manager.should_commit()
+            moved += given
+        manager.close()
+        return moved
+
+    both = in_threads([functools.partial(total, rank) for rank in range(2)])
+    exact = rounds * sum(small) / 2
+    assert torch.equal(both[0], both[1])
+    assert (both[0] - torch.tensor([rounds, exact, -exact, 0.0])).abs().max() < quantum
+
+
 def test_a_vector_that_is_not_finite_has_no_weight_and_its_replica_takes_the_mean_of_the_others():
     store = MemoryStore()
 
@@ -141,6 +196,60 @@ def test_a_vector_that_is_not_finite_has_no_weight_and_its_replica_takes_the_mea
 
     history = check_run(store, in_threads([functools.partial(run, rank) for rank in range(2)]))
     assert [[member.weight for member in outcome.members] for outcome in history] == [[3, 4], [3, 0], [3, 4]]
+
+
+@pytest.mark.parametrize("wild", [0, 1, 2])
+@pytest.mark.parametrize("value", [3.4e38, -3.4e38, 1e25, 5e4])
+def test_a_vector_that_is_far_larger_than_the_others_has_no_weight_in_its_round(wild, value, caplog):
+    store = MemoryStore()
+
+    def run(rank):
+        loop = alone(store, rank, 3, 1)
+        if rank == wild:
+            loop.training[0][5] = value
+        go_on(loop, 3)
+        return loop
+
+    history = check_run(store, in_threads([functools.partial(run, rank) for rank in range(3)]))
+    given = [[0 if step == 1 and rank == wild else 3 + rank for rank in range(3)] for step in range(3)]
+    assert [[member.weight for member in outcome.members] for outcome in history] == given
+    assert f"what rank {wild} moved was left out" in caplog.text
+
+
+def test_a_vector_that_would_overflow_alone_leaves_the_weights_and_the_run_goes_on():
+    store = MemoryStore()
+    loop = alone(store, 0, 1, 1)
+    loop.training[0][5] = -3.4e38
+    assert [loop.round() for _ in range(3)] == [False, True, True]
+    check_run(store, [loop])
+
+
+@pytest.mark.parametrize("weights", [(3.0, 4.0, 5.0), (1e18, 1e-18, 7.0), (1e-30, 2e-30, 1e-31), (1e18, 1e18, 1e18)])
+def test_no_mean_overflows_whatever_the_weights(weights):
+    vectors = [torch.tensor([MOST_MAGNITUDE, -MOST_MAGNITUDE, 1.0, index / 3]) for index in range(3)]
+    shares = [weight / sum(weights) for weight in weights]
+    exact = sum(share * vector.double() for share, vector in zip(shares, vectors, strict=True))
+    mean = weighted_mean(zip(fair(weights), vectors, strict=True), 4)
+    torch.testing.assert_close(mean.double(), exact, rtol=1e-6, atol=1e-12)
+
+
+def test_an_offer_that_holds_more_than_its_manifest_says_counts_for_nothing(monkeypatch):
+    store = MemoryStore()
+
+    def modest(values):
+        return 1e-3 if threading.current_thread().name.startswith("liar") else largest_of(values)
+
+    monkeypatch.setattr(shards, "largest_of", modest)
+
+    def run(rank):
+        loop = ToyLoop(ObjectStoreManager(store, rank=rank, world_size=2, **{**QUICK, "min_replicas": 1}))
+        if rank == 1:
+            loop.manager._pool = loop.manager._membership.pool = ThreadPoolExecutor(2, thread_name_prefix="liar")
+        go_on(loop, 1)
+        return loop
+
+    history = check_run(store, in_threads([functools.partial(run, rank) for rank in range(2)]))
+    assert [member.id.rank for member in history[0].members] == [0]
 
 
 def test_without_state_one_that_slept_takes_the_step_of_the_others():

@@ -111,6 +111,50 @@ def test_an_object_that_changes_while_its_parts_are_read_is_read_again(store, bu
     assert store.get("big", most_bytes=5000) == b"b" * 5000
 
 
+@pytest.mark.parametrize("part_bytes", [1 << 40, 400_000], ids=["whole", "parts"])
+def test_a_slow_line_is_given_the_time_that_the_bytes_need(bucket, monkeypatch, part_bytes):
+    """1 MB at 1 MB/s for each connection: two to three times what a request without bytes may take."""
+    monkeypatch.setattr(buckets, "PART_BYTES", part_bytes)
+    slow = open_store("s3://box/runs/a", deadline_s=1.0, slowest_mb_s=0.5, options=bucket.options)
+    data = bytes(1_000_000)
+    bucket.connection_mb_s = 1.0 if part_bytes > len(data) else 0.4
+    try:
+        slow.put("g0/big", data)
+        assert slow.get("g0/big", most_bytes=len(data)) == data
+        assert slow.create("g0/new", data)
+    finally:
+        bucket.connection_mb_s = 0.0
+    assert len(bucket.requests) < 20  # none of them had to be made again
+
+
+def test_a_line_slower_than_the_slowest_is_named(bucket):
+    slow = open_store("s3://box/runs/a", deadline_s=1.0, slowest_mb_s=10.0, options=bucket.options)
+    bucket.connection_mb_s = 0.2
+    start = time.monotonic()
+    try:
+        with pytest.raises(StoreUnavailable, match="no usable answer"):
+            slow.put("g0/big", bytes(1_000_000))
+    finally:
+        bucket.connection_mb_s = 0.0
+    assert time.monotonic() - start < 6
+
+
+def test_a_request_without_bytes_that_hangs_is_not_waited_for_longer_on_a_slow_line(bucket):
+    slow = open_store("s3://box/runs/a", deadline_s=DEADLINE_S, slowest_mb_s=0.001, options=bucket.options)
+    bucket.objects["runs/a/g0/a"] = (b"0123456789", {})
+    bucket.judge = lambda method, key: "hang"
+    start = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        slow.size("g0/a")
+    assert time.monotonic() - start < DEADLINE_S * 4 / 3 + 1.5
+
+
+@pytest.mark.parametrize("slowest", [0.0, -1.0, float("nan")])
+def test_a_slowest_line_that_is_none_is_refused(bucket, slowest):
+    with pytest.raises(InputError, match="slowest_mb_s"):
+        open_store("s3://box/runs/a", slowest_mb_s=slowest, options=bucket.options)
+
+
 @pytest.mark.parametrize("fault", ["500", "503", "hang", "cut"])
 def test_what_passes_is_tried_again(hasty, bucket, fault):
     bucket.objects["runs/a/g0/a"] = (b"0123456789", {})

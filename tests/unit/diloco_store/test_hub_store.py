@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -33,8 +34,10 @@ def store(repository, monkeypatch):
     return opened(repository)
 
 
-def opened(repository, uri="hf://owner/runs/a", deadline_s=30.0):
-    return open_store(uri, deadline_s=deadline_s, options={"endpoint": repository.url, "token": TOKEN})
+def opened(repository, uri="hf://owner/runs/a", deadline_s=30.0, slowest_mb_s=1.0):
+    return open_store(
+        uri, deadline_s=deadline_s, slowest_mb_s=slowest_mb_s, options={"endpoint": repository.url, "token": TOKEN}
+    )
 
 
 def test_the_objects_of_a_repository(store, repository):
@@ -49,6 +52,23 @@ def test_the_objects_of_a_repository(store, repository):
     store.delete(["g0/a", "g0/none"])
     with pytest.raises(MissingObject):
         store.get("g0/a", most_bytes=5)
+
+
+def test_a_large_object_is_given_the_time_that_its_bytes_need(store, repository):
+    slow = opened(repository, deadline_s=1.5, slowest_mb_s=0.5)
+    asked = []
+
+    def late(method, path):
+        asked.append(path)
+        if "/commit/" in path or "/resolve/" in path:
+            time.sleep(0.8)  # more than a request without bytes may take
+        return ""
+
+    repository.judge = late
+    data = bytes(range(250)) * 4000
+    slow.put("g0/big", data)
+    assert slow.get("g0/big", most_bytes=len(data)) == data
+    assert sum("/commit/" in path for path in asked) == 1
 
 
 def test_a_create_on_a_head_that_moved_is_tried_on_the_new_one(store, repository):

@@ -104,6 +104,19 @@ def test_a_replica_that_was_started_again_goes_on_at_the_runs_step_with_its_lear
     assert again == {step: whole[step] for step in (7, 8)}
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_replica_that_was_started_again_after_the_end_exchanges_and_changes_nothing(tmp_path, every):
+    outer = OuterLoop(outer_lr=1.0, outer_momentum=0.0, nesterov=False, sync_every=every)
+    manager = Counting(start=4 // every)
+    steps = ReplicaSteps(replica(manager, outer=outer))
+    trainer = trainer_of(tmp_path, sessions_of(0, 1), arguments_changes={"max_steps": 4}, callbacks=[steps])
+    before = {name: each.detach().clone() for name, each in trainer.model.named_parameters()}
+    trainer.train()
+    assert (manager.current_step(), manager.sent, trainer.state.global_step) == (4 // every, 0, 4)
+    assert all(torch.equal(before[name], each) for name, each in trainer.model.named_parameters())
+    assert not [row for row in trainer.state.log_history if "learning_rate" in row]
+
+
 def test_a_replica_ends_with_the_global_weights_of_all_fragments(tmp_path):
     outer = OuterLoop(sync_every=4, num_fragments=2, outer_lr=0.5)
     steps = ReplicaSteps(replica(outer=outer))

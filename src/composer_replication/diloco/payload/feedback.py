@@ -13,8 +13,9 @@ from composer_replication.errors import ShapeError, explain
 
 
 class ErrorFeedback:
-    """The residual of one replica's payloads.
+    """The residual of one replica's payloads: about half a step of its block's integers for each number, at most.
 
+    It lives in this process: a replica that is started again has lost it once, and such losses do not add up.
     `compress` changes nothing: a round may be aborted, and then what was sent counts for nothing. `keep` is called when
     the round was committed.
     """

@@ -7,20 +7,23 @@ own clock: one that moves belongs to a living process, whatever the two clocks s
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable
 
-from composer_replication.diloco.rounds.failures import RankTaken, Replaced
+from composer_replication.diloco.rounds.failures import RankTaken, Replaced, RoundTimeout
 from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.reading import read_record
-from composer_replication.diloco.rounds.records import Layout, pack, unpack
+from composer_replication.diloco.rounds.records import MOST_TRIALS, Layout, fields_of, pack, refusing, unpack, whole
 from composer_replication.diloco.store import ObjectStore, StoreError
 from composer_replication.errors import explain
 
 _BEATS_IN_A_LEASE = 4
+_PAUSE_S = 0.05
+_CLAIM = re.compile(r"\d{1,9}")
 
 
 def take_rank(
@@ -32,7 +35,8 @@ def take_rank(
     takeover: bool,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """The number of a claim of mine on a rank. RankTaken where a living process holds it.
+    """The number of a claim of mine on a rank. RankTaken where a living process holds it; RoundTimeout where mine
+    cannot be read until the store's patience is over.
 
     `takeover`: whoever started this process knows that the one before is dead.
     """
@@ -48,11 +52,16 @@ def take_rank(
         won = read_record(store, layout.claim(rank, mine), lambda data: unpack("claim", data))
         if won is not None and won.get("nonce") == nonce:
             return mine
+        if store.time_is_up:
+            what = f"claim {mine} on rank {rank} at {store.uri}"
+            got = "one that cannot be read" if won is None else "that of another process"
+            raise RoundTimeout(explain(what, got=got, expected="mine, in time", fix="Look at the store."))
+        sleep(_PAUSE_S)
 
 
 def newest_claim(store: PatientStore, layout: Layout, rank: int) -> int | None:
     names = [key.rpartition("/")[2] for key in store.keys(layout.claim(rank))]
-    return max((int(name) for name in names if name.isdigit()), default=None)
+    return max((int(name) for name in names if _CLAIM.fullmatch(name)), default=None)
 
 
 def refuse_if_replaced(store: PatientStore, layout: Layout, rank: int, claim: int) -> None:
@@ -75,15 +84,20 @@ def _refuse_a_living_holder(
         first = now if first is None else first
         if newest_claim(store, layout, rank) != number or (first is not None and now is not None and now > first):
             holder = read_record(store, layout.claim(rank, number), lambda data: unpack("claim", data)) or {}
-            got = f"a living process, pid {holder.get('pid')} on {holder.get('host')}"
+            got = f"a living process, pid {holder.get('pid')} on {holder.get('host')}"[:200]
             fix = "Give each replica a rank of its own, or end that process."
             raise RankTaken(explain(f"rank {rank} at {store.uri}", got=got, expected="nobody", fix=fix))
 
 
 def _beat(store: PatientStore, layout: Layout, rank: int, number: int) -> int | None:
     """The counter of a claim's holder; None where it cannot be read, which says nothing about its holder."""
-    content = read_record(store, layout.beat(rank, number), lambda data: unpack("beat", data))
-    return None if content is None else int(content["count"])
+
+    def count(data: bytes) -> int:
+        content = fields_of("beat", data, "count")
+        with refusing("beat"):
+            return whole(content["count"], below=MOST_TRIALS)
+
+    return read_record(store, layout.beat(rank, number), count)
 
 
 class Heart:

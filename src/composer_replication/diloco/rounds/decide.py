@@ -7,12 +7,13 @@ docs/concepts/diloco.md has the state diagram and the invariants.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from composer_replication.diloco.rounds.records import Member, OfferId, Outcome, Seal
 
+MOST_TIMES_THE_MEDIAN = 1000.0
 MAX_TRIALS = 3  # how often a replica offers anew in one wait, when what it offered could not be read
 
 
@@ -26,6 +27,7 @@ class Offer:
     spec: str
     weight: float
     num_shards: int
+    largest: float = 0.0  # magnitude in its vector
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Myself:
     quorum: int
     world_size: int
     first_trial: int = 0  # of this wait
+    tried: frozenset[int] = frozenset()  # trials that I made in it, whether or not their manifests can be read
     unreadable: frozenset[OfferId] = frozenset()  # sealed offers that stayed unreadable
 
 
@@ -110,7 +113,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Fail:
-    kind: Literal["timeout", "spec", "outcome"]
+    kind: Literal["timeout", "spec", "offer", "outcome"]
     ranks: frozenset[int] = frozenset()
 
 
@@ -134,12 +137,19 @@ def decide(seen: Seen, me: Myself, timers: Timers) -> Action:
 
 
 def _before_the_seal(seen: Seen, me: Myself, timers: Timers) -> Action:
-    if trial := _next_trial(seen, me):
-        return trial
+    if not _counts(seen, me):
+        tried = _tried(seen, me)
+        if len(tried) < MAX_TRIALS:
+            return MakeOffer(max(tried, default=me.first_trial - 1) + 1)
+        if me.world_size - 1 < me.quorum:
+            return Fail("offer", frozenset({me.rank}))
     offers = candidates(seen, me)
     ranks = {offer.id.rank for offer in offers}
     if len(offers) >= me.quorum and (timers.grace or ranks >= seen.expected):
-        members = tuple(Member(offer.id, offer.manifest, offer.weight) for offer in offers)
+        left_out = outliers(offers)
+        members = tuple(
+            Member(offer.id, offer.manifest, 0.0 if offer.id in left_out else offer.weight) for offer in offers
+        )
         return CreateSeal(Seal(me.base, me.spec, max(offer.num_shards for offer in offers), members))
     others = _of_another_spec(seen, me) - ranks
     if me.world_size - len(others) < me.quorum:
@@ -192,13 +202,27 @@ def candidates(seen: Seen, me: Myself) -> list[Offer]:
     return [latest[rank] for rank in sorted(latest)]
 
 
-def _next_trial(seen: Seen, me: Myself) -> MakeOffer | None:
-    """None when an offer of mine counts, or when none of them could be read."""
-    mine = [offer.id for offer in seen.offers if _is_me(offer.id, me)]
-    tried = {each.trial for each in [*mine, *seen.spent] if _is_me(each, me)}
-    if any(each not in seen.spent for each in mine) or len(tried) >= MAX_TRIALS:
-        return None
-    return MakeOffer(max(tried, default=me.first_trial - 1) + 1)
+def outliers(offers: Sequence[Offer]) -> frozenset[OfferId]:
+    """Offers of a replica that diverged: their largest number is far beyond that of the (lower) median offer.
+
+    They are sealed without weight, so that all leave out the same ones; whoever offered them takes the others' mean.
+    """
+    counted = [offer for offer in offers if offer.weight and offer.largest]
+    if not counted:
+        return frozenset()
+    median = sorted(offer.largest for offer in counted)[(len(counted) - 1) // 2]
+    return frozenset(offer.id for offer in counted if offer.largest > MOST_TIMES_THE_MEDIAN * median)
+
+
+def _counts(seen: Seen, me: Myself) -> bool:
+    """Whether an offer of mine can be read and may be sealed."""
+    return any(_is_me(offer.id, me) and offer.id not in seen.spent for offer in seen.offers)
+
+
+def _tried(seen: Seen, me: Myself) -> frozenset[int]:
+    """My trials of this wait: those that I made, though nobody can read them, and those of an attempt that ended."""
+    known = [*(offer.id for offer in seen.offers), *seen.spent]
+    return me.tried | {each.trial for each in known if _is_me(each, me)}
 
 
 def _owner(seal: Seal, shard: int) -> tuple[int, int]:

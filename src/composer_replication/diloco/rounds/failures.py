@@ -7,6 +7,7 @@
     ├── GenerationRefused (ValueError)  the prefix holds a run of another shape, or one that was closed
     ├── StaleRound (ValueError)         the prefix holds rounds of an earlier run
     ├── StateUnreadable                 no published state could be read, and the rounds since are gone
+    ├── OfferUnreadable                 what this replica offers cannot be read back, however often it is written
     └── OutcomeUnreadable               nobody can tell how a round ended
 
 A vector of another shape or type is a ShapeError; what a store refuses is a StoreError.
@@ -43,6 +44,10 @@ class StaleRound(RoundError, ValueError):
 
 class StateUnreadable(RoundError):
     """No published state could be read, and the rounds since are gone."""
+
+
+class OfferUnreadable(RoundError):
+    """What this replica offers cannot be read back, and without it there is no quorum."""
 
 
 class OutcomeUnreadable(RoundError):

@@ -15,6 +15,7 @@ from composer_replication.diloco.rounds.failures import RoundError
 from composer_replication.diloco.rounds.heal import Follower
 from composer_replication.diloco.rounds.membership import Membership
 from composer_replication.diloco.rounds.patience import Traffic
+from composer_replication.diloco.rounds.records import MOST_WEIGHT
 from composer_replication.diloco.rounds.running import Ended, Place, Settings
 from composer_replication.diloco.store import ObjectStore, open_store
 from composer_replication.errors import InputError, explain
@@ -29,6 +30,9 @@ _RAISED_AGAIN = (
     AssertionError,
     MemoryError,
 )
+# Feedback covers offers. A mean in integers would lose for good what is small beside its block's largest number, and
+# whoever averages cannot keep that for the next one: anybody must be able to compute a damaged mean again, to the bit.
+_MEAN_OF: dict[PayloadKind, PayloadKind] = {"int8": "bf16", "int4": "bf16"}
 StateFns = tuple[Callable[[Any], None], Callable[[], Any]]
 
 
@@ -43,7 +47,8 @@ class ObjectStoreManager:
     """Rounds of averaging over a store, in the form that torchft's DiLoCo takes for its manager.
 
     `store` is an ObjectStoreAllReduce (which knows rank, world and time limit), an ObjectStore, or a URI. A round ends
-    within `timeout_s`, with a commit or with RoundTimeout, which names the ranks that are missing.
+    within `timeout_s`, with a commit or with RoundTimeout, which names the ranks that are missing. The mean of `int8`
+    and `int4` offers travels in bf16, unless `mean_payload` says otherwise.
     """
 
     _use_async_quorum = False
@@ -79,7 +84,7 @@ class ObjectStoreManager:
             timeout_s=timeout_s,
             poll_s=poll_s,
             payload=payload,
-            mean_payload=mean_payload or payload,
+            mean_payload=mean_payload or _MEAN_OF.get(payload, payload),
             shard_bytes=shard_bytes,
             parallel=parallel,
         )
@@ -166,6 +171,10 @@ class ObjectStoreManager:
         self._membership.follower = follower
         self._membership.join()
 
+    def agree_on_weights(self) -> None:
+        """After the last round: the global weights of all replicas are equal to the bit, whatever their machines."""
+        self._membership.compare_weights(training=False)
+
     def close(self) -> None:
         """Say goodbye, so that nobody waits for this replica, and publish the last state if that is its task."""
         self._membership.leave()
@@ -179,8 +188,8 @@ class ObjectStoreManager:
 
     def _run(self, tensors: list[Tensor]) -> Ended:
         weight = self.weight() if callable(self.weight) else self.weight
-        if not 0 < weight < float("inf"):
-            raise InputError(explain("weight of a replica", got=weight, expected="a positive number of samples"))
+        if not 0 < weight <= MOST_WEIGHT:
+            raise InputError(explain("weight of a replica", got=weight, expected=f"above 0, at most {MOST_WEIGHT:g}"))
         membership = self._membership
         weight = 0.0 if membership.healing else weight
         running = membership.running(membership.store, membership.vector(tensors), weight=weight)

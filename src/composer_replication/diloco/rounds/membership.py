@@ -38,6 +38,7 @@ class Membership:
     follower: Follower | None = None
     healing: int = 0  # rounds still to go without weight: training did not begin from the global weights
     _voids: int = 0
+    _compared: int = -1  # the last step at which weights were compared
     _num_tensors: dict[str, int] = field(default_factory=dict)
     _heart: Heart | None = None
     layout: Layout = field(init=False)
@@ -87,13 +88,15 @@ class Membership:
             return
         store = self.store
         refuse_if_replaced(store, self.layout, self.place.rank, self.place.claim)
+        # One commit behind: this round is late, takes that commit and is with the others in the next.
+        if self._catch_up(store, margin=1):
+            self._weights_were_replaced(training=True)
+        if self.place.step % self.state_every == 0:
+            self.compare_weights(training=True)
         if self._is_first():
             if self.functions and self._state.is_due(store, self.place, self.state_every):
                 self._state.publish(store, self.place)
             self._retention.sweep(store, self.place.step)
-        # One commit behind: this round is late, takes that commit and is with the others in the next.
-        if self._catch_up(store, margin=1):
-            self._weights_were_replaced(training=True)
 
     def end_round(self, ended: Ended) -> bool:
         """Advance with a commit; a replica that was not among its members says that it is back."""
@@ -117,6 +120,20 @@ class Membership:
         self._weights_were_replaced(training=False)
         self.healing = 0 if self.num_fragments == 1 else self.healing
         store.put(self.layout.here(self.place.step, self.place.rank), b"")
+
+    def compare_weights(self, *, training: bool) -> None:
+        """At the steps of states and at the end: those of the first member, where mine are others by a bit.
+
+        Means are equal everywhere; what each machine makes of them may not be.
+        """
+        if not self.functions or self._heart is None or self.place.last is None or self._compared == self.place.step:
+            return
+        store, self._compared = self.store, self.place.step
+        if self._is_first():
+            self._state.say_sum(store, self.place)
+        elif (loaded := self._state.take_sum(store, self.place)) is not None:
+            self.place = loaded
+            self._weights_were_replaced(training=training)
 
     def leave(self) -> None:
         """Say goodbye; the first member publishes the last state, for those who come later."""
@@ -150,7 +167,7 @@ class Membership:
         about = read_record(store, key, lambda data: unpack("about", data)) or {}
         fix = f"Give all replicas the same settings, or begin another run with generation={self.generation + 1}."
         if other := sorted(name for name in mine if about.get(name) != mine[name]):
-            got, expected = {name: about.get(name) for name in other}, {name: mine[name] for name in other}
+            got, expected = {name: _short(about.get(name)) for name in other}, {name: mine[name] for name in other}
             raise GenerationRefused(explain(where, got=got, expected=expected, fix=fix))
         if store.size(self.layout.key("closed")) is not None:
             raise GenerationRefused(explain(where, got="a run that was closed", expected="an open one", fix=fix))
@@ -212,3 +229,8 @@ class Membership:
         elif self._voids >= _MOST_VOIDS:
             fix = "Give the outer loop to manager.follow(), which restores all fragments at once."
             raise RoundError(f"round {self.place.step}: every replica was healed and none may be averaged. {fix}")
+
+
+def _short(value: object) -> object:
+    """A value that somebody else wrote, for a message."""
+    return value if value is None or isinstance(value, int) else str(value)[:80]

@@ -47,6 +47,10 @@ class PatientStore:
         self.uri = store.uri
         self._until = time.monotonic() + patience_s
 
+    @property
+    def time_is_up(self) -> bool:
+        return time.monotonic() >= self._until
+
     def put(self, key: str, data: bytes) -> None:
         self._patiently(lambda: self._store.put(key, data))
         self.traffic.add(sent=len(data))

@@ -14,7 +14,7 @@ from composer_replication.diloco.rounds.reading import (
     read_record,
     step_of,
 )
-from composer_replication.diloco.rounds.records import Layout, Outcome, unpack
+from composer_replication.diloco.rounds.records import MOST_RANKS, Layout, Outcome, refusing, unpack, whole
 from composer_replication.diloco.store import ObjectStore
 from composer_replication.errors import explain
 
@@ -64,19 +64,19 @@ def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 
     """What `crf diloco` shows. GenerationRefused where there is no such run."""
     patient = PatientStore(store, Traffic(), patience_s=_PATIENCE_S)
     layout = Layout(generation)
-    about = read_record(patient, layout.key("about"), lambda data: unpack("about", data))
-    if about is None:
+    world_size = read_record(patient, layout.key("about"), _world_size)
+    if world_size is None:
         where = f"generation {generation} at {store.uri}"
         raise GenerationRefused(explain(where, got="no run", expected="one that a replica has begun"))
     step = head(patient, layout)
     commits = [(each, read_commit(patient, layout, each)) for each in range(max(0, step - num_rounds), step)]
     rounds = tuple(_summary(each, commit[1]) for each, commit in commits if commit is not None)
     last = commits[-1][1] if commits else None
-    seen = RoundReader(patient, layout, step, int(about["world_size"]), last[1] if last else None).read()
+    seen = RoundReader(patient, layout, step, world_size, last[1] if last else None).read()
     names = published_states(patient, layout)
     return Progress(
         generation=generation,
-        world_size=int(about["world_size"]),
+        world_size=world_size,
         step=step,
         expected=tuple(sorted(seen.expected)),
         offered=tuple(sorted({offer.id.rank for offer in seen.offers})),
@@ -100,6 +100,12 @@ def head(store: PatientStore, layout: Layout) -> int:
             above = middle
     # An attempt that ended without a commit has an outcome too.
     return below - 1 if below and read_commit(store, layout, below - 1) is None else below
+
+
+def _world_size(data: bytes) -> int:
+    content = unpack("about", data)
+    with refusing("about"):
+        return whole(content["world_size"], below=MOST_RANKS)
 
 
 def _summary(step: int, outcome: Outcome) -> RoundSummary:

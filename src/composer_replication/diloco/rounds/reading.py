@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Literal, TypeVar
 
@@ -25,6 +26,7 @@ from composer_replication.diloco.rounds.records import (
     unpack_seal,
 )
 from composer_replication.diloco.store import MissingObject, ObjectTooLarge
+from composer_replication.errors import explain
 
 T = TypeVar("T")
 READS = 3  # before bytes count as unreadable: what was damaged on its way is whole the next time
@@ -39,6 +41,9 @@ class RoundReader:
     step: int
     world_size: int
     last: Outcome | None  # the commit before
+    spec: str = ""  # of my vector, and how many shards it has
+    num_shards: int = 0
+    pool: ThreadPoolExecutor | None = None
     manifests: dict[OfferId, tuple[str, Manifest]] = field(default_factory=dict)
     mean_shas: dict[int, dict[int, str]] = field(default_factory=dict)  # by attempt and shard
     _ended: list[Outcome] = field(default_factory=list)
@@ -52,12 +57,14 @@ class RoundReader:
         outcome = self._read_outcomes(names)
         attempt = len(self._ended)
         self._read_manifests(names)
-        self._list_means(names, attempt)
+        seal = self._read_seal(names, attempt) if outcome is None else None
+        if isinstance(seal, Seal):
+            self._list_means(names, attempt, seal)
         return Seen(
             expected=self._expected(names),
             offers=frozenset(self._offer(ident) for ident in self.manifests),
             ended=tuple(self._ended),
-            seal=self._read_seal(names, attempt) if outcome is None else None,
+            seal=seal,
             means=frozenset(self.mean_shas.get(attempt, ())),
             outcome=outcome,
         )
@@ -72,6 +79,7 @@ class RoundReader:
         return None
 
     def _read_manifests(self, names: set[str]) -> None:
+        unread: list[OfferId] = []
         for name in names:
             if not name.startswith("offer/"):
                 continue
@@ -79,7 +87,8 @@ class RoundReader:
             if offer is None or offer.rank >= self.world_size:
                 self.store.traffic.add(foreign=1)
             elif offer not in self.manifests:
-                self._read_manifest(offer)
+                unread.append(offer)
+        list((self.pool.map if self.pool and len(unread) > 1 else map)(self._read_manifest, unread))
 
     def _read_manifest(self, offer: OfferId) -> None:
         """One that cannot be read is not there: its owner will see that too, and write it again."""
@@ -95,23 +104,34 @@ class RoundReader:
 
     def _offer(self, ident: OfferId) -> Offer:
         sha256, manifest = self.manifests[ident]
-        return Offer(ident, sha256, manifest.base, manifest.spec, manifest.weight, len(manifest.shards))
+        base, spec, weight = manifest.base, manifest.spec, manifest.weight
+        return Offer(ident, sha256, base, spec, weight, len(manifest.shards), manifest.largest)
 
     def _read_seal(self, names: set[str], attempt: int) -> Seal | Literal["unreadable"] | None:
         if f"seal/{attempt}" not in names:
             return None
         if self._seal is None or self._seal[0] != attempt:
-            seal = read_record(self.store, self.layout.seal(self.step, attempt), unpack_seal)
+            seal = read_record(self.store, self.layout.seal(self.step, attempt), self._fitting_seal)
             if seal is None:
                 return "unreadable"
             self._seal = (attempt, seal)
         return self._seal[1]
 
-    def _list_means(self, names: set[str], attempt: int) -> None:
-        for name in sorted(names):
-            mean = parse_mean(name.removeprefix("mean/")) if name.startswith("mean/") else None
-            if mean and mean[0] == attempt:
-                self.mean_shas.setdefault(attempt, {}).setdefault(mean[1], mean[2])
+    def _fitting_seal(self, data: bytes) -> Seal:
+        """A seal whose mean has as many shards as the vectors that it counts."""
+        seal = unpack_seal(data)
+        if seal.weight and seal.spec == self.spec and seal.num_shards != self.num_shards:
+            raise RecordError(explain("shards of a seal", got=seal.num_shards, expected=self.num_shards))
+        return seal
+
+    def _list_means(self, names: set[str], attempt: int, seal: Seal) -> None:
+        folder, mean_of = f"mean/{attempt}/", digest(seal.members)
+        for name in sorted(each for each in names if each.startswith(folder)):
+            mean = parse_mean(name.removeprefix(folder), mean_of)
+            if mean is not None and mean[0] < seal.num_shards:
+                self.mean_shas.setdefault(attempt, {}).setdefault(*mean)
+            else:
+                self.store.traffic.add(foreign=1)
 
     def _expected(self, names: set[str]) -> frozenset[int]:
         here = {int(name.removeprefix("here/")) for name in names if name.startswith("here/") and name[5:].isdigit()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,13 +26,15 @@ from composer_replication.diloco.rounds.decide import (
     candidates,
     decide,
 )
-from composer_replication.diloco.rounds.failures import OutcomeUnreadable, RoundTimeout
+from composer_replication.diloco.rounds.failures import OfferUnreadable, OutcomeUnreadable, RoundTimeout
 from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.reading import RoundReader
 from composer_replication.diloco.rounds.records import Layout, Outcome, Seal, pack_outcome, pack_seal
 from composer_replication.diloco.rounds.shards import ShardIO, UnreadableOffer
 from composer_replication.diloco.rounds.vectors import RoundVector, spec_of
 from composer_replication.errors import ShapeError, explain
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -90,10 +93,20 @@ class RunningRound:
     feedback: ErrorFeedback | None = None
     sleep: Callable[[float], None] = time.sleep
     unreadable: set = field(default_factory=set)
+    tried: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.reader = RoundReader(self.store, self.layout, self.place.step, self.settings.world_size, self.place.last)
         self.spec = spec_of(self.vector, self.settings.kinds, self.name)
+        self.reader = RoundReader(
+            self.store,
+            self.layout,
+            self.place.step,
+            self.settings.world_size,
+            self.place.last,
+            self.spec,
+            self.vector.num_shards,
+            self.pool,
+        )
         self.shards = ShardIO(self)
         self.clock = _Clock(self.settings, first=self.place.last is None)
 
@@ -124,6 +137,7 @@ class RunningRound:
             quorum=self.settings.min_replicas,
             world_size=self.settings.world_size,
             first_trial=place.first_trial,
+            tried=frozenset(self.tried),
             unreadable=frozenset(self.unreadable),
         )
 
@@ -138,6 +152,7 @@ class RunningRound:
 
     def _follow(self, seen: Seen, outcome: Outcome) -> Ended:
         if outcome.result == "void":
+            self._weight_in(outcome)
             return Ended("void", outcome, trials=1 + max(each.id.trial for each in outcome.members))
         if outcome.spec != self.spec or len(outcome.means) != self.vector.num_shards:
             raise self._failure(Fail("spec", frozenset(member.id.rank for member in outcome.members)), seen)
@@ -145,11 +160,21 @@ class RunningRound:
             self.shards.fetch_mean(seen.attempt, outcome)
         except UnreadableOffer:  # neither the mean nor what it was made of is there any more
             return Ended("heal")
-        counted = (self.place.rank, self.place.claim) in {member.id[:2] for member in outcome.members}
-        return Ended("commit", outcome, feedback=self.shards.feedback_kept() if counted else self.feedback)
+        weight = self._weight_in(outcome)
+        return Ended("commit", outcome, feedback=self.shards.feedback_kept() if weight else self.feedback)
+
+    def _weight_in(self, outcome: Outcome) -> float:
+        """What this replica counted in an outcome. That it was left out is said, for nobody else sees why."""
+        mine = (self.place.rank, self.place.claim)
+        weights = [member.weight for member in outcome.members if member.id[:2] == mine]
+        if weights == [0] and self.weight:
+            why = "it was not finite, or far larger than what the others moved"
+            _log.warning("round %d: what rank %d moved was left out: %s", self.place.step, self.place.rank, why)
+        return sum(weights)
 
     def _act(self, seen: Seen, action: Action) -> None:
         if isinstance(action, MakeOffer):
+            self.tried.add(action.trial)
             self.shards.make_offer(action.trial)
         elif isinstance(action, CreateSeal):
             self.store.settle(self.layout.seal(self.place.step, seen.attempt), pack_seal(action.seal))
@@ -190,6 +215,10 @@ class RunningRound:
         if action.kind == "spec":
             fix = "All replicas need the same model, fragments, payload and shard size."
             return ShapeError(explain(f"vectors of {where}", got=f"others at ranks {ranks}", expected="mine", fix=fix))
+        if action.kind == "offer":
+            got = f"{len(self.tried)} offers of rank {ranks} that cannot be read back"
+            fix = "Look at the store: what is written there is not what is read."
+            return OfferUnreadable(explain(where, got=got, expected="one that can", fix=fix))
         if action.kind == "outcome":
             return OutcomeUnreadable(f"{where}: its outcome is there and cannot be read. Begin another generation.")
         there = sorted(offer.id.rank for offer in candidates(seen, self._myself()))

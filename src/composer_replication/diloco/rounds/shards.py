@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -13,13 +14,25 @@ from torch import Tensor
 from composer_replication.diloco.payload import ErrorFeedback, PayloadError, decode_vector, encode_vector, payload_bytes
 from composer_replication.diloco.payload.formats import HEADER_BYTES
 from composer_replication.diloco.rounds.reading import READS
-from composer_replication.diloco.rounds.records import Manifest, Member, OfferId, Outcome, Shard, digest, pack_manifest
-from composer_replication.diloco.rounds.vectors import RoundVector, fair, weighted_mean
+from composer_replication.diloco.rounds.records import (
+    MOST_MAGNITUDE,
+    Manifest,
+    Member,
+    OfferId,
+    Outcome,
+    Shard,
+    digest,
+    pack_manifest,
+)
+from composer_replication.diloco.rounds.vectors import RoundVector, fair, largest_of, weighted_mean
 from composer_replication.diloco.store import MissingObject, ObjectTooLarge
 from composer_replication.errors import NonFiniteError
 
 if TYPE_CHECKING:
     from composer_replication.diloco.rounds.running import RunningRound
+
+
+_ROUNDED_UP = 1 + 2.0**-7  # at most, by any payload
 
 
 class UnreadableOffer(Exception):
@@ -39,7 +52,7 @@ class ShardIO:
     """Reads and writes the shards of one running round."""
 
     def __init__(self, round: RunningRound) -> None:
-        self._round = round
+        self._round: RunningRound = weakref.proxy(round)  # whose tensors go with it, not with a later collection
         self._store, self._layout, self._settings = round.store, round.layout, round.settings
         self._step = round.place.step
         self._offered: RoundVector | None = None  # as its readers see it: rounded, with what was left out before
@@ -49,18 +62,12 @@ class ShardIO:
     def make_offer(self, trial: int) -> None:
         """Shards first and then their manifest: a crash in between leaves nothing that anybody sees.
 
-        A vector that is not finite is offered without weight: its replica takes the mean of the others.
+        A vector that is not finite, or too large to be summed up, is offered without weight: its replica takes the mean
+        of the others.
         """
         offer = OfferId(self._round.place.rank, self._round.place.claim, trial)
-        shards: tuple[Shard, ...] = ()
-        weight = self._round.weight
-        if weight:
-            try:
-                vector = self._to_offer()
-                shards = tuple(self._pool.map(lambda shard: self._put(vector, offer, shard), range(vector.num_shards)))
-            except NonFiniteError:
-                weight = 0.0
-        manifest = Manifest(offer, self._round.place.base, self._round.spec, weight, shards)
+        weight, shards, largest = self._put_all(offer) if self._round.weight else (0.0, (), 0.0)
+        manifest = Manifest(offer, self._round.place.base, self._round.spec, weight, shards, largest)
         self._store.put(self._layout.offer(self._step, offer), pack_manifest(manifest))
 
     def reduce(self, attempt: int, members: Sequence[Member], shards: Sequence[int]) -> None:
@@ -68,7 +75,7 @@ class ShardIO:
 
         def reduce_one(shard: int) -> None:
             data, sha256 = self._mean_bytes(members, shard)
-            self._store.put(self._layout.mean(self._step, attempt, shard, sha256), data)
+            self._store.put(self._layout.mean(self._step, attempt, shard, sha256, digest(members)), data)
 
         list(self._pool.map(reduce_one, shards))
 
@@ -98,10 +105,23 @@ class ShardIO:
                 self._offered = vector.like(sent)
         return self._offered
 
-    def _put(self, vector: RoundVector, offer: OfferId, shard: int) -> Shard:
-        data = encode_vector(vector.read(shard), kind=self._settings.payload, about=self._about(offer, shard))
+    def _put_all(self, offer: OfferId) -> tuple[float, tuple[Shard, ...], float]:
+        """The weight of the offer, its shards, and its largest magnitude."""
+        try:
+            vector = self._to_offer()
+            put = list(self._pool.map(lambda shard: self._put(vector, offer, shard), range(vector.num_shards)))
+        except NonFiniteError:
+            return 0.0, (), 0.0
+        largest = max((each for _, each in put), default=0.0)
+        if largest > MOST_MAGNITUDE:
+            return 0.0, (), 0.0
+        return self._round.weight, tuple(shard for shard, _ in put), largest
+
+    def _put(self, vector: RoundVector, offer: OfferId, shard: int) -> tuple[Shard, float]:
+        values = vector.read(shard)
+        data = encode_vector(values, kind=self._settings.payload, about=self._about(offer, shard))
         self._store.put(self._layout.shard(self._step, offer, shard), data)
-        return Shard(len(data), identity(data))
+        return Shard(len(data), identity(data)), largest_of(values)
 
     def _mean_bytes(self, members: Sequence[Member], shard: int) -> tuple[bytes, str]:
         counted = [member for member in members if member.weight]
@@ -120,13 +140,17 @@ class ShardIO:
         own = member.id[:2] == (self._round.place.rank, self._round.place.claim)
         if own and self._offered is not None and member.id.trial >= self._round.place.first_trial:
             return self._offered.read(shard)
-        return self._read(
+        values = self._read(
             self._layout.shard(self._step, member.id, shard),
             manifest.shards[shard].sha256,
             shard,
             self._about(member.id, shard),
             member.id,
         )
+        if largest_of(values) > manifest.largest * _ROUNDED_UP:
+            self._store.traffic.add(refused=1)
+            raise UnreadableOffer(member.id)
+        return values
 
     def _manifest(self, member: Member) -> Manifest | None:
         known = self._round.reader.manifests.get(member.id)
@@ -135,7 +159,7 @@ class ShardIO:
     def _committed(self, attempt: int, outcome: Outcome, shard: int) -> Tensor:
         """A shard of the mean; where it is damaged, computed again and put in its place."""
         sha256, about = outcome.means[shard], self._about_mean(outcome.members, shard)
-        key = self._layout.mean(self._step, attempt, shard, sha256)
+        key = self._layout.mean(self._step, attempt, shard, sha256, digest(outcome.members))
         try:
             return self._read(key, sha256, shard, about, outcome.members[0].id)
         except UnreadableOffer:

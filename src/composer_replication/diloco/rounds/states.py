@@ -1,55 +1,55 @@
 """A published state: what the registered functions save, as JSON for its structure and safetensors for its tensors.
 
 Nothing that was read can run: the structure holds dicts, lists, plain values and numbers of tensors, and each chunk of
-tensors is compared with its checksum before it is parsed.
+tensors is compared with its checksum before it is parsed. Nothing is believed either: a record has bounds, and every
+number of every tensor comes exactly once, or the state counts as unreadable.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from composer_replication.diloco.rounds.patience import PatientStore
-from composer_replication.diloco.rounds.reading import READS, read_record
-from composer_replication.diloco.rounds.records import Layout, RecordError, digest, pack, unpack
+from composer_replication.diloco.rounds.reading import READS, read_record, step_of
+from composer_replication.diloco.rounds.records import (
+    Layout,
+    RecordError,
+    digest,
+    fields_of,
+    items,
+    pack,
+    refusing,
+    sha256_of,
+    text,
+    whole,
+)
+from composer_replication.diloco.rounds.structures import (
+    MOST_DEPTH,
+    MOST_TENSORS,
+    Flat,
+    Outline,
+    tensors_in,
+    unflatten,
+)
 from composer_replication.diloco.store import MissingObject, ObjectTooLarge
-from composer_replication.errors import InputError, ShapeError, explain
+from composer_replication.errors import ShapeError, explain
 
 CHUNK_BYTES = 16 * 2**20
 _HEADER_BYTES = 2**20  # more than safetensors needs for the names in a chunk
+_MOST_PIECES = 8192  # of tensors in a chunk: their names fit into its header
+_MOST_BYTES = 2**50
+_PIECE = re.compile(r"(\d{1,9})\.(\d{1,15})")
 _MOST_GROWTH = 8  # a state has at most so many times the bytes of mine: optimizers keep a few numbers per parameter
 _DTYPES = {str(each): each for each in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64)}
 _DTYPES |= {str(each): each for each in (torch.int32, torch.uint8, torch.int8, torch.bool)}
-
-
-@dataclass(frozen=True)
-class Flat:
-    """A state as its structure and its tensors."""
-
-    structure: Any
-    tensors: tuple[Tensor, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
-
-    def outline(self) -> Outline:
-        spec = [[list(tensor.shape), str(tensor.dtype)] for tensor in self.tensors]
-        return Outline(self.structure, spec, self.num_bytes)
-
-
-@dataclass(frozen=True)
-class Outline:
-    """A state without its numbers."""
-
-    structure: Any
-    spec: list[list[Any]]
-    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -64,50 +64,13 @@ class PublishedState:
     chunks: list[list[Any]]  # bytes, sha256
 
     @property
+    def numbers(self) -> str:
+        """Equal for two states exactly when all of their tensors are equal, to the bit."""
+        return digest([self.spec, [sha256 for _, sha256 in self.chunks]])
+
+    @property
     def digest(self) -> str:
         return digest([self.structure, self.spec, [sha256 for _, sha256 in self.chunks]])
-
-
-def flatten(state: Any) -> Flat:
-    tensors: list[Tensor] = []
-    return Flat(_structure(state, tensors), tuple(tensors))
-
-
-def unflatten(structure: Any, tensors: Sequence[Tensor]) -> Any:
-    (tag, content), *rest = structure.items()
-    if rest:
-        raise RecordError(f"a structure with the tags {sorted(structure)}")
-    if tag == "tensor":
-        return tensors[content]
-    if tag == "dict":
-        return {key: unflatten(value, tensors) for key, value in content}
-    if tag == "list":
-        return [unflatten(value, tensors) for value in content]
-    if tag == "tuple":
-        return tuple(unflatten(value, tensors) for value in content)
-    return content
-
-
-def _structure(value: Any, tensors: list[Tensor]) -> dict[str, Any]:
-    if isinstance(value, Tensor):
-        tensors.append(value.detach())
-        return {"tensor": len(tensors) - 1}
-    if isinstance(value, Mapping):
-        items = cast("Mapping[object, object]", value).items()
-        return {"dict": [[_key(key), _structure(inner, tensors)] for key, inner in items]}
-    if isinstance(value, list | tuple):
-        tag = "list" if isinstance(value, list) else "tuple"
-        return {tag: [_structure(inner, tensors) for inner in cast("Sequence[object]", value)]}
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value}
-    expected = "tensors, dicts, lists and plain values"
-    raise InputError(explain("state of a registered function", got=type(value).__name__, expected=expected))
-
-
-def _key(key: object) -> int | str:
-    if isinstance(key, int | str) and not isinstance(key, bool):
-        return key
-    raise InputError(explain("key of a state", got=repr(key), expected="text or an integer"))
 
 
 def describe(flat: Flat, *, name: str, step: int, base: str = "") -> PublishedState:
@@ -131,28 +94,78 @@ def read_state(store: PatientStore, layout: Layout, name: str) -> PublishedState
     """The record of a state; None where it cannot be read."""
 
     def checked(data: bytes) -> PublishedState:
-        content = unpack("state", data)
-        if set(content) != {"step", "base", "structure", "spec", "chunks"}:
-            raise RecordError(f"a state with the fields {sorted(content)}")
-        return PublishedState(name, **content)
+        content = fields_of("state", data, "step", "base", "structure", "spec", "chunks")
+        with refusing("state"):
+            if content["step"] != step_of(name):
+                raise ValueError(f"step {str(content['step'])[:40]} at the place of {name}")
+            sizes = [_bytes_of(each) for each in items(content["spec"], MOST_TENSORS)]
+            text(content["base"])
+            _check_chunks(content["chunks"], sizes)
+            places = sorted(tensors_in(content["structure"]))
+            if places != list(range(len(sizes))):
+                raise ValueError("a structure that does not hold each tensor once")
+            return PublishedState(name, **content)
 
     return read_record(store, layout.key("states", name), checked)
 
 
 def fetch(store: PatientStore, layout: Layout, state: PublishedState, mine: Outline) -> Any | None:
     """What was saved; None where a chunk cannot be read. ShapeError where it is the state of another model."""
-    import safetensors.torch
-
     _refuse_another_model(state, mine)
-    tensors = [torch.empty(shape, dtype=_DTYPES[dtype]) for shape, dtype in state.spec]
-    for index, (size, sha256) in enumerate(state.chunks):
-        data = _read_chunk(store, _chunk_key(layout, state.name, index), size, sha256)
-        if data is None:
-            return None
-        for name, piece in safetensors.torch.load(data).items():
-            number, _, start = name.partition(".")
-            tensors[int(number)].view(-1)[int(start) : int(start) + piece.numel()].copy_(piece)
-    return unflatten(state.structure, tensors)
+    filling = _Filling([torch.empty(shape, dtype=_DTYPES[dtype]) for shape, dtype in state.spec])
+    try:
+        for index, (size, sha256) in enumerate(state.chunks):
+            data = _read_chunk(store, _chunk_key(layout, state.name, index), size, sha256)
+            if data is None:
+                return None
+            filling.add(data)
+        return unflatten(state.structure, filling.whole())
+    except RecordError:
+        store.traffic.add(refused=1)
+        return None
+
+
+class _Filling:
+    """Tensors that are filled piece by piece, from the first number of the first one to the last of the last."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._tensors = tensors
+        self._number = self._start = 0  # where the next piece belongs
+        self._go_on()
+
+    def add(self, chunk: bytes) -> None:
+        import safetensors
+        import safetensors.torch
+
+        try:
+            pieces = safetensors.torch.load(chunk)
+        except safetensors.SafetensorError as error:
+            raise RecordError("a chunk of a state that is no safetensors file") from error
+        places = [(match, name) for name in pieces if (match := _PIECE.fullmatch(name))]
+        if len(places) != len(pieces):
+            raise RecordError("a chunk of a state with names that are none of its own")
+        for number, start, name in sorted((int(match[1]), int(match[2]), name) for match, name in places):
+            self._fill(number, start, pieces[name])
+
+    def whole(self) -> list[Tensor]:
+        if self._number < len(self._tensors):
+            raise RecordError("a state whose chunks leave numbers out")
+        return self._tensors
+
+    def _fill(self, number: int, start: int, piece: Tensor) -> None:
+        if (number, start) != (self._number, self._start) or number >= len(self._tensors):
+            raise RecordError(f"a piece of tensor {number} from {start} on, which is not what comes next")
+        flat, end = self._tensors[number].view(-1), start + piece.numel()
+        if piece.dim() != 1 or piece.dtype != flat.dtype or not start < end <= flat.numel():
+            raise RecordError(f"a piece of tensor {number} that does not fit into it")
+        flat[start:end].copy_(piece)
+        self._start = end
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """To the next tensor that is not full."""
+        while self._number < len(self._tensors) and self._start == self._tensors[self._number].numel():
+            self._number, self._start = self._number + 1, 0
 
 
 def _refuse_another_model(state: PublishedState, mine: Outline) -> None:
@@ -184,13 +197,30 @@ def _chunks(flat: Flat) -> Iterator[bytes]:
         whole = tensor.cpu().contiguous().view(-1)
         for start in range(0, whole.numel(), most := max(1, CHUNK_BYTES // tensor.element_size())):
             piece = whole[start : start + most]
-            if size and size + piece.numel() * piece.element_size() > CHUNK_BYTES:
+            if size and (size + piece.numel() * piece.element_size() > CHUNK_BYTES or len(pieces) >= _MOST_PIECES):
                 yield safetensors.torch.save(pieces)
                 pieces, size = {}, 0
             pieces[f"{number}.{start}"] = piece.clone()
             size += piece.numel() * piece.element_size()
     if pieces:
         yield safetensors.torch.save(pieces)
+
+
+def _bytes_of(spec: Any) -> int:
+    shape, dtype = items(spec, 2)
+    if dtype not in _DTYPES:
+        raise ValueError(f"the type {str(dtype)[:40]!r} of a tensor")
+    numel = math.prod(whole(each, below=_MOST_BYTES) for each in items(shape, MOST_DEPTH))
+    return whole(numel * _DTYPES[dtype].itemsize, below=_MOST_BYTES)
+
+
+def _check_chunks(chunks: Any, sizes: Sequence[int]) -> None:
+    """Each of a size that a chunk may have, and not more of them than the tensors need."""
+    most = sum(-(-size // CHUNK_BYTES) for size in sizes)
+    for size, sha256 in (items(each, 2) for each in items(chunks, most)):
+        if not whole(size, below=CHUNK_BYTES + _HEADER_BYTES):
+            raise ValueError("a chunk of no bytes")
+        sha256_of(sha256)
 
 
 def _read_chunk(store: PatientStore, key: str, size: int, sha256: str) -> bytes | None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from composer_replication.diloco.payload import BLOCK_ELEMENTS, PayloadKind
-from composer_replication.diloco.rounds.records import digest
-from composer_replication.errors import ShapeError, explain
+from composer_replication.diloco.rounds.records import MOST_SHARDS, digest
+from composer_replication.errors import InputError, ShapeError, explain
 
-_FINE_ELEMENTS, _FINE_SHARDS = 2**21, 16
+_FINE_ELEMENTS, _FINE_SHARDS = 2**19, 16
 
 
 class RoundVector:
@@ -26,6 +27,9 @@ class RoundVector:
         self._flat = [tensor.contiguous().view(-1) for tensor in self.tensors]  # a copy only of a transposed one
         self.elements = sum(tensor.numel() for tensor in tensors)
         self.shard_elements, self.num_shards = cut(self.elements, parties, shard_elements)
+        if self.num_shards >= MOST_SHARDS:
+            got, expected = f"{self.num_shards:,} shards of {shard_elements:,} numbers", f"fewer than {MOST_SHARDS:,}"
+            raise InputError(explain("shards of a vector", got=got, expected=expected, fix="Set larger shard_bytes."))
 
     def size(self, shard: int) -> int:
         return min(self.shard_elements, self.elements - shard * self.shard_elements)
@@ -97,5 +101,15 @@ def weighted_mean(offers: Iterable[tuple[float, Tensor]], elements: int) -> Tens
 
 
 def fair(weights: Sequence[float]) -> list[float]:
-    """The weights, or ones where all are equal."""
-    return [1.0] * len(weights) if len(set(weights)) == 1 else list(weights)
+    """Ones where all are equal; else the weights times a power of two, so that their sum is below 1.
+
+    No product and no sum of the mean is then beyond the largest number of its vectors, and no bit is another for it.
+    """
+    if len(set(weights)) == 1:
+        return [1.0] * len(weights)
+    return [math.ldexp(weight, -math.frexp(sum(weights))[1]) for weight in weights]
+
+
+def largest_of(values: Tensor) -> float:
+    """The largest magnitude, without a copy."""
+    return max((abs(float(edge)) for edge in torch.aminmax(values)), default=0.0) if values.numel() else 0.0

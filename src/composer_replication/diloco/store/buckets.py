@@ -7,13 +7,15 @@ address. What is kept of it is a status and the provider's word for the error.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, Literal, TypeVar
 
 from composer_replication.diloco.store.objects import (
     MissingObject,
@@ -29,7 +31,7 @@ from composer_replication.diloco.store.objects import (
     missing,
     too_large,
 )
-from composer_replication.diloco.store.retries import REQUESTS_IN_DEADLINE, TryAgain, persist
+from composer_replication.diloco.store.retries import REQUESTS_IN_DEADLINE, Pace, TryAgain, persist
 from composer_replication.errors import InputError, MissingExtraError, explain
 from composer_replication.optional import require
 
@@ -44,29 +46,35 @@ _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _FULL_CODES = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull"}
 
 Answer = TypeVar("Answer")
+Way = Literal["in", "out", "out by parts"]
 
 
 class BucketStore:
     """An ObjectStore in a bucket, below a prefix."""
 
     def __init__(
-        self, scheme: str, bucket: str, prefix: str, *, deadline_s: float, options: Mapping[str, str] | None = None
+        self, scheme: str, bucket: str, prefix: str, *, pace: Pace, options: Mapping[str, str] | None = None
     ) -> None:
         self._obstore: Any = _client()
         self.uri = f"{scheme}://{bucket}{f'/{prefix}' if prefix else ''}"
-        self._deadline_s = deadline_s
-        request = timedelta(seconds=deadline_s / REQUESTS_IN_DEADLINE)
+        self._pace = pace
         config = dict(options or {})
         by_http = config.pop("allow_http", os.environ.get(_BY_HTTP[scheme], "false"))
-        client = {"timeout": request, "allow_http": by_http.lower() == "true"}
 
-        def opened(retries: int) -> Any:
-            again = {"max_retries": retries, "retry_timeout": timedelta(seconds=deadline_s)}
+        @cache
+        def opened(way: Way, doublings: int) -> Any:
+            seconds = pace.request_s * 2**doublings
+            client: dict[str, Any] = {"timeout": timedelta(seconds=seconds), "allow_http": by_http.lower() == "true"}
+            if way == "in":  # an answer that does not move for as long as a request without bytes may take is dead
+                client["read_timeout"] = timedelta(seconds=pace.request_s)
+            retries = _PART_RETRIES if way == "out by parts" else 0
+            again = {"max_retries": retries, "retry_timeout": timedelta(seconds=pace.deadline_s + retries * seconds)}
             store = getattr(self._obstore.store, CLASSES[scheme])
             return store(bucket, prefix=prefix or None, config=config, client_options=client, retry_config=again)
 
+        self._opened = opened
         try:
-            self._bucket, self._bucket_by_parts = opened(0), opened(_PART_RETRIES)
+            opened("out", 0)
         except (self._obstore.exceptions.BaseError, ValueError, TypeError) as error:
             # The text may repeat an option's value.
             got = f"{type(error).__name__} for options {sorted(config)}"
@@ -76,43 +84,45 @@ class BucketStore:
     def put(self, key: str, data: bytes) -> None:
         checked_key(key)
         large = len(data) > PART_BYTES
-        bucket = self._bucket_by_parts if large else self._bucket
         self._call(
             key,
-            lambda: self._obstore.put(
+            lambda bucket: self._obstore.put(
                 bucket, key, data, use_multipart=large, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
             ),
+            way="out by parts" if large else "out",
+            num_bytes=len(data),
         )
 
     def create(self, key: str, data: bytes) -> bool:
         checked_key(key)
         nonce = secrets.token_hex(16)
 
-        def attempt() -> bool:
+        def attempt(bucket: Any) -> bool:
             try:
-                self._obstore.put(self._bucket, key, data, mode="create", attributes={_NONCE: nonce})
+                self._obstore.put(bucket, key, data, mode="create", attributes={_NONCE: nonce})
             except self._obstore.exceptions.AlreadyExistsError:
-                return self._is_ours(key, nonce)
+                return self._is_ours(bucket, key, nonce)
             return True
 
-        return self._call(key, attempt)
+        return self._call(key, attempt, way="out", num_bytes=len(data))
 
     def get(self, key: str, *, most_bytes: int) -> bytes:
         checked_key(key)
-        return self._call(key, lambda: self._read(key, most_bytes))
+        most_at_first = min(most_bytes, PART_BYTES)
+        return self._call(key, lambda bucket: self._read(bucket, key, most_bytes), num_bytes=most_at_first)
 
     def size(self, key: str) -> int | None:
         checked_key(key)
         try:
-            return self._call(key, lambda: self._obstore.head(self._bucket, key)["size"])
+            return self._call(key, lambda bucket: self._obstore.head(bucket, key)["size"])
         except MissingObject:
             return None
 
     def keys(self, prefix: str) -> list[str]:
         folder = checked_folder(prefix)
 
-        def attempt() -> list[str]:
-            pages = self._obstore.list(self._bucket, prefix=folder or None)
+        def attempt(bucket: Any) -> list[str]:
+            pages = self._obstore.list(bucket, prefix=folder or None)
             return [entry["path"] for page in pages for entry in page]
 
         return sorted(key for key in self._call(prefix, attempt) if is_key(key))
@@ -122,25 +132,25 @@ class BucketStore:
         paths = [checked_key(key) for key in keys]
         try:
             if paths:
-                self._call(paths[0], lambda: self._obstore.delete(self._bucket, paths))
+                self._call(paths[0], lambda bucket: self._obstore.delete(bucket, paths))
         except MissingObject:
             for path in paths if len(paths) > 1 else []:
                 self.delete([path])
 
-    def _is_ours(self, key: str, nonce: str) -> bool:
+    def _is_ours(self, bucket: Any, key: str, nonce: str) -> bool:
         """Whether the object in our way is our own: the answer to the first try was lost, and a second one made.
 
         S3 also answers so to one of two writers at once before either has written: then there is nothing yet.
         """
         try:
-            there = self._obstore.get(self._bucket, key, options={"head": True})
+            there = self._obstore.get(bucket, key, options={"head": True})
         except FileNotFoundError:
             raise TryAgain("conflict") from None
         return there.attributes.get(_NONCE) == nonce
 
-    def _read(self, key: str, most_bytes: int) -> bytes:
+    def _read(self, bucket: Any, key: str, most_bytes: int) -> bytes:
         """The first part, whose answer says how large the object is, and then the others, several at once."""
-        first = self._first_part(key)
+        first = self._first_part(bucket, key)
         size: int = first.meta["size"]
         if size > most_bytes:
             raise too_large(self.uri, key, size=size, most_bytes=most_bytes)
@@ -155,25 +165,25 @@ class BucketStore:
             raise TryAgain("truncated, or changed while it was read")
         return data
 
-    def _first_part(self, key: str) -> Any:
+    def _first_part(self, bucket: Any, key: str) -> Any:
         try:
-            return self._obstore.get(self._bucket, key, options={"range": (0, PART_BYTES)})
+            return self._obstore.get(bucket, key, options={"range": (0, PART_BYTES)})
         except self._obstore.exceptions.GenericError as error:
             if _status(error) != "416":
                 raise
-        return self._obstore.get(self._bucket, key)  # no range of an object without bytes can be had
+        return self._obstore.get(bucket, key)  # no range of an object without bytes can be had
 
     def _part(self, key: str, start: int, end: int, tag: str | None) -> bytes:
         """Of the object that was looked at; nothing where there is another by now."""
         options = {"range": (start, end), **({"if_match": tag} if tag else {})}
 
-        def attempt() -> bytes:
+        def attempt(bucket: Any) -> bytes:
             try:
-                return bytes(self._obstore.get(self._bucket, key, options=options).bytes())
+                return bytes(self._obstore.get(bucket, key, options=options).bytes())
             except self._obstore.exceptions.PreconditionError:
                 return b""
 
-        return self._call(key, attempt)
+        return self._call(key, attempt, num_bytes=end - start)
 
     def _refuse_without_create(self) -> None:
         """Some servers take the condition of a put and ignore it."""
@@ -188,16 +198,20 @@ class BucketStore:
             what = "two creates of one object both succeeded, so two replicas could decide one round differently"
             raise StoreCannotCreate(what, uri=self.uri, cause_kind="not_atomic")
 
-    def _call(self, key: str, call: Callable[[], Answer]) -> Answer:
-        def attempt() -> Answer:
-            try:
-                return call()
-            except (self._obstore.exceptions.BaseError, FileNotFoundError) as error:
-                named = self._named(error, key)
-            # Not inside of the handler: the provider's text would hang on it.
-            raise named
+    def _call(self, key: str, call: Callable[[Any], Answer], *, way: Way = "in", num_bytes: int = 0) -> Answer:
+        """What `call` answers with a client whose patience is right for so many bytes."""
+        with self._pace.carrying(num_bytes) as more_s:
+            bucket = self._opened(way, math.ceil(math.log2(1 + more_s / self._pace.request_s)))
+            deadline_s = self._pace.deadline_s + REQUESTS_IN_DEADLINE * more_s
+            return persist(lambda: self._attempt(key, bucket, call), deadline_s=deadline_s, uri=self.uri, key=key)
 
-        return persist(attempt, deadline_s=self._deadline_s, uri=self.uri, key=key)
+    def _attempt(self, key: str, bucket: Any, call: Callable[[Any], Answer]) -> Answer:
+        try:
+            return call(bucket)
+        except (self._obstore.exceptions.BaseError, FileNotFoundError) as error:
+            named = self._named(error, key)
+        # Not inside of the handler: the provider's text would hang on it.
+        raise named
 
     def _named(self, error: Exception, key: str) -> Exception:
         """Our error for one of obstore's; TryAgain where that may help."""

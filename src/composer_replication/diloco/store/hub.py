@@ -25,7 +25,7 @@ from composer_replication.diloco.store.objects import (
     missing,
     too_large,
 )
-from composer_replication.diloco.store.retries import REQUESTS_IN_DEADLINE, TryAgain, persist
+from composer_replication.diloco.store.retries import REQUESTS_IN_DEADLINE, Pace, TryAgain, persist
 from composer_replication.errors import InputError, MissingExtraError, explain
 from composer_replication.optional import require
 
@@ -40,9 +40,9 @@ Answer = TypeVar("Answer")
 class HubStore:
     """An ObjectStore in a repository, below a folder: `[datasets/]owner/name[@revision][/folder]`."""
 
-    def __init__(self, path: str, *, deadline_s: float, options: Mapping[str, str] | None = None) -> None:
+    def __init__(self, path: str, *, pace: Pace, options: Mapping[str, str] | None = None) -> None:
         self._hub: Any = _client()
-        self._deadline_s = deadline_s
+        self._pace = pace
         self.uri = f"hf://{path}"
         given = dict(options or {})
         self._token = given.pop("token", None)
@@ -61,7 +61,7 @@ class HubStore:
 
     def put(self, key: str, data: bytes) -> None:
         added = self._added(key, data)
-        self._call(key, lambda: self._commit([added()], f"put {key}", parent=None))
+        self._call(key, lambda: self._commit([added()], f"put {key}", parent=None), num_bytes=len(data))
 
     def create(self, key: str, data: bytes) -> bool:
         added, nonce = self._added(key, data), secrets.token_hex(16)
@@ -74,18 +74,17 @@ class HubStore:
             # Where the same bytes came first, the client makes no commit and says nothing.
             return self._is_of(nonce, key, made)
 
-        return self._call(key, attempt)
+        return self._call(key, attempt, num_bytes=len(data))
 
     def get(self, key: str, *, most_bytes: int) -> bytes:
         checked_key(key)
+        head, size = self._call(key, lambda: (head := self._head(), self._size_at(key, head)))
+        if size is None:
+            raise missing(self.uri, key)
+        if size > most_bytes:
+            raise too_large(self.uri, key, size=size, most_bytes=most_bytes)
 
         def attempt() -> bytes:
-            head = self._head()
-            size = self._size_at(key, head)
-            if size is None:
-                raise missing(self.uri, key)
-            if size > most_bytes:
-                raise too_large(self.uri, key, size=size, most_bytes=most_bytes)
             url = self._hub.hf_hub_url(
                 filename=f"{self._folder}{key}", revision=head, endpoint=self._api.endpoint, **self._repository
             )
@@ -96,7 +95,7 @@ class HubStore:
                 raise TryAgain("truncated")
             return answer.content
 
-        return self._call(key, attempt)
+        return self._call(key, attempt, num_bytes=size)
 
     def size(self, key: str) -> int | None:
         checked_key(key)
@@ -174,17 +173,19 @@ class HubStore:
             what = "a commit on a parent that is not the head was taken, so two replicas could create one object"
             raise StoreCannotCreate(what, uri=self.uri, cause_kind="not_atomic")
 
-    def _call(self, key: str, call: Callable[[], Answer]) -> Answer:
+    def _call(self, key: str, call: Callable[[], Answer], *, num_bytes: int = 0) -> Answer:
+        with self._pace.carrying(num_bytes) as more_s:
+            deadline_s = self._pace.deadline_s + REQUESTS_IN_DEADLINE * more_s
+            seconds = self._pace.request_s + more_s
+            return persist(lambda: self._attempt(key, seconds, call), deadline_s=deadline_s, uri=self.uri, key=key)
+
+    def _attempt(self, key: str, seconds: float, call: Callable[[], Answer]) -> Answer:
         unusable = (self._hub.errors.HTTPError, OSError)
-
-        def attempt() -> Answer:
-            try:
-                return _within(self._deadline_s / REQUESTS_IN_DEADLINE, call, (*unusable, StoreError, TryAgain))
-            except unusable as error:
-                named = self._named(error, key)
-            raise named  # outside of the handler: the client's text has addresses in it
-
-        return persist(attempt, deadline_s=self._deadline_s, uri=self.uri, key=key)
+        try:
+            return _within(seconds, call, (*unusable, StoreError, TryAgain))
+        except unusable as error:
+            named = self._named(error, key)
+        raise named  # outside of the handler: the client's text has addresses in it
 
     def _named(self, error: Exception, key: str) -> Exception:
         status = getattr(getattr(error, "response", None), "status_code", 0)

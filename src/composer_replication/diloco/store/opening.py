@@ -10,23 +10,26 @@ from composer_replication.diloco.store.buckets import CLASSES, BucketStore
 from composer_replication.diloco.store.files import FileStore
 from composer_replication.diloco.store.hub import HubStore
 from composer_replication.diloco.store.objects import ObjectStore, checked_folder
+from composer_replication.diloco.store.retries import Pace
 from composer_replication.errors import InputError, explain
 
 SCHEMES = ("file", *CLASSES, "hf")
 
 
-def open_store(uri: str, *, deadline_s: float = 60.0, options: Mapping[str, str] | None = None) -> ObjectStore:
+def open_store(
+    uri: str, *, deadline_s: float = 60.0, slowest_mb_s: float = 1.0, options: Mapping[str, str] | None = None
+) -> ObjectStore:
     """The store at `uri`: s3://bucket/prefix, gs://…, az://container/prefix, hf://[datasets/]owner/name/folder,
     file://… or a plain path.
 
     Credentials come from the environment or `options`, never from the URI. `options` are obstore's, by its names
     (`endpoint`, `region`), and `allow_http` for a server on loopback; the Hub's are `endpoint` and `token`. A call
-    that gets no usable answer is tried again, with growing pauses, until `deadline_s` are over.
+    that gets no usable answer is tried again, with growing pauses, until `deadline_s` are over. On top of that come the
+    seconds that its bytes need on a line of `slowest_mb_s`, which all that is under way shares.
     """
     scheme = uri.partition("://")[0] if "://" in uri else "file"
     _refuse_credentials(uri, scheme)
-    if not deadline_s > 0:
-        raise InputError(explain("deadline_s of a store", got=deadline_s, expected="more than 0 seconds"))
+    pace = Pace(deadline_s, slowest_mb_s)
     if scheme == "file":
         if options:
             raise InputError(explain("options of a folder", got=sorted(options), expected="none"))
@@ -34,9 +37,9 @@ def open_store(uri: str, *, deadline_s: float = 60.0, options: Mapping[str, str]
     if scheme in CLASSES:
         parts = urlsplit(uri)
         prefix = checked_folder(unquote(parts.path).strip("/")).rstrip("/")
-        return BucketStore(scheme, parts.netloc, prefix, deadline_s=deadline_s, options=options)
+        return BucketStore(scheme, parts.netloc, prefix, pace=pace, options=options)
     if scheme == "hf":
-        return HubStore(unquote(uri.partition("://")[2]), deadline_s=deadline_s, options=options)
+        return HubStore(unquote(uri.partition("://")[2]), pace=pace, options=options)
     raise InputError(explain("scheme of a store", got=repr(scheme), expected=f"one of {', '.join(SCHEMES)}, or a path"))
 
 

@@ -1,19 +1,50 @@
-"""Trying again, with growing pauses, until a deadline."""
+"""How long a request may take, and trying again, with growing pauses, until a deadline."""
 
 from __future__ import annotations
 
 import secrets
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from composer_replication.diloco.store.objects import StoreUnavailable
+from composer_replication.errors import InputError, explain
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 REQUESTS_IN_DEADLINE = 3
 """A request may take a third of the deadline, so that one that hangs is tried again within it."""
 
 Answer = TypeVar("Answer")
+
+
+class Pace:
+    """How long requests may take: a third of the deadline, and what their bytes need on the slowest line there may be.
+
+    Requests under way at once share that line, so the time is that of all of their bytes.
+    """
+
+    def __init__(self, deadline_s: float, slowest_mb_s: float) -> None:
+        if not deadline_s > 0:
+            raise InputError(explain("deadline_s of a store", got=deadline_s, expected="more than 0 seconds"))
+        if not slowest_mb_s > 0:
+            raise InputError(explain("slowest_mb_s of a store", got=slowest_mb_s, expected="more than 0 MB/s"))
+        self.deadline_s, self.request_s = deadline_s, deadline_s / REQUESTS_IN_DEADLINE
+        self._bytes_per_s = slowest_mb_s * 1e6
+        self._lock, self._under_way = threading.Lock(), 0
+
+    @contextmanager
+    def carrying(self, num_bytes: int) -> Iterator[float]:
+        """While these bytes travel; the seconds that a request with them gets beyond those of one without."""
+        with self._lock:
+            self._under_way += num_bytes
+            more_s = self._under_way / self._bytes_per_s if num_bytes else 0.0
+        try:
+            yield more_s
+        finally:
+            with self._lock:
+                self._under_way -= num_bytes
 
 
 class TryAgain(Exception):

@@ -1,0 +1,165 @@
+"""Records that are none: each reader has bounds, and what is outside of them ends in a RecordError or a named error."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import time
+
+import pytest
+from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
+
+from composer_replication.diloco.rounds.failures import GenerationRefused, OutcomeUnreadable
+from composer_replication.diloco.rounds.manager import ObjectStoreManager
+from composer_replication.diloco.rounds.progress import read_progress
+from composer_replication.diloco.rounds.records import (
+    RecordError,
+    pack,
+    unpack,
+    unpack_manifest,
+    unpack_outcome,
+    unpack_seal,
+)
+from composer_replication.diloco.store import MemoryStore
+
+SHA = "0" * 64
+MEMBER = [[0, 0, 0], SHA, 1.0]
+MANIFEST = {"id": [0, 0, 0], "base": "b", "spec": "s", "weight": 1.0, "shards": [{"bytes": 9, "sha256": SHA}]}
+MANIFEST |= {"largest": 0.5}
+SEAL = {"base": "b", "spec": "s", "num_shards": 1, "members": [MEMBER]}
+OUTCOME = {"result": "commit", "base": "b", "spec": "s", "members": [MEMBER], "means": [SHA], "bad": []}
+OUTCOME |= {"reason": "", "seconds": 0.5, "num_bytes": 9}
+READERS = {"manifest": (unpack_manifest, MANIFEST), "seal": (unpack_seal, SEAL), "outcome": (unpack_outcome, OUTCOME)}
+
+
+def line_of(text: bytes) -> bytes:
+    """A line with a right checksum, whatever it holds."""
+    return hashlib.sha256(text).hexdigest().encode() + b" " + text + b"\n"
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_record_is_read_back(kind):
+    reader, content = READERS[kind]
+    assert reader(pack(kind, content)) is not None
+
+
+@pytest.mark.parametrize("text", [b"no json", b"[1]", b'"text"', b"{", b"[" * 5000, b"\xff\xfe", b"null"], ids=str)
+@pytest.mark.parametrize("kind", [*READERS, "about", "claim", "genesis"])
+def test_a_line_with_a_right_checksum_that_is_no_json_object_is_refused_by_name(kind, text):
+    reader = READERS[kind][0] if kind in READERS else functools.partial(unpack, kind)
+    with pytest.raises(RecordError, match=rf"record of a {kind}"):
+        reader(line_of(text))
+
+
+HUGE, DEEP = 10**15, [[[[]]]]
+BAD_FIELDS = [
+    ("manifest", {"id": [0, 0]}),
+    ("manifest", {"id": ["0", 0, 0]}),
+    ("manifest", {"id": [HUGE, 0, 0]}),
+    ("manifest", {"id": [0, -1, 0]}),
+    ("manifest", {"id": [0, True, 0]}),
+    ("manifest", {"weight": -1.0}),
+    ("manifest", {"weight": "1"}),
+    ("manifest", {"weight": 1e300}),
+    ("manifest", {"largest": 3e38}),
+    ("manifest", {"largest": None}),
+    ("manifest", {"base": 5}),
+    ("manifest", {"base": "b" * 10_000}),
+    ("manifest", {"shards": "x"}),
+    ("manifest", {"shards": [{"bytes": -1, "sha256": SHA}]}),
+    ("manifest", {"shards": [{"bytes": HUGE * HUGE // HUGE * 8, "sha256": SHA}]}),
+    ("manifest", {"shards": [{"bytes": 1, "sha256": "../../x"}]}),
+    ("manifest", {"shards": [5]}),
+    ("seal", {"num_shards": HUGE}),
+    ("seal", {"num_shards": -1}),
+    ("seal", {"num_shards": 1.5}),
+    ("seal", {"members": []}),
+    ("seal", {"members": [MEMBER, MEMBER]}),
+    ("seal", {"members": [[[1, 0, 0], SHA, 1.0], MEMBER]}),
+    ("seal", {"members": {"0": MEMBER}}),
+    ("seal", {"members": DEEP}),
+    ("seal", {"spec": None}),
+    ("outcome", {"result": "won"}),
+    ("outcome", {"result": ["commit"]}),
+    ("outcome", {"members": []}),
+    ("outcome", {"result": "void", "members": []}),
+    ("outcome", {"means": ["x"]}),
+    ("outcome", {"means": [SHA] * 100_001}),
+    ("outcome", {"means": SHA}),
+    ("outcome", {"bad": [[0, 0]]}),
+    ("outcome", {"reason": 3}),
+    ("outcome", {"seconds": -2}),
+    ("outcome", {"num_bytes": HUGE * HUGE // HUGE * 8}),
+]
+
+
+@pytest.mark.parametrize(("kind", "wrong"), BAD_FIELDS, ids=lambda value: str(value)[:60])
+def test_a_field_outside_of_its_bounds_is_refused_by_name(kind, wrong):
+    reader, content = READERS[kind]
+    with pytest.raises(RecordError, match=rf"record of a {kind}") as caught:
+        reader(pack(kind, {**content, **wrong}))
+    assert len(str(caught.value)) < 400
+
+
+def manager(store, rank=0, world=1, **options):
+    return ObjectStoreManager(store, rank=rank, world_size=world, **{**QUICK, **options})
+
+
+@pytest.mark.parametrize("num_shards", [10**15, 99_999, 0])
+def test_a_seal_with_a_number_of_shards_that_the_vectors_do_not_have_is_passed_over(num_shards):
+    store = MemoryStore()
+    loop = ToyLoop(manager(store, grace_s=0.2))
+    place = loop.manager._membership.place
+    spec = loop.manager._membership.running(loop.manager._membership.store, loop.manager._membership.vector(
+        loop.blanks(0)), weight=1.0).spec  # fmt: skip
+    seal = {"base": place.base, "spec": spec, "num_shards": num_shards, "members": [MEMBER]}
+    store.put("g000000/r/00000000/seal/0", pack("seal", seal))
+    assert loop.round()
+    check_run(store, [loop])
+
+
+@pytest.mark.parametrize("text", [b"no json", pack("outcome", {**OUTCOME, "result": "won"})], ids=["text", "result"])
+def test_an_outcome_that_is_none_ends_the_round_by_name(text):
+    store = MemoryStore()
+    loop = ToyLoop(manager(store, timeout_s=0.5))
+    store.put("g000000/r/00000000/out/0", line_of(text) if text == b"no json" else text)
+    with pytest.raises(OutcomeUnreadable, match="cannot be read"):
+        loop.round()
+
+
+@pytest.mark.parametrize("key", ["offer/00001.0.0", "seal/0", "here/99999999999999999999", "mean/0/x", "offer/x"])
+def test_lines_that_are_no_records_do_not_end_a_round(key):
+    store = MemoryStore()
+    store.put(f"g000000/r/00000000/{key}", line_of(b"no json"))
+    loops = in_threads([functools.partial(run_replica, store, rank, 2, 2, grace_s=0.3) for rank in range(2)])
+    assert len(check_run(store, loops)) == 2
+
+
+def test_a_claim_and_a_beat_that_are_none_do_not_keep_a_rank():
+    store = MemoryStore()
+    store.put(f"g000000/claims/00000/{'9' * 300}", b"foreign")
+    store.put("g000000/claims/00000/4", b"dead")
+    store.put("g000000/beats/00000.4", line_of(b'{"kind":"beat","format":2,"count":"many"}'))
+    began = time.monotonic()
+    assert run_replica(store, 0, 1, 1).manager._membership.place.claim == 5
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("about", [line_of(b"no json"), pack("about", {"world_size": 10**15}), pack("about", {})])
+def test_a_run_whose_settings_are_none_is_refused_by_name(about):
+    store = MemoryStore()
+    store.put("g000000/about", about)
+    with pytest.raises(GenerationRefused):
+        ToyLoop(manager(store))
+    with pytest.raises(GenerationRefused):
+        read_progress(store)
+
+
+@pytest.mark.parametrize("name", ["../x", "x" * 400, 7, "00000000.00000.0"])
+def test_a_first_state_that_is_none_is_a_timeout_by_name(name):
+    from composer_replication.diloco.rounds.failures import RoundTimeout
+
+    store = MemoryStore()
+    store.put("g000000/genesis", pack("genesis", {"name": name}))
+    with pytest.raises(RoundTimeout, match="first state"):
+        ToyLoop(manager(store, timeout_s=0.4))

@@ -1,0 +1,160 @@
+"""Published states that lie: no chunk is larger than one may be, and each number of each tensor comes exactly once."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pickle
+import random
+
+import pytest
+import safetensors.torch
+import torch
+from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
+
+from composer_replication.diloco.rounds import states
+from composer_replication.diloco.rounds.manager import ObjectStoreManager
+from composer_replication.diloco.rounds.patience import PatientStore, Traffic
+from composer_replication.diloco.rounds.records import Layout, pack, unpack
+from composer_replication.diloco.rounds.structures import flatten
+from composer_replication.diloco.store import MemoryStore
+
+NAME, LAYOUT = "00000003.00000.0", Layout(0)
+RECORD = LAYOUT.key("states", NAME)
+
+
+def saved() -> dict:
+    weights = {"a": torch.arange(12.0).view(3, 4), "b": torch.tensor(5.0), "none": torch.empty(0)}
+    return {"weights": weights, "optimizer": {0: {"step": torch.tensor([7]), "lr": 0.5, "more": [None, (True, "x")]}}}
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """A state in chunks of 16 bytes, and what is needed to read it."""
+    monkeypatch.setattr(states, "CHUNK_BYTES", 16)
+    objects = MemoryStore()
+    store = PatientStore(objects, Traffic(), patience_s=5)
+    flat = flatten(saved())
+    states.publish(store, LAYOUT, flat, states.describe(flat, name=NAME, step=3))
+    return objects, store, flat.outline()
+
+
+def read(store, outline):
+    state = states.read_state(store, LAYOUT, NAME)
+    return None if state is None else states.fetch(store, LAYOUT, state, outline)
+
+
+def test_a_state_comes_back_as_it_was_saved(published):
+    objects, store, outline = published
+    content = read(store, outline)
+    expected = saved()
+    assert torch.equal(content["weights"]["a"], expected["weights"]["a"])
+    assert content["weights"]["b"] == 5
+    assert content["weights"]["none"].shape == (0,)
+    assert content["optimizer"][0]["more"] == [None, (True, "x")]
+    assert len(objects.keys(LAYOUT.key("statedata"))) == 4
+
+
+HUGE = 10**15
+RECORDS = {
+    "a step of another name": lambda c: c.update(step=4),
+    "a chunk of many terabytes": lambda c: c["chunks"][0].__setitem__(0, HUGE),
+    "a chunk above the size of one": lambda c: c["chunks"][0].__setitem__(0, 2**22),
+    "a chunk of no bytes": lambda c: c["chunks"][0].__setitem__(0, 0),
+    "many more chunks than there are numbers": lambda c: c.update(chunks=c["chunks"] * 1000),
+    "a checksum that is none": lambda c: c["chunks"][0].__setitem__(1, "x"),
+    "a shape below nothing": lambda c: c["spec"][0].__setitem__(0, [-1, 4]),
+    "a shape of many terabytes": lambda c: c["spec"][0].__setitem__(0, [HUGE, HUGE]),
+    "a shape of text": lambda c: c["spec"][0].__setitem__(0, "34"),
+    "a type nobody knows": lambda c: c["spec"][0].__setitem__(1, "torch.complex64"),
+    "a tensor twice": lambda c: c.update(structure={"list": [{"tensor": 0}] * 4}),
+    "a tensor in no place": lambda c: c.update(structure={"list": [{"tensor": 0}]}),
+    "a tensor that is not there": lambda c: c.update(structure={"list": [{"tensor": n} for n in (0, 1, 2, 9)]}),
+    "a tag nobody knows": lambda c: c.update(structure={"pickle": "x"}),
+    "two tags": lambda c: c.update(structure={"list": [], "tensor": 0}),
+    "a structure that is none": lambda c: c.update(structure=5),
+    "a key that is none": lambda c: c.update(structure={"dict": [[None, {"tensor": 0}]]}),
+    "a structure without end": lambda c: c.update(
+        structure=functools.reduce(lambda inner, _: {"list": [inner]}, range(120), {"tensor": 0})
+    ),
+    "a field too many": lambda c: c.update(more=1),
+    "a base that is none": lambda c: c.update(base=[]),
+}
+
+
+@pytest.mark.parametrize("lie", RECORDS)
+def test_a_record_that_lies_is_not_read(published, lie):
+    objects, store, outline = published
+    content = unpack("state", objects.get(RECORD, most_bytes=10**6))
+    RECORDS[lie](content)
+    objects.put(RECORD, pack("state", content))
+    assert read(store, outline) is None
+    assert store.traffic.refused
+
+
+def rewritten(objects, index, chunk: bytes) -> None:
+    """A chunk in the place of another, with a record that says so."""
+    content = unpack("state", objects.get(RECORD, most_bytes=10**6))
+    content["chunks"][index] = [len(chunk), hashlib.sha256(chunk).hexdigest()]
+    objects.put(LAYOUT.key("statedata", NAME, f"{index:05d}"), chunk)
+    objects.put(RECORD, pack("state", content))
+
+
+CHUNKS = {
+    "a gap": {"0.0": torch.zeros(3)},
+    "an overlap": {"0.0": torch.zeros(4), "0.3": torch.zeros(1)},
+    "more than the tensor": {"0.0": torch.zeros(13)},
+    "a later begin": {"0.1": torch.zeros(4)},
+    "another tensor's part": {"1.0": torch.zeros(1)},
+    "a tensor that is not there": {"0.0": torch.zeros(4), "9.0": torch.zeros(1)},
+    "another type": {"0.0": torch.zeros(4, dtype=torch.float64)},
+    "a negative place": {"0.-1": torch.zeros(4)},
+    "a name that is none": {"x": torch.zeros(4)},
+    "no piece": {"0.0": torch.zeros(0)},
+}
+
+
+@pytest.mark.parametrize("lie", CHUNKS)
+def test_a_chunk_that_does_not_hold_its_numbers_exactly_once_is_not_read(published, lie):
+    objects, store, outline = published
+    rewritten(objects, 0, safetensors.torch.save(CHUNKS[lie]))
+    assert read(store, outline) is None
+    assert store.traffic.refused
+
+
+@pytest.mark.parametrize(
+    "data", [pickle.dumps([1] * 50), b"x" * 40, b"\xff" * 8 + b"{}"], ids=["pickle", "text", "length"]
+)
+def test_a_chunk_that_is_no_safetensors_is_not_read(published, data):
+    objects, store, outline = published
+    rewritten(objects, 1, data)
+    assert read(store, outline) is None
+
+
+def test_chunks_in_another_order_are_not_read(published):
+    objects, store, outline = published
+    keys = sorted(objects.keys(LAYOUT.key("statedata")))
+    chunks = [objects.get(key, most_bytes=10**6) for key in keys]
+    for index in (0, 1):
+        rewritten(objects, index, chunks[1 - index])
+    assert read(store, outline) is None
+
+
+def test_a_state_of_very_many_tensors_keeps_its_chunks_within_their_size():
+    flat = flatten([torch.tensor(float(number)) for number in range(20_000)])
+    store = PatientStore(MemoryStore(), Traffic(), patience_s=5)
+    states.publish(store, LAYOUT, flat, states.describe(flat, name=NAME, step=3))
+    assert [float(each) for each in read(store, flat.outline())] == list(range(20_000))
+
+
+def test_a_newest_state_that_lies_is_passed_over_for_the_one_before():
+    store = MemoryStore()
+    in_threads([functools.partial(run_replica, store, rank, 2, 5, state_every=2) for rank in range(2)])
+    newest = max(store.keys("g000000/states"))
+    content = unpack("state", store.get(newest, most_bytes=10**6))
+    content["chunks"][0][0] = random.Random(0).randrange(2**40, 2**45)
+    store.put(newest, pack("state", content))
+    manager = ObjectStoreManager(store, rank=0, world_size=2, **{**QUICK, "min_replicas": 1})
+    late = ToyLoop(manager)
+    assert manager.current_step() == 5
+    check_run(store, [late])
