@@ -14,10 +14,12 @@ import torch
 from faulty_stores import Faults, FaultyStore
 from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
 
+from composer_replication.diloco.payload import ErrorFeedback
 from composer_replication.diloco.rounds import shards
+from composer_replication.diloco.rounds.decide import Offer, outliers
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
-from composer_replication.diloco.rounds.records import MOST_MAGNITUDE
-from composer_replication.diloco.rounds.vectors import fair, largest_of, weighted_mean
+from composer_replication.diloco.rounds.records import MOST_MAGNITUDE, OfferId
+from composer_replication.diloco.rounds.vectors import RoundVector, fair, largest_of, weighted_mean
 from composer_replication.diloco.store import MemoryStore
 
 
@@ -214,6 +216,47 @@ def test_a_vector_that_is_far_larger_than_the_others_has_no_weight_in_its_round(
     given = [[0 if step == 1 and rank == wild else 3 + rank for rank in range(3)] for step in range(3)]
     assert [[member.weight for member in outcome.members] for outcome in history] == given
     assert f"what rank {wild} moved was left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "left_out"),
+    [
+        ((4e-8, 9e-3), ()),
+        ((1e-12, 1e-12, 9e-3, 9e-3), ()),
+        ((1e-12, 10.0), ()),
+        ((1e-3, 1e-3, 5e4), (2,)),
+        ((1e-3, 11.0), (1,)),
+        ((20.0, 30.0, 19_000.0), ()),
+    ],
+)
+def test_beside_replicas_that_stand_still_what_moved_as_usual_counts(sizes, left_out):
+    offers = [Offer(OfferId(rank, 0, 0), "m", "base", "spec", 1.0, 1, size) for rank, size in enumerate(sizes)]
+    assert outliers(offers) == {OfferId(rank, 0, 0) for rank in left_out}
+
+
+@pytest.mark.parametrize("payload", ["bf16", "int8", "int4"])
+def test_a_vector_of_many_numbers_is_cut_the_same_in_every_payload(payload):
+    vector = RoundVector([torch.zeros(13_000_000)], parties=2, shard_elements=2**19)
+    assert vector.num_shards == 26
+    sent, _ = ErrorFeedback().compress(vector.tensors[0], payload)
+    other = vector.like(sent)
+    assert (other.num_shards, other.size(25)) == (26, vector.size(25))
+
+
+@pytest.mark.parametrize("payload", ["int8", "int4"])
+def test_a_last_shard_of_one_number_is_read_in_few_bits(payload):
+    store = MemoryStore()
+
+    def run(rank):
+        with ObjectStoreManager(store, rank=rank, world_size=2, payload=payload, **QUICK) as manager:
+            tensor = torch.full((129,), float(1 + 2 * rank))
+            manager.start_quorum()
+            manager.allreduce(tensor).wait()
+            assert manager.should_commit()
+            return tensor
+
+    for tensor in in_threads([functools.partial(run, rank) for rank in range(2)]):
+        torch.testing.assert_close(tensor, torch.full((129,), 2.0), rtol=0.01, atol=0)
 
 
 def test_a_vector_that_would_overflow_alone_leaves_the_weights_and_the_run_goes_on():

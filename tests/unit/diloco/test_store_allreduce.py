@@ -12,7 +12,7 @@ from composer_replication.diloco.rounds.failures import StaleRound
 from composer_replication.diloco.serverless import MockManager, ObjectStoreAllReduce
 from composer_replication.diloco.serverless.allreduce import _ImmediateWork
 from composer_replication.diloco.store import MemoryStore
-from composer_replication.errors import ShapeError
+from composer_replication.errors import NonFiniteError, ShapeError
 
 
 def process(store, rank, world, **options):
@@ -37,6 +37,20 @@ def test_the_mean_is_in_place_and_the_counter_advances():
     for round_id, vector in reduce_all(MemoryStore(), vectors, calls=3):
         assert round_id == 3
         assert torch.equal(vector, torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("given", [(0.001, 10.0), (0.001, 0.002, 10.0, 20.0), (1e-20, 1e20)])
+def test_the_mean_is_that_of_all_however_far_apart_they_are(given):
+    results = reduce_all(MemoryStore(), [torch.tensor([value, 1.0]) for value in given])
+    for _, vector in results:
+        torch.testing.assert_close(vector, torch.tensor([sum(given) / len(given), 1.0]), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_what_cannot_be_summed_up_is_refused_where_it_comes_from(value):
+    ours = process(MemoryStore(), 0, 2)
+    with pytest.raises(NonFiniteError, match="from rank 0"):
+        ours.allreduce(torch.tensor([1.0, value]))
 
 
 def test_one_process_alone_has_its_own_tensor():

@@ -14,6 +14,8 @@ from typing import Literal
 from composer_replication.diloco.rounds.records import Member, OfferId, Outcome, Seal
 
 MOST_TIMES_THE_MEDIAN = 1000.0
+ORDINARY_CHANGE = 10.0
+"""No weight of a training that goes well moves further between two exchanges, however little the others' moved."""
 MAX_TRIALS = 3  # how often a replica offers anew in one wait, when what it offered could not be read
 
 
@@ -59,6 +61,7 @@ class Myself:
     quorum: int
     world_size: int
     first_trial: int = 0  # of this wait
+    judges_sizes: bool = True  # whether offers far beyond the others' are left out
     tried: frozenset[int] = frozenset()  # trials that I made in it, whether or not their manifests can be read
     unreadable: frozenset[OfferId] = frozenset()  # sealed offers that stayed unreadable
 
@@ -146,7 +149,7 @@ def _before_the_seal(seen: Seen, me: Myself, timers: Timers) -> Action:
     offers = candidates(seen, me)
     ranks = {offer.id.rank for offer in offers}
     if len(offers) >= me.quorum and (timers.grace or ranks >= seen.expected):
-        left_out = outliers(offers)
+        left_out = outliers(offers) if me.judges_sizes else frozenset()
         members = tuple(
             Member(offer.id, offer.manifest, 0.0 if offer.id in left_out else offer.weight) for offer in offers
         )
@@ -206,12 +209,14 @@ def outliers(offers: Sequence[Offer]) -> frozenset[OfferId]:
     """Offers of a replica that diverged: their largest number is far beyond that of the (lower) median offer.
 
     They are sealed without weight, so that all leave out the same ones; whoever offered them takes the others' mean.
+    Beside replicas that stand still everyone is far beyond the median: a change of an ordinary size is always taken.
     """
     counted = [offer for offer in offers if offer.weight and offer.largest]
     if not counted:
         return frozenset()
     median = sorted(offer.largest for offer in counted)[(len(counted) - 1) // 2]
-    return frozenset(offer.id for offer in counted if offer.largest > MOST_TIMES_THE_MEDIAN * median)
+    most = max(MOST_TIMES_THE_MEDIAN * median, ORDINARY_CHANGE)
+    return frozenset(offer.id for offer in counted if offer.largest > most)
 
 
 def _counts(seen: Seen, me: Myself) -> bool:

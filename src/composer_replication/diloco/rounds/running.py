@@ -51,6 +51,7 @@ class Settings:
     mean_payload: PayloadKind
     shard_bytes: int
     parallel: int
+    judges_sizes: bool = True  # whether an offer far beyond the others' is left out
 
     @property
     def kinds(self) -> tuple[PayloadKind, PayloadKind]:
@@ -137,6 +138,7 @@ class RunningRound:
             quorum=self.settings.min_replicas,
             world_size=self.settings.world_size,
             first_trial=place.first_trial,
+            judges_sizes=self.settings.judges_sizes,
             tried=frozenset(self.tried),
             unreadable=frozenset(self.unreadable),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -45,8 +46,10 @@ class RoundVector:
 
     def like(self, flat: Tensor) -> RoundVector:
         """Other numbers, cut in the same way."""
-        other = RoundVector([flat], parties=1, shard_elements=1)
-        other.shard_elements, other.num_shards = self.shard_elements, self.num_shards
+        if flat.numel() != self.elements:
+            raise ShapeError(explain("numbers of a vector", got=f"{flat.numel():,}", expected=f"{self.elements:,}"))
+        other = copy.copy(self)
+        other.tensors, other._flat = [flat.detach()], [flat.detach().contiguous().view(-1)]
         return other
 
     def finish(self) -> None:

@@ -10,11 +10,11 @@ from composer_replication.diloco.rounds.claims import refuse_if_replaced, take_r
 from composer_replication.diloco.rounds.failures import RoundError, StaleRound
 from composer_replication.diloco.rounds.manager import ObjectStoreManager, RoundWork
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
-from composer_replication.diloco.rounds.records import Layout, OfferId, parse_offer
+from composer_replication.diloco.rounds.records import MOST_MAGNITUDE, Layout, OfferId, parse_offer
 from composer_replication.diloco.rounds.running import Place, RunningRound, Settings
-from composer_replication.diloco.rounds.vectors import RoundVector
+from composer_replication.diloco.rounds.vectors import RoundVector, largest_of
 from composer_replication.diloco.store import ObjectStore, open_store
-from composer_replication.errors import InputError, explain
+from composer_replication.errors import InputError, NonFiniteError, explain
 
 MockManager = ObjectStoreManager
 _ImmediateWork = RoundWork
@@ -62,14 +62,23 @@ class ObjectStoreAllReduce:
             mean_payload="fp32",
             shard_bytes=_SHARD_BYTES,
             parallel=_PARALLEL,
+            judges_sizes=False,
         )
 
     def allreduce(self, tensor: Tensor, *, name: str | None = None) -> Tensor:
         """The mean over all processes, in place and returned. `name` must be the same at all of them."""
         if self.world_size > 1:
+            self._refuse_what_has_no_mean(tensor)
             self._hold_a_round(tensor, name or "")
         self.round_id += 1
         return tensor
+
+    def _refuse_what_has_no_mean(self, tensor: Tensor) -> None:
+        """A round leaves out what cannot be summed up; here the mean is that of all, or there is none."""
+        largest = largest_of(tensor.detach().flatten())
+        if not largest <= MOST_MAGNITUDE:
+            got = f"numbers up to {largest} from rank {self.rank}"
+            raise NonFiniteError(explain(self._where(), got=got, expected=f"at most {MOST_MAGNITUDE:g}"))
 
     def _hold_a_round(self, tensor: Tensor, name: str) -> None:
         store = PatientStore(self.objects, self.traffic, patience_s=self.timeout_s)
