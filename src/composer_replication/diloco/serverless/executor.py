@@ -82,6 +82,8 @@ class Executor(ABC):
     by_hand: str  # how somebody looks after replicas of `{launch}` without us
     poll_interval_s = 0.2
     patience_s = 600.0  # with a service that gives no usable answer
+    start_s = 300.0  # that a start is asked for at most
+    listed_s = 60.0  # after a start was asked for, until a service that lists none of it has none; 0: at once
     takes_callables = False
 
     def __init__(self, *, secrets: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
@@ -119,7 +121,8 @@ class Executor(ABC):
                 handles.append(self.start(replace(job, rank=rank)))
         finally:
             if (error := sys.exception()) is not None and len(handles) < n_replicas:
-                for rank in range(len(handles) + 1):  # with the one whose answer was an error: it may run all the same
+                # With the one whose answer was an error, which may run all the same unless it was refused.
+                for rank in range(len(handles) + (not self.was_refused(error))):
                     if (left := self.end_start(job.launch, rank, 0, *handles[rank : rank + 1])) is not None:
                         error.add_note(f"rank {rank} may still run ({in_brief(left)}): {self.by_hand_for(job.launch)}")
         return handles
@@ -181,14 +184,27 @@ class Executor(ABC):
 
     # ---- ending
 
-    def end_start(self, launch: str, rank: int, attempt: int, handle: ReplicaHandle | None = None) -> Exception | None:
-        """Cancel what a start has left, by its handle or by its name; the error where it may still run."""
+    def end_start(
+        self, launch: str, rank: int, attempt: int, handle: ReplicaHandle | None = None, *, is_settled: bool = False
+    ) -> Exception | None:
+        """Cancel what a start has left, by its handle or by its name; the error where it may still run.
+
+        One that is not listed may come yet, unless `is_settled` says that it was asked for long ago.
+        """
 
         def end() -> None:
-            for each in [handle] if handle is not None else self.find(launch, rank, attempt):
+            handles = [handle] if handle is not None else self.find(launch, rank, attempt)
+            for each in handles:
                 self.cancel(each)
+            if not handles and self.listed_s and not is_settled:
+                got = "none in the service's list, and an answer that was lost: it may start yet"
+                raise RunError(explain(f"rank {rank}", got=got, expected="its machine"))
 
         return tried(end)[1]
+
+    def was_refused(self, error: BaseException) -> bool:
+        """Whether what a start raised says that nothing was started."""
+        return isinstance(error, InputError)  # before the service was asked
 
     def by_hand_for(self, launch: str) -> str:
         return self.by_hand.format(launch=launch)
