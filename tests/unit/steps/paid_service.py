@@ -70,6 +70,8 @@ class PaidExecutor(Executor):
             path.write_text("cancelled")
 
     def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
+        if rank in self.trouble.get("unlisting", ()):
+            raise ServiceDown("500 at a list")
         name = start_name(launch, rank, attempt)
         return [self._handle(launch, rank, attempt, {"job": name})] if (self.folder / name).exists() else []
 

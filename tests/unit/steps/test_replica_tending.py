@@ -162,6 +162,15 @@ def test_a_start_that_the_service_does_not_list_is_believed_lost_after_a_while(l
     assert "rank 1: it was never started; started again (2 of 3)" in launched.said
 
 
+def test_a_service_that_never_lists_a_start_is_an_error_that_says_that_it_may_run(launched):
+    launched.executor.says(1, "failed")
+    launched.executor.trouble |= {"unanswered": 1, "unlisting": [1]}
+    launched.executor.patience_s = 0.05
+    words = r"rank 1: got no usable answer.*ServiceDown: 500 at a list.*may still run. Look for abab"
+    with pytest.raises(RunError, match=words):
+        launched.tend()
+
+
 def test_one_that_comes_after_its_rank_was_started_again_is_ended(launched, monkeypatch):
     monkeypatch.setattr(tending, "_LATE_S", 0.0)
     monkeypatch.setattr(launched.executor, "listed_s", 0.0)

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from composer_replication.diloco.serverless.answers import harmless, how_it_ended, in_brief, tried
-from composer_replication.diloco.serverless.jobs import VARIABLE, ReplicaJob, entrypoint_name
+from composer_replication.diloco.serverless.answers import Answer, harmless, how_it_ended, in_brief, tried
+from composer_replication.diloco.serverless.jobs import ReplicaJob, check_variables, entrypoint_name, start_name
 from composer_replication.diloco.serverless.replica_process import masked, secret_masks
 from composer_replication.errors import InputError, RunError, explain
 
@@ -88,14 +88,7 @@ class Executor(ABC):
 
     def __init__(self, *, secrets: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         self.secrets, self.env = tuple(secrets), dict(env or {})
-        for name in (*self.secrets, *self.env):
-            if not VARIABLE.fullmatch(name):
-                # Not what was got: it may be the value, put where its name belongs.
-                expected = "names of environment variables, such as AWS_SECRET_ACCESS_KEY"
-                raise InputError(explain("secrets and env", got="a name that is none", expected=expected))
-        if twice := set(self.secrets) & self.env.keys():
-            expected = "secrets by name alone, in `secrets`"
-            raise InputError(explain("env", got=f"{', '.join(sorted(twice))}, a secret", expected=expected))
+        check_variables(self.secrets, self.env)
         self._jobs: dict[str, ReplicaJob] = {}
         self._silent_since: dict[str, float] = {}
 
@@ -213,19 +206,27 @@ class Executor(ABC):
 
     def ask(self, handle: ReplicaHandle) -> ReplicaStatus | None:
         """`poll`; None where the service gives no usable answer, which becomes an error after `patience_s`."""
-        key = self._key(handle)
-        status, error = tried(partial(self.poll, handle))
+        launch = handle.metadata.get("launch", "")
+        return self._patiently(self._key(handle), handle.rank, launch, partial(self.poll, handle))
+
+    def ask_for(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle] | None:
+        """`find`, as patient as `ask` is with `poll`."""
+        key = start_name(launch, rank, attempt)
+        return self._patiently(key, rank, launch, partial(self.find, launch, rank, attempt))
+
+    def _patiently(self, key: str, rank: int, launch: str, ask: Callable[[], Answer]) -> Answer | None:
+        answer, error = tried(ask)
         if isinstance(error, InputError):
             raise error
-        if error is not None:
-            since = self._silent_since.setdefault(key, time.monotonic())
-            if time.monotonic() - since < self.patience_s:
-                return None
-            got = f"no usable answer for {self.patience_s:g} s ({in_brief(error)})"
-            fix = f"The replica may still run. {self.by_hand_for(handle.metadata.get('launch', ''))}"
-            raise RunError(explain(f"rank {handle.rank}", got=got, expected="how it is doing", fix=fix)) from error
-        self._silent_since.pop(key, None)
-        return status
+        if error is None:
+            self._silent_since.pop(key, None)
+            return answer
+        since = self._silent_since.setdefault(key, time.monotonic())
+        if time.monotonic() - since < self.patience_s:
+            return None
+        got = f"no usable answer for {self.patience_s:g} s ({in_brief(error)})"
+        fix = f"The replica may still run. {self.by_hand_for(launch)}"
+        raise RunError(explain(f"rank {rank}", got=got, expected="how it is doing", fix=fix)) from error
 
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
         """Wait until all have ended, and say how; one that has not when the time is up is told as it stands."""

@@ -103,8 +103,8 @@ def _asked(
     if file.is_starting():
         return None, "pending"
     may_come = not is_settled(file, start, executor)  # before it is looked for: what comes in between is seen
-    handles, error = tried(lambda: executor.find(launch.id, start.rank, start.attempt))
-    if error is not None:  # no answer is none: it is asked again the next time
+    handles = executor.ask_for(launch.id, start.rank, start.attempt)
+    if handles is None:  # no answer is none: it is asked again the next time
         return None, UNREACHABLE
     if handles:
         file.note(handles[0])
