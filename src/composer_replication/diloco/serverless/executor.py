@@ -169,10 +169,8 @@ class Executor(ABC):
     def secret_values(self) -> dict[str, str]:
         """The secrets' values here; a name without one is an error that names it."""
         if missing := [name for name in self.secrets if name not in os.environ]:
-            fix = "Set it, or leave its name out."
-            raise InputError(
-                explain("secrets", got=f"{', '.join(missing)}, which is not set", expected="a value", fix=fix)
-            )
+            got, fix = f"{', '.join(missing)}, which is not set", "Set it, or leave its name out."
+            raise InputError(explain("secrets", got=got, expected="a value", fix=fix))
         return {name: os.environ[name] for name in self.secrets}
 
     # ---- ending
@@ -298,6 +296,5 @@ class Executor(ABC):
 
     def _check_own(self, handle: ReplicaHandle) -> None:
         if handle.backend_name != self.backend_name:
-            raise InputError(
-                explain("handle", got=f"one of {handle.backend_name}", expected=f"one of {self.backend_name}")
-            )
+            got, expected = f"one of {handle.backend_name}", f"one of {self.backend_name}"
+            raise InputError(explain("handle", got=got, expected=expected))
