@@ -21,6 +21,7 @@ from composer_replication.diloco.rounds.failures import (
 )
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.progress import read_progress
+from composer_replication.diloco.rounds.records import Layout, pack
 from composer_replication.diloco.rounds.vectors import RoundVector
 from composer_replication.diloco.store import MemoryStore, StoreDenied, StoreFull, StoreUnavailable
 from composer_replication.errors import InputError, ShapeError
@@ -84,6 +85,25 @@ def test_the_second_living_process_of_a_rank_is_refused_and_the_first_goes_on():
     first = ToyLoop(manager(store))
     with pytest.raises(RankTaken, match="pid"):
         ToyLoop(manager(store))
+    assert first.round()
+
+
+@pytest.mark.parametrize(
+    ("holder", "words"),
+    [
+        ({"pid": 7, "host": "\x1b]0;title\x07\x1b[2J"}, "pid 7 on a host of no usable name"),
+        ({"pid": "7\x1b[2J", "host": "node-1.example"}, "of no usable pid on node-1.example"),
+        ({"pid": True, "host": ["node"]}, "of no usable pid on a host of no usable name"),
+    ],
+)
+def test_whoever_is_said_to_hold_a_rank_is_named_without_what_a_terminal_acts_upon(holder, words):
+    store = MemoryStore()
+    first = ToyLoop(manager(store))
+    (claim,) = store.keys(Layout(0).claim(0))
+    store.put(claim, pack("claim", {"nonce": "0", **holder}))
+    with pytest.raises(RankTaken, match=words) as caught:
+        ToyLoop(manager(store))
+    assert str(caught.value).isprintable()
     assert first.round()
 
 

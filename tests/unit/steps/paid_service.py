@@ -22,6 +22,10 @@ class ServiceDown(Exception):
     """What a client raises for a 500."""
 
 
+class Denied(Exception):
+    """What a client raises for a 403."""
+
+
 class PaidExecutor(Executor):
     """`trouble` says what happens at a start, by rank, or at a cancel or poll."""
 
@@ -41,6 +45,8 @@ class PaidExecutor(Executor):
             seen(job)
         if job.rank == self.trouble.get("refused"):
             raise ServiceDown("500 at the start")
+        if job.rank == self.trouble.get("denied"):
+            raise Denied("403: no such hardware for you")
         (self.folder / job.name).write_text("running")
         if job.rank == self.trouble.get("killed"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -64,8 +70,13 @@ class PaidExecutor(Executor):
             path.write_text("cancelled")
 
     def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
+        if rank in self.trouble.get("unlisting", ()):
+            raise ServiceDown("500 at a list")
         name = start_name(launch, rank, attempt)
         return [self._handle(launch, rank, attempt, {"job": name})] if (self.folder / name).exists() else []
+
+    def was_refused(self, error: BaseException) -> bool:
+        return isinstance(error, Denied) or super().was_refused(error)
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
         return self.shown("its last words", n_lines)

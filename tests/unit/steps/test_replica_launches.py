@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.diloco.store import open_store
+from composer_replication.diloco.store import ObjectTooLarge, open_store
 from composer_replication.errors import ArtefactCorruptError, ConfigError, InputError
 from composer_replication.runs import RunDir
+from composer_replication.steps.replicas import bucket_files
 from composer_replication.steps.replicas.asking import Asked, begin, reachable, training
-from composer_replication.steps.replicas.bucket_files import digests_of, download, trained_files
+from composer_replication.steps.replicas.bucket_files import digests_of, download, trained_files, upload
 from composer_replication.steps.replicas.launches import numbers
 
 pytestmark = pytest.mark.usefixtures("state")
@@ -86,6 +90,42 @@ def test_a_folder_is_no_bucket_for_other_machines_and_no_model_either(tmp_path):
             reachable(f"file://{tmp_path}", executor)
         with pytest.raises(InputError, match="weights that replicas can get"):
             Asked(bucket="s3://b", executor=executor, replicas=1, model=str(tmp_path))
+
+
+def test_files_travel_in_parts_and_no_more_of_them_is_held_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(bucket_files, "PART_BYTES", 1 << 20, raising=False)
+    source, store = tmp_path / "model.safetensors", open_store(str(tmp_path / "bucket"))
+    source.write_bytes(random.Random(0).randbytes(9_000_001))
+    files = {source.name: source, "config.json": b"{}", "empty.txt": b""}
+    tracemalloc.start()
+    digests = digests_of(files)
+    upload(store, "output/000", files)
+    download(store, "output/000", digests, tmp_path / "there")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5e6
+    assert digests[source.name] == hashlib.sha256(source.read_bytes()).hexdigest()
+    assert (tmp_path / "there" / source.name).read_bytes() == source.read_bytes()
+    assert (tmp_path / "there" / "empty.txt").read_bytes() == b""
+    assert len(store.keys("output/000")) == 11
+
+
+def test_a_part_that_is_missing_larger_or_of_an_earlier_upload_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(bucket_files, "PART_BYTES", 4)
+    store = open_store(str(tmp_path / "bucket"))
+    upload(store, "output/000", {"a.txt": b"0123456789", "b.txt": b"01"})
+    files: dict[str, Path | bytes] = {"a.txt": b"01", "b.txt": b"01234567"}  # a replica that was started again
+    upload(store, "output/000", files)
+    assert store.keys("output/000") == ["output/000/a.txt", *(f"output/000/b.txt.parts/00000{n}" for n in (0, 1))]
+    download(store, "output/000", digests_of(files), tmp_path / "there")
+    assert (tmp_path / "there" / "b.txt").read_bytes() == b"01234567"
+    store.put("output/000/b.txt.parts/000001", b"45678")
+    with pytest.raises(ObjectTooLarge):
+        download(store, "output/000", digests_of(files), tmp_path / "again")
+    store.delete(["output/000/b.txt.parts/000000"])
+    with pytest.raises(ArtefactCorruptError, match="got 1 parts, expected a whole file"):
+        download(store, "output/000", digests_of(files), tmp_path / "again")
+    assert not (tmp_path / "again" / "b.txt").exists()
 
 
 def test_of_trained_weights_nothing_travels_that_would_be_unpickled(tmp_path):

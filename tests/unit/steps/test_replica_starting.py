@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from paid_service import PaidExecutor, ServiceDown, launch_file, names
+from paid_service import Denied, PaidExecutor, ServiceDown, launch_file, names
 
 from composer_replication.errors import RunError
 from composer_replication.steps.replicas import starting
@@ -34,20 +35,70 @@ def test_a_start_is_noted_before_it_is_asked_for_and_its_handle_before_the_next(
     assert [each.handle is not None for each in file.read().starts] == [True] * 3
 
 
-@pytest.mark.parametrize("trouble", ["refused", "unanswered"])
+@pytest.mark.parametrize("trouble", ["denied", "unanswered"])
 def test_a_launch_that_fails_in_the_middle_ends_what_it_has_started_and_says_so(tmp_path, trouble):
     file, executor = launch_file(tmp_path), PaidExecutor(tmp_path / "paid", **{trouble: 1})
-    with pytest.raises(RunError, match=r"rank 1: got ServiceDown.*What had been started was cancelled") as caught:
+    with pytest.raises(RunError, match=r"rank 1: got \w+: .*What had been started was cancelled") as caught:
         start(file, executor)
-    assert isinstance(caught.value.__cause__, ServiceDown)
+    assert isinstance(caught.value.__cause__, Denied if trouble == "denied" else ServiceDown)
     assert executor.running == []
-    assert executor.cancelled == (names(0) if trouble == "refused" else names(0, 1))
+    assert executor.cancelled == (names(0) if trouble == "denied" else names(0, 1))
     assert file.read().cancelled is not None
+
+
+def test_a_start_that_is_not_listed_may_come_and_is_not_said_to_have_ended(tmp_path, monkeypatch):
+    file, executor = launch_file(tmp_path), PaidExecutor(tmp_path / "paid", refused=1)
+    with pytest.raises(RunError, match=r"NOT cancelled, and maybe paid for: rank 1 \(start 0\): .*it may start yet"):
+        start(file, executor)
+    assert executor.running == []
+    assert [(each.rank, each.attempt) for each in cancel(file, executor, pause_s=0)] == [(1, 0)]
+    executor.says(1, "running")  # minutes later
+    assert cancel(file, executor, pause_s=0) == []
+    assert executor.cancelled == names(0, 1)
+
+
+def test_what_a_service_does_not_list_long_after_the_asking_is_not_there(tmp_path, monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+
+    def slow(_job):
+        clock[0] += 200.0
+
+    file, executor = launch_file(tmp_path, replicas=1), PaidExecutor(tmp_path / "paid", refused=0, seen=slow)
+    with pytest.raises(RunError, match="NOT cancelled"):
+        start(file, executor)
+    assert file.read().starts[0].asked_until == 1200.0
+    clock[0] = 1399.0  # 61 s would do for a service that is quick to answer
+    assert len(cancel(file, executor, pause_s=0)) == 1
+    clock[0] = 1401.0
+    assert cancel(file, executor, pause_s=0) == []
+
+
+@pytest.mark.parametrize(("looked", "settled"), [(10.0, 71.0), (5000.0, 5001.0)])
+def test_one_whose_asker_was_killed_counts_from_the_first_look(tmp_path, monkeypatch, looked, settled):
+    clock = [0.0]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    file, executor = launch_file(tmp_path, replicas=1), PaidExecutor(tmp_path / "paid")
+    file.begin(0, 0)
+    clock[0] = looked
+    assert len(cancel(file, executor, pause_s=0)) == (looked == 10.0)
+    clock[0] = settled
+    assert cancel(file, executor, pause_s=0) == []
+
+
+def test_replicas_without_a_file_that_are_not_listed_are_named_too(tmp_path):
+    executor = PaidExecutor(tmp_path / "paid", refused=1)
+    with pytest.raises(ServiceDown) as caught:
+        executor.launch_replicas(2, "nobody.calls_it", {})
+    assert executor.running == []
+    (note,) = caught.value.__notes__
+    assert note.startswith("rank 1 may still run")
+    assert "it may start yet" in note
 
 
 def test_what_cannot_be_ended_is_named_and_the_others_are_ended(tmp_path):
     file = launch_file(tmp_path)
-    executor = PaidExecutor(tmp_path / "paid", refused=2, unending=[0])
+    executor = PaidExecutor(tmp_path / "paid", denied=2, unending=[0])
     words = r"NOT cancelled.*rank 0 \(start 0\): ServiceDown: 500 at the end.*Look for abab\w+ at paid.example"
     with pytest.raises(RunError, match=words):
         start(file, executor)

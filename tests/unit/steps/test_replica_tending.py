@@ -150,7 +150,7 @@ def test_a_start_that_the_service_does_not_list_is_believed_lost_after_a_while(l
 
     def may_start():
         assert look(launched.store, launched.file, launched.executor).replicas[1].status == "unknown"
-        monkeypatch.setattr(tending, "_LISTED_S", 0.0)
+        monkeypatch.setattr(launched.executor, "listed_s", 0.0)
         launched.executor.trouble.clear()
 
     def all_end():
@@ -160,6 +160,44 @@ def test_a_start_that_the_service_does_not_list_is_believed_lost_after_a_while(l
     sight = launched.tend(lambda: None, may_start, lambda: None, all_end)
     assert launched.statuses(sight) == [("succeeded", 0), ("succeeded", 2)]
     assert "rank 1: it was never started; started again (2 of 3)" in launched.said
+
+
+def test_a_service_that_never_lists_a_start_is_an_error_that_says_that_it_may_run(launched):
+    launched.executor.says(1, "failed")
+    launched.executor.trouble |= {"unanswered": 1, "unlisting": [1]}
+    launched.executor.patience_s = 0.05
+    words = r"rank 1: got no usable answer.*ServiceDown: 500 at a list.*may still run. Look for abab"
+    with pytest.raises(RunError, match=words):
+        launched.tend()
+
+
+def test_one_that_comes_after_its_rank_was_started_again_is_ended(launched, monkeypatch):
+    monkeypatch.setattr(tending, "_LATE_S", 0.0)
+    monkeypatch.setattr(launched.executor, "listed_s", 0.0)
+    launched.executor.says(1, "failed")
+    launched.executor.trouble["refused"] = 1
+
+    def comes_late():
+        assert launched.executor.running == sorted([*names(0), *names(1, attempt=2)])
+        launched.executor.says(1, "running", 1)
+        launched.executor.trouble["unending"] = [1]
+
+    def can_be_ended():
+        assert launched.executor.running == sorted([*names(0), *names(1, attempt=1), *names(1, attempt=2)])
+        launched.executor.trouble.clear()
+
+    def all_end():
+        assert launched.executor.running == sorted([*names(0), *names(1, attempt=2)])
+        launched.executor.says(0, "succeeded")
+        launched.executor.says(1, "succeeded", 2)
+
+    def may_start():
+        launched.executor.trouble.clear()
+
+    steps = [lambda: None, may_start, comes_late, lambda: None, can_be_ended, lambda: None, all_end]
+    assert launched.statuses(launched.tend(*steps)) == [("succeeded", 0), ("succeeded", 2)]
+    assert "rank 1: start 1, which had been given up, has come after all; it was cancelled" in launched.said
+    assert any("could NOT be cancelled: ServiceDown: 500 at the end" in line for line in launched.said)
 
 
 @pytest.mark.parametrize(

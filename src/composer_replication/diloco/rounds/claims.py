@@ -12,7 +12,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from composer_replication.diloco.rounds.failures import RankTaken, Replaced, RoundTimeout
 from composer_replication.diloco.rounds.patience import PatientStore
@@ -24,6 +25,7 @@ from composer_replication.errors import explain
 _BEATS_IN_A_LEASE = 4
 _PAUSE_S = 0.05
 _CLAIM = re.compile(r"\d{1,9}")
+_HOST, _MOST_PID = re.compile(r"[A-Za-z0-9._-]{1,255}"), 2**32
 
 
 def take_rank(
@@ -84,9 +86,16 @@ def _refuse_a_living_holder(
         first = now if first is None else first
         if newest_claim(store, layout, rank) != number or (first is not None and now is not None and now > first):
             holder = read_record(store, layout.claim(rank, number), lambda data: unpack("claim", data)) or {}
-            got = f"a living process, pid {holder.get('pid')} on {holder.get('host')}"[:200]
             fix = "Give each replica a rank of its own, or end that process."
-            raise RankTaken(explain(f"rank {rank} at {store.uri}", got=got, expected="nobody", fix=fix))
+            raise RankTaken(explain(f"rank {rank} at {store.uri}", got=_named(holder), expected="nobody", fix=fix))
+
+
+def _named(holder: Mapping[str, Any]) -> str:
+    """Who holds a rank, in words. Anybody may have written it into the bucket: text for a terminal is none of it."""
+    pid, host = holder.get("pid"), holder.get("host")
+    process = f"pid {pid}" if type(pid) is int and 0 < pid < _MOST_PID else "of no usable pid"
+    place = host if isinstance(host, str) and _HOST.fullmatch(host) else "a host of no usable name"
+    return f"a living process, {process} on {place}"
 
 
 def _beat(store: PatientStore, layout: Layout, rank: int, number: int) -> int | None:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from composer_replication.diloco.serverless.answers import harmless, how_it_ended, in_brief, tried
-from composer_replication.diloco.serverless.jobs import VARIABLE, ReplicaJob, entrypoint_name
+from composer_replication.diloco.serverless.answers import Answer, harmless, how_it_ended, in_brief, tried
+from composer_replication.diloco.serverless.jobs import ReplicaJob, check_variables, entrypoint_name, start_name
 from composer_replication.diloco.serverless.replica_process import masked, secret_masks
 from composer_replication.errors import InputError, RunError, explain
 
@@ -82,18 +82,13 @@ class Executor(ABC):
     by_hand: str  # how somebody looks after replicas of `{launch}` without us
     poll_interval_s = 0.2
     patience_s = 600.0  # with a service that gives no usable answer
+    start_s = 300.0  # that a start is asked for at most
+    listed_s = 60.0  # after a start was asked for, until a service that lists none of it has none; 0: at once
     takes_callables = False
 
     def __init__(self, *, secrets: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         self.secrets, self.env = tuple(secrets), dict(env or {})
-        for name in (*self.secrets, *self.env):
-            if not VARIABLE.fullmatch(name):
-                # Not what was got: it may be the value, put where its name belongs.
-                expected = "names of environment variables, such as AWS_SECRET_ACCESS_KEY"
-                raise InputError(explain("secrets and env", got="a name that is none", expected=expected))
-        if twice := set(self.secrets) & self.env.keys():
-            expected = "secrets by name alone, in `secrets`"
-            raise InputError(explain("env", got=f"{', '.join(sorted(twice))}, a secret", expected=expected))
+        check_variables(self.secrets, self.env)
         self._jobs: dict[str, ReplicaJob] = {}
         self._silent_since: dict[str, float] = {}
 
@@ -119,7 +114,8 @@ class Executor(ABC):
                 handles.append(self.start(replace(job, rank=rank)))
         finally:
             if (error := sys.exception()) is not None and len(handles) < n_replicas:
-                for rank in range(len(handles) + 1):  # with the one whose answer was an error: it may run all the same
+                # With the one whose answer was an error, which may run all the same unless it was refused.
+                for rank in range(len(handles) + (not self.was_refused(error))):
                     if (left := self.end_start(job.launch, rank, 0, *handles[rank : rank + 1])) is not None:
                         error.add_note(f"rank {rank} may still run ({in_brief(left)}): {self.by_hand_for(job.launch)}")
         return handles
@@ -173,22 +169,33 @@ class Executor(ABC):
     def secret_values(self) -> dict[str, str]:
         """The secrets' values here; a name without one is an error that names it."""
         if missing := [name for name in self.secrets if name not in os.environ]:
-            fix = "Set it, or leave its name out."
-            raise InputError(
-                explain("secrets", got=f"{', '.join(missing)}, which is not set", expected="a value", fix=fix)
-            )
+            got, fix = f"{', '.join(missing)}, which is not set", "Set it, or leave its name out."
+            raise InputError(explain("secrets", got=got, expected="a value", fix=fix))
         return {name: os.environ[name] for name in self.secrets}
 
     # ---- ending
 
-    def end_start(self, launch: str, rank: int, attempt: int, handle: ReplicaHandle | None = None) -> Exception | None:
-        """Cancel what a start has left, by its handle or by its name; the error where it may still run."""
+    def end_start(
+        self, launch: str, rank: int, attempt: int, handle: ReplicaHandle | None = None, *, is_settled: bool = False
+    ) -> Exception | None:
+        """Cancel what a start has left, by its handle or by its name; the error where it may still run.
+
+        One that is not listed may come yet, unless `is_settled` says that it was asked for long ago.
+        """
 
         def end() -> None:
-            for each in [handle] if handle is not None else self.find(launch, rank, attempt):
+            handles = [handle] if handle is not None else self.find(launch, rank, attempt)
+            for each in handles:
                 self.cancel(each)
+            if not handles and self.listed_s and not is_settled:
+                got = "none in the service's list, and an answer that was lost: it may start yet"
+                raise RunError(explain(f"rank {rank}", got=got, expected="its machine"))
 
         return tried(end)[1]
+
+    def was_refused(self, error: BaseException) -> bool:
+        """Whether what a start raised says that nothing was started."""
+        return isinstance(error, InputError)  # before the service was asked
 
     def by_hand_for(self, launch: str) -> str:
         return self.by_hand.format(launch=launch)
@@ -197,19 +204,27 @@ class Executor(ABC):
 
     def ask(self, handle: ReplicaHandle) -> ReplicaStatus | None:
         """`poll`; None where the service gives no usable answer, which becomes an error after `patience_s`."""
-        key = self._key(handle)
-        status, error = tried(partial(self.poll, handle))
+        launch = handle.metadata.get("launch", "")
+        return self._patiently(self._key(handle), handle.rank, launch, partial(self.poll, handle))
+
+    def ask_for(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle] | None:
+        """`find`, as patient as `ask` is with `poll`."""
+        key = start_name(launch, rank, attempt)
+        return self._patiently(key, rank, launch, partial(self.find, launch, rank, attempt))
+
+    def _patiently(self, key: str, rank: int, launch: str, ask: Callable[[], Answer]) -> Answer | None:
+        answer, error = tried(ask)
         if isinstance(error, InputError):
             raise error
-        if error is not None:
-            since = self._silent_since.setdefault(key, time.monotonic())
-            if time.monotonic() - since < self.patience_s:
-                return None
-            got = f"no usable answer for {self.patience_s:g} s ({in_brief(error)})"
-            fix = f"The replica may still run. {self.by_hand_for(handle.metadata.get('launch', ''))}"
-            raise RunError(explain(f"rank {handle.rank}", got=got, expected="how it is doing", fix=fix)) from error
-        self._silent_since.pop(key, None)
-        return status
+        if error is None:
+            self._silent_since.pop(key, None)
+            return answer
+        since = self._silent_since.setdefault(key, time.monotonic())
+        if time.monotonic() - since < self.patience_s:
+            return None
+        got = f"no usable answer for {self.patience_s:g} s ({in_brief(error)})"
+        fix = f"The replica may still run. {self.by_hand_for(launch)}"
+        raise RunError(explain(f"rank {rank}", got=got, expected="how it is doing", fix=fix)) from error
 
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
         """Wait until all have ended, and say how; one that has not when the time is up is told as it stands."""
@@ -281,6 +296,5 @@ class Executor(ABC):
 
     def _check_own(self, handle: ReplicaHandle) -> None:
         if handle.backend_name != self.backend_name:
-            raise InputError(
-                explain("handle", got=f"one of {handle.backend_name}", expected=f"one of {self.backend_name}")
-            )
+            got, expected = f"one of {handle.backend_name}", f"one of {self.backend_name}"
+            raise InputError(explain("handle", got=got, expected=expected))

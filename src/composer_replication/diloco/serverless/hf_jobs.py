@@ -29,6 +29,7 @@ _STATUS: dict[str, ReplicaStatus] = {
     "ERROR": "failed",
 }
 _ANSWER_S, _START_S = 60.0, 180.0
+_TOO_SLOW = 408  # of the refusals the one after which a request may have been acted upon
 # The package names stand behind the script, as its arguments: nothing of them is read by the shell.
 _INSTALL = f'python -m pip install --quiet "$@" && exec python -m {MODULE}'
 
@@ -86,6 +87,10 @@ class HFJobsExecutor(Executor):
         owner, labels = self._owner(), _labels(launch, rank, attempt)
         jobs = self._asked(f"jobs of rank {rank}", lambda: list(self._api.list_jobs(labels=labels, namespace=owner)))
         return [self._handle(launch, rank, attempt, {"job": each.id, "namespace": owner}) for each in jobs]
+
+    def was_refused(self, error: BaseException) -> bool:
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        return super().was_refused(error) or (400 <= status < 500 and status != _TOO_SLOW)
 
     def _owner(self) -> str:
         if self._namespace is None:

@@ -63,6 +63,18 @@ class ReplicaJob:
             raise InputError(explain("entrypoint_args", got=f"{size:,} bytes", expected=expected, fix=fix))
 
 
+def check_variables(secrets: Sequence[str], env: Mapping[str, str]) -> None:
+    """InputError where a name is none, or a secret is also a variable that anybody may see."""
+    for name in (*secrets, *env):
+        if not VARIABLE.fullmatch(name):
+            # Not what was got: it may be the value, put where its name belongs.
+            expected = "names of environment variables, such as AWS_SECRET_ACCESS_KEY"
+            raise InputError(explain("secrets and env", got="a name that is none", expected=expected))
+    if twice := set(secrets) & env.keys():
+        expected = "secrets by name alone, in `secrets`"
+        raise InputError(explain("env", got=f"{', '.join(sorted(twice))}, a secret", expected=expected))
+
+
 def start_name(launch: str, rank: int, attempt: int) -> str:
     """What a start is called in labels, tags, names of actors and command lines. It is no secret."""
     return f"{launch}.{rank}.{attempt}"

@@ -48,6 +48,7 @@ class LocalProcessExecutor(Executor):
     supports_inter_replica_network = True
     by_hand = "`pgrep -f {launch}` shows its processes on that machine, and `kill` ends one."
     takes_callables = True
+    listed_s = 0.0  # a process is there, or it is not
     poll_interval_s = 0.05
 
     def __init__(

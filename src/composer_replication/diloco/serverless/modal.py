@@ -16,6 +16,7 @@ _LONGEST_S = 86_400  # of a Sandbox
 _MOST_ENTRIES = 20_000  # that the service hands out at once
 _KILLED = 137
 _ANSWER_S = 60.0
+_START_S = 1800.0  # with the image, which is built at the first start: packages of gigabytes
 
 
 class ModalExecutor(Executor):
@@ -32,6 +33,7 @@ class ModalExecutor(Executor):
         "`modal app list` and `modal container list` show what runs, as does the app's page (tag crf-launch {launch})."
     )
     poll_interval_s = 2.0
+    start_s = _ANSWER_S + _START_S
 
     def __init__(
         self,
@@ -59,19 +61,24 @@ class ModalExecutor(Executor):
         handed_over = [modal.Secret.from_name(name) for name in self.modal_secrets]
         if values := self.secret_values():
             handed_over.append(modal.Secret.from_dict(values))
-        sandbox = modal.Sandbox.create(
-            "python",
-            "-m",
-            MODULE,
-            app=self._opened_app(),
-            image=self._image(),
-            env={**self.env, **job.environment()},
-            secrets=handed_over,
-            timeout=int(-(-timeout // 1)),
-            gpu=job.gpu or self.gpu,
-            tags=_tags(job.launch, job.rank, job.attempt),
-        )
-        return {"sandbox": sandbox.object_id, "app": self.app_name}
+        app, image = self._opened_app(), self._image()
+
+        def create() -> str:
+            return modal.Sandbox.create(
+                "python",
+                "-m",
+                MODULE,
+                app=app,
+                image=image,
+                env={**self.env, **job.environment()},
+                secrets=handed_over,
+                timeout=int(-(-timeout // 1)),
+                gpu=job.gpu or self.gpu,
+                tags=_tags(job.launch, job.rank, job.attempt),
+            ).object_id
+
+        sandbox = within(_START_S, f"start of rank {job.rank} at Modal", create)
+        return {"sandbox": sandbox, "app": self.app_name}
 
     def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
         app, tags = self._opened_app(), _tags(launch, rank, attempt)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from composer_replication.diloco.serverless.answers import within
 from composer_replication.diloco.serverless.executor import ENDED, Executor, ReplicaHandle, ReplicaJob, ReplicaStatus
 from composer_replication.diloco.serverless.jobs import start_name
 from composer_replication.diloco.serverless.local_process import LocalProcessExecutor
@@ -17,6 +18,7 @@ __all__ = ["RayExecutor"]
 
 _NAMESPACE = "crf-diloco"
 _ANSWER_S, _POLL_S = 60.0, 2.0
+_CONNECT_S = 180.0  # to a cluster, or until one is there
 
 
 class RayExecutor(Executor):
@@ -48,7 +50,8 @@ class RayExecutor(Executor):
         self._resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
         self._lifetime = "detached" if detached else None
         if not self._ray.is_initialized():
-            self._ray.init(address=address, namespace=_NAMESPACE, include_dashboard=False, log_to_driver=False)
+            options = {"namespace": _NAMESPACE, "include_dashboard": False, "log_to_driver": False}
+            within(_CONNECT_S, "the Ray cluster", lambda: self._ray.init(address=address, **options))
         self._actors: dict[str, Any] = {}
         self._cancelled: set[str] = set()
 

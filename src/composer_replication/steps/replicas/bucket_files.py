@@ -1,4 +1,8 @@
-"""Files of a run into the bucket and out of it: those that a training reads, and the folder that it writes."""
+"""Files of a run into the bucket and out of it: those that a training reads, and the folder that it writes.
+
+conversations.jsonl              a file of PART_BYTES at most: one object
+model.safetensors.parts/000000   a larger one: an object for every PART_BYTES of it, as no more is held in memory
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,10 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from composer_replication.atomic import staged
 from composer_replication.canonical_json import decode_object
 from composer_replication.diloco.store import ObjectStore
 from composer_replication.errors import ArtefactCorruptError, explain
@@ -17,11 +22,12 @@ from composer_replication.runs import ARTEFACTS, RunDir
 
 MARKER, CONFIG = "run.json", "config.toml"
 _READ = ("conversations", "tools", "split", "sites", "pairs")
+PART_BYTES = 256 << 20
 _MOST_FILE_BYTES, _MOST_FILES = 64 << 30, 1000
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 # What a training leaves besides; weights are safetensors, and nothing that would have to be unpickled is taken.
 _SUFFIXES = {".safetensors", ".json", ".md", ".jinja", ".txt", ".model", ".toml"}
-_ROWS = ".jsonl"
+_ROWS, _PARTS = ".jsonl", ".parts/"
 
 
 def run_files(run: RunDir) -> dict[str, Path]:
@@ -47,37 +53,83 @@ def refuse_secrets(run: RunDir, files: Mapping[str, Path], *, no_scrub: bool, al
 
 def digests_of(files: Mapping[str, Path | bytes]) -> dict[str, str]:
     """The sha256 of each file, by its name."""
-    return {name: hashlib.sha256(_bytes(each)).hexdigest() for name, each in files.items()}
+    digests = {}
+    for name, each in files.items():
+        digest = hashlib.sha256()
+        for chunk in _chunks(each):
+            digest.update(chunk)
+        digests[name] = digest.hexdigest()
+    return digests
 
 
 def upload(store: ObjectStore, prefix: str, files: Mapping[str, Path | bytes]) -> None:
-    """Put files below `prefix`."""
+    """Put files below `prefix`; of what an earlier upload left under their names nothing stays."""
+    written = set[str]()
     for name, each in files.items():
-        store.put(f"{prefix}/{name}", _bytes(each))
+        key = f"{prefix}/{name}"
+        is_parted = (len(each) if isinstance(each, bytes) else each.stat().st_size) > PART_BYTES
+        for number, chunk in enumerate(_chunks(each)):
+            part = _part(key, number) if is_parted else key
+            store.put(part, chunk)
+            written.add(part)
+    if files:
+        whole = {f"{prefix}/{name}" for name in files}
+        there = [key for key in store.keys(prefix) if key in whole or key.rpartition(_PARTS)[0] in whole]
+        store.delete([key for key in there if key not in written])
 
 
-def _bytes(each: Path | bytes) -> bytes:
-    return each if isinstance(each, bytes) else each.read_bytes()
+def _chunks(each: Path | bytes) -> Iterator[bytes]:
+    """A file's bytes, a part at a time; of an empty one the one part that it has."""
+    if isinstance(each, bytes):
+        yield from (each[start : start + PART_BYTES] for start in range(0, len(each) or 1, PART_BYTES))
+        return
+    with each.open("rb") as file:
+        yield file.read(PART_BYTES)
+        while chunk := file.read(PART_BYTES):
+            yield chunk
+
+
+def _part(key: str, number: int) -> str:
+    return f"{key}{_PARTS}{number:06d}"
+
+
+def _objects(store: ObjectStore, key: str) -> dict[str, int]:
+    """The objects that a file is made of, in order, and how large each is."""
+    if (size := store.size(key)) is not None:
+        return {key: size}
+    listed = len(store.keys(f"{key}{_PARTS}"))
+    # The names that there should be, not those that are: whoever wrote others among them spoilt the file.
+    names = [_part(key, number) for number in range(listed)]
+    sizes = {part: store.size(part) for part in names} if listed <= _MOST_FILE_BYTES // PART_BYTES else {}
+    if not sizes or None in sizes.values():
+        got = f"{listed} parts" if listed else "nothing"
+        raise ArtefactCorruptError(explain(f"{key} at {store.uri}", got=got, expected="a whole file"))
+    return {part: size or 0 for part, size in sizes.items()}
 
 
 def download(store: ObjectStore, prefix: str, digests: Mapping[str, str], folder: Path) -> None:
     """Get the files that were put there, and no others; one with other bytes is an error."""
     refuse_odd_names(store, prefix, digests)
     folder.mkdir(parents=True, exist_ok=True)
-    sizes = [store.size(f"{prefix}/{name}") or 0 for name in digests]
-    if sum(sizes) > (room := shutil.disk_usage(folder).free):
-        raise ArtefactCorruptError(
-            explain(
-                f"{prefix} at {store.uri}", got=f"{sum(sizes):,} bytes", expected=f"at most {room:,}, which are free"
-            )
-        )
-    for name, digest in digests.items():
-        data = store.get(f"{prefix}/{name}", most_bytes=_MOST_FILE_BYTES)
-        if hashlib.sha256(data).hexdigest() != digest:
-            fix = "Somebody wrote to the bucket: look at who may."
-            where = f"{prefix}/{name} at {store.uri}"
-            raise ArtefactCorruptError(explain(where, got="other bytes", expected=f"sha256 {digest[:12]}", fix=fix))
-        (folder / name).write_bytes(data)
+    objects = {name: _objects(store, f"{prefix}/{name}") for name in digests}
+    num_bytes = sum(size for each in objects.values() for size in each.values())
+    if num_bytes > (room := shutil.disk_usage(folder).free):
+        expected = f"at most {room:,}, which are free"
+        raise ArtefactCorruptError(explain(f"{prefix} at {store.uri}", got=f"{num_bytes:,} bytes", expected=expected))
+    for name, expected in digests.items():
+        with staged(folder / name) as stage:
+            digest = hashlib.sha256()
+            for key, size in objects[name].items():
+                data = store.get(key, most_bytes=min(size, PART_BYTES))  # and no more than there was room for
+                digest.update(data)
+                stage.file.write(data)
+            if digest.hexdigest() != expected:
+                fix = "Somebody wrote to the bucket: look at who may."
+                where = f"{prefix}/{name} at {store.uri}"
+                raise ArtefactCorruptError(
+                    explain(where, got="other bytes", expected=f"sha256 {expected[:12]}", fix=fix)
+                )
+            stage.commit()
 
 
 def refuse_odd_names(store: ObjectStore, prefix: str, names: Iterable[str]) -> None:

@@ -38,6 +38,7 @@ class Start:
     attempt: int
     begun: float
     handle: ReplicaHandle | None = None
+    asked_until: float | None = None  # when the asking ended without a handle; None where whoever asked was killed
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,29 @@ class LaunchFile:
 
         return self._change(noted)
 
+    def end_asking(self, rank: int, attempt: int, when: float) -> Record:
+        """Note when a start's asking ended without a handle; the first note stays."""
+
+        def ended(record: Record) -> Record:
+            starts = [
+                replace(each, asked_until=each.asked_until or when)
+                if (each.rank, each.attempt) == (rank, attempt)
+                else each
+                for each in record.starts
+            ]
+            return replace(record, starts=tuple(starts))
+
+        return self._change(ended)
+
+    def withdraw(self, rank: int, attempt: int) -> Record:
+        """Forget a start that was refused: nothing came of it."""
+
+        def withdrawn(record: Record) -> Record:
+            others = [each for each in record.starts if (each.rank, each.attempt) != (rank, attempt)]
+            return replace(record, starts=tuple(others))
+
+        return self._change(withdrawn)
+
     def mark_cancelled(self) -> Record:
         return self._change(lambda record: replace(record, cancelled=record.cancelled or time.time()))
 
@@ -181,7 +205,8 @@ def _parsed(content: dict[str, Any]) -> Record:
     starts = []
     for each in content["starts"]:
         handle = None if each["handle"] is None else ReplicaHandle(**each["handle"])
-        starts.append(Start(int(each["rank"]), int(each["attempt"]), float(each["begun"]), handle))
+        asked_until = None if each.get("asked_until") is None else float(each["asked_until"])
+        starts.append(Start(int(each["rank"]), int(each["attempt"]), float(each["begun"]), handle, asked_until))
     return Record(launch, tuple(starts), content["cancelled"])
 
 

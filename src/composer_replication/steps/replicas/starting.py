@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,12 +13,13 @@ from typing import Any, NamedTuple
 from composer_replication.diloco.serverless.answers import in_brief, tried
 from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle
 from composer_replication.errors import ComposerError, InputError, RunError, explain
-from composer_replication.steps.replicas.launch_file import LaunchFile
+from composer_replication.steps.replicas.launch_file import LaunchFile, Start
 from composer_replication.steps.replicas.launches import EXECUTORS, Launch
 
 # What an executor is told by this machine's environment and by nothing that is written down: where a token goes.
 _BY_ENVIRONMENT = {"endpoint": "HF_ENDPOINT", "token": "HF_TOKEN"}
 _TRIES, _PAUSE_S, _OTHERS_S = 3, 1.0, 30.0
+_LONGEST_LISTING = 5  # times an executor's `listed_s`
 
 
 class Unended(NamedTuple):
@@ -70,12 +72,37 @@ def start_one(
     job = executor.job(launch.entrypoint, args, gpu=launch.gpu, timeout_s=launch.timeout_s, launch=launch.id)
     with file.starting():
         file.begin(rank, attempt)
-        handle = executor.start(replace(job, rank=rank, attempt=attempt))
+        try:
+            handle = executor.start(replace(job, rank=rank, attempt=attempt))
+        except BaseException as error:
+            with contextlib.suppress(OSError, ComposerError):  # without a note it counts as one whose asker was killed
+                if executor.was_refused(error):
+                    file.withdraw(rank, attempt)
+                else:
+                    file.end_asking(rank, attempt, time.time())
+            raise
         record = file.note(handle)
     if record.cancelled is not None:
         executor.cancel(handle)
         raise RunError(explain(f"rank {rank}", got="a cancel while it was started", expected="a launch that goes on"))
     return handle
+
+
+def is_settled(file: LaunchFile, start: Start, executor: Executor) -> bool:
+    """Whether a service that lists no replica of a start has none: so long after the end of its asking.
+
+    A service that was slow to answer is slow to list, and gets as long again. Of one whose asker was killed it is known
+    that the asking was over when somebody first looks, or earlier, as executors ask for `start_s` at most.
+    """
+    if not executor.listed_s:
+        return True
+    end = start.asked_until
+    if end is None:
+        end = min(time.time(), start.begun + executor.start_s)
+        with contextlib.suppress(OSError):
+            file.end_asking(start.rank, start.attempt, end)
+    wait_s = min(max(executor.listed_s, end - start.begun), _LONGEST_LISTING * executor.listed_s)
+    return time.time() > end + wait_s
 
 
 def cancel(file: LaunchFile, executor: Executor, *, pause_s: float = _PAUSE_S) -> list[Unended]:
@@ -88,19 +115,23 @@ def cancel(file: LaunchFile, executor: Executor, *, pause_s: float = _PAUSE_S) -
     while (is_starting := file.is_starting()) and time.monotonic() < deadline:
         time.sleep(pause_s)
     starts = {(each.rank, each.attempt): each for each in file.read().starts}
+    lost = {key: each for key, each in starts.items() if each.handle is None}
+    settled = {key for key, each in lost.items() if not is_starting and is_settled(file, each, executor)}
     errors: dict[tuple[int, int], Exception] = {}
     for number in range(_TRIES):
         time.sleep(pause_s * number)
         asked = {key: starts[key] for key in errors} if number else starts
-        ends = {key: executor.end_start(launch.id, *key, each.handle) for key, each in asked.items()}
+        ends = {
+            key: executor.end_start(launch.id, *key, each.handle, is_settled=key in settled)
+            for key, each in asked.items()
+        }
         errors = {key: error for key, error in ends.items() if error is not None}
         if not errors:
             break
-    unended = [Unended(*key, in_brief(error)) for key, error in errors.items()]
+    reasons = {key: in_brief(error) for key, error in errors.items()}
     if is_starting:
-        lost = [key for key, each in starts.items() if each.handle is None and key not in errors]
-        unended += [Unended(*key, "another process is starting it now") for key in lost]
-    return unended
+        reasons |= dict.fromkeys(lost, "another process is starting it now")
+    return [Unended(*key, why) for key, why in reasons.items()]
 
 
 def about_ends(unended: Sequence[Unended], launch: Launch, executor: Executor) -> str:

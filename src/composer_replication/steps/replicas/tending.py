@@ -19,12 +19,12 @@ from composer_replication.errors import ComposerError, InputError
 from composer_replication.steps.replicas.launch_file import LaunchFile, Start
 from composer_replication.steps.replicas.launches import Launch, Notice, refuse_another
 from composer_replication.steps.replicas.replica import DONE
-from composer_replication.steps.replicas.starting import start_one
+from composer_replication.steps.replicas.starting import is_settled, start_one
 
 UNREACHABLE = "unknown"
 _KNOWN_AS = ("pid", "sandbox", "job", "actor")
 _NOT_NOW = "the bucket cannot be read"
-_LISTED_S = 60.0  # after which a service that lists no replica of a start has none
+_LATE_S = 60.0  # between two looks for machines that came after their rank was started again
 
 
 class Standing(NamedTuple):
@@ -102,13 +102,31 @@ def _asked(
         return start.handle, status or UNREACHABLE
     if file.is_starting():
         return None, "pending"
-    handles, error = tried(lambda: executor.find(launch.id, start.rank, start.attempt))
-    if error is not None:  # no answer is none: it is asked again the next time
+    may_come = not is_settled(file, start, executor)  # before it is looked for: what comes in between is seen
+    handles = executor.ask_for(launch.id, start.rank, start.attempt)
+    if handles is None:  # no answer is none: it is asked again the next time
         return None, UNREACHABLE
     if handles:
         file.note(handles[0])
         return handles[0], executor.ask(handles[0]) or UNREACHABLE
-    return None, "failed" if time.time() - start.begun > _LISTED_S else UNREACHABLE
+    return None, UNREACHABLE if may_come else "failed"
+
+
+def _end_late_ones(file: LaunchFile, executor: Executor) -> list[str]:
+    """End machines that came after their start was given up and their rank was started again; a line for each."""
+    record, lines = file.read(), []
+    for start in record.starts:
+        if start.handle is not None or start == record.newest[start.rank]:
+            continue
+        what = f"rank {start.rank}: start {start.attempt}, which had been given up, has come after all"
+        handles, _ = tried(lambda start=start: executor.find(record.launch.id, start.rank, start.attempt))
+        for handle in handles or ():
+            _, error = tried(lambda handle=handle: executor.cancel(handle))
+            if error is None:
+                file.note(handle)  # not before: what has no handle is looked for again
+            ended = "; it was cancelled" if error is None else f", and could NOT be cancelled: {in_brief(error)}"
+            lines.append(what + ended)
+    return lines
 
 
 def _read_rounds(store: ObjectStore, launch: Notice) -> tuple[Progress | None, str | None]:
@@ -152,10 +170,14 @@ def tend(
     One is not started again when the run has ended without it, or it has left what it ended with: it would train on
     alone. Nor while the bucket, by which that is known and without which it cannot train, is not to be read.
     """
-    explained, troubled_since = set[str](), time.monotonic()
+    explained, troubled_since, next_late = set[str](), time.monotonic(), 0.0
     while True:
         sight = look(store, file, executor)
         seen(sight)
+        if sight.is_over or time.monotonic() >= next_late:
+            next_late = time.monotonic() + _LATE_S
+            for text in _end_late_ones(file, executor):
+                said(text)
         troubled_since = troubled_since if sight.trouble else time.monotonic()
         is_pending = False
         for each in sight.replicas:
