@@ -19,6 +19,7 @@ from composer_replication.rollouts.sites import ITEMS, SITES
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
+from recipes.recorded_episodes import played
 from recipes.recorded_steps import (
     GROUP,
     ITERATIONS,
@@ -184,7 +185,7 @@ def recorded_rollouts(batches: Sequence[Batch]) -> Any:
         batch, seeds = batches[trainer.state.global_step // ITERATIONS], _seeds(trainer)
         rows = batch.place.argsort().tolist()
         assert [seeds[prompt[-1]["content"]] for prompt in prompts] == batch.task_seeds[rows].tolist()
-        episodes = [_played(trainer.processing_class, batch, row) for row in rows]
+        episodes = [played(trainer.processing_class, batch, row) for row in rows]
         return _answers(episodes, trainer.max_completion_length)
 
     return play
@@ -205,18 +206,6 @@ def _answers(episodes: Sequence[Episode], longest: int) -> dict[str, Any]:
         "tools": [SCHEMAS for _ in episodes],
         "files_worth": [each.workspace.reward().value for each in episodes],
     }
-
-
-def _played(tokenizer: Any, batch: Batch, row: int) -> Episode:
-    """The episode in which the model says what it said in that row."""
-    episode = Episode(tokenizer, int(batch.task_seeds[row]), "recorded")
-    sampled = batch.loss_mask[row].tolist()
-    ids, place, length = batch.completion_ids[row].tolist(), 0, int(batch.completion_mask[row].sum())
-    while place < length:
-        end = next((at for at in range(place, length) if not sampled[at]), length)
-        place = end + len(episode.hear(ids[place:end]) or ())
-    assert episode.ids == ids[:length], "the workspace answered otherwise than in the record"
-    return episode
 
 
 def trainer_values(folder: Path, batch: Batch, *, alpha: float) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
