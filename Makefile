@@ -86,15 +86,16 @@ test-envs: $(ENGINES:%=.venv-%/.installed) ## the workspace in verifiers and Ope
 # our records of its fields and formulas. PRIME_RL_SOURCE=FOLDER names a checkout of it, whose own classes are then asked.
 PRIME_VENV ?= .venv-prime
 PRIME := $(PRIME_VENV)/bin/python
-$(PRIME_VENV)/.installed: pyproject.toml constraints/verifiers.txt constraints/prime.txt
+$(PRIME_VENV)/.installed: pyproject.toml constraints/prime.txt
 	test -x $(PRIME) || $(PYTHON) -m venv $(PRIME_VENV)
 	$(PRIME) -m pip install --quiet --no-compile $(TORCH)
-	$(PRIME) -m pip install --quiet --no-compile --no-deps -r constraints/verifiers.txt -r constraints/prime.txt
+	$(PRIME) -m pip install --quiet --no-compile --no-deps -r constraints/prime.txt
 	$(PRIME) -m pip install --quiet --no-compile --no-deps --no-build-isolation -e .
+	$(PRIME) -m pip check
 	touch $@
 
 test-prime: $(PRIME_VENV)/.installed ## the recipe for PRIME-RL: its algorithm, loss and configs against records of its contract
-	PRIME_RL_SOURCE='$(PRIME_RL_SOURCE)' $(PRIME) -m pytest -q -p no:cacheprovider tests/recipes/prime_rl
+	PRIME_RL_SOURCE='$(PRIME_RL_SOURCE)' $(PRIME) -m pytest -q -p no:cacheprovider tests/recipes/prime_rl tests/adapters/test_verifiers_sites.py
 
 # Playwright drives the Chromium that the machine has; the reports are built in the same environment, without torch.
 BROWSER_VENV ?= .venv-browser

@@ -61,14 +61,13 @@ def verifiers_trace(vf: Any, own: Trace) -> Any:
     """The same trace in verifiers' own classes."""
     from verifiers.v1 import graph, trace, types
 
+    tools = [types.Tool(name=each.name, description="", parameters=each.parameters) for each in own.branches[0].tools]
     nodes = []
     for number, node in enumerate(own.branches[0].nodes):
         nodes.append(
             graph.MessageNode(
                 parent=number - 1 if number else None,
-                tools=[types.Tool(name=each.name, parameters=each.parameters) for each in own.branches[0].tools]
-                if not number
-                else [],
+                tools=[] if number else tools,  # from 0.4 on
                 message=_typed(types, node.message),
                 sampled=any(node.mask),
                 token_ids=node.token_ids,
@@ -82,8 +81,11 @@ def verifiers_trace(vf: Any, own: Trace) -> Any:
         task={"type": "Task", "data": data},
         agent=trace.AgentInfo(config=vf.AgentConfig()),
         nodes=nodes,
+        tools=tools,
         rewards={"reward": trace.Reward(score=own.reward)},
         info=own.info,
+        is_completed=True,
+        ok=True,
     )
 
 

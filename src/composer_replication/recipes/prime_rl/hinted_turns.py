@@ -29,8 +29,8 @@ from typing import Any, Literal
 from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import option, table
-from composer_replication.errors import AlignmentError, ConfigError, explain
-from composer_replication.optional import require
+from composer_replication.errors import AlignmentError, ConfigError, MissingExtraError, explain
+from composer_replication.optional import available, require
 from composer_replication.rollouts.conversation import Rollout
 from composer_replication.rollouts.sites import RolloutOptions, RolloutSites, TaughtTurn
 
@@ -207,18 +207,24 @@ def composer_algorithm(grpo: type, settings: HintSettings, traces_of: Any, branc
     return ComposerAlgorithm
 
 
+def engine_module(name: str) -> Any:
+    """A module of PRIME-RL, or what to do where there is none: no index has it."""
+    if not available("prime_rl"):
+        fix = "Install PRIME-RL from its repository as it says there, then composer-replication[prime-rl] beside it."
+        message = explain("prime_rl", got="not installed, and not on PyPI", expected="PRIME-RL", fix=fix)
+        raise MissingExtraError(message, name="prime_rl")
+    return require(name, extra="prime-rl")
+
+
 def register(settings: HintSettings | None = None) -> type:
     """Put the algorithm in the place of the engine's "grpo" in this process, and return it."""
-    algo = require("prime_rl.orchestrator.algo", extra="prime-rl")
-    base = require("prime_rl.orchestrator.algo.base", extra="prime-rl")
-    trajectories = require("prime_rl.orchestrator.trajectories", extra="prime-rl")
-    configs = require("prime_rl.configs.algorithm", extra="prime-rl")
+    algo = engine_module("prime_rl.orchestrator.algo")
     made = composer_algorithm(
         algo.ALGORITHM_CLASSES["grpo"],
         settings or HintSettings(),
-        base.iter_trainable_traces,
-        trajectories.iter_trainable_branches,
-        configs.FrozenModelConfig,
+        engine_module("prime_rl.orchestrator.algo.base").iter_trainable_traces,
+        engine_module("prime_rl.orchestrator.trajectories").iter_trainable_branches,
+        engine_module("prime_rl.configs.algorithm").FrozenModelConfig,
     )
     algo.ALGORITHM_CLASSES["grpo"] = made
     return made

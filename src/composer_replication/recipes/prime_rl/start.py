@@ -4,12 +4,15 @@
     python -m composer_replication.recipes.prime_rl.start --composer composer.toml orchestrator @ orchestrator.toml
 
 `rl` starts the other processes by their names, so it is run with an `orchestrator` of ours before the engine's on its
-PATH. `orchestrator` is that process: it registers the algorithm, and is the engine's from there on.
+PATH. `orchestrator` is that process: it registers the algorithm, and is the engine's from there on. Under SLURM `rl`
+only writes a job and submits it, so the second line has to be written into that job by hand; the recipe's README says
+where.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shlex
 import stat
@@ -20,9 +23,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from composer_replication.config import load
-from composer_replication.errors import MissingExtraError, explain
-from composer_replication.optional import require
-from composer_replication.recipes.prime_rl.hinted_turns import HintSettings, register
+from composer_replication.config.loader import read_table
+from composer_replication.errors import ConfigError, MissingExtraError, explain
+from composer_replication.recipes.prime_rl.hinted_turns import HintSettings, engine_module, register
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,11 +36,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     settings = load(HintSettings, given.composer)  # a mistake in it is told before anything starts
     if given.command == "rl":
+        _refuse_slurm(given.rest)
         return _run_all(given.composer, given.rest)
     register(settings)
     sys.argv = ["orchestrator", *given.rest]  # the engine reads its arguments there
-    require("prime_rl.entrypoints.orchestrator", extra="prime-rl").main()
+    engine_module("prime_rl.entrypoints.orchestrator").main()
     return 0
+
+
+def _refuse_slurm(rest: Sequence[str]) -> None:
+    """A job that is submitted starts an orchestrator of its own, long after this process and its PATH are gone."""
+    for mark, name in itertools.pairwise(rest):
+        if mark == "@" and Path(name).suffix == ".toml" and "slurm" in read_table(name)[0]:
+            fix = (
+                "Let `rl ... --dry-run` write the job, and in its rl.sbatch replace `uv run orchestrator` by "
+                "`uv run python -m composer_replication.recipes.prime_rl.start --composer composer.toml orchestrator`."
+            )
+            raise ConfigError(explain(name, got="[slurm]", expected="a run on this machine", fix=fix))
 
 
 def _run_all(composer: str | None, rest: Sequence[str]) -> int:
@@ -53,7 +68,7 @@ def _run_all(composer: str | None, rest: Sequence[str]) -> int:
         try:
             return subprocess.run(["rl", *rest], env={**os.environ, "PATH": path}, check=False).returncode  # noqa: S603, S607
         except FileNotFoundError as error:
-            fix = "Run this where PRIME-RL is installed; its README says how (it is not on PyPI)."
+            fix = "Install PRIME-RL from its repository (it is not on PyPI), and run this in its environment."
             message = explain("PRIME-RL", got="no command `rl` on the PATH", expected="it", fix=fix)
             raise MissingExtraError(message, name="prime_rl") from error
 
