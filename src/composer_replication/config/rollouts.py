@@ -11,9 +11,15 @@ from composer_replication.config.schema import option, table
 class GRPOSection:
     """Channel 1 with an environment; the defaults are TRL's, presets change them."""
 
-    dataset: str | None = option(None, "Prompts: a folder or file of records, or a name on the hub.")
+    dataset: str | None = option(
+        None, "Prompts: a folder or file of records, or a name on the hub; unset where the environment is verifiers'."
+    )
     rewards: tuple[str, ...] = option((), "Reward functions, each as module:function.")
-    environment: str | None = option(None, "Maker of environments with tools, as module:callable.")
+    environment: str | None = option(
+        None,
+        "Where rollouts act: a maker of environments with tools as module:callable, the address of an OpenEnv server, "
+        "or verifiers:ID for an environment of verifiers.",
+    )
     rollouts: str | None = option(
         None, "What makes rollouts in place of TRL's own loop, as module:callable, given the prompts and the trainer."
     )
