@@ -186,6 +186,13 @@ NEW: dict[str, dict[str, str]] = {
     },
     "errors": {"explain": '(what, *, got, expected, fix="")'},
     "optional": {"available": "(package)", "require": "(module, *, extra)"},
+    "recipes.prime_rl.hinted_turns": {
+        "HintSettings": (
+            '(*, alpha_sdpo=0.1, teacher_name=None, teacher_url=None, placement="before_turn"|"in_last_message"|"head", '
+            'part="turn"|"call", hints="template"|"raw_error", unhinted_kinds=())'
+        ),
+        "register": "(settings=None)",
+    },
     "recipes.prime_rl.composer_loss": {"LossInputs": "protocol", "LossOutputs": "(loss, metrics)"},
     # The page writes these out as fields with types; here they are signatures.
     "trainer.data_collator": {

@@ -1,4 +1,4 @@
-"""Two steps of our trainer with `use_vllm`, in a process that finds the stand-in under that name; prints what it saw."""
+"""Two steps of our trainer with `use_vllm`, in a process that finds the stand-in under that name; says what it saw."""
 
 from __future__ import annotations
 
