@@ -188,10 +188,18 @@ NEW: dict[str, dict[str, str]] = {
     "optional": {"available": "(package)", "require": "(module, *, extra)"},
     "recipes.prime_rl.hinted_turns": {
         "HintSettings": (
-            '(*, alpha_sdpo=0.1, teacher_name=None, teacher_url=None, placement="before_turn"|"in_last_message"|"head", '
-            'part="turn"|"call", hints="template"|"raw_error", unhinted_kinds=())'
+            '(*, alpha_sdpo=0.1, teacher_name=None, teacher_url=None, placement="before_turn", part="turn", '
+            'hints="template", unhinted_kinds=())'
         ),
+        "HintedTurns": "(finder, alpha)",
+        "HintedTurns.annotate": "(trace, branches, score)",
+        "composer_algorithm": "(grpo, settings, traces_of, branches_of, model_config)",
+        "engine_module": "(name)",
+        "make_finder": "(model_name, settings)",
+        "node_at": "(branch, turn)",
         "register": "(settings=None)",
+        "rollout_of": "(trace, branch)",
+        "write_reference": "(branch, turn, logprobs, alpha)",
     },
     "recipes.prime_rl.composer_loss": {"LossInputs": "protocol", "LossOutputs": "(loss, metrics)"},
     # The page writes these out as fields with types; here they are signatures.

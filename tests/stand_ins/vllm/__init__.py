@@ -1,7 +1,7 @@
 """What TRL 1.16 calls of vLLM, and nothing more: a stand-in that samples with a copy of the model on a CPU.
 
 Any other name, argument or method is an error, so a TRL that calls something else fails here. `CALLS` says what was
-called.
+called. Submodules that TRL imports are added by the test, empty.
 """
 
 from __future__ import annotations

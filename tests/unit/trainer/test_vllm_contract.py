@@ -9,6 +9,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -100,12 +101,21 @@ def test_trl_says_which_versions_it_knows_and_that_a_server_takes_weights_over_c
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A process of its own: TRL looks for vLLM when it is imported."""
     folder = tmp_path_factory.mktemp("vllm")
-    record = folder / "found" / "vllm-0.31.0.dist-info"
-    record.mkdir(parents=True)
+    found = folder / "found"
+    shutil.copytree(TESTS / "stand_ins", found)
+    for module, names in IMPORTED.items():
+        if module != "vllm":  # imported and, in a training's own process, never called
+            path = found / (module.replace(".", "/") + ".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"{name} = None\n" for name in sorted(names)), encoding="utf-8")
+            for package in list(path.relative_to(found).parents)[:-2]:
+                (found / package / "__init__.py").touch()
+    record = found / "vllm-0.31.0.dist-info"
+    record.mkdir()
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.31.0\n", encoding="utf-8")
     (record / "RECORD").write_text("vllm/__init__.py,,\n", encoding="utf-8")
     source = str(Path(__import__("composer_replication").__file__).parents[1])
-    path = [str(TESTS / "stand_ins"), str(record.parent), str(TESTS), source]
+    path = [str(found), str(TESTS), source]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "TRL_EXPERIMENTAL_SILENCE": "1"}
     worker = Path(__file__).with_name("vllm_worker.py")
     command = [sys.executable, str(worker), str(folder / "out")]

@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
     trainer = ComposerReplicationTrainer(
         model=AutoModelForCausalLM.from_pretrained(student_folder(), dtype=torch.float32),
         args=config,
-        reward_funcs=lambda completion_ids, **_: [float(len(ids) % 5) for ids in completion_ids],
+        reward_funcs=lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids],
         train_dataset=Dataset.from_list(task_rows(range(20_000, 20_004))),
         processing_class=AutoTokenizer.from_pretrained(student_folder()),
         environment_factory=WorkspaceEnvironment,

@@ -29,6 +29,7 @@ _TYPES: dict[str, type] = {
 _SCHEMES = ("http://", "https://", "ws://", "wss://")
 _NOT_SHOWN = ("done", "reward", "metadata")
 _PLAIN = (str, int, float, bool)
+_NO_ANSWER = (OSError, RuntimeError, ValueError)  # sockets and time-outs; its library's; an address that is none
 SECONDS = 30.0
 
 
@@ -103,14 +104,14 @@ def _schemas(url: str, connect: Callable[[], Any]) -> tuple[list[dict[str, Any]]
     """The tools' schemas, and whether a call is an action by name."""
     try:
         session = connect()
-    except Exception as error:  # of sockets, of its library, of the server's own refusal
+    except _NO_ANSWER as error:
         got = f"{type(error).__name__}: {error}"
         fix = "Start it first; for the workspace: python -m composer_replication.envs.openenv_server."
         raise ConfigError(explain(f"OpenEnv server {url}", got=got, expected="an answer", fix=fix)) from error
     try:
         tools = _metadata(session.reset()).get("tools")
     finally:
-        with suppress(Exception):  # what is asked for is known by now
+        with suppress(*_NO_ANSWER):  # what is asked for is known by now
             session.close()
     if tools:
         return [each.get("function", each) for each in tools], True

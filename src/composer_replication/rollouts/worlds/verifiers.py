@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from threading import Thread
 from typing import Any
 
 from composer_replication.errors import ConfigError, RunError, explain
@@ -43,7 +43,7 @@ class VerifiersWorld:
         try:
             config = self._vf.resolve_env_config({"taskset": {"id": self.id}})
             self._env = self._vf.load_environment(config)
-        except Exception as error:  # whatever an environment's own module raises when it is imported
+        except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:
             got = f"{type(error).__name__}: {error}"
             expected = "the id of an environment that is installed"
             raise ConfigError(explain(f"train.grpo.environment {name}", got=got, expected=expected)) from error
@@ -90,31 +90,23 @@ class VerifiersWorld:
     def play(self, tasks: Sequence[int], episodes: Sequence[SpokenEpisode], generate: Generate) -> list[Any]:
         """The traces of these tasks, each spoken in its episode."""
         names = {f"policy-{number}": episode for number, episode in enumerate(episodes)}
-        played: list[Any] = []
-        failure: list[BaseException] = []
-        with chat_endpoint(names) as url:
+        with chat_endpoint(names) as url, ThreadPoolExecutor(max_workers=1) as beside:
             client = self._vf.EvalClientConfig(base_url=url, api_key_var="CRF_NO_KEY")
-
-            def run() -> None:
-                try:
-                    played.extend(asyncio.run(self._run(tasks, list(names.items()), client)))
-                except BaseException as error:  # told by the thread that waits
-                    failure.append(error)
-                finally:
-                    for episode in episodes:
-                        episode.asked.put(None)
-
-            thread = Thread(target=run)
-            thread.start()
+            played = beside.submit(self._run_all, tasks, names, client)
             try:
                 speak(episodes, generate)
-            finally:
-                for episode in episodes:  # of a failure here: whoever waits for an answer is told that there is none
+            finally:  # of a failure here: whoever waits for an answer is told that there is none
+                for episode in episodes:
                     episode.answers.put(None)
-                thread.join()
-        if failure:
-            raise RunError(explain(f"environment {self.id}", got=str(failure[0]), expected="episodes")) from failure[0]
-        return [self._trace(each) for each in played]
+            return [self._trace(each) for each in played.result()]
+
+    def _run_all(self, tasks: Sequence[int], names: Mapping[str, SpokenEpisode], client: Any) -> list[Any]:
+        """In a thread of its own; however it ends, nobody waits for another request."""
+        try:
+            return asyncio.run(self._run(tasks, list(names.items()), client))
+        finally:
+            for episode in names.values():
+                episode.asked.put(None)
 
     async def _run(self, tasks: Sequence[int], names: Sequence[tuple[str, SpokenEpisode]], client: Any) -> list[Any]:
         async def one(task: int, name: str, episode: SpokenEpisode) -> Any:
@@ -145,7 +137,7 @@ def _chat(data: Any) -> list[dict[str, Any]]:
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
-    return [*system, *(each if isinstance(each, Mapping) else each.model_dump() for each in prompt or ())]
+    return [*system, *(dict(each) if isinstance(each, Mapping) else each.model_dump() for each in prompt or ())]
 
 
 def _key(prompt: Any) -> str:

@@ -1,1 +1,0 @@
-"""Of the names that TRL imports for a server."""
