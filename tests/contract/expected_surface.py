@@ -148,6 +148,12 @@ NEW: dict[str, dict[str, str]] = {
         "EntropyGate": '(*, gate="soft"|"hard", h_max=None, temperature=1.0, tau=1.0, top_k=16)',
         "JSD": "(*, beta=0.5, temperature=1.0, top_k=None)",
         "StudentTopK": "(*, beta=1.0, top_k=20, add_tail=True)",
+        "group_advantages": "(rewards, num_generations, scale_rewards)",
+        "grpo_loss": (
+            "(logprobs_BT, old_logprobs_BT, advantages, mask_BT, *, "
+            'loss_type="dapo"|"grpo"|"bnpo"|"dr_grpo", epsilon=0.2, '
+            "epsilon_high=None, max_completion_length=None, num_items=None, accumulation=1)"
+        ),
         "lm_cross_entropy": "(logits, token_ids, mask=None, *, label_smoothing=0.0)",
     },
     "loss.linear": {
@@ -180,6 +186,21 @@ NEW: dict[str, dict[str, str]] = {
     },
     "errors": {"explain": '(what, *, got, expected, fix="")'},
     "optional": {"available": "(package)", "require": "(module, *, extra)"},
+    "recipes.prime_rl.hinted_turns": {
+        "HintSettings": (
+            '(*, alpha_sdpo=0.1, teacher_name=None, teacher_url=None, placement="before_turn", part="turn", '
+            'hints="template", unhinted_kinds=())'
+        ),
+        "HintedTurns": "(finder, alpha)",
+        "HintedTurns.annotate": "(trace, branches, score)",
+        "composer_algorithm": "(grpo, settings, traces_of, branches_of, model_config)",
+        "engine_module": "(name)",
+        "make_finder": "(model_name, settings)",
+        "node_at": "(branch, turn)",
+        "register": "(settings=None)",
+        "rollout_of": "(trace, branch)",
+        "write_reference": "(branch, turn, logprobs, alpha)",
+    },
     "recipes.prime_rl.composer_loss": {"LossInputs": "protocol", "LossOutputs": "(loss, metrics)"},
     # The page writes these out as fields with types; here they are signatures.
     "trainer.data_collator": {

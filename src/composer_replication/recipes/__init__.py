@@ -1,4 +1,4 @@
 """The same kernels inside other engines, one folder each; a folder never imports another engine's.
 
-prime_rl  a loss function for PRIME-RL's trainer
+prime_rl  an algorithm for PRIME-RL's orchestrator, and a loss function for its trainer
 """
