@@ -6,6 +6,7 @@
     sdpo         self-distillation on the top entries of the student
     taid         a teacher that moves away from the student over a run
     entropy_opd  which KL is used depends on how sure the teacher is
+    grpo         the policy gradient: rewards of a group as advantages, the clipped objective
     dpo          preference against a reference
     simpo        preference without one
     linear       all of it straight from hidden rows, in tiles
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.loss.dpo import dpo_loss
 from composer_replication.loss.entropy_opd import EntropyGate, entropy_aware_opd_loss, teacher_entropy
+from composer_replication.loss.grpo import group_advantages, grpo_loss
 from composer_replication.loss.jsd import JSD, generalized_jsd_loss
 from composer_replication.loss.lm_ce import lm_cross_entropy
 from composer_replication.loss.sdpo import StudentTopK, sdpo_loss
@@ -41,6 +43,8 @@ __all__ = [
     "dpo_loss",
     "entropy_aware_opd_loss",
     "generalized_jsd_loss",
+    "group_advantages",
+    "grpo_loss",
     "lm_cross_entropy",
     "sdpo_loss",
     "simpo_loss",

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from composer_replication.errors import InputError, explain
+from composer_replication.loss.grpo import grouped
 from composer_replication.rollouts.merge import ImagesBySample, Total, here_alone, merge_groups
 
 Batch = dict[str, Any]
 # Rewards are sums of fp32 numbers: what differs by less came out of rounding.
 _RELATIVE_TOLERANCE = 1e-6
-_STD_FLOOR = 1e-4  # TRL's
 
 
 class Drawn(NamedTuple):
@@ -57,7 +57,7 @@ def equal_reward_groups(rewards: Tensor | Sequence[float], num_generations: int)
     A NaN is a rollout that no reward function judged. It takes no part, and a group with fewer than two rewards is
     equal: TRL's frac_reward_zero_std does not count those, though their advantages are 0 as well.
     """
-    groups_GN = _grouped(torch.as_tensor(rewards, dtype=torch.float32), num_generations)
+    groups_GN = grouped(torch.as_tensor(rewards, dtype=torch.float32), num_generations)
     judged_GN = ~groups_GN.isnan()
     highest_G = groups_GN.masked_fill(~judged_GN, -torch.inf).amax(1)
     lowest_G = groups_GN.masked_fill(~judged_GN, torch.inf).amin(1)
@@ -126,20 +126,6 @@ def resample(
     return batch, rewards, report
 
 
-def group_advantages(rewards: Tensor, num_generations: int, scale_rewards: Literal["group", "batch", "none"]) -> Tensor:
-    """TRL's advantages of summed rewards: distance from the group's mean over a standard deviation, or over nothing.
-
-    Merged batches need it where the scale is the whole batch's; within a group, rows carry their advantages along.
-    """
-    groups_GN = _grouped(rewards, num_generations)
-    advantages = groups_GN - groups_GN.nanmean(1, keepdim=True)
-    if scale_rewards == "group":
-        advantages = advantages / (_nan_std(groups_GN, 1) + _STD_FLOOR)
-    elif scale_rewards == "batch":
-        advantages = advantages / (_nan_std(groups_GN.reshape(1, -1), 1) + _STD_FLOOR)
-    return advantages.reshape(-1).nan_to_num(nan=0.0)
-
-
 def _taken(equal_G: Tensor, new_equal_G: Tensor, plan: list[list[int]]) -> list[list[tuple[int, int]]]:
     """For each process, (local group, number among its new ones) where an equal group got an unequal one."""
     local = equal_G.numel() // len(plan)
@@ -154,24 +140,10 @@ def _taken(equal_G: Tensor, new_equal_G: Tensor, plan: list[list[int]]) -> list[
 
 
 def _merged_rewards(rewards: Tensor, new: Tensor, slots: list[list[tuple[int, int]]], num_generations: int) -> Tensor:
-    merged_GN = _grouped(rewards, num_generations).clone()
-    new_GN = _grouped(new, num_generations)
+    merged_GN = grouped(rewards, num_generations).clone()
+    new_GN = grouped(new, num_generations)
     local, drawn = merged_GN.shape[0] // len(slots), new_GN.shape[0] // len(slots)
     for rank, pairs in enumerate(slots):
         for group, number in pairs:
             merged_GN[rank * local + group] = new_GN[rank * drawn + number]
     return merged_GN.reshape(-1)
-
-
-def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
-    if num_generations < 1 or rewards.dim() != 1 or rewards.numel() % num_generations:
-        got = f"shape {tuple(rewards.shape)} for groups of {num_generations}"
-        raise InputError(explain("rewards", got=got, expected="one reward a rollout, in whole groups"))
-    return rewards.view(-1, num_generations)
-
-
-def _nan_std(values: Tensor, dim: int) -> Tensor:
-    """The standard deviation of a sample, NaN where fewer than two values are judged, as TRL's."""
-    judged = (~values.isnan()).sum(dim, keepdim=True)
-    squares = (values - values.nanmean(dim, keepdim=True)) ** 2
-    return (squares.nansum(dim, keepdim=True) / (judged - 1).clamp(min=0)).sqrt()

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from composer_replication.errors import InputError
+from composer_replication.loss.grpo import group_advantages
 from composer_replication.rollouts.resample import (
     Drawn,
     equal_reward_groups,
-    group_advantages,
     groups_to_draw,
     resample,
     rows_of_groups,

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import InputError, explain
+from composer_replication.loss.grpo import group_advantages
 from composer_replication.objective.adapters import below_adapter
 from composer_replication.optional import require
 from composer_replication.rollouts.gathering import ToolRecord, gather_rollouts
 from composer_replication.rollouts.generation.generator import RolloutGenerator
 from composer_replication.rollouts.merge import ImagesBySample
-from composer_replication.rollouts.resample import Drawn, group_advantages, resample, rows_of_groups
+from composer_replication.rollouts.resample import Drawn, resample, rows_of_groups
 from composer_replication.rollouts.sites import ITEMS, SITES, FoundSites, RolloutOptions, RolloutSites
 
 if TYPE_CHECKING:
