@@ -53,8 +53,10 @@ class Rewarder:
     def __init__(self, settings: RewarderSettings) -> None:
         self._functions = [function_named(name, what="reward") for name in settings.rewards]
 
-    async def score(self, completions: Sequence[str], *, rows: Sequence[Mapping[str, Any]] | None = None) -> list[float]:
-        """A reward of each completion. `rows` are what is known of each: columns of its data set, `info`, `messages`."""
+    async def score(
+        self, completions: Sequence[str], *, rows: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[float]:
+        """A reward of each completion. `rows` are what else is known of each: its columns, `info`, `messages`."""
         given = [{} for _ in completions] if rows is None else rows
         if len(given) != len(completions):
             got = f"{len(given)} rows for {len(completions)} completions"

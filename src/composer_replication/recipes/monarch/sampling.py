@@ -137,7 +137,7 @@ def _up_to_end(ids: list[int], end: int) -> list[int]:
 
 
 def _like(model: str) -> Any:
-    """A model of the same parameters in plain memory, into which a version can be read; its own weights do not matter."""
+    """A model of the same parameters in plain memory, into which a version is read; its own weights are nothing."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_config(load_config(model, what="model"), trust_remote_code=False)

@@ -101,7 +101,7 @@ def step_terms(
     alpha: float,
     teachers: Sequence[WeightedTeacher] | None = None,
 ) -> StepTerms:
-    """All channels of a piece. Where the batch has no old log-probs, the weights at hand sampled it: every ratio is 1."""
+    """All channels of a piece. Without old log-probs the weights at hand are those that sampled: every ratio is 1."""
     head = head_of(model, batch.input_ids[:1])  # its first look runs the body, which channel 2 must not hear
 
     def policy() -> tuple[Tensor, Tensor, float]:
@@ -153,7 +153,7 @@ def _with_hints(
     teachers: Sequence[WeightedTeacher] | None,
     policy: Callable[[], tuple[Tensor, Tensor, float]],
 ) -> tuple[tuple[Tensor, Tensor, float], Tensor | None]:
-    """The policy's loss, and channel 2 on the rows of its pass; also with a weight that has sunk to 0, to look at it."""
+    """The policy's loss, and channel 2 on the rows of its pass; also where its weight has sunk to 0."""
     knobs = settings.knobs
     placed = None
     if knobs.alpha_sdpo > 0:

@@ -21,7 +21,7 @@ from composer_replication.types import DPOPair, TeacherCallResult, TeacherSpec, 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherPoolSettings:
-    """Who is asked, and how much all of it may cost. Keys are looked up in the environment by name, never sent along."""
+    """Who is asked, and how much all of it may cost. Keys are looked up in the environment, never sent along."""
 
     folder: str
     teachers: tuple[TeacherSpec, ...]

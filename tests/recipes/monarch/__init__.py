@@ -1,0 +1,5 @@
+"""The Monarch recipe: the plain work of its actors anywhere, the actors themselves where Monarch is installed.
+
+world      episodes of the workspace and its reward, as a run names them
+recorded   the record of twenty steps as numbered batches
+"""
