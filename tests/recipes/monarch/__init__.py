@@ -2,4 +2,5 @@
 
 world      episodes of the workspace and its reward, as a run names them
 recorded   the record of twenty steps as numbered batches
+tiny_policies  a policy and batches for the bookkeeping
 """

@@ -56,6 +56,8 @@ def recorded_settings(folder: Path, **changes: Any) -> TrainerSettings:
         "num_iterations": ITERATIONS,
         "loss": LOSS,
         "live_share": SETTINGS["live_share"],
-        **{name: SETTINGS[name] for name in ("learning_rate", "betas", "adam_epsilon", "weight_decay", "max_grad_norm")},
+        **{
+            name: SETTINGS[name] for name in ("learning_rate", "betas", "adam_epsilon", "weight_decay", "max_grad_norm")
+        },
     }
     return TrainerSettings(**{**named, **changes})

@@ -7,6 +7,7 @@ same folder it goes on where the last checkpoint stands. Rollouts are drawn with
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -104,6 +105,7 @@ class ActorRun:
 
     async def train(self) -> list[dict[str, Any]]:
         """All batches that are left; what came of each."""
+        await asyncio.gather(*(actor.pid() for actor in self.actors.values()))  # they load at the same time
         first = await self.trainer.call("num_batches")
         return [await self.step(number) for number in range(first, self.settings.num_batches)]
 
