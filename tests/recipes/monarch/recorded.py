@@ -22,6 +22,8 @@ LOSS = LossSettings(
     is_clip=SETTINGS["is_clip"],
 )
 
+_OPTIMISER = ("learning_rate", "betas", "adam_epsilon", "weight_decay", "max_grad_norm")
+
 
 def step_batch(batch: Batch) -> StepBatch:
     rows: list[list[TaughtTurn]] = [[] for _ in batch.prompt_ids]

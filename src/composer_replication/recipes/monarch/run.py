@@ -72,7 +72,7 @@ class ActorRun:
     def __init__(
         self, settings: RunSettings, rows: Sequence[Mapping[str, Any]], *, on_event: OnEvent | None = None
     ) -> None:
-        require("monarch.actor", extra="monarch")
+        require("monarch", extra="monarch")
         if not rows:
             raise InputError(explain("rows", got="none", expected="at least one, with `prompt`"))
         self.settings, self._rows, self._folder = settings, rows, Path(settings.folder)
