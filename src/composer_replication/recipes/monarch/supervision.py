@@ -104,7 +104,7 @@ def survive_faults() -> None:
     A process's logger is a mesh of its own, and says not whose it was: its fault alone ends nothing, since that of the
     actor beside it follows.
     """
-    monarch = require("monarch.actor", extra="monarch")
+    monarch: Any = require("monarch.actor", extra="monarch")
     before = monarch.unhandled_fault_hook
     if getattr(before, "_is_composers", False):
         return
