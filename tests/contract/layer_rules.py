@@ -99,7 +99,9 @@ LAYERS = {
     "recipes.verl": Layer(ours=RECIPES, at_import={"torch"}, on_use={"verl"}),
     # Of its four actors one asks teachers, under the one budget that `teacher_replay` keeps: there is no other way to.
     "recipes.monarch": Layer(
-        ours=RECIPES | {"teacher_replay"}, at_import={"torch"}, on_use={"monarch", "safetensors", "transformers", "vllm"}
+        ours=RECIPES | {"teacher_replay"},
+        at_import={"torch"},
+        on_use={"monarch", "safetensors", "transformers", "vllm"},
     ),
     # Reads a run's files; what the kinds of failure mean is for `sites` to say.
     "report": Layer(ours=GROUND | {"runs", "config", "sites"}, on_use={"jinja2", "markupsafe", "matplotlib"}),

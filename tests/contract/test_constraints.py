@@ -34,7 +34,14 @@ def test_every_direct_dependency_is_pinned():
 
 @pytest.mark.parametrize(
     ("extra", "file"),
-    [("docs", "docs"), ("verifiers", "verifiers"), ("openenv", "openenv"), ("modal", "diloco"), ("ray", "diloco"), ("monarch", "monarch")],
+    [
+        ("docs", "docs"),
+        ("verifiers", "verifiers"),
+        ("openenv", "openenv"),
+        ("modal", "diloco"),
+        ("ray", "diloco"),
+        ("monarch", "monarch"),
+    ],
 )
 def test_an_environment_of_its_own_has_pinned_packages(extra, file):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

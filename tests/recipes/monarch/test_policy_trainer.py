@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, NonFiniteError, StaleArtefactError
+from composer_replication.errors import (
+    ArtefactCorruptError,
+    ArtefactNotFoundError,
+    InputError,
+    NonFiniteError,
+    StaleArtefactError,
+)
 from composer_replication.recipes.monarch.policy_trainer import PolicyTrainer
 from composer_replication.recipes.monarch.shared_weights import SharedWeights
 from composer_replication.recipes.monarch.step_batch import StepBatch
@@ -90,6 +96,8 @@ def test_a_batch_that_was_trained_on_is_answered_from_its_record(run):
     trainer.train_outer_step(1)
     before = weights_of(trainer)
     assert trainer.train_outer_step(0) == said
+    with pytest.raises(InputError, match="the number of a batch"):
+        trainer.train_outer_step("1")
     assert PolicyTrainer(tiny_settings(run)).train_outer_step(0) == said
     assert same(weights_of(trainer), before)
 

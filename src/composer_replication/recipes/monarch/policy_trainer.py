@@ -107,6 +107,8 @@ class PolicyTrainer:
 
     def train_outer_step(self, batch_id: int) -> dict[str, Any]:
         """Train on a batch, or say what came of it where that was done before."""
+        if type(batch_id) is not int or batch_id < 0:
+            raise InputError(explain("batch_id", got=repr(batch_id), expected="the number of a batch, from 0"))
         if batch_id < self.num_batches:
             return json.loads(self._record_path(batch_id).read_text(encoding="utf-8"))
         for number in range(self.num_batches, batch_id):  # batches that a lost process had trained on
