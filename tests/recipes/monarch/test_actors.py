@@ -18,7 +18,7 @@ import torch
 
 from fault_server import FaultServer
 
-pytestmark = [pytest.mark.monarch, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.monarch, pytest.mark.timeout(1800)]
 pytest.importorskip("monarch", reason="needs Monarch (make test-monarch)")
 
 from composer_replication.errors import RunError  # noqa: E402
