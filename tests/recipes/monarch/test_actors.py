@@ -129,12 +129,12 @@ def test_the_whole_program_is_killed_and_started_again(server, tmp_path, undistu
     assert not (tmp_path / "checkpoints" / f"state-{BATCHES:06d}.safetensors").exists()
     shared = Path(json.loads((tmp_path / "shared_memory.json").read_text())["folder"])
     assert shared.is_dir()
-    subprocess.run(command, check=True, timeout=300)
+    subprocess.run(command, check=True, timeout=900)
     assert_same_end(last_state(tmp_path), undisturbed)
     assert not shared.exists()
 
 
-def wait_for(is_so: Any, program: subprocess.Popen | None = None, seconds: float = 300) -> None:
+def wait_for(is_so: Any, program: subprocess.Popen | None = None, seconds: float = 900) -> None:
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, "waited in vain"
