@@ -31,6 +31,7 @@ LONG_FILES = (
     "test_scrub_linear.py",  # 30
     "test_cli_replay.py",  # 20
     "test_memory_is_flat.py",  # 20
+    "test_step_loss.py",  # 20
     "test_replay_load.py",
     "test_hint_controls.py",  # 18
     "test_train_examples.py",

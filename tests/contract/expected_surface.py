@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from expected_surface_diloco import MEMBERS_DILOCO, NEW_DILOCO
 from expected_surface_envs import MEMBERS_ENVS, NEW_ENVS
+from expected_surface_recipes import MEMBERS_RECIPES, NEW_RECIPES
 from expected_surface_serverless import MEMBERS_SERVERLESS, NEW_SERVERLESS
 from expected_surface_sessions import MEMBERS_SESSIONS, NEW_SESSIONS
 from expected_surface_training import NEW_TRAINING, TRAIN_CONFIG
@@ -140,6 +141,7 @@ NEW: dict[str, dict[str, str]] = {
     **NEW_TRAINING,
     **NEW_ENVS,
     **NEW_DILOCO,
+    **NEW_RECIPES,
     **NEW_SERVERLESS,
     "distillation": _DPO,
     "loss": {
@@ -288,6 +290,7 @@ MEMBERS = {
     **MEMBERS_SESSIONS,
     **MEMBERS_ENVS,
     **MEMBERS_DILOCO,
+    **MEMBERS_RECIPES,
     **MEMBERS_SERVERLESS,
     "Artefact": {"sidecar_name": "property"},
     "ArtefactMeta": {"to_bytes": "()"},

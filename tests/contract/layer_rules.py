@@ -97,7 +97,12 @@ LAYERS = {
     "recipes": Layer(),
     "recipes.prime_rl": Layer(ours=RECIPES, at_import={"torch"}, on_use={"prime_rl"}),
     "recipes.verl": Layer(ours=RECIPES, at_import={"torch"}, on_use={"verl"}),
-    "recipes.monarch": Layer(ours=RECIPES, at_import={"torch"}, on_use={"monarch"}),
+    # Of its four actors one asks teachers, under the one budget that `teacher_replay` keeps: there is no other way to.
+    "recipes.monarch": Layer(
+        ours=RECIPES | {"teacher_replay"},
+        at_import={"torch"},
+        on_use={"monarch", "safetensors", "transformers", "vllm"},
+    ),
     # Reads a run's files; what the kinds of failure mean is for `sites` to say.
     "report": Layer(ours=GROUND | {"runs", "config", "sites"}, on_use={"jinja2", "markupsafe", "matplotlib"}),
     "opsd": Layer(ours={"loss"}),
@@ -122,6 +127,8 @@ MODULE_LAYERS = {
 ONLY_IN_FUNCTIONS = {f"{PACKAGE}.{module}" for module in MODULE_LAYERS}
 # A subclass of TRL's trainer, and a class that says what to install where there is no TRL.
 MODULE_LAYERS["trainer.composer_trainer"] = Layer(ours=TRAINING, at_import={"torch", "transformers", "trl"})
+# Actors of Monarch, and classes that say what to install where there is none; what they do is loaded where they run.
+MODULE_LAYERS["recipes.monarch.actors"] = Layer(ours={"optional", "types"}, at_import={"monarch"})
 # Classes of two other engines, in modules that only those engines import.
 MODULE_LAYERS["envs.trl_environment"] = Layer(ours={"errors", "optional"}, on_use={"datasets"})
 MODULE_LAYERS["envs.verifiers_environment"] = Layer(ours={"errors", "optional"}, at_import={"verifiers", "httpx"})

@@ -10,7 +10,7 @@ from repository import ROOT
 
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
 # They have environments of their own (constraints/NAME.txt), or none here: kingfisher is an optional scanner.
-ELSEWHERE = {"replaysim", "docs", "privacy", "verifiers", "openenv", "modal", "ray", "prime-rl"}
+ELSEWHERE = {"replaysim", "docs", "privacy", "verifiers", "openenv", "modal", "ray", "prime-rl", "monarch"}
 
 
 def pins(*files: str) -> dict[str, str]:
@@ -41,6 +41,7 @@ def test_every_direct_dependency_is_pinned():
         ("modal", "diloco"),
         ("ray", "diloco"),
         ("prime-rl", "prime"),
+        ("monarch", "monarch"),
     ],
 )
 def test_an_environment_of_its_own_has_pinned_packages(extra, file):

@@ -1,0 +1,234 @@
+"""What the trainer's actor does: steps on numbered batches, each exactly once, whoever is killed in between.
+
+    batches/batch-000003.safetensors   what outer step 3 trains on
+    steps/000003.json                  what came of it
+    checkpoints/state-000004.safetensors   weights and optimiser after outer steps 0 to 3
+    shared memory: version 4           the same weights, for whoever samples
+
+An outer step is all optimiser steps on one batch. It is recorded, then checkpointed, then published. Whoever starts
+anew begins at the last checkpoint, trains again on the batches after it, and answers for a batch that is behind it with
+the record. A step draws no random numbers but those of its own seed, so the weights come out the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.atomic import atomic_write_json
+from composer_replication.batch.model_folder import load_model
+from composer_replication.errors import InputError, NonFiniteError, StaleArtefactError, explain
+from composer_replication.loss.rows import check_choice, check_unit_interval
+from composer_replication.objective.reference import reference_logprobs
+from composer_replication.objective.teacher_rows import WeightedTeacher
+from composer_replication.recipes.monarch.shared_weights import SharedWeights
+from composer_replication.recipes.monarch.step_batch import StepBatch
+from composer_replication.recipes.monarch.step_loss import LossSettings, StepTerms, pieces_of, shares_of, step_terms
+from composer_replication.recipes.monarch.tensor_file import (
+    numbered_files,
+    numbered_path,
+    read_tensor_file,
+    remove_unfinished,
+    write_tensor_file,
+)
+
+_KIND, _STEM = "trainer's state, schema 1", "state"
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """`folder` is the run's, `weights` the shared memory's. `total_steps` are optimiser steps, for the annealing.
+
+    `live_share` 0.01 is the trust-region teacher: that much of the live weights, the rest of the start's; 1.0 is a live
+    teacher, 0.0 a frozen one.
+    """
+
+    model: str
+    folder: str
+    weights: str
+    total_steps: int
+    num_iterations: int = 1
+    loss: LossSettings = field(default_factory=LossSettings)
+    learning_rate: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    adam_epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    anneal: Literal["none", "linear"] = "linear"
+    live_share: float = 0.01
+    seed: int = 0
+    checkpoint_every: int = 1
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("total_steps", "num_iterations", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise InputError(explain(name, got=getattr(self, name), expected="1 or more"))
+        check_choice(self.anneal, ("none", "linear"), "anneal")
+        check_unit_interval(self.live_share, "live_share")
+
+    def alpha_at(self, step: int) -> float:
+        """Channel 2's weight at the optimiser step after `step` finished ones."""
+        alpha = self.loss.knobs.alpha_sdpo
+        if self.anneal == "none" or self.total_steps <= 1:
+            return alpha
+        return alpha * (1.0 - min(step / (self.total_steps - 1), 1.0))
+
+
+class PolicyTrainer:
+    """The policy, its optimiser, and where both stand."""
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self.settings, self.folder = settings, Path(settings.folder)
+        self.shared = SharedWeights(settings.weights)
+        dtype = getattr(torch, settings.dtype)
+        self.model: nn.Module = load_model(settings.model, what="model", dtype=dtype).to(settings.device)
+        self.model.train()
+        self._start = self._frozen_start()
+        self._optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.adam_epsilon,
+            weight_decay=settings.weight_decay,
+        )
+        self.num_batches = 0
+        self._restore()
+        if self.num_batches not in self.shared.versions():
+            self.shared.publish(self.model, self.num_batches)
+
+    def train_outer_step(self, batch_id: int) -> dict[str, Any]:
+        """Train on a batch, or say what came of it where that was done before."""
+        if type(batch_id) is not int or batch_id < 0:
+            raise InputError(explain("batch_id", got=repr(batch_id), expected="the number of a batch, from 0"))
+        if batch_id < self.num_batches:
+            return json.loads(self._record_path(batch_id).read_text(encoding="utf-8"))
+        for number in range(self.num_batches, batch_id):  # batches that a lost process had trained on
+            self._train_and_keep(number)
+        return self._train_and_keep(batch_id)
+
+    def _train_and_keep(self, number: int) -> dict[str, Any]:
+        record = self._train(number)
+        self.num_batches = number + 1
+        atomic_write_json(self._record_path(number), record)
+        if self.num_batches % self.settings.checkpoint_every == 0:
+            self._save()
+        self.shared.publish(self.model, self.num_batches)
+        return record
+
+    def _train(self, number: int) -> dict[str, Any]:
+        settings = self.settings
+        batch = self._with_references(StepBatch.load(self.folder / "batches", number))
+        if batch.old_logprobs is None and batch.weights_version != number:
+            got = f"weights of version {batch.weights_version}, and no log-probs of theirs"
+            expected = f"version {number}, or old_logprobs"
+            raise StaleArtefactError(explain(f"batch {number} was sampled with", got=got, expected=expected))
+        torch.manual_seed(settings.seed + number)
+        steps: list[dict[str, Any]] = []
+        for iteration in range(settings.num_iterations):
+            done = number * settings.num_iterations + iteration
+            figures, logprobs_BC = self._optimise(batch, settings.alpha_at(done))
+            steps.append({"step": done + 1, **figures})
+            if batch.old_logprobs is None:  # from now on the weights are others than those that sampled
+                batch = replace(batch, old_logprobs=logprobs_BC)
+        return {"batch_id": number, "weights_version": number + 1, "steps": steps}
+
+    def _optimise(self, batch: StepBatch, alpha: float) -> tuple[dict[str, Any], Tensor]:
+        """One optimiser step: its figures, and the log-probs before it."""
+        settings, shares = self.settings, shares_of(batch, self.settings.loss)
+        self._optimizer.zero_grad(set_to_none=True)
+        terms: list[StepTerms] = []
+        for _, piece in pieces_of(batch, shares):
+            found = step_terms(self.model, piece, settings.loss, shares, alpha=alpha, teachers=self._teachers())
+            found.total.backward()
+            terms.append(found)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm)
+        if not bool(torch.isfinite(norm)):
+            fix = "The weights are as they were before this step."
+            raise NonFiniteError(explain("gradient norm", got=float(norm), expected="a finite one", fix=fix))
+        self._optimizer.step()
+        return _figures(terms, alpha, float(norm)), torch.cat([each.logprobs_BC for each in terms])
+
+    def _teachers(self) -> list[WeightedTeacher]:
+        share = self.settings.live_share
+        shares = [(self._start, 1.0 - share), (None, share)]
+        return [WeightedTeacher(model, coefficient) for model, coefficient in shares if coefficient > 0]
+
+    def _frozen_start(self) -> nn.Module | None:
+        """The start weights, for the teacher and for pairs; None where neither asks for them."""
+        knobs = self.settings.loss.knobs
+        for_hints = knobs.alpha_sdpo > 0 and self.settings.live_share < 1
+        for_pairs = knobs.beta_replay > 0 and knobs.dpo_variant == "dpo"
+        return copy.deepcopy(self.model).eval().requires_grad_(False) if for_hints or for_pairs else None
+
+    def _with_references(self, batch: StepBatch) -> StepBatch:
+        batch = _on_device(batch, self.settings.device)
+        knobs = self.settings.loss.knobs
+        if not batch.pairs or not knobs.beta_replay or knobs.dpo_variant != "dpo":
+            return batch
+        assert self._start is not None
+        return replace(batch, pairs=batch.pairs | reference_logprobs(self._start, batch.pairs))
+
+    def _record_path(self, number: int) -> Path:
+        path = self.folder / "steps" / f"{number:06d}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _save(self) -> None:
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            tensors[f"weight.{name}"] = parameter
+            moments: dict[str, Tensor] = self._optimizer.state[parameter]
+            tensors |= {f"{moment}.{name}": moments[moment] for moment in _MOMENTS if moment in moments}
+        record = {"kind": _KIND, "num_batches": self.num_batches, "model": self.settings.model}
+        folder = self.folder / "checkpoints"
+        write_tensor_file(numbered_path(folder, _STEM, self.num_batches), tensors, record, lasting=True)
+        for path in list(numbered_files(folder, _STEM).values())[:-2]:
+            path.unlink()
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        """The last checkpoint, where there is one."""
+        folder = self.folder / "checkpoints"
+        remove_unfinished(folder)
+        if not (known := numbered_files(folder, _STEM)):
+            return
+        tensors, record = read_tensor_file(known[max(known)], _KIND)
+        if record["model"] != self.settings.model:
+            fix = "Go on with the model the run began with, or begin another run."
+            got, expected = self.settings.model, record["model"]
+            raise StaleArtefactError(explain(f"model of {folder}", got=got, expected=expected, fix=fix))
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(tensors[f"weight.{name}"])
+            state = {moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS if f"{moment}.{name}" in tensors}
+            if state:
+                self._optimizer.state[parameter] = {
+                    moment: value if moment == "step" else value.to(parameter.device) for moment, value in state.items()
+                }
+        self.num_batches = int(record["num_batches"])
+
+
+def _figures(terms: list[StepTerms], alpha: float, norm: float) -> dict[str, Any]:
+    """Sums over the pieces; a channel that ran in none of them has no figure."""
+    figures: dict[str, Any] = {"alpha_sdpo": alpha, "grad_norm": norm}
+    for name in ("total", "grpo", "sdpo", "replay"):
+        values = [float(value.detach()) for each in terms if (value := getattr(each, name)) is not None]
+        if values:
+            figures[f"loss/{name}"] = sum(values)
+    figures["clipped_share"] = sum(each.clipped_share for each in terms) / len(terms)
+    figures["active"] = [name for name in ("grpo", "sdpo", "replay") if f"loss/{name}" in figures]
+    return figures
+
+
+def _on_device(batch: StepBatch, device: str) -> StepBatch:
+    tensors = {name: value.to(device) for name, value in vars(batch).items() if isinstance(value, Tensor)}
+    pairs = {name: value.to(device) for name, value in batch.pairs.items()}
+    return replace(batch, **tensors, pairs=pairs)

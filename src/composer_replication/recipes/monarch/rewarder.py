@@ -1,0 +1,97 @@
+"""What the rewarder's actor does: reward functions by the protocol of verifiers.
+
+A function, plain or async, names in its signature what it wants to know, and is given that:
+
+    completion  the completion's text         trace  the rollout: `last_reply`, `messages`, `info`
+    prompt      what it answers               task   the row of the data set, its values as attributes
+    info        what its world said of it     and any column of the row or of `info` by its own name (`answer`, ...)
+
+It returns a number, or a mapping of numbers that are added up. `@vf.reward(weight=...)` is honoured where it was used;
+without it a function weighs 1. verifiers itself need not be installed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from composer_replication.errors import InputError, NonFiniteError, explain
+from composer_replication.recipes.monarch.named_function import function_named
+
+_WEIGHT = "_vf_weight"
+"""Where verifiers 0.4's decorator keeps a reward's weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewarderSettings:
+    """Names of reward functions ("package.module:function"); a rollout's reward is their weighted sum."""
+
+    rewards: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.rewards or isinstance(self.rewards, str):
+            raise InputError(explain("rewards", got=repr(self.rewards), expected="names of reward functions"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What of a rollout reward functions read, by the names of verifiers' own record."""
+
+    task: Any
+    last_reply: str
+    messages: Sequence[Any]
+    info: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Rewarder:
+    """Judges completions, one after the other."""
+
+    def __init__(self, settings: RewarderSettings) -> None:
+        self._functions = [function_named(name, what="reward") for name in settings.rewards]
+
+    async def score(
+        self, completions: Sequence[str], *, rows: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[float]:
+        """A reward of each completion. `rows` are what else is known of each: its columns, `info`, `messages`."""
+        given = [{} for _ in completions] if rows is None else rows
+        if len(given) != len(completions):
+            got = f"{len(given)} rows for {len(completions)} completions"
+            raise InputError(explain("rows", got=got, expected="one a completion"))
+        return [await self._score(text, row, at) for at, (text, row) in enumerate(zip(completions, given, strict=True))]
+
+    async def _score(self, completion: str, row: Mapping[str, Any], at: int) -> float:
+        info: Mapping[str, Any] = row.get("info") or {}
+        task = SimpleNamespace(**{str(name): value for name, value in row.items()})
+        messages = row.get("messages") or [{"role": "assistant", "content": completion}]
+        trace = Trace(task=task, last_reply=completion, messages=messages, info=info)
+        known = {**info, **row, "completion": completion, "info": info, "task": task, "trace": trace}
+        total = 0.0
+        for function in self._functions:
+            value = await _called(function, known)
+            total += float(getattr(function, _WEIGHT, 1.0)) * value
+        if not math.isfinite(total):
+            raise NonFiniteError(explain(f"reward of completion {at}", got=total, expected="a finite number"))
+        return total
+
+
+async def _called(function: Callable[..., Any], known: Mapping[str, Any]) -> float:
+    parameters = inspect.signature(function).parameters.values()
+    named = [each for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    missing = [each.name for each in named if each.name not in known and each.default is each.empty]
+    name = getattr(function, "__name__", repr(function))
+    if missing:
+        fix = "Give the rows these columns, or the parameters defaults."
+        got = f"asks for {missing}"
+        raise InputError(explain(f"reward {name}", got=got, expected=f"some of {sorted(known)}", fix=fix))
+    value: Any = function(**{each.name: known[each.name] for each in named if each.name in known})
+    if inspect.isawaitable(value):
+        value = await value
+    if isinstance(value, Mapping):
+        return sum(float(each) for each in value.values())
+    if value is None or isinstance(value, str):
+        raise InputError(explain(f"reward {name}", got=repr(value), expected="a number, or a mapping of numbers"))
+    return float(value)

@@ -1,0 +1,160 @@
+"""The loss of a batch against the formulas written out, and against itself in pieces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from composer_replication.batch.model_folder import load_tokenizer
+from composer_replication.envs.student import student_folder
+from composer_replication.errors import InputError
+from composer_replication.objective.compose import compose_loss
+from composer_replication.objective.knobs import LossKnobs
+from composer_replication.objective.reference import reference_logprobs
+from composer_replication.objective.smoke_chat import build_batch
+from composer_replication.objective.teacher_rows import WeightedTeacher
+from composer_replication.recipes.monarch.step_loss import (
+    LossSettings,
+    StepTerms,
+    completion_logprobs,
+    pieces_of,
+    shares_of,
+    step_terms,
+)
+from recipes.monarch.recorded import LOSS, step_batch
+from recipes.plain_losses import completion_logprobs as plain_logprobs
+from recipes.plain_losses import frozen, gradients, load_start, plain_losses, relative_gap
+from recipes.recorded_steps import SETTINGS, fixed_batch
+
+ALPHA, DRIFT = 0.1, 0.3
+
+
+@pytest.fixture(scope="module")
+def start() -> Any:
+    return frozen(load_start())
+
+
+@pytest.fixture
+def model(start: Any) -> Any:
+    """The start weights with a little noise: the live share of the teacher then differs from the start's."""
+    live = load_start()
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for each in live.parameters():
+            each.add_(torch.randn_like(each) * 1e-3 * each.abs().mean())
+    return live
+
+
+def teachers(start: Any) -> list[WeightedTeacher]:
+    share = SETTINGS["live_share"]
+    return [WeightedTeacher(start, 1 - share), WeightedTeacher(None, share)]
+
+
+def terms_of(model: Any, batch: Any, start: Any, settings: LossSettings = LOSS) -> list[StepTerms]:
+    shares = shares_of(batch, settings)
+    return [
+        step_terms(model, piece, settings, shares, alpha=ALPHA, teachers=teachers(start))
+        for _, piece in pieces_of(batch, shares)
+    ]
+
+
+def whole_gap(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    """Relative L2 distance of the gradient as one vector."""
+    apart = sum(float((found[name] - wanted[name]).square().sum()) for name in wanted)
+    return (apart / sum(float(each.square().sum()) for each in wanted.values())) ** 0.5
+
+
+def test_values_and_gradients_of_all_terms_are_those_of_the_formulas(model, start):
+    batch = fixed_batch(drift=DRIFT)
+    (found,) = terms_of(model, step_batch(batch), start)
+    wanted = plain_losses(model, start, batch, ALPHA)
+    assert 0.05 < found.clipped_share < 0.95  # or the clip was not looked at
+    assert found.replay is None
+    assert found.sdpo is not None
+    for name in ("grpo", "sdpo", "total"):
+        mine, theirs = getattr(found, name), getattr(wanted, name)
+        assert mine.item() == pytest.approx(theirs.item(), abs=1e-5), name
+        grown, wanted_grown = gradients(mine, model), gradients(theirs, model)
+        assert max(float((grown[each] - wanted_grown[each]).abs().max()) for each in grown) < 1e-5, name
+        assert whole_gap(grown, wanted_grown) < 1e-5, name
+        assert relative_gap(grown, wanted_grown) < 5e-5, name  # of the worst tensor, in which most of it cancels
+
+
+def test_the_logprobs_are_those_of_whole_logits(model):
+    batch = fixed_batch()
+    found = completion_logprobs(model, step_batch(batch), 1.0)
+    wanted = torch.where(batch.loss_mask, plain_logprobs(model, batch), 0.0)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_temperature_divides_the_logits(model):
+    batch = fixed_batch()
+    logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+    width = batch.completion_ids.shape[1]
+    warm = (logits[:, -width - 1 : -1].float() / 0.7).log_softmax(-1).gather(-1, batch.completion_ids[..., None])
+    wanted = torch.where(batch.loss_mask, warm[..., 0], 0.0)
+    torch.testing.assert_close(completion_logprobs(model, step_batch(batch), 0.7), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def few() -> Any:
+    """Four rows of it, some of which err, with the ratios moved."""
+    batch = step_batch(fixed_batch(drift=DRIFT))
+    shares = shares_of(batch, replace(LOSS, rows_at_once=4))
+    return max((piece for _, piece in pieces_of(batch, shares)), key=lambda each: sum(map(len, each.sites)))
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo"])
+def test_pieces_add_up_to_the_whole(model, start, few, loss_type):
+    settings = replace(LOSS, loss_type=loss_type)
+    (whole,) = terms_of(model, few, start, settings)
+    pieces = terms_of(model, few, start, replace(settings, rows_at_once=2))
+    assert len(pieces) == 2
+    assert whole.sdpo is not None
+    together = torch.stack([each.total for each in pieces]).sum()
+    assert together.item() == pytest.approx(whole.total.item(), rel=1e-5, abs=1e-7)
+    if loss_type == "dr_grpo":
+        assert relative_gap(gradients(together, model), gradients(whole.total, model)) < 2e-5
+
+
+def test_without_old_logprobs_every_ratio_is_one_and_nothing_is_clipped(model, start, few):
+    (free,) = terms_of(model, replace(few, old_logprobs=None), start)
+    (same,) = terms_of(model, replace(few, old_logprobs=free.logprobs_BC), start)
+    assert free.clipped_share == 0
+    assert free.total.item() == pytest.approx(same.total.item(), abs=1e-7)
+    assert relative_gap(gradients(free.total, model), gradients(same.total, model)) < 1e-5
+
+
+def test_channel_3_is_that_of_compose_loss(model, start, few):
+    pairs = _pairs(start)
+    knobs = LossKnobs(alpha_sdpo=0.0, beta_replay=0.3)
+    batch = replace(few, pairs=pairs)
+    settings = replace(LOSS, knobs=knobs)
+    (found,) = terms_of(model, batch, start, settings)
+    ids = pairs["dpo_chosen_input_ids"]
+    inputs = {"input_ids": ids, "response_mask": torch.zeros_like(ids), **pairs}
+    wanted = compose_loss(model, inputs, alpha_sdpo=0.0, beta_replay=0.3).trace_replay_dpo
+    assert found.sdpo is None
+    assert found.replay is not None
+    assert found.replay.item() == pytest.approx(wanted.item(), abs=1e-6)
+    assert wanted.item() != pytest.approx(0.6931, abs=1e-5)  # the weights are not the reference's
+    assert found.total.item() == pytest.approx(found.grpo.item() + 0.3 * wanted.item(), abs=1e-6)
+
+
+def _pairs(start: Any) -> dict[str, Tensor]:
+    smoke = build_batch(load_tokenizer(str(student_folder())))
+    pairs = {name: value for name, value in smoke.items() if name.startswith("dpo_") and "ref" not in name}
+    return pairs | reference_logprobs(start, pairs)
+
+
+def test_what_cannot_be_done_is_said():
+    with pytest.raises(InputError, match="taid"):
+        LossSettings(knobs=LossKnobs(sdpo_wrapper="taid"))
+    with pytest.raises(InputError, match="divisor"):
+        shares_of(step_batch(fixed_batch()), replace(LOSS, rows_at_once=3))
+    with pytest.raises(InputError, match="loss_type"):
+        replace(LOSS, loss_type="ppo")
