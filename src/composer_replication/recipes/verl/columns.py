@@ -2,15 +2,17 @@
 
 verl moves columns between processes, slices them into mini- and micro-batches and writes them into queues. Text
 survives all of that, and needs nobody's pickle. A hinted context is mostly the row itself, so only what the hint
-changed is written: with its row it is read back whole, and checked against it.
+changed is written: with its row it is read back whole, and a checksum says whether that is the row it was written for.
 
-    sdpo_sites    [{"start", "end", "teacher_start", "same", "changed", "kind", "hint", "turn_id"}, ...]
+    sdpo_sites    [{"start", "end", "teacher_start", "same", "changed", "row", "kind", "hint", "turn_id"}, ...]
     replay_pairs  [{"context", "chosen", "rejected", "reference": [chosen, rejected] or null}, ...]
 """
 
 from __future__ import annotations
 
 import json
+import zlib
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +44,7 @@ def write_sites(turns: Sequence[TaughtTurn], row_ids: Sequence[int]) -> str:
 def _site(turn: TaughtTurn, row_ids: list[int]) -> dict[str, Any]:
     size = turn.end - turn.start
     hinted = turn.teacher_ids.tolist()
-    if hinted[turn.teacher_start : turn.teacher_start + size] != row_ids[turn.start : turn.end]:
+    if hinted[turn.teacher_start : turn.teacher_start + size] != row_ids[turn.start : turn.end] or not size:
         got = f"other tokens in the row at {turn.start} to {turn.end}"
         raise AlignmentError(explain(f"turn {turn.turn_id} of a row", got=got, expected="those of the hinted context"))
     same = 0
@@ -54,6 +56,7 @@ def _site(turn: TaughtTurn, row_ids: list[int]) -> dict[str, Any]:
         "teacher_start": turn.teacher_start,
         "same": same,
         "changed": hinted[same : turn.teacher_start],
+        "row": _checksum(row_ids[: turn.end]),
         "kind": turn.kind,
         "hint": turn.hint,
         "turn_id": turn.turn_id,
@@ -67,12 +70,16 @@ def read_sites(text: str | None, row_ids: Sequence[int]) -> list[TaughtTurn]:
 
 def _turn(site: Mapping[str, Any], row_ids: list[int]) -> TaughtTurn:
     start, end, teacher_start = site["start"], site["end"], site["teacher_start"]
-    if not 0 < start < end <= len(row_ids) or site["same"] + len(site["changed"]) != teacher_start:
-        got = f"tokens {start} to {end} of a row of {len(row_ids)}"
+    if end > len(row_ids) or site["row"] != _checksum(row_ids[:end]):
+        got = f"other tokens before {end} than those it was written for"
         fix = "The row was cut or moved without its sites."
-        raise AlignmentError(explain(f"site {site['turn_id']}", got=got, expected="tokens inside it", fix=fix))
+        raise AlignmentError(explain(f"site {site['turn_id']} of a row", got=got, expected="the same", fix=fix))
     ids = torch.tensor([*row_ids[: site["same"]], *site["changed"], *row_ids[start:end]])
     return TaughtTurn(start, end, ids, teacher_start, site["kind"], site["hint"], site["turn_id"])
+
+
+def _checksum(ids: list[int]) -> int:
+    return zlib.crc32(array("q", ids).tobytes())
 
 
 def write_pairs(pairs: Sequence[tuple[PairIds, tuple[float, float] | None]]) -> str:
@@ -115,20 +122,32 @@ def _parsed(text: str | None, column: str) -> list[Mapping[str, Any]]:
 
 
 def column_of(data: Any, name: str) -> list[str | None]:
-    """A column of a TensorDict, one value a row; None where a row has none, or the batch has no such column.
+    """A column of a TensorDict, one value a row; None where a row has none or only fills up, or there is no such column.
 
     verl's queue keeps what an agent loop adds in one mapping a row; its older trainer makes columns of it.
     """
     from verl.utils import tensordict_utils
 
     num_rows = len(data)
-    own = tensordict_utils.get(data, name)
-    if own is not None:
-        return [own] * num_rows if isinstance(own, str) else list(own)
-    fields = tensordict_utils.get(data, EXTRA_FIELDS)
-    if fields is None or isinstance(fields, Mapping):
-        return [(fields or {}).get(name)] * num_rows
-    return [(each or {}).get(name) for each in fields]
+    values = _per_row(tensordict_utils.get(data, name), num_rows)
+    if values is None:
+        fields = _per_row(tensordict_utils.get(data, EXTRA_FIELDS), num_rows) or [None] * num_rows
+        values = [(each or {}).get(name) for each in fields]
+    return [value if real else None for value, real in zip(values, rows_with_sampled_tokens(data), strict=True)]
+
+
+def _per_row(value: Any, num_rows: int) -> list[Any] | None:
+    """A batch of one row may have the value itself."""
+    if value is None:
+        return None
+    return [value] * num_rows if isinstance(value, str | Mapping) else list(value)
+
+
+def rows_with_sampled_tokens(data: Any) -> list[bool]:
+    """Which rows are rollouts: verl fills batches up with rows that copy another row's columns and have no such token."""
+    mask = data["loss_mask"]
+    rows = mask.unbind() if mask.is_nested else list(mask)
+    return [bool(each.any()) for each in rows]
 
 
 def row_ids(data: Any) -> list[list[int]]:
