@@ -13,9 +13,10 @@ collect_ignore_glob = [] if HAS_VERL else ["test_*.py"]
 if HAS_VERL:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import composer_replication.recipes.verl.teacher_server
-        import composer_replication.recipes.verl.trainer
-        from recipes.verl import cpu_engine
+        from recipes.verl import cpu_engine  # first: it says which platform verl is on
+
+        import composer_replication.recipes.verl.teacher_server  # isort: skip
+        import composer_replication.recipes.verl.trainer  # isort: skip
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -110,13 +110,15 @@ class ComposerAgentLoop(ToolAgentLoop):
         mask, ids = agent_data.response_mask, agent_data.prompt_ids
         start = len(ids) - len(mask)
         schemas = getattr(agent_data, "_active_tool_schemas", self.tool_schemas)
+        messages, raised = _plain_messages(agent_data.messages[len(self._watch.prompt) :])
         return Rollout(
             rollout_id=agent_data.request_id,
             prompt_ids=ids[:start],
             completion_ids=ids[start:],
             sampled=list(mask),
             prompt=self._watch.prompt,
-            messages=_plain_messages(agent_data.messages[len(self._watch.prompt) :]),
+            messages=messages,
+            raised=raised,
             tools=schemas_of(schemas),
         )
 
@@ -129,18 +131,23 @@ class ComposerAgentLoop(ToolAgentLoop):
         return _finders[self.tokenizer]
 
 
-def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """With the tool of each result by name, and exceptions as the rules know them; verl writes both in its own way."""
+def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[bool]]:
+    """With the tool of each result by name, and exceptions as the rules know them; and which results are exceptions.
+
+    verl writes an exception as text that only its beginning tells from a tool's own words.
+    """
     plain: list[dict[str, Any]] = []
+    raised: list[bool] = []
     names: list[str] = []
     for message in messages:
         if message.get("role") == "assistant":
             names = [str(call["function"]["name"]) for call in message.get("tool_calls") or []]
-        elif message.get("role") == "tool" and isinstance(message.get("content"), str):
+        elif message.get("role") == "tool":
             name = names.pop(0) if names else ""
-            content, raised = message["content"], _RAISED.format(name=name)
-            if name and content.startswith(raised):
-                content = str({"error": content[len(raised) :]})
+            content, beginning = message.get("content"), _RAISED.format(name=name)
+            raised.append(isinstance(content, str) and content.startswith(beginning))
+            if raised[-1]:
+                content = str({"error": str(content)[len(beginning) :]})
             message = {**message, "name": name, "content": content}
         plain.append(dict(message))
-    return plain
+    return plain, raised
