@@ -28,6 +28,7 @@ from composer_replication.envs.student import student_folder
 from composer_replication.recipes.verl import engine as _registers_the_engine
 from composer_replication.recipes.verl import registered
 from composer_replication.recipes.verl.columns import write_sites
+from composer_replication.recipes.verl.settings import EngineChannels
 from composer_replication.rollouts.sites import SITES, TaughtTurn
 from recipes.recorded_steps import SETTINGS, STEPS, Batch
 
@@ -156,3 +157,15 @@ def step_data(proto: DataProto, *, micro_batch: int | None = None, **settings: A
 
 def policy_loss(rows: int, **options: Any) -> Any:
     return partial(ppo_loss, config=actor_config(rows, **options))
+
+
+def channels(**changes: Any) -> EngineChannels:
+    """As recorded, without the annealing."""
+    given = {
+        "alpha_sdpo": SETTINGS["alpha_sdpo"],
+        "beta_replay": 0.0,
+        "sdpo_jsd_beta": SETTINGS["sdpo_jsd_beta"],
+        "sdpo_is_clip": SETTINGS["is_clip"],
+        "live_share": SETTINGS["live_share"],
+    }
+    return EngineChannels(**given | changes)

@@ -56,7 +56,9 @@ class ScriptedServer:
 
 def workshop_tools(workshop: Workshop) -> list[FunctionTool]:
     methods = [
-        each for name, each in inspect.getmembers(workshop, inspect.ismethod) if not name.startswith("_") and name != "reset"
+        each
+        for name, each in inspect.getmembers(workshop, inspect.ismethod)
+        if not name.startswith("_") and name != "reset"
     ]
     return [
         FunctionTool(

@@ -10,39 +10,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from composer_replication.batch.pair_tokens import PairIds, ResponseIds
+from composer_replication.batch.pair_tokens import PairIds
 from composer_replication.errors import InputError
 from composer_replication.objective.compose import compose_loss
-from composer_replication.recipes.verl.columns import PAIRS, write_pairs
 from composer_replication.recipes.verl.engine import ChannelEngine, StepChannels
-from composer_replication.recipes.verl.settings import EngineChannels
 from composer_replication.rollouts.sites import SITES
 from recipes.plain_losses import frozen, gradients, load_start, optimiser_of, plain_losses, relative_gap
 from recipes.recorded_steps import (
     ITERATIONS,
     SETTINGS,
-    Batch,
     fixed_batch,
     recorded_batches,
     recorded_steps,
     start_weights,
     weight_sums,
 )
-from recipes.verl.cpu_engine import data_proto, new_engine, policy_loss, step_data
+from recipes.verl.cpu_engine import channels, data_proto, new_engine, policy_loss, step_data
+from recipes.verl.recorded_pairs import pairs_of, with_pairs
 
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore")]
 DRIFT = 0.3
-
-
-def channels(**changes: Any) -> EngineChannels:
-    given = {
-        "alpha_sdpo": SETTINGS["alpha_sdpo"],
-        "beta_replay": 0.0,
-        "sdpo_jsd_beta": SETTINGS["sdpo_jsd_beta"],
-        "sdpo_is_clip": SETTINGS["is_clip"],
-        "live_share": SETTINGS["live_share"],
-    }
-    return EngineChannels(**given | changes)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +61,9 @@ def one_step(engine: Any, data: Any, rows: int, *, moves: bool = True) -> tuple[
             outputs = engine.train_batch(data, policy_loss(rows))
     finally:
         del engine.optimizer_step
-    metrics = {name: value.aggregate() if hasattr(value, "aggregate") else value for name, value in outputs["metrics"].items()}
+    metrics = {
+        name: value.aggregate() if hasattr(value, "aggregate") else value for name, value in outputs["metrics"].items()
+    }
     return metrics | {"loss": sum(outputs["loss"])}, found
 
 
@@ -182,7 +171,10 @@ def test_a_live_teacher_without_a_hint_teaches_nothing(reference: Any) -> None:
         for site in batch.sites
     ]
     metrics, _ = one_step(
-        taught_engine(reference, live_share=1.0), step_data(data_proto(replace(batch, sites=tuple(bare)))), 8, moves=False
+        taught_engine(reference, live_share=1.0),
+        step_data(data_proto(replace(batch, sites=tuple(bare)))),
+        8,
+        moves=False,
     )
     hinted, _ = one_step(taught_engine(reference, live_share=1.0), step_data(data_proto(batch)), 8, moves=False)
     assert abs(metrics["composer/sdpo_kl"]) < 1e-6
@@ -201,26 +193,6 @@ def test_the_teachers_best_entries_and_a_tail_come_close_to_the_whole(reference:
     # Entries put together can only hide a difference, so a tail bucket is a lower bound.
     assert 0 < found[8] <= found[256] + 1e-7 <= found[None] + 2e-7
     assert found[256] > 0.98 * found[None]
-
-
-def pairs_of(batch: Batch) -> list[tuple[PairIds, tuple[float, float]]]:
-    """At each site: another site's turn preferred to the erring one; references a little off the start weights'."""
-    turns = [batch.row_ids(site.row)[site.start : site.end] for site in batch.sites]
-    pairs = []
-    for number, site in enumerate(batch.sites):
-        context = batch.row_ids(site.row)[: site.start]
-        sides = [ResponseIds([*context, *turn], site.start) for turn in (turns[number - 1], turns[number])]
-        pairs.append((PairIds(*sides), (-20.0 - number, -12.5 + number)))
-    return pairs
-
-
-def with_pairs(batch: Batch, pairs: list[tuple[PairIds, Any]]) -> Any:
-    """On rows that have nothing else to do with them, some with two and some with none."""
-    proto = data_proto(batch)
-    column = np.array([""] * 8, dtype=object)
-    column[1], column[4], column[6] = write_pairs(pairs[:2]), write_pairs(pairs[2:3]), write_pairs(pairs[3:])
-    proto.non_tensor_batch[PAIRS] = column
-    return proto
 
 
 def flat_pairs(pairs: list[tuple[PairIds, Any]]) -> dict[str, Tensor]:

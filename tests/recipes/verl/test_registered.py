@@ -81,7 +81,8 @@ def loss_and_gradient(loss: Any, logprobs: Tensor) -> tuple[float, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "loss_type"), [("seq-mean-token-sum-norm", "dr_grpo"), ("token-mean", "dapo"), ("seq-mean-token-mean", "grpo")]
+    ("mode", "loss_type"),
+    [("seq-mean-token-sum-norm", "dr_grpo"), ("token-mean", "dapo"), ("seq-mean-token-mean", "grpo")],
 )
 def test_the_policy_loss_is_grpos(mode: str, loss_type: Any) -> None:
     batch = fixed_batch(drift=0.3)
@@ -99,7 +100,9 @@ def test_the_policy_loss_is_grpos(mode: str, loss_type: Any) -> None:
 
     def ours(values: Tensor) -> Tensor:
         length = SETTINGS["max_completion_length"]
-        return grpo_loss(values, old, batch.advantages, batch.loss_mask, loss_type=loss_type, max_completion_length=length).loss
+        return grpo_loss(
+            values, old, batch.advantages, batch.loss_mask, loss_type=loss_type, max_completion_length=length
+        ).loss
 
     found, wanted = loss_and_gradient(verls, logprobs), loss_and_gradient(ours, logprobs)
     assert abs(found[0] - wanted[0]) < 1e-6
@@ -123,7 +126,13 @@ VOCAB, TOP_K = 40, 6
 
 
 def distillation(mode: str, **options: Any) -> DistillationConfig:
-    given = {"loss_max_clamp": None, "log_prob_min_clamp": None, "use_policy_gradient": False, "topk": TOP_K, "use_task_rewards": False}
+    given = {
+        "loss_max_clamp": None,
+        "log_prob_min_clamp": None,
+        "use_policy_gradient": False,
+        "topk": TOP_K,
+        "use_task_rewards": False,
+    }
     return DistillationConfig(distillation_loss=DistillationLossConfig(loss_mode=mode, **given | options))
 
 

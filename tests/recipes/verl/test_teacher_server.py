@@ -118,9 +118,13 @@ def test_both_ways_to_a_frozen_teacher_give_one_value_and_one_gradient() -> None
     with stock.train_mode(zero_grad_on_exit=False):
         outputs = stock.forward_backward_batch(data, loss)
     items = sum(site.end - site.start for site in batch.sites)
-    whole = 8 * SETTINGS["max_completion_length"]  # what verl's loss_agg_mode divides by, where we divide by the targets
+    whole = (
+        8 * SETTINGS["max_completion_length"]
+    )  # what verl's loss_agg_mode divides by, where we divide by the targets
     ours = new_engine()
-    channels = EngineChannels(alpha_sdpo=items / whole, live_share=0.0, sdpo_jsd_beta=0.0, teacher_top_k=TOP_K, beta_replay=0.0)
+    channels = EngineChannels(
+        alpha_sdpo=items / whole, live_share=0.0, sdpo_jsd_beta=0.0, teacher_top_k=TOP_K, beta_replay=0.0
+    )
     ours.channels = StepChannels(channels, new_engine())
     ours.optimizer_step = lambda: 0.0
     with ours.train_mode(zero_grad_on_exit=False):

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 from verl.plugin.platform import PlatformBase, PlatformRegistry, set_platform
 
 NAME = "composer-cpu"
@@ -24,6 +25,15 @@ class _NoDeviceMemory(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
+
+    def get_device_name(self, *_device: object) -> str:
+        return "CPU"
+
+    def get_rng_state(self, *_device: object) -> Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, *_device: object) -> None:
+        torch.set_rng_state(state)
 
     def max_memory_allocated(self, *_device: object) -> int:
         return 0

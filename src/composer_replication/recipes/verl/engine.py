@@ -87,9 +87,7 @@ class ChannelEngine(FSDPEngineWithLMHead):
     def _with_sites(self, data: Any, policy: Callable[..., Any], settings: EngineChannels) -> Callable[..., Any]:
         """The teacher's passes, and the loss that uses them; verl's own where no process has a site."""
         assert self.channels is not None
-        turns = [
-            read_sites(text, ids) for text, ids in zip(column_of(data, SITES), row_ids(data), strict=True)
-        ]
+        turns = [read_sites(text, ids) for text, ids in zip(column_of(data, SITES), row_ids(data), strict=True)]
         items = sum_over_processes(_targets(turns), self)
         taught = taught_rows(self.channels.shares(self), turns, settings) if items else [None] * len(turns)
         data[ROW_NUMBER] = torch.arange(len(turns))

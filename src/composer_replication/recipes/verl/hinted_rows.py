@@ -142,7 +142,10 @@ def _all_ready(shares: Sequence[Share]) -> Iterator[None]:
 def _as_teacher(share: Share) -> Iterator[None]:
     from contextlib import nullcontext
 
-    with evaluating(share.engine.module), below_adapter(share.engine.module) if share.without_adapter else nullcontext():
+    with (
+        evaluating(share.engine.module),
+        below_adapter(share.engine.module) if share.without_adapter else nullcontext(),
+    ):
         yield
 
 

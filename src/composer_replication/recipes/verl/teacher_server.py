@@ -55,7 +55,10 @@ class HintedTeacher:
                 sequence_ids=turn.teacher_ids.tolist(), routing_key=routing
             )
             size = turn.end - turn.start
-            here, there = slice(turn.start - 1, turn.end - 1), slice(turn.teacher_start - 1, turn.teacher_start - 1 + size)
+            here, there = (
+                slice(turn.start - 1, turn.end - 1),
+                slice(turn.teacher_start - 1, turn.teacher_start - 1 + size),
+            )
             ids[here], logprobs[here] = said_ids[there], said[there]
         output.extra_fields["teacher_ids"], output.extra_fields["teacher_logprobs"] = ids, logprobs
 
