@@ -116,7 +116,7 @@ def test_verls_own_command_composes_a_size() -> None:
         },
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -23,7 +23,7 @@ from recipes.verl.cpu_engine import channels, new_engine, policy_loss, step_data
 from recipes.verl.training_run import new_run, train, weights_of
 from recipes.verl.two_workers import NUM_STEPS, batch_of
 
-pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(1800)]
 TESTS = Path(__file__).resolve().parents[2]
 
 
@@ -36,7 +36,7 @@ def in_a_process(module: str, *arguments: str) -> subprocess.CompletedProcess[st
         "RAY_AUTH_MODE": "disabled",
     }
     command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500, check=False)
 
 
 def lines_of(folder: Path) -> list[dict[str, float]]:
