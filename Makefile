@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim test-envs test-browser test-diloco test-verl check format bench card student reference docs clean
+.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim test-envs test-browser test-diloco test-prime test-verl check format bench card student reference docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -81,6 +81,21 @@ $(ENGINES:%=.venv-%/.installed): .venv-%/.installed: pyproject.toml constraints/
 test-envs: $(ENGINES:%=.venv-%/.installed) ## the workspace in verifiers and OpenEnv, through their own clients
 	.venv-verifiers/bin/python -m pytest -q -m envs tests/adapters/test_verifiers_*.py
 	.venv-openenv/bin/python -m pytest -q -m envs tests/adapters/test_openenv_*.py
+
+# PRIME-RL is not on PyPI and runs on CUDA alone: what is tested is our side of its contract, on verifiers' own records and by
+# our records of its fields and formulas. PRIME_RL_SOURCE=FOLDER names a checkout of it, whose own classes are then asked.
+PRIME_VENV ?= .venv-prime
+PRIME := $(PRIME_VENV)/bin/python
+$(PRIME_VENV)/.installed: pyproject.toml constraints/prime.txt
+	test -x $(PRIME) || $(PYTHON) -m venv $(PRIME_VENV)
+	$(PRIME) -m pip install --quiet --no-compile $(TORCH)
+	$(PRIME) -m pip install --quiet --no-compile --no-deps -r constraints/prime.txt
+	$(PRIME) -m pip install --quiet --no-compile --no-deps --no-build-isolation -e .
+	$(PRIME) -m pip check
+	touch $@
+
+test-prime: $(PRIME_VENV)/.installed ## the recipe for PRIME-RL: its algorithm, loss and configs against records of its contract
+	PRIME_RL_SOURCE='$(PRIME_RL_SOURCE)' $(PRIME) -m pytest -q -p no:cacheprovider tests/recipes/prime_rl tests/adapters/test_verifiers_sites.py
 
 # Playwright drives the Chromium that the machine has; the reports are built in the same environment, without torch.
 BROWSER_VENV ?= .venv-browser
@@ -167,4 +182,4 @@ docs: $(DOCS_VENV)/.installed ## the pages as a static site in site/, which asks
 	$(DOCS) .ci/site_requests.py site
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(REPLAYSIM_VENV) $(DOCS_VENV) $(BROWSER_VENV) $(DILOCO_VENV) $(VERL_VENV) .azurite $(ENGINES:%=.venv-%) site dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(REPLAYSIM_VENV) $(DOCS_VENV) $(BROWSER_VENV) $(DILOCO_VENV) $(PRIME_VENV) $(VERL_VENV) .azurite $(ENGINES:%=.venv-%) site dist build .pytest_cache .ruff_cache .hypothesis

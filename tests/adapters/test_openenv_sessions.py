@@ -68,7 +68,8 @@ def test_an_episode_has_the_calls_and_the_reward_that_it_has_without_openenv(cli
 def test_reset_says_what_is_asked_and_which_tools_there_are(client):
     result = client.reset(seed=7, difficulty="medium")
     assert result.observation.text == generate_task(7, difficulty="medium").prompt
-    assert result.observation.metadata == {"tools": json.loads(json.dumps(TOOLS)), "root": Workspace.root}
+    about = {"tools": json.loads(json.dumps(TOOLS)), "root": Workspace.root, "end": {"name": "Finish", "arguments": {}}}
+    assert result.observation.metadata == about
     assert (result.done, result.reward) == (False, None)
 
 

@@ -148,6 +148,12 @@ NEW: dict[str, dict[str, str]] = {
         "EntropyGate": '(*, gate="soft"|"hard", h_max=None, temperature=1.0, tau=1.0, top_k=16)',
         "JSD": "(*, beta=0.5, temperature=1.0, top_k=None)",
         "StudentTopK": "(*, beta=1.0, top_k=20, add_tail=True)",
+        "group_advantages": "(rewards, num_generations, scale_rewards)",
+        "grpo_loss": (
+            "(logprobs_BT, old_logprobs_BT, advantages, mask_BT, *, "
+            'loss_type="dapo"|"grpo"|"bnpo"|"dr_grpo", epsilon=0.2, '
+            "epsilon_high=None, max_completion_length=None, num_items=None, accumulation=1)"
+        ),
         "lm_cross_entropy": "(logits, token_ids, mask=None, *, label_smoothing=0.0)",
     },
     "loss.linear": {

@@ -68,7 +68,7 @@ LAYERS = {
     # A run's conversations as batches.
     "sessions": Layer(ours=LEARNING | {"runs"}, at_import={"torch"}, on_use={"safetensors"}),
     # No TRL: what an engine has to do itself is passed in.
-    "rollouts": Layer(ours=LEARNING, at_import={"torch"}, on_use={"transformers"}),
+    "rollouts": Layer(ours=LEARNING, at_import={"torch"}, on_use={"openenv", "transformers", "verifiers"}),
     # transformers is a dependency of the core; its Trainer and callbacks are classes to derive from.
     "trainer": Layer(
         ours=TRAINING | {"diloco"},

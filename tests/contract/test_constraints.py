@@ -10,7 +10,7 @@ from repository import ROOT
 
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
 # They have environments of their own (constraints/NAME.txt), or none here: kingfisher is an optional scanner.
-ELSEWHERE = {"replaysim", "docs", "privacy", "verifiers", "openenv", "modal", "ray", "verl"}
+ELSEWHERE = {"replaysim", "docs", "privacy", "verifiers", "openenv", "modal", "ray", "prime-rl", "verl"}
 
 
 def pins(*files: str) -> dict[str, str]:
@@ -34,7 +34,15 @@ def test_every_direct_dependency_is_pinned():
 
 @pytest.mark.parametrize(
     ("extra", "file"),
-    [("docs", "docs"), ("verifiers", "verifiers"), ("openenv", "openenv"), ("modal", "diloco"), ("ray", "diloco"), ("verl", "verl")],
+    [
+        ("docs", "docs"),
+        ("verifiers", "verifiers"),
+        ("openenv", "openenv"),
+        ("modal", "diloco"),
+        ("ray", "diloco"),
+        ("prime-rl", "prime"),
+        ("verl", "verl"),
+    ],
 )
 def test_an_environment_of_its_own_has_pinned_packages(extra, file):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

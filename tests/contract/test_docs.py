@@ -22,6 +22,8 @@ DOCS = [
 ]
 TREE_ROOT = "src/composer_replication/"
 NOT_CONFIGS = {"pyproject.toml", "arms.toml"}
+# Of other engines: tests/recipes loads them.
+ENGINES_CONFIGS = "recipes/prime_rl/configs"
 
 # Runs the blocks of a page in one namespace; a traceback shows the page's own line numbers.
 RUN_BLOCKS = """
@@ -116,7 +118,8 @@ def test_every_shipped_config_loads():
 
     shipped = [path for path in repository_files() if path.suffix == ".toml" and path.name not in NOT_CONFIGS]
     for path in shipped:
-        load(CrfConfig, path)
+        if not path.parent.as_posix().endswith(ENGINES_CONFIGS):
+            load(CrfConfig, path)
 
 
 def test_every_shipped_plan_of_an_ablation_can_be_read():

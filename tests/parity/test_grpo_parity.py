@@ -1,4 +1,4 @@
-"""The policy gradient of `loss.grpo` against TRL's own loss, value and gradient by token, and against values by hand."""
+"""The policy gradient of `loss.grpo` against TRL's own loss, by value and by token, and against values by hand."""
 
 from __future__ import annotations
 

@@ -88,6 +88,13 @@ def relative_gap(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     return max(float((found[name] - wanted[name]).norm() / wanted[name].norm().clamp(min=1e-12)) for name in wanted)
 
 
+def assert_same_gradient(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    """Within 1e-5 as a whole; a single tensor within 2e-5, as rows in a padded batch round otherwise than alone."""
+    assert relative_gap(found, wanted) < 2e-5
+    whole = [torch.cat([each[name].flatten() for name in wanted]) for each in (found, wanted)]
+    assert float((whole[0] - whole[1]).norm() / whole[1].norm()) < 1e-5
+
+
 def optimiser_of(model: nn.Module) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         model.parameters(),

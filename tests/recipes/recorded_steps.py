@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
     "loss_type": "dr_grpo",
     "scale_rewards": "none",
     "epsilon": 0.2,
-    "max_completion_length": 256,
+    "max_completion_length": 512,
     "temperature": 1.0,
     "seed": 7,
     "alpha_sdpo": 0.1,
@@ -60,8 +60,9 @@ class Site(NamedTuple):
 class Batch:
     """Rollouts of one generation, padded as TRL does: prompts at their left, completions at their right.
 
-    `tool_mask` marks what the policy sampled (within `completion_mask`); rows of one `group` share their prompt, and
-    are not side by side (TRL shuffles). `old_logprobs` are those of the weights that sampled, 0 in the padding.
+    `tool_mask` marks what the policy sampled (within `completion_mask`). Rows of one `group` share their prompt and
+    are not side by side: TRL shuffles them, and `place` is where each was before. `old_logprobs` are those of the
+    weights that sampled, 0 in the padding.
     """
 
     prompt_ids: Tensor
@@ -74,6 +75,7 @@ class Batch:
     old_logprobs: Tensor
     group: Tensor
     task_seeds: Tensor
+    place: Tensor
     sites: tuple[Site, ...]
 
     @property
@@ -121,8 +123,8 @@ class Step(NamedTuple):
 
 
 _TENSORS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "rewards", "advantages")
-_TENSORS += ("old_logprobs", "group", "task_seeds")
-_SMALL = {"prompt_ids", "completion_ids", "group"}
+_TENSORS += ("old_logprobs", "group", "task_seeds", "place")
+_SMALL = {"prompt_ids", "completion_ids", "group", "place"}
 _MASKS = {"prompt_mask", "completion_mask", "tool_mask"}
 
 

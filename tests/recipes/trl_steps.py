@@ -12,13 +12,14 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig
 
-from composer_replication.ablation.episodes import SCHEMAS, Episode, files_worth, rollouts
+from composer_replication.ablation.episodes import SCHEMAS, Episode, files_worth, play_all
 from composer_replication.envs.student import load_student
 from composer_replication.envs.trl_environment import task_rows
 from composer_replication.rollouts.sites import ITEMS, SITES
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
+from recipes.recorded_episodes import played
 from recipes.recorded_steps import (
     GROUP,
     ITERATIONS,
@@ -34,6 +35,8 @@ from recipes.recorded_steps import (
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 FIRST_TASK = 20_000
+MOST_TOKENS = 256
+"""After a prompt, where the model has no turn more."""
 
 
 def config_of(folder: Path) -> GRPOConfig:
@@ -86,6 +89,7 @@ class Recorder(TrainerCallback):
         batch = self._score(original, inputs)
         batch["rewards"] = self._trainer.sampling._rewards_of_all.clone()
         batch["group"] = torch.arange(ROWS) // GROUP
+        batch["place"] = torch.arange(ROWS)
         batch["task_seeds"] = torch.tensor([each["seed"] for each in inputs])
         return batch
 
@@ -120,13 +124,13 @@ def batch_of(inputs: dict[str, Any]) -> Batch:
         for turn in turns
     ]
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "rewards", "advantages")
-    tensors = {name: inputs[name].clone() for name in (*names, "group", "task_seeds")}
+    tensors = {name: inputs[name].clone() for name in (*names, "group", "task_seeds", "place")}
     mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
     old = torch.where(mask, inputs["old_per_token_logps"], 0.0)
     return Batch(**tensors, old_logprobs=old, sites=tuple(sites))
 
 
-def trainer_of(folder: Path, rollout_function: Any = rollouts) -> ComposerReplicationTrainer:
+def trainer_of(folder: Path, rollout_function: Any = None) -> ComposerReplicationTrainer:
     model, tokenizer = load_student(dtype=torch.float32)
     settings = ChannelSettings(
         alpha_sdpo=SETTINGS["alpha_sdpo"],
@@ -142,13 +146,13 @@ def trainer_of(folder: Path, rollout_function: Any = rollouts) -> ComposerReplic
         reward_funcs=[files_worth],
         train_dataset=Dataset.from_list(task_rows(tasks)),
         processing_class=tokenizer,
-        rollout_func=rollout_function,
+        rollout_func=rollout_function or sampled_rollouts,
         settings=settings,
         teacher=TeacherKeeper("trust_region", live_share=SETTINGS["live_share"]),
     )
 
 
-def run(folder: Path, *, most_steps: int = STEPS, rollout_function: Any = rollouts) -> tuple[Recorder, list[str]]:
+def run(folder: Path, *, most_steps: int = STEPS, rollout_function: Any = None) -> tuple[Recorder, list[str]]:
     """All steps, or the first of them; the names are those of the parameters."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -162,44 +166,46 @@ def run(folder: Path, *, most_steps: int = STEPS, rollout_function: Any = rollou
     return recorder, [name for name, _ in trainer.model.named_parameters()]
 
 
+def sampled_rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
+    """Rollouts of the model at hand. They end well before TRL would cut them: a record has whole turns alone."""
+    seeds, tokenizer, step = _seeds(trainer), trainer.processing_class, trainer.state.global_step
+    episodes = [
+        Episode(tokenizer, seeds[prompt[-1]["content"]], f"{trainer.args.seed}:{step}:{place}")
+        for place, prompt in enumerate(prompts)
+    ]
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    play_all(model, tokenizer, episodes, most=MOST_TOKENS, places=len(episodes))
+    return _answers(episodes, trainer.max_completion_length)
+
+
 def recorded_rollouts(batches: Sequence[Batch]) -> Any:
     """A rollout function that says in each episode what was recorded; the workspace answers and judges anew."""
 
     def play(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        batch = batches[trainer.state.global_step // ITERATIONS]
-        rows_left = {seed: _rows_of(batch, seed) for seed in set(batch.task_seeds.tolist())}
-        by_prompt = {row["prompt"][-1]["content"]: int(row["seed"]) for row in trainer.train_dataset}
-        episodes, longest = [], trainer.max_completion_length
-        for prompt in prompts:
-            seed = by_prompt[prompt[-1]["content"]]
-            episodes.append(_played(trainer.processing_class, batch, seed, rows_left[seed].pop(0)))
-        return {
-            "prompt_ids": [each.prompt_ids for each in episodes],
-            "completion_ids": [each.ids[:longest] for each in episodes],
-            "env_mask": [each.sampled[:longest] for each in episodes],
-            "logprobs": None,
-            "messages": [each.messages for each in episodes],
-            "tools": [SCHEMAS for _ in episodes],
-            "files_worth": [each.workspace.reward().value for each in episodes],
-        }
+        batch, seeds = batches[trainer.state.global_step // ITERATIONS], _seeds(trainer)
+        rows = batch.place.argsort().tolist()
+        assert [seeds[prompt[-1]["content"]] for prompt in prompts] == batch.task_seeds[rows].tolist()
+        episodes = [played(trainer.processing_class, batch, row) for row in rows]
+        return _answers(episodes, trainer.max_completion_length)
 
     return play
 
 
-def _rows_of(batch: Batch, seed: int) -> list[int]:
-    return [row for row, each in enumerate(batch.task_seeds.tolist()) if each == seed]
+def _seeds(trainer: Any) -> dict[str, int]:
+    return {row["prompt"][-1]["content"]: int(row["seed"]) for row in trainer.train_dataset}
 
 
-def _played(tokenizer: Any, batch: Batch, seed: int, row: int) -> Episode:
-    """What was cut off at the end of the record is not heard: no episode was, there."""
-    episode = Episode(tokenizer, seed, "recorded")
-    sampled = batch.loss_mask[row].tolist()
-    ids, place, length = batch.completion_ids[row].tolist(), 0, int(batch.completion_mask[row].sum())
-    while place < length:
-        end = next((at for at in range(place, length) if not sampled[at]), length)
-        answer = episode.hear(ids[place:end])
-        place = end + (0 if answer is None else len(answer))
-    return episode
+def _answers(episodes: Sequence[Episode], longest: int) -> dict[str, Any]:
+    assert all(len(each.ids) <= longest for each in episodes)
+    return {
+        "prompt_ids": [each.prompt_ids for each in episodes],
+        "completion_ids": [each.ids for each in episodes],
+        "env_mask": [each.sampled for each in episodes],
+        "logprobs": None,
+        "messages": [each.messages for each in episodes],
+        "tools": [SCHEMAS for _ in episodes],
+        "files_worth": [each.workspace.reward().value for each in episodes],
+    }
 
 
 def trainer_values(folder: Path, batch: Batch, *, alpha: float) -> tuple[dict[str, float], dict[str, torch.Tensor]]:

@@ -11,9 +11,15 @@ from composer_replication.config.schema import option, table
 class GRPOSection:
     """Channel 1 with an environment; the defaults are TRL's, presets change them."""
 
-    dataset: str | None = option(None, "Prompts: a folder or file of records, or a name on the hub.")
+    dataset: str | None = option(
+        None, "Prompts: a folder or file of records, or a name on the hub; unset where the environment is verifiers'."
+    )
     rewards: tuple[str, ...] = option((), "Reward functions, each as module:function.")
-    environment: str | None = option(None, "Maker of environments with tools, as module:callable.")
+    environment: str | None = option(
+        None,
+        "Where rollouts act: a maker of environments with tools as module:callable, the address of an OpenEnv server, "
+        "or verifiers:ID for an environment of verifiers.",
+    )
     rollouts: str | None = option(
         None, "What makes rollouts in place of TRL's own loop, as module:callable, given the prompts and the trainer."
     )
@@ -51,6 +57,13 @@ class GRPOSection:
     dynamic_sampling: bool = option(False, "Draw groups whose rewards are all equal again.")
     max_resamples: int = option(2, "Times that such a group is drawn again at most.", at_least=1)
     use_vllm: bool = option(False, "Generate with vLLM.")
+    vllm_mode: Literal["colocate", "server"] = option(
+        "colocate", "Where vLLM runs: on the training's own GPUs, or as a server of its own."
+    )
+    vllm_server_url: str | None = option(None, "That server's address; unset is TRL's own default, port 8000 here.")
+    vllm_memory: float = option(
+        0.3, "Share of a GPU's memory that vLLM takes on the training's own GPUs.", above=0, at_most=1
+    )
     fast_generation: Literal["auto", "off"] = option(
         "auto", "Without vLLM, read what rollouts share once and keep it between turns, where the model allows it."
     )

@@ -66,7 +66,8 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
         task = generate_task(FIRST_TRAINING_SEED if seed is None else seed, difficulty=difficulty)
         self._workspace, self._episode = Workspace(task, max_calls=self._max_calls), episode_id
         self._reward = None
-        return WorkspaceObservation(text=task.prompt, metadata={"tools": list(TOOLS), "root": Workspace.root})
+        about = {"tools": list(TOOLS), "root": Workspace.root, "end": {"name": "Finish", "arguments": {}}}
+        return WorkspaceObservation(text=task.prompt, metadata=about)
 
     def step(self, action: WorkspaceAction, timeout_s: float | None = None) -> WorkspaceObservation:  # noqa: ARG002
         """One call. A call after the end is answered, and pays nothing more."""

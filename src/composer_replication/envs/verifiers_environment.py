@@ -34,8 +34,9 @@ class WorkspaceData(vf.TaskData):
 class WorkspaceTask(vf.Task[WorkspaceData, vf.State, vf.TaskConfig]):
     """One task of the world. Its reward was measured where the files are, and stands in the trace with every call.
 
-    `trace.info["calls"]` holds name, arguments (as the model wrote them), text, failed and kind of each, as sites need
-    them; a trace's `state` would not be written to disk.
+    `trace.info["calls"]` holds name, arguments (as the model wrote them), text, failed and kind of each, and
+    `trace.info["sites"]` which turns erred, as `rollouts` reads signals: turn (number of the assistant message, from
+    0), kind, message and tool. A trace's `state` would neither be written to disk nor reach an orchestrator.
     """
 
     @property
@@ -101,7 +102,8 @@ class WorkspaceHarness(vf.Harness[WorkspaceHarnessConfig]):
         system, prompt = self.resolve_text_prompt(data)
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
-        headers, trace.info["calls"] = {"Authorization": f"Bearer {secret}"}, []
+        headers, turns = {"Authorization": f"Bearer {secret}"}, itertools.count()
+        trace.info |= {"calls": [], "sites": []}
         try:
             async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as model:
                 while not workspace.finished:
@@ -110,7 +112,7 @@ class WorkspaceHarness(vf.Harness[WorkspaceHarnessConfig]):
                     if reply.is_error:  # a limit was reached, or the model's server failed: the rollout knows which
                         return vf.ProgramResult(exit_code=1, stdout="", stderr=reply.text)
                     messages.append(reply.json()["choices"][0]["message"])
-                    answers = await asyncio.to_thread(_act, workspace, trace.info["calls"], messages[-1])
+                    answers = await asyncio.to_thread(_act, workspace, trace.info, messages[-1], next(turns))
                     if not answers:
                         break
                     messages += answers
@@ -141,13 +143,15 @@ def load_environment(
     return vf.load_environment(vf.resolve_env_config({"taskset": taskset, "agent": agent}))
 
 
-def _act(workspace: Workspace, calls: list[dict[str, Any]], message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every call of a turn in order, and the messages that answer them."""
+def _act(workspace: Workspace, info: dict[str, Any], message: dict[str, Any], turn: int) -> list[dict[str, Any]]:
+    """Every call of a turn in order, and the messages that answer them; calls and erring turns are noted in `info`."""
     answers: list[dict[str, Any]] = []
     for call in message.get("tool_calls") or []:
         name, written = call["function"]["name"], call["function"]["arguments"]
         outcome = workspace.call(name, _arguments(written))
-        calls.append({"name": name, "arguments": written, **asdict(outcome)})
+        info["calls"].append({"name": name, "arguments": written, **asdict(outcome)})
+        if outcome.failed and outcome.kind:  # a kind says that it was the model's doing
+            info["sites"].append({"turn": turn, "kind": outcome.kind, "message": outcome.text, "tool": name})
         answers.append({"role": "tool", "tool_call_id": call["id"], "content": outcome.text})
     return answers
 

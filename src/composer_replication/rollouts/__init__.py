@@ -1,6 +1,7 @@
 """Rollouts as something to learn from, for any engine: nothing here imports TRL.
 
 generation/    rollouts from kept keys: what they share is read once
+worlds/        environments of other engines: an OpenEnv server, an environment of verifiers
 gathering      what a generation step returned, as rollouts
 conversation   a rollout as a conversation, and what its environment says went wrong
 failure_rules  how failures look where tools are Python functions

@@ -34,6 +34,9 @@ _TRL_NAMES = {
     "epsilon_high": "epsilon_high",
     "mask_truncated": "mask_truncated_completions",
     "use_vllm": "use_vllm",
+    "vllm_mode": "vllm_mode",
+    "vllm_server_url": "vllm_server_base_url",
+    "vllm_memory": "vllm_gpu_memory_utilization",
 }
 
 

@@ -8,7 +8,10 @@ the direction its advantage pushes:
     loss    = sum((-keep * adv_tau * A * r + kl_tau * mask * (lt - li)^2) * weights)
     ref_kl  = sum((-keep_ref * sg(lr - lt) * r + 1e-3 * mask * (lt - li)^2) * weights),  keep_ref drops d < -0.2
 
-`alpha_sdpo` adds alpha * ref_kl, sampled-token kl_st, with `ref_logprobs` computed under the hinted context.
+`alpha_sdpo` adds alpha * ref_kl, sampled-token kl_st, with `ref_logprobs` computed under the hinted context. The engine
+writes a reference of exactly 0 for tokens that nobody scored; they have no part in it, or they would be pulled towards
+certainty. It divides this loss by all rl tokens of the step. `hinted_turns` uses the engine's own ref_kl component
+instead, whose mean is over the erring tokens: take one way or the other, not both.
 """
 
 from __future__ import annotations
@@ -64,11 +67,13 @@ class _Sample:
         """How far the token's probability has moved since it was sampled."""
         return (self.trainer.exp() - self.inference.exp()).detach()
 
-    def total(self, keep: Tensor, push: Tensor, kl_tau: float, what: str) -> Tensor:
+    def total(self, keep: Tensor, push: Tensor, kl_tau: float, what: str, *, among: Tensor | None = None) -> Tensor:
+        """The sum over the tokens of a component: all that count, or those `among` them."""
         # A dropped token's log-ratio may be anything: it goes to 0 before exp, or 0 * inf would reach the gradient.
         ratio = torch.where(keep, self.log_ratio, 0.0).exp()
         policy = torch.where(keep, -push * ratio, 0.0)
-        per_token = (policy + kl_tau * self.log_ratio.square()) * self.weights
+        drift = self.log_ratio if among is None else torch.where(among, self.log_ratio, 0.0)
+        per_token = (policy + kl_tau * drift.square()) * self.weights
         check_finite_rows(per_token, what)
         return per_token.sum()
 
@@ -107,20 +112,22 @@ def loss_fn(
     metrics = _metrics(sample, keep, policy)
     if not alpha_sdpo:
         return LossOutputs(policy, metrics)
-    ref_kl = _ref_kl(sample)
-    metrics["loss/sdpo_kl"] = ref_kl.detach()
+    ref_kl, num_scored = _ref_kl(sample)
+    metrics |= {"loss/sdpo_kl": ref_kl.detach(), "sdpo_tokens": num_scored}
     return LossOutputs(policy + alpha_sdpo * ref_kl, metrics)
 
 
-def _ref_kl(sample: _Sample) -> Tensor:
-    """The engine's own way to a reference, which here is the hinted context."""
+def _ref_kl(sample: _Sample) -> tuple[Tensor, Tensor]:
+    """The engine's own way to a reference, which here is the hinted context; and how many tokens have one."""
     if sample.reference is None:
         raise InputError(
             explain("alpha_sdpo > 0", got="ref_logprobs=None", expected="log-probs under the hinted context")
         )
-    keep = sample.mask & ~(sample.moved < -_REF_MASK_LOW)
+    scored = sample.mask & (sample.reference != 0.0)
+    keep = scored & ~(sample.moved < -_REF_MASK_LOW)
     push = (sample.reference - sample.trainer).detach()
-    return sample.total(keep, push, _REF_KL_TAU, "PRIME-RL ref_kl")
+    total = sample.total(keep, push, _REF_KL_TAU, "PRIME-RL ref_kl", among=scored)
+    return total, scored.sum().to(sample.trainer)
 
 
 _REQUIRED = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")

@@ -12,6 +12,8 @@ from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.config.rollouts import GRPOSection
 from composer_replication.errors import ComposerError, ConfigError, explain
 from composer_replication.optional import require
+from composer_replication.rollouts.worlds.openenv import is_address, openenv_environment
+from composer_replication.rollouts.worlds.verifiers import VerifiersWorld, is_verifiers, verifiers_world, world_reward
 from composer_replication.runs.split import held_out_of
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import Say
@@ -100,17 +102,28 @@ def grpo_trainer(
 
 
 def rewards_and_world(grpo: GRPOSection) -> tuple[list[Any], Any | None, Any | None]:
-    """The reward functions, and what makes environments or rollouts."""
+    """The reward functions, and what makes environments or rollouts: ours, an OpenEnv server's, or verifiers'."""
     rewards = [named_object(path, "train.grpo.rewards") for path in grpo.rewards]
-    environment = None if grpo.environment is None else named_object(grpo.environment, "train.grpo.environment")
     rollouts = None if grpo.rollouts is None else named_object(grpo.rollouts, "train.grpo.rollouts")
+    environment = _environment(grpo.environment)
     if environment is not None and rollouts is not None:
         fix = "A rollout function has its own environment: TRL would play a second time."
         raise ConfigError(explain("train.grpo", got="environment and rollouts", expected="one of the two", fix=fix))
+    if isinstance(environment, VerifiersWorld):
+        return rewards or [world_reward], None, environment
     if not rewards and environment is None:
         expected = "one as module:function, or an environment with get_reward"
         raise ConfigError(explain("train.grpo.rewards", got="none", expected=expected))
     return rewards, environment, rollouts
+
+
+def _environment(name: str | None) -> Any | None:
+    """By what its name is: a server's address, an id of verifiers, or a callable."""
+    if name is None:
+        return None
+    if is_address(name):
+        return openenv_environment(name)
+    return verifiers_world(name) if is_verifiers(name) else named_object(name, "train.grpo.environment")
 
 
 def _model(inputs: Inputs, args: Any, say: Say) -> tuple[Any, Any | None]:

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 from composer_replication.batch.model_folder import load_config, load_tokenizer
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
+from composer_replication.config.rollouts import GRPOSection
 from composer_replication.config.train import AdapterConfig
 from composer_replication.errors import ConfigError, explain
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import require
+from composer_replication.rollouts.worlds.verifiers import is_verifiers, verifiers_world
 from composer_replication.runs import RunDir
 from composer_replication.sessions.phases import Say
 from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
@@ -174,10 +176,7 @@ def load_prompts(name: str) -> Any:
 def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
     """Prompts to train on and, where there are evaluations, those that are held out."""
     train = inputs.config.train
-    if train.grpo.dataset is None:
-        expected = "a file, a folder, a name on the hub or module:function"
-        raise ConfigError(explain("train.grpo.dataset", got="none", expected=expected))
-    prompts = load_prompts(train.grpo.dataset)
+    prompts = _named_prompts(train.grpo)
     if not len(prompts):
         raise ConfigError(explain(f"train.grpo.dataset {train.grpo.dataset}", got="no prompts", expected="some"))
     held_out = None
@@ -188,6 +187,19 @@ def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
         prompts = prompts.select(inputs.replica.rows_of(len(prompts)))
         inputs.replica.weigh(len(prompts))
     return prompts, held_out
+
+
+def _named_prompts(grpo: GRPOSection) -> Any:
+    """Those of the data set, or the tasks of an environment that has its own."""
+    if grpo.environment is not None and is_verifiers(grpo.environment):
+        if grpo.dataset is not None:
+            expected = "none: the environment's own tasks are the prompts"
+            raise ConfigError(explain("train.grpo.dataset", got=grpo.dataset, expected=expected))
+        return require("datasets", extra="train").Dataset.from_list(verifiers_world(grpo.environment).rows())
+    if grpo.dataset is None:
+        expected = "a file, a folder, a name on the hub or module:function"
+        raise ConfigError(explain("train.grpo.dataset", got="none", expected=expected))
+    return load_prompts(grpo.dataset)
 
 
 def _refuse_what_is_not_read(config: CrfConfig) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from composer_replication.atomic import atomic_write_json
 from composer_replication.config import CrfConfig
 from composer_replication.config.writer import config_hash
+from composer_replication.rollouts.worlds.verifiers import is_verifiers
 from composer_replication.runs import RunDir
 from composer_replication.runs.lineage import RECORD, hash_source
 from composer_replication.runs.sidecar import Source, now, sha256_of_file
@@ -155,6 +156,8 @@ def write_record(
 def _hash_of_named(name: str) -> str | None:
     """Of the file that a path or `module:name` stands for; the module has been imported."""
     path = Path(name)
+    if is_verifiers(name):  # a name on somebody's list, no module's
+        return None
     if is_dotted(name) and not path.exists():
         module = sys.modules.get(name.partition(":")[0])
         path = Path(getattr(module, "__file__", None) or "")

@@ -1,0 +1,230 @@
+"""GRPO with hints at erring turns, as an algorithm of PRIME-RL's orchestrator.
+
+The method. A group of rollouts gets GRPO's advantages, as the engine computes them. Beside that, each turn in which the
+model erred is read once more after a hint about its error: the ids of the rollout up to the turn, the hint as a message
+of its own, then the very ids that were sampled. A server's log-probs of those ids are the turn's reference stream. The
+trainer pulls the turn's tokens towards them (its `ref_kl` component, sampled-token KL(student || teacher)); no other
+token of the rollout has a weight there, so nothing else is taught.
+
+    trainer's loss = rl / rl tokens + sum over erring tokens of alpha * ref_kl / erring tokens
+
+The hooks, and who calls them (PRIME-RL 559b447, 21 August 2026):
+
+    setup()                  the orchestrator, once an environment, before the first rollout
+    score_episode(episode)   the train sink, for each finished episode that can be trained on: what is below
+    score_group(episodes)    the train sink, when a group is complete: GRPO's own, untouched
+
+PRIME-RL chooses algorithms by `algo.type` from a closed list and takes no import path for one, so `register` puts this
+one in the place of "grpo", in the orchestrator's process alone; `start` does so and then is the orchestrator.
+Sites and hints are those of `rollouts.sites`: the same rules, words, placement and checks as in our own trainer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from composer_replication.batch.model_folder import load_tokenizer
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.config import option, table
+from composer_replication.errors import AlignmentError, ConfigError, MissingExtraError, explain
+from composer_replication.optional import available, require
+from composer_replication.rollouts.conversation import Rollout
+from composer_replication.rollouts.sites import RolloutOptions, RolloutSites, TaughtTurn
+
+STREAM = "ref_kl"
+"""The trainer's loss component that reads a reference; its weights go by this name."""
+SITES, COUNTS = "sites", "composer"
+"""Keys of a trace's `info`: what its environment says went wrong, and what became of it here."""
+_CERTAIN = -1e-9
+"""A server that is certain says 0, which on a node says that nobody scored the token (`composer_loss` reads it so)."""
+Score = Callable[[list[int]], Awaitable[list[float]]]
+"""A server's log-prob of each id after those before it (0 for the first), as PRIME-RL's `InferencePool.score`."""
+
+
+@table("composer")
+class HintSettings:
+    """What the algorithm can be told; PRIME-RL's own config has no place for it."""
+
+    alpha_sdpo: float = option(0.1, "Weight of an erring token, beside the policy gradient.", above=0)
+    teacher_name: str | None = option(None, "Served name of the model that reads the hints; unset is the live policy.")
+    teacher_url: str | None = option(None, "Where that model is served, such as http://127.0.0.1:8001/v1.")
+    placement: Literal["before_turn", "in_last_message", "head"] = option(
+        "before_turn", "Where a hint stands: before the erring turn, in the last message before it, or at the head."
+    )
+    part: Literal["turn", "call"] = option("turn", "What of an erring turn is taught: all of it, or its calls alone.")
+    hints: Literal["template", "raw_error"] = option(
+        "template", "What a hint about an error is: a template's words, or the error's own."
+    )
+    unhinted_kinds: tuple[str, ...] = option((), "Kinds of errors that get no hint.")
+
+    def _check(self) -> None:
+        if (self.teacher_name is None) != (self.teacher_url is None):
+            given = "teacher_name" if self.teacher_url is None else "teacher_url"
+            expected = "both of teacher_name and teacher_url, or neither"
+            raise ConfigError(explain("composer", got=f"{given} alone", expected=expected))
+
+
+class HintedTurns:
+    """Finds the erring turns of a trace, has their ids scored after a hint, and writes what came back on its nodes."""
+
+    def __init__(self, finder: RolloutSites, alpha: float) -> None:
+        self._finder, self._alpha = finder, alpha
+
+    async def annotate(self, trace: Any, branches: Sequence[Any], score: Score) -> Counter[str]:
+        """All branches of one trace; what happened to each site is returned, and kept in the trace's `info`."""
+        counts: Counter[str] = Counter()
+        taken: set[int] = set()
+        turns = [(branch, turn) for branch in branches for turn in self._turns(trace, branch, taken, counts)]
+        scores = await asyncio.gather(*(score(turn.teacher_ids.tolist()) for _, turn in turns))
+        for (branch, turn), logprobs in zip(turns, scores, strict=True):
+            write_reference(branch, turn, logprobs, self._alpha)
+            counts["taught_tokens"] += turn.end - turn.start
+        counts["taught"] = len(turns)
+        trace.info[COUNTS] = dict(counts)
+        return counts
+
+    def _turns(self, trace: Any, branch: Any, taken: set[int], counts: Counter[str]) -> Iterable[TaughtTurn]:
+        """A node has one reference, and is trained in the first branch that has it: the first hint about it counts."""
+        found = self._finder.find(rollout_of(trace, branch))
+        counts.update(found.counts)
+        for turn in found.taught:
+            node, _ = node_at(branch, turn)
+            if id(node) in taken or node.reference_logprobs is not None:
+                counts["dropped:turn_has_a_reference"] += 1
+                continue
+            taken.add(id(node))
+            yield turn
+
+
+def rollout_of(trace: Any, branch: Any) -> Rollout:
+    """A root-to-leaf path of verifiers' message graph, as rules and hints read rollouts."""
+    ids, mask = branch.token_ids, branch.sampled_mask
+    first = mask.index(True)  # of a branch that can be trained on
+    begins = next(number for number, node in enumerate(branch.nodes) if any(node.mask))
+    names = {call.id: call.name for node in branch.nodes for call in getattr(node.message, "tool_calls", None) or ()}
+    messages = [_plain(node.message, names) for node in branch.nodes]
+    # Tools are declared on a branch's first node; before verifiers 0.4 they were the trace's.
+    tools = getattr(branch, "tools", None) or getattr(trace, "tools", None) or ()
+    return Rollout(
+        rollout_id=str(trace.id),
+        prompt_ids=ids[:first],
+        completion_ids=ids[first:],
+        sampled=[int(each) for each in mask[first:]],
+        prompt=messages[:begins],
+        messages=messages[begins:],
+        signals=tuple(trace.info.get(SITES) or ()),
+        tools={each.name: each.parameters for each in tools},
+    )
+
+
+def _plain(message: Any, names: Mapping[str, str]) -> dict[str, Any]:
+    """A typed message of verifiers as the mapping that everybody else passes around."""
+    plain: dict[str, Any] = {"role": message.role, "content": _text(message.content)}
+    if message.role == "tool":
+        plain["name"] = getattr(message, "name", None) or names.get(message.tool_call_id, "")
+    if message.role == "assistant":
+        plain["reasoning_content"] = getattr(message, "reasoning_content", None) or ""
+        calls = getattr(message, "tool_calls", None) or ()
+        plain["tool_calls"] = [
+            {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
+            for each in calls
+        ]
+    return plain
+
+
+def _text(content: Any) -> str:
+    """Of parts, those that are text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(str(getattr(part, "text", "") or "") for part in content)
+
+
+def node_at(branch: Any, turn: TaughtTurn) -> tuple[Any, int]:
+    """The node that holds a turn's tokens, and where it begins in the branch."""
+    begin = 0
+    for node in branch.nodes:
+        end = begin + len(node.token_ids)
+        if begin <= turn.start and turn.end <= end:
+            return node, begin
+        begin = end
+    got = f"tokens {turn.start} to {turn.end} of {begin}, across nodes"
+    raise AlignmentError(explain(f"erring turn {turn.turn_id}", got=got, expected="a turn that is one node"))
+
+
+def write_reference(branch: Any, turn: TaughtTurn, logprobs: Sequence[float], alpha: float) -> None:
+    """The scores of the turn's own tokens as its node's reference, and alpha as their weight; 0 for all others."""
+    node, begin = node_at(branch, turn)
+    places = range(turn.start - begin, turn.end - begin)
+    scored = turn.teacher_ids.tolist()[turn.teacher_start : turn.teacher_start + len(places)]
+    if len(logprobs) != len(turn.teacher_ids) or scored != [node.token_ids[place] for place in places]:
+        got = f"{len(logprobs)} log-probs of {len(turn.teacher_ids)} ids"
+        raise AlignmentError(explain(f"scores of turn {turn.turn_id}", got=got, expected="one of each verbatim id"))
+    if not all(node.mask[place] for place in places):
+        got = "tokens that nobody sampled"
+        raise AlignmentError(explain(f"erring turn {turn.turn_id}", got=got, expected="the model's own tokens"))
+    sampled = [place for place, is_sampled in enumerate(node.mask) if is_sampled]
+    scores = [min(float(each), _CERTAIN) for each in logprobs[turn.teacher_start :]]
+    by_place = dict(zip(places, scores, strict=False))
+    node.reference_logprobs = [by_place.get(place, 0.0) for place in sampled]
+    weights = [alpha if place in by_place else 0.0 for place in range(len(node.token_ids))]
+    node.loss_weights = {**(node.loss_weights or {}), STREAM: weights}
+
+
+def make_finder(model_name: str, settings: HintSettings) -> RolloutSites:
+    """Sites and hints in the words of the policy's own tokenizer and chat template."""
+    options = RolloutOptions(
+        placement=settings.placement,
+        part=settings.part,
+        hints=settings.hints,
+        unhinted_kinds=settings.unhinted_kinds,
+    )
+    return RolloutSites(Renderer(load_tokenizer(model_name)), options)
+
+
+def composer_algorithm(grpo: type, settings: HintSettings, traces_of: Any, branches_of: Any, model_config: Any) -> type:
+    """The engine's GRPO class with what is above; the others are functions and a record of the engine's."""
+
+    class ComposerAlgorithm(grpo):
+        """GRPO, and hints at erring turns."""
+
+        async def setup(self) -> None:
+            await super().setup()
+            self.hinted_turns = HintedTurns(make_finder(self.policy_pool.model_name, settings), settings.alpha_sdpo)
+            self.teacher_pool = self.policy_pool
+            if settings.teacher_name is not None:
+                served = model_config(name=settings.teacher_name, base_url=settings.teacher_url)
+                self.teacher_pool = await self.connect(served)
+
+        async def score_episode(self, episode: Any) -> None:
+            await super().score_episode(episode)
+            for _, trace in traces_of([episode]):
+                branches = [branch for branch, _ in branches_of(trace)]
+                await self.hinted_turns.annotate(trace, branches, self.teacher_pool.score)
+
+    return ComposerAlgorithm
+
+
+def engine_module(name: str) -> Any:
+    """A module of PRIME-RL, or what to do where there is none: no index has it."""
+    if not available("prime_rl"):
+        fix = "Install PRIME-RL from its repository as it says there, then composer-replication[prime-rl] beside it."
+        message = explain("prime_rl", got="not installed, and not on PyPI", expected="PRIME-RL", fix=fix)
+        raise MissingExtraError(message, name="prime_rl")
+    return require(name, extra="prime-rl")
+
+
+def register(settings: HintSettings | None = None) -> type:
+    """Put the algorithm in the place of the engine's "grpo" in this process, and return it."""
+    algo = engine_module("prime_rl.orchestrator.algo")
+    made = composer_algorithm(
+        algo.ALGORITHM_CLASSES["grpo"],
+        settings or HintSettings(),
+        engine_module("prime_rl.orchestrator.algo.base").iter_trainable_traces,
+        engine_module("prime_rl.orchestrator.trajectories").iter_trainable_branches,
+        engine_module("prime_rl.configs.algorithm").FrozenModelConfig,
+    )
+    algo.ALGORITHM_CLASSES["grpo"] = made
+    return made

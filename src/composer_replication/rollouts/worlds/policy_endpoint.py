@@ -1,0 +1,178 @@
+"""A chat endpoint on this machine behind which the policy in training speaks.
+
+An engine with a loop of its own asks a model over HTTP, each episode under a name of its own. Here requests wait until
+every episode that is not over has one; then all of them are answered by one call of the trainer's own generation. The
+ids are the record: a later request of an episode continues the ids of the earlier ones verbatim, and only what stands
+between two turns is rendered anew.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+from composer_replication.actions.reply import parse_reply
+from composer_replication.errors import InputError, UnsupportedModelError, explain
+
+Generate = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]
+"""Prompts as ids, to what is sampled after each and, where the engine has them, its log-probs."""
+_SAID, SECONDS = "said here", 3600.0
+
+
+class SpokenEpisode:
+    """What one episode asked and heard, as token ids; `sampled` is 1 on the policy's own."""
+
+    def __init__(self, tokenizer: Any, template: dict[str, Any], budget: int) -> None:
+        self._tokenizer, self._template, self._budget = tokenizer, template, budget
+        self.prompt_ids: list[int] = []
+        self.ids: list[int] = []
+        self.sampled: list[int] = []
+        self.logprobs: list[float] = []
+        self.messages: list[dict[str, Any]] = []
+        self.tools: list[Any] = []
+        self._num_heard = 0
+        self.asked: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self.answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+
+    def take(self, request: dict[str, Any]) -> bool:
+        """Extend the ids by a request; whether there is room for a turn."""
+        messages: list[dict[str, Any]] = request["messages"]
+        if not self.prompt_ids:
+            self.tools = request.get("tools") or []
+            self.prompt_ids = self._encode(self._render(messages))
+        else:
+            new = messages[self._num_heard :]
+            if len(messages) < self._num_heard or any(each["role"] == "assistant" for each in new):
+                got = f"{len(messages)} messages after {self._num_heard}"
+                raise InputError(explain("a later request of an episode", got=got, expected="one that continues it"))
+            self._add(self._encode(self._between(new)), 0, None)
+            self.messages += new
+        self._num_heard = len(messages) + 1
+        return len(self.ids) < self._budget
+
+    def hear(self, said: list[int], logprobs: list[float] | None) -> dict[str, Any]:
+        """The turn's ids into the record; its message as the endpoint answers it."""
+        self._add(said, 1, logprobs)
+        text = self._tokenizer.decode(said, skip_special_tokens=True)
+        action = parse_reply(text)
+        calls = [
+            {
+                "id": f"call-{self._num_heard}-{number}",
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": call.raw_arguments or json.dumps(call.arguments, ensure_ascii=False),
+                },
+            }
+            for number, call in enumerate(action.calls)
+        ]
+        message: dict[str, Any] = {"role": "assistant", "content": action.text if calls else text}
+        self.messages.append({**message, "tool_calls": calls} if calls else message)
+        return self.messages[-1]
+
+    def _add(self, ids: Sequence[int], sampled: int, logprobs: Sequence[float] | None) -> None:
+        self.ids += ids
+        self.sampled += [sampled] * len(ids)
+        self.logprobs += [0.0] * len(ids) if logprobs is None else list(logprobs)
+
+    def _render(self, messages: list[dict[str, Any]]) -> str:
+        options: dict[str, Any] = {"add_generation_prompt": True, "tokenize": False, **self._template}
+        return self._tokenizer.apply_chat_template(_read_calls(messages), tools=self.tools or None, **options)
+
+    def _between(self, new: list[dict[str, Any]]) -> str:
+        """What the template writes from the end of a turn to the beginning of the next."""
+        names = {call["id"]: call["function"]["name"] for each in self.messages for call in each.get("tool_calls", ())}
+        named = [{**each, "name": each.get("name") or names.get(each.get("tool_call_id", ""), "")} for each in new]
+        dummy = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _SAID}]
+        before, end, after = self._render([*dummy, *named]).partition(_SAID + str(self._tokenizer.eos_token))
+        if not end or _SAID in before:
+            expected = "a turn's text, then its end token"
+            raise UnsupportedModelError(explain("chat template", got="a turn that ends otherwise", expected=expected))
+        return after
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _read_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Templates take arguments as a mapping; over HTTP they are text."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        calls = [
+            {**each, "function": {**each["function"], "arguments": _mapping(each["function"]["arguments"])}}
+            for each in message.get("tool_calls") or ()
+        ]
+        found.append({**message, "content": message.get("content") or "", **({"tool_calls": calls} if calls else {})})
+    return found
+
+
+def _mapping(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+
+
+def speak(episodes: Sequence[SpokenEpisode], generate: Generate) -> None:
+    """Answer rounds of requests until all episodes are over (None in `asked`)."""
+    live = list(episodes)
+    while live:
+        waiting: list[SpokenEpisode] = []
+        for episode in list(live):
+            request = episode.asked.get(timeout=SECONDS)
+            if request is None:
+                live.remove(episode)
+            elif episode.take(request):
+                waiting.append(episode)
+            else:
+                episode.answers.put(None)  # no room: the engine is told, and ends the episode
+        if not waiting:
+            continue
+        said, logprobs = generate([[*each.prompt_ids, *each.ids] for each in waiting])
+        for number, episode in enumerate(waiting):
+            episode.answers.put(episode.hear(said[number], None if logprobs is None else logprobs[number]))
+
+
+@contextmanager
+def chat_endpoint(episodes: dict[str, SpokenEpisode]) -> Iterator[str]:
+    """The endpoint's base URL; each episode is a model of that name. Listens on this machine alone."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            episode = episodes[request["model"]]
+            episode.asked.put(request)
+            message = episode.answers.get(timeout=SECONDS)
+            if message is None:
+                self._send(400, {"error": {"message": "maximum context length: no room for another turn"}})
+                return
+            reason = "tool_calls" if message.get("tool_calls") else "stop"
+            choice = {"index": 0, "message": message, "finish_reason": reason}
+            tokens = {"prompt_tokens": len(episode.prompt_ids), "completion_tokens": sum(episode.sampled)}
+            usage = {**tokens, "total_tokens": len(episode.prompt_ids) + len(episode.ids)}
+            about = {"id": "-", "object": "chat.completion", "created": 0, "model": request["model"]}
+            self._send(200, {**about, "choices": [choice], "usage": usage})
+
+        def _send(self, status: int, body: dict[str, Any]) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing: requests hold whole conversations."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

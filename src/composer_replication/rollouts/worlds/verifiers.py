@@ -1,0 +1,160 @@
+"""An environment of verifiers by its id, as rollouts of TRL: `train.grpo.environment = "verifiers:composer-workspace"`.
+
+verifiers plays its own loop and asks a model over HTTP; here that model is the policy in training
+(`policy_endpoint`). Rewards are the environment's. What it says about erring turns (`trace.info["sites"]`) goes to the
+rollouts as their signals; other errors are found by their words, as everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cache
+from threading import Thread
+from typing import Any
+
+from composer_replication.errors import ConfigError, RunError, explain
+from composer_replication.optional import require
+from composer_replication.rollouts.worlds.policy_endpoint import Generate, SpokenEpisode, chat_endpoint, speak
+
+PREFIX = "verifiers:"
+MOST_TASKS = 1000
+"""Of a taskset without end, so many are prompts."""
+REWARD = "world_reward"
+
+
+def is_verifiers(name: str) -> bool:
+    """Whether a name is that of an environment of verifiers."""
+    return name.startswith(PREFIX)
+
+
+def world_reward(world_reward: Sequence[float], **_given: Any) -> list[float]:
+    """A reward function: what the environment says."""
+    return list(world_reward)
+
+
+class VerifiersWorld:
+    """One environment: its tasks as prompts, and the rollout function that plays them."""
+
+    def __init__(self, name: str) -> None:
+        self._vf = require("verifiers.v1", extra="verifiers")
+        self.id = name.removeprefix(PREFIX)
+        try:
+            config = self._vf.resolve_env_config({"taskset": {"id": self.id}})
+            self._env = self._vf.load_environment(config)
+        except Exception as error:  # whatever an environment's own module raises when it is imported
+            got = f"{type(error).__name__}: {error}"
+            expected = "the id of an environment that is installed"
+            raise ConfigError(explain(f"train.grpo.environment {name}", got=got, expected=expected)) from error
+        self._tasks = list(itertools.islice(self._env.taskset.load(), MOST_TASKS))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A data set's rows: the prompt of each task, and its number."""
+        found = [{"prompt": _chat(each.data), "task": number} for number, each in enumerate(self._tasks)]
+        if not all(row["prompt"] for row in found):
+            expected = "tasks with a prompt of their own"
+            raise ConfigError(explain(f"environment {self.id}", got="a task without one", expected=expected))
+        return found
+
+    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
+        """As TRL's `rollout_func`."""
+        if trainer.accelerator.num_processes > 1:
+            got = f"{trainer.accelerator.num_processes} processes"
+            expected = "one: rounds of an engine's loop differ in number, and processes generate together"
+            raise ConfigError(explain(f"train.grpo.environment {PREFIX}{self.id}", got=got, expected=expected))
+        tasks = _by_prompt(trainer.train_dataset)
+        numbers = [tasks[_key(prompt)] for prompt in prompts]
+        template = dict(trainer.chat_template_kwargs or {})
+        if getattr(trainer, "chat_template", None):
+            template["chat_template"] = trainer.chat_template
+
+        def generate(ids: list[list[int]]) -> tuple[list[list[int]], list[list[float]] | None]:
+            return trainer._generate_single_turn(ids, None, {}, 1)
+
+        longest = trainer.max_completion_length
+        episodes = [SpokenEpisode(trainer.processing_class, template, longest) for _ in prompts]
+        traces = self.play(numbers, episodes, generate)
+        has_logprobs = trainer.use_vllm
+        return {
+            "prompt_ids": [each.prompt_ids for each in episodes],
+            "completion_ids": [each.ids[:longest] for each in episodes],
+            "env_mask": [each.sampled[:longest] for each in episodes],
+            "logprobs": [each.logprobs[:longest] for each in episodes] if has_logprobs else None,
+            "messages": [each.messages for each in episodes],
+            "tools": [[_function(tool) for tool in each.tools] for each in episodes],
+            "signals": [list(each.info.get("sites") or ()) for each in traces],
+            REWARD: [float(each.reward) for each in traces],
+        }
+
+    def play(self, tasks: Sequence[int], episodes: Sequence[SpokenEpisode], generate: Generate) -> list[Any]:
+        """The traces of these tasks, each spoken in its episode."""
+        names = {f"policy-{number}": episode for number, episode in enumerate(episodes)}
+        played: list[Any] = []
+        failure: list[BaseException] = []
+        with chat_endpoint(names) as url:
+            client = self._vf.EvalClientConfig(base_url=url, api_key_var="CRF_NO_KEY")
+
+            def run() -> None:
+                try:
+                    played.extend(asyncio.run(self._run(tasks, list(names.items()), client)))
+                except BaseException as error:  # told by the thread that waits
+                    failure.append(error)
+                finally:
+                    for episode in episodes:
+                        episode.asked.put(None)
+
+            thread = Thread(target=run)
+            thread.start()
+            try:
+                speak(episodes, generate)
+            finally:
+                for episode in episodes:  # of a failure here: whoever waits for an answer is told that there is none
+                    episode.answers.put(None)
+                thread.join()
+        if failure:
+            raise RunError(explain(f"environment {self.id}", got=str(failure[0]), expected="episodes")) from failure[0]
+        return [self._trace(each) for each in played]
+
+    async def _run(self, tasks: Sequence[int], names: Sequence[tuple[str, SpokenEpisode]], client: Any) -> list[Any]:
+        async def one(task: int, name: str, episode: SpokenEpisode) -> Any:
+            try:
+                return await self._env.run_episode(self._tasks[task], self._vf.ModelContext(model=name, client=client))
+            finally:
+                episode.asked.put(None)
+
+        async with self._env.serving():
+            return await asyncio.gather(*(one(task, *each) for task, each in zip(tasks, names, strict=True)))
+
+    def _trace(self, episode: Any) -> Any:
+        if len(episode.traces) != 1:
+            got = f"{len(episode.traces)} traces in an episode"
+            raise RunError(explain(f"environment {self.id}", got=got, expected="one agent's"))
+        return episode.traces[0]
+
+
+@cache
+def verifiers_world(name: str) -> VerifiersWorld:
+    """The environment of that name, made once: it is asked for its tasks and then for its rollouts."""
+    return VerifiersWorld(name)
+
+
+def _chat(data: Any) -> list[dict[str, Any]]:
+    """A task's prompt as messages."""
+    prompt = data.prompt
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+    return [*system, *(each if isinstance(each, Mapping) else each.model_dump() for each in prompt or ())]
+
+
+def _key(prompt: Any) -> str:
+    return repr([(each["role"], each["content"]) for each in prompt])
+
+
+def _by_prompt(rows: Any) -> dict[str, int]:
+    return {_key(row["prompt"]): int(row["task"]) for row in rows}
+
+
+def _function(tool: Any) -> Mapping[str, Any]:
+    return tool.get("function", tool)

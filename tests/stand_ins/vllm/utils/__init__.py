@@ -1,0 +1,1 @@
+"""Of the names that TRL imports for a server."""
