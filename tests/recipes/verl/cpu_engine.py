@@ -10,12 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
-os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-from composer_replication.recipes.verl.cpu_platform import use_cpu
-
-use_cpu()
-
 from verl import DataProto
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils
@@ -25,8 +19,8 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import left_right_2_no_padding
 
 from composer_replication.envs.student import student_folder
+from composer_replication.recipes.verl import cpu_platform, registered
 from composer_replication.recipes.verl import engine as _registers_the_engine
-from composer_replication.recipes.verl import registered
 from composer_replication.recipes.verl.columns import write_sites
 from composer_replication.recipes.verl.settings import EngineChannels
 from composer_replication.rollouts.sites import SITES, TaughtTurn
@@ -34,6 +28,7 @@ from recipes.recorded_steps import SETTINGS, STEPS, Batch
 
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 assert _registers_the_engine
+assert os.environ["VERL_PLATFORM"] == cpu_platform.NAME, "set the variables of cpu_platform.ENVIRONMENT first"
 
 
 def join_group(folder: Path, rank: int = 0, world_size: int = 1) -> None:

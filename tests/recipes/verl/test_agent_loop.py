@@ -1,4 +1,4 @@
-"""verl's agent loop finds the sites that the scripts state, as turns end, and writes hinted contexts of the final ids."""
+"""verl's agent loop finds the sites that the scripts state, as turns end, and writes their hinted contexts."""
 
 from __future__ import annotations
 

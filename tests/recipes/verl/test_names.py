@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from dataclasses import fields
 from importlib import import_module
 from typing import Any
@@ -10,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 import verl
-from verl.plugin.platform import PlatformBase
+from verl.plugin.platform import get_platform
 from verl.trainer.distillation import losses
 from verl.utils import tensordict_utils
 from verl.workers.engine import BaseEngine, EngineRegistry
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from composer_replication.recipes.verl.cpu_platform import CpuPlatform
+from composer_replication.recipes.verl.cpu_platform import ENVIRONMENT, CpuPlatform
 from composer_replication.recipes.verl.engine import VENDOR, ChannelEngine
 from recipes.recorded_steps import fixed_batch
 from recipes.verl.cpu_engine import data_proto, new_engine, policy_loss, step_data
@@ -97,7 +98,6 @@ PARAMETERS = {
         "mm_processor_output",
         "routing_key",
     ],
-    "verl.plugin.platform:set_platform": ["platform"],
     "verl.plugin.platform:PlatformRegistry.register": ["platform"],
     "verl.utils.tensordict_utils:assign_non_tensor": ["tensor_dict", "kwargs"],
     "verl.utils.tensordict_utils:get": ["tensordict", "key", "default"],
@@ -171,7 +171,8 @@ def test_what_is_named_is_there(where: str) -> None:
 def test_a_platform_has_no_more_to_answer() -> None:
     left = CpuPlatform.__abstractmethods__
     assert not left, f"{SAYS}: a platform must also have {sorted(left)}"
-    assert issubclass(CpuPlatform, PlatformBase)
+    assert type(get_platform()) is CpuPlatform
+    assert {name: os.environ[name] for name in ENVIRONMENT} == ENVIRONMENT
 
 
 def test_engines_are_looked_up_by_device_and_vendor() -> None:

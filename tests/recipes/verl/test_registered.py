@@ -110,7 +110,7 @@ def test_the_policy_loss_is_grpos(mode: str, loss_type: Any) -> None:
 
 
 def test_there_is_no_third_clip() -> None:
-    """verl's "vanilla" holds -A * 3 where A < 0 and the ratio is beyond 3: there the policy is no longer pushed back."""
+    """verl's "vanilla" holds -A * 3 where A < 0 and the ratio is beyond 3: it is no longer pushed back."""
     now = torch.tensor([[2.0]], requires_grad=True)
     given = {"old_log_prob": torch.zeros(1, 1), "advantages": torch.tensor([[-1.0]]), "response_mask": torch.ones(1, 1)}
     config = actor_config(8)
@@ -197,7 +197,7 @@ def test_kl_ts_through_verls_own_top_k_has_a_tail(columns: Any) -> None:
 
 
 def test_verls_own_truncated_kl_goes_below_zero_and_loses_its_gradient(columns: Any) -> None:
-    """The reason for the bucket: a student that puts its mass on the teacher's entries looks better than the teacher."""
+    """The reason for the bucket: a student that puts all mass on the teacher's entries looks better than it."""
     data, taught, teacher, _ = columns
     best = teacher.topk(TOP_K, dim=-1)
     logits = torch.full_like(teacher, -20.0).scatter(-1, best.indices, best.values).requires_grad_()

@@ -1,7 +1,7 @@
-"""verl's worker group under Ray on two processes, without a rollout server: `python -m recipes.verl.two_workers FOLDER`.
+"""verl's worker group under Ray on two processes, without rollouts: `python -m recipes.verl.two_workers FOLDER`.
 
 Two recorded steps through the calls that verl's trainer makes, one with pairs on rows of the first process alone, and a
-checkpoint; what came out is in `found.json`.
+checkpoint; what came out is in `found.json`. The variables of `cpu_platform.ENVIRONMENT` must be set.
 """
 
 from __future__ import annotations
@@ -11,10 +11,6 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
-
-os.environ["VERL_PLATFORM"], os.environ["VERL_ENGINE_DEVICE"] = "composer-cpu", "cuda"
-os.environ["VERL_USE_EXTERNAL_MODULES"] = "composer_replication.recipes.verl.cpu_platform"
-os.environ["OMP_NUM_THREADS"] = "1"
 
 import ray
 import torch
@@ -30,8 +26,8 @@ from recipes.verl.recorded_pairs import pairs_of, with_pairs
 from recipes.verl.scripted_server import load_config
 
 FP32 = "{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}"
-# verl's reference offloads to pinned memory, which only a GPU has. Without `forward_only` it stays where it is, and has an
-# optimiser that never steps.
+# verl's reference offloads to pinned memory, which only a GPU has. Without `forward_only` it stays where it is, and has
+# an optimiser that never steps.
 OVERRIDES = (
     f"actor_rollout_ref.model.path={student_folder()}",
     "actor_rollout_ref.model.use_remove_padding=false",

@@ -121,7 +121,7 @@ class ChannelLoss:
 
 
 class PairLoss:
-    """beta_replay * channel 3 on rows that are chosen and rejected answers in turn; all of a pair in one micro-batch."""
+    """beta_replay * channel 3 on rows that are chosen and rejected answers in turn, both in one micro-batch."""
 
     def __init__(self, settings: EngineChannels, items: float) -> None:
         self._settings, self._items = settings, items

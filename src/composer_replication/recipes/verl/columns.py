@@ -122,7 +122,7 @@ def _parsed(text: str | None, column: str) -> list[Mapping[str, Any]]:
 
 
 def column_of(data: Any, name: str) -> list[str | None]:
-    """A column of a TensorDict, one value a row; None where a row has none or only fills up, or there is no such column.
+    """A column of a TensorDict, one value a row; None where a row has none or only fills up, or where there is none.
 
     verl's queue keeps what an agent loop adds in one mapping a row; its older trainer makes columns of it.
     """
@@ -144,7 +144,7 @@ def _per_row(value: Any, num_rows: int) -> list[Any] | None:
 
 
 def rows_with_sampled_tokens(data: Any) -> list[bool]:
-    """Which rows are rollouts: verl fills batches up with rows that copy another row's columns and have no such token."""
+    """Which rows are rollouts: verl fills batches up with rows that copy another's columns and have no such token."""
     mask = data["loss_mask"]
     rows = mask.unbind() if mask.is_nested else list(mask)
     return [bool(each.any()) for each in rows]

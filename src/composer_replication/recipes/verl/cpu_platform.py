@@ -1,13 +1,12 @@
 """verl's engine on a machine without a GPU: for tests and for a first look, never for a real run.
 
 verl asks a platform object for everything about the device. This one answers for the CPU: the device is `cpu`, the
-collectives are gloo's, memory figures are zero. Engines are registered for `cuda` only, so their lookup is told that
-name. Import this module first, or name it in VERL_USE_EXTERNAL_MODULES and set VERL_PLATFORM=composer-cpu.
+collectives are gloo's, memory figures are zero. Engines are registered for `cuda` only, so their lookup has to be told
+that name. All of it by variables (`ENVIRONMENT`), which must be set before verl is imported.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -15,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from verl.plugin.platform import PlatformBase, PlatformRegistry, set_platform
+from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 NAME = "composer-cpu"
+ENVIRONMENT = {"VERL_USE_EXTERNAL_MODULES": __name__, "VERL_PLATFORM": NAME, "VERL_ENGINE_DEVICE": "cuda"}
+"""What a process on the CPU needs; `__name__` is this module's path."""
 
 
 class _NoDeviceMemory(ModuleType):
@@ -84,10 +85,10 @@ class CpuPlatform(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
+    def set_device(self, device_index: int) -> None:  # noqa: ARG002
         return None
 
-    def synchronize(self, device_index: int | None = None) -> None:
+    def synchronize(self, device_index: int | None = None) -> None:  # noqa: ARG002
         return None
 
     def manual_seed(self, seed: int) -> None:
@@ -96,7 +97,7 @@ class CpuPlatform(PlatformBase):
     def manual_seed_all(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def set_allocator_settings(self, settings: str) -> None:
+    def set_allocator_settings(self, settings: str) -> None:  # noqa: ARG002
         return None
 
     def empty_cache(self) -> None:
@@ -135,10 +136,3 @@ class CpuPlatform(PlatformBase):
 
     def cudart(self) -> None:
         return None
-
-
-def use_cpu() -> None:
-    """Make the CPU this process's device, and let the engines that are registered for CUDA be found."""
-    os.environ["VERL_PLATFORM"] = NAME
-    os.environ["VERL_ENGINE_DEVICE"] = "cuda"
-    set_platform(CpuPlatform())

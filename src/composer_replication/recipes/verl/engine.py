@@ -41,7 +41,7 @@ VENDOR = "composer"
 
 @dataclass(frozen=True, eq=False)
 class StepChannels:
-    """The settings, and who teaches beside the policy: the reference worker's engine, or the policy below its adapter."""
+    """The settings, and who teaches beside the policy: the reference worker's engine, or it below its adapter."""
 
     settings: EngineChannels
     reference: Any = None

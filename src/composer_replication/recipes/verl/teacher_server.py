@@ -44,7 +44,7 @@ class HintedTeacher:
             fix = "verl's own losses would read rows without a teacher as a teacher's."
             got = repr(loss.loss_mode)
             raise ConfigError(explain("distillation_loss.loss_mode", got=got, expected=OUR_LOSSES, fix=fix))
-        routing = (sample_kwargs or {}).get(self.teacher_key)
+        routing: Any = (sample_kwargs or {}).get(self.teacher_key)
         routing = routing.item() if hasattr(routing, "item") else routing
         row_ids = [*prompt_ids, *response_ids]
         width = loss.topk if loss.loss_settings.use_topk else 1

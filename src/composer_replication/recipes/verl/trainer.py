@@ -30,7 +30,7 @@ class ComposerTrainer(PPOTrainerSync):
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
-        """verl's own roles; the teacher needs a reference beside the actor also where verl itself has no use for one."""
+        """verl's own roles; the teacher needs a reference beside the actor also where verl has no use for one."""
         super()._init_resource_pool_mgr()
         roles = [role for role in (Role.ActorRolloutRef, Role.ActorRollout) if role in self.role_worker_mapping]
         if not roles:
