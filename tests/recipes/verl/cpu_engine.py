@@ -150,6 +150,37 @@ def step_data(proto: DataProto, *, micro_batch: int | None = None, **settings: A
     return data
 
 
+def queue_data(batch: Batch, **settings: Any) -> Any:
+    """As the actor gets it from verl's queue: every column nested, and what an agent loop adds in one mapping a row."""
+    lengths = [batch.prompt_length(row) for row in range(len(batch.rewards))]
+    rows = [torch.tensor(batch.row_ids(row)) for row in range(len(lengths))]
+    answers = [row[length:] for row, length in zip(rows, lengths, strict=True)]
+    columns = {
+        "prompts": [row[:length] for row, length in zip(rows, lengths, strict=True)],
+        "responses": answers,
+        "input_ids": rows,
+        "position_ids": [torch.arange(len(row)) for row in rows],
+        "response_mask": [batch.loss_mask[at, : len(each)].long() for at, each in enumerate(answers)],
+        "old_log_probs": [batch.old_logprobs[at, : len(each)] for at, each in enumerate(answers)],
+        "advantages": [batch.advantages[at].expand(len(each)).clone() for at, each in enumerate(answers)],
+    }
+    nested = {name: torch.nested.as_nested_tensor(each, layout=torch.jagged) for name, each in columns.items()}
+    data = tensordict_utils.get_tensordict(nested | {"loss_mask": nested["response_mask"]})
+    added = [{SITES: text, "turn_scores": []} for text in site_column(batch)]
+    tensordict_utils.assign_non_tensor_stack(data, "extra_fields", added)
+    tensordict_utils.assign_non_tensor(
+        data,
+        temperature=SETTINGS["temperature"],
+        global_batch_size=len(rows),
+        use_dynamic_bsz=False,
+        use_fused_kernels=False,
+        calculate_entropy=False,
+        use_remove_padding=False,
+        **settings,
+    )
+    return data
+
+
 def policy_loss(rows: int, **options: Any) -> Any:
     return partial(ppo_loss, config=actor_config(rows, **options))
 

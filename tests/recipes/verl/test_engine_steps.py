@@ -25,7 +25,7 @@ from recipes.recorded_steps import (
     start_weights,
     weight_sums,
 )
-from recipes.verl.cpu_engine import channels, data_proto, new_engine, policy_loss, step_data
+from recipes.verl.cpu_engine import channels, data_proto, new_engine, policy_loss, queue_data, step_data
 from recipes.verl.recorded_pairs import pairs_of, with_pairs
 
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore")]
@@ -71,14 +71,17 @@ def assert_close(found: float, wanted: float, what: str) -> None:
     assert abs(found - wanted) <= 1e-5 + 1e-5 * abs(wanted), (what, found, wanted)
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-@pytest.mark.parametrize("micro_batch", [8, 2])
+@pytest.mark.parametrize(
+    ("layout", "micro_batch"), [("padded", 8), ("padded", 2), ("packed", 8), ("packed", 2), ("queue", 4)]
+)
 def test_values_and_gradients_are_those_of_the_formulas(reference: Any, layout: str, micro_batch: int) -> None:
     batch, is_packed = fixed_batch(drift=DRIFT), layout == "packed"
     engine = new_engine(use_remove_padding=is_packed)
     teacher = new_engine(use_remove_padding=is_packed) if is_packed else reference
     engine.channels = StepChannels(channels(), teacher)
     data = step_data(data_proto(batch), micro_batch=micro_batch, use_remove_padding=is_packed)
+    if layout == "queue":
+        data = queue_data(batch, micro_batch_size_per_gpu=micro_batch)
     metrics, found = one_step(engine, data, 8, moves=False)
     model = load_start()
     plain = plain_losses(model, frozen(model), batch, SETTINGS["alpha_sdpo"])

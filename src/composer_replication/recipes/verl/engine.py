@@ -74,6 +74,7 @@ class ChannelEngine(FSDPEngineWithLMHead):
             fix = "Set actor.fsdp_config.ulysses_sequence_parallel_size to 1."
             got = self.ulysses_sequence_parallel_size
             raise InputError(explain("sequence parallelism with channels", got=got, expected=1, fix=fix))
+        tensordict_utils.maybe_fix_3d_position_ids(data)
         settings = self.channels.settings
         loss = self._with_sites(data, loss_function, settings) if settings.alpha_sdpo > 0 else loss_function
         self.optimizer_zero_grad()
