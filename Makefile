@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim test-envs test-browser test-diloco test-prime test-monarch check format bench card student reference docs clean
+.PHONY: help setup lock audit demo test test-full test-gpu test-replaysim test-envs test-browser test-diloco test-prime test-monarch test-verl check format bench card student reference docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -48,11 +48,13 @@ demo: setup ## all of it on generated sessions and a tiny model: training, contr
 # with one worker, so that its fixtures are made once; the longest files come first (tests/conftest.py).
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+# Those have environments of their own.
+NOT_ENGINES := not diloco and not monarch and not verl
 test: setup ## all tests, long counts cut to a printed size
-	$(PYTEST) -m 'not gpu and not full and not diloco and not monarch'
+	$(PYTEST) -m 'not gpu and not full and $(NOT_ENGINES)'
 
 test-full: setup ## all tests with the counts the issues name
-	CRF_TEST_PROFILE=full $(PYTEST) --timeout 1800 -m 'not gpu and not diloco and not monarch'
+	CRF_TEST_PROFILE=full $(PYTEST) --timeout 1800 -m 'not gpu and $(NOT_ENGINES)'
 
 test-gpu: setup ## the kernels on a CUDA device
 	$(BIN)/python -m pytest -q -m gpu tests/gpu
@@ -146,6 +148,20 @@ $(MONARCH_VENV)/.installed: pyproject.toml constraints/main.hashes.txt constrain
 test-monarch: $(MONARCH_VENV)/.installed ## a run by Monarch's actors, each of which is killed; twenty recorded steps
 	HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY=1s $(MONARCH) -m pytest -q -p no:cacheprovider -m monarch tests/recipes/monarch
 
+# verl and ray: 1.7 GB beside torch's own; a quarter of an hour on two busy cores, most of it imports and forty steps.
+VERL_VENV ?= .venv-verl
+VERL := $(VERL_VENV)/bin/python
+$(VERL_VENV)/.installed: pyproject.toml constraints/main.txt constraints/verl.txt
+	test -x $(VERL) || $(PYTHON) -m venv $(VERL_VENV)
+	$(VERL) -m pip install --quiet --no-compile $(TORCH)
+	$(VERL) -m pip install --quiet --no-compile --no-deps -r constraints/verl.txt
+	$(VERL) -m pip check
+	$(VERL) -m pip install --quiet --no-compile --no-deps --no-build-isolation -e .
+	touch $@
+
+test-verl: $(VERL_VENV)/.installed ## verl's engine on the CPU, its hooks and agent loop, and two of its workers under Ray
+	$(VERL) -m pytest -q -p no:cacheprovider -m verl --timeout 900 tests/recipes/verl
+
 check: setup ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -184,4 +200,4 @@ docs: $(DOCS_VENV)/.installed ## the pages as a static site in site/, which asks
 	$(DOCS) .ci/site_requests.py site
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(REPLAYSIM_VENV) $(DOCS_VENV) $(BROWSER_VENV) $(DILOCO_VENV) $(PRIME_VENV) $(MONARCH_VENV) .azurite $(ENGINES:%=.venv-%) site dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(REPLAYSIM_VENV) $(DOCS_VENV) $(BROWSER_VENV) $(DILOCO_VENV) $(PRIME_VENV) $(MONARCH_VENV) $(VERL_VENV) .azurite $(ENGINES:%=.venv-%) site dist build .pytest_cache .ruff_cache .hypothesis

@@ -133,6 +133,9 @@ MODULE_LAYERS["recipes.monarch.actors"] = Layer(ours={"optional", "types"}, at_i
 MODULE_LAYERS["envs.trl_environment"] = Layer(ours={"errors", "optional"}, on_use={"datasets"})
 MODULE_LAYERS["envs.verifiers_environment"] = Layer(ours={"errors", "optional"}, at_import={"verifiers", "httpx"})
 MODULE_LAYERS["envs.openenv_server"] = Layer(ours={"errors", "optional"}, at_import={"openenv", "uvicorn"})
+# Subclasses and registrations of verl's, in modules that only its processes import.
+for _name in ("agent_loop", "cpu_platform", "engine", "registered", "teacher_server", "trainer", "worker"):
+    MODULE_LAYERS[f"recipes.verl.{_name}"] = Layer(ours=RECIPES, at_import={"torch", "verl", "ray", "omegaconf"})
 
 
 # Known paths: names that are resolved on first use by a module that does not load their home.

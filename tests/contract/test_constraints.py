@@ -10,7 +10,7 @@ from repository import ROOT
 
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
 # They have environments of their own (constraints/NAME.txt), or none here: kingfisher is an optional scanner.
-ELSEWHERE = {"replaysim", "docs", "privacy", "verifiers", "openenv", "modal", "ray", "prime-rl", "monarch"}
+ELSEWHERE = {"replaysim", "docs", "privacy", "verifiers", "openenv", "modal", "ray", "prime-rl", "monarch", "verl"}
 
 
 def pins(*files: str) -> dict[str, str]:
@@ -42,6 +42,7 @@ def test_every_direct_dependency_is_pinned():
         ("ray", "diloco"),
         ("prime-rl", "prime"),
         ("monarch", "monarch"),
+        ("verl", "verl"),
     ],
 )
 def test_an_environment_of_its_own_has_pinned_packages(extra, file):

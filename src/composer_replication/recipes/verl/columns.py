@@ -1,0 +1,159 @@
+"""Sites with their hints, and pairs, as columns of verl's batches: one text of JSON for each row.
+
+verl moves columns between processes, slices them into mini- and micro-batches and writes them into queues. Text
+survives all of that, and needs nobody's pickle. A hinted context is mostly the row itself, so only what the hint
+changed is written: with its row it is read back whole, and a checksum says whether that is the row it was written for.
+
+    sdpo_sites    [{"start", "end", "teacher_start", "same", "changed", "row", "kind", "hint", "turn_id"}, ...]
+    replay_pairs  [{"context", "chosen", "rejected", "reference": [chosen, rejected] or null}, ...]
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from composer_replication.batch.pair_tokens import PairIds
+from composer_replication.errors import AlignmentError, InputError, explain
+from composer_replication.rollouts.sites import SITES, TaughtTurn
+
+PAIRS = "replay_pairs"
+EXTRA_FIELDS = "extra_fields"
+"""Under which verl's queue keeps what an agent loop adds."""
+
+
+class ReplayPair(NamedTuple):
+    """Two answers to one context, and their summed log-probs under the start weights (None: SimPO needs none)."""
+
+    context: list[int]
+    chosen: list[int]
+    rejected: list[int]
+    reference: tuple[float, float] | None
+
+
+def write_sites(turns: Sequence[TaughtTurn], row_ids: Sequence[int]) -> str:
+    """A row's taught turns; `row_ids` are its prompt and response without padding."""
+    return json.dumps([_site(turn, list(row_ids)) for turn in turns])
+
+
+def _site(turn: TaughtTurn, row_ids: list[int]) -> dict[str, Any]:
+    size = turn.end - turn.start
+    hinted = turn.teacher_ids.tolist()
+    if hinted[turn.teacher_start : turn.teacher_start + size] != row_ids[turn.start : turn.end] or not size:
+        got = f"other tokens in the row at {turn.start} to {turn.end}"
+        raise AlignmentError(explain(f"turn {turn.turn_id} of a row", got=got, expected="those of the hinted context"))
+    same = 0
+    while same < min(turn.teacher_start, turn.start) and hinted[same] == row_ids[same]:
+        same += 1
+    return {
+        "start": turn.start,
+        "end": turn.end,
+        "teacher_start": turn.teacher_start,
+        "same": same,
+        "changed": hinted[same : turn.teacher_start],
+        "row": _checksum(row_ids[: turn.end]),
+        "kind": turn.kind,
+        "hint": turn.hint,
+        "turn_id": turn.turn_id,
+    }
+
+
+def read_sites(text: str | None, row_ids: Sequence[int]) -> list[TaughtTurn]:
+    """The turns of `write_sites`; a row whose ids are not those it was written for is an error."""
+    return [_turn(site, list(row_ids)) for site in _parsed(text, SITES)]
+
+
+def _turn(site: Mapping[str, Any], row_ids: list[int]) -> TaughtTurn:
+    start, end, teacher_start = site["start"], site["end"], site["teacher_start"]
+    if end > len(row_ids) or site["row"] != _checksum(row_ids[:end]):
+        got = f"other tokens before {end} than those it was written for"
+        fix = "The row was cut or moved without its sites."
+        raise AlignmentError(explain(f"site {site['turn_id']} of a row", got=got, expected="the same", fix=fix))
+    ids = torch.tensor([*row_ids[: site["same"]], *site["changed"], *row_ids[start:end]])
+    return TaughtTurn(start, end, ids, teacher_start, site["kind"], site["hint"], site["turn_id"])
+
+
+def _checksum(ids: list[int]) -> int:
+    return zlib.crc32(array("q", ids).tobytes())
+
+
+def write_pairs(pairs: Sequence[tuple[PairIds, tuple[float, float] | None]]) -> str:
+    """Pairs as `batch.pair_tokens` makes them, each with its reference log-probs (`objective.reference`)."""
+    return json.dumps(
+        [
+            {
+                "context": list(pair.chosen.ids[: pair.chosen.start]),
+                "chosen": list(pair.chosen.ids[pair.chosen.start :]),
+                "rejected": list(pair.rejected.ids[pair.rejected.start :]),
+                "reference": None if reference is None else list(reference),
+            }
+            for pair, reference in pairs
+        ]
+    )
+
+
+def read_pairs(text: str | None) -> list[ReplayPair]:
+    pairs = [_pair(each) for each in _parsed(text, PAIRS)]
+    for pair in pairs:
+        if not (pair.context and pair.chosen and pair.rejected):
+            raise InputError(explain(f"a pair of {PAIRS}", got="an empty side", expected="a context and two answers"))
+    return pairs
+
+
+def _pair(given: Mapping[str, Any]) -> ReplayPair:
+    reference = given["reference"]
+    return ReplayPair(
+        given["context"], given["chosen"], given["rejected"], None if reference is None else tuple(reference)
+    )
+
+
+def _parsed(text: str | None, column: str) -> list[Mapping[str, Any]]:
+    if text is None or text == "":
+        return []
+    if not isinstance(text, str):
+        fix = f"Write the column with `write_{'sites' if column == SITES else 'pairs'}`."
+        raise InputError(explain(f"a value of {column}", got=type(text).__name__, expected="JSON text", fix=fix))
+    return json.loads(text)
+
+
+def column_of(data: Any, name: str) -> list[str | None]:
+    """A column of a TensorDict, one value a row; None where a row has none or only fills up, or where there is none.
+
+    verl's queue keeps what an agent loop adds in one mapping a row; its older trainer makes columns of it.
+    """
+    from verl.utils import tensordict_utils
+
+    num_rows = len(data)
+    values = _per_row(tensordict_utils.get(data, name), num_rows)
+    if values is None:
+        fields = _per_row(tensordict_utils.get(data, EXTRA_FIELDS), num_rows) or [None] * num_rows
+        values = [(each or {}).get(name) for each in fields]
+    return [value if real else None for value, real in zip(values, rows_with_sampled_tokens(data), strict=True)]
+
+
+def _per_row(value: Any, num_rows: int) -> list[Any] | None:
+    """A batch of one row may have the value itself."""
+    if value is None:
+        return None
+    return [value] * num_rows if isinstance(value, str | Mapping) else list(value)
+
+
+def rows_with_sampled_tokens(data: Any) -> list[bool]:
+    """Which rows are rollouts: verl fills batches up with rows that copy another's columns and have no such token."""
+    mask = data["loss_mask"]
+    rows = mask.unbind() if mask.is_nested else list(mask)
+    return [bool(each.any()) for each in rows]
+
+
+def row_ids(data: Any) -> list[list[int]]:
+    """Prompt and response of each row without padding: the ids of verl's nested layout."""
+    ids = data["input_ids"]
+    if not ids.is_nested:
+        fix = "Convert it with verl.workers.utils.padding.left_right_2_no_padding first."
+        raise InputError(explain("input_ids of a batch", got="padded", expected="nested rows", fix=fix))
+    return [each.tolist() for each in ids.unbind()]

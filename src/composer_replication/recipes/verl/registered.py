@@ -1,0 +1,150 @@
+"""What verl finds by name once this module is imported: name it in VERL_USE_EXTERNAL_MODULES.
+
+    algorithm.adv_estimator: composer_group                  reward minus the mean of its group
+    actor.policy_loss.loss_mode: composer_grpo               GRPO's clipped objective, with no third clip
+    distillation.distillation_loss.loss_mode:
+        composer_kl_ts      KL(teacher || student) on the teacher's top-k and a tail bucket
+        composer_kl_st      KL(student || teacher) from the sampled token alone
+
+The two distillation losses are for verl's own teacher servers (`teacher_server`), which give a row's entries of hinted
+contexts and nothing elsewhere. They act on the erring turns' tokens, and verl's `loss_agg_mode` divides them: by all
+response tokens of the batch with "token-mean", not by the taught ones.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from verl.trainer.distillation.losses import DistillationLossSettings, register_distillation_loss
+from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
+from verl.utils.metric import Metric
+from verl.workers.utils.padding import no_padding_2_padding
+
+from composer_replication.errors import ConfigError, InputError, explain
+from composer_replication.loss.grpo import clipped_terms, group_advantages
+from composer_replication.loss.rows import check_finite_rows
+from composer_replication.loss.sdpo import sampled_token_values
+
+ADVANTAGE, POLICY_LOSS = "composer_group", "composer_grpo"
+KL_TEACHER_STUDENT, KL_STUDENT_TEACHER = "composer_kl_ts", "composer_kl_st"
+NO_TEACHER = -1e4
+"""A log-prob that no token has: rows that nobody teaches hold it, finite so that 0 times it is 0."""
+_LARGEST_MASS = 1.0 - 1e-7
+
+
+@register_adv_est(ADVANTAGE)
+def group_advantage(
+    token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, config: Any = None, **_named: Any
+) -> tuple[Tensor, Tensor]:
+    """A rollout's summed reward minus its group's mean, on all its tokens; over the group's standard deviation where
+    `algorithm.norm_adv_by_std_in_grpo` says so. A group of one has advantage 0, and so has one of equal rewards.
+    """
+    if index is None:
+        fix = "verl's trainer gives it as the column uid."
+        raise InputError(explain("groups of rollouts", got=None, expected="one name a rollout", fix=fix))
+    scale = "group" if config is None or config.get("norm_adv_by_std_in_grpo", True) else "none"
+    rewards = token_level_rewards.sum(-1)
+    members: dict[Any, list[int]] = {}
+    for place, name in enumerate(index):
+        members.setdefault(name, []).append(place)
+    advantages = torch.zeros_like(rewards)
+    for places in members.values():
+        advantages[places] = group_advantages(rewards[places], len(places), scale)
+    if not bool(advantages.any()):
+        text = f"rewards are equal within each of the {len(members)} groups: this batch teaches the policy nothing"
+        warnings.warn(text, UserWarning, stacklevel=2)
+    spread = advantages[:, None] * response_mask
+    return spread, spread
+
+
+@register_policy_loss(POLICY_LOSS)
+def clipped_policy_loss(
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Any]]:
+    """-min(r A, clip(r) A) of each token, put together as `loss_agg_mode` says.
+
+    verl's own "vanilla" has a third clip, at `clip_ratio_c`, where A < 0. "seq-mean-token-sum-norm" with
+    `loss_scale_factor` at the longest response is TRL's dr_grpo, "token-mean" its dapo.
+    """
+    if config is None:
+        raise ConfigError(explain("config of the policy loss", got=None, expected="verl's ActorConfig"))
+    kept = response_mask.bool()
+    low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
+    high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+    now, then = torch.where(kept, log_prob.float(), 0.0), torch.where(kept, old_log_prob.float(), 0.0)
+    terms, is_held = clipped_terms(now, then, advantages.float(), epsilon=low, epsilon_high=high)
+    terms = torch.where(kept, terms, 0.0)
+    if rollout_is_weights is not None:
+        terms = terms * rollout_is_weights
+    check_finite_rows(terms.flatten(), "policy loss")
+    loss = agg_loss(loss_mat=terms, loss_mask=kept, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
+    counted = kept.sum().clamp(min=1)
+    return loss, {
+        "actor/pg_clipfrac": ((is_held & kept).sum() / counted).item(),
+        "actor/ppo_kl": ((then - now).detach().sum() / counted).item(),
+    }
+
+
+@register_distillation_loss(DistillationLossSettings(names=[KL_TEACHER_STUDENT], use_topk=True))
+def kl_teacher_student(
+    config: Any, distillation_config: Any, model_output: dict[str, Any], data: Any
+) -> tuple[Tensor, dict[str, Any]]:
+    """(B, T) divergences from verl's own top-k kernel: its sum over the k entries, and the tail as one entry more.
+
+        sum_k p_T log(p_T / p_S) + (1 - m_T) log((1 - m_T) / (1 - m_S)),   m: mass of the k entries
+
+    verl's own loss stops after the first sum, which may be below zero, and clamps it there, gradient and all.
+    """
+    del config
+    if distillation_config.distillation_loss.log_prob_min_clamp is not None:
+        got = distillation_config.distillation_loss.log_prob_min_clamp
+        fix = "Clamped log-probs belong to no distribution: set it to null."
+        raise ConfigError(explain("distillation_loss.log_prob_min_clamp", got=got, expected=None, fix=fix))
+    listed, mass_s, mass_t = (
+        no_padding_2_padding(model_output[name], data).float()
+        for name in ("distillation_losses", "student_mass", "teacher_mass")
+    )
+    is_taught = (mass_t > 0) & _response(data)
+    tail_s, tail_t = (1.0 - mass.clamp(max=_LARGEST_MASS) for mass in (mass_s, mass_t))
+    values = torch.where(is_taught, listed + tail_t * (tail_t.log() - tail_s.log()), 0.0)
+    check_finite_rows(values.flatten(), KL_TEACHER_STUDENT)
+    return values, _taught(is_taught)
+
+
+@register_distillation_loss(DistillationLossSettings(names=[KL_STUDENT_TEACHER], use_estimator=True))
+def kl_student_teacher(
+    config: Any, distillation_config: Any, model_output: dict[str, Any], data: Any
+) -> tuple[Tensor, dict[str, Any]]:
+    """(B, T) values sg(log p_S - log p_T) log p_S, whose gradient is that of KL(student || teacher) on average.
+
+    The values themselves are no divergence: look at `composer/log_ratio`.
+    """
+    del config
+    if distillation_config.distillation_loss.use_policy_gradient:
+        fix = "Its gradient goes through the log-prob already."
+        name = "distillation_loss.use_policy_gradient"
+        raise ConfigError(explain(name, got=True, expected=False, fix=fix))
+    student = no_padding_2_padding(model_output["log_probs"], data).float()
+    teacher = no_padding_2_padding(data["teacher_logprobs"], data).squeeze(-1).float()
+    is_taught = (teacher > NO_TEACHER / 2) & _response(data)
+    values = torch.where(is_taught, sampled_token_values(student, teacher), 0.0)
+    ratio = torch.where(is_taught, (student - teacher).detach(), 0.0).sum() / is_taught.sum().clamp(min=1)
+    return values, _taught(is_taught) | {"composer/log_ratio": ratio.item()}
+
+
+def _response(data: Any) -> Tensor:
+    mask = data["response_mask"]
+    return mask.bool().to_padded_tensor(False) if mask.is_nested else mask.bool()
+
+
+def _taught(is_taught: Tensor) -> dict[str, Any]:
+    return {"composer/taught_tokens": Metric("sum", float(is_taught.sum()))}
