@@ -70,20 +70,27 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_HEAD = do_POST = _serve
 
     def _send(self, status: int, headers: dict[str, str], data: bytes, *, received: int, cut: bool) -> None:
-        if self.bucket.connection_mb_s:
+        mb_s = self.bucket.connection_mb_s  # of the whole request: another test may change it meanwhile
+        if not mb_s:
+            self._send_now(status, headers, data, cut=cut)
+            return
+        with self.bucket.lock:
+            self.bucket.at_once += 1
+            self.bucket.most_at_once = max(self.bucket.most_at_once, self.bucket.at_once)
+        try:
+            time.sleep(received / 1e6 / mb_s)
+            self._send_now(status, headers, data, cut=cut)
+        finally:
             with self.bucket.lock:
-                self.bucket.at_once += 1
-                self.bucket.most_at_once = max(self.bucket.most_at_once, self.bucket.at_once)
-            time.sleep(received / 1e6 / self.bucket.connection_mb_s)
+                self.bucket.at_once -= 1
+
+    def _send_now(self, status: int, headers: dict[str, str], data: bytes, *, cut: bool) -> None:
         self.send_response(status)
         for name, value in ({"content-length": str(len(data))} | headers).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self._write(data[: len(data) // 2] if cut else data)
-        if self.bucket.connection_mb_s:
-            with self.bucket.lock:
-                self.bucket.at_once -= 1
         self.close_connection = self.close_connection or cut
 
     def _write(self, data: bytes) -> None:

@@ -93,9 +93,14 @@ def belong_together(one: Operation, other: Operation) -> float:
 
 
 def share_a_place(one: Operation, other: Operation) -> bool:
-    """Whether what two edits replace has a line in common or is much alike, or one wrote what the other replaces."""
+    """Whether what two edits replace has a line in common or is much alike, or one wrote what the other replaces.
+
+    A text of a word or two is alike by chance, but not where more of its line is named for the very same new text.
+    """
     if not isinstance(one, Replace) or not isinstance(other, Replace):
         return False
+    if one.new == other.new and one.old.strip() and one.old in other.old:
+        return True
     first, second = ({line.strip() for line in each.old.split("\n")} - {""} for each in (one, other))
     alike = max(likeness(one.old, other.old), likeness(one.new, other.old))
     return bool(first & second) or _overlap(one.old, other.old) or alike >= MIN_ALIKE

@@ -170,6 +170,16 @@ def test_the_same_words_put_at_another_place_are_no_correction():
     assert decided(*steps, (elsewhere, DONE)) is None
 
 
+def test_a_word_that_stands_twice_is_corrected_by_more_of_its_line():
+    text = numbered(1, "RATE = 21", "", "def tax(price):", "    return price * RATE")
+    new = "RATE = 21\n\n\ndef area(side):\n    return side * side"
+    twice = "Found 2 matches of the string to replace, but replace_all is false."
+    steps = ((read(), text), (edit("RATE", new), twice, True))
+    assert decided(*steps, (edit("RATE = 21", new), DONE)) == ("corrected", *edit("RATE = 21", new))
+    other = "def tax(price):\n    return price"
+    assert decided(*steps, (edit(other, f"{other} + 1"), DONE)) is None
+
+
 def test_a_file_that_changed_since_it_was_read_is_to_be_read_again():
     changed = "<tool_use_error>File has been modified since read, either by the user or by a linter. Read it again."
     own = (bash(f"sed -i 's/a/b/' {FILE}"), "")

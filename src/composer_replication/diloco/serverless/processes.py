@@ -84,7 +84,7 @@ def _from_proc(pid: int) -> Process | None:
 
 def _from_ps(pid: int) -> Process | None:
     """By what POSIX has everywhere; arguments with spaces come apart, so names that are looked for have none."""
-    words = _ps("-o", "stat=", "-o", "ppid=", "-o", "lstart=", "-o", "command=", "-p", str(pid)).split()
+    words = _ps("-o", "stat=", "-o", "ppid=", "-o", "lstart=", "-o", "command=", "-ww", "-p", str(pid)).split()
     if len(words) < 8 or words[0].startswith("Z"):
         return None
     return Process(pid, int(words[1]), " ".join(words[2:7]), tuple(words[7:]))
