@@ -51,9 +51,11 @@ NEW_SERVERLESS = {
     },
 }
 MEMBERS_SERVERLESS = {
-    **{name: {**_ASKED, **_OWN} for name in ("ModalExecutor", "HFJobsExecutor")},
+    "HFJobsExecutor": {**_ASKED, **_OWN, "was_refused": "(error)"},
+    "ModalExecutor": {**_ASKED, **_OWN},
     **{name: {**_ASKED, **_OWN, "reaches": "(handle)"} for name in ("LocalProcessExecutor", "RayExecutor")},
     "MockManager": {
+        "agree_on_weights": "()",
         "allow_state_dict_read": "()",
         "allreduce": "(tensor, **_options)",
         "close": "()",

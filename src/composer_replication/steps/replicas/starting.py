@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -64,6 +64,28 @@ def start(file: LaunchFile, executor: Executor, said: Callable[[str], None] = la
         raise RunError(explain(what, got=why, expected="its start", fix=what_ended)) from error
 
 
+@dataclass(frozen=True)
+class _Asking:
+    """Around the asking for a replica: notes in the file how an asking that failed came to its end."""
+
+    file: LaunchFile
+    executor: Executor
+    rank: int
+    attempt: int
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None:
+            return
+        with contextlib.suppress(OSError, ComposerError):  # without a note it counts as one whose asker was killed
+            if self.executor.was_refused(error):
+                self.file.withdraw(self.rank, self.attempt)
+            else:
+                self.file.end_asking(self.rank, self.attempt, time.time())
+
+
 def start_one(
     file: LaunchFile, launch: Launch, executor: Executor, rank: int, attempt: int, **settings: Any
 ) -> ReplicaHandle:
@@ -72,15 +94,8 @@ def start_one(
     job = executor.job(launch.entrypoint, args, gpu=launch.gpu, timeout_s=launch.timeout_s, launch=launch.id)
     with file.starting():
         file.begin(rank, attempt)
-        try:
+        with _Asking(file, executor, rank, attempt):
             handle = executor.start(replace(job, rank=rank, attempt=attempt))
-        except BaseException as error:
-            with contextlib.suppress(OSError, ComposerError):  # without a note it counts as one whose asker was killed
-                if executor.was_refused(error):
-                    file.withdraw(rank, attempt)
-                else:
-                    file.end_asking(rank, attempt, time.time())
-            raise
         record = file.note(handle)
     if record.cancelled is not None:
         executor.cancel(handle)
