@@ -130,7 +130,7 @@ test-diloco: $(DILOCO_VENV)/.installed $(AZURITE) ## replicas by Modal, the Hub'
 	$(DILOCO) -m pytest -q -p no:cacheprovider -m diloco --ignore tests/executors/test_ray.py tests/executors tests/bucket_servers
 	RAY_AUTH_MODE=disabled $(DILOCO) -m pytest -q -p no:cacheprovider -p no:unraisableexception -m diloco tests/executors/test_ray.py
 
-# verl and ray: 1.7 GB beside torch's own; a quarter of an hour on two busy cores, most of it imports and forty steps.
+# verl, ray and torch: 1.6 GB; the tests take five minutes of a processor, most of it imports and steps (23 on busy cores).
 VERL_VENV ?= .venv-verl
 VERL := $(VERL_VENV)/bin/python
 $(VERL_VENV)/.installed: pyproject.toml constraints/main.txt constraints/verl.txt
