@@ -172,7 +172,7 @@ class ShardIO:
     def _read(self, key: str, sha256: str, shard: int, about: dict[str, str], offer: OfferId) -> Tensor:
         elements = self._round.vector.size(shard)
         # A few numbers take more bytes in 8 bits than in 32: each block has a scale.
-        most_bytes = max(payload_bytes(elements, kind) for kind in {"fp32", *self._settings.kinds})
+        most_bytes = max(payload_bytes(elements, kind) for kind in self._settings.kinds)
         for _ in range(READS):
             try:
                 data = self._store.get(key, most_bytes=most_bytes)
