@@ -202,7 +202,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     what, size = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 64.0
     if what == "peak":
-        folder, rank, world = sys.argv[3:6]
+        folder, rank, world = sys.argv[3:] or ("", "0", "0")
         show_peak(size, folder, int(rank), int(world))
     else:
         {"bytes": show_bytes, "time": show_time, "memory": show_memory}[what](size)
