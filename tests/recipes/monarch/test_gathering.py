@@ -21,10 +21,10 @@ MODEL = str(student_folder())
 def played(batch: Batch) -> tuple[KeptRollouts, list[float], list[int]]:
     """The record's episodes with the world's answers, before TRL shuffled them; their rewards; their rows there."""
     pytest.importorskip("trl")
-    from recipes.trl_steps import _played
+    from recipes.recorded_episodes import played as episode_of
 
     tokenizer, rows = load_tokenizer(MODEL), batch.place.argsort().tolist()
-    episodes = [_played(tokenizer, batch, row) for row in rows]
+    episodes = [episode_of(tokenizer, batch, row) for row in rows]
     rollouts = [
         Rollout(
             rollout_id=f"r{row}",
