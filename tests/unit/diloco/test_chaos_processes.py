@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+import traceback
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from composer_replication.diloco.rounds.failures import Replaced
 from composer_replication.diloco.store import open_store
 
 NUM_QUICK, NUM_FULL = 2, 20
-STEPS, WORLD, BOUND_S = 12, 3, 60.0
-LIMITS = {"grace_s": 0.7, "first_grace_s": 3.0, "lease_s": 0.5, "min_replicas": 1, "state_every": 3}
+STEPS, WORLD, BOUND_S = 12, 3, 120.0
+# Wide enough for a machine on which other tests run: what is tested is who comes and goes, not how fast.
+LIMITS = {"grace_s": 1.5, "first_grace_s": 6.0, "timeout_s": 60.0, "lease_s": 1.0, "min_replicas": 1, "state_every": 3}
 
 
 def start(folder, rank: int, *, clock_off_s: float) -> int:
@@ -34,6 +36,8 @@ def start(folder, rank: int, *, clock_off_s: float) -> int:
         code = 0
     except Replaced:
         code = 3
+    except Exception:
+        (folder / f"error-{rank}.txt").write_text(traceback.format_exc())
     finally:
         os._exit(code)
 
@@ -65,7 +69,9 @@ def play(folder, seed: int) -> None:
     os.kill(pids[sleeper], signal.SIGCONT)
     codes = {rank: wait_for(pid, until) for rank, pid in enumerate(pids)}
     assert codes.pop(victim) in (-signal.SIGKILL, 0)  # 0: it had ended before
-    assert {*codes.values(), wait_for(again, until)} == {0}
+    codes[victim] = wait_for(again, until)
+    said = [path.read_text() for path in sorted(folder.glob("error-*.txt"))]
+    assert {*codes.values()} == {0}, "\n".join([f"ended with {codes}", *said])
     store = open_store(f"file://{folder}/store")
     ends = [Final(rank, STEPS, list(torch.from_numpy(np.load(folder / f"{rank}.npy")))) for rank in range(WORLD)]
     check_run(store, ends)
