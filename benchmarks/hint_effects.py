@@ -29,6 +29,7 @@ def score(
     *,
     adapter: str | None = None,
     device: str | None = None,
+    dtype: str | None = None,
     limit: int | None = None,
     temperatures: Sequence[float] = (),
 ) -> None:
@@ -40,9 +41,9 @@ def score(
     from transformers import AutoModelForCausalLM
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    precision = getattr(torch, dtype or ("bfloat16" if device == "cuda" else "float32"))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
-        model_name, dtype=dtype, trust_remote_code=False, use_safetensors=True
+        model_name, dtype=precision, trust_remote_code=False, use_safetensors=True
     )
     if adapter is not None:
         from peft import PeftModel
@@ -66,7 +67,7 @@ def score(
         "model": Path(model_name).name,
         "adapter": adapter and Path(adapter).name,
         "device": device,
-        "dtype": str(dtype),
+        "dtype": str(precision),
         "seconds": round(seconds, 1),
     }
     warmer = [f"{name}@{each:g}" for each in temperatures for name in head["hints"]]

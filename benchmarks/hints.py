@@ -28,7 +28,7 @@ def main() -> None:
     elif args.verb == "score":
         from hint_effects import score
 
-        options = {"device": args.device, "limit": args.limit, "temperatures": args.temperatures}
+        options = {"device": args.device, "dtype": args.dtype, "limit": args.limit, "temperatures": args.temperatures}
         score(args.items, args.model, args.out, adapter=args.adapter, **options)
     else:
         from hint_effects import print_tables
@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--model", required=True)
     score.add_argument("--out", type=Path, required=True)
     score.add_argument("--device", help="cuda where there is one")
+    score.add_argument("--dtype", choices=("float32", "bfloat16"), help="bfloat16 on a GPU, else float32")
     score.add_argument("--adapter", help="a folder with an adapter of PEFT for the model")
     score.add_argument("--temperatures", type=float, nargs="*", default=[], help="score each hint at these as well")
     score.add_argument("--limit", type=int, help="only the first so many items")
