@@ -15,13 +15,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from composer_replication.diloco.rounds import states
+from composer_replication.diloco.rounds.states import published
 from composer_replication.diloco.rounds.failures import RoundTimeout, StateUnreadable
 from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.reading import published_states, read_commit, read_record, step_of
 from composer_replication.diloco.rounds.records import Layout, fields_of, pack, parse_state, refusing, sha256_of, text
 from composer_replication.diloco.rounds.running import Place, Settings
-from composer_replication.diloco.rounds.structures import Flat, flatten
+from composer_replication.diloco.rounds.states.structures import Flat, flatten
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class GlobalState:
         newest = self.newest(store, replace(place, step=0), margin=0)
         if newest is not None:
             return newest, True
-        mine = states.describe(self.saved(), name=_name(place, 0), step=0)
+        mine = published.describe(self.saved(), name=_name(place, 0), step=0)
         first = self._first(store, place, mine)
         if first.digest == mine.digest:
             return replace(place, base=first.digest), False
@@ -69,7 +69,7 @@ class GlobalState:
         for name in published_states(store, self.layout):
             if step_of(name) <= place.step + margin:
                 return None
-            state = states.read_state(store, self.layout, name)
+            state = published.read_state(store, self.layout, name)
             if state is not None and self._load(store, state):
                 last = read_commit(store, self.layout, state.step - 1)
                 first_trial = place.first_trial if state.step == place.step else 0
@@ -79,7 +79,7 @@ class GlobalState:
 
     def say_sum(self, store: PatientStore, place: Place) -> None:
         """As the first member: what my weights are, to the bit; and those weights, for whoever has others."""
-        mine = states.describe(self.saved(), name=_name(place, place.step), step=place.step)
+        mine = published.describe(self.saved(), name=_name(place, place.step), step=place.step)
         store.settle(self._sum_key(place), pack("sum", {"numbers": mine.numbers}))
         self.publish(store, place)
 
@@ -88,7 +88,7 @@ class GlobalState:
 
         It may have died before it said so, or before they were published: then each goes on with its own.
         """
-        mine = states.describe(self.saved(), name=_name(place, place.step), step=place.step)
+        mine = published.describe(self.saved(), name=_name(place, place.step), step=place.step)
         late = read_commit(store, self.layout, place.step) is not None  # then it was said before, or never will be
         wait_s = 0.0 if late else self.settings.grace_s
         theirs = self._wait(lambda: read_record(store, self._sum_key(place), _numbers), wait_s)
@@ -115,8 +115,8 @@ class GlobalState:
         if names and step_of(names[0]) >= place.step:
             return
         flat = self.saved()
-        state = states.describe(flat, name=_name(place, place.step), step=place.step)
-        states.publish(store, self.layout, flat, replace(state, base=place.base))
+        state = published.describe(flat, name=_name(place, place.step), step=place.step)
+        published.publish(store, self.layout, flat, replace(state, base=place.base))
 
     def is_due(self, store: PatientStore, place: Place, every: int) -> bool:
         """Every so many steps, and when a replica that is behind asks for one."""
@@ -126,19 +126,19 @@ class GlobalState:
         store.delete(wanted)
         return behind >= every or bool(wanted)
 
-    def _first(self, store: PatientStore, place: Place, mine: states.PublishedState) -> states.PublishedState:
+    def _first(self, store: PatientStore, place: Place, mine: published.PublishedState) -> published.PublishedState:
         now = time.monotonic()
         until, rank_0_until = now + self.settings.timeout_s, now + (self.settings.first_grace_s if place.rank else 0)
         while True:
             name = self._genesis(store)
-            if name and (first := states.read_state(store, self.layout, name)) is not None:
+            if name and (first := published.read_state(store, self.layout, name)) is not None:
                 return first
             if time.monotonic() >= until:
                 raise RoundTimeout(
                     f"{store.uri}: nobody published a first state of generation {self.layout.generation}"
                 )
             if name is None and time.monotonic() >= rank_0_until:
-                states.publish(store, self.layout, self.saved(), mine)
+                published.publish(store, self.layout, self.saved(), mine)
                 store.settle(self.layout.key("genesis"), pack("genesis", {"name": mine.name}))
                 if self._genesis(store) is not None:
                     continue
@@ -154,8 +154,8 @@ class GlobalState:
 
         return read_record(store, self.layout.key("genesis"), name)
 
-    def _load(self, store: PatientStore, state: states.PublishedState) -> bool:
-        content = states.fetch(store, self.layout, state, self.saved().outline())
+    def _load(self, store: PatientStore, state: published.PublishedState) -> bool:
+        content = published.fetch(store, self.layout, state, self.saved().outline())
         if content is None:
             return False
         for key, (load_fn, _) in self.functions.items():
