@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
 
-from composer_replication.diloco.rounds.states import published as states
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
 from composer_replication.diloco.rounds.records import Layout, RecordError, pack, unpack
+from composer_replication.diloco.rounds.states import published as states
 from composer_replication.diloco.rounds.states.structures import flatten
 from composer_replication.diloco.store import MemoryStore
 
@@ -149,8 +149,34 @@ def piece(dtype: object = "F32", shape: object = (4,), offsets: object = (0, 16)
     return {"0.0": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}
 
 
-TYPES = ["F32", "F64", "BF16", "BOOL", "U64", "C64", "F8_E4M3", "F8_E8M0", "F6_E2M3", "F6_E3M2", "F4", "f32", "", None, 7]
-SHAPES = [(0, 2**63 - 1), (0, 2**63), (0, 2**64 - 1), (2**63,), (2**32, 2**32), (2**62, 4, 0), (-4,), (-1, -4), (2**70,)]
+TYPES = [
+    "F32",
+    "F64",
+    "BF16",
+    "BOOL",
+    "U64",
+    "C64",
+    "F8_E4M3",
+    "F8_E8M0",
+    "F6_E2M3",
+    "F6_E3M2",
+    "F4",
+    "f32",
+    "",
+    None,
+    7,
+]
+SHAPES = [
+    (0, 2**63 - 1),
+    (0, 2**63),
+    (0, 2**64 - 1),
+    (2**63,),
+    (2**32, 2**32),
+    (2**62, 4, 0),
+    (-4,),
+    (-1, -4),
+    (2**70,),
+]
 SHAPES += [(0,), (), (2, 2), (1,) * 5000, (1.5,), ("4",), None, 4]
 OFFSETS = [(0, 0), (0, 15), (0, 17), (16, 0), (0, 2**64 - 1), (2**63, 2**63), (-16, 0), (0, 2**70), (1, 17), (0,), None]
 

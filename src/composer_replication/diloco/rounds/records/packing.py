@@ -33,8 +33,8 @@ from composer_replication.errors import InputError, explain
 FORMAT = 2
 COPIES = 3
 MOST_RECORD_BYTES = 16 * 2**20
-# Names have five digits for ranks and shards. A manifest has up to 103 bytes for a shard; an outcome 67 for one, and 120
-# and 27 for a rank that is a member and bad: at these bounds both fit into a record, three times over.
+# Names have five digits for ranks and shards. A manifest has up to 103 bytes for a shard; an outcome has 67 for one,
+# and 120 and 27 for a rank that is a member and bad: at these bounds both fit into a record, three times over.
 MOST_RANKS, MOST_SHARDS = 10**4, 5 * 10**4
 MOST_TRIALS = 10**9  # nine digits for claims and trials
 MOST_WEIGHT = 1e18
