@@ -102,6 +102,19 @@ def test_closing_waits_for_a_comparison_that_is_open(caplog):
     assert torch.equal(first.globals[0], second.globals[0])
 
 
+def test_a_first_member_that_slept_says_what_its_weights_were_before_it_catches_up(caplog):
+    store, first, second = both_at(3)
+    set_later(second, min_replicas=1)
+    run_to(second, 5)
+    assert store.size(SUM) is None
+    first.manager.start_quorum()
+    assert store.size(SUM) is not None
+    assert first.manager.current_step() > 3
+    second.manager.start_quorum()
+    assert not second.manager._membership._comparisons._open
+    assert caplog.text == ""
+
+
 def at_the_end(loop, bound_s: float) -> float:
     began = time.monotonic()
     loop.manager.agree_on_weights()

@@ -82,26 +82,26 @@ class Comparisons:
             elif verdict == "never":
                 self._say_not_compared(place, each, "went on, left or was replaced without saying them")
             elif (loaded := self._take(store, place, each, said or "", follows=follows)) is not None:
-                self._give_up(place, "said them when mine had been replaced")
+                self._give_up(place, "had not said them when mine were replaced", after=each.step)
                 return loaded
         return None
 
     def finish(self, store: PatientStore, place: Place, *, follows: bool) -> Place | None:
         """At the end of a run: wait for what is still open while the member that it needs lives, and then say so."""
         until = time.monotonic() + self.state.settings.timeout_s
+        loaded: Place | None = None
         for each in sorted(self._open, key=lambda each: -each.step):
-            if each in self._open and each.step > self.agreed:
+            if each in self._open and each.step > self.agreed:  # else a later comparison has decided
                 self._wait_for_the_last_word(store, each, until)
-                if (loaded := self.look(store, place, follows=follows)) is not None:
-                    return loaded
-        self.look(store, place, follows=follows)
+                loaded = self.look(store, place, follows=follows) or loaded
+        loaded = self.look(store, place, follows=follows) or loaded
         self._give_up(place, "did not say them in time, or does not live")
         if self._apart is not None and self._apart.step > self.agreed:
             what = f"weights of rank {place.rank} at step {self._apart.step} in {store.uri}"
             expected = f"those of rank {self._apart.first[0]} to the bit, and nobody published them"
             fix = "Start this replica again: it begins with the newest published state."
             raise StateUnreadable(explain(what, got="others", expected=expected, fix=fix))
-        return None
+        return loaded
 
     def abandon(self, place: Place) -> None:
         """This replica failed: nothing is waited for, and what was not compared is said."""
@@ -187,11 +187,13 @@ class Comparisons:
     def _key(self, step: int) -> str:
         return self.state.layout.key("sums", f"{step:08d}")
 
-    def _give_up(self, place: Place, why: str) -> None:
+    def _give_up(self, place: Place, why: str, *, after: int = -1) -> None:
+        """Those of the steps after `after` will not be compared any more."""
         for each in self._open:
-            since = f"; since step {self.agreed} they are agreed on" if self.agreed > each.step else ""
-            self._say_not_compared(place, each, f"{why}{since}")
-        self._open.clear()
+            if each.step > after:
+                since = f"; since step {self.agreed} they are agreed on" if self.agreed > each.step else ""
+                self._say_not_compared(place, each, f"{why}{since}")
+        self._open = [each for each in self._open if each.step <= after]
 
     def _say_not_compared(self, place: Place, compared: Comparison, why: str) -> None:
         what = "step %d: the weights of rank %d were not compared with those of rank %d, which %s"

@@ -33,9 +33,9 @@ def find_place(
     world_size = getattr(store, "world_size", None) if world_size is None else world_size
     if rank is None or world_size is None:
         raise InputError(explain("manager", got=f"rank {rank}, world_size {world_size}", expected="both"))
-    timeout_s = getattr(store, "timeout_s", 1800.0) if timeout_s is None else timeout_s
-    poll_s = getattr(store, "poll_interval_s", 1.0) if poll_s is None else poll_s
-    return Where(objects, rank, world_size, timeout_s, poll_s)
+    limits = (getattr(store, "timeout_s", 1800.0), getattr(store, "poll_interval_s", 1.0))
+    given = (limits[0] if timeout_s is None else timeout_s, limits[1] if poll_s is None else poll_s)
+    return Where(objects, rank, world_size, *given)
 
 
 def settings_of(
