@@ -7,20 +7,37 @@ import hashlib
 import time
 
 import pytest
+import torch
 from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
 
 from composer_replication.diloco.rounds.failures import GenerationRefused, OutcomeUnreadable
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
+from composer_replication.diloco.rounds.patience import PatientStore, Traffic
 from composer_replication.diloco.rounds.progress import read_progress
+from composer_replication.diloco.rounds.reading import read_record
 from composer_replication.diloco.rounds.records import (
+    MOST_MAGNITUDE,
+    MOST_RANKS,
+    MOST_SHARDS,
+    Manifest,
+    Member,
+    OfferId,
+    Outcome,
     RecordError,
+    Seal,
+    Shard,
     pack,
+    pack_manifest,
+    pack_outcome,
+    pack_seal,
     unpack,
     unpack_manifest,
     unpack_outcome,
     unpack_seal,
 )
+from composer_replication.diloco.rounds.vectors import RoundVector
 from composer_replication.diloco.store import MemoryStore
+from composer_replication.errors import InputError
 
 SHA = "0" * 64
 MEMBER = [[0, 0, 0], SHA, 1.0]
@@ -49,6 +66,48 @@ def test_a_line_with_a_right_checksum_that_is_no_json_object_is_refused_by_name(
     reader = READERS[kind][0] if kind in READERS else functools.partial(unpack, kind)
     with pytest.raises(RecordError, match=rf"record of a {kind}"):
         reader(line_of(text))
+
+
+LONG, LAST = "\x01" * 500, 10**9 - 1  # the text and the numbers with the most bytes
+OFFERS = [OfferId(rank, LAST, LAST) for rank in range(MOST_RANKS)]
+MEMBERS = tuple(Member(offer, "f" * 64, 1.2345678901234567e-300) for offer in OFFERS)
+SHARDS = (Shard(2**50 - 1, "f" * 64),) * MOST_SHARDS
+LARGEST = {
+    "manifest": (pack_manifest, unpack_manifest, Manifest(OFFERS[-1], LONG, LONG, 1e-300, SHARDS, MOST_MAGNITUDE)),
+    "seal": (pack_seal, unpack_seal, Seal(LONG, LONG, MOST_SHARDS - 1, MEMBERS)),
+    "outcome": (
+        pack_outcome,
+        unpack_outcome,
+        Outcome("commit", LONG, LONG, MEMBERS, ("f" * 64,) * MOST_SHARDS, tuple(OFFERS), LONG, 1e-300, 2**50 - 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LARGEST)
+def test_a_record_with_every_field_at_its_bound_can_be_read(kind):
+    writes, reads, record = LARGEST[kind]
+    store = PatientStore(MemoryStore(), Traffic(), patience_s=5)
+    store.put("record", writes(record))
+    assert read_record(store, "record", reads) == record
+
+
+def test_a_vector_has_as_many_shards_as_its_records_may_list_and_no_more():
+    piece = 128  # numbers of the smallest shard
+    whole = torch.zeros(1).expand(piece * MOST_SHARDS)
+    cuts = RoundVector([whole[: piece * (MOST_SHARDS - 1)]], parties=1, shard_elements=piece)
+    assert cuts.num_shards == MOST_SHARDS - 1
+    with pytest.raises(InputError, match=f"fewer than {MOST_SHARDS:,}"):
+        RoundVector([whole], parties=1, shard_elements=piece)
+
+
+def test_a_record_that_nobody_could_read_is_not_written():
+    with pytest.raises(InputError, match=r"record of a state: got 1\d,\d{3},\d{3} bytes, expected at most 16,777,216"):
+        pack("state", {"spec": ["f" * 64] * 90_000})
+
+
+def test_a_world_whose_members_no_record_can_list_is_refused():
+    with pytest.raises(InputError, match="world_size"):
+        ObjectStoreManager(MemoryStore(), rank=0, world_size=MOST_RANKS)
 
 
 HUGE, DEEP = 10**15, [[[[]]]]
@@ -84,7 +143,7 @@ BAD_FIELDS = [
     ("outcome", {"members": []}),
     ("outcome", {"result": "void", "members": []}),
     ("outcome", {"means": ["x"]}),
-    ("outcome", {"means": [SHA] * 100_001}),
+    ("outcome", {"means": [SHA] * (MOST_SHARDS + 1)}),
     ("outcome", {"means": SHA}),
     ("outcome", {"bad": [[0, 0]]}),
     ("outcome", {"reason": 3}),

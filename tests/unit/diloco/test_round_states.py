@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import pickle
 import random
+import struct
+import tracemalloc
 
 import pytest
 import safetensors.torch
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
 
-from composer_replication.diloco.rounds import states
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
-from composer_replication.diloco.rounds.records import Layout, pack, unpack
-from composer_replication.diloco.rounds.structures import flatten
+from composer_replication.diloco.rounds.records import Layout, RecordError, pack, unpack
+from composer_replication.diloco.rounds.states import published as states
+from composer_replication.diloco.rounds.states.structures import flatten
 from composer_replication.diloco.store import MemoryStore
 
 NAME, LAYOUT = "00000003.00000.0", Layout(0)
@@ -65,6 +70,9 @@ RECORDS = {
     "a checksum that is none": lambda c: c["chunks"][0].__setitem__(1, "x"),
     "a shape below nothing": lambda c: c["spec"][0].__setitem__(0, [-1, 4]),
     "a shape of many terabytes": lambda c: c["spec"][0].__setitem__(0, [HUGE, HUGE]),
+    "a shape of nothing times terabytes": lambda c: c["spec"][2].__setitem__(0, [0, *[2**49] * 5]),
+    "a shape of nothing times less than nothing": lambda c: c["spec"][2].__setitem__(0, [0, -(2**63)]),
+    "a shape of more dimensions than a tensor has": lambda c: c["spec"][2].__setitem__(0, [0, *[1] * 64]),
     "a shape of text": lambda c: c["spec"][0].__setitem__(0, "34"),
     "a type nobody knows": lambda c: c["spec"][0].__setitem__(1, "torch.complex64"),
     "a tensor twice": lambda c: c.update(structure={"list": [{"tensor": 0}] * 4}),
@@ -129,6 +137,107 @@ def test_a_chunk_that_is_no_safetensors_is_not_read(published, data):
     objects, store, outline = published
     rewritten(objects, 1, data)
     assert read(store, outline) is None
+
+
+def headed(header: object, body: bytes) -> bytes:
+    """A file with the header as it is given, whether or not safetensors would write such a one."""
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def piece(dtype: object = "F32", shape: object = (4,), offsets: object = (0, 16)) -> dict:
+    return {"0.0": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}
+
+
+TYPES = [
+    "F32",
+    "F64",
+    "BF16",
+    "BOOL",
+    "U64",
+    "C64",
+    "F8_E4M3",
+    "F8_E8M0",
+    "F6_E2M3",
+    "F6_E3M2",
+    "F4",
+    "f32",
+    "",
+    None,
+    7,
+]
+SHAPES = [
+    (0, 2**63 - 1),
+    (0, 2**63),
+    (0, 2**64 - 1),
+    (2**63,),
+    (2**32, 2**32),
+    (2**62, 4, 0),
+    (-4,),
+    (-1, -4),
+    (2**70,),
+]
+SHAPES += [(0,), (), (2, 2), (1,) * 5000, (1.5,), ("4",), None, 4]
+OFFSETS = [(0, 0), (0, 15), (0, 17), (16, 0), (0, 2**64 - 1), (2**63, 2**63), (-16, 0), (0, 2**70), (1, 17), (0,), None]
+
+
+def refused_quietly(published, chunk: bytes) -> None:
+    objects, store, outline = published
+    before = store.traffic.refused
+    rewritten(objects, 0, chunk)
+    tracemalloc.start()
+    try:
+        assert read(store, outline) is None
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    assert store.traffic.refused > before
+
+
+@pytest.mark.parametrize("dtype", TYPES[1:], ids=str)
+@pytest.mark.parametrize(("shape", "length"), [((4,), 16), ((16,), 16), ((32,), 16), ((0, 9), 0), ((0, 2**63), 0)])
+def test_a_chunk_of_another_type_is_unreadable_whatever_its_shape(published, dtype, shape, length):
+    refused_quietly(published, headed(piece(dtype, shape, (0, length)), b"\0" * length))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape)[:40])
+@pytest.mark.parametrize("offsets", [(0, 16), (0, 0)], ids=str)
+def test_a_chunk_whose_shape_no_tensor_has_is_unreadable(published, shape, offsets):
+    refused_quietly(published, headed(piece("F32", shape, offsets), b"\0" * offsets[1]))
+
+
+@pytest.mark.parametrize("offsets", OFFSETS, ids=str)
+def test_a_chunk_whose_offsets_do_not_fit_is_unreadable(published, offsets):
+    refused_quietly(published, headed(piece("F32", (4,), offsets), b"\0" * 16))
+
+
+NUMBERS = st.sampled_from([0, 1, 4, 16, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64]) | st.integers()
+
+
+@given(
+    st.sampled_from(TYPES),
+    st.lists(NUMBERS, max_size=5),
+    st.lists(NUMBERS, max_size=3),
+    st.sampled_from([0, 4, 16, 24]),
+)
+def test_whatever_a_header_says_a_chunk_is_read_or_unreadable(dtype, shape, offsets, length):
+    filling = states._Filling([torch.zeros(4)])
+    chunk = headed(piece(dtype, shape, offsets), b"\0" * length)
+    try:
+        filling.add(chunk)
+    except RecordError:
+        return
+    assert (dtype, shape, offsets, length) == ("F32", [4], [0, 16], 16)
+
+
+@given(st.lists(NUMBERS, max_size=70), st.sampled_from([*TYPES, "torch.float32", "torch.bool", "torch.complex64"]))
+def test_whatever_a_record_says_of_a_tensor_it_is_a_tensor_or_unreadable(shape, dtype):
+    try:
+        size = states._bytes_of([shape, dtype])
+    except ValueError:
+        return
+    assert torch.Size(shape).numel() * states._DTYPES[dtype].itemsize == size
+    assert torch.empty(shape, dtype=states._DTYPES[dtype], device="meta").shape == tuple(shape)
 
 
 def test_chunks_in_another_order_are_not_read(published):

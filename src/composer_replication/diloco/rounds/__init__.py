@@ -9,11 +9,12 @@ vectors     tensors as one vector in shards; the weighted mean
 shards      the bytes of a round, out and in
 running     one round: read, decide, act
 claims      who holds a rank
-structures  what is saved, as a structure and its tensors
-states      a published state as bytes
+states      what is saved, and a published state as bytes
 heal        which state is published and loaded; applying commits without a round of one's own
+comparing   whether weights are equal to the bit, now or later
 retention   what is kept
 membership  a replica's place in a run
+options     what a manager is given, and what is refused
 manager     what torchft's DiLoCo is given
 progress    how a run is doing, for those who watch
 """

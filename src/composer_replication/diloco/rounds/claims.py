@@ -6,6 +6,7 @@ own clock: one that moves belongs to a living process, whatever the two clocks s
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import socket
@@ -107,6 +108,20 @@ def _beat(store: PatientStore, layout: Layout, rank: int, number: int) -> int | 
             return whole(content["count"], below=MOST_TRIALS)
 
     return read_record(store, layout.beat(rank, number), count)
+
+
+class Pulse:
+    """Whether the holder of a claim lives, seen from outside: one whose counter did not move for a lease does not."""
+
+    def __init__(self, store: PatientStore, layout: Layout, rank: int, claim: int, lease_s: float) -> None:
+        self._look = functools.partial(_beat, store, layout, rank, claim)
+        self._lease_s, self._count, self._moved = lease_s, self._look(), time.monotonic()
+
+    def beats(self) -> bool:
+        count = self._look()
+        if count is not None and count != self._count:
+            self._count, self._moved = count, time.monotonic()
+        return time.monotonic() - self._moved < self._lease_s
 
 
 class Heart:

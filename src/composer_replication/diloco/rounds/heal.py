@@ -6,25 +6,22 @@ applies it at once, so that a restarted replica, or a whole group of them, begin
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from composer_replication.diloco.rounds import states
 from composer_replication.diloco.rounds.failures import RoundTimeout, StateUnreadable
 from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.reading import published_states, read_commit, read_record, step_of
-from composer_replication.diloco.rounds.records import Layout, fields_of, pack, parse_state, refusing, sha256_of, text
+from composer_replication.diloco.rounds.records import Layout, fields_of, pack, parse_state, refusing, text
 from composer_replication.diloco.rounds.running import Place, Settings
-from composer_replication.diloco.rounds.structures import Flat, flatten
+from composer_replication.diloco.rounds.states import published
+from composer_replication.diloco.rounds.states.structures import Flat, flatten
 
-T = TypeVar("T")
-_log = logging.getLogger(__name__)
 StateFns = MutableMapping[str, tuple[Callable[[Any], None], Callable[[], Any]]]
 
 
@@ -45,7 +42,7 @@ class GlobalState:
         newest = self.newest(store, replace(place, step=0), margin=0)
         if newest is not None:
             return newest, True
-        mine = states.describe(self.saved(), name=_name(place, 0), step=0)
+        mine = published.describe(self.saved(), name=_name(place, 0), step=0)
         first = self._first(store, place, mine)
         if first.digest == mine.digest:
             return replace(place, base=first.digest), False
@@ -69,45 +66,29 @@ class GlobalState:
         for name in published_states(store, self.layout):
             if step_of(name) <= place.step + margin:
                 return None
-            state = states.read_state(store, self.layout, name)
+            state = published.read_state(store, self.layout, name)
             if state is not None and self._load(store, state):
-                last = read_commit(store, self.layout, state.step - 1)
-                first_trial = place.first_trial if state.step == place.step else 0
-                loaded = replace(place, step=state.step, base=state.base, last=last[1] if last else None)
-                return replace(loaded, first_trial=first_trial)
+                return self._standing(store, place, state)
         return None
 
-    def say_sum(self, store: PatientStore, place: Place) -> None:
-        """As the first member: what my weights are, to the bit; and those weights, for whoever has others."""
-        mine = states.describe(self.saved(), name=_name(place, place.step), step=place.step)
-        store.settle(self._sum_key(place), pack("sum", {"numbers": mine.numbers}))
-        self.publish(store, place)
+    def _standing(self, store: PatientStore, place: Place, state: published.PublishedState) -> Place:
+        last = read_commit(store, self.layout, state.step - 1)
+        first_trial = place.first_trial if state.step == place.step else 0
+        loaded = replace(place, step=state.step, base=state.base, last=last[1] if last else None)
+        return replace(loaded, first_trial=first_trial)
 
-    def take_sum(self, store: PatientStore, place: Place) -> Place | None:
-        """As another member: where mine differ in a bit from what the first one said, load its weights.
+    def numbers(self, place: Place) -> str:
+        """A digest of my weights, to the bit."""
+        return published.describe(self.saved(), name=_name(place, place.step), step=place.step).numbers
 
-        It may have died before it said so, or before they were published: then each goes on with its own.
-        """
-        mine = states.describe(self.saved(), name=_name(place, place.step), step=place.step)
-        late = read_commit(store, self.layout, place.step) is not None  # then it was said before, or never will be
-        wait_s = 0.0 if late else self.settings.grace_s
-        theirs = self._wait(lambda: read_record(store, self._sum_key(place), _numbers), wait_s)
-        if theirs is None or theirs == mine.numbers:
-            return None
-        first = place.last.members[0].id.rank if place.last else 0
-        what = "step %d: the weights of rank %d are not those of rank %d to the bit; taking those"
-        _log.warning(what, place.step, place.rank, first)
-        before = replace(place, step=place.step - 1)
-        return self._wait(lambda: self.newest(store, before, margin=0), self.settings.timeout_s / 2)
-
-    def _wait(self, look: Callable[[], T | None], seconds: float) -> T | None:
-        until = time.monotonic() + seconds
-        while (seen := look()) is None and time.monotonic() < until:
-            time.sleep(self.settings.poll_s / 4)
-        return seen
-
-    def _sum_key(self, place: Place) -> str:
-        return self.layout.key("sums", f"{place.step:08d}")
+    def load_those(self, store: PatientStore, place: Place, numbers: str) -> Place | None:
+        """Load the published state of this very step that has these numbers; None where there is none."""
+        for name in published_states(store, self.layout):
+            if step_of(name) == place.step:
+                state = published.read_state(store, self.layout, name)
+                if state is not None and state.numbers == numbers and self._load(store, state):
+                    return self._standing(store, place, state)
+        return None
 
     def publish(self, store: PatientStore, place: Place) -> None:
         """The state of a step, unless somebody has published it."""
@@ -115,8 +96,8 @@ class GlobalState:
         if names and step_of(names[0]) >= place.step:
             return
         flat = self.saved()
-        state = states.describe(flat, name=_name(place, place.step), step=place.step)
-        states.publish(store, self.layout, flat, replace(state, base=place.base))
+        state = published.describe(flat, name=_name(place, place.step), step=place.step)
+        published.publish(store, self.layout, flat, replace(state, base=place.base))
 
     def is_due(self, store: PatientStore, place: Place, every: int) -> bool:
         """Every so many steps, and when a replica that is behind asks for one."""
@@ -126,19 +107,19 @@ class GlobalState:
         store.delete(wanted)
         return behind >= every or bool(wanted)
 
-    def _first(self, store: PatientStore, place: Place, mine: states.PublishedState) -> states.PublishedState:
+    def _first(self, store: PatientStore, place: Place, mine: published.PublishedState) -> published.PublishedState:
         now = time.monotonic()
         until, rank_0_until = now + self.settings.timeout_s, now + (self.settings.first_grace_s if place.rank else 0)
         while True:
             name = self._genesis(store)
-            if name and (first := states.read_state(store, self.layout, name)) is not None:
+            if name and (first := published.read_state(store, self.layout, name)) is not None:
                 return first
             if time.monotonic() >= until:
                 raise RoundTimeout(
                     f"{store.uri}: nobody published a first state of generation {self.layout.generation}"
                 )
             if name is None and time.monotonic() >= rank_0_until:
-                states.publish(store, self.layout, self.saved(), mine)
+                published.publish(store, self.layout, self.saved(), mine)
                 store.settle(self.layout.key("genesis"), pack("genesis", {"name": mine.name}))
                 if self._genesis(store) is not None:
                     continue
@@ -154,19 +135,13 @@ class GlobalState:
 
         return read_record(store, self.layout.key("genesis"), name)
 
-    def _load(self, store: PatientStore, state: states.PublishedState) -> bool:
-        content = states.fetch(store, self.layout, state, self.saved().outline())
+    def _load(self, store: PatientStore, state: published.PublishedState) -> bool:
+        content = published.fetch(store, self.layout, state, self.saved().outline())
         if content is None:
             return False
         for key, (load_fn, _) in self.functions.items():
             load_fn(content[key])
         return True
-
-
-def _numbers(data: bytes) -> str:
-    content = fields_of("sum", data, "numbers")
-    with refusing("sum"):
-        return sha256_of(content["numbers"])
 
 
 def _name(place: Place, step: int) -> str:

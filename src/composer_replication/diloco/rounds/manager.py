@@ -14,10 +14,10 @@ from composer_replication.diloco.payload import ErrorFeedback, PayloadKind
 from composer_replication.diloco.rounds.failures import RoundError
 from composer_replication.diloco.rounds.heal import Follower
 from composer_replication.diloco.rounds.membership import Membership
+from composer_replication.diloco.rounds.options import check, find_place, settings_of
 from composer_replication.diloco.rounds.patience import Traffic
 from composer_replication.diloco.rounds.records import MOST_WEIGHT
-from composer_replication.diloco.rounds.running import Ended, Place, Settings
-from composer_replication.diloco.store import ObjectStore, open_store
+from composer_replication.diloco.rounds.running import Ended, Place
 from composer_replication.errors import InputError, explain
 
 _RAISED_AGAIN = (
@@ -30,9 +30,6 @@ _RAISED_AGAIN = (
     AssertionError,
     MemoryError,
 )
-# Feedback covers offers. A mean in integers would lose for good what is small beside its block's largest number, and
-# whoever averages cannot keep that for the next one: anybody must be able to compute a damaged mean again, to the bit.
-_MEAN_OF: dict[PayloadKind, PayloadKind] = {"int8": "bf16", "int4": "bf16"}
 StateFns = tuple[Callable[[Any], None], Callable[[], Any]]
 
 
@@ -75,32 +72,30 @@ class ObjectStoreManager:
         state_every: int = 10,
         keep_rounds: int = 2,
     ) -> None:
-        objects, rank, world_size, timeout_s, poll_s = _where(store, rank, world_size, timeout_s, poll_s)
-        self._settings = Settings(
-            world_size=world_size,
-            min_replicas=(world_size + 1) // 2 if min_replicas is None else min_replicas,
-            grace_s=grace_s,
-            first_grace_s=timeout_s / 2 if first_grace_s is None else first_grace_s,
-            timeout_s=timeout_s,
-            poll_s=poll_s,
-            payload=payload,
-            mean_payload=mean_payload or _MEAN_OF.get(payload, payload),
-            shard_bytes=shard_bytes,
-            parallel=parallel,
-        )
-        _check(rank, self._settings, state_every, keep_rounds)
-        self.rank, self.world_size, self.weight = rank, world_size, weight
+        where = find_place(store, rank, world_size, timeout_s, poll_s)
+        sizes = (shard_bytes, parallel)
+        self._settings = settings_of(where, min_replicas, (grace_s, first_grace_s), (payload, mean_payload), sizes)
+        check(where.rank, self._settings, state_every, keep_rounds)
+        self.rank, self.world_size, self.weight = where.rank, where.world_size, weight
         self.traffic = Traffic()
         self.history: list[Ended] = []
-        self._objects = objects
+        self._objects = where.objects
         self._state_dict_fns: dict[str, StateFns] = {}
         self._pool = ThreadPoolExecutor(max(2, parallel), thread_name_prefix="diloco")
-        self._membership = Membership(
-            objects=objects,
+        self._membership = self._outside(generation or 0, lease_s, takeover, state_every, keep_rounds)
+        self._feedback: dict[int, ErrorFeedback] = {}
+        self._round: _Round | None = None
+
+    def _outside(
+        self, generation: int, lease_s: float, takeover: bool, state_every: int, keep_rounds: int
+    ) -> Membership:
+        """My place in the run before I have joined it."""
+        return Membership(
+            objects=self._objects,
             traffic=self.traffic,
             settings=self._settings,
-            generation=generation or 0,
-            place=Place(rank, -1),
+            generation=generation,
+            place=Place(self.rank, -1),
             functions=self._state_dict_fns,
             pool=self._pool,
             lease_s=lease_s,
@@ -108,8 +103,6 @@ class ObjectStoreManager:
             state_every=state_every,
             keep_rounds=keep_rounds,
         )
-        self._feedback: dict[int, ErrorFeedback] = {}
-        self._round: _Round | None = None
 
     # What DiLoCo calls.
 
@@ -173,18 +166,23 @@ class ObjectStoreManager:
 
     def agree_on_weights(self) -> None:
         """After the last round: the global weights of all replicas are equal to the bit, whatever their machines."""
-        self._membership.compare_weights(training=False)
+        self._membership.agree_on_weights()
 
     def close(self) -> None:
         """Say goodbye, so that nobody waits for this replica, and publish the last state if that is its task."""
-        self._membership.leave()
-        self._pool.shutdown(wait=False)
+        self._close(failed=False)
+
+    def _close(self, *, failed: bool) -> None:
+        try:
+            self._membership.leave(failed=failed)
+        finally:
+            self._pool.shutdown(wait=False)
 
     def __enter__(self) -> ObjectStoreManager:
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        self._close(failed=kind is not None)
 
     def _run(self, tensors: list[Tensor]) -> Ended:
         weight = self.weight() if callable(self.weight) else self.weight
@@ -264,31 +262,3 @@ class RoundWork:
         if self._future is None:
             self._future = torch.futures.Future()
         return self._future
-
-
-def _where(
-    store: Any, rank: int | None, world_size: int | None, timeout_s: float | None, poll_s: float | None
-) -> tuple[ObjectStore, int, int, float, float]:
-    """Rank, world and limits of an ObjectStoreAllReduce, unless they are given."""
-    if isinstance(store, str):
-        objects: ObjectStore = open_store(store)
-    else:
-        objects = getattr(store, "objects", store)
-    rank = getattr(store, "rank", None) if rank is None else rank
-    world_size = getattr(store, "world_size", None) if world_size is None else world_size
-    if rank is None or world_size is None:
-        raise InputError(explain("manager", got=f"rank {rank}, world_size {world_size}", expected="both"))
-    limits = (getattr(store, "timeout_s", 1800.0), getattr(store, "poll_interval_s", 1.0))
-    given = (limits[0] if timeout_s is None else timeout_s, limits[1] if poll_s is None else poll_s)
-    return objects, rank, world_size, *given
-
-
-def _check(rank: int, settings: Settings, state_every: int, keep_rounds: int) -> None:
-    if not 0 <= rank < settings.world_size:
-        raise InputError(explain("rank", got=rank, expected=f"0 to {settings.world_size - 1}"))
-    if not 1 <= settings.min_replicas <= settings.world_size:
-        expected = f"1 to {settings.world_size}"
-        raise InputError(explain("min_replicas", got=settings.min_replicas, expected=expected))
-    for name, value in (("state_every", state_every), ("keep_rounds", keep_rounds), ("parallel", settings.parallel)):
-        if value < 1:
-            raise InputError(explain(name, got=value, expected="at least 1"))

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from composer_replication.diloco.rounds.claims import Heart, refuse_if_replaced, take_rank
-from composer_replication.diloco.rounds.failures import GenerationRefused, RoundError
+from composer_replication.diloco.rounds.comparing import Comparisons
+from composer_replication.diloco.rounds.failures import GenerationRefused, RoundError, StateUnreadable
 from composer_replication.diloco.rounds.heal import Follower, GlobalState, StateFns
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
 from composer_replication.diloco.rounds.reading import read_commit, read_record
@@ -46,6 +47,7 @@ class Membership:
     def __post_init__(self) -> None:
         self.layout = Layout(self.generation)
         self._state = GlobalState(self.layout, self.settings, self.functions)
+        self._comparisons = Comparisons(self._state, self.lease_s)
         self._retention = Retention(self.layout, self.keep_rounds)
 
     @property
@@ -88,11 +90,11 @@ class Membership:
             return
         store = self.store
         refuse_if_replaced(store, self.layout, self.place.rank, self.place.claim)
+        self._compare_as_due(store)  # a first member says what its weights are before it goes on
         # One commit behind: this round is late, takes that commit and is with the others in the next.
         if self._catch_up(store, margin=1):
             self._weights_were_replaced(training=True)
-        if self.place.step % self.state_every == 0:
-            self.compare_weights(training=True)
+            self._compare_as_due(store)
         if self._is_first():
             if self.functions and self._state.is_due(store, self.place, self.state_every):
                 self._state.publish(store, self.place)
@@ -115,36 +117,72 @@ class Membership:
         store = self.store
         if self.functions:
             self.place = self._state.wait_for_newer(store, self.place)
+            self._comparisons.agreed = self.place.step
         self._catch_up(store, margin=0)
         # The outer loop restores the fragment of the round that it is in.
         self._weights_were_replaced(training=False)
         self.healing = 0 if self.num_fragments == 1 else self.healing
         store.put(self.layout.here(self.place.step, self.place.rank), b"")
 
-    def compare_weights(self, *, training: bool) -> None:
-        """At the steps of states and at the end: those of the first member, where mine are others by a bit.
+    def agree_on_weights(self) -> None:
+        """At the end: those of the first member, where mine are others by a bit; and what is still to be compared."""
+        self._compare(self.store)
+        self._finish_comparisons()
 
-        Means are equal everywhere; what each machine makes of them may not be.
-        """
-        if not self.functions or self._heart is None or self.place.last is None or self._compared == self.place.step:
-            return
-        store, self._compared = self.store, self.place.step
-        if self._is_first():
-            self._state.say_sum(store, self.place)
-        elif (loaded := self._state.take_sum(store, self.place)) is not None:
-            self.place = loaded
-            self._weights_were_replaced(training=training)
-
-    def leave(self) -> None:
+    def leave(self, *, failed: bool = False) -> None:
         """Say goodbye; the first member publishes the last state, for those who come later."""
         if self._heart is None:
             return
-        store = self.store
-        if self.functions and self._is_first():
-            self._state.publish(store, self.place)
-        self._heart.stop()
-        store.put(self.layout.left(*self._me()), b"")
-        self._heart = None
+        try:
+            if failed:
+                self._comparisons.abandon(self.place)
+            else:
+                self._finish_comparisons()
+        finally:
+            store = self.store
+            if self.functions and self._is_first():
+                self._state.publish(store, self.place)
+            self._heart.stop()
+            store.put(self.layout.left(*self._me()), b"")
+            self._heart = None
+
+    def _compare_as_due(self, store: PatientStore) -> None:
+        """At the steps of states; and what could not be compared before."""
+        follows = self.follower is not None
+        self._take(store, self._comparisons.look(store, self.place, follows=follows), training=True)
+        if self.place.step % self.state_every == 0:
+            self._compare(store)
+            self._take(store, self._comparisons.look(store, self.place, follows=follows), training=True)
+
+    def _compare(self, store: PatientStore) -> None:
+        place = self.place
+        if not self.functions or self._heart is None or place.last is None or self._compared == place.step:
+            return
+        self._compared = place.step
+        if self._is_first():
+            self._comparisons.say(store, place)
+        else:
+            late = read_commit(store, self.layout, place.step) is not None  # the others do not wait for me either
+            first = place.last.members[0].id[:2]
+            self._comparisons.begin(store, place, first, wait_s=0.0 if late else self.settings.grace_s)
+
+    def _finish_comparisons(self) -> None:
+        store, step = self.store, self.place.step
+        follows = self.follower is not None
+        self._take(store, self._comparisons.finish(store, self.place, follows=follows), training=False)
+        if self.place.step < step:
+            where = f"rounds {self.place.step} to {step - 1} of generation {self.generation} at {store.uri}"
+            raise StateUnreadable(f"{where} cannot be followed any more from the weights of the first member")
+
+    def _take(self, store: PatientStore, loaded: Place | None, *, training: bool) -> None:
+        """Weights of the first member in the place of mine, and the commits since."""
+        if loaded is None:
+            return
+        step, self.place = self.place.step, loaded
+        while self.place.step < step and (commit := read_commit(store, self.layout, self.place.step)) is not None:
+            if not self._follow(store, commit[1]):
+                break
+        self._weights_were_replaced(training=training)
 
     def _me(self) -> tuple[int, int]:
         return self.place.rank, self.place.claim
@@ -179,6 +217,7 @@ class Membership:
         replaced = False
         if self.functions and (newest := self._state.newest(store, self.place, margin=margin)) is not None:
             self.place, replaced = newest, True
+            self._comparisons.agreed = newest.step
         while (commit := read_commit(store, self.layout, self.place.step + margin)) is not None:
             here = commit if not margin else read_commit(store, self.layout, self.place.step)
             if here is None or not self._follow(store, here[1]):

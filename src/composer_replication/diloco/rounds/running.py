@@ -29,10 +29,10 @@ from composer_replication.diloco.rounds.decide import (
 from composer_replication.diloco.rounds.failures import OfferUnreadable, OutcomeUnreadable, RoundTimeout
 from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.reading import RoundReader
-from composer_replication.diloco.rounds.records import Layout, Outcome, Seal, pack_outcome, pack_seal
+from composer_replication.diloco.rounds.records import MOST_RANKS, Layout, Outcome, Seal, pack_outcome, pack_seal
 from composer_replication.diloco.rounds.shards import ShardIO, UnreadableOffer
 from composer_replication.diloco.rounds.vectors import RoundVector, spec_of
-from composer_replication.errors import ShapeError, explain
+from composer_replication.errors import InputError, ShapeError, explain
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +52,10 @@ class Settings:
     shard_bytes: int
     parallel: int
     judges_sizes: bool = True  # whether an offer far beyond the others' is left out
+
+    def __post_init__(self) -> None:
+        if self.world_size >= MOST_RANKS:  # its members would not fit into a record
+            raise InputError(explain("world_size", got=f"{self.world_size:,}", expected=f"fewer than {MOST_RANKS:,}"))
 
     @property
     def kinds(self) -> tuple[PayloadKind, PayloadKind]:

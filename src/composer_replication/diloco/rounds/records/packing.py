@@ -28,13 +28,15 @@ from composer_replication.diloco.rounds.records.kinds import (
     Shard,
     plain,
 )
-from composer_replication.errors import explain
+from composer_replication.errors import InputError, explain
 
 FORMAT = 2
 COPIES = 3
 MOST_RECORD_BYTES = 16 * 2**20
-MOST_RANKS = MOST_SHARDS = 10**5  # names have five digits for them
-MOST_TRIALS = 10**9  # and nine for claims and trials
+# Names have five digits for ranks and shards. A manifest has up to 103 bytes for a shard; an outcome has 67 for one,
+# and 120 and 27 for a rank that is a member and bad: at these bounds both fit into a record, three times over.
+MOST_RANKS, MOST_SHARDS = 10**4, 5 * 10**4
+MOST_TRIALS = 10**9  # nine digits for claims and trials
 MOST_WEIGHT = 1e18
 MOST_MAGNITUDE = 2.0**100  # in an offered vector: a sum of 2**27 of them is still a number in fp32
 _MOST_BYTES = 2**50
@@ -43,9 +45,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def pack(kind: str, content: dict[str, Any]) -> bytes:
-    """The bytes of a record."""
+    """The bytes of a record. InputError where nobody could read it: it would be larger than its readers take."""
     line = encode(plain({"kind": kind, "format": FORMAT, **content}), where=kind)
-    return COPIES * (hashlib.sha256(line).hexdigest().encode() + b" " + line + b"\n")
+    record = COPIES * (hashlib.sha256(line).hexdigest().encode() + b" " + line + b"\n")
+    if len(record) > MOST_RECORD_BYTES:
+        got, expected = f"{len(record):,} bytes", f"at most {MOST_RECORD_BYTES:,}"
+        fix = "A record grows with tensors, shards and replicas: have fewer of them."
+        raise InputError(explain(f"record of a {kind}", got=got, expected=expected, fix=fix))
+    return record
 
 
 def unpack(kind: str, data: bytes) -> dict[str, Any]:
@@ -185,7 +192,7 @@ def _members(value: object) -> tuple[Member, ...]:
     """By rank, each rank once: two of one rank would count it twice."""
     members: list[Member] = []
     for ident, manifest, weight in (items(each, 3) for each in items(value, MOST_RANKS)):
-        members.append(Member(_offer_id(ident), text(manifest), _amount(weight)))
+        members.append(Member(_offer_id(ident), sha256_of(manifest), _amount(weight)))
         if len(members) > 1 and members[-2].id.rank >= members[-1].id.rank:
             raise ValueError(f"rank {members[-1].id.rank} after rank {members[-2].id.rank}")
     return tuple(members)

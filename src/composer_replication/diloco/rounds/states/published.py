@@ -31,7 +31,7 @@ from composer_replication.diloco.rounds.records import (
     text,
     whole,
 )
-from composer_replication.diloco.rounds.structures import (
+from composer_replication.diloco.rounds.states.structures import (
     MOST_DEPTH,
     MOST_TENSORS,
     Flat,
@@ -50,6 +50,8 @@ _PIECE = re.compile(r"(\d{1,9})\.(\d{1,15})")
 _MOST_GROWTH = 8  # a state has at most so many times the bytes of mine: optimizers keep a few numbers per parameter
 _DTYPES = {str(each): each for each in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64)}
 _DTYPES |= {str(each): each for each in (torch.int32, torch.uint8, torch.int8, torch.bool)}
+_IN_FILES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+_IN_FILES |= {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "I8": torch.int8, "BOOL": torch.bool}
 
 
 @dataclass(frozen=True)
@@ -134,13 +136,7 @@ class _Filling:
         self._go_on()
 
     def add(self, chunk: bytes) -> None:
-        import safetensors
-        import safetensors.torch
-
-        try:
-            pieces = safetensors.torch.load(chunk)
-        except safetensors.SafetensorError as error:
-            raise RecordError("a chunk of a state that is no safetensors file") from error
+        pieces = _pieces(chunk)
         places = [(match, name) for name in pieces if (match := _PIECE.fullmatch(name))]
         if len(places) != len(pieces):
             raise RecordError("a chunk of a state with names that are none of its own")
@@ -156,7 +152,7 @@ class _Filling:
         if (number, start) != (self._number, self._start) or number >= len(self._tensors):
             raise RecordError(f"a piece of tensor {number} from {start} on, which is not what comes next")
         flat, end = self._tensors[number].view(-1), start + piece.numel()
-        if piece.dim() != 1 or piece.dtype != flat.dtype or not start < end <= flat.numel():
+        if piece.dtype != flat.dtype or end > flat.numel():
             raise RecordError(f"a piece of tensor {number} that does not fit into it")
         flat[start:end].copy_(piece)
         self._start = end
@@ -166,6 +162,24 @@ class _Filling:
         """To the next tensor that is not full."""
         while self._number < len(self._tensors) and self._start == self._tensors[self._number].numel():
             self._number, self._start = self._number + 1, 0
+
+
+def _pieces(chunk: bytes) -> dict[str, Tensor]:
+    """The tensors of a chunk, by name.
+
+    A header may have types that torch has none for and, beside a zero, numbers that no shape of torch holds. So what
+    safetensors has measured against the bytes is looked at before a tensor is made of it.
+    """
+    import safetensors
+
+    try:
+        parsed = safetensors.deserialize(chunk)
+    except safetensors.SafetensorError as error:
+        raise RecordError("a chunk of a state that is no safetensors file") from error
+    for name, piece in parsed:
+        if piece["dtype"] not in _IN_FILES or len(piece["shape"]) != 1 or not piece["data"]:
+            raise RecordError(f"a piece {name[:40]!r} of a state that is no vector of a known type")
+    return {name: torch.frombuffer(piece["data"], dtype=_IN_FILES[piece["dtype"]]) for name, piece in parsed}
 
 
 def _refuse_another_model(state: PublishedState, mine: Outline) -> None:
@@ -208,10 +222,12 @@ def _chunks(flat: Flat) -> Iterator[bytes]:
 
 def _bytes_of(spec: Any) -> int:
     shape, dtype = items(spec, 2)
-    if dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ValueError(f"the type {str(dtype)[:40]!r} of a tensor")
-    numel = math.prod(whole(each, below=_MOST_BYTES) for each in items(shape, MOST_DEPTH))
-    return whole(numel * _DTYPES[dtype].itemsize, below=_MOST_BYTES)
+    sizes = [whole(each, below=_MOST_BYTES) for each in items(shape, MOST_DEPTH)]
+    # torch multiplies the sizes of an empty tensor too, for its strides: a zero must not hide the others.
+    whole(math.prod(max(1, each) for each in sizes), below=_MOST_BYTES)
+    return whole(math.prod(sizes) * _DTYPES[dtype].itemsize, below=_MOST_BYTES)
 
 
 def _check_chunks(chunks: Any, sizes: Sequence[int]) -> None:

@@ -1,0 +1,217 @@
+"""Whether my weights are those of the first member, to the bit.
+
+Means are equal everywhere; what each machine makes of them may not be. The first member of a commit says a digest of
+its weights before it offers anything to the next round, so whoever sees it go on, or gone, and then no digest, knows
+that there will be none. Until then a comparison stays open; one that can never be made is said in the log.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+from composer_replication.diloco.rounds.claims import Pulse
+from composer_replication.diloco.rounds.failures import StateUnreadable
+from composer_replication.diloco.rounds.heal import GlobalState
+from composer_replication.diloco.rounds.patience import PatientStore
+from composer_replication.diloco.rounds.reading import published_states, read_record, step_of
+from composer_replication.diloco.rounds.records import fields_of, pack, parse_offer, refusing, sha256_of
+from composer_replication.diloco.rounds.running import Place
+from composer_replication.errors import explain
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+Verdict = Literal["equal", "other", "open", "never"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One that was begun: my weights at a step, and whose they have to be."""
+
+    step: int
+    first: tuple[int, int]  # rank and claim
+    numbers: str
+
+
+def judge(mine: str, said: str | None, *, is_over: bool) -> Verdict:
+    """What a look at a comparison comes to. `is_over` must have been looked at before `said` was."""
+    if said is None:
+        return "never" if is_over else "open"
+    return "equal" if said == mine else "other"
+
+
+@dataclass
+class Comparisons:
+    """Those of one replica that could not be made yet, and the last step at which its weights were a first member's."""
+
+    state: GlobalState
+    lease_s: float
+    agreed: int = -1
+    _open: list[Comparison] = field(default_factory=list)
+    _apart: Comparison | None = None  # my weights are others, and nobody published those that I should have
+
+    def say(self, store: PatientStore, place: Place) -> None:
+        """As the first member: what my weights are, to the bit; and those weights, for whoever has others."""
+        store.settle(self._key(place.step), pack("sum", {"numbers": self.state.numbers(place)}))
+        self.state.publish(store, place)
+        self.agreed = place.step
+
+    def begin(self, store: PatientStore, place: Place, first: tuple[int, int], *, wait_s: float) -> None:
+        """As another member: wait a little for what the first one says; `look` compares, now or later."""
+        self._open.append(Comparison(place.step, first, self.state.numbers(place)))
+        _wait(lambda: self._said(store, place.step), seconds=wait_s, poll_s=self.state.settings.poll_s / 4)
+
+    def look(self, store: PatientStore, place: Place, *, follows: bool) -> Place | None:
+        """Compare what can be compared by now. Where mine are others: the first member's, loaded, and their place.
+
+        `follows`: whether commits since an earlier step can be applied to the weights of that step.
+        """
+        for each in tuple(self._open):
+            is_over = self._is_over(store, place, each)
+            said = self._said(store, each.step)
+            verdict = judge(each.numbers, said, is_over=is_over)
+            if verdict == "open":
+                continue
+            self._open.remove(each)
+            if verdict == "equal":
+                self.agreed = max(self.agreed, each.step)
+            elif verdict == "never":
+                self._say_not_compared(place, each, "went on, left or was replaced without saying them")
+            elif (loaded := self._take(store, place, each, said or "", follows=follows)) is not None:
+                self._give_up(place, "had not said them when mine were replaced", after=each.step)
+                return loaded
+        return None
+
+    def finish(self, store: PatientStore, place: Place, *, follows: bool) -> Place | None:
+        """At the end of a run: wait for what is still open while the member that it needs lives, and then say so."""
+        until = time.monotonic() + self.state.settings.timeout_s
+        loaded: Place | None = None
+        for each in sorted(self._open, key=lambda each: -each.step):
+            if each in self._open and each.step > self.agreed:  # else a later comparison has decided
+                self._wait_for_the_last_word(store, each, until)
+                loaded = self.look(store, place, follows=follows) or loaded
+        loaded = self.look(store, place, follows=follows) or loaded
+        self._give_up(place, "did not say them in time, or does not live")
+        if self._apart is not None and self._apart.step > self.agreed:
+            what = f"weights of rank {place.rank} at step {self._apart.step} in {store.uri}"
+            expected = f"those of rank {self._apart.first[0]} to the bit, and nobody published them"
+            fix = "Start this replica again: it begins with the newest published state."
+            raise StateUnreadable(explain(what, got="others", expected=expected, fix=fix))
+        return loaded
+
+    def abandon(self, place: Place) -> None:
+        """This replica failed: nothing is waited for, and what was not compared is said."""
+        self._give_up(place, "had not said them when this replica failed")
+
+    def _take(
+        self, store: PatientStore, place: Place, compared: Comparison, said: str, *, follows: bool
+    ) -> Place | None:
+        where = (compared.step, place.rank, compared.first[0])
+        differ = "step %d: the weights of rank %d are not those of rank %d to the bit; "
+        if compared.step <= self.agreed:
+            _log.warning(differ + "since step %d they are agreed on", *where, self.agreed)
+            return None
+        loaded = None
+        if follows or compared.step == place.step:
+            load = functools.partial(self.state.load_those, store, replace(place, step=compared.step), said)
+            until = time.monotonic() + self.state.settings.timeout_s / 2
+            is_past = functools.partial(self._is_past, store, compared)
+            loaded = self._wait_while_it_lives(store, compared, load, until=until, is_over=is_past)
+        if loaded is not None:
+            self.agreed = compared.step
+            _log.warning(differ + "taking those", *where)
+        else:
+            self._apart = compared
+            _log.warning(differ + "those cannot be loaded, and the next comparison decides", *where)
+        return loaded
+
+    def _wait_while_it_lives(
+        self,
+        store: PatientStore,
+        compared: Comparison,
+        look: Callable[[], T | None],
+        *,
+        until: float,
+        is_over: Callable[[], bool],
+    ) -> T | None:
+        """Look until there is something, it is over, or the first member does not live any more."""
+        pulse = Pulse(store, self.state.layout, *compared.first, self.lease_s)
+        return _wait(
+            look,
+            seconds=until - time.monotonic(),
+            poll_s=self.state.settings.poll_s,
+            is_over=lambda: is_over() or self._is_gone(store, compared.first) or not pulse.beats(),
+        )
+
+    def _wait_for_the_last_word(self, store: PatientStore, compared: Comparison, until: float) -> None:
+        """Whoever ends later than I do says nothing at my last step: seen by its offer there, a grace later.
+
+        Not at once, for with a delay an offer may be under way when a run ends.
+        """
+        offered_at: list[float] = []
+
+        def went_on() -> bool:
+            if not offered_at and self._has_offered(store, compared):
+                offered_at.append(time.monotonic())
+            return bool(offered_at) and time.monotonic() - offered_at[0] >= self.state.settings.grace_s
+
+        said = functools.partial(self._said, store, compared.step)
+        self._wait_while_it_lives(store, compared, said, until=until, is_over=went_on)
+
+    def _is_past(self, store: PatientStore, compared: Comparison) -> bool:
+        """Whether a state of a later step is published: nobody publishes the earlier one then."""
+        names = published_states(store, self.state.layout)
+        return bool(names) and step_of(names[0]) > compared.step
+
+    def _is_over(self, store: PatientStore, place: Place, compared: Comparison) -> bool:
+        """Whether the first member has said what its weights were by now, or never will."""
+        members = {member.id[:2] for member in place.last.members} if place.last else set()
+        return (place.step > compared.step and compared.first in members) or self._is_gone(store, compared.first)
+
+    def _is_gone(self, store: PatientStore, first: tuple[int, int]) -> bool:
+        layout, (rank, claim) = self.state.layout, first
+        return store.size(layout.left(rank, claim)) is not None or store.size(layout.claim(rank, claim + 1)) is not None
+
+    def _has_offered(self, store: PatientStore, compared: Comparison) -> bool:
+        keys = store.keys(self.state.layout.round(compared.step, "offer"))
+        offers = (parse_offer(key.rpartition("/")[2]) for key in keys)
+        return any(offer is not None and offer[:2] == compared.first for offer in offers)
+
+    def _said(self, store: PatientStore, step: int) -> str | None:
+        return read_record(store, self._key(step), _numbers)
+
+    def _key(self, step: int) -> str:
+        return self.state.layout.key("sums", f"{step:08d}")
+
+    def _give_up(self, place: Place, why: str, *, after: int = -1) -> None:
+        """Those of the steps after `after` will not be compared any more."""
+        for each in self._open:
+            if each.step > after:
+                since = f"; since step {self.agreed} they are agreed on" if self.agreed > each.step else ""
+                self._say_not_compared(place, each, f"{why}{since}")
+        self._open = [each for each in self._open if each.step <= after]
+
+    def _say_not_compared(self, place: Place, compared: Comparison, why: str) -> None:
+        what = "step %d: the weights of rank %d were not compared with those of rank %d, which %s"
+        _log.warning(what, compared.step, place.rank, compared.first[0], why)
+
+
+def _wait(
+    look: Callable[[], T | None], *, seconds: float, poll_s: float, is_over: Callable[[], bool] = lambda: False
+) -> T | None:
+    until = time.monotonic() + seconds
+    while True:
+        over = time.monotonic() >= until or is_over()  # before the look: what came last is not missed
+        if (seen := look()) is not None or over:
+            return seen
+        time.sleep(poll_s)
+
+
+def _numbers(data: bytes) -> str:
+    content = fields_of("sum", data, "numbers")
+    with refusing("sum"):
+        return sha256_of(content["numbers"])
