@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from composer_replication.diloco.serverless.answers import Answer, harmless, how_it_ended, in_brief, tried
+from composer_replication.diloco.serverless.answers import Answer, about_failure, harmless, in_brief, tried
 from composer_replication.diloco.serverless.jobs import ReplicaJob, check_variables, entrypoint_name, start_name
 from composer_replication.diloco.serverless.replica_process import masked, secret_masks
 from composer_replication.errors import InputError, RunError, explain
@@ -26,6 +26,7 @@ from composer_replication.errors import InputError, RunError, explain
 __all__ = ["ReplicaHandle", "ReplicaJob", "ReplicaStatus", "ServerlessExecutor"]
 
 ReplicaStatus = Literal["pending", "running", "succeeded", "failed", "cancelled"]
+_LINES_OF_A_FAILURE = 200
 ENDED: frozenset[ReplicaStatus] = frozenset({"succeeded", "failed", "cancelled"})
 MODULE = "composer_replication.diloco.serverless.replica_process"
 
@@ -91,6 +92,7 @@ class Executor(ABC):
         check_variables(self.secrets, self.env)
         self._jobs: dict[str, ReplicaJob] = {}
         self._silent_since: dict[str, float] = {}
+        self._ends: dict[str, dict[str, Any]] = {}
 
     # ---- starting
 
@@ -143,8 +145,12 @@ class Executor(ABC):
             secrets=self.secrets,
             path=[each for each in sys.path if each] if self.takes_callables else [],
         )
-        job.check()
+        self.check(job)
         return job
+
+    def check(self, job: ReplicaJob) -> None:
+        """InputError where the service would not take such a job; nobody is asked."""
+        job.check()
 
     def start(self, job: ReplicaJob) -> ReplicaHandle:
         """Start one replica of a job. What raises may have started it: `find` says."""
@@ -258,8 +264,19 @@ class Executor(ABC):
             return None
         if status != "failed":
             return "cancelled" if status == "cancelled" else f"still {status} when the time was up"
-        lines = [line for line in self.stream_logs(handle, n_lines=20).splitlines() if line.strip()]
-        return f"{how_it_ended(code)}; last line: {lines[-1].strip()}" if lines else how_it_ended(code)
+        return about_failure(code, self.stream_logs(handle, n_lines=_LINES_OF_A_FAILURE))
+
+    def end_of(self, handle: ReplicaHandle) -> dict[str, Any]:
+        """How a replica that has ended did, as `collect` says it; asked for once, as that does not change."""
+        key = self._key(handle)
+        if key not in self._ends:
+            self._ends[key] = self._outcome(handle)
+        return self._ends[key]
+
+    def log_place(self, handle: ReplicaHandle) -> str:
+        """Where somebody reads the log of a replica without us; nothing where the service has no such place."""
+        self._check_own(handle)
+        return ""
 
     # ---- what each says for itself
 

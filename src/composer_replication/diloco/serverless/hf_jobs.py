@@ -65,6 +65,9 @@ class HFJobsExecutor(Executor):
         self._api: Any = hub.HfApi(endpoint=endpoint, token=token)
         self._namespace = namespace
 
+    def log_place(self, handle: ReplicaHandle) -> str:
+        return f"hf jobs logs {handle.metadata.get('job', '')}"
+
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
         command = ["sh", "-c", _INSTALL, "sh", *self.packages] if self.packages else ["python", "-m", MODULE]
         owner, secrets = self._owner(), self.secret_values() or None
