@@ -70,9 +70,9 @@ TRACEBACK = "Traceback (most recent call last):\n  File 'x'\n    y\nmod.TheError
 @pytest.mark.parametrize(
     ("code", "log", "words"),
     [
-        (1, TRACEBACK, "exit status 1; mod.TheError: why"),
-        (1, f"{TRACEBACK}more of it\n", "exit status 1; mod.TheError: why; its last line: more of it"),
-        (1, TRACEBACK.replace("mod.", "Early") + TRACEBACK, "exit status 1; mod.TheError: why"),
+        (1, TRACEBACK, "exit status 1; TheError: why"),
+        (1, f"{TRACEBACK}more of it\n", "exit status 1; TheError: why; its last line: more of it"),
+        (1, TRACEBACK.replace("mod.", "Early") + TRACEBACK, "exit status 1; TheError: why"),
         (1, "step 3\n\n", "exit status 1; its last line: step 3"),
         (1, "", "exit status 1"),
         # One that was killed did not know it: neither an error of before nor its last line is the cause.

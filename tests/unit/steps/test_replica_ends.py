@@ -8,11 +8,13 @@ import time
 import pytest
 from paid_service import ID, PaidExecutor, launch_file
 
+from composer_replication import errors
 from composer_replication.cli.pages.launch_table import launch_table, round_line, show_sight
+from composer_replication.diloco.rounds.failures import RankTaken
 from composer_replication.diloco.rounds.progress import Progress
 from composer_replication.diloco.rounds.records import Layout
-from composer_replication.diloco.serverless.replica_process import REFUSED
-from composer_replication.diloco.store import open_store
+from composer_replication.diloco.serverless.replica_process import REFUSED, _cannot_get_better
+from composer_replication.diloco.store import StoreUnavailable, open_store
 from composer_replication.errors import InputError
 from composer_replication.steps.replicas import looking
 from composer_replication.steps.replicas.launches import Notice
@@ -127,6 +129,25 @@ def test_what_would_be_refused_again_is_not_started_again(launched):
     assert [each.attempt for each in sight.replicas] == [0, 0]
     assert launched.said[0].startswith(f"rank 0: refused (exit status {REFUSED}); ValueError: the words")
     assert launched.said[0].endswith("not started again: it would be refused again")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_final"),
+    [
+        (ModuleNotFoundError("x"), True),
+        (errors.MissingExtraError("x"), True),
+        (errors.ConfigError("x"), True),
+        (errors.StaleArtefactError("x"), True),
+        (errors.ArtefactNotFoundError("x"), True),
+        (errors.ArtefactCorruptError("x"), False),  # of a download, which may come whole the next time
+        (RankTaken("x"), False),  # by one that is about to end
+        (StoreUnavailable("x", uri="s3://box"), False),
+        (ValueError("x"), False),
+        (MemoryError(), False),
+    ],
+)
+def test_an_error_that_may_pass_is_told_from_one_that_does_not(error, is_final):
+    assert _cannot_get_better(error) is is_final
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,9 @@ def round_line(sight: Sight) -> str:
     if progress.stragglers:
         parts.append(f"waiting for rank {_ranks(sight, progress.stragglers)}")
     if sight.stalled_s is not None and sight.pace is not None:
-        usual = duration(min(sight.pace.usual_s, _LONGEST_S))
-        parts.append(f"stalled for {duration(sight.stalled_s)} (a round takes about {usual})")
+        usual_s = sight.pace.usual_s
+        usual = "below a second" if usual_s < 1 else f"about {duration(min(usual_s, _LONGEST_S))}"
+        parts.append(f"stalled for {duration(sight.stalled_s)} (a round takes {usual})")
     if sight.eta_s is not None and not sight.is_over:
         parts.append(f"about {duration(sight.eta_s)} left")
     return "; ".join(parts)

@@ -14,7 +14,8 @@ from composer_replication.errors import RunError, explain
 
 Answer = TypeVar("Answer")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_MOST_WORDS = 300
+_MOST_WORDS, _MOST_WORDS_OF_AN_ERROR = 300, 600
+_MODULES = re.compile(r"^(?:\w+\.)+(?=\w+(?::|$))")  # before the name of an error
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -79,7 +80,7 @@ def about_failure(code: int | None, log: str) -> str:
     parts = [how_it_ended(code)]
     error = _error_in(log) if code in (None, 1, REFUSED) else None
     if error is not None:
-        parts.append(error[:_MOST_WORDS])
+        parts.append(_MODULES.sub("", error)[:_MOST_WORDS_OF_AN_ERROR])
     if lines and lines[-1] != error:
         parts.append(f"its last line: {lines[-1][:_MOST_WORDS]}")
     return "; ".join(parts)

@@ -63,7 +63,9 @@ def _trainer(module: str, function: str, given: Mapping[str, Any]) -> Callable[.
     except TypeError as error:
         fix = "Its arguments are those of --trainer-kwargs-json, and what --round says of the outer loop."
         expected = "arguments that it takes, with manager, rank and world_size"
-        raise InputError(explain(f"trainer {module}.{function}", got=error, expected=expected, fix=fix)) from None
+        raise InputError(
+            explain(f"trainer {module}.{function}", got=str(error).removeprefix("got "), expected=expected, fix=fix)
+        ) from None
     return trainer
 
 
