@@ -22,8 +22,6 @@ _COLLECT = "bring the trained weights and the replicas' logs; exit status 3 whil
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from composer_replication.steps.replicas.round_keys import ROUND_KEYS
-
     text = "each has a page of its own: -h behind it"
     verbs = parser.add_subparsers(dest="what", required=True, metavar="{launch,watch,cancel,collect}", help=text)
     launch = _verb(verbs, "launch", _LAUNCH)
@@ -39,11 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     launch.add_argument("--gpu", metavar="KIND", help="as the executor calls it")
     launch.add_argument("--timeout", type=float, metavar="S", help="after which a replica is ended; default: none")
     _add_training(launch)
-    keys = ", ".join(
-        each.name if each.default is None else f"{each.name} ({each.default})" for each in ROUND_KEYS.values()
-    )
-    text = f"of the outer loop or the rounds, which are, with their defaults: {keys}; may be repeated"
-    launch.add_argument("--round", action="append", default=[], type=_pair, metavar="NAME=VALUE", help=text)
     launch.add_argument("--detach", action="store_true", help="start them, and do not wait")
     text = "say what would be started and sent, or what is wrong with it, and do neither"
     launch.add_argument("--dry-run", action="store_true", help=text)
@@ -76,12 +69,18 @@ def _verb(verbs: Any, name: str, about: str) -> argparse.ArgumentParser:
 def _add_training(parser: argparse.ArgumentParser) -> None:
     from composer_replication.cli.console import add_gate_arguments
     from composer_replication.cli.options import add_config_arguments
+    from composer_replication.steps.replicas.round_keys import ROUND_KEYS
 
     add_config_arguments(parser, "train", "loss", "render", "split")
     add_gate_arguments(parser)
     parser.add_argument("--trainer-module", metavar="MODULE", help="a trainer of your own instead of `crf train`")
     parser.add_argument("--trainer-fn", default="train", metavar="NAME", help="its function; default train")
     parser.add_argument("--trainer-kwargs-json", type=json.loads, default={}, metavar="JSON", help="its arguments")
+    keys = ", ".join(
+        each.name if each.default is None else f"{each.name} ({each.default})" for each in ROUND_KEYS.values()
+    )
+    text = f"of the outer loop or the rounds, which are, with their defaults: {keys}; may be repeated"
+    parser.add_argument("--round", action="append", default=[], type=_pair, metavar="NAME=VALUE", help=text)
 
 
 def _add_relaunch(parser: argparse.ArgumentParser, default: int) -> None:

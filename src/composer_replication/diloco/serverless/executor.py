@@ -1,8 +1,6 @@
 """What every executor does: start replicas in rank order, say how each is doing, end them, start a dead one again.
 
-A handle is JSON, holds no secret, and is enough for another process to ask about the replica where the service allows
-it. It says whom to ask about, never where: the address and the token of a service are those of whoever asks. A start
-has a name before it is made, so that `find` gets back a replica whose handle was lost.
+A start has a name before it is made, so that `find` gets back a replica whose handle was lost.
 """
 
 from __future__ import annotations
@@ -14,61 +12,20 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any
 
 from composer_replication.diloco.serverless.answers import Answer, about_failure, harmless, in_brief, tried
+from composer_replication.diloco.serverless.handles import ENDED, ReplicaHandle, ReplicaStatus, ServerlessExecutor
 from composer_replication.diloco.serverless.jobs import ReplicaJob, check_variables, entrypoint_name, start_name
 from composer_replication.diloco.serverless.replica_process import masked, secret_masks
 from composer_replication.errors import InputError, RunError, explain
 
 __all__ = ["ReplicaHandle", "ReplicaJob", "ReplicaStatus", "ServerlessExecutor"]
 
-ReplicaStatus = Literal["pending", "running", "succeeded", "failed", "cancelled"]
 _LINES_OF_A_FAILURE = 200
-ENDED: frozenset[ReplicaStatus] = frozenset({"succeeded", "failed", "cancelled"})
 MODULE = "composer_replication.diloco.serverless.replica_process"
-
-
-@dataclass
-class ReplicaHandle:
-    """A replica that was launched: its rank, whose it is, and what the service knows it by."""
-
-    rank: int
-    backend_name: str
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def attempt(self) -> int:
-        """How often its rank had been started before."""
-        return int(self.metadata.get("attempt", 0))
-
-
-@runtime_checkable
-class ServerlessExecutor(Protocol):
-    """Where replicas run. `collect` gives a dict a replica: rank, status, exit_code, error, and locally its result."""
-
-    backend_name: str
-    supports_inter_replica_network: bool
-
-    def launch_replicas(
-        self,
-        n_replicas: int,
-        entrypoint: str | Callable[..., Any],
-        entrypoint_args: Mapping[str, Any],
-        *,
-        gpu: str | None = None,
-        timeout: float | None = 3600,
-    ) -> list[ReplicaHandle]: ...
-
-    def poll(self, handle: ReplicaHandle) -> ReplicaStatus: ...
-
-    def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str: ...
-
-    def cancel(self, handle: ReplicaHandle) -> None: ...
-
-    def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]: ...
 
 
 class Executor(ABC):
