@@ -12,6 +12,8 @@ import pytest
 from composer_replication.cli.main import main
 from composer_replication.diloco.serverless import LocalProcessExecutor
 from composer_replication.diloco.store import open_store
+from composer_replication.errors import ConfigError, InputError
+from composer_replication.runs import RunDir
 from composer_replication.steps.replicas.launch_file import LaunchFile, path_of
 from composer_replication.steps.replicas.launches import create_launch, numbers, place_of
 
@@ -149,17 +151,15 @@ def test_the_error_about_steps_names_the_option(tmp_path, monkeypatch, capsys):
     class Enough(Exception):
         pass
 
-    monkeypatch.setattr(asking.RunDir, "open", lambda _root: (_ for _ in ()).throw(Enough))
+    monkeypatch.setattr(RunDir, "open", lambda _root: (_ for _ in ()).throw(Enough))
     given = ["train.run=run", "train.model=student", "train.mode=offline", "train.optimiser.steps=20"]
-    with pytest.raises(asking.ConfigError) as caught:
+    with pytest.raises(ConfigError) as caught:
         asking.training(None, given, {}, no_scrub=False, allowed=())
     assert "expected a multiple of 100, the steps between two exchanges (sync_every=100)" in str(caught.value)
     assert "Set --round sync_every=N, so that it divides 20" in str(caught.value)
     with pytest.raises(Enough):
         asking.training(None, given, {"sync_every": 10}, no_scrub=False, allowed=())
-    with pytest.raises(
-        asking.InputError, match="--round sync_every: got 10, expected a multiple of the number of frag"
-    ):
+    with pytest.raises(InputError, match="--round sync_every: got 10, expected a multiple of the number of frag"):
         asking.training(None, given, {"sync_every": 10, "num_fragments": 3}, no_scrub=False, allowed=())
 
 

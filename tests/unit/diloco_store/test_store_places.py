@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -40,13 +41,13 @@ def test_plain_paths_stay_folders(tmp_path, monkeypatch):
 
 
 def test_who_only_looks_leaves_no_folder(tmp_path):
-    store = open_store(str(tmp_path / "none"), probes=False)
+    store: Any = open_store(str(tmp_path / "none"), probes=False)
     assert (store.keys(""), store.size("a"), store.written_at("a")) == ([], None, None)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_says_when_it_was_written(tmp_path):
-    store = open_store(str(tmp_path))
+    store: Any = open_store(str(tmp_path))
     store.put("a", b"1")
     assert store.written_at("a") == pytest.approx(time.time(), abs=60)
 
@@ -63,7 +64,7 @@ class TestBucket:
             yield bucket
 
     def test_who_only_looks_writes_no_probe(self, bucket):
-        store = open_store("s3://box/runs", options=bucket.options, probes=False)
+        store: Any = open_store("s3://box/runs", options=bucket.options, probes=False)
         assert store.keys("") == []
         assert {method for method, _ in bucket.requests} == {"GET"}
         bucket.objects["runs/a"] = (b"1", {})

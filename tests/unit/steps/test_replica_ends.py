@@ -193,13 +193,12 @@ def test_a_run_that_has_ended_does_not_stall():
     assert sight_after(300, 40, ended).stalled_s is None
 
 
-def test_the_pace_is_that_of_the_outcomes_in_the_bucket(launched, monkeypatch):
+def test_the_pace_is_that_of_the_outcomes_in_the_bucket(launched, tmp_path, monkeypatch):
     layout, now = Layout(0), time.time()
     progress = Progress(0, 2, 3, (0, 1), (0,), (), None, 0, ())
     for step, ago in ((0, 400), (1, 360), (2, 300)):
         launched.store.put(layout.outcome(step, 0), b"x")
-        path = open_store(str(launched.store._root))._path(layout.outcome(step, 0))
-        os.utime(path, (now - ago, now - ago))
+        os.utime(tmp_path / "bucket" / layout.outcome(step, 0), (now - ago, now - ago))
     monkeypatch.setattr(looking, "read_progress", lambda *_args: progress)
     monkeypatch.setattr(looking, "read_commit", lambda *_args: (0, None))
     pace = look(launched.store, launched.file, launched.executor).pace

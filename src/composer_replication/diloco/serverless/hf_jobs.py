@@ -7,13 +7,13 @@ from typing import Any
 
 from composer_replication.diloco.serverless.answers import tried, within
 from composer_replication.diloco.serverless.executor import (
-    ENDED,
     MODULE,
     Executor,
     ReplicaHandle,
     ReplicaJob,
     ReplicaStatus,
 )
+from composer_replication.diloco.serverless.handles import ENDED
 from composer_replication.diloco.serverless.replica_process import END_MARK, SAYS_END_VARIABLE
 from composer_replication.errors import RunError, explain
 from composer_replication.optional import require

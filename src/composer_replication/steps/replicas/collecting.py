@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,10 @@ def collect(
 
 def _running(executor: Executor | None, starts: Iterable[Start]) -> list[int]:
     """Ranks that would be waited for."""
-    handles = [each.handle for each in starts if each.handle is not None]
     if executor is None:
         return []
-    known = [each for each in handles if executor.reaches(each)]
-    return [each.rank for each in known if tried(lambda each=each: executor.poll(each))[0] in ("pending", "running")]
+    known = [each.handle for each in starts if each.handle is not None and executor.reaches(each.handle)]
+    return [each.rank for each in known if tried(partial(executor.poll, each))[0] in ("pending", "running")]
 
 
 def _outcome(executor: Executor | None, start: Start, deadline: float | None, logs: Path) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from composer_replication.diloco.rounds.progress import Progress, read_progress
 from composer_replication.diloco.rounds.reading import read_commit, read_record
 from composer_replication.diloco.rounds.records import Layout, unpack
 from composer_replication.diloco.serverless.answers import in_brief, tried
-from composer_replication.diloco.serverless.executor import ENDED, Executor, ReplicaHandle
+from composer_replication.diloco.serverless.executor import Executor
+from composer_replication.diloco.serverless.handles import ENDED, ReplicaHandle
 from composer_replication.diloco.store import ObjectStore
+from composer_replication.diloco.store.objects import DatedStore
 from composer_replication.errors import ComposerError
 from composer_replication.steps.replicas.launch_file import LaunchFile, Record, Start
 from composer_replication.steps.replicas.launches import Launch, Notice, refuse_another
@@ -171,12 +173,12 @@ def _read_rounds(store: ObjectStore, launch: Notice) -> tuple[Progress | None, s
 
 def _read_pace(store: ObjectStore, patient: PatientStore, launch: Notice, progress: Progress) -> Pace | None:
     """By when outcomes were written: a watch that begins after the last of them sees a stall, too."""
-    written_at, layout, last = getattr(store, "written_at", None), Layout(launch.number), progress.step - 1
-    if written_at is None or last < 0 or (commit := read_commit(patient, layout, last)) is None:
+    layout, last = Layout(launch.number), progress.step - 1
+    if not isinstance(store, DatedStore) or last < 0 or (commit := read_commit(patient, layout, last)) is None:
         return None
     first = max(0, progress.step - _ROUNDS_OF_A_PACE)
-    ended = written_at(layout.outcome(last, commit[0]))
-    began = written_at(layout.outcome(first, 0)) if first < last else launch.started
+    ended = store.written_at(layout.outcome(last, commit[0]))
+    began = store.written_at(layout.outcome(first, 0)) if first < last else launch.started
     if ended is None or began is None:
         return None
     return Pace(max(0.0, time.time() - ended), max(0.0, ended - began) / max(1, last - first))
