@@ -33,6 +33,7 @@ from composer_replication.objective.compose import compose_loss
 from composer_replication.runs import ARTEFACTS, ArtefactMeta, Source
 from composer_replication.runs.artefacts import OLDEST_READ
 from composer_replication.runs.sidecar import SIDECAR_VERSION
+from composer_replication.steps.replicas.round_keys import ROUND_KEYS
 
 FOLDER = Path(__file__).parent
 COMMAND = "make reference"
@@ -104,7 +105,17 @@ def _verb(name: str, parser: argparse.ArgumentParser) -> str:
     inner = [each for each in given if isinstance(each, argparse._SubParsersAction)]
     if inner:
         return "\n\n".join([*shown, *(_verb(f"{name} {sub}", each) for sub, each in inner[0].choices.items())])
-    return "\n\n".join([*shown, table(("argument", "default", "does"), rows)])
+    tables = [table(("argument", "default", "does"), rows)]
+    return "\n\n".join([*shown, *tables, *([_round_keys()] if name == "diloco launch" else [])])
+
+
+def _round_keys() -> str:
+    """What stands behind `--round`."""
+    rows = [
+        (code(each.name), plain(each.kind), "" if each.default is None else code(value_text(each.default)), each.text)
+        for each in ROUND_KEYS.values()
+    ]
+    return f"{sentences.ROUND}\n\n{table(('--round', 'takes', 'default', 'is'), rows)}"
 
 
 def _called(action: argparse.Action) -> list[str]:

@@ -366,6 +366,11 @@ WRITTEN: tuple[Written, ...] = (
         "What the weights in this folder were made from, and what each channel did.",
     ),
 )
+ROUND = (
+    "Keys of `--round NAME=VALUE`, of the outer loop first, then of the rounds. `train.optimiser.steps` has to be a "
+    "multiple of `sync_every / num_fragments`. With `--trainer-module` those of the outer loop go to the trainer, as "
+    "arguments, and their defaults are its own."
+)
 EXPORT = (
     f"`crf pairs --export FILE` writes JSONL of schema `{export.SCHEMA}`, self-contained, for TRL's `DPOTrainer`: "
     "`prompt`, `chosen` and `rejected` as messages, `tools` as JSON text, and `state_id`. "

@@ -49,7 +49,7 @@ NEW_DILOCO: dict[str, dict[str, str]] = {
         "StoreError": "error: ComposerError, RuntimeError",
         "StoreFull": "error: StoreError",
         "StoreUnavailable": "error: StoreError",
-        "open_store": "(uri, *, deadline_s=60.0, slowest_mb_s=1.0, options=None)",
+        "open_store": "(uri, *, deadline_s=60.0, slowest_mb_s=1.0, options=None, probes=True)",
     },
 }
 

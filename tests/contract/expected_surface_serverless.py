@@ -51,9 +51,10 @@ NEW_SERVERLESS = {
     },
 }
 MEMBERS_SERVERLESS = {
-    "HFJobsExecutor": {**_ASKED, **_OWN, "was_refused": "(error)"},
-    "ModalExecutor": {**_ASKED, **_OWN},
-    **{name: {**_ASKED, **_OWN, "reaches": "(handle)"} for name in ("LocalProcessExecutor", "RayExecutor")},
+    "HFJobsExecutor": {**_ASKED, **_OWN, "log_place": "(handle)", "was_refused": "(error)"},
+    "ModalExecutor": {**_ASKED, **_OWN, "check": "(job)"},
+    "LocalProcessExecutor": {**_ASKED, **_OWN, "log_place": "(handle)", "reaches": "(handle)"},
+    "RayExecutor": {**_ASKED, **_OWN, "reaches": "(handle)"},
     "MockManager": {
         "agree_on_weights": "()",
         "allow_state_dict_read": "()",

@@ -17,7 +17,7 @@ from composer_replication.errors import InputError
 
 BODIES = "executors.replica_bodies"
 TESTS = str(Path(__file__).resolve().parents[1])
-ENV = {"PYTHONPATH": TESTS}
+ENV = {"PYTHONPATH": os.pathsep.join([TESTS, str(Path(TESTS).parent / "src")])}  # of this checkout
 LONGEST_S = 60.0
 
 

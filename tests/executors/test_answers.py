@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from composer_replication.diloco.serverless.answers import harmless, in_brief, within
+from composer_replication.diloco.serverless.answers import about_failure, harmless, how_it_ended, in_brief, within
 from composer_replication.errors import RunError
 
 
@@ -46,3 +46,40 @@ def test_an_error_is_told_in_one_short_harmless_line():
     assert in_brief(ValueError("one\ntwo")) == "ValueError: one"
     assert in_brief(ValueError()) == "ValueError"
     assert in_brief(ValueError("\x1b[2J" + "x" * 1000)) == f"ValueError: \ufffd[2J{'x' * 284}"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-9, "killed by signal 9 (SIGKILL), by hand or out of memory"),
+        (137, "killed by signal 9 (SIGKILL), by hand or out of memory"),
+        (-15, "killed by signal 15 (SIGTERM)"),
+        (124, "out of time"),
+        (78, "refused (exit status 78)"),
+        (7, "exit status 7"),
+        (None, "failed, with no exit status from the service"),
+    ],
+)
+def test_an_exit_status_is_told_in_words(code, words):
+    assert how_it_ended(code) == words
+
+
+TRACEBACK = "Traceback (most recent call last):\n  File 'x'\n    y\nmod.TheError: why\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "words"),
+    [
+        (1, TRACEBACK, "exit status 1; TheError: why"),
+        (1, f"{TRACEBACK}more of it\n", "exit status 1; TheError: why; its last line: more of it"),
+        (1, TRACEBACK.replace("mod.", "Early") + TRACEBACK, "exit status 1; TheError: why"),
+        (1, "step 3\n\n", "exit status 1; its last line: step 3"),
+        (1, "", "exit status 1"),
+        # One that was killed did not know it: neither an error of before nor its last line is the cause.
+        (-9, f"{TRACEBACK}step 3\n", "killed by signal 9 (SIGKILL), by hand or out of memory; its last line: step 3"),
+        (7, f"{TRACEBACK}step 3\n", "exit status 7; its last line: step 3"),
+        (1, "x" * 1000, f"exit status 1; its last line: {'x' * 300}"),
+    ],
+)
+def test_a_failure_is_told_with_the_last_error_and_the_last_line_as_what_they_are(code, log, words):
+    assert about_failure(code, log) == words

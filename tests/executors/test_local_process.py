@@ -55,6 +55,21 @@ class TestLocalProcess(ExecutorConformance):
             handles = executor.launch_replicas(1, replica_bodies.greet, {"word": "x"}, gpu="A100")
         executor.collect(handles)
 
+    @pytest.mark.parametrize(
+        ("entrypoint", "args"),
+        [
+            ("nowhere.to_be.found", {}),
+            ("executors.replica_bodies.nobody", {}),
+            ("composer_replication.optional.require", {"module": "no_such_package", "extra": "train"}),
+            ("composer_replication.diloco.store.open_store", {"uri": "s3:/x"}),
+        ],
+        ids=["module", "function", "extra", "argument"],
+    )
+    def test_what_another_start_would_repeat_has_an_exit_status_of_its_own(self, executor: Executor, entrypoint, args):
+        (outcome,) = executor.collect(executor.launch_replicas(1, entrypoint, args))
+        assert (outcome["status"], outcome["exit_code"]) == ("failed", 78)
+        assert outcome["error"].startswith("refused (exit status 78); ")
+
     def test_the_time_it_may_take_is_kept(self, executor: Executor, tmp_path: Path):
         handles = executor.launch_replicas(1, replica_bodies.waits, {"folder": str(tmp_path)}, timeout=0.5)
         (outcome,) = executor.collect(handles)

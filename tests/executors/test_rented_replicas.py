@@ -12,12 +12,10 @@ import pytest
 from bucket_servers import servers
 from composer_replication.cli.main import main
 from composer_replication.diloco.store import open_store
-from executors.conformance import TESTS
 from executors.hf_server import TOKEN, HubServer
 
 pytestmark = pytest.mark.diloco
 
-EXAMPLES = str(Path(TESTS).parent / "examples" / "diloco")
 QUICK = ["--round", "grace_s=20", "--round", "poll_s=0.1", "--round", "state_every=1"]
 EXCHANGES = 4
 
@@ -51,11 +49,21 @@ def hub() -> Iterator[HubServer]:
 
 def launch_and_collect(uri, where, secret, shown, tmp_path, capsys, **arguments) -> dict:
     file = ["--launch-file", str(tmp_path / "launch.json")]
-    given = [uri, *file, "--replicas", "4", *where, "--trainer-module", "tiny_trainer", *QUICK, "--json"]
+    given = [
+        uri,
+        *file,
+        "--replicas",
+        "4",
+        *where,
+        "--trainer-module",
+        "composer_replication.diloco.tiny_trainer",
+        *QUICK,
+        "--json",
+    ]
     given += ["--trainer-kwargs-json", json.dumps({"exchanges": EXCHANGES, **arguments})]
     for name in secret:
         given += ["--secret", name]
-    for name, value in {**shown, "PYTHONPATH": EXAMPLES}.items():
+    for name, value in shown.items():
         given += ["--env", f"{name}={value}"]
     status = main(["diloco", "launch", *given])
     told = capsys.readouterr()

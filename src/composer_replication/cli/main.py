@@ -43,11 +43,12 @@ AROUND = (
 )
 VERBS = (*PIPELINE, *AROUND)
 
-DONE, FAILED, NOT_UNDERSTOOD, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, NOT_UNDERSTOOD, NOT_YET, INTERRUPTED = 0, 1, 2, 3, 130
 EXIT_CODES = {
     DONE: "done",
     FAILED: "it could not be done, or a check failed (`crf doctor`); stderr says why and what to do",
     NOT_UNDERSTOOD: "the command was not understood: an unknown verb, option or choice",
+    NOT_YET: "not yet: replicas still run (`crf diloco collect --timeout`), and what they end with is not there",
     INTERRUPTED: "stopped by Ctrl-C, or a training by SIGTERM; nothing is half written, and the same command goes on",
 }
 _WHEN_INTERRUPTED = "nothing was half written, and the same command can be run again"

@@ -80,7 +80,7 @@ def test_every_verb_prints_json():
 
 def test_verbs_are_named_once_and_exit_codes_are_those_of_the_table(capsys):
     assert len(set(VERBS)) == len(VERBS) == len(PIPELINE) + len(AROUND)
-    assert sorted(EXIT_CODES) == [0, 1, 2, 130]
+    assert sorted(EXIT_CODES) == [0, 1, 2, 3, 130]
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0

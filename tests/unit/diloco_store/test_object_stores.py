@@ -196,11 +196,6 @@ def test_a_uri_with_a_credential_is_refused_without_repeating_it(uri):
     assert "SECRET" not in str(caught.value)
 
 
-def test_a_scheme_nobody_speaks_is_named():
-    with pytest.raises(InputError, match="'ftp'"):
-        open_store("ftp://a/b")
-
-
 def test_a_folder_takes_no_options_and_a_deadline_is_a_time(tmp_path):
     with pytest.raises(InputError, match="options of a folder"):
         open_store(str(tmp_path), options={"region": "x"})

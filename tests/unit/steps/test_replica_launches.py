@@ -62,6 +62,19 @@ def test_the_run_s_files_and_the_config_go_to_the_bucket_and_come_out_of_it_the_
         download(store, launch.key("input"), {"../run.json": ""}, tmp_path / "again")
 
 
+def test_the_ids_of_a_split_are_no_secrets_and_a_secret_in_it_is_one(run, tmp_path):
+    import shutil
+
+    other = shutil.copytree(run, tmp_path / "split")
+    assert main(["split", str(other)]) == 0
+    assert {"split.jsonl"} <= ask(str(other))["files"].keys()
+    path, key = other / "split.jsonl", "AKIA" + "Z7QK3M5XW2VR4T6B"
+    path.write_text(path.read_text().replace('"project":"', f'"project":"/{key}'))
+    with pytest.raises(Exception, match=r"split\.jsonl, line \d") as caught:
+        ask(str(other))
+    assert key not in str(caught.value)
+
+
 def test_steps_have_to_be_whole_exchanges_and_there_has_to_be_a_run(run):
     with pytest.raises(ConfigError, match="a multiple of 30"):
         ask(run, sync_every=30)

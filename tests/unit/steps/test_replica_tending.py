@@ -13,10 +13,13 @@ from composer_replication.diloco.rounds.progress import Progress, RoundSummary
 from composer_replication.diloco.rounds.records import Layout, pack
 from composer_replication.diloco.store import open_store
 from composer_replication.errors import RunError
-from composer_replication.steps.replicas import tending
+from composer_replication.steps.replicas import looking, tending
 from composer_replication.steps.replicas.launches import Notice
+from composer_replication.steps.replicas.looking import Sight, Standing, look
 from composer_replication.steps.replicas.starting import cancel, start
-from composer_replication.steps.replicas.tending import Sight, Standing, look, tend
+from composer_replication.steps.replicas.tending import tend
+
+FAILED = "rank 1: exit status 1; its last line: its last words"
 
 
 class Launched:
@@ -61,7 +64,7 @@ def test_one_that_dies_in_the_middle_is_started_again(launched):
 
     sight = launched.tend(dies, lambda: None, all_end)
     assert launched.statuses(sight) == [("succeeded", 0), ("succeeded", 1)]
-    assert launched.said == ["rank 1: exit status 1; last line: its last words; started again (1 of 3)"]
+    assert launched.said == ["rank 1: exit status 1; its last line: its last words; started again (1 of 3)"]
 
 
 def test_one_is_started_again_so_often_and_no_more(launched):
@@ -76,12 +79,12 @@ def test_one_is_not_started_again_when_another_has_finished(launched):
     launched.executor.says(1, "failed")
     sight = launched.tend()
     assert launched.statuses(sight) == [("succeeded", 0), ("failed", 0)]
-    assert launched.said == ["rank 1: not started again: the run has ended (rank 0 has finished)"]
+    assert launched.said == [f"{FAILED}; not started again: the run has ended (rank 0 has finished)"]
 
 
 def test_one_is_not_started_again_when_all_exchanges_are_made(launched, monkeypatch):
     made = Progress(0, 2, 4, (0, 1), (), (), None, 0, ())
-    monkeypatch.setattr(tending, "read_progress", lambda *_args: made)
+    monkeypatch.setattr(looking, "read_progress", lambda *_args: made)
     for rank in (0, 1):
         launched.executor.says(rank, "failed")
     launched.tend()
@@ -94,7 +97,7 @@ def test_one_is_not_started_again_that_has_left_what_it_ended_with(launched):
     launched.executor.says(1, "failed")
     sight = launched.tend(lambda: None, lambda: launched.executor.says(0, "cancelled"))
     assert launched.statuses(sight)[1] == ("failed", 0)
-    assert launched.said == ["rank 1: not started again: what it ended with is in the bucket"]
+    assert launched.said == [f"{FAILED}; not started again: what it ended with is in the bucket"]
 
 
 def test_one_is_not_started_again_in_a_launch_that_somebody_cancels(launched):
@@ -104,7 +107,7 @@ def test_one_is_not_started_again_in_a_launch_that_somebody_cancels(launched):
 
     launched.tend(cancelled_elsewhere)
     assert launched.executor.running == []
-    assert launched.said == ["rank 1: not started again: the launch was cancelled"]
+    assert launched.said == [f"{FAILED}; not started again: the launch was cancelled"]
 
 
 def test_a_service_that_fails_for_a_while_is_asked_again(launched):

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from composer_replication.diloco.serverless.executor import Executor
     from composer_replication.steps.replicas.asking import Asked
     from composer_replication.steps.replicas.launch_file import LaunchFile
-    from composer_replication.steps.replicas.tending import Sight
+    from composer_replication.steps.replicas.looking import Sight
 
 HELP = "train one model with several replicas that share a bucket: launch, watch, cancel, collect"
 WHEN_INTERRUPTED = "`crf diloco watch` shows the replicas that go on, `crf diloco cancel` ends them"
 _LAUNCH = "start replicas that train one model on a run's sessions, and start those again that die"
 _WATCH = "show how a launch is doing: rounds, members, bytes, who is waited for, the time that is left"
 _CANCEL = "end the replicas of a launch"
-_COLLECT = "bring the trained weights and the replicas' logs"
+_COLLECT = "bring the trained weights and the replicas' logs; exit status 3 while some still run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     launch.add_argument("--gpu", metavar="KIND", help="as the executor calls it")
     launch.add_argument("--timeout", type=float, metavar="S", help="after which a replica is ended; default: none")
     _add_training(launch)
-    text = "of the outer loop (outer_lr, sync_every, num_fragments) or the rounds (payload, grace_s); may be repeated"
-    launch.add_argument("--round", action="append", default=[], type=_pair, metavar="NAME=VALUE", help=text)
     launch.add_argument("--detach", action="store_true", help="start them, and do not wait")
-    launch.add_argument("--dry-run", action="store_true", help="say what would be started and sent, and do neither")
+    text = "say what would be started and sent, or what is wrong with it, and do neither"
+    launch.add_argument("--dry-run", action="store_true", help=text)
+    text = "start it although another launch of this bucket runs; each has a number, and rounds of its own"
+    launch.add_argument("--beside", action="store_true", help=text)
     _add_relaunch(launch, 3)
     watch = _verb(verbs, "watch", _WATCH)
     watch.add_argument("--once", action="store_true", help="show it once")
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, metavar="S", help="how long to wait for replicas; default: to the end"
     )
     for each in ("watch", "cancel", "collect"):
-        text = "which launch of the bucket; default: the last that began on this machine"
+        text = "which launch of the bucket, by the number that `launch` printed; default: the last of this machine"
         verbs.choices[each].add_argument("--launch", type=int, metavar="N", dest="number", help=text)
 
 
@@ -68,12 +69,18 @@ def _verb(verbs: Any, name: str, about: str) -> argparse.ArgumentParser:
 def _add_training(parser: argparse.ArgumentParser) -> None:
     from composer_replication.cli.console import add_gate_arguments
     from composer_replication.cli.options import add_config_arguments
+    from composer_replication.steps.replicas.round_keys import ROUND_KEYS
 
     add_config_arguments(parser, "train", "loss", "render", "split")
     add_gate_arguments(parser)
     parser.add_argument("--trainer-module", metavar="MODULE", help="a trainer of your own instead of `crf train`")
     parser.add_argument("--trainer-fn", default="train", metavar="NAME", help="its function; default train")
     parser.add_argument("--trainer-kwargs-json", type=json.loads, default={}, metavar="JSON", help="its arguments")
+    keys = ", ".join(
+        each.name if each.default is None else f"{each.name} ({each.default})" for each in ROUND_KEYS.values()
+    )
+    text = f"of the outer loop or the rounds, which are, with their defaults: {keys}; may be repeated"
+    parser.add_argument("--round", action="append", default=[], type=_pair, metavar="NAME=VALUE", help=text)
 
 
 def _add_relaunch(parser: argparse.ArgumentParser, default: int) -> None:
@@ -102,38 +109,45 @@ def _launch(args: argparse.Namespace) -> int:
     import sys
 
     from composer_replication.cli.console import say
+    from composer_replication.cli.pages.launch_table import show_asked, show_sight
     from composer_replication.diloco.store import open_store
-    from composer_replication.steps.replicas import starting, tending
+    from composer_replication.steps.replicas import starting
     from composer_replication.steps.replicas.asking import begin
+    from composer_replication.steps.replicas.checking import check_launch
+    from composer_replication.steps.replicas.launch_file import known_numbers
+    from composer_replication.steps.replicas.launches import next_number, place_of
+    from composer_replication.steps.replicas.looking import look
 
     if str(Path.cwd()) not in sys.path:  # where processes of this machine look for a trainer
         sys.path.insert(0, str(Path.cwd()))
     asked = _asked(args)
-    store = open_store(asked.bucket)
-    if args.dry_run:
-        return _say_what_would_start(asked, store, as_json=args.json)
     executor = starting.make_executor(asked.executor, asked.options)
-    executor.secret_values()  # what is missing is said before anything is sent
+    looked_at = open_store(asked.bucket, probes=False)  # what is refused has left nothing behind
+    for line in check_launch(looked_at, asked, executor, args.launch_file, beside=args.beside):
+        say(line)
+    if args.dry_run:
+        above = max(known_numbers(place_of(asked.bucket)), default=-1)
+        show_asked(asked, next_number(looked_at, above=above), looked_at.uri, as_json=args.json)
+        return 0
+    store = open_store(asked.bucket)
     file = begin(store, asked, args.launch_file)
     say(f"launch file: {file.path}")  # before anything is started, so that whoever is interrupted knows it
     starting.start(file, executor, say)
     launch = file.read().launch
     say(f"launch {launch.number} at {store.uri}: {launch.replicas} replicas by {launch.executor}")
     if args.detach:
-        return _show(tending.look(store, file, executor), as_json=args.json)
+        given = f"{args.bucket} --launch {launch.number}"
+        say(f"to see how they do: `crf diloco watch {given}`; to end them: `crf diloco cancel {given}`")
+        return show_sight(look(store, file, executor), args.bucket, as_json=args.json)
     return _tend(args, store, file, executor)
 
 
 def _asked(args: argparse.Namespace) -> Asked:
-    from dataclasses import fields
-
     from composer_replication.cli.options import overrides_of, refuse_unread
-    from composer_replication.diloco.training import OuterLoop
     from composer_replication.steps.replicas import asking
+    from composer_replication.steps.replicas.round_keys import split
 
-    of_loop = {each.name for each in fields(OuterLoop)}
-    outer = {name: value for name, value in args.round if name in of_loop}
-    settings = {name: value for name, value in args.round if name not in of_loop}
+    outer, settings = split(args.round)
     options = {**dict(args.option), "secrets": args.secret, "env": dict(args.env)}
     if args.detach:
         options |= {"local": {"tied": False}, "ray": {"detached": True}}.get(args.executor, {})
@@ -155,30 +169,12 @@ def _asked(args: argparse.Namespace) -> Asked:
     )
 
 
-def _say_what_would_start(asked: Asked, store: Any, *, as_json: bool) -> int:
-    from composer_replication.cli.console import print_json, say, show, table
-    from composer_replication.steps.replicas.launches import next_number
-
-    files = {name: len(each) if isinstance(each, bytes) else each.stat().st_size for name, each in asked.files.items()}
-    if as_json:
-        print_json(
-            {"launch": next_number(store), "replicas": asked.replicas, "executor": asked.executor, "files": files}
-        )
-        return 0
-    rows = [*files.items(), ("all files", asked.num_bytes)]
-    show(table("Into the bucket", ("file", "bytes"), rows, last_is_total=True))
-    exchanges = "" if asked.commits is None else f", {asked.commits} exchanges"
-    say(f"launch {next_number(store)} at {store.uri}: {asked.replicas} replicas by {asked.executor}{exchanges}")
-    say("nothing was sent, and nothing started")
-    return 0
-
-
 def _tend(args: argparse.Namespace, store: Any, file: LaunchFile, executor: Executor) -> int:
     import contextlib
     import sys
 
     from composer_replication.cli.console import is_terminal, say
-    from composer_replication.cli.pages.launch_table import launch_table, round_line
+    from composer_replication.cli.pages.launch_table import launch_table, round_line, show_sight
     from composer_replication.steps.replicas.tending import tend
 
     with contextlib.ExitStack() as shown:
@@ -193,6 +189,7 @@ def _tend(args: argparse.Namespace, store: Any, file: LaunchFile, executor: Exec
 
         def seen(sight: Sight) -> None:
             news = sight.trouble if sight.progress is None else sight.progress.step
+            news = f"{news} stalled" if sight.stalled_s is not None else news
             if live is not None:
                 live.update(launch_table(sight))
             elif news is not None and news not in shown_before:
@@ -200,17 +197,18 @@ def _tend(args: argparse.Namespace, store: Any, file: LaunchFile, executor: Exec
                 say(round_line(sight))
 
         sight = tend(store, file, executor, relaunches=args.relaunch, seen=seen, said=say)
-    return _show(sight, as_json=args.json)
+    return show_sight(sight, args.bucket, as_json=args.json, is_said=True)
 
 
 def _watch(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import say
+    from composer_replication.cli.pages.launch_table import show_sight
     from composer_replication.diloco.store import open_store
     from composer_replication.steps.replicas.launch_file import no_file, open_file
     from composer_replication.steps.replicas.launches import numbers, read_notice
-    from composer_replication.steps.replicas.tending import look, look_at_bucket
+    from composer_replication.steps.replicas.looking import look, look_at_bucket
 
-    file, store = open_file(args.bucket, args.number, args.launch_file), open_store(args.bucket)
+    file, store = open_file(args.bucket, args.number, args.launch_file), open_store(args.bucket, probes=False)
     if file is None:
         shown = numbers(store)
         number = shown[-1] if args.number is None and shown else args.number
@@ -218,18 +216,19 @@ def _watch(args: argparse.Namespace) -> int:
         if notice is None:
             raise no_file(args.bucket, args.number)
         say("no file of this launch is here: what follows is the bucket's word alone (--launch-file FILE)")
-        return _show(look_at_bucket(store, notice), as_json=args.json)
+        return show_sight(look_at_bucket(store, notice), args.bucket, as_json=args.json)
     executor = _executor_of(file, may_lack=not args.relaunch)
     if args.once or executor is None:
-        return _show(look(store, file, executor), as_json=args.json)
+        return show_sight(look(store, file, executor), args.bucket, as_json=args.json)
     return _tend(args, store, file, executor)
 
 
 def _cancel(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import say
+    from composer_replication.cli.pages.launch_table import show_sight
     from composer_replication.steps.replicas.launch_file import no_file, open_file
+    from composer_replication.steps.replicas.looking import look
     from composer_replication.steps.replicas.starting import about_ends, cancel
-    from composer_replication.steps.replicas.tending import look
 
     # The bucket is not asked: machines are ended also when it is gone.
     if (file := open_file(args.bucket, args.number, args.launch_file)) is None:
@@ -238,30 +237,27 @@ def _cancel(args: argparse.Namespace) -> int:
     assert executor is not None
     unended = cancel(file, executor)
     say(about_ends(unended, file.read().launch, executor))
-    _show(look(None, file, executor), as_json=args.json)
+    show_sight(look(None, file, executor), args.bucket, as_json=args.json)
     return 1 if unended else 0
 
 
 def _collect(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import print_json, say, show, table
+    from composer_replication.cli.console import say
+    from composer_replication.cli.main import DONE, FAILED, NOT_YET
+    from composer_replication.cli.pages.launch_table import show_collected
     from composer_replication.diloco.store import open_store
     from composer_replication.steps.replicas.collecting import collect
     from composer_replication.steps.replicas.launch_file import no_file, open_file
 
     if (file := open_file(args.bucket, args.number, args.launch_file)) is None:
         raise no_file(args.bucket, args.number)
-    store = open_store(args.bucket)
-    collected = collect(store, file, _executor_of(file, may_lack=True), args.output, timeout_s=args.timeout)
-    outcomes, number = collected.outcomes, file.read().launch.number
-    if args.json:
-        print_json({"launch": number, "weights": str(collected.weights or ""), "outcomes": outcomes})
-    else:
-        rows = [(each["rank"], each["status"], str(each["exit_code"]), each["error"] or "") for each in outcomes]
-        show(table(f"Launch {number}", ("rank", "status", "exit", "error"), rows, shrinks="error"))
-        weights = collected.weights
-        what = "no weights were left in the bucket" if weights is None else f"{weights}: the trained weights"
-        say(f"{what}; {collected.folder / 'logs'}: what the replicas printed")
-    return 0 if all(each["status"] == "succeeded" for each in outcomes) else 1
+    store, number = open_store(args.bucket, probes=False), file.read().launch.number
+    executor = _executor_of(file, may_lack=True)
+    collected = collect(store, file, executor, args.output, timeout_s=args.timeout, said=say)
+    show_collected(collected, number, args.bucket, as_json=args.json)
+    if any(each["status"] not in ("succeeded", "pending", "running") for each in collected.outcomes):
+        return FAILED
+    return NOT_YET if collected.running else DONE
 
 
 def _executor_of(file: LaunchFile, *, may_lack: bool = False) -> Executor | None:
@@ -278,18 +274,3 @@ def _executor_of(file: LaunchFile, *, may_lack: bool = False) -> Executor | None
             raise
         say(f"without the executor, by the bucket alone: {error}")
         return None
-
-
-def _show(sight: Sight, *, as_json: bool) -> int:
-    """0 unless a replica failed for good."""
-    from composer_replication.cli.console import print_json, show
-    from composer_replication.cli.pages.launch_table import launch_table
-
-    if as_json:
-        commits = 0 if sight.progress is None else sight.progress.step
-        counts = {"launch": sight.launch.number, "commits": commits, "of": sight.launch.commits}
-        replicas = [each._asdict() for each in sight.replicas]
-        print_json({**counts, "eta_s": sight.eta_s, "trouble": sight.trouble, "replicas": replicas})
-    else:
-        show(launch_table(sight))
-    return 1 if any(each.status == "failed" for each in sight.replicas) else 0

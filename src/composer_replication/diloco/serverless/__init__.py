@@ -2,7 +2,8 @@
 
 jobs                what one replica is asked to do
 answers             what services say, in time and as harmless text
-executor            what every executor does, and what a handle is
+handles             a replica that was launched, and what every executor can be asked
+executor            what every executor does
 replica_process     the program that a replica is, wherever it runs
 processes           whether a process of this machine is the one that was started
 local_process       replicas as processes of this machine

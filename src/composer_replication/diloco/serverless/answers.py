@@ -9,11 +9,14 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from composer_replication.diloco.serverless.replica_process import REFUSED, TIMED_OUT
 from composer_replication.errors import RunError, explain
 
 Answer = TypeVar("Answer")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_MOST_WORDS = 300
+_MOST_WORDS, _MOST_WORDS_OF_AN_ERROR = 300, 600
+_MODULES = re.compile(r"^(?:\w+\.)+(?=\w+(?::|$))")  # before the name of an error
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 def within(seconds: float, what: str, ask: Callable[[], Answer]) -> Answer:
@@ -64,5 +67,28 @@ def how_it_ended(code: int | None) -> str:
     number = -code if code < 0 else code - 128
     if number in {each.value for each in signal.Signals}:
         name = signal.Signals(number).name
-        return f"ended by {name}" + (" (killed, or out of memory)" if name == "SIGKILL" else "")
-    return "out of time" if code == 124 else f"exit status {code}"
+        return f"killed by signal {number} ({name})" + (", by hand or out of memory" if name == "SIGKILL" else "")
+    if code == REFUSED:
+        return f"refused (exit status {code})"
+    return "out of time" if code == TIMED_OUT else f"exit status {code}"
+
+
+def about_failure(code: int | None, log: str) -> str:
+    """How a replica ended, and what it said last: the error of its last traceback, and its last line as no more than
+    that, since one that was killed did not know it."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    parts = [how_it_ended(code)]
+    error = _error_in(log) if code in (None, 1, REFUSED) else None
+    if error is not None:
+        parts.append(_MODULES.sub("", error)[:_MOST_WORDS_OF_AN_ERROR])
+    if lines and lines[-1] != error:
+        parts.append(f"its last line: {lines[-1][:_MOST_WORDS]}")
+    return "; ".join(parts)
+
+
+def _error_in(log: str) -> str | None:
+    """What the last traceback ends with; its message may have more lines."""
+    lines = log.splitlines()
+    starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
+    after = lines[starts[-1] + 1 :] if starts else []
+    return next((line.strip() for line in after if line.strip() and not line[0].isspace()), None)

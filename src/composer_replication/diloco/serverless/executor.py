@@ -1,8 +1,6 @@
 """What every executor does: start replicas in rank order, say how each is doing, end them, start a dead one again.
 
-A handle is JSON, holds no secret, and is enough for another process to ask about the replica where the service allows
-it. It says whom to ask about, never where: the address and the token of a service are those of whoever asks. A start
-has a name before it is made, so that `find` gets back a replica whose handle was lost.
+A start has a name before it is made, so that `find` gets back a replica whose handle was lost.
 """
 
 from __future__ import annotations
@@ -14,60 +12,20 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any
 
-from composer_replication.diloco.serverless.answers import Answer, harmless, how_it_ended, in_brief, tried
+from composer_replication.diloco.serverless.answers import Answer, about_failure, harmless, in_brief, tried
+from composer_replication.diloco.serverless.handles import ENDED, ReplicaHandle, ReplicaStatus, ServerlessExecutor
 from composer_replication.diloco.serverless.jobs import ReplicaJob, check_variables, entrypoint_name, start_name
 from composer_replication.diloco.serverless.replica_process import masked, secret_masks
 from composer_replication.errors import InputError, RunError, explain
 
 __all__ = ["ReplicaHandle", "ReplicaJob", "ReplicaStatus", "ServerlessExecutor"]
 
-ReplicaStatus = Literal["pending", "running", "succeeded", "failed", "cancelled"]
-ENDED: frozenset[ReplicaStatus] = frozenset({"succeeded", "failed", "cancelled"})
+_LINES_OF_A_FAILURE = 200
 MODULE = "composer_replication.diloco.serverless.replica_process"
-
-
-@dataclass
-class ReplicaHandle:
-    """A replica that was launched: its rank, whose it is, and what the service knows it by."""
-
-    rank: int
-    backend_name: str
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def attempt(self) -> int:
-        """How often its rank had been started before."""
-        return int(self.metadata.get("attempt", 0))
-
-
-@runtime_checkable
-class ServerlessExecutor(Protocol):
-    """Where replicas run. `collect` gives a dict a replica: rank, status, exit_code, error, and locally its result."""
-
-    backend_name: str
-    supports_inter_replica_network: bool
-
-    def launch_replicas(
-        self,
-        n_replicas: int,
-        entrypoint: str | Callable[..., Any],
-        entrypoint_args: Mapping[str, Any],
-        *,
-        gpu: str | None = None,
-        timeout: float | None = 3600,
-    ) -> list[ReplicaHandle]: ...
-
-    def poll(self, handle: ReplicaHandle) -> ReplicaStatus: ...
-
-    def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str: ...
-
-    def cancel(self, handle: ReplicaHandle) -> None: ...
-
-    def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]: ...
 
 
 class Executor(ABC):
@@ -91,6 +49,7 @@ class Executor(ABC):
         check_variables(self.secrets, self.env)
         self._jobs: dict[str, ReplicaJob] = {}
         self._silent_since: dict[str, float] = {}
+        self._ends: dict[str, dict[str, Any]] = {}
 
     # ---- starting
 
@@ -143,8 +102,12 @@ class Executor(ABC):
             secrets=self.secrets,
             path=[each for each in sys.path if each] if self.takes_callables else [],
         )
-        job.check()
+        self.check(job)
         return job
+
+    def check(self, job: ReplicaJob) -> None:
+        """InputError where the service would not take such a job; nobody is asked."""
+        job.check()
 
     def start(self, job: ReplicaJob) -> ReplicaHandle:
         """Start one replica of a job. What raises may have started it: `find` says."""
@@ -258,8 +221,19 @@ class Executor(ABC):
             return None
         if status != "failed":
             return "cancelled" if status == "cancelled" else f"still {status} when the time was up"
-        lines = [line for line in self.stream_logs(handle, n_lines=20).splitlines() if line.strip()]
-        return f"{how_it_ended(code)}; last line: {lines[-1].strip()}" if lines else how_it_ended(code)
+        return about_failure(code, self.stream_logs(handle, n_lines=_LINES_OF_A_FAILURE))
+
+    def end_of(self, handle: ReplicaHandle) -> dict[str, Any]:
+        """How a replica that has ended did, as `collect` says it; asked for once, as that does not change."""
+        key = self._key(handle)
+        if key not in self._ends:
+            self._ends[key] = self._outcome(handle)
+        return self._ends[key]
+
+    def log_place(self, handle: ReplicaHandle) -> str:
+        """Where somebody reads the log of a replica without us; nothing where the service has no such place."""
+        self._check_own(handle)
+        return ""
 
     # ---- what each says for itself
 

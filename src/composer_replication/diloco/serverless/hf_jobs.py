@@ -7,13 +7,13 @@ from typing import Any
 
 from composer_replication.diloco.serverless.answers import tried, within
 from composer_replication.diloco.serverless.executor import (
-    ENDED,
     MODULE,
     Executor,
     ReplicaHandle,
     ReplicaJob,
     ReplicaStatus,
 )
+from composer_replication.diloco.serverless.handles import ENDED
 from composer_replication.diloco.serverless.replica_process import END_MARK, SAYS_END_VARIABLE
 from composer_replication.errors import RunError, explain
 from composer_replication.optional import require
@@ -64,6 +64,9 @@ class HFJobsExecutor(Executor):
         self.hardware, self.image, self.packages = hardware, image, tuple(packages)
         self._api: Any = hub.HfApi(endpoint=endpoint, token=token)
         self._namespace = namespace
+
+    def log_place(self, handle: ReplicaHandle) -> str:
+        return f"hf jobs logs {handle.metadata.get('job', '')}"
 
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
         command = ["sh", "-c", _INSTALL, "sh", *self.packages] if self.packages else ["python", "-m", MODULE]

@@ -136,6 +136,9 @@ class LocalProcessExecutor(Executor):
         text = data.decode("utf-8", "replace")
         return self.shown(text.partition("\n")[2] if start else text, n_lines)
 
+    def log_place(self, handle: ReplicaHandle) -> str:
+        return str(_folder_of(handle) / LOG_FILE)
+
     def cancel(self, handle: ReplicaHandle) -> None:
         """SIGTERM, so that a trainer can save what it has; after a grace SIGKILL."""
         if not self._is_alive(handle):

@@ -52,11 +52,14 @@ class ModalExecutor(Executor):
         self.modal_secrets, self.packages = tuple(modal_secrets), tuple(packages)
         self._app: Any = None
 
+    def check(self, job: ReplicaJob) -> None:
+        super().check(job)
+        if job.timeout_s is not None and job.timeout_s > _LONGEST_S:
+            fix = "A replica that is relaunched goes on from the global weights."
+            raise InputError(explain("timeout", got=job.timeout_s, expected=f"{_LONGEST_S} s at most", fix=fix))
+
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
         timeout = _LONGEST_S if job.timeout_s is None else job.timeout_s
-        if timeout > _LONGEST_S:
-            fix = "A replica that is relaunched goes on from the global weights."
-            raise InputError(explain("timeout", got=timeout, expected=f"{_LONGEST_S} s at most", fix=fix))
         modal = self._modal
         handed_over = [modal.Secret.from_name(name) for name in self.modal_secrets]
         if values := self.secret_values():

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from composer_replication.diloco.serverless.answers import within
-from composer_replication.diloco.serverless.executor import ENDED, Executor, ReplicaHandle, ReplicaJob, ReplicaStatus
+from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle, ReplicaJob, ReplicaStatus
+from composer_replication.diloco.serverless.handles import ENDED
 from composer_replication.diloco.serverless.jobs import start_name
 from composer_replication.diloco.serverless.local_process import LocalProcessExecutor
 from composer_replication.errors import RunError, explain

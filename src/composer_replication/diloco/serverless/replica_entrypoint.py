@@ -59,7 +59,9 @@ def main(
     chosen = {**settings_of(os.environ), **(settings or {})}
     if unknown := chosen.keys() - SETTINGS.keys():
         raise InputError(explain("settings", got=", ".join(sorted(unknown)), expected=f"some of {', '.join(SETTINGS)}"))
-    train = getattr(importlib.import_module(trainer_module), trainer_fn)
+    home = importlib.import_module(trainer_module)
+    if (train := getattr(home, trainer_fn, None)) is None:
+        raise InputError(explain(f"trainer {trainer_module}", got="no such function", expected=trainer_fn))
     from composer_replication.diloco.rounds.manager import ObjectStoreManager
 
     with ObjectStoreManager(rendezvous_uri, rank=rank, world_size=world_size, **chosen) as manager:

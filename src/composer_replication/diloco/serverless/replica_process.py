@@ -3,7 +3,8 @@
 Two processes. The *keeper* starts the *body*, which calls the entrypoint, and does no more than watch it: it copies
 what the body prints, a line at a time, with the values of named secrets masked; it ends the body and all processes that
 came of it when the time is up, at SIGTERM (a spot machine is about to go) or when whoever launched it is gone; and
-it ends with the body's own exit status, 128 + n for signal n.
+it ends with the body's own exit status, 128 + n for signal n. The body ends with 1 for an error, and with 78 for one
+that another start would only repeat: a module that is missing; an argument, a setting or an artefact that is refused.
 
 The job is JSON in CRF_DILOCO_REPLICA, the rank in the variable that the job names; secrets are variables, of which the
 job holds the names. Nothing of it stands in a command line: arguments, where there are any, are the name of the start
@@ -35,6 +36,7 @@ ALIVE_VARIABLE = "CRF_DILOCO_ALIVE"
 SAYS_END_VARIABLE, END_MARK = "CRF_DILOCO_SAYS_END", "crf: the replica ended with status "
 END_FILE, RESULT_FILE = "end.json", "result.json"
 TIMED_OUT, TERM_GRACE_S = 124, 10.0
+REFUSED = 78  # EX_CONFIG of sysexits.h: what was asked cannot be done, however often it is tried
 MOST_LINE_BYTES, MOST_LINE_CHARACTERS = 65_536, 8_000
 _SHORTEST_SECRET, _POLL_S = 4, 0.1
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -70,7 +72,7 @@ def main() -> NoReturn:
 
 
 def _be_the_body(job: Mapping[str, Any], output: int, keeper: int) -> NoReturn:
-    """Call the entrypoint; whatever it raises is a traceback and status 1."""
+    """Call the entrypoint; whatever it raises is a traceback and status 1, or 78."""
     status = 1
     try:
         os.setsid()  # a group that is ended as one
@@ -88,7 +90,8 @@ def _be_the_body(job: Mapping[str, Any], output: int, keeper: int) -> NoReturn:
         status = 0
     except SystemExit as end:
         status = _status_of(end.code)
-    except BaseException:  # the boundary of a replica: its log is where this is told
+    except BaseException as error:  # the boundary of a replica: its log is where this is told
+        status = REFUSED if _cannot_get_better(error) else 1
         traceback.print_exc()
     with contextlib.suppress(OSError):  # whoever read it is gone
         sys.stdout.flush()
@@ -101,6 +104,13 @@ def _call(job: Mapping[str, Any]) -> Any:
     return find_entrypoint(job["entrypoint"])(**job["args"])
 
 
+def _cannot_get_better(error: BaseException) -> bool:
+    from composer_replication import errors  # loaded by now, if it is one of them
+
+    unfit = errors.InputError | errors.UnsupportedModelError | errors.ArtefactNotFoundError | errors.StaleArtefactError
+    return isinstance(error, ImportError | unfit)
+
+
 def find_entrypoint(name: str) -> Callable[..., Any]:
     """The function of `module.function`, or the `main` of a module; `file.py::function` for a script's own."""
     if "::" in name:
@@ -110,11 +120,14 @@ def find_entrypoint(name: str) -> Callable[..., Any]:
         return runpy.run_path(file, run_name="__mp_main__")[function]
     module, _, function = name.rpartition(".")
     try:
-        return importlib.import_module(name).main
+        home, function = importlib.import_module(name), "main"
     except ModuleNotFoundError as error:
         if not module or error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-    return getattr(importlib.import_module(module), function)
+        home = importlib.import_module(module)
+    if not hasattr(home, function):
+        raise ImportError(f"cannot import name {function!r} from {home.__name__!r}")
+    return getattr(home, function)
 
 
 def _hand_back(value: Any) -> None:

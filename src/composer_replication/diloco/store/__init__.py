@@ -3,6 +3,7 @@
 objects  what a store promises, how it fails, and which keys there may be
 memory   objects of one process
 files    objects as files of a folder that the replicas share
+denials  what is said where a store refuses us
 retries  how long a request may take, and trying again until a deadline
 buckets  objects in a bucket of S3, GCS or Azure
 hub      objects in a repository of the Hub

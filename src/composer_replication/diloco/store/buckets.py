@@ -14,9 +14,10 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, TypeVar
 
+from composer_replication.diloco.store.denials import Operation, denied
 from composer_replication.diloco.store.objects import (
     MissingObject,
     StoreCannotCreate,
@@ -53,9 +54,17 @@ class BucketStore:
     """An ObjectStore in a bucket, below a prefix."""
 
     def __init__(
-        self, scheme: str, bucket: str, prefix: str, *, pace: Pace, options: Mapping[str, str] | None = None
+        self,
+        scheme: str,
+        bucket: str,
+        prefix: str,
+        *,
+        pace: Pace,
+        options: Mapping[str, str] | None = None,
+        probes: bool = True,
     ) -> None:
         self._obstore: Any = _client()
+        self._scheme = scheme
         self.uri = f"{scheme}://{bucket}{f'/{prefix}' if prefix else ''}"
         self._pace = pace
         config = dict(options or {})
@@ -79,12 +88,14 @@ class BucketStore:
             # The text may repeat an option's value.
             got = f"{type(error).__name__} for options {sorted(config)}"
             raise InputError(explain(f"settings of {self.uri}", got=got, expected="options of obstore")) from None
-        self._refuse_without_create()
+        if probes:
+            self._refuse_without_create()
 
     def put(self, key: str, data: bytes) -> None:
         checked_key(key)
         large = len(data) > PART_BYTES
         self._call(
+            "put",
             key,
             lambda bucket: self._obstore.put(
                 bucket, key, data, use_multipart=large, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
@@ -104,17 +115,26 @@ class BucketStore:
                 return self._is_ours(bucket, key, nonce)
             return True
 
-        return self._call(key, attempt, way="out", num_bytes=len(data))
+        return self._call("conditional create", key, attempt, way="out", num_bytes=len(data))
 
     def get(self, key: str, *, most_bytes: int) -> bytes:
         checked_key(key)
         most_at_first = min(most_bytes, PART_BYTES)
-        return self._call(key, lambda bucket: self._read(bucket, key, most_bytes), num_bytes=most_at_first)
+        return self._call("get", key, lambda bucket: self._read(bucket, key, most_bytes), num_bytes=most_at_first)
 
     def size(self, key: str) -> int | None:
+        there = self._head(key)
+        return None if there is None else there["size"]
+
+    def written_at(self, key: str) -> float | None:
+        """When an object was written, by the provider's clock; None where there is none."""
+        there = self._head(key)
+        return None if there is None else there["last_modified"].timestamp()
+
+    def _head(self, key: str) -> Any:
         checked_key(key)
         try:
-            return self._call(key, lambda bucket: self._obstore.head(bucket, key)["size"])
+            return self._call("get", key, lambda bucket: self._obstore.head(bucket, key))
         except MissingObject:
             return None
 
@@ -125,14 +145,14 @@ class BucketStore:
             pages = self._obstore.list(bucket, prefix=folder or None)
             return [entry["path"] for page in pages for entry in page]
 
-        return sorted(key for key in self._call(prefix, attempt) if is_key(key))
+        return sorted(key for key in self._call("list", prefix, attempt) if is_key(key))
 
     def delete(self, keys: Sequence[str]) -> None:
         """All at once; one by one where the provider stops at one that is not there."""
         paths = [checked_key(key) for key in keys]
         try:
             if paths:
-                self._call(paths[0], lambda bucket: self._obstore.delete(bucket, paths))
+                self._call("delete", paths[0], lambda bucket: self._obstore.delete(bucket, paths))
         except MissingObject:
             for path in paths if len(paths) > 1 else []:
                 self.delete([path])
@@ -183,7 +203,7 @@ class BucketStore:
             except self._obstore.exceptions.PreconditionError:
                 return b""
 
-        return self._call(key, attempt, num_bytes=end - start)
+        return self._call("get", key, attempt, num_bytes=end - start)
 
     def _refuse_without_create(self) -> None:
         """Some servers take the condition of a put and ignore it."""
@@ -191,29 +211,35 @@ class BucketStore:
         try:
             wins = [self.create(probe, b"first"), self.create(probe, b"second")]
         except MissingObject:
-            raise StoreDenied("there is no such bucket", uri=self.uri, cause_kind="404") from None
+            raise self._no_such_bucket() from None
         with contextlib.suppress(StoreError):  # what is left behind is two words
             self.delete([probe])
         if wins != [True, False]:
             what = "two creates of one object both succeeded, so two replicas could decide one round differently"
             raise StoreCannotCreate(what, uri=self.uri, cause_kind="not_atomic")
 
-    def _call(self, key: str, call: Callable[[Any], Answer], *, way: Way = "in", num_bytes: int = 0) -> Answer:
+    def _no_such_bucket(self) -> StoreDenied:
+        return StoreDenied("there is no such bucket", uri=self.uri, cause_kind="404")
+
+    def _call(
+        self, operation: Operation, key: str, call: Callable[[Any], Answer], *, way: Way = "in", num_bytes: int = 0
+    ) -> Answer:
         """What `call` answers with a client whose patience is right for so many bytes."""
         with self._pace.carrying(num_bytes) as more_s:
             bucket = self._opened(way, math.ceil(math.log2(1 + more_s / self._pace.request_s)))
             deadline_s = self._pace.deadline_s + REQUESTS_IN_DEADLINE * more_s
-            return persist(lambda: self._attempt(key, bucket, call), deadline_s=deadline_s, uri=self.uri, key=key)
+            attempt = partial(self._attempt, operation, key, bucket, call)
+            return persist(attempt, deadline_s=deadline_s, uri=self.uri, key=key)
 
-    def _attempt(self, key: str, bucket: Any, call: Callable[[Any], Answer]) -> Answer:
+    def _attempt(self, operation: Operation, key: str, bucket: Any, call: Callable[[Any], Answer]) -> Answer:
         try:
             return call(bucket)
         except (self._obstore.exceptions.BaseError, FileNotFoundError) as error:
-            named = self._named(error, key)
+            named = self._named(error, operation, key)
         # Not inside of the handler: the provider's text would hang on it.
         raise named
 
-    def _named(self, error: Exception, key: str) -> Exception:
+    def _named(self, error: Exception, operation: Operation, key: str) -> Exception:
         """Our error for one of obstore's; TryAgain where that may help."""
         known, text = self._obstore.exceptions, str(error)
         if isinstance(error, FileNotFoundError):
@@ -223,8 +249,11 @@ class BucketStore:
         kind = f"{status} {code}".strip()
         if status == "507" or code in _FULL_CODES:
             return StoreFull(f"no room ({kind})", uri=self.uri, key=key, cause_kind=kind)
-        if isinstance(error, known.PermissionDeniedError | known.UnauthenticatedError):
-            return StoreDenied(f"refused ({kind})", uri=self.uri, key=key, cause_kind=kind)
+        if operation == "list" and status == "404":  # a folder without objects is an empty list
+            return self._no_such_bucket()
+        # obstore has no class of its own for a listing that is refused.
+        if status in ("401", "403") or isinstance(error, known.PermissionDeniedError | known.UnauthenticatedError):
+            return denied(self._scheme, operation, uri=self.uri, key=key, kind=kind)
         if not status or status in ("408", "429") or status.startswith("5"):
             return TryAgain(kind or "no answer")
         return StoreUnavailable(f"not understood ({kind})", uri=self.uri, key=key, cause_kind=kind)

@@ -40,9 +40,11 @@ _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0
 class FileStore:
     """An ObjectStore in a folder."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, probes: bool = True) -> None:
         self._root = root.absolute()
         self.uri = self._root.as_uri()
+        if not probes:
+            return
         with self._named_errors(""):
             self._root.mkdir(parents=True, exist_ok=True)
             self._refuse_without_links()
@@ -75,6 +77,15 @@ class FileStore:
         return data
 
     def size(self, key: str) -> int | None:
+        status = self._status(key)
+        return None if status is None else status.st_size
+
+    def written_at(self, key: str) -> float | None:
+        """When an object was written, by the file system's clock; None where there is none."""
+        status = self._status(key)
+        return None if status is None else status.st_mtime
+
+    def _status(self, key: str) -> os.stat_result | None:
         try:
             with self._named_errors(key):
                 status = os.lstat(self._path(key))
@@ -82,7 +93,7 @@ class FileStore:
             if error.cause_kind in ("ENOENT", "ENOTDIR"):
                 return None
             raise
-        return status.st_size if stat.S_ISREG(status.st_mode) else None
+        return status if stat.S_ISREG(status.st_mode) else None
 
     def keys(self, prefix: str) -> list[str]:
         folder = checked_folder(prefix)

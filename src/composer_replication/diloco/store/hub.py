@@ -10,8 +10,10 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
+from composer_replication.diloco.store.denials import Operation, denied
 from composer_replication.diloco.store.objects import (
     MissingObject,
     StoreCannotCreate,
@@ -40,7 +42,7 @@ Answer = TypeVar("Answer")
 class HubStore:
     """An ObjectStore in a repository, below a folder: `[datasets/]owner/name[@revision][/folder]`."""
 
-    def __init__(self, path: str, *, pace: Pace, options: Mapping[str, str] | None = None) -> None:
+    def __init__(self, path: str, *, pace: Pace, options: Mapping[str, str] | None = None, probes: bool = True) -> None:
         self._hub: Any = _client()
         self._pace = pace
         self.uri = f"hf://{path}"
@@ -57,11 +59,12 @@ class HubStore:
         self._folder = checked_folder("/".join(parts[2:]))
         self._revision = revision or "main"
         self._repository = {"repo_id": f"{parts[0]}/{name}", "repo_type": kind}
-        self._refuse_without_parents()
+        if probes:
+            self._refuse_without_parents()
 
     def put(self, key: str, data: bytes) -> None:
         added = self._added(key, data)
-        self._call(key, lambda: self._commit([added()], f"put {key}", parent=None), num_bytes=len(data))
+        self._call("put", key, lambda: self._commit([added()], f"put {key}", parent=None), num_bytes=len(data))
 
     def create(self, key: str, data: bytes) -> bool:
         added, nonce = self._added(key, data), secrets.token_hex(16)
@@ -74,11 +77,11 @@ class HubStore:
             # Where the same bytes came first, the client makes no commit and says nothing.
             return self._is_of(nonce, key, made)
 
-        return self._call(key, attempt, num_bytes=len(data))
+        return self._call("conditional create", key, attempt, num_bytes=len(data))
 
     def get(self, key: str, *, most_bytes: int) -> bytes:
         checked_key(key)
-        head, size = self._call(key, lambda: (head := self._head(), self._size_at(key, head)))
+        head, size = self._call("get", key, lambda: (head := self._head(), self._size_at(key, head)))
         if size is None:
             raise missing(self.uri, key)
         if size > most_bytes:
@@ -95,11 +98,11 @@ class HubStore:
                 raise TryAgain("truncated")
             return answer.content
 
-        return self._call(key, attempt, num_bytes=size)
+        return self._call("get", key, attempt, num_bytes=size)
 
     def size(self, key: str) -> int | None:
         checked_key(key)
-        return self._call(key, lambda: self._size_at(key, self._revision))
+        return self._call("get", key, lambda: self._size_at(key, self._revision))
 
     def keys(self, prefix: str) -> list[str]:
         folder = f"{self._folder}{checked_folder(prefix)}"
@@ -112,7 +115,7 @@ class HubStore:
             return sorted(path.removeprefix(self._folder) for path in paths if path.startswith(folder))
 
         try:
-            return [key for key in self._call(prefix, attempt) if is_key(key)]
+            return [key for key in self._call("list", prefix, attempt) if is_key(key)]
         except MissingObject:
             return []
 
@@ -126,7 +129,7 @@ class HubStore:
                 self._commit(gone, f"delete {len(gone)} objects", parent=None)
 
         if paths:
-            self._call(keys[0], attempt)
+            self._call("delete", keys[0], attempt)
 
     def _added(self, key: str, data: bytes) -> Callable[[], Any]:
         """Made anew for each try: the client refuses one that was sent before."""
@@ -169,25 +172,26 @@ class HubStore:
                 return True
             return False
 
-        if not self._call("", attempt):
+        if not self._call("conditional create", "", attempt):
             what = "a commit on a parent that is not the head was taken, so two replicas could create one object"
             raise StoreCannotCreate(what, uri=self.uri, cause_kind="not_atomic")
 
-    def _call(self, key: str, call: Callable[[], Answer], *, num_bytes: int = 0) -> Answer:
+    def _call(self, operation: Operation, key: str, call: Callable[[], Answer], *, num_bytes: int = 0) -> Answer:
         with self._pace.carrying(num_bytes) as more_s:
             deadline_s = self._pace.deadline_s + REQUESTS_IN_DEADLINE * more_s
             seconds = self._pace.request_s + more_s
-            return persist(lambda: self._attempt(key, seconds, call), deadline_s=deadline_s, uri=self.uri, key=key)
+            attempt = partial(self._attempt, operation, key, seconds, call)
+            return persist(attempt, deadline_s=deadline_s, uri=self.uri, key=key)
 
-    def _attempt(self, key: str, seconds: float, call: Callable[[], Answer]) -> Answer:
+    def _attempt(self, operation: Operation, key: str, seconds: float, call: Callable[[], Answer]) -> Answer:
         unusable = (self._hub.errors.HTTPError, OSError)
         try:
             return _within(seconds, call, (*unusable, StoreError, TryAgain))
         except unusable as error:
-            named = self._named(error, key)
+            named = self._named(error, operation, key)
         raise named  # outside of the handler: the client's text has addresses in it
 
-    def _named(self, error: Exception, key: str) -> Exception:
+    def _named(self, error: Exception, operation: Operation, key: str) -> Exception:
         status = getattr(getattr(error, "response", None), "status_code", 0)
         kind = str(status or type(error).__name__)
         if self._is_missing_repository(error):
@@ -195,7 +199,7 @@ class HubStore:
         if isinstance(error, self._hub.errors.EntryNotFoundError):
             return missing(self.uri, key, cause_kind=kind)
         if status in (401, 403):
-            return StoreDenied(f"refused ({kind})", uri=self.uri, key=key, cause_kind=kind)
+            return denied("hf", operation, uri=self.uri, key=key, kind=kind)
         if status in (*_MOVED, *_PASSING) or status >= 500 or not status:
             return TryAgain(kind)
         return StoreUnavailable(f"not understood ({kind})", uri=self.uri, key=key, cause_kind=kind)

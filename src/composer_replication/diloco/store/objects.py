@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from composer_replication.errors import ComposerError, InputError, MissingExtraError, explain
 
@@ -93,6 +93,15 @@ class ObjectStore(Protocol):
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; those that are not there are fine."""
+        ...
+
+
+@runtime_checkable
+class DatedStore(Protocol):
+    """A store that says when objects were written, too: a folder, a bucket."""
+
+    def written_at(self, key: str) -> float | None:
+        """Seconds since 1970, by the clock of the store; None where there is no such object."""
         ...
 
 

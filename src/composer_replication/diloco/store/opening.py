@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -14,10 +15,17 @@ from composer_replication.diloco.store.retries import Pace
 from composer_replication.errors import InputError, explain
 
 SCHEMES = ("file", *CLASSES, "hf")
+_EXPECTED = f"{', '.join(f'{each}://' for each in SCHEMES)} and a place, or the path of a folder"
+_LIKE_A_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")  # of two letters or more: C:/ is a drive
 
 
 def open_store(
-    uri: str, *, deadline_s: float = 60.0, slowest_mb_s: float = 1.0, options: Mapping[str, str] | None = None
+    uri: str,
+    *,
+    deadline_s: float = 60.0,
+    slowest_mb_s: float = 1.0,
+    options: Mapping[str, str] | None = None,
+    probes: bool = True,
 ) -> ObjectStore:
     """The store at `uri`: s3://bucket/prefix, gs://…, az://container/prefix, hf://[datasets/]owner/name/folder,
     file://… or a plain path.
@@ -25,28 +33,50 @@ def open_store(
     Credentials come from the environment or `options`, never from the URI. `options` are obstore's, by its names
     (`endpoint`, `region`), and `allow_http` for a server on loopback; the Hub's are `endpoint` and `token`. A call
     that gets no usable answer is tried again, with growing pauses, until `deadline_s` are over. On top of that come the
-    seconds that its bytes need on a line of `slowest_mb_s`, which all that is under way shares.
+    seconds that its bytes need on a line of `slowest_mb_s`, which all that is under way shares. Opening tries out
+    whether the place can create an object once, which makes a folder and writes a probe; with `probes=False`, for those
+    who only look, it writes nothing.
     """
-    scheme = uri.partition("://")[0] if "://" in uri else "file"
-    _refuse_credentials(uri, scheme)
+    scheme = scheme_of(uri)
     pace = Pace(deadline_s, slowest_mb_s)
     if scheme == "file":
         if options:
             raise InputError(explain("options of a folder", got=sorted(options), expected="none"))
-        return FileStore(Path(unquote(urlsplit(uri).path) if "://" in uri else uri).expanduser())
+        return FileStore(Path(unquote(urlsplit(uri).path) if "://" in uri else uri).expanduser(), probes=probes)
     if scheme in CLASSES:
         parts = urlsplit(uri)
         prefix = checked_folder(unquote(parts.path).strip("/")).rstrip("/")
-        return BucketStore(scheme, parts.netloc, prefix, pace=pace, options=options)
-    if scheme == "hf":
-        return HubStore(unquote(uri.partition("://")[2]), pace=pace, options=options)
-    raise InputError(explain("scheme of a store", got=repr(scheme), expected=f"one of {', '.join(SCHEMES)}, or a path"))
+        return BucketStore(scheme, parts.netloc, prefix, pace=pace, options=options, probes=probes)
+    return HubStore(unquote(uri.partition("://")[2]), pace=pace, options=options, probes=probes)
+
+
+def scheme_of(uri: str) -> str:
+    """The scheme of a store's URI, `file` for a plain path; InputError where it is none that there is a store for."""
+    scheme, mark, rest = uri.partition("://")
+    if not mark:
+        if (like := _LIKE_A_SCHEME.match(uri)) is None:
+            return "file"
+        fix = "A folder of that name is written with ./ before it."
+        raise InputError(explain("place of a store", got=_shown(uri, like[1]), expected=_EXPECTED, fix=fix))
+    _refuse_credentials(uri, scheme)
+    if scheme not in SCHEMES:
+        raise InputError(explain("place of a store", got=_shown(uri, scheme), expected=_EXPECTED))
+    place = rest.partition("/")[0]
+    if scheme == "file" and place not in ("", "localhost"):
+        fix = "Behind file:// stands a whole path, with a third slash."
+        raise InputError(explain("place of a store", got=repr(uri), expected="file:///folder", fix=fix))
+    if scheme != "file" and not place:
+        raise InputError(explain("place of a store", got=repr(uri), expected=f"{scheme}://, and the bucket's name"))
+    return scheme
+
+
+def _shown(uri: str, scheme: str) -> str:
+    """What was got, unless there may be a credential in it."""
+    return f"{scheme}:..." if set("@?#") & set(uri) else repr(uri)
 
 
 def _refuse_credentials(uri: str, scheme: str) -> None:
     """A URI ends up in messages, logs and process lists: it holds no secret."""
-    if "://" not in uri:
-        return
     parts = urlsplit(uri)
     if "@" in parts.netloc or parts.query or parts.fragment:
         what = f"a {scheme}:// URI with a user, a query or a fragment"

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from composer_replication.config.presets import load_with_preset
 from composer_replication.config.writer import to_toml
 from composer_replication.diloco.store import ObjectStore
+from composer_replication.diloco.store.opening import scheme_of
 from composer_replication.errors import ConfigError, InputError, explain
 from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.runs import RunDir
 from composer_replication.steps.replicas.bucket_files import CONFIG, digests_of, refuse_secrets, run_files, upload
 from composer_replication.steps.replicas.launch_file import LaunchFile, known_numbers, path_of, refuse_a_taken_name
 from composer_replication.steps.replicas.launches import MOST_REPLICAS, create_launch, place_of
+from composer_replication.steps.replicas.round_keys import check_outer_loop
 
 ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
 TRAINER = "composer_replication.steps.replicas.replica"
@@ -37,6 +40,7 @@ class Asked:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the manager
     options: Mapping[str, Any] = field(default_factory=dict)  # of the executor
+    entrypoint: str = ENTRYPOINT
     files: Mapping[str, Path | bytes] = field(default_factory=dict)
     commits: int | None = None
     model: str | None = None
@@ -46,10 +50,32 @@ class Asked:
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= MOST_REPLICAS:
             raise InputError(explain("--replicas", got=self.replicas, expected=f"1 to {MOST_REPLICAS}"))
+        if (quorum := self.settings.get("min_replicas", 1)) > self.replicas:
+            raise InputError(
+                explain("--round min_replicas", got=quorum, expected=f"1 to {self.replicas}, the replicas")
+            )
         if self.model is not None and self.executor not in _NEAR and Path(self.model).is_dir():
             fix = "Put the weights on the Hub, or into the image, and name them as they are there."
             got = f"{self.model}, a folder of this machine"
             raise InputError(explain("train.model", got=got, expected="weights that replicas can get", fix=fix))
+
+    @cached_property
+    def entrypoint_args(self) -> dict[str, Any]:
+        """Of the entrypoint, but for the launch's number, which is not known yet."""
+        trainer = {
+            "bucket": self.bucket,
+            "module": self.module,
+            "function": self.function,
+            "arguments": dict(self.arguments),
+            "files": digests_of(self.files),
+        }
+        return {
+            "rendezvous_uri": self.bucket,
+            "world_size": self.replicas,
+            "trainer_module": TRAINER,
+            "trainer_kwargs": trainer,
+            "settings": dict(self.settings),
+        }
 
     @property
     def num_bytes(self) -> int:
@@ -59,7 +85,7 @@ class Asked:
 
 def reachable(bucket: str, executor: str) -> str:
     """The bucket as replicas name it; a folder of this machine is no place to meet for others."""
-    if "://" in bucket and not bucket.startswith("file://"):
+    if scheme_of(bucket) != "file":
         return bucket
     if executor not in _NEAR:
         expected = "s3://, gs://, az:// or hf://, which its machines can reach"
@@ -79,11 +105,15 @@ def training(
         raise ConfigError(explain("what replicas learn from", got=got, expected="the sessions of a run", fix=fix))
     from composer_replication.diloco.training import OuterLoop
 
+    check_outer_loop(outer)
     loop = OuterLoop(**outer)
     steps = chosen.train.optimiser.steps
-    if steps % loop.steps_per_commit:
-        expected = f"a multiple of {loop.steps_per_commit}, the steps between two exchanges"
-        raise ConfigError(explain("train.optimiser.steps", got=steps, expected=expected))
+    if not steps or steps % loop.steps_per_commit:
+        parts = "" if loop.num_fragments == 1 else f" by num_fragments={loop.num_fragments}"
+        why = f"the steps between two exchanges (sync_every={loop.sync_every}{parts})"
+        expected = f"a multiple of {loop.steps_per_commit}, {why}"
+        fix = f"Set --round sync_every=N, so that it divides {steps}, or --set train.optimiser.steps=N."
+        raise ConfigError(explain("train.optimiser.steps", got=steps, expected=expected, fix=fix))
     run = RunDir.open(chosen.train.run)
     files = run_files(run)
     refuse_secrets(run, files, no_scrub=no_scrub, allowed=allowed)
@@ -95,7 +125,7 @@ def training(
     }
 
 
-def _refuse_values(asked: Asked) -> None:
+def refuse_values(asked: Asked) -> None:
     """What replicas are asked stands in the launch's file, and services show it: secrets stand there by name."""
     options = {key: value for key, value in asked.options.items() if key not in _NAMES_OF_SECRETS}
     said = {"options": options, "arguments": dict(asked.arguments), "settings": dict(asked.settings)}
@@ -107,16 +137,9 @@ def _refuse_values(asked: Asked) -> None:
 
 def begin(store: ObjectStore, asked: Asked, path: Path | None = None) -> LaunchFile:
     """Take a number, begin the launch's file, and put the run's files into the bucket; replicas are started after."""
-    _refuse_values(asked)
+    refuse_values(asked)
     if path is not None:
         refuse_a_taken_name(path)
-    trainer = {
-        "bucket": asked.bucket,
-        "module": asked.module,
-        "function": asked.function,
-        "arguments": dict(asked.arguments),
-        "files": digests_of(asked.files),
-    }
     launch = create_launch(
         store,
         above=max(known_numbers(place_of(asked.bucket)), default=-1),
@@ -125,14 +148,8 @@ def begin(store: ObjectStore, asked: Asked, path: Path | None = None) -> LaunchF
         options=dict(asked.options),
         replicas=asked.replicas,
         commits=asked.commits,
-        entrypoint=ENTRYPOINT,
-        args={
-            "rendezvous_uri": asked.bucket,
-            "world_size": asked.replicas,
-            "trainer_module": TRAINER,
-            "trainer_kwargs": trainer,
-            "settings": dict(asked.settings),
-        },
+        entrypoint=asked.entrypoint,
+        args=asked.entrypoint_args,
         gpu=asked.gpu,
         timeout_s=asked.timeout_s,
     )

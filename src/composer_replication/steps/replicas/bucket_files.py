@@ -45,7 +45,10 @@ def refuse_secrets(run: RunDir, files: Mapping[str, Path], *, no_scrub: bool, al
             continue
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if (find := gate.look(decode_object(line), f"{name}, line {number}")) is not None:
+                row = decode_object(line)
+                # `session` and a long id behind it read like a key and its value: values alone, as the names are ours.
+                part = list(row.values()) if name == ARTEFACTS["split"].file_name else row
+                if (find := gate.look(part, f"{name}, line {number}")) is not None:
                     finds.setdefault(find.digest, find)
     if finds:
         raise refusal("files for the replicas", list(finds.values()))

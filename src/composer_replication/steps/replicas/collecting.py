@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ from composer_replication.errors import ArtefactCorruptError, InputError, explai
 from composer_replication.steps.replicas.bucket_files import download, refuse_odd_names
 from composer_replication.steps.replicas.launch_file import LaunchFile, Start
 from composer_replication.steps.replicas.launches import Launch, refuse_another
+from composer_replication.steps.replicas.looking import UNREACHABLE
 from composer_replication.steps.replicas.replica import DONE
-from composer_replication.steps.replicas.tending import UNREACHABLE
 
 _MOST_BYTES = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -37,14 +39,29 @@ class Collected:
     outcomes: list[dict[str, Any]]
     answers: dict[str, Any]  # what the trainer returned, by rank
 
+    @property
+    def running(self) -> list[int]:
+        """Ranks that had not ended when the time was up."""
+        return [each["rank"] for each in self.outcomes if each["status"] in ("pending", "running")]
+
 
 def collect(
-    store: ObjectStore, file: LaunchFile, executor: Executor | None, folder: Path, *, timeout_s: float | None = None
+    store: ObjectStore,
+    file: LaunchFile,
+    executor: Executor | None,
+    folder: Path,
+    *,
+    timeout_s: float | None = None,
+    said: Callable[[str], None] = lambda _text: None,
 ) -> Collected:
     """Bring weights and logs; wait for the replicas as long as `timeout_s` says."""
     record = file.read()
     refuse_another(store, record.launch)
     folder.mkdir(parents=True, exist_ok=True)
+    if timeout_s != 0 and (waited_for := _running(executor, record.newest.values())):
+        until = "to the end" if timeout_s is None else f"for {timeout_s:g} s at most"
+        ranks = ", ".join(map(str, waited_for))
+        said(f"waiting {until} for rank {ranks}; Ctrl-C ends the waiting, not them; --timeout 0 waits for nobody")
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     outcomes = [_outcome(executor, each, deadline, folder / "logs") for each in record.newest.values()]
     done = _done(store, record.launch)
@@ -59,6 +76,14 @@ def collect(
     _check_equal(store, weighty)
     download(store, record.launch.key("output", f"{first:03d}"), weighty[first], folder / "weights")
     return Collected(folder, folder / "weights", len(weighty[first]), first, outcomes, answers)
+
+
+def _running(executor: Executor | None, starts: Iterable[Start]) -> list[int]:
+    """Ranks that would be waited for."""
+    if executor is None:
+        return []
+    known = [each.handle for each in starts if each.handle is not None and executor.reaches(each.handle)]
+    return [each.rank for each in known if tried(partial(executor.poll, each))[0] in ("pending", "running")]
 
 
 def _outcome(executor: Executor | None, start: Start, deadline: float | None, logs: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 from composer_replication.canonical_json import decode_object, encode
 from composer_replication.diloco.store import MissingObject, ObjectStore
+from composer_replication.diloco.store.opening import scheme_of
 from composer_replication.errors import RunError, explain
 
 ROOT = "launch"
@@ -78,10 +79,9 @@ def launch_key(number: int, *parts: str) -> str:
 
 def place_of(bucket: str) -> str:
     """One name for a bucket that may be written in several ways; nobody is asked for it."""
-    scheme, mark, rest = bucket.partition("://")
-    if mark and scheme != "file":
-        return f"{scheme}://{rest.rstrip('/')}"
-    path = Path(unquote(urlsplit(bucket).path) if mark else bucket)
+    if scheme_of(bucket) != "file":
+        return bucket.rstrip("/")
+    path = Path(unquote(urlsplit(bucket).path) if "://" in bucket else bucket)
     return path.expanduser().absolute().as_uri().rstrip("/")
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from composer_replication.canonical_json import encode
 from composer_replication.diloco.store import open_store
+from composer_replication.errors import InputError, explain
 from composer_replication.steps.replicas.bucket_files import CONFIG, digests_of, download, trained_files, upload
 from composer_replication.steps.replicas.launches import launch_key
 
@@ -38,9 +40,7 @@ def train(
         if files:
             download(store, launch_key(launch, "input"), files, Path(folder))
             given |= {"config": str(Path(folder) / CONFIG), "overrides": _overrides(folder)}
-        value = getattr(importlib.import_module(module), function)(
-            **given, manager=manager, rank=rank, world_size=world_size
-        )
+        value = _trainer(module, function, given)(**given, manager=manager, rank=rank, world_size=world_size)
         answer = dict(value) if isinstance(value, Mapping) else {"value": value}
         saved = answer.pop("saved", None)
         prefix = launch_key(launch, "output", f"{rank:03d}")
@@ -51,6 +51,22 @@ def train(
             f"{prefix}/{DONE}", encode({"files": digests_of(weights), "answer": answer}, where="a replica's answer")
         )
         return answer
+
+
+def _trainer(module: str, function: str, given: Mapping[str, Any]) -> Callable[..., Any]:
+    """The trainer; InputError where it is not there or does not take what it is given, which no other start mends."""
+    trainer = getattr(importlib.import_module(module), function, None)
+    if trainer is None:
+        raise InputError(explain(f"--trainer-fn {function}", got="no such function", expected=f"one of {module}"))
+    try:
+        inspect.signature(trainer).bind(**given, manager=None, rank=0, world_size=1)
+    except TypeError as error:
+        fix = "Its arguments are those of --trainer-kwargs-json, and what --round says of the outer loop."
+        expected = "arguments that it takes, with manager, rank and world_size"
+        raise InputError(
+            explain(f"trainer {module}.{function}", got=str(error).removeprefix("got "), expected=expected, fix=fix)
+        ) from None
+    return trainer
 
 
 def _overrides(folder: str) -> list[str]:

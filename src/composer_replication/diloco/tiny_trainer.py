@@ -1,6 +1,6 @@
-"""A trainer of one's own for `crf diloco launch --trainer-module`: a line through points, a part of them a replica.
+"""A trainer to try a launch with, and to write one's own after: a line through points, a part of them a replica.
 
-crf diloco launch bucket --replicas 2 --trainer-module tiny_trainer --trainer-kwargs-json '{"exchanges": 4}'
+crf diloco launch bucket --replicas 2 --trainer-module composer_replication.diloco.tiny_trainer
 """
 
 from __future__ import annotations
@@ -11,25 +11,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from composer_replication.diloco.training import OuterLoop, train_replica
 
-EVERY = 5
 
-
-def train(*, manager: Any, rank: int, world_size: int, exchanges: int = 4, kill: str | None = None) -> dict[str, Any]:
+def train(
+    *,
+    manager: Any,
+    rank: int,
+    world_size: int,
+    exchanges: int = 4,
+    sync_every: int = 5,
+    outer_lr: float = 1.0,
+    kill: str | None = None,
+) -> dict[str, Any]:
     """Train until the run has made so many exchanges; the folder that `saved` names goes to the bucket.
 
     `kill` is for those who want to see a replica die: rank 1 ends itself once, and leaves that file behind.
     """
+    from safetensors.torch import save_file
+
     torch.manual_seed(0)  # every replica begins with the same weights
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     points = torch.linspace(-1, 1, 64)[rank::world_size].unsqueeze(1)
-    with train_replica(
-        manager, model, optimizer, OuterLoop(outer_lr=1.0, outer_momentum=0.0, nesterov=False, sync_every=EVERY)
-    ):
+    outer = OuterLoop(outer_lr=outer_lr, outer_momentum=0.0, nesterov=False, sync_every=sync_every)
+    with train_replica(manager, model, optimizer, outer):
         while manager.current_step() < exchanges:
             loss = (model(points) - (3 * points + 1)).square().mean()
             optimizer.zero_grad()

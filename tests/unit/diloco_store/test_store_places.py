@@ -1,0 +1,100 @@
+"""Where a store is, said in a way that cannot be mistaken; looked at without a trace; refused with what to check."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from composer_replication.diloco.store import StoreDenied, open_store
+from composer_replication.errors import InputError
+
+
+@pytest.mark.parametrize("uri", ["s3:/x", "s3:x", "file:/x", "gcs://box/a", "ftp://a/b", "S3://box/a", "mybox:a/b"])
+def test_what_is_no_place_of_ours_is_refused_and_becomes_no_folder(uri, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as caught:
+        open_store(uri)
+    assert f"got '{uri}', expected file://, s3://, gs://, az://, hf:// and a place, or the path" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("uri", "expected"), [("file://box/a", "file:///folder"), ("s3:///a", "the bucket's name")])
+def test_a_place_without_the_part_that_counts_is_refused(uri, expected):
+    with pytest.raises(InputError, match=expected):
+        open_store(uri)
+
+
+def test_what_may_be_a_credential_is_not_repeated():
+    with pytest.raises(InputError, match=r"got s3:\.\.\., expected") as caught:
+        open_store("s3:/key:SECRET@box")
+    assert "SECRET" not in str(caught.value)
+
+
+def test_plain_paths_stay_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for place in ("plain", "./s3:/x", (tmp_path / "as-uri").as_uri()):
+        open_store(place).put("a", b"1")
+    assert sorted(path.name for path in tmp_path.rglob("a") if path.is_file()) == ["a"] * 3
+    assert (tmp_path / "s3:" / "x" / "a").read_bytes() == b"1"
+
+
+def test_who_only_looks_leaves_no_folder(tmp_path):
+    store: Any = open_store(str(tmp_path / "none"), probes=False)
+    assert (store.keys(""), store.size("a"), store.written_at("a")) == ([], None, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_says_when_it_was_written(tmp_path):
+    store: Any = open_store(str(tmp_path))
+    store.put("a", b"1")
+    assert store.written_at("a") == pytest.approx(time.time(), abs=60)
+
+
+class TestBucket:
+    @pytest.fixture
+    def bucket(self, monkeypatch):
+        pytest.importorskip("obstore")
+        from s3_loopback import serving
+
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "VALUE-IN-NO-MESSAGE")
+        monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
+        with serving() as bucket:
+            yield bucket
+
+    def test_who_only_looks_writes_no_probe(self, bucket):
+        store: Any = open_store("s3://box/runs", options=bucket.options, probes=False)
+        assert store.keys("") == []
+        assert {method for method, _ in bucket.requests} == {"GET"}
+        bucket.objects["runs/a"] = (b"1", {})
+        assert store.written_at("a") > 0
+        assert store.written_at("none") is None
+
+    def test_a_bucket_that_is_not_there_is_said_to_be_missing_also_to_those_who_look(self, bucket):
+        bucket.judge = lambda _method, _key: "404"
+        with pytest.raises(StoreDenied, match="there is no such bucket"):
+            open_store("s3://box/runs", options=bucket.options, probes=False).keys("launch")
+
+    @pytest.mark.parametrize(
+        ("operation", "ask"),
+        [
+            ("list", lambda store: store.keys("launch")),
+            ("get", lambda store: store.get("a", most_bytes=1)),
+            ("put", lambda store: store.put("a", b"1")),
+            ("conditional create", lambda store: store.create("a", b"1")),
+            ("delete", lambda store: store.delete(["a"])),
+        ],
+    )
+    def test_a_refusal_says_what_was_refused_where_and_what_to_check(self, bucket, operation, ask):
+        store = open_store("s3://box/runs", options=bucket.options)
+        bucket.judge = lambda _method, _key: "403"
+        with pytest.raises(StoreDenied) as caught:
+            ask(store)
+        said = str(caught.value)
+        assert said.startswith("s3://box/runs/")
+        assert f"bucket box refused {operation} (403 AsAsked)" in said
+        assert "set here: AWS_ACCESS_KEY_ID" in said
+        assert "AWS_SESSION_TOKEN" in said.partition("not set here: ")[2].partition(")")[0]
+        assert "get, put, list, delete and conditional create are needed" in said
+        assert "VALUE-IN-NO-MESSAGE" not in said

@@ -1,0 +1,207 @@
+"""Why replicas failed is told by those who look after them, as it happens; so is a run that stalls."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from paid_service import ID, PaidExecutor, launch_file
+
+from composer_replication import errors
+from composer_replication.cli.pages.launch_table import launch_table, round_line, show_sight
+from composer_replication.diloco.rounds.failures import RankTaken
+from composer_replication.diloco.rounds.progress import Progress
+from composer_replication.diloco.rounds.records import Layout
+from composer_replication.diloco.serverless.replica_process import REFUSED, _cannot_get_better
+from composer_replication.diloco.store import StoreUnavailable, open_store
+from composer_replication.errors import InputError
+from composer_replication.steps.replicas import looking
+from composer_replication.steps.replicas.launches import Notice
+from composer_replication.steps.replicas.looking import Pace, Sight, Standing, look
+from composer_replication.steps.replicas.replica import _trainer
+from composer_replication.steps.replicas.starting import start
+from composer_replication.steps.replicas.tending import tend
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]"
+TRACEBACK = "Traceback (most recent call last):\n  File 'x.py', line 1, in f\n    g()\nValueError: the words\nbye\n"
+
+
+class Talking(PaidExecutor):
+    """Its replicas say `words`, and end with `code`."""
+
+    words, code, num_logs = TRACEBACK, 1, 0
+
+    def stream_logs(self, handle, *, n_lines=200):
+        self.num_logs += 1
+        return self.shown(self.words, n_lines)
+
+    def exit_code(self, handle):
+        return {"succeeded": 0, "failed": self.code}.get(self.poll(handle))
+
+    def log_place(self, handle):
+        return f"paid logs {handle.rank}"
+
+
+class Launched:
+    def __init__(self, folder):
+        self.store = open_store(str(folder / "bucket"))
+        self.file = launch_file(folder, replicas=2)
+        self.executor = Talking(folder / "paid")
+        self.said: list[str] = []
+        start(self.file, self.executor)
+
+    def tend(self, relaunches, *then) -> Sight:
+        events = list(then)
+        seen = lambda _sight: events.pop(0)() if events else None  # noqa: E731
+        how = {"relaunches": relaunches, "seen": seen, "said": self.said.append, "every_s": 0.01}
+        return tend(self.store, self.file, self.executor, **how)
+
+
+@pytest.fixture
+def launched(tmp_path) -> Launched:
+    return Launched(tmp_path)
+
+
+def test_a_look_shows_the_exit_the_error_and_the_log_of_each_that_failed(launched, capsys):
+    launched.executor.says(0, "failed")
+    launched.executor.words = TRACEBACK.replace("the words", f"the words {HOSTILE}")
+    first, second = look(launched.store, launched.file, launched.executor).replicas
+    assert (first.exit_code, first.log, second.exit_code, second.error) == (1, "paid logs 0", None, "")
+    assert first.error.startswith("exit status 1; ValueError: the words \ufffd]0;owned\ufffd")
+    assert first.error.endswith("; its last line: bye")
+    sight = look(launched.store, launched.file, launched.executor)
+    assert launched.executor.num_logs == 1  # what has ended is not asked about again
+    assert show_sight(sight, "box", as_json=False) == 1
+    shown = capsys.readouterr()
+    assert "rank 0: exit status 1; ValueError: the words" in shown.err
+    assert "(log: paid logs 0)" in shown.err
+    assert "`crf diloco collect box --launch 0 --timeout 0 -o DIR`" in shown.err
+    assert not {"\x1b", "\x07"} & {*shown.out, *shown.err}
+
+
+def test_a_secret_that_a_replica_prints_is_in_no_line(tmp_path, monkeypatch):
+    launched = Launched(tmp_path)
+    monkeypatch.setenv("CRF_TEST_SECRET", "hush-0123456789")
+    launched.executor.secrets = ("CRF_TEST_SECRET",)
+    launched.executor.words = TRACEBACK.replace("the words", "401 for hush-0123456789")
+    launched.executor.says(0, "failed")
+    first = look(launched.store, launched.file, launched.executor).replicas[0]
+    assert "401 for [CRF_TEST_SECRET]" in first.error
+    assert "hush" not in str(first)
+
+
+def test_who_waits_is_told_at_once_why_one_failed_that_is_not_started_again(launched):
+    launched.executor.says(0, "failed")
+    told_while_running = []
+
+    def other_ends():
+        told_while_running.extend(launched.said)
+        launched.executor.says(1, "succeeded")
+
+    launched.tend(0, lambda: None, other_ends)
+    assert told_while_running == [
+        "rank 0: exit status 1; ValueError: the words; its last line: bye (log: paid logs 0); "
+        "not started again: --relaunch 0 allows no more"
+    ]
+    assert [line for line in launched.said if "--relaunch 0" in line] == told_while_running  # once
+
+
+def test_one_that_was_started_again_shows_why(launched):
+    launched.executor.says(0, "failed")
+
+    def look_in_between():
+        first = look(launched.store, launched.file, launched.executor).replicas[0]
+        assert (first.status, first.attempt) == ("running", 1)
+        assert first.error.startswith("started again after: exit status 1; ValueError: the words")
+        for rank, attempt in ((0, 1), (1, 0)):
+            launched.executor.says(rank, "succeeded", attempt)
+
+    launched.tend(3, lambda: None, look_in_between)
+    assert "started again (1 of 3)" in launched.said[0]
+
+
+def test_what_would_be_refused_again_is_not_started_again(launched):
+    launched.executor.code = REFUSED
+    for rank in (0, 1):
+        launched.executor.says(rank, "failed")
+    sight = launched.tend(3)
+    assert [each.attempt for each in sight.replicas] == [0, 0]
+    assert launched.said[0].startswith(f"rank 0: refused (exit status {REFUSED}); ValueError: the words")
+    assert launched.said[0].endswith("not started again: it would be refused again")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_final"),
+    [
+        (ModuleNotFoundError("x"), True),
+        (errors.MissingExtraError("x"), True),
+        (errors.ConfigError("x"), True),
+        (errors.StaleArtefactError("x"), True),
+        (errors.ArtefactNotFoundError("x"), True),
+        (errors.ArtefactCorruptError("x"), False),  # of a download, which may come whole the next time
+        (RankTaken("x"), False),  # by one that is about to end
+        (StoreUnavailable("x", uri="s3://box"), False),
+        (ValueError("x"), False),
+        (MemoryError(), False),
+    ],
+)
+def test_an_error_that_may_pass_is_told_from_one_that_does_not(error, is_final):
+    assert _cannot_get_better(error) is is_final
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "words"),
+    [
+        ("trian", {}, "--trainer-fn trian: got no such function"),
+        ("train", {"exchnges": 4}, "got an unexpected keyword argument 'exchnges', expected arguments that it takes"),
+    ],
+)
+def test_a_trainer_that_cannot_be_called_is_an_error_that_no_start_mends(function, given, words):
+    with pytest.raises(InputError, match=words):
+        _trainer("composer_replication.diloco.tiny_trainer", function, given)
+
+
+RUNNING = [Standing(rank, "running", 0, "", "") for rank in (0, 1)]
+
+
+def sight_after(since_s: float, usual_s: float, replicas=RUNNING) -> Sight:
+    progress = Progress(0, 2, 4, (0, 1), (0,), (), None, 0, ())
+    notice = Notice(number=0, id=ID, executor="local", replicas=2, commits=10, started=time.time() - 100)
+    return Sight(notice, replicas, progress, None, Pace(since_s, usual_s))
+
+
+@pytest.mark.parametrize(("since_s", "usual_s"), [(90, 40), (9, 1), (0, 0)])
+def test_a_round_that_is_no_later_than_rounds_are_has_an_eta(since_s, usual_s):
+    sight = sight_after(since_s, usual_s)
+    assert sight.stalled_s is None
+    assert sight.eta_s == pytest.approx(150, abs=5)
+    assert " left" in round_line(sight)
+
+
+def test_a_run_whose_rounds_do_not_end_is_said_to_stall_and_has_no_eta():
+    sight = sight_after(300, 40)
+    assert (sight.stalled_s, sight.eta_s) == (300, None)
+    line = round_line(sight)
+    assert "waiting for rank 1; stalled for 5 min (a round takes about 40 s)" in line
+    assert " left" not in line
+    assert "stalled for" in str(launch_table(sight).caption)
+
+
+def test_a_run_that_has_ended_does_not_stall():
+    ended = [Standing(rank, "succeeded", 0, "", "", 0) for rank in (0, 1)]
+    assert sight_after(300, 40, ended).stalled_s is None
+
+
+def test_the_pace_is_that_of_the_outcomes_in_the_bucket(launched, tmp_path, monkeypatch):
+    layout, now = Layout(0), time.time()
+    progress = Progress(0, 2, 3, (0, 1), (0,), (), None, 0, ())
+    for step, ago in ((0, 400), (1, 360), (2, 300)):
+        launched.store.put(layout.outcome(step, 0), b"x")
+        os.utime(tmp_path / "bucket" / layout.outcome(step, 0), (now - ago, now - ago))
+    monkeypatch.setattr(looking, "read_progress", lambda *_args: progress)
+    monkeypatch.setattr(looking, "read_commit", lambda *_args: (0, None))
+    pace = look(launched.store, launched.file, launched.executor).pace
+    assert pace is not None
+    assert pace.since_s == pytest.approx(300, abs=5)
+    assert pace.usual_s == pytest.approx(50, abs=1)
