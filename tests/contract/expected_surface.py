@@ -187,7 +187,11 @@ NEW: dict[str, dict[str, str]] = {
         "precompute_ref_logprobs": "(model, renderer, pairs, *, path=None, max_tree_tokens=32768, with_adapter=False)",
     },
     "errors": {"explain": '(what, *, got, expected, fix="")'},
-    "optional": {"available": "(package)", "require": "(module, *, extra)"},
+    "optional": {
+        "available": "(package)",
+        "importing": "(package, *, extra)",
+        "require": "(module, *, extra)",
+    },
     "recipes.prime_rl.hinted_turns": {
         "HintSettings": (
             '(*, alpha_sdpo=0.1, teacher_name=None, teacher_url=None, placement="before_turn", part="turn", '
