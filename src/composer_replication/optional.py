@@ -19,8 +19,8 @@ _OWN_SETS = {
     "monarch": ("constraints/monarch.txt", "make test-monarch"),
     "verl": ("constraints/verl.txt", "make test-verl"),
 }
-# What pip cannot work out by itself: verl's bounds exclude versions that our own core asks for.
-_NO_SET_FOR_PIP = {"verl"}
+# What pip cannot work out by itself: these engines' bounds exclude versions that our own core asks for.
+_NO_SET_FOR_PIP = {"prime-rl": "recipes/prime_rl/README.md", "verl": "recipes/verl/README.md"}
 
 
 def require(module: str, *, extra: str) -> ModuleType:
@@ -78,11 +78,11 @@ def _broken(module: str, extra: str, cause: BaseException) -> MissingExtraError:
 
 def _what_to_type(extra: str) -> str:
     command = f'Type: pip install "composer-replication[{extra}]"'
+    if extra in _NO_SET_FOR_PIP:
+        command = f"pip finds no set of versions for it by itself: {_NO_SET_FOR_PIP[extra]} has the commands to type"
     if extra not in _OWN_SETS:
         return command
     constraints, target = _OWN_SETS[extra]
-    if extra in _NO_SET_FOR_PIP:
-        command = f"pip finds no set of versions for it by itself: recipes/{extra}/README.md has the commands to type"
     return f"{command}. In a clone, `{target}` makes an environment of its own from {constraints}"
 
 

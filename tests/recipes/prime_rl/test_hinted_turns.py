@@ -216,5 +216,5 @@ def test_settings_are_a_toml_table_that_says_what_is_wrong() -> None:
 
 def test_without_the_engine_registering_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "prime_rl", None)
-    with pytest.raises(MissingExtraError, match="prime-rl"):
+    with pytest.raises(MissingExtraError, match=r"recipes/prime_rl/README\.md"):
         register()

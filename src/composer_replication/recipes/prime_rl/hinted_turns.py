@@ -210,7 +210,9 @@ def composer_algorithm(grpo: type, settings: HintSettings, traces_of: Any, branc
 def engine_module(name: str) -> Any:
     """A module of PRIME-RL, or what to do where there is none: no index has it."""
     if not available("prime_rl"):
-        fix = "Install PRIME-RL from its repository as it says there, then composer-replication[prime-rl] beside it."
+        fix = (
+            "Install PRIME-RL from its repository, then this package into its environment: recipes/prime_rl/README.md."
+        )
         message = explain("prime_rl", got="not installed, and not on PyPI", expected="PRIME-RL", fix=fix)
         raise MissingExtraError(message, name="prime_rl")
     return require(name, extra="prime-rl")
