@@ -195,9 +195,9 @@ NEW: dict[str, dict[str, str]] = {
     "recipes.prime_rl.hinted_turns": {
         "HintSettings": (
             '(*, alpha_sdpo=0.1, teacher_name=None, teacher_url=None, placement="before_turn", part="turn", '
-            'hints="template", unhinted_kinds=())'
+            'hints="template", unhinted_kinds=(), max_teacher_length=None)'
         ),
-        "HintedTurns": "(finder, alpha)",
+        "HintedTurns": "(finder, alpha, *, max_length=None)",
         "HintedTurns.annotate": "(trace, branches, score)",
         "composer_algorithm": "(grpo, settings, traces_of, branches_of, model_config)",
         "engine_module": "(name)",
