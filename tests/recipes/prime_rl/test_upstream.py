@@ -76,7 +76,8 @@ def annotated() -> Any:
     finally:
         algo.ALGORITHM_CLASSES.update(before)
     own = own_traces(load_student()[1], batch)
-    give_logprobs(own, model)
+    with torch.no_grad():
+        give_logprobs(own, [trainer_logprobs(model, each.branches[0].token_ids).tolist() for each in own])
     theirs = [verifiers_trace(vf, each) for each in own]
     asyncio.run(algorithm.setup())
     for trace in theirs:
