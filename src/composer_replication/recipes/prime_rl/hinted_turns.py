@@ -83,14 +83,16 @@ class HintedTurns:
         counts: Counter[str] = Counter()
         taken: set[int] = set()
         turns = [(branch, turn) for branch in branches for turn in self._turns(trace, branch, taken, counts)]
-        scores = await asyncio.gather(*(_scored(score, turn) for _, turn in turns))
-        for (branch, turn), logprobs in zip(turns, scores, strict=True):
-            if logprobs is None:
+        asked = (score(turn.teacher_ids.tolist()) for _, turn in turns)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for (branch, turn), answer in zip(turns, answers, strict=True):
+            if isinstance(answer, BaseException):
+                _tell_too_long(turn, answer)
                 counts["dropped:not_scored"] += 1
                 continue
-            write_reference(branch, turn, logprobs, self._alpha)
+            write_reference(branch, turn, answer, self._alpha)
             counts["taught_tokens"] += turn.end - turn.start
-        counts["taught"] = sum(each is not None for each in scores)
+        counts["taught"] = len(turns) - counts["dropped:not_scored"]
         trace.info[COUNTS] = dict(counts)
         return counts
 
@@ -110,21 +112,15 @@ class HintedTurns:
             yield turn
 
 
-async def _scored(score: Score, turn: TaughtTurn) -> list[float] | None:
-    """None where the server refuses the ids as too many: a turn less is no reason to end a run. All else is raised."""
-    try:
-        return await score(turn.teacher_ids.tolist())
-    except Exception as error:
-        if not _is_too_long(error):
-            raise
-        logger.warning("turn %s: %d hinted ids not scored: %s", turn.turn_id, len(turn.teacher_ids), error)
-        return None
+def _tell_too_long(turn: TaughtTurn, error: BaseException) -> None:
+    """A turn less is no reason to end a run, where the server has no room for its ids; any other failure is raised.
 
-
-def _is_too_long(error: Exception) -> bool:
-    """As vLLM answers, through the engine's client: status 400 with words about a length; 413 by others."""
+    vLLM says so with status 400 and words about a length, which the engine's client raises; others say 413.
+    """
     status, text = getattr(error, "status_code", None), str(error).lower()
-    return status == 413 or (status in (400, 422) and ("length" in text or "too long" in text))
+    if status != 413 and not (status in (400, 422) and ("length" in text or "too long" in text)):
+        raise error
+    logger.warning("turn %s: %d hinted ids not scored: %s", turn.turn_id, len(turn.teacher_ids), error)
 
 
 def rollout_of(trace: Any, branch: Any) -> Rollout:
