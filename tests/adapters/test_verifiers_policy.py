@@ -116,6 +116,7 @@ def test_an_episode_without_room_for_a_turn_ends(world, tokenizer):
     episodes, traces, generate = played(world, tokenizer, turns, budget=20)
     assert len(generate.rounds) == 1
     assert traces[0].info["reward"] == 0.0
+    assert not traces[0].has_error, "no room is no breakdown: the episode is judged"
     assert sum(episodes[0].sampled) > 0
 
 

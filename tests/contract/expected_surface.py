@@ -187,13 +187,17 @@ NEW: dict[str, dict[str, str]] = {
         "precompute_ref_logprobs": "(model, renderer, pairs, *, path=None, max_tree_tokens=32768, with_adapter=False)",
     },
     "errors": {"explain": '(what, *, got, expected, fix="")'},
-    "optional": {"available": "(package)", "require": "(module, *, extra)"},
+    "optional": {
+        "available": "(package)",
+        "importing": "(package, *, extra)",
+        "require": "(module, *, extra)",
+    },
     "recipes.prime_rl.hinted_turns": {
         "HintSettings": (
             '(*, alpha_sdpo=0.1, teacher_name=None, teacher_url=None, placement="before_turn", part="turn", '
-            'hints="template", unhinted_kinds=())'
+            'hints="template", unhinted_kinds=(), max_teacher_length=None)'
         ),
-        "HintedTurns": "(finder, alpha)",
+        "HintedTurns": "(finder, alpha, *, max_length=None)",
         "HintedTurns.annotate": "(trace, branches, score)",
         "composer_algorithm": "(grpo, settings, traces_of, branches_of, model_config)",
         "engine_module": "(name)",

@@ -35,7 +35,12 @@ def frozen(model: nn.Module) -> nn.Module:
 
 def completion_logprobs(model: Any, batch: Batch) -> Tensor:
     """(B, C) log-probs of the completions' tokens."""
-    logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False).logits
+    return logprobs_in(
+        model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False).logits, batch
+    )
+
+
+def logprobs_in(logits: Tensor, batch: Batch) -> Tensor:
     width = batch.completion_ids.shape[1]
     logprobs = logits[:, -width - 1 : -1].float().log_softmax(-1)
     return logprobs.gather(-1, batch.completion_ids[..., None])[..., 0]

@@ -185,6 +185,23 @@ def _batch(tensors: dict[str, Tensor], number: int, sites: list[dict[str, Any]])
     return Batch(**{**values, **ids}, sites=tuple(turns))
 
 
+def one_group(batch: Batch) -> Batch:
+    """The rows of the first group that has erring turns and rewards that differ: a batch of its own, padded no further.
+
+    Half the work of a whole batch, for checks that make both sides of a comparison themselves.
+    """
+    erring = {site.row for site in batch.sites}
+    groups = [(batch.group == number).nonzero()[:, 0].tolist() for number in range(ROWS // GROUP)]
+    rows = next(rows for rows in groups if erring & {*rows} and bool(batch.advantages[rows].any()))
+    prompt, completion = (int(mask[rows].sum(1).max()) for mask in (batch.prompt_mask, batch.completion_mask))
+    kept = {name: getattr(batch, name)[rows] for name in _TENSORS}
+    kept |= {name: kept[name][:, -prompt:] for name in ("prompt_ids", "prompt_mask")}
+    across = ("completion_ids", "completion_mask", "tool_mask", "old_logprobs")
+    kept |= {name: kept[name][:, :completion] for name in across}
+    sites = [site._replace(row=rows.index(site.row)) for site in batch.sites if site.row in rows]
+    return Batch(**kept, sites=tuple(sites))
+
+
 def recorded_steps() -> list[Step]:
     tensors, said = _files()
     return [Step(**each, weights=weights) for each, weights in zip(said["steps"], tensors["weights"], strict=True)]

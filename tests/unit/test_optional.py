@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from composer_replication.errors import InputError, MissingExtraError
-from composer_replication.optional import available, require
+from composer_replication.optional import available, importing, require
 
 
 @pytest.fixture
@@ -103,3 +103,43 @@ def test_a_stand_in_without_a_spec_is_available(monkeypatch: pytest.MonkeyPatch)
 def test_availability_of_a_dotted_name_is_refused_since_it_would_import_the_parent() -> None:
     with pytest.raises(InputError, match=r"top-level package, got 'os\.path'"):
         available("os.path")
+
+
+def test_import_statements_of_a_missing_package_name_the_command_to_type() -> None:
+    with pytest.raises(MissingExtraError) as caught, importing("crf_absent", extra="replay"):
+        import json.no_such_module  # never reached  # noqa: F401  # pyright: ignore
+    assert str(caught.value) == 'crf_absent is not installed. Type: pip install "composer-replication[replay]"'
+    assert caught.value.name == "crf_absent"
+
+
+def test_import_statements_of_a_package_bind_their_names(packages: Path) -> None:
+    add(packages, "crf_fine", "answer = 42")
+    with importing("crf_fine", extra="replay"):
+        from crf_fine import answer
+    assert answer == 42
+
+
+def test_an_import_statement_that_fails_names_its_cause(packages: Path) -> None:
+    add(packages, "crf_half", "answer = 42")
+    with (
+        pytest.raises(MissingExtraError, match="crf_half is installed, but importing it failed with ") as caught,
+        importing("crf_half", extra="replay"),
+    ):
+        import crf_absent  # noqa: F401
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+    assert "No module named 'crf_absent'" in str(caught.value)
+
+
+def test_what_is_explained_already_is_not_explained_twice(packages: Path) -> None:
+    add(packages, "crf_fine", "answer = 42")
+    with (
+        pytest.raises(MissingExtraError, match=r"^crf_absent is not installed"),
+        importing("crf_fine", extra="replay"),
+    ):
+        require("crf_absent", extra="replay")
+
+
+def test_what_is_no_failed_import_passes_as_it_is(packages: Path) -> None:
+    add(packages, "crf_fine", "answer = 42")
+    with pytest.raises(KeyboardInterrupt), importing("crf_fine", extra="replay"):
+        raise KeyboardInterrupt

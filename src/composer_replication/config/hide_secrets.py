@@ -1,4 +1,4 @@
-"""What an error message may show of a config: never the value of a key whose name looks secret."""
+"""What an error message may show of a config: no value of a key whose name looks secret, and no login of an address."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ _SECRET_AND_EQUALS = re.compile(rf"{_WORDS}\s*=?", re.IGNORECASE)
 # `api_key = `, `"api_key": ` and the like within a text.
 _ASSIGNMENT = re.compile(rf"({_WORDS}[\w-]*[\"']?\s*[=:]).*", re.IGNORECASE | re.DOTALL)
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.){2,}'|"(?:[^"\\]|\\.){2,}\"""")
+
+_LOGIN = re.compile(r"(\w://)[^/?#\s]*@")
 
 
 def looks_secret(name: str) -> bool:
@@ -50,7 +52,7 @@ def shown_parser_message(message: str, document: str) -> str:
 
 def _masked(value: object) -> object:
     if isinstance(value, str):
-        return _ASSIGNMENT.sub(rf"\1{HIDDEN}", value)
+        return _LOGIN.sub(rf"\1{HIDDEN}@", _ASSIGNMENT.sub(rf"\1{HIDDEN}", value))
     if isinstance(value, dict):
         items = cast("dict[object, object]", value).items()
         return {key: HIDDEN if looks_secret(str(key)) else _masked(item) for key, item in items}

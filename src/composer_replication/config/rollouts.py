@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from composer_replication.config.schema import option, table
+from composer_replication.errors import ConfigError, explain
 
 
 @table("train.grpo")
@@ -72,6 +73,15 @@ class GRPOSection:
         "Most rollouts that are sampled so at once, which bounds the memory of their keys; unset is all.",
         at_least=1,
     )
+
+    def _check(self) -> None:
+        address = (self.environment or "").partition("://")[2]
+        if "@" in address.partition("/")[0]:  # it would be in every record of a run
+            fix = "Put user:password into the environment variable CRF_OPENENV_LOGIN."
+            expected = "an address without one"
+            raise ConfigError(
+                explain("train.grpo.environment", got="an address with a login", expected=expected, fix=fix)
+            )
 
 
 @table("train.effort")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.entropy_opd import EntropyGate
@@ -19,6 +19,25 @@ from composer_replication.loss.taid import CrossEntropyToTeacher
 
 DPO_VARIANTS = ("dpo", "simpo")
 SDPO_WRAPPERS = ("none", "taid", "entropy_opd")
+Anneal = Literal["none", "linear"]
+"""How channel 2's weight changes over a run."""
+
+
+def annealed(weight: float, anneal: Anneal, *, step: int, total_steps: int, end: float = 0.0) -> float:
+    """The weight at the optimiser step that follows `step` finished ones.
+
+    With "linear" it goes from `weight` at the first of `total_steps` to `weight * end` at the last, and stays there.
+    """
+    if anneal == "none" or total_steps <= 1:
+        return weight
+    gone = min(max(step / (total_steps - 1), 0.0), 1.0)
+    return weight * (1.0 - gone * (1.0 - end))
+
+
+def check_anneal(anneal: str, end: float = 0.0) -> None:
+    """Raise unless `annealed` knows the one and can end at the other."""
+    check_choice(anneal, get_args(Anneal), "anneal")
+    check_unit_interval(end, "anneal_end")
 
 
 class Preference(NamedTuple):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.taid import TAIDScheduler
-from composer_replication.objective.knobs import LossKnobs
-
-Anneal = Literal["none", "linear"]
+from composer_replication.objective.knobs import Anneal, LossKnobs, annealed, check_anneal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +32,11 @@ class ChannelSettings(LossKnobs):
         if self.sdpo_is_clip is not None and not self.sdpo_is_clip > 0:
             raise InputError(explain("sdpo_is_clip", got=self.sdpo_is_clip, expected="above 0, or None"))
         self.taid_schedule(1)  # raises where its numbers cannot be
-        if self.anneal not in ("none", "linear"):
-            raise InputError(explain("anneal", got=repr(self.anneal), expected="'none' or 'linear'"))
-        if not 0 <= self.anneal_end <= 1:
-            raise InputError(explain("anneal_end", got=self.anneal_end, expected="a share from 0 to 1"))
+        check_anneal(self.anneal, self.anneal_end)
 
     def alpha_at(self, step: int, total_steps: int) -> float:
         """Channel 2's weight at the optimiser step that follows `step` finished ones."""
-        if self.anneal == "none" or total_steps <= 1:
-            return self.alpha_sdpo
-        gone = min(max(step / (total_steps - 1), 0.0), 1.0)
-        return self.alpha_sdpo * (1.0 - gone * (1.0 - self.anneal_end))
+        return annealed(self.alpha_sdpo, self.anneal, step=step, total_steps=total_steps, end=self.anneal_end)
 
     def loss_options(self) -> dict[str, Any]:
         """Keyword arguments of `compose_loss`, without the weights and without TAID's t, which move."""

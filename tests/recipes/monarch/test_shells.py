@@ -27,7 +27,10 @@ except ImportError as error:
     looked["run"] = str(error)
 print(json.dumps(looked))
 """
-INSTALL = 'monarch is not installed. Type: pip install "composer-replication[monarch]"'
+INSTALL = (
+    'monarch is not installed. Type: pip install "composer-replication[monarch]".'
+    " In a clone, `make test-monarch` makes an environment of its own from constraints/monarch.txt"
+)
 
 
 def test_each_actor_is_named_and_says_what_to_install():

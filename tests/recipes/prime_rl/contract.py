@@ -64,13 +64,19 @@ PARAMETERS = {
     (f"{SOURCE}/entrypoints/orchestrator.py", "main"): [],
 }
 
-WORDS = {
-    f"{SOURCE}/entrypoints/rl.py": '["orchestrator", "@",',
-    f"{SOURCE}/templates/multi_node_rl.sbatch.j2": "uv run orchestrator $ORCHESTRATOR_ARGS",
-    f"{SOURCE}/orchestrator/train_sink.py": "has_ref_kl = sample.ref_kl_weights is not None",
-    f"{SOURCE}/orchestrator/algo/__init__.py": '"grpo": GRPOAlgorithm',
-}
-"""What stands in a file: how `rl` and a job start the orchestrator; that a zero-advantage sample with hints is kept."""
+_JOB = f"{SOURCE}/templates/multi_node_rl.sbatch.j2"
+WORDS = [
+    (f"{SOURCE}/entrypoints/rl.py", '["orchestrator", "@",'),
+    (_JOB, "uv run orchestrator $ORCHESTRATOR_ARGS"),
+    (_JOB, "uv sync --all-extras --all-packages\n"),
+    ("pyproject.toml", '"transformers==5.6.2",'),
+    (f"{SOURCE}/orchestrator/train_sink.py", "has_ref_kl = sample.ref_kl_weights is not None"),
+    (f"{SOURCE}/orchestrator/algo/__init__.py", '"grpo": GRPOAlgorithm'),
+]
+"""What stands in a file: how `rl` and a job start the orchestrator; that a zero-advantage sample with hints is kept.
+
+The recipe's README tells users to edit the job in both places, and to leave the pinned transformers alone.
+"""
 
 _SOURCE_KEYS = {"name", "env", "sampling", "group_size"}
 CONFIG_KEYS = {

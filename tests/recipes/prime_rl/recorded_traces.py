@@ -98,17 +98,16 @@ def _typed(types: Any, message: Any) -> Any:
     return types.UserMessage(content=message.content)
 
 
-@torch.no_grad()
-def give_logprobs(traces: list[Trace], model: Any) -> None:
-    """As the inference server would: those of the weights that sampled."""
-    for trace in traces:
-        for branch in trace.branches:
-            scores, place = trainer_logprobs(model, branch.token_ids).tolist(), 0
-            for node in branch.nodes:
-                end = place + len(node.mask)
-                pairs = zip(scores[place:end], node.mask, strict=True)
-                node.logprobs = [each for each, is_sampled in pairs if is_sampled]
-                place = end
+def give_logprobs(traces: list[Trace], scores: list[list[float]]) -> None:
+    """As the inference server would: of every token of a trace's one branch, those of the weights that sampled."""
+    for trace, own in zip(traces, scores, strict=True):
+        (branch,) = trace.branches
+        place = 0
+        for node in branch.nodes:
+            end = place + len(node.mask)
+            pairs = zip(own[place:end], node.mask, strict=True)
+            node.logprobs = [each for each, is_sampled in pairs if is_sampled]
+            place = end
 
 
 class Pool:

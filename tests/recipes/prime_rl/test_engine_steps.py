@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,10 +18,10 @@ from composer_replication.loss.sdpo import sdpo_loss
 from composer_replication.recipes.prime_rl.composer_loss import loss_fn
 from composer_replication.recipes.prime_rl.hinted_turns import HintedTurns
 from composer_replication.rollouts.sites import RolloutSites
-from recipes.plain_losses import assert_same_gradient, completion_logprobs, gradients, load_start, optimiser_of
+from recipes.plain_losses import assert_same_gradient, gradients, load_start, logprobs_in, optimiser_of
 from recipes.prime_rl.engine_records import (
     LossInputs,
-    Trace,
+    Sample,
     default_loss,
     engine_loss,
     give_advantages,
@@ -28,9 +29,15 @@ from recipes.prime_rl.engine_records import (
     trainer_logprobs,
 )
 from recipes.prime_rl.recorded_traces import Pool, give_logprobs, own_traces
-from recipes.recorded_steps import Batch, fixed_batch, recorded_batches
+from recipes.recorded_steps import ROWS, Batch, fixed_batch, one_group, recorded_batches
 
 ALPHA = 0.1
+IS_WHOLE = os.environ.get("CRF_TEST_PROFILE") == "full"
+
+
+def checked(batch: Batch) -> Batch:
+    """One group of a batch, 4 of its 8 rows; the full profile takes all of them."""
+    return batch if IS_WHOLE else one_group(batch)
 
 
 @cache
@@ -38,20 +45,23 @@ def finder() -> RolloutSites:
     return RolloutSites(Renderer(load_student()[1]))
 
 
-def annotated(batch: Batch, model: Any) -> list[Trace]:
-    """A batch's rollouts as the orchestrator hands them on: log-probs, advantages, and the live policy's references."""
+class Scored(NamedTuple):
+    """A batch's rollouts as the trainer gets them, and its log-probs of their tokens, with a gradient."""
+
+    samples: list[Sample]
+    logprobs: list[Tensor]
+
+
+def scored(batch: Batch, model: Any) -> Scored:
+    """Through the orchestrator: log-probs of these weights, advantages, and the live policy's references."""
     traces = own_traces(finder().renderer.tokenizer, batch)
-    give_logprobs(traces, model)
+    logprobs = [trainer_logprobs(model, trace.branches[0].token_ids) for trace in traces]
+    give_logprobs(traces, [each.tolist() for each in logprobs])
     give_advantages(traces, batch.group.tolist())
     hinted, pool = HintedTurns(finder(), ALPHA), Pool(model)
     for trace in traces:
         asyncio.run(hinted.annotate(trace, trace.branches, pool.score))
-    return traces
-
-
-def engine_components(model: Any, traces: list[Trace], rl_loss: Any) -> Any:
-    samples = list(samples_of(traces))
-    return engine_loss(samples, [trainer_logprobs(model, each.token_ids) for each in samples], rl_loss)
+    return Scored(list(samples_of(traces)), logprobs)
 
 
 def by_our_loss(inputs: LossInputs) -> Tensor:
@@ -61,7 +71,7 @@ def by_our_loss(inputs: LossInputs) -> Tensor:
 def our_components(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Our GRPO (dapo, unscaled), our sampled-token kl_st on the erring turns, and the KL that it estimates."""
     logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False).logits
-    logprobs = completion_logprobs(model, batch)
+    logprobs = logprobs_in(logits, batch)
     credited = batch.loss_mask & (batch.advantages != 0)[:, None]
     grpo = grpo_loss(logprobs, logprobs.detach(), batch.advantages, credited, loss_type="dapo").loss
     student, _, tokens = batch.index_pairs()
@@ -77,18 +87,37 @@ def our_components(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return grpo, sdpo, (chosen[0] - chosen[1]).mean()
 
 
-@pytest.mark.parametrize("rl_loss", [by_our_loss, default_loss], ids=["loss_fn", "default"])
-def test_channel_values_and_gradients_are_ours_on_the_fixed_batch(rl_loss: Any) -> None:
-    model, batch = load_start(), fixed_batch()
-    traces = annotated(batch, model)
-    found = engine_components(model, traces, rl_loss)
+class OnTheFixedBatch(NamedTuple):
+    model: Any
+    scored: Scored
+    grpo: Tensor
+    sdpo: Tensor
+    divergence: Tensor
+    grpo_gradient: dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def fixed() -> OnTheFixedBatch:
+    """Theirs and ours on the start weights, made once."""
+    model, batch = load_start(), checked(fixed_batch())
     grpo, sdpo, divergence = our_components(model, batch)
-    torch.testing.assert_close(found.rl, grpo, rtol=1e-5, atol=1e-5)
+    return OnTheFixedBatch(model, scored(batch, model), grpo, sdpo, divergence, gradients(grpo, model))
+
+
+@pytest.mark.parametrize("rl_loss", [by_our_loss, default_loss], ids=["loss_fn", "default"])
+def test_values_and_gradients_of_channel_1_are_ours_on_the_fixed_batch(fixed: OnTheFixedBatch, rl_loss: Any) -> None:
+    found = engine_loss(*fixed.scored, rl_loss)
+    torch.testing.assert_close(found.rl, fixed.grpo, rtol=1e-5, atol=1e-5)
+    assert_same_gradient(gradients(found.rl, fixed.model), fixed.grpo_gradient)
+
+
+def test_values_and_gradients_of_channel_2_are_ours_on_the_fixed_batch(fixed: OnTheFixedBatch, note: Any) -> None:
+    note(f"PRIME-RL's formulas: {len(fixed.scored.samples)} of {ROWS} rows of a batch")
+    found = engine_loss(*fixed.scored)
     # The engine's surrogate is -sg(reference - trainer) r: on the sampling weights its value is the KL's estimate.
-    torch.testing.assert_close(found.ref_kl, ALPHA * divergence, rtol=1e-5, atol=1e-5)
-    assert_same_gradient(gradients(found.rl, model), gradients(grpo, model))
-    assert_same_gradient(gradients(found.ref_kl, model), gradients(ALPHA * sdpo, model))
-    assert float(divergence) > 0.01
+    torch.testing.assert_close(found.ref_kl, ALPHA * fixed.divergence, rtol=1e-5, atol=1e-5)
+    assert_same_gradient(gradients(found.ref_kl, fixed.model), gradients(ALPHA * fixed.sdpo, fixed.model))
+    assert float(fixed.divergence) > 0.01
 
 
 def test_two_steps_change_the_weights_as_ours_do() -> None:
@@ -96,10 +125,10 @@ def test_two_steps_change_the_weights_as_ours_do() -> None:
     theirs, ours = load_start(), load_start()
     optimisers = optimiser_of(theirs), optimiser_of(ours)
     start = {name: value.detach().clone() for name, value in ours.named_parameters()}
-    for batch in recorded_batches()[:2]:
+    for batch in map(checked, recorded_batches()[:2]):
         for optimiser in optimisers:
             optimiser.zero_grad()
-        engine_components(theirs, annotated(batch, theirs), by_our_loss).total.backward()
+        engine_loss(*scored(batch, theirs), by_our_loss).total.backward()
         grpo, sdpo, _ = our_components(ours, batch)
         (grpo + ALPHA * sdpo).backward()
         for optimiser in optimisers:
@@ -111,11 +140,10 @@ def test_two_steps_change_the_weights_as_ours_do() -> None:
             assert moved > 0, name
 
 
-def test_a_reference_in_the_custom_loss_teaches_the_erring_turns_alone() -> None:
+def test_a_reference_in_the_custom_loss_teaches_the_erring_turns_alone(fixed: OnTheFixedBatch) -> None:
     """The other way to channel 2: one loss over all rl tokens, where 0 says that nobody scored a token."""
-    model, batch = load_start(), fixed_batch()
-    sample = next(each for each in samples_of(annotated(batch, model)) if each.ref_logprobs is not None)
-    trainer = trainer_logprobs(model, sample.token_ids).detach().requires_grad_()
+    sample, logprobs = next(each for each in zip(*fixed.scored, strict=True) if each[0].ref_logprobs is not None)
+    trainer = logprobs.detach().requires_grad_()
     reference = torch.tensor(sample.ref_logprobs)
     fields = (trainer, torch.tensor(sample.logprobs), reference, torch.tensor(sample.advantages))
     inputs = LossInputs(*fields, torch.tensor(sample.mask))

@@ -126,6 +126,66 @@ def test_a_node_that_branches_share_is_taught_once(tokenizer: Any, finder: Any) 
     assert len(asked) == len([site for site in batch.sites if site.row == batch.sites[0].row])
 
 
+class Refused(Exception):
+    """As the engine's client raises it: a status, and the server's words."""
+
+    def __init__(self, status_code: int, text: str) -> None:
+        super().__init__(text)
+        self.status_code = status_code
+
+
+def limited(longest: int, error: Exception, asked: list[int]) -> Callable[..., Any]:
+    async def score(token_ids: list[int]) -> list[float]:
+        asked.append(len(token_ids))
+        if len(token_ids) > longest:
+            raise error
+        return [-1.0] * len(token_ids)
+
+    return score
+
+
+def test_a_hinted_context_that_the_server_refuses_is_counted_and_the_others_are_taught(
+    tokenizer: Any, finder: Any
+) -> None:
+    batch = recorded_batches()[0]
+    row, lengths = max(
+        ((row, [len(site.teacher_ids) for site in batch.sites if site.row == row]) for row in range(8)),
+        key=lambda each: len(set(each[1])),
+    )
+    assert min(lengths) < max(lengths), "some row has contexts of two lengths"
+    error = Refused(400, f"This model's maximum context length is {min(lengths)} tokens.")
+    trace, asked = own_traces(tokenizer, batch)[row], list[int]()
+    counts = asyncio.run(
+        HintedTurns(finder, ALPHA).annotate(trace, trace.branches, limited(min(lengths), error, asked))
+    )
+    num_short = sum(each == min(lengths) for each in lengths)
+    assert (counts["taught"], counts["dropped:not_scored"]) == (num_short, len(lengths) - num_short)
+    assert sum(node.reference_logprobs is not None for node in trace.branches[0].nodes) == num_short
+    assert asked == lengths
+    trace, asked = own_traces(tokenizer, batch)[row], list[int]()
+    hinted = HintedTurns(finder, ALPHA, max_length=min(lengths))
+    counts = asyncio.run(hinted.annotate(trace, trace.branches, limited(min(lengths), error, asked)))
+    assert (counts["taught"], counts["dropped:too_long"]) == (num_short, len(lengths) - num_short)
+    assert asked == [min(lengths)] * num_short, "the others are not even asked about"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Refused(400, "prompt_logprobs is not allowed"),
+        Refused(500, "length"),
+        ConnectionError("length"),
+        Refused(401, ""),
+    ],
+)
+def test_any_other_failure_of_the_server_is_raised(tokenizer: Any, finder: Any, error: Exception) -> None:
+    """Or a run would go on without channel 2."""
+    batch = recorded_batches()[0]
+    trace = own_traces(tokenizer, batch)[batch.sites[0].row]
+    with pytest.raises(type(error)):
+        asyncio.run(HintedTurns(finder, ALPHA).annotate(trace, trace.branches, limited(0, error, [])))
+
+
 def test_a_rollout_has_its_messages_calls_and_tools(tokenizer: Any) -> None:
     batch = recorded_batches()[0]
     trace = own_traces(tokenizer, batch)[0]
@@ -204,7 +264,9 @@ def test_the_algorithm_scores_with_the_live_policy_or_with_a_teacher(tokenizer: 
 
 
 def test_settings_are_a_toml_table_that_says_what_is_wrong() -> None:
-    settings = loads(HintSettings, 'alpha_sdpo = 0.2\npart = "call"\nunhinted_kinds = ["edit_no_match"]')
+    text = 'alpha_sdpo = 0.2\npart = "call"\nunhinted_kinds = ["edit_no_match"]\nmax_teacher_length = 32767'
+    settings = loads(HintSettings, text)
+    assert settings.max_teacher_length == 32767
     assert (settings.alpha_sdpo, settings.part, settings.unhinted_kinds) == (0.2, "call", ("edit_no_match",))
     options = make_finder(str(student_folder()), settings).options
     assert (options.part, options.unhinted_kinds, options.hints) == ("call", ("edit_no_match",), "template")
@@ -216,5 +278,5 @@ def test_settings_are_a_toml_table_that_says_what_is_wrong() -> None:
 
 def test_without_the_engine_registering_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "prime_rl", None)
-    with pytest.raises(MissingExtraError, match="prime-rl"):
+    with pytest.raises(MissingExtraError, match=r"recipes/prime_rl/README\.md"):
         register()

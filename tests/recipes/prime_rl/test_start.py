@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -29,7 +28,7 @@ ENGINE = {
 
 
 def write_engine(folder: Path) -> dict[str, str]:
-    """The stand-in and its command `rl`; an environment in which both are found."""
+    """The stand-in and its command `rl`; the variables by which both are found."""
     for name, text in ENGINE.items():
         path = folder / "prime_rl" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,23 +41,33 @@ def write_engine(folder: Path) -> dict[str, str]:
     command.chmod(0o755)
     source = str(Path(start.__file__).parents[3])
     path = os.pathsep.join([str(command.parent), os.environ["PATH"]])
-    return {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join([str(folder), source])}
+    return {"PATH": path, "PYTHONPATH": os.pathsep.join([str(folder), source])}
 
 
-def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "composer_replication.recipes.prime_rl.start", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+def test_rl_starts_an_orchestrator_with_our_algorithm(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+    """The one process that is started here is ours, by the name that `rl` calls it by."""
+    for name, value in write_engine(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    status = start.main(["--composer", str(CONFIGS / "composer.toml"), "rl", "@", "run.json", "--clean"])
+    printed = capfd.readouterr().out.splitlines()
+    assert printed == ["rl @ run.json --clean", "ComposerAlgorithm orchestrator @ run.json --clean"]
+    assert status == 3, "the engine's own exit status"
 
 
-def test_rl_starts_an_orchestrator_with_our_algorithm(tmp_path: Path) -> None:
-    done = run(write_engine(tmp_path), "--composer", str(CONFIGS / "composer.toml"), "rl", "@", "run.json", "--clean")
-    assert done.stdout.splitlines() == ["rl @ run.json --clean", "ComposerAlgorithm orchestrator @ run.json --clean"]
-    assert done.returncode == 3, "the engine's own exit status"
-
-
-def test_the_orchestrator_alone_is_the_engine_s_with_our_algorithm(tmp_path: Path) -> None:
-    done = run(write_engine(tmp_path), "orchestrator", "@", "orchestrator.json")
-    assert (done.returncode, done.stdout) == (0, "ComposerAlgorithm orchestrator @ orchestrator.json\n"), done.stderr
+def test_the_orchestrator_alone_is_the_engine_s_with_our_algorithm(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    write_engine(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["start"])
+    for name in [each for each in sys.modules if each.partition(".")[0] == "prime_rl"]:
+        monkeypatch.delitem(sys.modules, name)
+    try:
+        status = start.main(["orchestrator", "@", "orchestrator.json"])
+    finally:
+        for name in [each for each in sys.modules if each.partition(".")[0] == "prime_rl"]:
+            del sys.modules[name]
+    assert (status, capsys.readouterr().out) == (0, "ComposerAlgorithm orchestrator @ orchestrator.json\n")
 
 
 def test_a_mistake_in_the_settings_is_told_before_anything_starts(tmp_path: Path) -> None:

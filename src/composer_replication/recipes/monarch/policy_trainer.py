@@ -16,7 +16,7 @@ import copy
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from composer_replication.atomic import atomic_write_json
 from composer_replication.batch.model_folder import load_model
 from composer_replication.errors import InputError, NonFiniteError, StaleArtefactError, explain
-from composer_replication.loss.rows import check_choice, check_unit_interval
+from composer_replication.loss.rows import check_unit_interval
+from composer_replication.objective.knobs import Anneal, annealed, check_anneal
 from composer_replication.objective.reference import reference_logprobs
 from composer_replication.objective.teacher_rows import WeightedTeacher
 from composer_replication.recipes.monarch.shared_weights import SharedWeights
@@ -61,7 +62,7 @@ class TrainerSettings:
     adam_epsilon: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    anneal: Literal["none", "linear"] = "linear"
+    anneal: Anneal = "linear"
     live_share: float = 0.01
     seed: int = 0
     checkpoint_every: int = 1
@@ -72,15 +73,12 @@ class TrainerSettings:
         for name in ("total_steps", "num_iterations", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise InputError(explain(name, got=getattr(self, name), expected="1 or more"))
-        check_choice(self.anneal, ("none", "linear"), "anneal")
+        check_anneal(self.anneal)
         check_unit_interval(self.live_share, "live_share")
 
     def alpha_at(self, step: int) -> float:
         """Channel 2's weight at the optimiser step after `step` finished ones."""
-        alpha = self.loss.knobs.alpha_sdpo
-        if self.anneal == "none" or self.total_steps <= 1:
-            return alpha
-        return alpha * (1.0 - min(step / (self.total_steps - 1), 1.0))
+        return annealed(self.loss.knobs.alpha_sdpo, self.anneal, step=step, total_steps=self.total_steps)
 
 
 class PolicyTrainer:

@@ -22,6 +22,7 @@ Sites and hints are those of `rollouts.sites`: the same rules, words, placement 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -34,6 +35,7 @@ from composer_replication.optional import available, require
 from composer_replication.rollouts.conversation import Rollout
 from composer_replication.rollouts.sites import RolloutOptions, RolloutSites, TaughtTurn
 
+logger = logging.getLogger(__name__)
 STREAM = "ref_kl"
 """The trainer's loss component that reads a reference; its weights go by this name."""
 SITES, COUNTS = "sites", "composer"
@@ -59,6 +61,9 @@ class HintSettings:
         "template", "What a hint about an error is: a template's words, or the error's own."
     )
     unhinted_kinds: tuple[str, ...] = option((), "Kinds of errors that get no hint.")
+    max_teacher_length: int | None = option(
+        None, "Longest hinted context, in tokens, that is scored: the server's max_model_len less 1.", at_least=1
+    )
 
     def _check(self) -> None:
         if (self.teacher_name is None) != (self.teacher_url is None):
@@ -70,19 +75,24 @@ class HintSettings:
 class HintedTurns:
     """Finds the erring turns of a trace, has their ids scored after a hint, and writes what came back on its nodes."""
 
-    def __init__(self, finder: RolloutSites, alpha: float) -> None:
-        self._finder, self._alpha = finder, alpha
+    def __init__(self, finder: RolloutSites, alpha: float, *, max_length: int | None = None) -> None:
+        self._finder, self._alpha, self._max_length = finder, alpha, max_length
 
     async def annotate(self, trace: Any, branches: Sequence[Any], score: Score) -> Counter[str]:
         """All branches of one trace; what happened to each site is returned, and kept in the trace's `info`."""
         counts: Counter[str] = Counter()
         taken: set[int] = set()
         turns = [(branch, turn) for branch in branches for turn in self._turns(trace, branch, taken, counts)]
-        scores = await asyncio.gather(*(score(turn.teacher_ids.tolist()) for _, turn in turns))
-        for (branch, turn), logprobs in zip(turns, scores, strict=True):
-            write_reference(branch, turn, logprobs, self._alpha)
+        asked = (score(turn.teacher_ids.tolist()) for _, turn in turns)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for (branch, turn), answer in zip(turns, answers, strict=True):
+            if isinstance(answer, BaseException):
+                _tell_too_long(turn, answer)
+                counts["dropped:not_scored"] += 1
+                continue
+            write_reference(branch, turn, answer, self._alpha)
             counts["taught_tokens"] += turn.end - turn.start
-        counts["taught"] = len(turns)
+        counts["taught"] = len(turns) - counts["dropped:not_scored"]
         trace.info[COUNTS] = dict(counts)
         return counts
 
@@ -91,12 +101,26 @@ class HintedTurns:
         found = self._finder.find(rollout_of(trace, branch))
         counts.update(found.counts)
         for turn in found.taught:
+            if self._max_length is not None and len(turn.teacher_ids) > self._max_length:
+                counts["dropped:too_long"] += 1
+                continue
             node, _ = node_at(branch, turn)
             if id(node) in taken or node.reference_logprobs is not None:
                 counts["dropped:turn_has_a_reference"] += 1
                 continue
             taken.add(id(node))
             yield turn
+
+
+def _tell_too_long(turn: TaughtTurn, error: BaseException) -> None:
+    """A turn less is no reason to end a run, where the server has no room for its ids; any other failure is raised.
+
+    vLLM says so with status 400 and words about a length, which the engine's client raises; others say 413.
+    """
+    status, text = getattr(error, "status_code", None), str(error).lower()
+    if status != 413 and not (status in (400, 422) and ("length" in text or "too long" in text)):
+        raise error
+    logger.warning("turn %s: %d hinted ids not scored: %s", turn.turn_id, len(turn.teacher_ids), error)
 
 
 def rollout_of(trace: Any, branch: Any) -> Rollout:
@@ -192,7 +216,8 @@ def composer_algorithm(grpo: type, settings: HintSettings, traces_of: Any, branc
 
         async def setup(self) -> None:
             await super().setup()
-            self.hinted_turns = HintedTurns(make_finder(self.policy_pool.model_name, settings), settings.alpha_sdpo)
+            finder, longest = make_finder(self.policy_pool.model_name, settings), settings.max_teacher_length
+            self.hinted_turns = HintedTurns(finder, settings.alpha_sdpo, max_length=longest)
             self.teacher_pool = self.policy_pool
             if settings.teacher_name is not None:
                 served = model_config(name=settings.teacher_name, base_url=settings.teacher_url)
@@ -210,7 +235,9 @@ def composer_algorithm(grpo: type, settings: HintSettings, traces_of: Any, branc
 def engine_module(name: str) -> Any:
     """A module of PRIME-RL, or what to do where there is none: no index has it."""
     if not available("prime_rl"):
-        fix = "Install PRIME-RL from its repository as it says there, then composer-replication[prime-rl] beside it."
+        fix = (
+            "Install PRIME-RL from its repository, then this package into its environment: recipes/prime_rl/README.md."
+        )
         message = explain("prime_rl", got="not installed, and not on PyPI", expected="PRIME-RL", fix=fix)
         raise MissingExtraError(message, name="prime_rl")
     return require(name, extra="prime-rl")

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from composer_replication.config import load
 from composer_replication.config.loader import read_table
-from composer_replication.errors import ConfigError, MissingExtraError, explain
+from composer_replication.errors import ComposerError, ConfigError, MissingExtraError, explain
 from composer_replication.recipes.prime_rl.hinted_turns import HintSettings, engine_module, register
 
 
@@ -50,7 +50,8 @@ def _refuse_slurm(rest: Sequence[str]) -> None:
         if mark == "@" and Path(name).suffix == ".toml" and "slurm" in read_table(name)[0]:
             fix = (
                 "Let `rl ... --dry-run` write the job, and in its rl.sbatch replace `uv run orchestrator` by "
-                "`uv run python -m composer_replication.recipes.prime_rl.start --composer composer.toml orchestrator`."
+                "`uv run python -m composer_replication.recipes.prime_rl.start --composer composer.toml orchestrator`, "
+                "and add --inexact to its `uv sync`, which would remove composer-replication."
             )
             raise ConfigError(explain(name, got="[slurm]", expected="a run on this machine", fix=fix))
 
@@ -74,4 +75,7 @@ def _run_all(composer: str | None, rest: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except ComposerError as told:  # what to do stands in it; where it was raised helps nobody
+        sys.exit(f"{type(told).__name__}: {told}")

@@ -2,8 +2,8 @@
 
 Only then do verl's messages and ids agree. Later it may stop a rollout for its length before a message is written, or
 write the results of tools as messages and not as tokens. What was found is checked against the final ids and goes into
-`extra_fields`, from where verl makes the column `sdpo_sites`. Register it by importing `registered` or this module, and
-set `rollout.agent.default_agent_loop: composer_tool_agent`.
+`extra_fields`, from where verl makes the column `sdpo_sites`. Register it by importing this module (or
+`teacher_server`, which does), and set `rollout.agent.default_agent_loop: composer_tool_agent`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
-from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, ToolAgentLoop
-
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import AlignmentError, ConfigError, explain
+from composer_replication.optional import importing
 from composer_replication.recipes.verl.columns import write_sites
 from composer_replication.rollouts.conversation import Rollout, assistant_id
 from composer_replication.rollouts.gathering import schemas_of
 from composer_replication.rollouts.sites import SITES, RolloutOptions, RolloutSites, TaughtTurn
 from composer_replication.sites.rule import FailureRule, rule
+
+with importing("verl", extra="verl"):
+    from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
+    from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, ToolAgentLoop
 
 NAME = "composer_tool_agent"
 COUNTS = "composer_counts"

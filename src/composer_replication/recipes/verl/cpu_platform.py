@@ -14,7 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+from composer_replication.optional import importing
+
+with importing("verl", extra="verl"):
+    from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 NAME = "composer-cpu"
 ENVIRONMENT = {"VERL_USE_EXTERNAL_MODULES": __name__, "VERL_PLATFORM": NAME, "VERL_ENGINE_DEVICE": "cuda"}

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from verl.utils import tensordict_utils
-from verl.workers.engine import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from composer_replication.errors import InputError, explain
+from composer_replication.optional import importing
 from composer_replication.recipes.verl.channel_loss import (
     PAIR_IS_REAL,
     PAIR_REFERENCE,
@@ -35,6 +33,11 @@ from composer_replication.recipes.verl.hinted_rows import (
 )
 from composer_replication.recipes.verl.settings import EngineChannels
 from composer_replication.rollouts.sites import SITES, TaughtTurn
+
+with importing("verl", extra="verl"):
+    from verl.utils import tensordict_utils
+    from verl.workers.engine import EngineRegistry
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 VENDOR = "composer"
 

@@ -18,15 +18,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from verl.trainer.distillation.losses import DistillationLossSettings, register_distillation_loss
-from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
-from verl.utils.metric import Metric
-from verl.workers.utils.padding import no_padding_2_padding
 
 from composer_replication.errors import ConfigError, InputError, explain
 from composer_replication.loss.grpo import clipped_terms, group_advantages
 from composer_replication.loss.rows import check_finite_rows
 from composer_replication.loss.sdpo import sampled_token_values
+from composer_replication.optional import importing
+
+with importing("verl", extra="verl"):
+    from verl.trainer.distillation.losses import DistillationLossSettings, register_distillation_loss
+    from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
+    from verl.utils.metric import Metric
+    from verl.workers.utils.padding import no_padding_2_padding
 
 ADVANTAGE, POLICY_LOSS = "composer_group", "composer_grpo"
 KL_TEACHER_STUDENT, KL_STUDENT_TEACHER = "composer_kl_ts", "composer_kl_st"

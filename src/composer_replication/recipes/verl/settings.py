@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 from composer_replication.errors import ConfigError, InputError, explain
 from composer_replication.loss.rows import check_positive, check_unit_interval
-from composer_replication.objective.knobs import LossKnobs
+from composer_replication.objective.knobs import Anneal, LossKnobs, annealed, check_anneal
 
 KEY = "composer"
 
@@ -30,7 +30,7 @@ class EngineChannels(LossKnobs):
     teacher_batch: int = 8
     sdpo_is_clip: float | None = None
     pair_batch: int = 2
-    anneal: Literal["none", "linear"] = "none"
+    anneal: Anneal = "none"
     anneal_end: float = 0.0
 
     def __post_init__(self) -> None:
@@ -39,25 +39,20 @@ class EngineChannels(LossKnobs):
             fix = "TAID's schedule has no place in verl's checkpoints, and the entropy gate needs the whole vocabulary."
             raise InputError(explain("sdpo_wrapper in verl", got=repr(self.sdpo_wrapper), expected="'none'", fix=fix))
         check_unit_interval(self.live_share, "live_share")
-        check_unit_interval(self.anneal_end, "anneal_end")
+        check_anneal(self.anneal, self.anneal_end)
         for name in ("teacher_top_k", "sdpo_is_clip"):
             if getattr(self, name) is not None:
                 check_positive(getattr(self, name), name)
         for name in ("teacher_batch", "pair_batch"):
             if getattr(self, name) < 1:
                 raise InputError(explain(name, got=getattr(self, name), expected="1 or more"))
-        if self.anneal not in ("none", "linear"):
-            raise InputError(explain("anneal", got=repr(self.anneal), expected="'none' or 'linear'"))
 
     def alpha_at(self, step: int, total_steps: int) -> float:
         """Channel 2's weight at the step that follows `step` finished ones."""
-        if self.anneal == "none":
-            return self.alpha_sdpo
-        if total_steps < 1:
+        if self.anneal != "none" and total_steps < 1:
             fix = "verl's trainer sets actor.optim.total_training_steps; without it, use anneal: none."
             raise InputError(explain("total_training_steps", got=total_steps, expected="1 or more", fix=fix))
-        gone = min(max(step / max(total_steps - 1, 1), 0.0), 1.0)
-        return self.alpha_sdpo * (1.0 - gone * (1.0 - self.anneal_end))
+        return annealed(self.alpha_sdpo, self.anneal, step=step, total_steps=total_steps, end=self.anneal_end)
 
 
 def settings_of(actor_rollout_ref: Mapping[str, Any]) -> EngineChannels:

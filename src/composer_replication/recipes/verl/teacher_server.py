@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import ray
 import torch
-from verl.experimental.agent_loop import AgentLoopManager, AgentLoopOutput, AgentLoopWorker
-from verl.trainer.ppo.v1 import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from composer_replication.errors import ConfigError, explain
+from composer_replication.optional import importing
 from composer_replication.recipes.verl import agent_loop, registered
 from composer_replication.recipes.verl.columns import read_sites
 from composer_replication.rollouts.sites import SITES
+
+with importing("verl", extra="verl"):
+    import ray
+    from verl.experimental.agent_loop import AgentLoopManager, AgentLoopOutput, AgentLoopWorker
+    from verl.trainer.ppo.v1 import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 OUR_LOSSES = (registered.KL_TEACHER_STUDENT, registered.KL_STUDENT_TEACHER)
 AGENT = agent_loop.NAME

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import ray
-from omegaconf import open_dict
-from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
-
 from composer_replication.errors import ConfigError, explain
+from composer_replication.optional import importing
 from composer_replication.recipes.verl.settings import settings_of
 from composer_replication.recipes.verl.worker import ComposerWorker
+
+with importing("verl", extra="verl"):
+    import ray
+    from omegaconf import open_dict
+    from verl.trainer.ppo.utils import Role
+    from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 
 MODE = "composer_sync"
 

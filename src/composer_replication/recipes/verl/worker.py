@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from verl.single_controller.base.decorator import Dispatch, register
-from verl.workers.engine_workers import ActorRolloutRefWorker
-
 from composer_replication.errors import ConfigError, explain
+from composer_replication.optional import importing
 from composer_replication.recipes.verl import registered
 from composer_replication.recipes.verl.engine import VENDOR, ChannelEngine, StepChannels
 from composer_replication.recipes.verl.settings import settings_of
+
+with importing("verl", extra="verl"):
+    from verl.single_controller.base.decorator import Dispatch, register
+    from verl.workers.engine_workers import ActorRolloutRefWorker
 
 NAMES = (registered.ADVANTAGE, registered.POLICY_LOSS)
 """What importing this module has put into verl's registries; workers are processes of their own."""

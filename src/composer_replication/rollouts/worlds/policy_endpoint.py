@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -22,6 +22,8 @@ from composer_replication.errors import InputError, UnsupportedModelError, expla
 Generate = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]
 """Prompts as ids, to what is sampled after each and, where the engine has them, its log-probs."""
 _SAID, SECONDS = "said here", 3600.0
+MOST_BYTES, READ_SECONDS = 64 * 2**20, 60.0
+"""Of one request: a conversation is in each of them, and it has to arrive."""
 
 
 class SpokenEpisode:
@@ -139,36 +141,17 @@ def speak(episodes: Sequence[SpokenEpisode], generate: Generate) -> None:
 
 
 @contextmanager
-def chat_endpoint(episodes: dict[str, SpokenEpisode]) -> Iterator[str]:
-    """The endpoint's base URL; each episode is a model of that name. Listens on this machine alone."""
+def chat_endpoint(episodes: Mapping[str, SpokenEpisode]) -> Iterator[str]:
+    """The endpoint's base URL; each episode is a model of that name. Listens on this machine alone.
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            episode = episodes[request["model"]]
-            episode.asked.put(request)
-            message = episode.answers.get(timeout=SECONDS)
-            if message is None:
-                self._send(400, {"error": {"message": "maximum context length: no room for another turn"}})
-                return
-            reason = "tool_calls" if message.get("tool_calls") else "stop"
-            choice = {"index": 0, "message": message, "finish_reason": reason}
-            tokens = {"prompt_tokens": len(episode.prompt_ids), "completion_tokens": sum(episode.sampled)}
-            usage = {**tokens, "total_tokens": len(episode.prompt_ids) + len(episode.ids)}
-            about = {"id": "-", "object": "chat.completion", "created": 0, "model": request["model"]}
-            self._send(200, {**about, "choices": [choice], "usage": usage})
+    The names are the keys: whoever knows one speaks in that episode, so they are not to be guessed.
+    """
 
-        def _send(self, status: int, body: dict[str, Any]) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: requests hold whole conversations."""
+    class Handler(_ChatHandler):
+        known = episodes
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -176,3 +159,60 @@ def chat_endpoint(episodes: dict[str, SpokenEpisode]) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class _ChatHandler(BaseHTTPRequestHandler):
+    """A request goes to its episode and waits for what the policy says in it."""
+
+    known: Mapping[str, SpokenEpisode] = {}
+    timeout = READ_SECONDS
+
+    def do_POST(self) -> None:
+        request = self._read()
+        if request is None:
+            return
+        episode = self.known.get(str(request.get("model")))
+        if episode is None:
+            self._refuse(404, "no such model")
+            return
+        episode.asked.put(request)
+        message = episode.answers.get(timeout=SECONDS)
+        if message is None:
+            self._refuse(400, "maximum context length: no room for another turn")
+            return
+        reason = "tool_calls" if message.get("tool_calls") else "stop"
+        choice = {"index": 0, "message": message, "finish_reason": reason}
+        tokens = {"prompt_tokens": len(episode.prompt_ids), "completion_tokens": sum(episode.sampled)}
+        usage = {**tokens, "total_tokens": len(episode.prompt_ids) + len(episode.ids)}
+        about = {"id": "-", "object": "chat.completion", "created": 0, "model": request["model"]}
+        self._send(200, {**about, "choices": [choice], "usage": usage})
+
+    def _read(self) -> dict[str, Any] | None:
+        """The request; None where it is refused already."""
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit()):
+            self._refuse(411, "Content-Length: a number of bytes")
+            return None
+        if int(length) > MOST_BYTES:
+            self._refuse(413, f"more than {MOST_BYTES} bytes")
+            return None
+        try:
+            request = json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError):
+            request = None
+        if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
+            self._refuse(400, "a request is an object with messages")
+            return None
+        return request
+
+    def _refuse(self, status: int, why: str) -> None:
+        self._send(status, {"error": {"message": why}})
+
+    def _send(self, status: int, body: dict[str, Any]) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: requests hold whole conversations."""

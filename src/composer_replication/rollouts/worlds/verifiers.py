@@ -1,14 +1,17 @@
 """An environment of verifiers by its id, as rollouts of TRL: `train.grpo.environment = "verifiers:composer-workspace"`.
 
 verifiers plays its own loop and asks a model over HTTP; here that model is the policy in training
-(`policy_endpoint`). Rewards are the environment's. What it says about erring turns (`trace.info["sites"]`) goes to the
-rollouts as their signals; other errors are found by their words, as everywhere.
+(`policy_endpoint`). Rewards are the environment's; an episode that broke has none (NaN), as that was not the policy's
+doing. What the environment says about erring turns (`trace.info["sites"]`) goes to the rollouts as their signals; other
+errors are found by their words, as everywhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
+import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -63,8 +66,7 @@ class VerifiersWorld:
             got = f"{trainer.accelerator.num_processes} processes"
             expected = "one: rounds of an engine's loop differ in number, and processes generate together"
             raise ConfigError(explain(f"train.grpo.environment {PREFIX}{self.id}", got=got, expected=expected))
-        tasks = _by_prompt(trainer.train_dataset)
-        numbers = [tasks[_key(prompt)] for prompt in prompts]
+        numbers = self._numbers(prompts, trainer)
         template = dict(trainer.chat_template_kwargs or {})
         if getattr(trainer, "chat_template", None):
             template["chat_template"] = trainer.chat_template
@@ -84,12 +86,30 @@ class VerifiersWorld:
             "messages": [each.messages for each in episodes],
             "tools": [[_function(tool) for tool in each.tools] for each in episodes],
             "signals": [list(each.info.get("sites") or ()) for each in traces],
-            REWARD: [float(each.reward) for each in traces],
+            REWARD: [self._reward(each, episode) for each, episode in zip(traces, episodes, strict=True)],
         }
+
+    def _numbers(self, prompts: Sequence[Any], trainer: Any) -> list[int]:
+        """Of the tasks, by the rows that are played: two tasks may have the same prompt."""
+        rows = getattr(getattr(trainer, "sampling", None), "rows", ())
+        numbers = [int(row["task"]) for row in rows if "task" in row]
+        if len(numbers) != len(prompts):
+            got = f"{len(numbers)} rows with a task of {len(prompts)} prompts"
+            fix = "Play it in ComposerReplicationTrainer, on VerifiersWorld.rows() with all their columns."
+            raise ConfigError(explain(f"environment {self.id}", got=got, expected="the task of each prompt", fix=fix))
+        return numbers
+
+    def _reward(self, trace: Any, episode: SpokenEpisode) -> float:
+        """What the environment says; NaN, which is "not judged", of an episode that broke after some turn."""
+        if not any(episode.sampled):
+            got = f"an episode that ended before its first turn, {_last_error(trace)}"
+            raise RunError(explain(f"environment {self.id}", got=got, expected="one in which the policy speaks"))
+        return math.nan if trace.has_error else float(trace.reward)
 
     def play(self, tasks: Sequence[int], episodes: Sequence[SpokenEpisode], generate: Generate) -> list[Any]:
         """The traces of these tasks, each spoken in its episode."""
-        names = {f"policy-{number}": episode for number, episode in enumerate(episodes)}
+        # Whoever can connect here could speak for an episode whose name he guesses.
+        names = {f"policy-{secrets.token_hex(16)}": episode for episode in episodes}
         with chat_endpoint(names) as url, ThreadPoolExecutor(max_workers=1) as beside:
             client = self._vf.EvalClientConfig(base_url=url, api_key_var="CRF_NO_KEY")
             played = beside.submit(self._run_all, tasks, names, client)
@@ -120,7 +140,7 @@ class VerifiersWorld:
 
     def _trace(self, episode: Any) -> Any:
         if len(episode.traces) != 1:
-            got = f"{len(episode.traces)} traces in an episode"
+            got = f"{len(episode.traces)} traces in an episode, {_last_error(episode)}"
             raise RunError(explain(f"environment {self.id}", got=got, expected="one agent's"))
         return episode.traces[0]
 
@@ -140,12 +160,10 @@ def _chat(data: Any) -> list[dict[str, Any]]:
     return [*system, *(dict(each) if isinstance(each, Mapping) else each.model_dump() for each in prompt or ())]
 
 
-def _key(prompt: Any) -> str:
-    return repr([(each["role"], each["content"]) for each in prompt])
-
-
-def _by_prompt(rows: Any) -> dict[str, int]:
-    return {_key(row["prompt"]): int(row["task"]) for row in rows}
+def _last_error(record: Any) -> str:
+    """Of a trace or an episode, in its own words."""
+    errors = getattr(record, "errors", None) or ()
+    return f"{errors[-1].type}: {errors[-1].message}" if errors else "without an error"
 
 
 def _function(tool: Any) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +27,7 @@ from composer_replication.rollouts.generation.generator import RolloutGenerator
 from composer_replication.rollouts.merge import ImagesBySample
 from composer_replication.rollouts.resample import Drawn, resample, rows_of_groups
 from composer_replication.rollouts.sites import ITEMS, SITES, FoundSites, RolloutOptions, RolloutSites
+from composer_replication.rollouts.worlds.verifiers import REWARD as WORLD_REWARD
 
 if TYPE_CHECKING:
     from composer_replication.trainer.composer.loss import ComposerFigures
@@ -57,6 +59,8 @@ class Generation:
         self._generated: tuple[Any, tuple[Any, ...], list[ToolRecord] | None] | None = None
         self._rewards_of_all: Tensor | None = None
         self._is_drawing_again = False
+        self.rows: list[dict[str, Any]] = []
+        """Of the data set, one a rollout that is played now: TRL hands a rollout function their prompts alone."""
         self.fast = RolloutGenerator(batch=options.generation_batch) if options.fast_generation == "auto" else None
 
     def generate(self, original: Callable[..., tuple[Any, ...]], prompts: list[Any]) -> tuple[Any, ...]:
@@ -118,8 +122,13 @@ class Generation:
         return batch
 
     def rewards(self, original: Callable[..., Tensor], *given: Any) -> Tensor:
-        """TRL's `_calculate_rewards`, with what it passes over in silence named: who did not judge some rollouts."""
+        """TRL's `_calculate_rewards`, with what it passes over in silence named: who did not judge some rollouts.
+
+        A rollout whose world says that it broke is judged by nobody.
+        """
         rewards, names = original(*given), self._trainer.reward_func_names
+        if broken := [number for number, row in enumerate(given[0]) if math.isnan(row.get(WORLD_REWARD, 0.0))]:
+            rewards[broken] = torch.nan  # a penalty alone would be a judgement
         missing = rewards.isnan()
         for number, name in enumerate(names):
             self._add(f"rewards/{name}/unjudged", float(missing[:, number].sum()), missing.shape[0])
@@ -132,6 +141,7 @@ class Generation:
         return rewards
 
     def _scored_with_sites(self, original: Callable[..., Batch], inputs: list[dict[str, Any]]) -> Batch:
+        self.rows = inputs
         batch = original(inputs)
         if self._finder is None:
             return batch

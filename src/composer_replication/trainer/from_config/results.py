@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from composer_replication.atomic import atomic_write_json
 from composer_replication.config import CrfConfig
 from composer_replication.config.writer import config_hash
+from composer_replication.rollouts.worlds.openenv import is_address, shown_address
 from composer_replication.rollouts.worlds.verifiers import is_verifiers
 from composer_replication.runs import RunDir
 from composer_replication.runs.lineage import RECORD, hash_source
@@ -111,7 +112,7 @@ def named_sources(config: CrfConfig) -> list[NamedSource]:
     if config.train.mode != "grpo":
         return []
     named = [("dataset", grpo.dataset), *(("reward", each) for each in grpo.rewards), ("environment", grpo.environment)]
-    return [NamedSource(kind, name, _hash_of_named(name)) for kind, name in named if name is not None]
+    return [NamedSource(kind, _shown(name), _hash_of_named(name)) for kind, name in named if name is not None]
 
 
 def metric_names(numbers: Mapping[str, int]) -> dict[str, int]:
@@ -151,6 +152,10 @@ def write_record(
         "seconds": dict(result.seconds),
     }
     atomic_write_json(folder / RECORD, record)
+
+
+def _shown(name: str) -> str:
+    return shown_address(name) if is_address(name) else name
 
 
 def _hash_of_named(name: str) -> str | None:

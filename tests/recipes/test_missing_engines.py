@@ -1,0 +1,49 @@
+"""Modules of an engine's recipe where that engine is not installed: which are there, and what the others say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from composer_replication import optional
+from composer_replication.recipes import verl
+
+ROOT = Path(__file__).parents[2]
+WITHOUT_VERL = {"channel_loss", "columns", "hinted_rows", "settings"}
+SAID = (
+    "verl is not installed. pip finds no set of versions for it by itself: recipes/verl/README.md has the commands to"
+    " type. In a clone, `make test-verl` makes an environment of its own from constraints/verl.txt"
+)
+LOOK = """
+import json, sys
+from importlib import import_module
+sys.modules["verl"] = None
+said = {}
+for name in sys.argv[1:]:
+    try:
+        import_module(f"composer_replication.recipes.verl.{name}")
+    except ImportError as error:
+        said[name] = [type(error).__name__, error.name, str(error)]
+print(json.dumps(said))
+"""
+
+
+def test_each_module_that_needs_verl_says_how_to_get_it():
+    modules = sorted(path.stem for path in Path(verl.__path__[0]).glob("[!_]*.py"))
+    look = [sys.executable, "-c", LOOK, *modules]
+    result = subprocess.run(look, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    wanted = {name: ["MissingExtraError", "verl", SAID] for name in modules if name not in WITHOUT_VERL}
+    assert len(wanted) == 7
+    assert json.loads(result.stdout) == wanted
+
+
+def test_the_files_and_targets_that_are_named_are_there():
+    targets = {line.split(":")[0] for line in (ROOT / "Makefile").read_text().splitlines() if line[:1].isalpha()}
+    for constraints, target in optional._OWN_SETS.values():
+        assert (ROOT / constraints).is_file()
+        assert target.removeprefix("make ") in targets
+    for readme in optional._NO_SET_FOR_PIP.values():
+        assert "--no-deps" in (ROOT / "src/composer_replication" / readme).read_text()
