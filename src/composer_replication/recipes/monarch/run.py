@@ -24,7 +24,11 @@ from composer_replication.recipes.monarch.generator import GeneratorSettings
 from composer_replication.recipes.monarch.policy_trainer import TrainerSettings
 from composer_replication.recipes.monarch.rewarder import RewarderSettings
 from composer_replication.recipes.monarch.rollout_file import KeptRollouts
-from composer_replication.recipes.monarch.shared_weights import SharedWeights, forget_shared_memory, shared_memory_folder
+from composer_replication.recipes.monarch.shared_weights import (
+    SharedWeights,
+    forget_shared_memory,
+    shared_memory_folder,
+)
 from composer_replication.recipes.monarch.step_batch import StepBatch
 from composer_replication.recipes.monarch.step_loss import LossSettings
 from composer_replication.recipes.monarch.supervision import OnEvent, SupervisedActor
