@@ -18,6 +18,7 @@ from composer_replication.recipes.monarch.gathering import BatchMaker, BatchSett
 from composer_replication.recipes.monarch.generator import Generator, GeneratorSettings
 from composer_replication.recipes.monarch.rollout_file import KeptRollouts
 from composer_replication.recipes.monarch.shared_weights import SharedWeights
+from composer_replication.rollouts.conversation import Rollout, sampled_runs
 from composer_replication.rollouts.sites import RolloutOptions
 from recipes.monarch.tiny_policies import save_tiny
 from recipes.monarch.world import tasks
@@ -98,9 +99,14 @@ def test_episodes_become_a_batch_with_the_errors_of_the_world(tmp_path, student)
     published(tmp_path, student)
     named = {"episodes": "recipes.monarch.world:episodes", "max_completion_length": 256}
     rows = [row for row in tasks(20_000, 2) for _ in range(2)]
-    Generator(settings(tmp_path, **named)).rollout(rows, batch_id=0, version=0)
+    texts = Generator(settings(tmp_path, **named)).rollout(rows, batch_id=0, version=0)
     kept = KeptRollouts.load(tmp_path / "rollouts", 0)
     assert all(0 < sum(each.sampled) < len(each.sampled) for each in kept.rollouts)  # the world answered
+    decode = load_tokenizer(MODEL).decode
+    for text, each in zip(texts, kept.rollouts, strict=True):  # and its answers are no words of the policy
+        turns = [each.completion_ids[run.start : run.end] for run in sampled_runs(each)]
+        assert len(turns) > 1
+        assert text == "\n".join(decode(ids, skip_special_tokens=True) for ids in turns)
     known = rows_of(kept, rows)
     assert all(set(each["info"]) == {"files_worth"} and each["messages"] for each in known)
     maker = BatchMaker(MODEL, BatchSettings(num_generations=2))
@@ -118,6 +124,34 @@ def test_episodes_become_a_batch_with_the_errors_of_the_world(tmp_path, student)
     failed = RolloutOptions(only_failed_rollouts=True)
     strict = BatchMaker(MODEL, BatchSettings(num_generations=2, rollouts=failed)).batch(kept, [1.0, 0, 1.0, 0], found)
     assert [len(each) for each in strict.sites] == [0, len(batch.sites[1]), 0, len(batch.sites[3])]
+
+
+def test_an_episode_that_is_cut_off_has_no_turn_that_is_not_in_its_ids(tmp_path, student):
+    published(tmp_path, student)
+    named = {"episodes": "recipes.monarch.world:episodes", "max_completion_length": 150}
+    rows = [{**row, "padding": padding} for row in tasks(20_000, 2) for padding in (0, 80)]
+    Generator(settings(tmp_path, **named)).rollout(rows, batch_id=0, version=0)
+    kept = KeptRollouts.load(tmp_path / "rollouts", 0)
+    assert max(len(each.completion_ids) for each in kept.rollouts[::2]) >= 149  # a short prompt, cut off
+    for each in kept.rollouts:
+        assert len(each.completion_ids) <= 150
+        turns = sum(message["role"] == "assistant" for message in each.messages)
+        assert turns == len(sampled_runs(each)) > 0
+    maker = BatchMaker(MODEL, BatchSettings(num_generations=2))
+    assert any(each.taught for each in maker.find_sites(kept, 0)[::2])
+    assert not [name for name in maker.counts if "messages" in name]
+
+
+def test_turns_beyond_the_limit_are_refused_and_messages_that_fit_no_turn_are_counted(tmp_path, student):
+    published(tmp_path, student)
+    named = {"episodes": "recipes.monarch.world:inflated", "max_completion_length": 20}
+    with pytest.raises(InputError, match="after the first 20"):
+        Generator(settings(tmp_path, **named)).rollout(tasks(20_000, 1), batch_id=0, version=0)
+    two = [{"role": "assistant", "content": "one"}, {"role": "assistant", "content": "two"}]
+    cut = Rollout(rollout_id="a", prompt_ids=[5], completion_ids=[6], sampled=[1], prompt=[], messages=two)
+    maker = BatchMaker(MODEL, BatchSettings(num_generations=1))
+    maker.find_sites(KeptRollouts(rollouts=[cut], columns=[{}], weights_version=0), 0)
+    assert maker.counts["dropped:messages_are_not_the_turns"] == 1
 
 
 def test_pairs_become_ids_or_are_counted(tmp_path):
@@ -150,30 +184,58 @@ class FakeLLM:
         self.resets += 1
 
     def generate(self, prompts, settings, *, use_tqdm):
-        end = settings.stop_token_ids[0]
-        return [
-            SimpleNamespace(outputs=[SimpleNamespace(token_ids=(*each["prompt_token_ids"][:2], end, 5))])
-            for each in prompts
-        ]
+        """As vLLM does: one settings for all requests or one for each, and a request's luck is its settings' seed."""
+        each_has_its_own = isinstance(settings, list)
+        assert not each_has_its_own or len(settings) == len(prompts)
+        answers = []
+        for place, prompt in enumerate(prompts):
+            own = settings[place] if each_has_its_own else settings
+            assert 0 <= own.seed < 2**31
+            luck = torch.randint(10, 200, (4,), generator=torch.Generator().manual_seed(own.seed)).tolist()
+            ids = (*prompt["prompt_token_ids"][:2], *luck, own.stop_token_ids[0], 5)
+            answers.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids)]))
+        return answers
 
 
-def test_vllm_is_given_the_version_and_asked_by_ids(tmp_path, student, monkeypatch):
+@pytest.fixture
+def _vllm(monkeypatch):
     fake = SimpleNamespace(LLM=FakeLLM, SamplingParams=lambda **named: SimpleNamespace(**named))
     monkeypatch.setitem(sys.modules, "vllm", fake)
     monkeypatch.setattr(sampling.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(sampling.os, "environ", {})
+
+
+@pytest.mark.usefixtures("_vllm")
+def test_rollouts_of_a_group_differ_under_vllm_and_are_drawn_alike_again(tmp_path, student):
+    published(tmp_path, student)
+    generator = Generator(settings(tmp_path))
+
+    def drawn(batch_id: int) -> list[list[int]]:
+        generator.rollout(["read the file"] * 8, batch_id=batch_id, version=0)
+        return [list(each.completion_ids) for each in KeptRollouts.load(tmp_path / "rollouts", batch_id).rollouts]
+
+    first = drawn(0)
+    assert len({tuple(each) for each in first}) == 8
+    assert drawn(1) != first
+    assert drawn(0) == first
+
+
+@pytest.mark.usefixtures("_vllm")
+def test_vllm_is_given_the_version_and_asked_by_ids(tmp_path, student):
     published(tmp_path, student)
     generator = Generator(settings(tmp_path))
     assert generator.sampler.name == "vllm"
     generator.rollout(["read the file"], batch_id=0, version=0)
     kept = KeptRollouts.load(tmp_path / "rollouts", 0)
     end = load_tokenizer(MODEL).eos_token_id
-    assert kept.rollouts[0].completion_ids == [*kept.rollouts[0].prompt_ids[:2], end]
+    ids = kept.rollouts[0].completion_ids
+    assert ids[:2] == kept.rollouts[0].prompt_ids[:2]
+    assert (len(ids), ids[-1]) == (7, end)
     llm = generator.sampler._llm
     assert llm.resets == 1
     assert llm.loaded.keys() == dict(student.named_parameters()).keys()
     assert all(torch.equal(llm.loaded[name], each) for name, each in student.named_parameters())
-    assert sampling.os.environ == {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    assert sampling.os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
 def test_without_vllm_asking_for_it_says_so(tmp_path):

@@ -18,7 +18,7 @@ from composer_replication.recipes.monarch.policy_trainer import PolicyTrainer
 from composer_replication.recipes.monarch.shared_weights import SharedWeights
 from composer_replication.recipes.monarch.step_batch import StepBatch
 from recipes.monarch.recorded import recorded_settings, save_recorded, step_batch
-from recipes.monarch.tiny_policies import save_tiny, tiny_batch, tiny_settings
+from recipes.monarch.tiny_policies import save_scaled, save_tiny, tiny_batch, tiny_settings
 from recipes.recorded_steps import parameter_names, recorded_batches, recorded_steps, start_weights, weight_sums
 
 
@@ -115,6 +115,31 @@ def test_every_version_is_published_when_it_is_made_and_again_when_it_is_gone(ru
     other = PolicyTrainer(tiny_settings(run, folder_name="reader"))
     shared.load_into(other.model, 2)
     assert same(weights_of(other), weights_of(again))
+
+
+def test_what_samples_are_the_weights_of_the_trainer_whatever_an_earlier_start_left(run):
+    """Killed before its first checkpoint, started again with another model of the same shapes."""
+    save_scaled(run / "model", run / "another")
+    named = {"folder": str(run / "fresh"), "weights": str(run / "fresh" / "shared")}
+    first = PolicyTrainer(tiny_settings(run, **named))
+    first.shared.publish(first.model, 1)
+    second = PolicyTrainer(tiny_settings(run, model=str(run / "another"), **named))
+    assert second.shared.versions() == [0]
+    reader = PolicyTrainer(tiny_settings(run, folder_name="reader"))
+    second.shared.load_into(reader.model, 0)
+    assert same(weights_of(reader), weights_of(second))
+    assert not same(weights_of(reader), weights_of(first))
+    second.shared.publish(first.model, 0)  # something that is no version of this run
+    PolicyTrainer(tiny_settings(run, model=str(run / "another"), **named)).shared.load_into(reader.model, 0)
+    assert same(weights_of(reader), weights_of(second))
+
+
+def test_batches_that_another_model_drew_are_refused_before_there_is_a_checkpoint(run):
+    save_scaled(run / "model", run / "another")
+    PolicyTrainer(tiny_settings(run))
+    with pytest.raises(StaleArtefactError, match="another"):
+        PolicyTrainer(tiny_settings(run, model=str(run / "another")))
+    PolicyTrainer(tiny_settings(run))
 
 
 def test_a_killed_writer_leaves_nothing_that_is_taken_for_a_checkpoint(run):

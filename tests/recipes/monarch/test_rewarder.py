@@ -63,6 +63,15 @@ def test_functions_are_given_what_they_name_and_added_up_by_weight():
     assert scores("exact", "bonus", rows=ROWS) == pytest.approx([2 * (0.4 + 0.5), 1 + 2 * (0.1 + 1.5)])
 
 
+def test_the_last_reply_is_the_last_assistant_message_and_nothing_that_a_tool_said():
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "cat", "arguments": "{}"}}]}
+    tool = {"role": "tool", "name": "cat", "content": "4"}
+    wrong = [call, tool, {"role": "assistant", "content": "I do not know."}]
+    right = [call, {"role": "assistant", "content": [{"type": "text", "text": " 4\n"}]}, tool]
+    rows = [{"answer": "4", "messages": messages} for messages in (wrong, right, [call, tool], [tool])]
+    assert scores("exact", rows=rows, completions=["4"] * 4) == [0.0, 1.0, 0.0, 0.0]
+
+
 def test_what_is_no_reward_is_said():
     with pytest.raises(NonFiniteError, match="completion 0"):
         scores("broken")

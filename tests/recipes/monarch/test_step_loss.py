@@ -28,9 +28,10 @@ from composer_replication.recipes.monarch.step_loss import (
 from recipes.monarch.recorded import LOSS, step_batch
 from recipes.plain_losses import completion_logprobs as plain_logprobs
 from recipes.plain_losses import frozen, gradients, load_start, plain_losses, relative_gap
-from recipes.recorded_steps import SETTINGS, fixed_batch
+from recipes.recorded_steps import SETTINGS, Batch, fixed_batch
 
 ALPHA, DRIFT = 0.1, 0.3
+PER_TOKEN = ("completion_ids", "completion_mask", "tool_mask", "old_logprobs")
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,19 @@ def teachers(start: Any) -> list[WeightedTeacher]:
     return [WeightedTeacher(start, 1 - share), WeightedTeacher(None, share)]
 
 
+def rows_of(batch: Batch, rows: list[int], *, most: int | None = None) -> Batch:
+    """Some rows of a batch, with at most so many tokens of each completion, and the sites that are left.
+
+    The whole batch takes many times as long; its losses are compared with the record in `test_policy_trainer`.
+    """
+    ends = [batch.prompt_length(row) + (batch.completion_ids.shape[1] if most is None else most) for row in rows]
+    whole = {name: getattr(batch, name)[rows] for name in ("prompt_ids", "prompt_mask", "advantages")}
+    cut = {name: getattr(batch, name)[rows, :most] for name in PER_TOKEN}
+    places = {row: place for place, row in enumerate(rows)}
+    sites = [each._replace(row=places[each.row]) for each in batch.sites if each.row in places]
+    return replace(batch, **whole, **cut, sites=tuple(each for each in sites if each.end <= ends[each.row]))
+
+
 def terms_of(model: Any, batch: Any, start: Any, settings: LossSettings = LOSS) -> list[StepTerms]:
     shares = shares_of(batch, settings)
     return [
@@ -69,30 +83,34 @@ def whole_gap(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 
 
 def test_values_and_gradients_of_all_terms_are_those_of_the_formulas(model, start):
-    batch = fixed_batch(drift=DRIFT)
+    batch = rows_of(fixed_batch(drift=DRIFT), [3, 4, 6], most=80)
+    assert [each.row for each in batch.sites] == [0, 2]
+    assert batch.advantages.sign().tolist() == [-1, 1, 1]
     (found,) = terms_of(model, step_batch(batch), start)
     wanted = plain_losses(model, start, batch, ALPHA)
     assert 0.05 < found.clipped_share < 0.95  # or the clip was not looked at
     assert found.replay is None
     assert found.sdpo is not None
-    for name in ("grpo", "sdpo", "total"):
-        mine, theirs = getattr(found, name), getattr(wanted, name)
-        assert mine.item() == pytest.approx(theirs.item(), abs=1e-5), name
-        grown, wanted_grown = gradients(mine, model), gradients(theirs, model)
+    slopes = {name: gradients(getattr(wanted, name), model) for name in ("grpo", "sdpo")}
+    slopes["total"] = {name: each + ALPHA * slopes["sdpo"][name] for name, each in slopes["grpo"].items()}
+    for name, wanted_grown in slopes.items():
+        mine = getattr(found, name)
+        assert mine.item() == pytest.approx(getattr(wanted, name).item(), abs=1e-5), name
+        grown = gradients(mine, model)
         assert max(float((grown[each] - wanted_grown[each]).abs().max()) for each in grown) < 1e-5, name
         assert whole_gap(grown, wanted_grown) < 1e-5, name
         assert relative_gap(grown, wanted_grown) < 5e-5, name  # of the worst tensor, in which most of it cancels
 
 
 def test_the_logprobs_are_those_of_whole_logits(model):
-    batch = fixed_batch()
+    batch = rows_of(fixed_batch(), [2, 4])
     found = completion_logprobs(model, step_batch(batch), 1.0)
     wanted = torch.where(batch.loss_mask, plain_logprobs(model, batch), 0.0)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_a_temperature_divides_the_logits(model):
-    batch = fixed_batch()
+    batch = rows_of(fixed_batch(), [2, 4])
     logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
     width = batch.completion_ids.shape[1]
     warm = (logits[:, -width - 1 : -1].float() / 0.7).log_softmax(-1).gather(-1, batch.completion_ids[..., None])
@@ -102,17 +120,15 @@ def test_a_temperature_divides_the_logits(model):
 
 @pytest.fixture(scope="module")
 def few() -> Any:
-    """Four rows of it, some of which err, with the ratios moved."""
-    batch = step_batch(fixed_batch(drift=DRIFT))
-    shares = shares_of(batch, replace(LOSS, rows_at_once=4))
-    return max((piece for _, piece in pieces_of(batch, shares)), key=lambda each: sum(map(len, each.sites)))
+    """Two rows of it, both of which err, with the ratios moved."""
+    return step_batch(rows_of(fixed_batch(drift=DRIFT), [3, 6], most=200))
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo"])
 def test_pieces_add_up_to_the_whole(model, start, few, loss_type):
     settings = replace(LOSS, loss_type=loss_type)
     (whole,) = terms_of(model, few, start, settings)
-    pieces = terms_of(model, few, start, replace(settings, rows_at_once=2))
+    pieces = terms_of(model, few, start, replace(settings, rows_at_once=1))
     assert len(pieces) == 2
     assert whole.sdpo is not None
     together = torch.stack([each.total for each in pieces]).sum()

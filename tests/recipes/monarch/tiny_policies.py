@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from composer_replication.batch.model_folder import load_model
 from composer_replication.objective.knobs import LossKnobs
 from composer_replication.recipes.monarch.policy_trainer import TrainerSettings
 from composer_replication.recipes.monarch.step_batch import StepBatch
@@ -16,6 +17,15 @@ from tiny_models import VOCAB, build
 
 def save_tiny(folder: Path) -> None:
     build("qwen2-tied").save_pretrained(folder)
+
+
+def save_scaled(source: Path, folder: Path) -> None:
+    """Another model of the same shapes."""
+    model: Any = load_model(str(source), what="model")
+    with torch.no_grad():
+        for each in model.parameters():
+            each.mul_(1.5)
+    model.save_pretrained(folder)
 
 
 def tiny_batch(number: int, *, weights_version: int | None = None) -> StepBatch:

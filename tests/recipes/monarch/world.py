@@ -10,7 +10,13 @@ from composer_replication.envs.trl_environment import task_rows
 
 
 class WorkspaceEpisode(Episode):
+    """With `padding` ends before its prompt, for prompts of other lengths."""
+
     tools = SCHEMAS
+
+    def __init__(self, tokenizer: Any, row: Mapping[str, Any], luck: str) -> None:
+        super().__init__(tokenizer, int(row["seed"]), luck)
+        self.prompt_ids = [tokenizer.eos_token_id] * row.get("padding", 0) + self.prompt_ids
 
     @property
     def columns(self) -> dict[str, float]:
@@ -18,7 +24,18 @@ class WorkspaceEpisode(Episode):
 
 
 def episodes(tokenizer: Any, rows: Sequence[Mapping[str, Any]], lucks: Sequence[str]) -> list[WorkspaceEpisode]:
-    return [WorkspaceEpisode(tokenizer, int(row["seed"]), luck) for row, luck in zip(rows, lucks, strict=True)]
+    return [WorkspaceEpisode(tokenizer, row, luck) for row, luck in zip(rows, lucks, strict=True)]
+
+
+class _Inflated(WorkspaceEpisode):
+    """Says that the policy wrote more than it did."""
+
+    def hear(self, said: list[int]) -> list[int] | None:
+        return super().hear(said * 2)
+
+
+def inflated(tokenizer: Any, rows: Sequence[Mapping[str, Any]], lucks: Sequence[str]) -> list[_Inflated]:
+    return [_Inflated(tokenizer, row, luck) for row, luck in zip(rows, lucks, strict=True)]
 
 
 async def files_worth(files_worth: float) -> float:

@@ -56,6 +56,15 @@ def test_what_a_conversation_says_does_not_depend_on_who_else_talks():
     assert len({str(each) for each in alone}) == 5
 
 
+def test_each_conversation_has_the_same_room_beyond_its_beginning():
+    model = tiny_models.build("llama-tied").eval()
+    talks = [Scripted(number, 9) for number in range(0, 30, 10)]  # 2, 12 and 22 tokens to begin with
+    Talking(model, ends=[END], places=3, room=120, most_new=40).run(talks)
+    told = [sum(map(len, talk.heard)) for talk in talks]
+    answered = [sum(9 - number for number in range(len(talk.heard) - 1)) for talk in talks]
+    assert [39 <= said + heard <= 40 for said, heard in zip(told, answered, strict=True)] == [True] * 3
+
+
 def test_the_likeliest_tokens_are_those_of_generate():
     model = tiny_models.build("llama-tied").eval()
     first = [each[0] for each in spoken(3, temperature=0.0)]

@@ -20,7 +20,7 @@ from composer_replication.errors import InputError, explain
 from composer_replication.loss.grpo import group_advantages
 from composer_replication.recipes.monarch.rollout_file import KeptRollouts
 from composer_replication.recipes.monarch.step_batch import StepBatch
-from composer_replication.rollouts.conversation import Rollout, assistant_id, conversation_of, sampled_runs
+from composer_replication.rollouts.conversation import Rollout, assistant_id, conversation_of, is_parsed, sampled_runs
 from composer_replication.rollouts.sites import FoundSites, RolloutOptions, RolloutSites
 from composer_replication.types import DPOPair, TraceState
 
@@ -51,8 +51,10 @@ class BatchMaker:
         found = [self._sites.find(each) for each in kept.rollouts]
         if self.settings.rollouts.hints == "other_kind":
             self._sites.with_hints_of_other_kinds(found, seed=str(number))
-        for each in found:
+        for each, rollout in zip(found, kept.rollouts, strict=True):
             self.counts.update(each.counts)
+            if not is_parsed(rollout, sampled_runs(rollout)):  # what failed is then not seen, and not counted as a site
+                self.counts["dropped:messages_are_not_the_turns"] += 1
         return found
 
     def states(self, kept: KeptRollouts, found: Sequence[FoundSites]) -> list[TraceState]:

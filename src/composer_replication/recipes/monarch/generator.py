@@ -14,7 +14,7 @@ from composer_replication.recipes.monarch.named_function import function_named
 from composer_replication.recipes.monarch.rollout_file import KeptRollouts
 from composer_replication.recipes.monarch.sampling import EngineName, TransformersSampler, sampler_of
 from composer_replication.recipes.monarch.shared_weights import SharedWeights
-from composer_replication.rollouts.conversation import Rollout
+from composer_replication.rollouts.conversation import Rollout, sampled_runs
 from composer_replication.rollouts.gathering import schemas_of
 from composer_replication.rollouts.generation.talks import Talk
 
@@ -78,7 +78,7 @@ class Generator:
     def rollout(
         self, prompts: Sequence[Prompt], *, batch_id: int | None = None, version: int | None = None
     ) -> list[str]:
-        """The completions' texts. With a batch's number they are kept as that batch's rollouts, ids and all.
+        """What the policy wrote of each, turns a line apart. With a batch's number it is kept as that batch's rollouts.
 
         `version` says which weights draw; None the newest there are. What is drawn depends on the seed, the batch and
         the place in it alone.
@@ -94,8 +94,12 @@ class Generator:
             assert self._version is not None
             kept = KeptRollouts(rollouts=rollouts, columns=columns, weights_version=self._version)
             kept.save(Path(self.settings.folder) / "rollouts", batch_id)
-        decode = self._tokenizer.decode
-        return [str(decode(list(each.completion_ids), skip_special_tokens=True)) for each in rollouts]
+        return [self._written(each) for each in rollouts]
+
+    def _written(self, rollout: Rollout) -> str:
+        """Without what the world answered: a reward would take the world's words for the policy's."""
+        turns = [list(rollout.completion_ids[run.start : run.end]) for run in sampled_runs(rollout)]
+        return "\n".join(str(self._tokenizer.decode(ids, skip_special_tokens=True)) for ids in turns)
 
     def _load(self, version: int | None) -> None:
         if version is None:
@@ -131,12 +135,14 @@ class Generator:
         lucks = [f"{luck}:{place}" for place in range(len(rows))]
         episodes = list(self._episodes(self._tokenizer, rows, lucks))
         room = most + max(len(each.prompt_ids) for each in episodes)
-        self.sampler.converse(episodes, room=room, temperature=self.settings.temperature)
+        self.sampler.converse(episodes, room=room, most=most, temperature=self.settings.temperature)
+        for number, each in enumerate(episodes):
+            _check_sampled(each.sampled, most, number)
         rollouts = [
             Rollout(
                 rollout_id=f"{luck}-{number}",
                 prompt_ids=each.prompt_ids,
-                completion_ids=each.ids[:most],
+                completion_ids=each.ids[:most],  # the world's last answer may be longer than the room that was left
                 sampled=each.sampled[:most],
                 prompt=row["prompt"] if not isinstance(row["prompt"], str) else [],
                 messages=each.messages,
@@ -159,3 +165,12 @@ def _row(prompt: Prompt) -> Row:
     if not row.get("prompt"):
         raise InputError(explain("prompt", got=repr(prompt)[:80], expected="a text, messages, or a row with `prompt`"))
     return row
+
+
+def _check_sampled(sampled: Sequence[int], most: int, number: int) -> None:
+    """Turns beyond the limit would be judged, by their messages and by the world, and not trained on."""
+    if beyond := sum(sampled[most:]):
+        fix = "An episode's `ids` and `sampled` are what it was told and what it answered, in that order."
+        got = f"{beyond} sampled tokens after the first {most}"
+        expected = "no more tokens than max_completion_length"
+        raise InputError(explain(f"episode {number}", got=got, expected=expected, fix=fix))

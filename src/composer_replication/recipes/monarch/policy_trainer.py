@@ -3,6 +3,7 @@
     batches/batch-000003.safetensors   what outer step 3 trains on
     steps/000003.json                  what came of it
     checkpoints/state-000004.safetensors   weights and optimiser after outer steps 0 to 3
+    start.json                         which weights the run began with
     shared memory: version 4           the same weights, for whoever samples
 
 An outer step is all optimiser steps on one batch. It is recorded, then checkpointed, then published. Whoever starts
@@ -25,6 +26,7 @@ from composer_replication.atomic import atomic_write_json
 from composer_replication.batch.model_folder import load_model
 from composer_replication.errors import InputError, NonFiniteError, StaleArtefactError, explain
 from composer_replication.loss.rows import check_unit_interval
+from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.objective.knobs import Anneal, annealed, check_anneal
 from composer_replication.objective.reference import reference_logprobs
 from composer_replication.objective.teacher_rows import WeightedTeacher
@@ -99,9 +101,10 @@ class PolicyTrainer:
             weight_decay=settings.weight_decay,
         )
         self.num_batches = 0
+        self._begin()
         self._restore()
-        if self.num_batches not in self.shared.versions():
-            self.shared.publish(self.model, self.num_batches)
+        # Also where there is such a version: a lost process may have left it, and what is there is not looked into.
+        self.shared.publish(self.model, self.num_batches)
 
     def train_outer_step(self, batch_id: int) -> dict[str, Any]:
         """Train on a batch, or say what came of it where that was done before."""
@@ -191,6 +194,25 @@ class PolicyTrainer:
         write_tensor_file(numbered_path(folder, _STEM, self.num_batches), tensors, record, lasting=True)
         for path in list(numbered_files(folder, _STEM).values())[:-2]:
             path.unlink()
+
+    def _begin(self) -> None:
+        """Compare the start weights with those the run began with: its batches were drawn by those or their children.
+
+        Where nothing was drawn yet the run begins anew.
+        """
+        path, digest = self.folder / "start.json", weights_digest(self.model)
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if known.get("weights") == digest:
+            return
+        drawn = [name for name in ("rollouts", "batches", "checkpoints") if any((self.folder / name).glob("*"))]
+        if known and drawn:
+            fix = "Go on with the model (and dtype) the run began with, or begin another run in another folder."
+            got = f"the weights of {self.settings.model} ({digest[:12]})"
+            expected = f"those of {known['model']} ({known['weights'][:12]}), which the folder's {drawn[0]} are of"
+            raise StaleArtefactError(explain(f"start weights of {self.folder}", got=got, expected=expected, fix=fix))
+        self.shared.remove_versions()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        atomic_write_json(path, {"model": self.settings.model, "weights": digest})
 
     @torch.no_grad()
     def _restore(self) -> None:

@@ -2,7 +2,7 @@
 
 A function, plain or async, names in its signature what it wants to know, and is given that:
 
-    completion  the completion's text         trace  the rollout: `last_reply`, `messages`, `info`
+    completion  what the policy wrote         trace  the rollout: `last_reply`, `messages`, `info`
     prompt      what it answers               task   the row of the data set, its values as attributes
     info        what its world said of it     and any column of the row or of `info` by its own name (`answer`, ...)
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from composer_replication.actions.messages import content_text
 from composer_replication.errors import InputError, NonFiniteError, explain
 from composer_replication.recipes.monarch.named_function import function_named
 
@@ -67,7 +68,7 @@ class Rewarder:
         info: Mapping[str, Any] = row.get("info") or {}
         task = SimpleNamespace(**{str(name): value for name, value in row.items()})
         messages = row.get("messages") or [{"role": "assistant", "content": completion}]
-        trace = Trace(task=task, last_reply=completion, messages=messages, info=info)
+        trace = Trace(task=task, last_reply=_last_reply(messages), messages=messages, info=info)
         known = {**info, **row, "completion": completion, "info": info, "task": task, "trace": trace}
         total = 0.0
         for function in self._functions:
@@ -76,6 +77,12 @@ class Rewarder:
         if not math.isfinite(total):
             raise NonFiniteError(explain(f"reward of completion {at}", got=total, expected="a finite number"))
         return total
+
+
+def _last_reply(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The last assistant message's text, stripped as verifiers does."""
+    replies = [each for each in messages if each.get("role") == "assistant"]
+    return content_text(replies[-1].get("content")).strip() if replies else ""
 
 
 async def _called(function: Callable[..., Any], known: Mapping[str, Any]) -> float:

@@ -24,15 +24,17 @@ from composer_replication.recipes.monarch.generator import GeneratorSettings
 from composer_replication.recipes.monarch.policy_trainer import TrainerSettings
 from composer_replication.recipes.monarch.rewarder import RewarderSettings
 from composer_replication.recipes.monarch.rollout_file import KeptRollouts
-from composer_replication.recipes.monarch.shared_weights import SharedWeights, shared_memory_folder
+from composer_replication.recipes.monarch.shared_weights import (
+    SharedWeights,
+    forget_shared_memory,
+    shared_memory_folder,
+)
 from composer_replication.recipes.monarch.step_batch import StepBatch
 from composer_replication.recipes.monarch.step_loss import LossSettings
 from composer_replication.recipes.monarch.supervision import OnEvent, SupervisedActor
 from composer_replication.recipes.monarch.teacher_pool import TeacherPoolSettings
 from composer_replication.rollouts.resample import equal_reward_groups
 from composer_replication.types import TeacherSpec
-
-_SHARED = "shared_memory.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,7 @@ class ActorRun:
         if not rows:
             raise InputError(explain("rows", got="none", expected="at least one, with `prompt`"))
         self.settings, self._rows, self._folder = settings, rows, Path(settings.folder)
-        self.shared = SharedWeights(self._shared_folder())
+        self.shared = SharedWeights(shared_memory_folder(self._folder))
         self._maker = BatchMaker(settings.model, settings.batch)
         watched: dict[str, Any] = {"max_deaths": settings.max_deaths, "on_event": on_event}
         self.trainer = SupervisedActor(TrainerActor, self._trainer_settings(), **watched)
@@ -101,7 +103,7 @@ class ActorRun:
         for actor in self.actors.values():
             await actor.stop()
         self.shared.remove()
-        (self._folder / _SHARED).unlink(missing_ok=True)
+        forget_shared_memory(self._folder)
 
     async def train(self) -> list[dict[str, Any]]:
         """All batches that are left; what came of each."""
@@ -118,7 +120,7 @@ class ActorRun:
         return {**record, **judged}
 
     async def _make_batch(self, number: int) -> None:
-        rows = self._rows_of(number)
+        rows, counted_before = self._rows_of(number), self._maker.counts.copy()
         texts = await self.generator.call("rollout", rows, batch_id=number, version=number)
         kept = KeptRollouts.load(self._folder / "rollouts", number)
         rewards = await self.rewarder.call("score", texts, rows=rows_of(kept, rows))
@@ -133,6 +135,7 @@ class ActorRun:
             "equal_groups": int(equal.sum()),
             "sites": sum(map(len, batch.sites)),
             "pairs": len(batch.pairs.get("dpo_chosen_input_ids", ())),
+            "counts": dict(self._maker.counts - counted_before),
         }
         atomic_write_json(self._judged_path(number), judged)
         batch.save(self._folder / "batches", number)  # last: a batch that is there is whole
@@ -147,16 +150,6 @@ class ActorRun:
         path = self._folder / "rewards" / f"{number:06d}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
-
-    def _shared_folder(self) -> Path:
-        """The one of an earlier start that was killed, else a new one."""
-        note = self._folder / _SHARED
-        if note.is_file() and (known := Path(json.loads(note.read_text(encoding="utf-8"))["folder"])).is_dir():
-            return known
-        self._folder.mkdir(parents=True, exist_ok=True)
-        made = shared_memory_folder(self._folder)
-        atomic_write_json(note, {"folder": str(made)})
-        return made
 
     def _places(self) -> dict[str, str]:
         return {"model": self.settings.model, "folder": self.settings.folder, "weights": str(self.shared.folder)}

@@ -71,10 +71,10 @@ class TransformersSampler:
         )
         return [_up_to_end(row, end) for row in drawn[:, width:].tolist()]
 
-    def converse(self, talks: Sequence[Talk], *, room: int, temperature: float) -> None:
-        """Whole conversations, each of which is answered by its own world."""
-        ends = [self._tokenizer.eos_token_id]
-        Talking(self.model, ends=ends, places=len(talks), room=room, temperature=temperature).run(talks)
+    def converse(self, talks: Sequence[Talk], *, room: int, most: int, temperature: float) -> None:
+        """Whole conversations, each of which is answered by its own world, of at most `most` tokens beyond a prompt."""
+        ends, places = [self._tokenizer.eos_token_id], len(talks)
+        Talking(self.model, ends=ends, places=places, room=room, most_new=most, temperature=temperature).run(talks)
 
 
 class VllmSampler:
@@ -104,16 +104,21 @@ class VllmSampler:
         self._llm.reset_prefix_cache()
 
     def sample(self, prompts: Sequence[list[int]], *, most: int, temperature: float, seed: int) -> list[list[int]]:
-        settings = self._vllm.SamplingParams(
-            n=1,
-            temperature=temperature,
-            top_p=1.0,
-            top_k=-1,
-            repetition_penalty=1.0,
-            max_tokens=most,
-            seed=seed % 2**31,
-            stop_token_ids=[self._end],
-        )
+        # A seed of its own for each: vLLM seeds every request with its settings' seed, and equal prompts (a group of
+        # GRPO) with one seed would have equal answers.
+        settings = [
+            self._vllm.SamplingParams(
+                n=1,
+                temperature=temperature,
+                top_p=1.0,
+                top_k=-1,
+                repetition_penalty=1.0,
+                max_tokens=most,
+                seed=(seed + place) % 2**31,
+                stop_token_ids=[self._end],
+            )
+            for place in range(len(prompts))
+        ]
         given = [{"prompt_token_ids": list(each)} for each in prompts]
         answers = self._llm.generate(given, settings, use_tqdm=False)
         return [_up_to_end(list(each.outputs[0].token_ids), self._end) for each in answers]

@@ -6,12 +6,16 @@ an endpoint is pickled and does both: tens of MB a second). It outlives its writ
 
 from __future__ import annotations
 
+import json
+import os
+import stat
 import tempfile
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from composer_replication.atomic import atomic_write_json
 from composer_replication.errors import ArtefactNotFoundError, ShapeError, StaleArtefactError, explain
 from composer_replication.recipes.monarch.tensor_file import (
     numbered_files,
@@ -24,11 +28,42 @@ _STEM, _KIND = "weights", "weights"
 _MEMORY = Path("/dev/shm")  # noqa: S108 (every Linux has it; files in it are memory)
 
 
+_NOTE = "shared_memory.json"
+_PRIVATE = 0o700
+
+
 def shared_memory_folder(run: Path) -> Path:
-    """Where a run's versions are: in memory where the system has a file system for that, else beside the run."""
-    if not _MEMORY.is_dir():
-        return run / "weights"
-    return Path(tempfile.mkdtemp(prefix="composer-monarch-", dir=_MEMORY))
+    """Where a run's versions are: the folder of an earlier start that was killed, else a new one.
+
+    In memory where the system has a file system for that, else beside the run. Everybody may write beside our folder in
+    memory, so an earlier one counts only if nobody but us can have written into it: weights would be theirs.
+    """
+    note = run / _NOTE
+    if note.is_file() and _is_private(known := Path(json.loads(note.read_text(encoding="utf-8"))["folder"])):
+        return known
+    run.mkdir(parents=True, exist_ok=True)
+    if _MEMORY.is_dir():
+        folder = Path(tempfile.mkdtemp(prefix="composer-monarch-", dir=_MEMORY))
+    else:
+        folder = run / "weights"
+        folder.mkdir(mode=_PRIVATE, exist_ok=True)
+    atomic_write_json(note, {"folder": str(folder)})
+    note.chmod(0o600)
+    return folder
+
+
+def forget_shared_memory(run: Path) -> None:
+    """The note of where it was; `SharedWeights.remove` removes what was there."""
+    (run / _NOTE).unlink(missing_ok=True)
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether this is a folder itself (no link to one), our own, and closed to everybody else."""
+    try:
+        state = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o077
 
 
 class SharedWeights:
@@ -42,7 +77,7 @@ class SharedWeights:
 
     def publish(self, model: nn.Module, version: int) -> None:
         """Write a version, and remove those before the last one: a reader may still be opening that."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
         remove_unfinished(self.folder)
         tensors = {name: each for name, each in model.named_parameters()}  # noqa: C416 (names once: tied ones are one)
         record = {"kind": _KIND, "version": version}
@@ -74,10 +109,13 @@ class SharedWeights:
                     raise ShapeError(explain(f"shared weights {name}", got=tuple(value.shape), expected=expected))
                 parameter.copy_(value)
 
-    def remove(self) -> None:
-        """All versions, and the folder with them: shared memory is not given back by itself."""
+    def remove_versions(self) -> None:
         for path in numbered_files(self.folder, _STEM).values():
             path.unlink(missing_ok=True)
         remove_unfinished(self.folder)
+
+    def remove(self) -> None:
+        """All versions, and the folder with them: shared memory is not given back by itself."""
+        self.remove_versions()
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()

@@ -52,25 +52,35 @@ class _Cache:
 
 
 class _Place:
-    """A row of the cache: who talks there, how much it holds, what was said of the turn at hand, what waits."""
+    """A row of the cache: who talks there, how much it holds and may hold, what was said of the turn, what waits."""
 
-    def __init__(self, talk: Talk) -> None:
+    def __init__(self, talk: Talk, *, room: int, most_new: int | None) -> None:
         self.talk, self.length, self.said = talk, 0, list[int]()
         self.waiting: Sequence[int] = talk.begin()
+        self.room = room if most_new is None else min(room, len(self.waiting) + most_new)
 
 
 class Talking:
     """At most `places` conversations at a time, of at most `room` tokens each; one that would be longer is over.
 
+    With `most_new` also one that would have more tokens than that beyond those it began with.
     A share of the conversations may wait for their answers to be read together: one pass over many is cheaper.
     """
 
     def __init__(
-        self, model: nn.Module, *, ends: Iterable[int], places: int = 32, room: int = 2048, temperature: float = 1.0
+        self,
+        model: nn.Module,
+        *,
+        ends: Iterable[int],
+        places: int = 32,
+        room: int = 2048,
+        most_new: int | None = None,
+        temperature: float = 1.0,
     ) -> None:
         config: Any = model.config
         self._model: Any = model
         self._ends, self._room, self._temperature, self._most = frozenset(ends), room, temperature, places
+        self._most_new = most_new
         # One slot more, into which padding is written and from which nothing is read.
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (places, config.num_key_value_heads, room + 1, head)
@@ -86,7 +96,7 @@ class Talking:
         coming = deque(talks)
         while coming or self._at:
             while coming and len(self._at) < self._most:
-                self._at.append(_Place(coming.popleft()))
+                self._at.append(_Place(coming.popleft(), room=self._room, most_new=self._most_new))
             waiting = [row for row, place in enumerate(self._at) if place.waiting]
             if 4 * len(waiting) >= len(self._at):
                 self._feed(waiting, [self._at[row].waiting for row in waiting])
@@ -103,13 +113,13 @@ class Talking:
         for row in reversed(talking):
             place = self._at[row]
             place.said.append(picked[row])
-            is_full = place.length + 1 >= self._room
+            is_full = place.length + 1 >= place.room
             if picked[row] not in self._ends and len(place.said) < MOST_TOKENS and not is_full:
                 continue
             self.num_said += len(place.said)
             answer = place.talk.hear(place.said)
             place.said = []
-            if answer is None or place.length + len(answer) >= self._room:
+            if answer is None or place.length + len(answer) >= place.room:
                 self._leave(row)
             else:
                 place.waiting = answer
