@@ -118,13 +118,14 @@ def play_all(
     places: int = 48,
     temperature: float = 1.0,
 ) -> None:
-    """All episodes, sampled by the model as it is; one that would have more than `most` tokens is over."""
+    """All episodes, sampled by the model as it is; one with more than `most` tokens after its prompt is over."""
     from composer_replication.rollouts.generation.talks import Talking
 
     room = most + max(len(each.prompt_ids) for each in episodes)
     was_training = model.training
     model.eval()
-    talking = Talking(model, ends=[tokenizer.eos_token_id], places=places, room=room, temperature=temperature)
+    ends = [tokenizer.eos_token_id]
+    talking = Talking(model, ends=ends, places=places, room=room, most_new=most, temperature=temperature)
     talking.run(episodes)
     model.train(was_training)
 

@@ -91,6 +91,16 @@ def episodes(student):
     return played
 
 
+def test_a_short_prompt_has_no_more_room_than_a_long_one(student):
+    """Else turns would be cut away that the messages still have, and the rollout would lose all its sites."""
+    model, tokenizer = student
+    played = [Episode(tokenizer, seed, f"room:{seed}") for seed in (0, 1, 2, 3)]
+    played[0].prompt_ids = played[0].prompt_ids + played[0].prompt_ids
+    play_all(model, tokenizer, played, most=120)
+    assert max(len(each.ids) for each in played) > 120, "no episode was cut off"
+    assert not any(any(each.sampled[120:]) for each in played)
+
+
 def rollouts_of(episodes: list[Episode]) -> list[Rollout]:
     """As a generation step hands them over: TRL knows one message of each."""
     fields = {"messages": [each.messages for each in episodes], "tools": [SCHEMAS] * len(episodes)}
