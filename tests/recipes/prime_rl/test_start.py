@@ -88,6 +88,13 @@ def test_without_the_engine_its_absence_is_told(monkeypatch: pytest.MonkeyPatch,
         start.main(["rl", "@", str(CONFIGS / "rl.toml")])
 
 
+def test_the_command_tells_an_error_in_one_line(tmp_path: Path) -> None:
+    done = run({**os.environ, "PATH": str(tmp_path)}, "rl", "@", str(CONFIGS / "rl.toml"))
+    assert done.returncode == 1
+    assert done.stderr.startswith("MissingExtraError: PRIME-RL: got no command `rl` on the PATH"), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_algorithm_takes_the_place_of_grpo_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     algo: Any = ModuleType("prime_rl.orchestrator.algo")
     algo.ALGORITHM_CLASSES = {"grpo": type("Grpo", (), {}), "opd": type("Opd", (), {})}
