@@ -31,8 +31,8 @@ _LOG_RATIO_LIMIT = 20.0
 def with_tail_bucket(log_probs_NK: Tensor) -> Tensor:
     """Append log(1 - sum exp(log_probs)), the mass of everything that is not listed.
 
-    For whoever knows no other entry. In fp32 that difference is off by about 1e-7: a tail of 1e-6 is wrong by a tenth,
-    one below 1e-7 has no gradient. `entries_with_tail` has neither limit and needs the whole row.
+    For whoever knows no other entry. In fp32 that difference is off by up to 2e-6: a tail of 1e-5 is wrong by up to a
+    fifth, and one below 1e-7 has no gradient. `entries_with_tail` has neither limit and needs the whole row.
     """
     log_mass = log_probs_NK.logsumexp(-1, keepdim=True).clamp(max=_LARGEST_LOG_MASS)
     return torch.cat([log_probs_NK, torch.log(-torch.expm1(log_mass))], dim=-1)
