@@ -107,7 +107,7 @@ def kl_teacher_student(
 
     verl's own loss stops after the first sum, which may be below zero, and clamps it there, gradient and all.
 
-    The masses are all that verl's kernel gives, and in fp32 1 - m is off by up to 2e-6: where the student's tail is 1e-5
+    The masses are all that verl's kernel gives, and in fp32 1 - m is off by up to 2e-6: where a student's tail is 1e-5
     its gradient is wrong by up to a fifth, at 1e-6 by any factor. `ChannelEngine` has whole rows and no such limit.
     """
     del config
