@@ -40,10 +40,13 @@ def top_indices(values_V, k):
 
 
 def with_tail(log_p_V, kept):
-    """The true log-probabilities of the kept entries and, last, log(1 - their sum), clamped as upstream does."""
-    kept_K = log_p_V[kept]
-    log_mass = torch.clamp(torch.log(torch.exp(kept_K).sum()), max=-1e-7)
-    return torch.cat([kept_K, torch.log(-torch.expm1(log_mass)).reshape(1)])
+    """The true log-probabilities of the kept entries and, last, of all others; where there are none, upstream's 1e-7.
+
+    Upstream has log(1 - sum of the kept), at least 1e-7: another number where less is left, and no gradient there.
+    """
+    others = [v for v in range(len(log_p_V)) if v not in kept]
+    tail = torch.exp(log_p_V[others]).sum() if others else torch.tensor(-math.expm1(-1e-7), dtype=torch.float64)
+    return torch.cat([log_p_V[kept], torch.log(tail).reshape(1)])
 
 
 def jsd_row(student_V, teacher_V, *, beta=0.5, temperature=1.0, top_k=None):

@@ -18,7 +18,7 @@ from torch import Tensor
 from composer_replication.errors import ShapeError, explain
 from composer_replication.loss import rows
 from composer_replication.loss.jsd import log_prob_divergence
-from composer_replication.loss.sdpo import with_tail_bucket
+from composer_replication.loss.sdpo import entries_with_tail
 
 GATES = ("soft", "hard")
 
@@ -64,7 +64,7 @@ class EntropyGate:
         kl_st = log_prob_divergence(log_s, log_t, beta=1.0)
         if self.gate == "hard":
             best = log_t.topk(self.top_k, dim=-1).indices
-            top_s, top_t = with_tail_bucket(log_s.gather(-1, best)), with_tail_bucket(log_t.gather(-1, best))
+            top_s, top_t = entries_with_tail(log_s, best), entries_with_tail(log_t, best)
             return kl_st + (entropy_N > self.tau) * log_prob_divergence(top_s, top_t, beta=0.0)
         unsure_N = (entropy_N / self.entropy_scale(log_t.shape[-1])).clamp(0.0, 1.0)
         return unsure_N * log_prob_divergence(log_s, log_t, beta=0.0) + (1.0 - unsure_N) * kl_st

@@ -1,6 +1,6 @@
 """SDPO's self-distillation loss (arXiv 2601.20802): the policy with feedback in context teaches the policy without it.
 
-    support: the student's top-k entries with their true log-probs, plus a tail bucket log(1 - sum p);
+    support: the student's top-k entries with their true log-probs, plus a tail bucket, the log of all other mass;
              without the tail both sides are renormalised on the k entries; top_k=None is the full vocabulary
     d_n    = JSD_beta on that support (beta = 1, the default, is kl_st = KL(student || teacher))
     w_n    = min(exp(clamp(logp - logp_old, -20, 20)), is_clip), detached: importance weight of the sampled token
@@ -12,6 +12,7 @@ Sampled-token mode scores only the token that was sampled: sg(log p_S - log p_T)
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -23,13 +24,29 @@ from composer_replication.loss.jsd import log_prob_divergence
 
 # Keeps log(1 - sum p) finite when the k entries hold all the mass; upstream's value.
 _LARGEST_LOG_MASS = -1e-7
+_EMPTY_TAIL = math.log(-math.expm1(_LARGEST_LOG_MASS))
 _LOG_RATIO_LIMIT = 20.0
 
 
 def with_tail_bucket(log_probs_NK: Tensor) -> Tensor:
-    """Append log(1 - sum exp(log_probs)), the mass of everything that is not listed."""
+    """Append log(1 - sum exp(log_probs)), the mass of everything that is not listed.
+
+    For whoever knows no other entry. In fp32 that difference is off by up to 2e-6: a tail of 1e-5 is wrong by up to a
+    fifth, and one below 1e-7 has no gradient. `entries_with_tail` has neither limit and needs the whole row.
+    """
     log_mass = log_probs_NK.logsumexp(-1, keepdim=True).clamp(max=_LARGEST_LOG_MASS)
     return torch.cat([log_probs_NK, torch.log(-torch.expm1(log_mass))], dim=-1)
+
+
+def entries_with_tail(log_probs_NV: Tensor, ids_NK: Tensor) -> Tensor:
+    """(N, K + 1): the entries `ids_NK`, and then the mass of all others, summed over these themselves.
+
+    Where nothing is left (all entries listed, or all others at -inf) the tail is what `with_tail_bucket` has for it.
+    """
+    lowest = torch.finfo(log_probs_NV.dtype).min  # not -inf: a row of nothing else has a gradient of 0 and not NaN
+    tail_N1 = log_probs_NV.scatter(-1, ids_NK, lowest).logsumexp(-1, keepdim=True)
+    tail_N1 = torch.where(tail_N1 < lowest / 2, _EMPTY_TAIL, tail_N1)
+    return torch.cat([log_probs_NV.gather(-1, ids_NK), tail_N1], dim=-1)
 
 
 def renormalised(log_probs_NK: Tensor) -> Tensor:
@@ -55,8 +72,10 @@ class StudentTopK:
         log_t = rows.in_compute_dtype(teacher_NV).detach().log_softmax(-1)
         if self.top_k is not None:
             best = log_s.detach().topk(self.top_k, dim=-1).indices
-            close = with_tail_bucket if self.add_tail else renormalised
-            log_s, log_t = close(log_s.gather(-1, best)), close(log_t.gather(-1, best))
+            if self.add_tail:
+                log_s, log_t = entries_with_tail(log_s, best), entries_with_tail(log_t, best)
+            else:
+                log_s, log_t = renormalised(log_s.gather(-1, best)), renormalised(log_t.gather(-1, best))
         return log_prob_divergence(log_s, log_t, self.beta)
 
 

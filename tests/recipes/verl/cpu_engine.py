@@ -141,11 +141,10 @@ def step_data(proto: DataProto, *, micro_batch: int | None = None, **settings: A
     tensordict_utils.assign_non_tensor(
         data,
         global_batch_size=rows,
-        use_dynamic_bsz=False,
         micro_batch_size_per_gpu=micro_batch or rows,
         use_fused_kernels=False,
         calculate_entropy=False,
-        **{"use_remove_padding": False} | settings,
+        **{"use_remove_padding": False, "use_dynamic_bsz": False} | settings,
     )
     return data
 

@@ -33,3 +33,12 @@ def with_pairs(batch: Batch, pairs: list[tuple[PairIds, Any]], rows: Sequence[in
     texts = [write_pairs(on_rows[row]) if row in on_rows else "" for row in range(len(proto))]
     proto.non_tensor_batch[PAIRS] = np.array(texts, dtype=object)
     return proto
+
+
+def on_all_rollouts(batch: Batch, pairs: list[tuple[PairIds, Any]]) -> Any:
+    """As verl copies a prompt's columns: each prompt has a part of them, and all its rollouts have the whole part."""
+    proto = data_proto(batch)
+    names = sorted(set(batch.group.tolist()))
+    parts = {name: write_pairs(pairs[place :: len(names)]) for place, name in enumerate(names)}
+    proto.non_tensor_batch[PAIRS] = np.array([parts[name] for name in batch.group.tolist()], dtype=object)
+    return proto

@@ -17,6 +17,7 @@ from composer_replication.recipes.verl.engine import ChannelEngine, StepChannels
 from composer_replication.rollouts.sites import SITES
 from recipes.plain_losses import frozen, gradients, load_start, optimiser_of, plain_losses, relative_gap
 from recipes.recorded_steps import (
+    GROUP,
     ITERATIONS,
     SETTINGS,
     fixed_batch,
@@ -26,7 +27,7 @@ from recipes.recorded_steps import (
     weight_sums,
 )
 from recipes.verl.cpu_engine import channels, data_proto, new_engine, policy_loss, queue_data, step_data
-from recipes.verl.recorded_pairs import pairs_of, with_pairs
+from recipes.verl.recorded_pairs import on_all_rollouts, pairs_of, with_pairs
 
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore")]
 DRIFT = 0.3
@@ -210,12 +211,12 @@ def flat_pairs(pairs: list[tuple[PairIds, Any]]) -> dict[str, Tensor]:
     return inputs
 
 
-@pytest.mark.parametrize("variant", ["dpo", "simpo"])
-def test_pairs_are_in_the_same_step(reference: Any, variant: Any) -> None:
+@pytest.mark.parametrize(("variant", "columns"), [("dpo", with_pairs), ("simpo", with_pairs), ("dpo", on_all_rollouts)])
+def test_pairs_are_in_the_same_step(reference: Any, variant: Any, columns: Any) -> None:
     batch = fixed_batch(drift=DRIFT)
     pairs = pairs_of(batch)
     engine = taught_engine(reference, beta_replay=0.05, dpo_variant=variant, pair_batch=4)
-    metrics, found = one_step(engine, step_data(with_pairs(batch, pairs)), 8, moves=False)
+    metrics, found = one_step(engine, step_data(columns(batch, pairs)), 8, moves=False)
     model = load_start()
     plain = plain_losses(model, frozen(model), batch, SETTINGS["alpha_sdpo"])
     replay = compose_loss(model, flat_pairs(pairs), alpha_sdpo=0.0, beta_replay=0.05, dpo_variant=variant)
@@ -226,6 +227,15 @@ def test_pairs_are_in_the_same_step(reference: Any, variant: Any) -> None:
     wanted = gradients(total, model)
     assert relative_gap(found, wanted) < 5e-5
     assert max(float((found[name] - wanted[name]).abs().max()) for name in wanted) < 1e-5
+
+
+def test_without_names_of_prompts_no_row_is_anothers_copy(reference: Any) -> None:
+    batch = fixed_batch()
+    pairs = pairs_of(batch)
+    proto = on_all_rollouts(batch, pairs)
+    del proto.non_tensor_batch["uid"]
+    metrics, _ = one_step(taught_engine(reference, alpha_sdpo=0.0, beta_replay=0.05), step_data(proto), 8, moves=False)
+    assert metrics["composer/trace_replay_dpo_items"] == GROUP * len(pairs)
 
 
 def test_pairs_without_a_reference_are_refused(reference: Any) -> None:

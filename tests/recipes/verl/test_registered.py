@@ -19,8 +19,6 @@ from verl.workers.config import DistillationConfig, DistillationLossConfig
 
 from composer_replication.errors import ConfigError, InputError
 from composer_replication.loss.grpo import group_advantages, grpo_loss
-from composer_replication.loss.jsd import log_prob_divergence
-from composer_replication.loss.sdpo import with_tail_bucket
 from composer_replication.recipes.verl import registered
 from recipes.recorded_steps import SETTINGS, fixed_batch, recorded_batches
 from recipes.verl.cpu_engine import actor_config, data_proto, step_data
@@ -184,16 +182,48 @@ def columns() -> tuple[Any, Tensor, Tensor, Tensor]:
 def test_kl_ts_through_verls_own_top_k_has_a_tail(columns: Any) -> None:
     data, taught, teacher, logits = columns
     loss, metrics = stock_loss(distillation(registered.KL_TEACHER_STUDENT), data, logits)
-    best = teacher[taught].topk(TOP_K, dim=-1)
-    student = with_tail_bucket(logits[taught].log_softmax(-1).gather(-1, best.indices))
-    values = log_prob_divergence(student, with_tail_bucket(best.values), 0.0)
+    whole = logits.detach().double().requires_grad_()
+    values = kl_of_whole_rows(teacher[taught], whole[taught])
     assert bool((values > 0).all())
     scale = 8 * SETTINGS["max_completion_length"]  # verl's loss_agg_mode divides by rows and longest response
     wanted = values.sum() / scale
     assert abs(float(loss - wanted)) < 1e-6
-    found, expected = (torch.autograd.grad(each, logits, retain_graph=True)[0] for each in (loss, wanted))
-    assert torch.allclose(found, expected, atol=1e-7)
+    assert torch.allclose(gradient_of(loss, logits).double(), gradient_of(wanted, whole), atol=1e-7)
     assert metrics["composer/taught_tokens"].aggregate() == int(taught.sum())
+
+
+def gradient_of(loss: Tensor, logits: Tensor) -> Tensor:
+    return torch.autograd.grad(loss, logits)[0]
+
+
+def kl_of_whole_rows(teacher: Tensor, student_logits: Tensor) -> Tensor:
+    """KL(teacher || student) in fp64 on the teacher's best entries, and on the sum of all others."""
+    p_t, p_s = teacher.double().exp(), student_logits.double().softmax(-1)
+    best = teacher.topk(TOP_K, dim=-1).indices
+    listed = torch.zeros_like(p_t, dtype=torch.bool).scatter(-1, best, True)
+    t, s = (
+        torch.cat([each.gather(-1, best), each.masked_fill(listed, 0.0).sum(-1, keepdim=True)], -1)
+        for each in (p_t, p_s)
+    )
+    return (t * (t / s).log()).sum(-1)
+
+
+@pytest.mark.parametrize(("gap", "share"), [(10.0, (0.99, 1.01)), (15.0, (0.7, 1.3)), (20.0, (0.0, 0.2))])
+def test_kl_ts_from_masses_loses_the_tail_of_a_sure_student(
+    columns: Any, gap: float, share: tuple[float, float]
+) -> None:
+    """The limit that its docstring states: verl's kernel gives fp32 masses, from which no small tail can be had."""
+    data, taught, teacher, _ = columns
+    best = teacher.topk(TOP_K, dim=-1).indices
+    logits = torch.zeros_like(teacher).scatter(-1, best, gap).requires_grad_()
+    loss, _ = stock_loss(distillation(registered.KL_TEACHER_STUDENT), data, logits)
+    whole = logits.detach().double().requires_grad_()
+    wanted = gradient_of(kl_of_whole_rows(teacher[taught], whole[taught]).sum(), whole)
+    found = gradient_of(loss, logits).double() * 8 * SETTINGS["max_completion_length"]
+    is_listed = torch.zeros_like(teacher, dtype=torch.bool).scatter(-1, best, True)
+    tails = [each.masked_fill(is_listed, 0.0)[taught].sum() for each in (found, wanted)]
+    assert tails[1] < -1.0
+    assert share[0] <= float(tails[0] / tails[1]) <= share[1]
 
 
 def test_verls_own_truncated_kl_goes_below_zero_and_loses_its_gradient(columns: Any) -> None:

@@ -1,7 +1,8 @@
 """verl's worker group under Ray on two processes, without rollouts: `python -m recipes.verl.two_workers FOLDER`.
 
-Two recorded steps through the calls that verl's trainer makes, one with pairs on rows of the first process alone, and a
-checkpoint; what came out is in `found.json`. The variables of `cpu_platform.ENVIRONMENT` must be set.
+Two recorded steps through the calls that verl's trainer makes, one with pairs on rows of the first process alone, one
+with copies of pairs on all rollouts of their prompts, and a checkpoint; what came out is in `found.json`. The variables
+of `cpu_platform.ENVIRONMENT` must be set.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from composer_replication.envs.student import student_folder
 from composer_replication.recipes.verl.worker import ComposerWorker
 from recipes.recorded_steps import ITERATIONS, SETTINGS, STEPS, recorded_batches
 from recipes.verl.cpu_engine import data_proto, step_data
-from recipes.verl.recorded_pairs import pairs_of, with_pairs
+from recipes.verl.recorded_pairs import on_all_rollouts, pairs_of, with_pairs
 from recipes.verl.scripted_server import load_config
 
 FP32 = "{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}"
@@ -76,13 +77,16 @@ class PolicyAndReference(ComposerWorker):
         return {"pid": os.getpid(), "engine": type(engine).__name__, "share": sum(shards) / sum(whole)}
 
 
-NUM_STEPS = 3
+NUM_STEPS = 4
 
 
 def batch_of(number: int) -> Any:
-    """The recorded batches of the first two steps, and then the same again with pairs on its first rows."""
+    """The recorded batches of the first two steps, and then the same again with pairs on its first rows, or on all."""
     batch = recorded_batches()[0]
-    return data_proto(batch) if number < ITERATIONS else with_pairs(batch, pairs_of(batch), rows=(1, 2, 2))
+    if number < ITERATIONS:
+        return data_proto(batch)
+    pairs = pairs_of(batch)
+    return with_pairs(batch, pairs, rows=(1, 2, 2)) if number == ITERATIONS else on_all_rollouts(batch, pairs)
 
 
 def update_data(number: int) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.jsd import log_prob_divergence
 from composer_replication.loss.rows import cap_rows, check_finite_rows, in_compute_dtype
-from composer_replication.loss.sdpo import importance_weights, with_tail_bucket
+from composer_replication.loss.sdpo import entries_with_tail, importance_weights, with_tail_bucket
 from composer_replication.objective.channels import Denominators, pair_channel
 from composer_replication.recipes.verl.settings import EngineChannels
 
@@ -30,11 +30,20 @@ class TaughtRows(NamedTuple):
     """A row's target tokens: which positions predict them, and what the teacher says there.
 
     `logprobs_NK` are the teacher's, of the entries `ids_NK`; without ids they are the whole vocabulary in its order.
+    `tail_N1` is the log-mass of all other entries; None, from a teacher that gave its best ones alone, is what these
+    leave.
     """
 
     position_N: Tensor
     ids_NK: Tensor | None
     logprobs_NK: Tensor
+    tail_N1: Tensor | None = None
+
+    def with_tail(self) -> Tensor:
+        """(N, K + 1) log-probs of the entries and their tail."""
+        if self.tail_N1 is None:
+            return with_tail_bucket(self.logprobs_NK)
+        return torch.cat([self.logprobs_NK, self.tail_N1], dim=-1)
 
 
 def divergence_rows(student_NV: Tensor, taught: TaughtRows, *, beta: float, temperature: float) -> Tensor:
@@ -46,8 +55,7 @@ def divergence_rows(student_NV: Tensor, taught: TaughtRows, *, beta: float, temp
     log_s = (in_compute_dtype(student_NV) / temperature).log_softmax(-1)
     if taught.ids_NK is None:
         return log_prob_divergence(log_s, taught.logprobs_NK.to(log_s), beta)
-    log_s_NK = with_tail_bucket(log_s.gather(-1, taught.ids_NK))
-    return log_prob_divergence(log_s_NK, with_tail_bucket(taught.logprobs_NK.to(log_s)), beta)
+    return log_prob_divergence(entries_with_tail(log_s, taught.ids_NK), taught.with_tail().to(log_s), beta)
 
 
 class ChannelLoss:
@@ -86,12 +94,11 @@ class ChannelLoss:
 
     def _values(self, logits_1LV: Tensor, data: Any) -> Tensor:
         """(1, L): each target's divergence at the row that predicts it, 0 elsewhere."""
-        values_L = logits_1LV.new_zeros(logits_1LV.shape[1], dtype=torch.float32)
         # Attached to the graph also where a micro-batch has no target: all processes run the same backward.
-        values_L = values_L + 0.0 * logits_1LV[0, :, 0].float()
+        values_L = 0.0 * in_compute_dtype(logits_1LV[0, :, 0])
         for first, taught in self._rows(data):
             place_N = taught.position_N.to(logits_1LV.device) + first
-            student_NV = _without_temperature(logits_1LV[0, place_N], data)
+            student_NV = _without_temperature(in_compute_dtype(logits_1LV[0, place_N]), data)
             settings = self._settings
             found_N = divergence_rows(
                 student_NV, taught, beta=settings.sdpo_jsd_beta, temperature=settings.sdpo_temperature

@@ -7,6 +7,8 @@ of the mini-batch's rows, the policy's loss with channel 2 on the same pass, the
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,7 @@ from composer_replication.recipes.verl.channel_loss import (
 from composer_replication.recipes.verl.columns import PAIRS, ReplayPair, column_of, read_pairs, read_sites, row_ids
 from composer_replication.recipes.verl.hinted_rows import (
     Share,
+    lists_of_all_processes,
     most_on_any_process,
     rows_as_batch,
     sum_over_processes,
@@ -40,6 +43,8 @@ with importing("verl", extra="verl"):
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 VENDOR = "composer"
+PROMPT = "uid"
+"""verl's column with a name for each prompt of a batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +106,7 @@ class ChannelEngine(FSDPEngineWithLMHead):
 
     def _add_pairs(self, data: Any, outputs: dict[str, Any], settings: EngineChannels) -> None:
         """Gradients of the pairs' loss on top of the policy's; all processes run as many passes."""
-        pairs = [pair for text in column_of(data, PAIRS) for pair in read_pairs(text)]
+        pairs = [pair for text in _texts_of_pairs(data, self) for pair in read_pairs(text)]
         if settings.preference.needs_reference and any(pair.reference is None for pair in pairs):
             fix = "Compute them once with the start weights (objective.reference), or use dpo_variant: simpo."
             raise InputError(explain("reference log-probs of a pair", got=None, expected="two numbers", fix=fix))
@@ -117,6 +122,36 @@ class ChannelEngine(FSDPEngineWithLMHead):
 
 def _targets(turns: list[list[TaughtTurn]]) -> int:
     return sum(turn.end - turn.start for each in turns for turn in each)
+
+
+def _texts_of_pairs(data: Any, engine: Any) -> list[str]:
+    """What this process has to do of the column `replay_pairs`: a prompt's pairs once, however many rollouts it has.
+
+    verl copies a prompt's columns onto all its rollouts, which have one `uid`, and gives these to any process. Of those
+    that hold a copy the one with the least to do takes it. Rows without a `uid` are nobody's copies.
+    """
+    column, rank = column_of(data, PAIRS), torch.distributed.get_rank(engine.get_data_parallel_group())
+    own: dict[int, str] = {}
+    for row, (text, prompt) in enumerate(zip(column, column_of(data, PROMPT), strict=True)):
+        if text:
+            own.setdefault(_number_of(f"row {rank} {row}" if prompt is None else f"prompt {prompt}", text), text)
+    holders: dict[int, list[int]] = {}
+    for process, numbers in enumerate(lists_of_all_processes(list(own), engine)):
+        for number in numbers:
+            holders.setdefault(number, []).append(process)
+    load, mine = Counter[int](), []
+    for number, processes in holders.items():
+        taker = min(processes, key=load.__getitem__)
+        load[taker] += 1
+        if taker == rank:
+            mine.append(own[number])
+    return mine
+
+
+def _number_of(name: str, text: str) -> int:
+    """The same on all processes, which Python's own hash is not."""
+    digest = hashlib.sha256(f"{name}\n{text}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def _pair_rows(pairs: list[ReplayPair], count: int, pairs_in_pass: int, engine: Any) -> Any:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from composer_replication.loss.rows import in_compute_dtype
+from composer_replication.loss.sdpo import entries_with_tail
 from composer_replication.objective.adapters import below_adapter, evaluating
 from composer_replication.recipes.verl.channel_loss import TaughtRows
 from composer_replication.recipes.verl.settings import EngineChannels
@@ -38,7 +40,7 @@ class TargetLogits:
 
     def __call__(self, student_logits: Tensor | None = None, **_named: Any) -> Any:
         if student_logits is not None:
-            self.logits_NV = student_logits[0, self._rows_N.to(student_logits.device)].float()
+            self.logits_NV = in_compute_dtype(student_logits[0, self._rows_N.to(student_logits.device)])
             return {}
         return torch.zeros(()), {}
 
@@ -57,6 +59,17 @@ def _reduced(value: float, engine: Any, operation: Any) -> float:
     found = torch.tensor([value], dtype=torch.float64, device=get_device_id())
     torch.distributed.all_reduce(found, op=operation, group=engine.get_data_parallel_group())
     return float(found.item())
+
+
+def lists_of_all_processes(numbers: Sequence[int], engine: Any) -> list[list[int]]:
+    """Every process's 64-bit numbers, in the order of their ranks; all call this together."""
+    from verl.utils.device import get_device_id
+
+    group, longest = engine.get_data_parallel_group(), most_on_any_process(len(numbers), engine)
+    own = torch.tensor([len(numbers), *numbers, *[0] * (longest - len(numbers))], device=get_device_id())
+    lists = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(lists, own, group=group)
+    return [values[:size] for size, *values in (each.tolist() for each in lists)]
 
 
 def rows_as_batch(rows: Sequence[Tensor], engine: Any, *, rows_in_pass: int, **settings: Any) -> Any:
@@ -155,14 +168,17 @@ def _kept(turn: TaughtTurn, logits_NV: Tensor, settings: EngineChannels) -> Taug
     top_k = settings.teacher_top_k
     if top_k is None or top_k >= logprobs_NV.shape[1]:
         return TaughtRows(position_N, None, logprobs_NV)
-    best = logprobs_NV.topk(top_k, dim=-1)
-    return TaughtRows(position_N, best.indices, best.values)
+    ids_NK = logprobs_NV.topk(top_k, dim=-1).indices
+    kept = entries_with_tail(logprobs_NV, ids_NK)
+    return TaughtRows(position_N, ids_NK, kept[:, :-1], kept[:, -1:])
 
 
 def _joined(parts: Sequence[TaughtRows]) -> TaughtRows:
     ids = [part.ids_NK for part in parts if part.ids_NK is not None]
+    tails = [part.tail_N1 for part in parts if part.tail_N1 is not None]
     return TaughtRows(
         torch.cat([part.position_N for part in parts]),
         torch.cat(ids) if ids else None,
         torch.cat([part.logprobs_NK for part in parts]),
+        torch.cat(tails) if tails else None,
     )

@@ -106,6 +106,9 @@ def kl_teacher_student(
         sum_k p_T log(p_T / p_S) + (1 - m_T) log((1 - m_T) / (1 - m_S)),   m: mass of the k entries
 
     verl's own loss stops after the first sum, which may be below zero, and clamps it there, gradient and all.
+
+    The masses are all that verl's kernel gives, and in fp32 1 - m is off by up to 2e-6: where a student's tail is 1e-5
+    its gradient is wrong by up to a fifth, at 1e-6 by any factor. `ChannelEngine` has whole rows and no such limit.
     """
     del config
     if distillation_config.distillation_loss.log_prob_min_clamp is not None:
