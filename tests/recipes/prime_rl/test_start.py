@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -89,7 +90,9 @@ def test_without_the_engine_its_absence_is_told(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_command_tells_an_error_in_one_line(tmp_path: Path) -> None:
-    done = run({**os.environ, "PATH": str(tmp_path)}, "rl", "@", str(CONFIGS / "rl.toml"))
+    command = [sys.executable, "-m", "composer_replication.recipes.prime_rl.start", "rl", "@", str(CONFIGS / "rl.toml")]
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
     assert done.stderr.startswith("MissingExtraError: PRIME-RL: got no command `rl` on the PATH"), done.stderr
     assert done.stderr.count("\n") == 1
