@@ -35,6 +35,7 @@ def in_a_process(module: str, *arguments: str) -> subprocess.CompletedProcess[st
         "PYTHONPATH": os.pathsep.join(paths),
         "OMP_NUM_THREADS": "1",
         "RAY_AUTH_MODE": "disabled",
+        "RAY_worker_niceness": "0",  # by default 15 below their parent: on a busy machine they hardly run
     }
     command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500, check=False)
