@@ -11,6 +11,7 @@ Each class is also the standard-library type its callers already catch, so `exce
     ├── NonFiniteError (ArithmeticError)   a loss or a gradient came out as NaN or infinity
     ├── UnsupportedModelError (TypeError)  a model whose head or body we cannot reproduce exactly
     ├── MissingExtraError (ImportError, RuntimeError) an optional dependency is not installed
+    ├── NotEnoughMemoryError (MemoryError) a step needs more memory than is free now
     ├── InactiveChannelError (RuntimeError) a channel with a positive weight did not run
     ├── SandboxError (RuntimeError)        code has no wall to run behind, or its answer was lost
     └── RunError (RuntimeError)            a run directory or one of its artefacts is not usable
@@ -58,6 +59,10 @@ class UnsupportedModelError(ComposerError, TypeError):
 
 class MissingExtraError(ComposerError, ImportError, RuntimeError):
     """An optional dependency is not installed."""
+
+
+class NotEnoughMemoryError(ComposerError, MemoryError):
+    """A step needs more memory than is free now: elsewhere or later there may be enough."""
 
 
 class InactiveChannelError(ComposerError, RuntimeError):

@@ -352,6 +352,7 @@ ERRORS = {
     "NonFiniteError": "ComposerError, ArithmeticError",
     "UnsupportedModelError": "ComposerError, TypeError",
     "MissingExtraError": "ComposerError, ImportError, RuntimeError",
+    "NotEnoughMemoryError": "ComposerError, MemoryError",
     "InactiveChannelError": "ComposerError, RuntimeError",
     "SandboxError": "ComposerError, RuntimeError",
     "RunError": "ComposerError, RuntimeError",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 import pytest
 
-from composer_replication.diloco.store import StoreDenied, open_store
+from composer_replication.diloco.store import StoreDenied, StoreUnavailable, open_store
 from composer_replication.errors import InputError
 
 
@@ -26,10 +27,21 @@ def test_a_place_without_the_part_that_counts_is_refused(uri, expected):
         open_store(uri)
 
 
-def test_what_may_be_a_credential_is_not_repeated():
-    with pytest.raises(InputError, match=r"got s3:\.\.\., expected") as caught:
-        open_store("s3:/key:SECRET@box")
+@pytest.mark.parametrize(
+    "uri", ["s3:/key:SECRET@box", "s3:AKIAABC:SECRET/b", "s3:///AKIAABC:SECRET", "file://a:SECRET"]
+)
+def test_what_may_be_a_credential_is_not_repeated(uri):
+    with pytest.raises(InputError) as caught:
+        open_store(uri)
     assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", ["s3://AKIAABC:SECRET/b", "s3://[SECRET", "file://[SECRET/b"])
+def test_what_is_no_name_of_a_bucket_is_refused_without_repeating_it(uri):
+    with pytest.raises(InputError, match="URI of a store: got") as caught:
+        open_store(uri)
+    assert "SECRET" not in str(caught.value)
+    assert caught.value.__cause__ is None
 
 
 def test_plain_paths_stay_folders(tmp_path, monkeypatch):
@@ -98,3 +110,40 @@ class TestBucket:
         assert "AWS_SESSION_TOKEN" in said.partition("not set here: ")[2].partition(")")[0]
         assert "get, put, list, delete and conditional create are needed" in said
         assert "VALUE-IN-NO-MESSAGE" not in said
+
+
+class TestServiceThatGivesCredentials:
+    """Instance metadata that refuses: the bucket, which it is asked for, has said nothing."""
+
+    @pytest.fixture
+    def metadata(self, monkeypatch):
+        pytest.importorskip("obstore")
+        from s3_loopback import serving
+
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        with serving() as metadata:
+            monkeypatch.setenv("AWS_METADATA_ENDPOINT", metadata.url)
+            yield metadata
+
+    @pytest.mark.parametrize("status", ["400", "401", "403", "404"])
+    @pytest.mark.parametrize(
+        "ask",
+        [
+            lambda store: store.keys("launch"),
+            lambda store: store.get("a", most_bytes=1),
+            lambda store: store.put("a", b"1"),
+            lambda store: store.delete(["a"]),
+        ],
+        ids=["list", "get", "put", "delete"],
+    )
+    def test_its_refusal_is_not_the_bucket_s_and_may_pass(self, metadata, ask, status):
+        metadata.judge = lambda _method, _key: status
+        options = {"endpoint": metadata.url, "region": "us-east-1", "allow_http": "true"}
+        store = open_store("s3://box/runs", deadline_s=5, options=options, probes=False)
+        with pytest.raises(StoreUnavailable, match="as a service that gives credentials does") as caught:
+            ask(store)
+        assert caught.value.cause_kind.startswith(f"credentials {status}")
+        assert "not set here: AWS_ACCESS_KEY_ID" in str(caught.value)
+        assert metadata.url not in str(caught.value)
+        assert metadata.requests

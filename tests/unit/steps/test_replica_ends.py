@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 import time
+import types
+from typing import Any
 
 import pytest
 from paid_service import ID, PaidExecutor, launch_file
@@ -131,11 +135,21 @@ def test_what_would_be_refused_again_is_not_started_again(launched):
     assert launched.said[0].endswith("not started again: it would be refused again")
 
 
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "is_final"),
     [
         (ModuleNotFoundError("x"), True),
         (errors.MissingExtraError("x"), True),
+        (ImportError("cannot import name 'trian' from 'mine'"), True),
+        (ImportError("libcuda.so.1: cannot open shared object file"), False),  # of one bad machine
+        (caused(errors.MissingExtraError("x"), OSError("libcuda.so.1")), False),
+        (caused(errors.MissingExtraError("x"), ModuleNotFoundError("y")), True),
+        (errors.NotEnoughMemoryError("x"), False),  # what is free now
         (errors.ConfigError("x"), True),
         (errors.StaleArtefactError("x"), True),
         (errors.ArtefactNotFoundError("x"), True),
@@ -160,6 +174,21 @@ def test_an_error_that_may_pass_is_told_from_one_that_does_not(error, is_final):
 def test_a_trainer_that_cannot_be_called_is_an_error_that_no_start_mends(function, given, words):
     with pytest.raises(InputError, match=words):
         _trainer("composer_replication.diloco.tiny_trainer", function, given)
+
+
+def test_a_decorator_may_supply_arguments_and_a_built_in_says_nothing_of_its_own(monkeypatch):
+    def train(*, manager, rank, world_size, config):
+        return config
+
+    @functools.wraps(train)
+    def wrapper(**given):
+        return train(config=1, **given)
+
+    mine: Any = types.ModuleType("mine")
+    mine.train = wrapper
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    assert _trainer("mine", "train", {})(manager=None, rank=0, world_size=1) == 1
+    assert _trainer("builtins", "dict", {}) is dict
 
 
 RUNNING = [Standing(rank, "running", 0, "", "") for rank in (0, 1)]

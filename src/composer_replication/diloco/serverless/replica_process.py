@@ -4,7 +4,7 @@ Two processes. The *keeper* starts the *body*, which calls the entrypoint, and d
 what the body prints, a line at a time, with the values of named secrets masked; it ends the body and all processes that
 came of it when the time is up, at SIGTERM (a spot machine is about to go) or when whoever launched it is gone; and
 it ends with the body's own exit status, 128 + n for signal n. The body ends with 1 for an error, and with 78 for one
-that another start would only repeat: a module that is missing; an argument, a setting or an artefact that is refused.
+that another start would only repeat: a module or function that is missing; an argument, setting or artefact refused.
 
 The job is JSON in CRF_DILOCO_REPLICA, the rank in the variable that the job names; secrets are variables, of which the
 job holds the names. Nothing of it stands in a command line: arguments, where there are any, are the name of the start
@@ -107,6 +107,10 @@ def _call(job: Mapping[str, Any]) -> Any:
 def _cannot_get_better(error: BaseException) -> bool:
     from composer_replication import errors  # loaded by now, if it is one of them
 
+    if isinstance(error, errors.MissingExtraError) and error.__cause__ is not None:  # there, and does not load
+        return _cannot_get_better(error.__cause__)
+    if isinstance(error, ImportError) and not isinstance(error, ModuleNotFoundError | errors.MissingExtraError):
+        return str(error).startswith("cannot import name")  # not a library that this one machine lacks
     unfit = errors.InputError | errors.UnsupportedModelError | errors.ArtefactNotFoundError | errors.StaleArtefactError
     return isinstance(error, ImportError | unfit)
 

@@ -17,7 +17,7 @@ from datetime import timedelta
 from functools import cache, partial
 from typing import Any, Literal, TypeVar
 
-from composer_replication.diloco.store.denials import Operation, denied
+from composer_replication.diloco.store.denials import Operation, denied, is_of_bucket, without_credentials
 from composer_replication.diloco.store.objects import (
     MissingObject,
     StoreCannotCreate,
@@ -249,12 +249,15 @@ class BucketStore:
         kind = f"{status} {code}".strip()
         if status == "507" or code in _FULL_CODES:
             return StoreFull(f"no room ({kind})", uri=self.uri, key=key, cause_kind=kind)
+        is_passing = not status or status in ("408", "429") or status.startswith("5")
+        if isinstance(error, known.GenericError) and not is_passing and not is_of_bucket(text, self.uri):
+            return without_credentials(self._scheme, uri=self.uri, key=key, kind=kind)
         if operation == "list" and status == "404":  # a folder without objects is an empty list
             return self._no_such_bucket()
         # obstore has no class of its own for a listing that is refused.
         if status in ("401", "403") or isinstance(error, known.PermissionDeniedError | known.UnauthenticatedError):
             return denied(self._scheme, operation, uri=self.uri, key=key, kind=kind)
-        if not status or status in ("408", "429") or status.startswith("5"):
+        if is_passing:
             return TryAgain(kind or "no answer")
         return StoreUnavailable(f"not understood ({kind})", uri=self.uri, key=key, cause_kind=kind)
 

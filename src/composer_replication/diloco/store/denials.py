@@ -7,11 +7,15 @@ message.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
 
-from composer_replication.diloco.store.objects import StoreDenied
+from composer_replication.diloco.store.objects import StoreDenied, StoreUnavailable
 
+_ADDRESS = re.compile(r"Error performing [A-Z]+ (\w+://\S+) in ")  # obstore's own words, as the next ones
+_OF_A_LISTING = "Error performing list request:"
 Operation = Literal["get", "put", "list", "delete", "conditional create"]
 
 
@@ -41,15 +45,43 @@ _PROVIDERS: Mapping[str, _Provider] = {
 def denied(scheme: str, operation: Operation, *, uri: str, key: str, kind: str) -> StoreDenied:
     """The error for an operation that the provider refused with `kind`, a status and its own word for it."""
     provider = _PROVIDERS[scheme]
-    place = uri.partition("://")[2].partition("/")[0]
-    where = f"bucket {place}" if scheme != "hf" else "the repository"
-    set_here = [name for name in provider.variables if name in os.environ]
-    unset = [name for name in provider.variables if name not in os.environ]
-    about = "; ".join(
-        f"{what}: {', '.join(names)}" for what, names in (("set here", set_here), ("not set here", unset)) if names
-    )
+    where = f"bucket {_place(uri)}" if scheme != "hf" else "the repository"
     what = (
-        f"{where} refused {operation} ({kind}). Check the credentials ({about}) and what they may do: "
+        f"{where} refused {operation} ({kind}). Check the credentials ({_about(provider)}) and what they may do: "
         f"get, put, list, delete and conditional create are needed ({provider.permissions})"
     )
     return StoreDenied(what, uri=uri, key=key, cause_kind=kind)
+
+
+def is_of_bucket(text: str, uri: str) -> bool:
+    """Whether an answer that obstore has no class for came from the bucket, by obstore's text of it.
+
+    Where a machine's own credentials are used, obstore first asks the service that gives them (instance metadata, a
+    container's, STS), and tells of its refusals in the same class and form.
+    """
+    if _OF_A_LISTING in text or "<Code>NoSuchBucket</Code>" in text:
+        return True
+    address = urlsplit(match[1]) if (match := _ADDRESS.search(text)) else None
+    place = _place(uri)
+    return address is not None and (place in address.path.split("/") or address.netloc.startswith(f"{place}."))
+
+
+def without_credentials(scheme: str, *, uri: str, key: str, kind: str) -> StoreUnavailable:
+    """The error for an answer that is not the bucket's: a service that gives credentials may do so the next time."""
+    what = (
+        f"an address that is not the bucket's answered {kind}, as a service that gives credentials does (instance "
+        f"metadata, STS): the bucket was not asked. Check the credentials ({_about(_PROVIDERS[scheme])})"
+    )
+    return StoreUnavailable(what, uri=uri, key=key, cause_kind=f"credentials {kind}")
+
+
+def _place(uri: str) -> str:
+    return uri.partition("://")[2].partition("/")[0]
+
+
+def _about(provider: _Provider) -> str:
+    """Which of its variables are set here, and which are not."""
+    set_here = [name for name in provider.variables if name in os.environ]
+    unset = [name for name in provider.variables if name not in os.environ]
+    both = ("set here", set_here), ("not set here", unset)
+    return "; ".join(f"{what}: {', '.join(names)}" for what, names in both if names)

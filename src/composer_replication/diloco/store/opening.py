@@ -64,21 +64,27 @@ def scheme_of(uri: str) -> str:
     place = rest.partition("/")[0]
     if scheme == "file" and place not in ("", "localhost"):
         fix = "Behind file:// stands a whole path, with a third slash."
-        raise InputError(explain("place of a store", got=repr(uri), expected="file:///folder", fix=fix))
+        raise InputError(explain("place of a store", got=_shown(uri, scheme), expected="file:///folder", fix=fix))
     if scheme != "file" and not place:
-        raise InputError(explain("place of a store", got=repr(uri), expected=f"{scheme}://, and the bucket's name"))
+        expected = f"{scheme}://, and the bucket's name"
+        raise InputError(explain("place of a store", got=_shown(uri, scheme), expected=expected))
     return scheme
 
 
 def _shown(uri: str, scheme: str) -> str:
-    """What was got, unless there may be a credential in it."""
-    return f"{scheme}:..." if set("@?#") & set(uri) else repr(uri)
+    """What was got, unless there may be a credential in it: behind a mark of one, or behind a second colon."""
+    return f"{scheme}:..." if set("@?#:") & set(uri[len(scheme) + 1 :]) else repr(uri)
 
 
 def _refuse_credentials(uri: str, scheme: str) -> None:
     """A URI ends up in messages, logs and process lists: it holds no secret."""
-    parts = urlsplit(uri)
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        what = f"a {scheme}:// URI with a user, a query or a fragment"
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # a bracket that does not close; its text may repeat the URI
+        got = f"{scheme}:..., which is no URI"
+        raise InputError(explain("URI of a store", got=got, expected="scheme://place/prefix")) from None
+    is_address = ":" in parts.netloc and scheme in SCHEMES  # no bucket has such a name, a key and its secret do
+    if "@" in parts.netloc or is_address or parts.query or parts.fragment:
+        what = f"a {scheme}:// URI with a user, a colon, a query or a fragment"
         fix = "Set credentials by the environment, as the provider's own tools read them."
         raise InputError(explain("URI of a store", got=what, expected="scheme://place/prefix alone", fix=fix))

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from composer_replication.diloco.serverless.answers import tried
+from composer_replication.diloco.serverless.answers import in_brief, tried, within
 from composer_replication.diloco.serverless.executor import Executor
 from composer_replication.diloco.store import ObjectStore
-from composer_replication.errors import RunError, explain
+from composer_replication.errors import ComposerError, RunError, explain
 from composer_replication.steps.replicas.asking import Asked, refuse_values
 from composer_replication.steps.replicas.launch_file import (
     LaunchFile,
     Record,
+    Start,
     known_numbers,
     path_of,
     refuse_a_taken_name,
 )
-from composer_replication.steps.replicas.launches import launch_key, numbers, place_of, read_notice
+from composer_replication.steps.replicas.launches import Launch, launch_key, numbers, place_of, read_notice
 from composer_replication.steps.replicas.replica import DONE
-from composer_replication.steps.replicas.starting import make_executor
+from composer_replication.steps.replicas.starting import is_settled
+
+MOST_S = 30.0  # for all questions about earlier launches together
+_WHERE = ("namespace", "app_name", "address")  # options by which a start that was lost is looked for
 
 
 def check_launch(store: ObjectStore, asked: Asked, executor: Executor, path: Path | None, *, beside: bool) -> list[str]:
@@ -32,52 +38,102 @@ def check_launch(store: ObjectStore, asked: Asked, executor: Executor, path: Pat
         refuse_a_taken_name(path)
     keys = set(store.keys("launch"))
     place = place_of(asked.bucket)
-    if running := _running_here(place, keys):
-        number, ranks = next(iter(running.items()))
-        what = f"launch {number} at {store.uri}"
-        if not beside:
-            got = f"one that runs (rank {', '.join(map(str, ranks))})"
-            fix = (
-                f"See how it does: `crf diloco watch {asked.bucket} --launch {number}`; end it: `crf diloco cancel "
-                f"{asked.bucket} --launch {number}`; or start another one beside it, with rounds of its own: --beside."
-            )
-            raise RunError(explain(what, got=got, expected="none that runs", fix=fix))
-        return [f"{what} runs too; `--launch {number}` behind watch, cancel and collect means that one"]
-    return _perhaps_elsewhere(store, place, keys)
+    running, lines = _Earlier(asked, executor, keys, time.monotonic() + MOST_S).newest_that_runs(place)
+    if running is None:
+        return [*lines, *_perhaps_elsewhere(store, place, keys)]
+    number, ranks = running
+    what = f"launch {number} at {store.uri}"
+    if not beside:
+        got = f"one that runs (rank {', '.join(map(str, ranks))})"
+        fix = (
+            f"See how it does: `crf diloco watch {asked.bucket} --launch {number}`; end it: `crf diloco cancel "
+            f"{asked.bucket} --launch {number}`; or start another one beside it, with rounds of its own: --beside."
+        )
+        raise RunError(explain(what, got=got, expected="none that runs", fix=fix))
+    return [*lines, f"{what} runs too; `--launch {number}` behind watch, cancel and collect means that one"]
 
 
-def _running_here(place: str, keys: Collection[str]) -> dict[int, list[int]]:
-    """Launches of this bucket that this machine knows of and that run, newest first, with their ranks that do."""
-    running, executors = dict[int, list[int]](), dict[str, Executor | None]()
-    for number in reversed(known_numbers(place)):
-        file = LaunchFile(path_of(place, number))
+class _Running(NamedTuple):
+    """A launch that runs, and its ranks that do."""
+
+    number: int
+    ranks: list[int]
+
+
+class _Earlier:
+    """Questions about launches that began on this machine, to the executor of the new one and to no other.
+
+    Making another could start something: a cluster of Ray, where none is to be reached.
+    """
+
+    def __init__(self, asked: Asked, executor: Executor, keys: Collection[str], deadline: float) -> None:
+        self._asked, self._executor, self._keys, self._deadline = asked, executor, keys, deadline
+
+    def newest_that_runs(self, place: str) -> tuple[_Running | None, list[str]]:
+        """With a line about those before it that may run, for every reason why nobody knows."""
+        unknown = dict[str, list[int]]()
+        running = None
+        for number in reversed(known_numbers(place)):
+            ranks, error = tried(partial(self._ranks_that_run, LaunchFile(path_of(place, number))))
+            if error is not None:
+                why = str(error) if isinstance(error, ComposerError) else in_brief(error)
+                unknown.setdefault(why, []).append(number)
+            elif ranks:
+                running = _Running(number, ranks)
+                break
+        said = ((", ".join(map(str, reversed(each))), why) for why, each in unknown.items())
+        return running, [f"launch {which} may run, and could not be asked about: {why}" for which, why in said]
+
+    def _ranks_that_run(self, file: LaunchFile) -> list[int]:
+        """By their service's word; an error where none is known to run and one may."""
         record = file.read()
-        if record.cancelled is None and (ranks := _ranks_that_run(file, record, keys, executors)):
-            running[number] = ranks
-    return running
+        unended = list(self._unended(record))
+        if any(each.handle is None for each in unended) and file.is_starting():
+            return [each.rank for each in unended if each.handle is None]
+        if unended and record.launch.executor != self._asked.executor:
+            expected, fix = (
+                f"{self._asked.executor}, as here",
+                f"`crf diloco watch {self._asked.bucket} --launch N` asks.",
+            )
+            raise RunError(explain("its executor", got=record.launch.executor, expected=expected, fix=fix))
+        ranks, errors = list[int](), list[Exception]()
+        for each in unended:
+            is_running, error = tried(partial(self._answer, record.launch, each))
+            ranks += [each.rank] if is_running else []
+            errors += [] if error is None else [error]
+        if errors and not ranks:
+            raise errors[0]
+        return ranks
 
+    def _unended(self, record: Record) -> Iterator[Start]:
+        """Those that neither left what they ended with nor were ended by a cancel that ended all."""
+        for each in record.newest.values() if record.ended is None else ():
+            if record.launch.key("output", f"{each.rank:03d}", DONE) not in self._keys:
+                yield each
 
-def _ranks_that_run(
-    file: LaunchFile, record: Record, keys: Collection[str], executors: dict[str, Executor | None]
-) -> list[int]:
-    """By their service's word; one that has left what it ended with is not asked about."""
-    launch = record.launch
-    unended = [each for each in record.newest.values() if launch.key("output", f"{each.rank:03d}", DONE) not in keys]
-    if not unended:
-        return []
-    which = json.dumps([launch.executor, dict(launch.options)], sort_keys=True)
-    if which not in executors:
-        executors[which] = tried(lambda: make_executor(launch.executor, launch.options))[0]
-    executor, ranks = executors[which], list[int]()
-    for each in unended:
-        if each.handle is None:
-            is_running = file.is_starting()
-        else:
-            status, _ = tried(lambda handle=each.handle: executor.poll(handle) if executor is not None else None)
-            is_running = status in ("running", "pending")
-        if is_running:
-            ranks.append(each.rank)
-    return ranks
+    def _answer(self, launch: Launch, start: Start) -> bool:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            got = "no answer yet"
+            raise RunError(explain("earlier launches", got=got, expected=f"all of them within {MOST_S:g} s"))
+        what = f"rank {start.rank}"
+        return within(max(0.1, round(left_s, 1)), what, partial(self._is_running, what, launch, start))
+
+    def _is_running(self, what: str, launch: Launch, start: Start) -> bool:
+        handles, executor = [start.handle] if start.handle else [], self._executor
+        if start.handle is None:  # whoever asked for it was killed, or the answer was lost
+            if others := [each for each in _WHERE if launch.options.get(each) != self._asked.options.get(each)]:
+                got = f"a start whose answer was lost, with another {', '.join(others)}"
+                raise RunError(explain(what, got=got, expected="the options of this launch"))
+            may_come = not is_settled(None, start, executor)  # before it is looked for: what comes in between is seen
+            handles = executor.find(launch.id, start.rank, start.attempt)
+            if not handles and may_come:
+                got = "a start whose answer was lost, and which may come yet"
+                raise RunError(explain(what, got=got, expected="its machine"))
+        for each in handles:
+            if not executor.reaches(each):
+                raise RunError(explain(what, got="one of another machine or cluster", expected="one of this"))
+        return any(executor.poll(each) in ("running", "pending") for each in handles)
 
 
 def _perhaps_elsewhere(store: ObjectStore, place: str, keys: Collection[str]) -> list[str]:

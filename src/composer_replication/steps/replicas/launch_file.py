@@ -48,6 +48,7 @@ class Record:
     launch: Launch
     starts: tuple[Start, ...] = ()
     cancelled: float | None = None  # when; nothing is started after that
+    ended: float | None = None  # when a cancel had ended every start
 
     @property
     def newest(self) -> dict[int, Start]:
@@ -139,6 +140,10 @@ class LaunchFile:
     def mark_cancelled(self) -> Record:
         return self._change(lambda record: replace(record, cancelled=record.cancelled or time.time()))
 
+    def mark_ended(self) -> Record:
+        """Note that a cancel has ended every start: nobody has to be asked about them."""
+        return self._change(lambda record: replace(record, ended=record.ended or time.time()))
+
     @contextlib.contextmanager
     def starting(self) -> Generator[None]:
         """Held from the note of a start until that of its handle; it is free again when its process is killed."""
@@ -165,6 +170,7 @@ class LaunchFile:
     def _write(self, record: Record) -> None:
         content = {"format": FORMAT, "launch": asdict(record.launch)}
         content |= {"starts": [asdict(each) for each in record.starts], "cancelled": record.cancelled}
+        content |= {"ended": record.ended}
         with staged(self.path) as stage:
             if hasattr(os, "fchmod"):
                 os.fchmod(stage.file.fileno(), 0o600)
@@ -210,7 +216,7 @@ def _parsed(content: dict[str, Any]) -> Record:
         handle = None if each["handle"] is None else ReplicaHandle(**each["handle"])
         asked_until = None if each.get("asked_until") is None else float(each["asked_until"])
         starts.append(Start(int(each["rank"]), int(each["attempt"]), float(each["begun"]), handle, asked_until))
-    return Record(launch, tuple(starts), content["cancelled"])
+    return Record(launch, tuple(starts), content["cancelled"], content.get("ended"))
 
 
 # ---- where the files are

@@ -59,7 +59,10 @@ def _trainer(module: str, function: str, given: Mapping[str, Any]) -> Callable[.
     if trainer is None:
         raise InputError(explain(f"--trainer-fn {function}", got="no such function", expected=f"one of {module}"))
     try:
-        inspect.signature(trainer).bind(**given, manager=None, rank=0, world_size=1)
+        # Its own, not that of what it wraps: a decorator may supply arguments.
+        inspect.signature(trainer, follow_wrapped=False).bind(**given, manager=None, rank=0, world_size=1)
+    except ValueError:  # one that does not say what it takes, such as a built-in: the call will
+        return trainer
     except TypeError as error:
         fix = "Its arguments are those of --trainer-kwargs-json, and what --round says of the outer loop."
         expected = "arguments that it takes, with manager, rank and world_size"

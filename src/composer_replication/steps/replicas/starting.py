@@ -103,19 +103,21 @@ def start_one(
     return handle
 
 
-def is_settled(file: LaunchFile, start: Start, executor: Executor) -> bool:
+def is_settled(file: LaunchFile | None, start: Start, executor: Executor) -> bool:
     """Whether a service that lists no replica of a start has none: so long after the end of its asking.
 
     A service that was slow to answer is slow to list, and gets as long again. Of one whose asker was killed it is known
-    that the asking was over when somebody first looks, or earlier, as executors ask for `start_s` at most.
+    that the asking was over when somebody first looks, or earlier, as executors ask for `start_s` at most. The first
+    look is noted in the file; who may write nothing names none.
     """
     if not executor.listed_s:
         return True
     end = start.asked_until
     if end is None:
         end = min(time.time(), start.begun + executor.start_s)
-        with contextlib.suppress(OSError):
-            file.end_asking(start.rank, start.attempt, end)
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.end_asking(start.rank, start.attempt, end)
     wait_s = min(max(executor.listed_s, end - start.begun), _LONGEST_LISTING * executor.listed_s)
     return time.time() > end + wait_s
 
@@ -146,6 +148,9 @@ def cancel(file: LaunchFile, executor: Executor, *, pause_s: float = _PAUSE_S) -
     reasons = {key: in_brief(error) for key, error in errors.items()}
     if is_starting:
         reasons |= dict.fromkeys(lost, "another process is starting it now")
+    if not reasons:
+        with contextlib.suppress(OSError):  # without the note it is asked about again
+            file.mark_ended()
     return [Unended(*key, why) for key, why in reasons.items()]
 
 

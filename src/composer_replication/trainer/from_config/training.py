@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PrinterCallback, TrainerCallback
 
 from composer_replication.config import CrfConfig
-from composer_replication.errors import InputError, StaleArtefactError, explain
+from composer_replication.errors import NotEnoughMemoryError, StaleArtefactError, explain
 from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.objective.heeding import verdict
 from composer_replication.sessions.dataset import LoggedSessions
@@ -222,7 +222,8 @@ def _check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
     else:
         verdict = f"{plan.peak / 2**30:.2f} GiB"
         expected = f"at most nine tenths of {plan.available / 2**30:.2f} GiB"
-        raise InputError(explain("memory of a step", got=verdict, expected=expected, fix=" ".join(plan.advice)))
+        fix = " ".join(plan.advice)
+        raise NotEnoughMemoryError(explain("memory of a step", got=verdict, expected=expected, fix=fix))
 
 
 def _train(trainer: Any, goes_on: bool, changes: Sequence[str]) -> None:

@@ -1,0 +1,156 @@
+"""Before a launch, earlier ones of its bucket are asked about; what nobody can say is said, and stops nobody."""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paid_service import PaidExecutor
+
+from composer_replication.diloco.store import open_store
+from composer_replication.errors import RunError
+from composer_replication.steps.replicas import checking
+from composer_replication.steps.replicas.asking import Asked
+from composer_replication.steps.replicas.launch_file import LaunchFile, path_of
+from composer_replication.steps.replicas.launches import create_launch, place_of
+from composer_replication.steps.replicas.replica import DONE
+from composer_replication.steps.replicas.starting import cancel, start, start_one
+
+
+class Asking(PaidExecutor):
+    """Counts the questions, and may take its time over them."""
+
+    num_polls, slow_s = 0, 0.0
+
+    def poll(self, handle):
+        self.num_polls += 1
+        time.sleep(self.slow_s)
+        return super().poll(handle)
+
+
+class Place:
+    """A bucket with earlier launches, and a machine that knows of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bucket = str(folder / "bucket")
+        self.store = open_store(self.bucket)
+        self.executor = Asking(folder / "paid")
+
+    def launch(self, *, executor: str = "local", replicas: int = 2, **options: Any) -> LaunchFile:
+        about = {"bucket": self.bucket, "executor": executor, "options": options, "replicas": replicas, "commits": 4}
+        args = {"trainer_kwargs": {}, "settings": {}}
+        launch = create_launch(self.store, **about, entrypoint="nobody.calls_it", args=args)
+        return LaunchFile.create(path_of(place_of(self.bucket), launch.number), launch)
+
+    def check(self, *, beside: bool = False, **options: Any) -> list[str]:
+        asked = Asked(bucket=self.bucket, executor="local", replicas=1, module="mine", options=options)
+        return checking.check_launch(self.store, asked, self.executor, None, beside=beside)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Place:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return Place(tmp_path)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("content", ["{}", "no JSON", '{"format": 2}'])
+def test_a_file_that_cannot_be_read_is_said_and_stops_nobody(place, content, beside):
+    file = place.launch()
+    file.path.write_text(content)
+    (line,) = place.check(beside=beside)
+    assert line.startswith(f"launch 0 may run, and could not be asked about: {file.path}: got ")
+
+
+def test_behind_a_file_that_cannot_be_read_others_are_asked_about(place):
+    start(place.launch(), place.executor)
+    place.launch().path.write_text("{}")
+    with pytest.raises(RunError, match=r"launch 0 at .*one that runs \(rank 0, 1\)"):
+        place.check()
+    first, second = place.check(beside=True)
+    assert first.startswith("launch 1 may run, and could not be asked about")
+    assert "launch 0 at" in second
+
+
+def test_a_service_that_does_not_answer_is_said(place):
+    start(place.launch(), place.executor)
+    place.executor.trouble["silent"] = (0, 1)
+    assert place.check() == ["launch 0 may run, and could not be asked about: ServiceDown: 500 at a question"]
+    place.executor.trouble["silent"] = (0,)  # the other one is enough
+    with pytest.raises(RunError, match=r"one that runs \(rank 1\)"):
+        place.check()
+
+
+class TestStartWhoseAnswerWasLost:
+    @pytest.fixture
+    def file(self, place) -> LaunchFile:
+        file = place.launch(replicas=1, namespace="mine")
+        place.executor.trouble["unanswered"] = 0
+        with pytest.raises(Exception, match="504"):
+            start_one(file, file.read().launch, place.executor, 0, 0)
+        assert file.read().newest[0].handle is None
+        return file
+
+    def test_it_is_looked_for_by_its_name(self, place, file):
+        with pytest.raises(RunError, match=r"one that runs \(rank 0\)"):
+            place.check(namespace="mine")
+
+    def test_one_that_is_not_listed_may_come_yet_and_nothing_is_noted(self, place, file):
+        for path in place.executor.folder.iterdir():
+            path.unlink()
+        before = file.path.read_bytes()
+        (line,) = place.check(namespace="mine")
+        assert line.endswith("a start whose answer was lost, and which may come yet, expected its machine")
+        place.executor.listed_s = 0.0  # of a service that lists at once
+        assert place.check(namespace="mine") == []
+        assert file.path.read_bytes() == before
+
+    def test_where_it_cannot_be_looked_for_that_is_said(self, place, file):
+        (line,) = place.check(namespace="another")
+        assert "a start whose answer was lost, with another namespace" in line
+
+
+def test_a_cancel_that_did_not_end_all_leaves_a_launch_that_is_asked_about(place):
+    file = place.launch()
+    start(file, place.executor)
+    place.executor.trouble["unending"] = (1,)
+    assert [each.rank for each in cancel(file, place.executor, pause_s=0.0)] == [1]
+    with pytest.raises(RunError, match=r"one that runs \(rank 1\)"):
+        place.check()
+    place.executor.trouble.clear()
+    assert cancel(file, place.executor, pause_s=0.0) == []
+    place.executor.num_polls = 0
+    assert place.check() == []
+    assert place.executor.num_polls == 0
+
+
+def test_another_executor_is_neither_made_nor_asked(place, monkeypatch):
+    made = []
+    ray: Any = types.ModuleType("ray")
+    ray.is_initialized, ray.init = lambda: False, lambda **how: made.append(how)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    file = place.launch(executor="ray", replicas=1)
+    start(file, place.executor)
+    (line,) = place.check()
+    assert line.startswith("launch 0 may run, and could not be asked about: its executor: got ray, expected loc")
+    assert (made, place.executor.num_polls) == ([], 0)
+    place.store.put(file.read().launch.key("output", "000", DONE), b"{}")
+    assert place.check() == []
+
+
+def test_all_questions_together_have_one_time_limit(place, monkeypatch):
+    for _ in range(3):
+        start(place.launch(), place.executor)
+    monkeypatch.setattr(checking, "MOST_S", 0.3)
+    place.executor.slow_s = 5.0
+    begun = time.monotonic()
+    lines = place.check()
+    assert time.monotonic() - begun < 4
+    assert place.executor.num_polls == 1
+    assert [line.partition(",")[0] for line in lines] == ["launch 2 may run", "launch 0"]
+    assert "asked about: rank 0: got no answer within 0.3 s" in lines[0]
+    assert lines[1].endswith("earlier launches: got no answer yet, expected all of them within 0.3 s")
