@@ -1,7 +1,8 @@
 """Comparing weights in every order of events: no comparison is given up that could still be made, and none stays open.
 
 The first member says its sum and then offers to the next round; it may die before and after each of these, or leave,
-and be replaced once it is dead. The other looks in two events, first whether it is over and then what was said.
+and be replaced once it is dead. The other looks in two events, first whether it is over and then what was said. With
+two open comparisons (`comparison_model.py`) its weights at the end are those of the later one that was said.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
+from comparison_model import explore_two, replay
 
+from composer_replication.diloco.rounds import comparing
 from composer_replication.diloco.rounds.comparing import Verdict, judge
 
 PROGRAM = ("say", "offer", "leave")
@@ -95,3 +98,40 @@ def test_one_look_is_enough_once_the_first_member_has_said_it_went_on_or_is_gone
 def test_the_explorer_sees_what_is_broken(program, other):
     with pytest.raises(AssertionError, match="given up, and then said"):
         explore(program, other)
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    monkeypatch.setattr(comparing._log, "disabled", True)
+    replay.cache_clear()
+    yield
+    replay.cache_clear()
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("follows", [True, False])
+def test_of_two_comparisons_the_later_decides_in_every_order_of_events(follows, note):
+    worlds = explore_two(follows=follows)
+    note(f"{len(worlds)} worlds of two comparisons, {replay.cache_info().currsize} states of what compares")
+    assert {(world.other.end, world.other.weights) for world in worlds if world.other.end} >= {
+        *(("agreed", weights) for weights in ("mine", "a", "b")),
+        ("refused", "mine"),
+    }
+
+
+def oldest_first(comparisons, key):
+    return sorted(comparisons, key=key, reverse=True)
+
+
+def without_regard_to_later_ones(mine, said, *, is_over, later_is_open):
+    return judge(mine, said, is_over=is_over)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    ("name", "broken"), [("sorted", oldest_first), ("judge", without_regard_to_later_ones)], ids=["order", "hold"]
+)
+def test_the_explorer_sees_an_earlier_comparison_that_undoes_a_later_one(name, broken, monkeypatch):
+    monkeypatch.setattr(comparing, name, broken, raising=False)
+    with pytest.raises(AssertionError, match=r": TwoComparisons\(firsts"):
+        explore_two()

@@ -17,7 +17,7 @@ from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.records import pack
 from composer_replication.diloco.store import MemoryStore
 
-OPTIONS = {**QUICK, "state_every": 3, "grace_s": 0.3, "timeout_s": 20.0, "min_replicas": 2}
+OPTIONS = {**QUICK, "state_every": 3, "grace_s": 0.3, "timeout_s": 20.0, "min_replicas": 2, "world_size": 2}
 SUM = "g000000/sums/00000003"
 NOT_COMPARED = "weights of rank 1 were not compared with those of rank 0"
 OTHERS = "step 3: the weights of rank 1 are not those of rank 0 to the bit; "
@@ -40,7 +40,7 @@ class SlowToSay:
 
 
 def replica(store, rank, *, kind=ToyLoop, **options) -> ToyLoop:
-    return kind(ObjectStoreManager(store, rank=rank, world_size=2, **{**OPTIONS, **options}))
+    return kind(ObjectStoreManager(store, rank=rank, **{**OPTIONS, **options}))
 
 
 def set_later(loop: ToyLoop, **changed) -> None:
@@ -175,6 +175,39 @@ def test_a_comparison_that_a_later_one_has_overtaken_is_made_for_the_record(kind
     assert NOT_COMPARED not in caplog.text
 
 
+@pytest.mark.parametrize("is_said", ["in the last round of the others", "between the ends of the others"])
+def test_an_earlier_comparison_does_not_undo_a_later_one(is_said, caplog):
+    """Rank 0 is another machine, and says its weights of step 3 when the others have gone on without it."""
+    base = MemoryStore()
+    slow, options = SlowToSay(base), {"world_size": 3}
+    first, second, third = in_threads(
+        [
+            lambda: run_to(replica(slow, 0, kind=AnotherMachine, **options), 3),
+            lambda: run_to(replica(base, 1, **options), 3),
+            lambda: run_to(replica(base, 2, **options), 3),
+        ]
+    )
+    opens = threading.Thread(target=first.manager.start_quorum, daemon=True)
+    opens.start()
+    assert slow.asked.wait(10)
+
+    def say():
+        slow.may_say.set()
+        opens.join(10)
+
+    between = say if "round" in is_said else lambda: None
+    in_threads([functools.partial(each.round, between=between) for each in (second, third)])
+    assert [each.manager.current_step() for each in (second, third)] == [4, 4]
+    assert torch.equal(second.globals[0], third.globals[0])
+    second.manager.agree_on_weights()
+    say()
+    third.manager.agree_on_weights()
+    assert torch.equal(second.globals[0], third.globals[0])
+    assert torch.equal(second.momentum[0], third.momentum[0])
+    takes = "step 3: the weights of rank 1 are not those of rank 0 to the bit; taking those"
+    assert (takes in caplog.text) == (between is say)  # what was said before the end, the end regards
+
+
 def test_other_weights_that_nobody_published_are_an_error_at_the_end(caplog):
     store, first, second = both_at(3)
     first.manager._membership._heart.stop()
@@ -182,8 +215,8 @@ def test_other_weights_that_nobody_published_are_an_error_at_the_end(caplog):
     with pytest.raises(StateUnreadable, match=r"weights of rank 1 at step 3.*others, expected those of rank 0"):
         second.manager.agree_on_weights()
     assert f"{OTHERS}those cannot be loaded" in caplog.text
-    with pytest.raises(StateUnreadable, match="rank 0"):
-        second.manager.close()
+    with pytest.raises(StateUnreadable, match="Take the model of a replica that ended without this error"):
+        second.manager.close()  # not: start it again, for of a run that has ended no replica is
     assert len(store.keys("g000000/left")) == 1  # it has said goodbye all the same
 
 

@@ -2,7 +2,8 @@
 
 Means are equal everywhere; what each machine makes of them may not be. The first member of a commit says a digest of
 its weights before it offers anything to the next round, so whoever sees it go on, or gone, and then no digest, knows
-that there will be none. Until then a comparison stays open; one that can never be made is said in the log.
+that there will be none. Until then a comparison stays open; one that can never be made is said in the log. Of several
+the latest decides: whoever is the first member there may have said its weights without regard to an earlier one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from composer_replication.errors import explain
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 Verdict = Literal["equal", "other", "open", "never"]
+_NOT_IN_TIME = "did not say them in time, or does not live"
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,16 @@ class Comparison:
     numbers: str
 
 
-def judge(mine: str, said: str | None, *, is_over: bool) -> Verdict:
-    """What a look at a comparison comes to. `is_over` must have been looked at before `said` was."""
+def judge(mine: str, said: str | None, *, is_over: bool, later_is_open: bool = False) -> Verdict:
+    """What a look at a comparison comes to. `is_over` must have been looked at before `said` was.
+
+    Mine are not replaced by those of this step while a later comparison is open: that one was begun with mine.
+    """
     if said is None:
         return "never" if is_over else "open"
-    return "equal" if said == mine else "other"
+    if said == mine:
+        return "equal"
+    return "open" if later_is_open else "other"
 
 
 @dataclass
@@ -70,11 +77,13 @@ class Comparisons:
 
         `follows`: whether commits since an earlier step can be applied to the weights of that step.
         """
-        for each in tuple(self._open):
+        later_is_open = False
+        for each in sorted(self._open, key=lambda each: -each.step):
             is_over = self._is_over(store, place, each)
             said = self._said(store, each.step)
-            verdict = judge(each.numbers, said, is_over=is_over)
+            verdict = judge(each.numbers, said, is_over=is_over, later_is_open=later_is_open)
             if verdict == "open":
+                later_is_open |= each.step > self.agreed
                 continue
             self._open.remove(each)
             if verdict == "equal":
@@ -82,7 +91,6 @@ class Comparisons:
             elif verdict == "never":
                 self._say_not_compared(place, each, "went on, left or was replaced without saying them")
             elif (loaded := self._take(store, place, each, said or "", follows=follows)) is not None:
-                self._give_up(place, "had not said them when mine were replaced", after=each.step)
                 return loaded
         return None
 
@@ -94,12 +102,14 @@ class Comparisons:
             if each in self._open and each.step > self.agreed:  # else a later comparison has decided
                 self._wait_for_the_last_word(store, each, until)
                 loaded = self.look(store, place, follows=follows) or loaded
+                self._give_up(place, _NOT_IN_TIME, since=each.step)  # an earlier one may decide then
         loaded = self.look(store, place, follows=follows) or loaded
-        self._give_up(place, "did not say them in time, or does not live")
+        self._give_up(place, _NOT_IN_TIME)
         if self._apart is not None and self._apart.step > self.agreed:
             what = f"weights of rank {place.rank} at step {self._apart.step} in {store.uri}"
             expected = f"those of rank {self._apart.first[0]} to the bit, and nobody published them"
-            fix = "Start this replica again: it begins with the newest published state."
+            another = f"make the run again with generation={self.state.layout.generation + 1}"
+            fix = f"Take the model of a replica that ended without this error; where there is none, {another}."
             raise StateUnreadable(explain(what, got="others", expected=expected, fix=fix))
         return loaded
 
@@ -114,6 +124,9 @@ class Comparisons:
         differ = "step %d: the weights of rank %d are not those of rank %d to the bit; "
         if compared.step <= self.agreed:
             _log.warning(differ + "since step %d they are agreed on", *where, self.agreed)
+            return None
+        if self._apart is not None and compared.step < self._apart.step:
+            _log.warning(differ + "nor are those of step %d, which count", *where, self._apart.step)
             return None
         loaded = None
         if follows or compared.step == place.step:
@@ -187,13 +200,13 @@ class Comparisons:
     def _key(self, step: int) -> str:
         return self.state.layout.key("sums", f"{step:08d}")
 
-    def _give_up(self, place: Place, why: str, *, after: int = -1) -> None:
-        """Those of the steps after `after` will not be compared any more."""
+    def _give_up(self, place: Place, why: str, *, since: int = 0) -> None:
+        """Those of this step and of later ones will not be compared any more."""
         for each in self._open:
-            if each.step > after:
-                since = f"; since step {self.agreed} they are agreed on" if self.agreed > each.step else ""
-                self._say_not_compared(place, each, f"{why}{since}")
-        self._open = [each for each in self._open if each.step <= after]
+            if each.step >= since:
+                agreed = f"; since step {self.agreed} they are agreed on" if self.agreed > each.step else ""
+                self._say_not_compared(place, each, f"{why}{agreed}")
+        self._open = [each for each in self._open if each.step < since]
 
     def _say_not_compared(self, place: Place, compared: Comparison, why: str) -> None:
         what = "step %d: the weights of rank %d were not compared with those of rank %d, which %s"

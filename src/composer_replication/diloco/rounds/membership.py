@@ -126,7 +126,9 @@ class Membership:
 
     def agree_on_weights(self) -> None:
         """At the end: those of the first member, where mine are others by a bit; and what is still to be compared."""
-        self._compare(self.store)
+        store = self.store
+        self._look(store, training=False)  # first, as before a round: so that what I say or compare is agreed on so far
+        self._compare(store)
         self._finish_comparisons()
 
     def leave(self, *, failed: bool = False) -> None:
@@ -148,11 +150,14 @@ class Membership:
 
     def _compare_as_due(self, store: PatientStore) -> None:
         """At the steps of states; and what could not be compared before."""
-        follows = self.follower is not None
-        self._take(store, self._comparisons.look(store, self.place, follows=follows), training=True)
+        self._look(store, training=True)
         if self.place.step % self.state_every == 0:
             self._compare(store)
-            self._take(store, self._comparisons.look(store, self.place, follows=follows), training=True)
+            self._look(store, training=True)
+
+    def _look(self, store: PatientStore, *, training: bool) -> None:
+        follows = self.follower is not None
+        self._take(store, self._comparisons.look(store, self.place, follows=follows), training=training)
 
     def _compare(self, store: PatientStore) -> None:
         place = self.place
@@ -167,15 +172,11 @@ class Membership:
             self._comparisons.begin(store, place, first, wait_s=0.0 if late else self.settings.grace_s)
 
     def _finish_comparisons(self) -> None:
-        store, step = self.store, self.place.step
-        follows = self.follower is not None
+        store, follows = self.store, self.follower is not None
         self._take(store, self._comparisons.finish(store, self.place, follows=follows), training=False)
-        if self.place.step < step:
-            where = f"rounds {self.place.step} to {step - 1} of generation {self.generation} at {store.uri}"
-            raise StateUnreadable(f"{where} cannot be followed any more from the weights of the first member")
 
     def _take(self, store: PatientStore, loaded: Place | None, *, training: bool) -> None:
-        """Weights of the first member in the place of mine, and the commits since."""
+        """Weights of the first member in the place of mine, and the commits since: at the end all of them."""
         if loaded is None:
             return
         step, self.place = self.place.step, loaded
@@ -183,6 +184,9 @@ class Membership:
             if not self._follow(store, commit[1]):
                 break
         self._weights_were_replaced(training=training)
+        if self.place.step < step and not training:
+            where = f"rounds {self.place.step} to {step - 1} of generation {self.generation} at {store.uri}"
+            raise StateUnreadable(f"{where} cannot be followed any more from the weights of the first member")
 
     def _me(self) -> tuple[int, int]:
         return self.place.rank, self.place.claim
