@@ -201,3 +201,19 @@ def test_a_folder_takes_no_options_and_a_deadline_is_a_time(tmp_path):
         open_store(str(tmp_path), options={"region": "x"})
     with pytest.raises(InputError, match="deadline_s"):
         open_store(str(tmp_path), deadline_s=0)
+
+
+def test_a_folder_that_goes_away_while_it_is_made_is_made_again(tmp_path, monkeypatch):
+    """pathlib looks whether what stands in its way is a folder; by then it may be gone."""
+    store, make, calls = open_store(str(tmp_path)), Path.mkdir, []
+
+    def make_late(path, *args, **options):
+        calls.append(path)
+        if len(calls) == 1:
+            raise FileExistsError(17, "File exists", str(path))
+        make(path, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", make_late)
+    store.put("round/deep/a", b"x")
+    assert store.get("round/deep/a", most_bytes=9) == b"x"
+    assert len(calls) >= 2

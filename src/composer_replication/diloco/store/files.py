@@ -118,7 +118,7 @@ class FileStore:
         with self._named_errors(key):
             for left in reversed(range(_TRIES)):
                 try:
-                    path.parent.mkdir(parents=True, exist_ok=True)
+                    _make_folder(path.parent)
                     with staged(path) as stage:
                         stage.file.write(data)
                         stage.commit_new() if mode == "create" else stage.commit()
@@ -172,3 +172,12 @@ class FileStore:
                 raise missing(self.uri, key, cause_kind=kind) from error
             named = StoreDenied if error.errno in _DENIED else StoreFull if error.errno in _FULL else StoreUnavailable
             raise named(error.strerror or str(error), uri=self.uri, key=key, cause_kind=kind) from error
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        # Also raised where it was there and went away before it was looked at: FileNotFoundError then, from here.
+        if not stat.S_ISDIR(folder.stat().st_mode):
+            raise
