@@ -1,14 +1,17 @@
 """A model that knows its harness: plain fine-tuning on scripted sessions of the workspace, errors and all.
 
-    python warm_up.py MODEL OUT [--episodes 640] [--steps 120]
+    python warm_up.py rows TOKENIZER rows.json [--episodes 640]
+    python warm_up.py train MODEL rows.json OUT [--steps 80]
 
 The sessions are those of the careless agent on tasks 30,000 and up, which no arm trains on or is judged on. No hint is
-among them: whether the model heeds one is what the arms ask. Writes a folder that `from_pretrained` reads.
+among them: whether the model heeds one is what the arms ask. Writes a folder that `from_pretrained` reads. After each
+round of steps 16 tasks are played; where too few of them hold a call, another round follows, three at the most.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -21,8 +24,8 @@ from composer_replication.batch.model_folder import load_model, load_tokenizer
 from composer_replication.envs.policies import CARELESS, Episode, play
 from composer_replication.envs.workspace import TOOLS, generate_task
 
-FIRST, LONGEST, BATCH, LR, WARM = 30_000, 2048, 8, 3e-5, 5
-PLAYED, FEWEST = range(29_000, 29_016), 0.5
+FIRST, LONGEST, BATCH, PART, LR, WARM = 30_000, 3072, 16, 4, 3e-5, 5
+PLAYED, FEWEST, ROUNDS = range(29_000, 29_016), 0.8, 3
 
 
 def messages_of(episode: Episode) -> list[dict[str, Any]]:
@@ -61,50 +64,87 @@ def begin_unlearnt_rows(model: Any, tokenizer: Any, marks: tuple[str, ...] = ("<
 def share_with_a_call(model: Any, tokenizer: Any) -> float:
     """Of tasks that nothing else uses, played by the model."""
     talks = [Talk(tokenizer, seed, f"warm:{seed}") for seed in PLAYED]
-    play_all(model, tokenizer, talks, most=768)
+    play_all(model, tokenizer, talks, most=1024)
+    solved = sum(each.workspace.reward().solved for each in talks)
+    calls, failing = (sum(each) for each in zip(*((e.workspace.calls, e.failures.total()) for e in talks), strict=True))
+    print(f"of {len(talks)} tasks {solved} solved, {calls} calls, {failing} failing", flush=True)
     return sum(each.workspace.calls > 0 for each in talks) / len(talks)
 
 
-def train(model: Any, rows: list[tuple[list[int], list[int]]], *, steps: int, pad: int, device: str) -> None:
-    draw = random.Random(0)  # noqa: S311 (the order of sessions)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
-    model.train()
-    for step in range(steps):
-        optimiser.param_groups[0]["lr"] = LR * min(1.0, (step + 1) / WARM)
-        batch = draw.sample(rows, BATCH)
-        width = max(len(ids) for ids, _ in batch)
-        ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in batch], device=device)
-        labels = torch.tensor([row + [-100] * (width - len(row)) for _, row in batch], device=device)
-        with torch.autocast(device, dtype=torch.bfloat16):
-            loss = model(input_ids=ids, labels=labels).loss
+class Training:
+    """AdamW over all weights, batches of sessions in parts that fit beside a large vocabulary."""
+
+    def __init__(self, model: Any, rows: list[tuple[list[int], list[int]]], *, pad: int) -> None:
+        self.model, self.rows, self.pad, self.step = model, rows, pad, 0
+        self.draw = random.Random(0)  # noqa: S311 (the order of sessions)
+        self.optimiser = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
+
+    def run(self, steps: int) -> None:
+        self.model.train()
+        for _ in range(steps):
+            self.step += 1
+            self.optimiser.param_groups[0]["lr"] = LR * min(1.0, self.step / WARM)
+            batch = self.draw.sample(self.rows, BATCH)
+            total = sum(label != -100 for _, row in batch for label in row)
+            parts = [batch[at : at + PART] for at in range(0, BATCH, PART)]
+            loss = sum(self._add_gradient(part, total) for part in parts)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimiser.step()
+            self.optimiser.zero_grad()
+            print(f"step {self.step} loss {loss:.3f}", flush=True)
+
+    def _add_gradient(self, part: list[tuple[list[int], list[int]]], total: int) -> float:
+        device, width = self.model.device, max(len(ids) for ids, _ in part)
+        ids = torch.tensor([ids + [self.pad] * (width - len(ids)) for ids, _ in part], device=device)
+        labels = torch.tensor([row + [-100] * (width - len(row)) for _, row in part], device=device)
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            loss = self.model(input_ids=ids, labels=labels, num_items_in_batch=total).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
-        print(f"step {step + 1} loss {loss.item():.3f}", flush=True)
+        return loss.item()
+
+
+def write_rows(tokenizer_name: str, out: Path, episodes: int) -> None:
+    tokenizer = load_tokenizer(tokenizer_name)
+    tasks = [generate_task(seed, difficulty="easy") for seed in range(FIRST, FIRST + episodes)]
+    rows = [tokens_of(tokenizer, messages_of(play(task, CARELESS, runner=world_runner()))) for task in tasks]
+    out.write_text(json.dumps(rows), encoding="utf-8")
+
+
+def train(model_name: str, rows: Path, out: Path, steps: int) -> None:
+    torch.manual_seed(0)
+    tokenizer = load_tokenizer(model_name)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load_model(model_name, what="model", dtype=torch.float32).to(device)
+    begin_unlearnt_rows(model, tokenizer)
+    training = Training(model, json.loads(rows.read_text(encoding="utf-8")), pad=tokenizer.pad_token_id)
+    for _ in range(ROUNDS):
+        training.run(steps)
+        share = share_with_a_call(model, tokenizer)
+        print(f"after {training.step} steps, tasks with a call: {share:.0%}", flush=True)
+        if share >= FEWEST:
+            model.save_pretrained(out)
+            tokenizer.save_pretrained(out)
+            return
+    raise SystemExit(f"only {share:.0%} of {len(PLAYED)} tasks hold a call: no arm could be judged")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--episodes", type=int, default=640)
-    parser.add_argument("--steps", type=int, default=120)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    rows = verbs.add_parser("rows")
+    rows.add_argument("tokenizer")
+    rows.add_argument("out", type=Path)
+    rows.add_argument("--episodes", type=int, default=640)
+    training = verbs.add_parser("train")
+    training.add_argument("model")
+    training.add_argument("rows", type=Path)
+    training.add_argument("out", type=Path)
+    training.add_argument("--steps", type=int, default=80)
     given = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
-    tokenizer = load_tokenizer(given.model)
-    tasks = [generate_task(seed, difficulty="easy") for seed in range(FIRST, FIRST + given.episodes)]
-    rows = [tokens_of(tokenizer, messages_of(play(task, CARELESS, runner=world_runner()))) for task in tasks]
-    model = load_model(given.model, what="model", dtype=torch.float32).to(device)
-    begin_unlearnt_rows(model, tokenizer)
-    train(model, rows, steps=given.steps, pad=tokenizer.pad_token_id, device=device)
-    share = share_with_a_call(model, tokenizer)
-    print(f"tasks with a call: {share:.0%}")
-    model.save_pretrained(given.out)
-    tokenizer.save_pretrained(given.out)
-    if share < FEWEST:
-        raise SystemExit(f"only {share:.0%} of {len(PLAYED)} tasks hold a call: train longer, or no arm can be judged")
+    if given.verb == "rows":
+        write_rows(given.tokenizer, given.out, given.episodes)
+    else:
+        train(given.model, given.rows, given.out, given.steps)
 
 
 if __name__ == "__main__":

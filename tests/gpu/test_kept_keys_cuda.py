@@ -10,6 +10,9 @@ import torch
 
 from composer_replication.rollouts.generation.generator import RolloutGenerator
 from composer_replication.rollouts.generation.passes import NextTokens
+from composer_replication.rollouts.generation.recorded_talks import RecordedTalking
+from composer_replication.rollouts.generation.talks import Talking
+from scripted_talk import Scripted
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "generation"))
 from kept_rows import new_tokens, padded, random_rows, small_model
@@ -44,3 +47,16 @@ def test_the_same_seed_draws_the_same_tokens():
         torch.manual_seed(4)
         found.append(RolloutGenerator().generate(model, **inputs, max_new_tokens=30, do_sample=True, top_k=0))
     assert torch.equal(*found)
+
+
+def test_conversations_of_recorded_passes_say_what_others_say_side_by_side(monkeypatch):
+    recorded = []
+    usual = NextTokens._record
+    monkeypatch.setattr(NextTokens, "_record", lambda self, *given: recorded.append(given[2]) or usual(self, *given))
+    model, said = small_model().cuda(), []
+    for kind in (Talking, RecordedTalking):
+        talks = [Scripted(number, number % 3) for number in range(5)]
+        kind(model, ends=[2], places=3, room=120, temperature=0.0).run(talks)
+        said.append([talk.heard for talk in talks])
+    assert said[0] == said[1]
+    assert recorded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import re
 from collections import Counter
@@ -18,6 +19,7 @@ from composer_replication.errors import UnsupportedModelError, explain
 if TYPE_CHECKING:
     from torch import nn
 
+logger = logging.getLogger(__name__)
 SCHEMAS = [each["function"] for each in TOOLS]
 MOST_CALLS = 24
 _CALL = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
@@ -119,15 +121,29 @@ def play_all(
     temperature: float = 1.0,
 ) -> None:
     """All episodes, sampled by the model as it is; one with more than `most` tokens after its prompt is over."""
+    from composer_replication.objective.adapters import evaluating
+
+    longest = max(len(each.prompt_ids) for each in episodes)
+    ends = [tokenizer.eos_token_id]
+    with evaluating(model):
+        talking = _talking(model, most + longest)(
+            model, ends=ends, places=places, room=most + longest, most_new=most, temperature=temperature
+        )
+        talking.run(episodes)
+
+
+def _talking(model: Any, room: int) -> Any:
+    """On a GPU recorded passes, where the model can be recorded; else all rows side by side, as they are."""
+    from composer_replication.rollouts.generation.recorded_talks import RecordedTalking
+    from composer_replication.rollouts.generation.suitability import why_not_kept
     from composer_replication.rollouts.generation.talks import Talking
 
-    room = most + max(len(each.prompt_ids) for each in episodes)
-    was_training = model.training
-    model.eval()
-    ends = [tokenizer.eos_token_id]
-    talking = Talking(model, ends=ends, places=places, room=room, most_new=most, temperature=temperature)
-    talking.run(episodes)
-    model.train(was_training)
+    if model.device.type != "cuda":
+        return Talking
+    reason = why_not_kept(model, room)
+    if reason is not None:
+        logger.warning("conversations are not sampled from kept keys: %s", reason)
+    return Talking if reason else RecordedTalking
 
 
 def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:

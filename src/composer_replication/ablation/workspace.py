@@ -135,8 +135,9 @@ def _judged(job: Job, start: str, trained: str) -> tuple[list[Unit], dict[str, s
     episodes = [
         Episode(tokenizer, task, f"held out:{job.seed}:{task}") for task in range(first, first + options["held_out"])
     ]
-    play_all(after, tokenizer, episodes, most=options["most_tokens"])
-    moved = distances(before, after, episodes, pad=tokenizer.pad_token_id)
+    places = len(episodes) if device == "cuda" else 48  # a GPU has room for all of them at once
+    play_all(after, tokenizer, episodes, most=options["most_tokens"], places=places)
+    moved = distances(before, after, episodes)
     units = [_unit(episode, *each) for episode, each in zip(episodes, moved, strict=True)]
     return units, {"start": weights_digest(before), "trained": weights_digest(after)}
 
@@ -157,29 +158,24 @@ def _unit(episode: Episode, entropy: float, kl: float) -> Unit:
     return Unit(f"task-{episode.seed}", figures | kinds)
 
 
-def distances(
-    before: nn.Module, after: nn.Module, episodes: Sequence[Episode], *, pad: int, size: int = 8
-) -> list[tuple[float, float]]:
-    """Of each episode the sums over its sampled tokens of the entropy, and of KL(after || before), in nats."""
+def distances(before: nn.Module, after: nn.Module, episodes: Sequence[Episode]) -> list[tuple[float, float]]:
+    """Of each episode the sums over its sampled tokens of the entropy, and of KL(after || before), in nats.
+
+    One episode at a time, and only the rows that predict a sampled token: with a large vocabulary a batch's do not fit.
+    """
     import torch
 
     device = next(after.parameters()).device
-    order = sorted(range(len(episodes)), key=lambda number: len(episodes[number].ids))
-    sums: dict[int, tuple[float, float]] = {}
-    for begin in range(0, len(order), size):
-        numbers = order[begin : begin + size]
-        rows = [torch.tensor(episodes[number].prompt_ids + episodes[number].ids) for number in numbers]
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad).to(device)
+    sums: list[tuple[float, float]] = []
+    for episode in episodes:
+        ids = torch.tensor([episode.prompt_ids + episode.ids], device=device)
+        places = (torch.tensor(episode.sampled).nonzero().squeeze(1) + len(episode.prompt_ids) - 1).to(device)
         with torch.inference_mode():
-            now, then = (torch.log_softmax(_logits(model, ids), -1) for model in (after, before))
-            entropy_BT, kl_BT = -(now.exp() * now).sum(-1), (now.exp() * (now - then)).sum(-1)
-        for row, number in enumerate(numbers):
-            episode = episodes[number]
-            places = (torch.tensor(episode.sampled).nonzero().squeeze(1) + len(episode.prompt_ids) - 1).to(device)
-            sums[number] = float(entropy_BT[row, places].sum()), float(kl_BT[row, places].sum())
-    return [sums[number] for number in range(len(episodes))]
+            now, then = (torch.log_softmax(_logits(model, ids, places), -1) for model in (after, before))
+            sums.append((float(-(now.exp() * now).sum()), float((now.exp() * (now - then)).sum())))
+    return sums
 
 
-def _logits(model: Any, ids_BT: Tensor) -> Tensor:
-    """Behind a row stands padding, which causal attention never sees."""
-    return model(input_ids=ids_BT, use_cache=False).logits.float()
+def _logits(model: Any, ids: Tensor, places: Tensor) -> Tensor:
+    """Of one row, at these places (n, V)."""
+    return model(input_ids=ids, use_cache=False, logits_to_keep=places).logits[0].float()

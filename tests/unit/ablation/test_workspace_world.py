@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import tiny_models  # noqa: E402
+from scripted_talk import Scripted  # noqa: E402
 from composer_replication.ablation.episodes import SCHEMAS, Episode, after_a_turn, play_all  # noqa: E402
 from composer_replication.ablation.workspace import KINDS, METRICS, distances  # noqa: E402
 from composer_replication.batch.render.renderer import Renderer  # noqa: E402
@@ -20,33 +22,43 @@ from composer_replication.errors import ConfigError, InputError, UnsupportedMode
 from composer_replication.rollouts.conversation import Rollout  # noqa: E402
 from composer_replication.rollouts.error_penalty import ErrorPenalty, errors_in  # noqa: E402
 from composer_replication.rollouts.gathering import gather_rollouts  # noqa: E402
+from composer_replication.rollouts.generation import recorded_talks  # noqa: E402
+from composer_replication.rollouts.generation.passes import read_tokens  # noqa: E402
+from composer_replication.rollouts.generation.recorded_talks import RecordedTalking  # noqa: E402
 from composer_replication.rollouts.generation.talks import Talking  # noqa: E402
 from composer_replication.rollouts.sites import RolloutOptions, RolloutSites  # noqa: E402
 
 END = 2
 
 
-class Scripted:
-    """Hears `answers` one after the other; turns end at their limit or with the end token."""
-
-    def __init__(self, number: int, answers: int) -> None:
-        self.draw, self.number, self._left = random.Random(number), number, answers
-        self.heard: list[list[int]] = []
-
-    def begin(self) -> list[int]:
-        return [3 + self.number] * (2 + self.number)
-
-    def hear(self, said: list[int]) -> list[int] | None:
-        self.heard.append(list(said))
-        self._left -= 1
-        return None if self._left < 0 else [10 + self.number] * (1 + self._left)
-
-
-def spoken(places: int, *, temperature: float, count: int = 5) -> list[list[list[int]]]:
+def spoken(places: int, *, temperature: float, count: int = 5, by: Any = Talking) -> list[list[list[int]]]:
     model = tiny_models.build("llama-tied").eval()
     talks = [Scripted(number, number % 3) for number in range(count)]
-    Talking(model, ends=[END], places=places, room=120, temperature=temperature).run(talks)
+    by(model, ends=[END], places=places, room=120, temperature=temperature).run(talks)
     return [talk.heard for talk in talks]
+
+
+@pytest.mark.parametrize("places", [1, 2, 5])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_of_one_shape_say_what_conversations_side_by_side_say(places, temperature):
+    by = partial(RecordedTalking, record=False)
+    assert spoken(places, temperature=temperature, by=by) == spoken(3, temperature=temperature)
+
+
+def test_a_row_goes_on_from_what_two_prompts_share(student):
+    """Tools' schemas stand before every task: of the second episode in a row only the task is read."""
+    model, tokenizer = student
+    usual, other = ([Episode(tokenizer, seed, f"rows:{seed}") for seed in (0, 1, 2, 3)] for _ in range(2))
+    given = {"ends": [tokenizer.eos_token_id], "places": 2, "room": 1500, "most_new": 300}
+    Talking(model, **given).run(usual)
+    read = list[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorded_talks, "read_tokens", lambda *told: read.append(read_tokens(*told)))
+        RecordedTalking(model, **given, record=False).run(other)
+    assert [each.ids for each in other] == [each.ids for each in usual]
+    heard = sum(len(each.ids) - sum(each.sampled) for each in other)
+    shortest = min(len(each.prompt_ids) for each in other)
+    assert sum(read) < heard + 2 * shortest, "four prompts were read whole"
 
 
 def test_what_a_conversation_says_does_not_depend_on_who_else_talks():
@@ -169,7 +181,7 @@ def test_entropy_and_divergence_are_sums_over_the_sampled_tokens(episodes, stude
     moved = load_student()[0].float().eval()
     with torch.no_grad():
         moved.model.layers[2].mlp.down_proj.weight.mul_(1.2)
-    sums = distances(model, moved, episodes[:3], pad=tokenizer.pad_token_id, size=2)
+    sums = distances(model, moved, episodes[:3])
     assert all(kl > 0 for _, kl in sums)
     episode = episodes[1]
     ids = torch.tensor([episode.prompt_ids + episode.ids])
@@ -179,7 +191,7 @@ def test_entropy_and_divergence_are_sums_over_the_sampled_tokens(episodes, stude
     entropy = -(now[places].exp() * now[places]).sum()
     kl = (now[places].exp() * (now[places] - then[places])).sum()
     torch.testing.assert_close(torch.tensor(sums[1]).double(), torch.stack([entropy, kl]), rtol=1e-3, atol=1e-4)
-    assert distances(model, model, episodes[:1], pad=0)[0][1] == 0.0
+    assert distances(model, model, episodes[:1])[0][1] == 0.0
 
 
 def test_a_job_trains_on_rollouts_and_plays_held_out_tasks(tmp_path: Path, monkeypatch):

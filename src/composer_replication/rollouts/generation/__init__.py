@@ -7,5 +7,6 @@ choice       which token comes next
 suitability  whether a model may, by its config and an experiment
 loop         token after token until all rows have ended
 talks        whole conversations of a small model on a CPU, none of which waits for another
+recorded_talks  the same on a GPU, token by token from CUDA graphs
 generator    all of it: `RolloutGenerator`
 """

@@ -161,15 +161,15 @@ class Talking:
             self._at[row].length += len(each)
 
     def _pick(self, rows: Sequence[int]) -> list[int]:
-        """Temperature 0 takes the likeliest. Each conversation has luck of its own, whoever else is there."""
-        logits = self._logits[list(rows)]
-        if not self._temperature:
-            return logits.argmax(-1).tolist()
-        sums = torch.softmax(logits.double() / self._temperature, dim=-1).cumsum(-1)
-        luck = torch.tensor([[self._at[row].talk.draw.random()] for row in rows], dtype=torch.float64)
-        return (
-            torch.searchsorted(sums, luck.to(self._device) * sums[:, -1:])
-            .squeeze(1)
-            .clamp(max=sums.shape[1] - 1)
-            .tolist()
-        )
+        lucks = [self._at[row].talk.draw for row in rows]
+        return drawn_tokens(self._logits[list(rows)], lucks, temperature=self._temperature)
+
+
+def drawn_tokens(logits_BV: Tensor, lucks: Sequence[random.Random], *, temperature: float) -> list[int]:
+    """Temperature 0 takes the likeliest. Each conversation has luck of its own, whoever else is there."""
+    if not temperature:
+        return logits_BV.argmax(-1).tolist()
+    sums = torch.softmax(logits_BV.double() / temperature, dim=-1).cumsum(-1)
+    luck = torch.tensor([[each.random()] for each in lucks], dtype=torch.float64).to(sums.device)
+    found = torch.searchsorted(sums, luck * sums[:, -1:]).squeeze(1)
+    return found.clamp(max=sums.shape[1] - 1).tolist()
