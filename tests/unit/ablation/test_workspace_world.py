@@ -12,7 +12,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tiny_models  # noqa: E402
-from scripted_talk import Scripted  # noqa: E402
 from composer_replication.ablation.episodes import SCHEMAS, Episode, after_a_turn, play_all  # noqa: E402
 from composer_replication.ablation.workspace import KINDS, METRICS, distances  # noqa: E402
 from composer_replication.batch.render.renderer import Renderer  # noqa: E402
@@ -27,6 +26,7 @@ from composer_replication.rollouts.generation.passes import read_tokens  # noqa:
 from composer_replication.rollouts.generation.recorded_talks import RecordedTalking  # noqa: E402
 from composer_replication.rollouts.generation.talks import Talking  # noqa: E402
 from composer_replication.rollouts.sites import RolloutOptions, RolloutSites  # noqa: E402
+from scripted_talk import Scripted  # noqa: E402
 
 END = 2
 
@@ -177,7 +177,7 @@ def test_an_error_has_a_price(episodes):
 
 
 def test_entropy_and_divergence_are_sums_over_the_sampled_tokens(episodes, student):
-    model, tokenizer = student
+    model, _tokenizer = student
     moved = load_student()[0].float().eval()
     with torch.no_grad():
         moved.model.layers[2].mlp.down_proj.weight.mul_(1.2)
