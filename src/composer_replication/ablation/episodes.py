@@ -134,13 +134,16 @@ def play_all(
 
 def _talking(model: Any, room: int) -> Any:
     """On a GPU recorded passes, where the model can be recorded; else all rows side by side, as they are."""
+    import torch
+
     from composer_replication.rollouts.generation.recorded_talks import RecordedTalking
     from composer_replication.rollouts.generation.suitability import why_not_kept
     from composer_replication.rollouts.generation.talks import Talking
 
     if model.device.type != "cuda":
         return Talking
-    reason = why_not_kept(model, room)
+    with torch.no_grad():
+        reason = why_not_kept(model, room)
     if reason is not None:
         logger.warning("conversations are not sampled from kept keys: %s", reason)
     return Talking if reason else RecordedTalking
