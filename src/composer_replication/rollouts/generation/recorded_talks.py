@@ -66,9 +66,14 @@ class RecordedTalking:
         self._room, self._most_new, self._temperature = room, most_new, temperature
         self._record = record
 
-    @torch.no_grad()
     def run(self, talks: Iterable[Talk]) -> None:
-        """Until all are over."""
+        """Until all are over; what the recordings held goes back to the device, where training needs it."""
+        self._run(talks)
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @torch.no_grad()
+    def _run(self, talks: Iterable[Talk]) -> None:
         coming = deque(_Row(talk, room=self._room, most_new=self._most_new) for talk in talks)
         with evaluating(self._model), own_masks_taken(self._model):
             cache = self._begun([row.tokens for row in coming])
