@@ -66,7 +66,8 @@ def azurite() -> Iterator[tuple[str, dict[str, str]]]:
     program = os.environ.get("AZURITE") or (str(AZURITE) if AZURITE.exists() else shutil.which("azurite-blob"))
     if not program:
         pytest.skip("no azurite-blob: npm install --prefix .azurite azurite")
-    options = ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--blobPort"]
+    # Its telemetry is on by itself, and where there is no network keeps it from ending for 5 to more than 20 s.
+    options = ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--blobPort"]
     with _process([program, *options]) as port:
         url = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
         _ask(_container(url))
