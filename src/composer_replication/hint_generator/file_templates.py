@@ -113,7 +113,7 @@ def hint_file_not_found(ctx: HintContext | None = None) -> str:
     how = f"by name with {finder}" if finder else "by listing its folder"
     if meant and given(ctx, "is_from_error"):
         return f"The file is called {meant} here. Find a file {how} instead of guessing its name or ending."
-    if meant:
+    if meant and not (is_search and _is_file_for_folder(ctx)):
         return f"The file is {meant}, as this session has shown. Take paths from listings and results, not from memory."
     if is_search and ending:
         return f"Search the whole project, not one place that was guessed: the name may end in {ending} here."
@@ -127,6 +127,12 @@ def hint_file_not_found(ctx: HintContext | None = None) -> str:
     if names:
         return f"Find the file {how} instead of guessing its name. {names_shown(ctx)}"
     return f"Open only paths that a listing or a result has shown: find the file {how} first, instead of guessing."
+
+
+def _is_file_for_folder(ctx: HintContext | None) -> bool:
+    """A folder was guessed to search in, and only a file has its name: what is searched for may lie in another one."""
+    guessed, meant = (str(given(ctx, name) or "").rpartition("/")[2] for name in ("path", "meant"))
+    return "." not in guessed and "." in meant
 
 
 def names_shown(ctx: HintContext | None) -> str:

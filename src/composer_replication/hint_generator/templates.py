@@ -40,7 +40,7 @@ from composer_replication.hint_generator.shell_templates import (
 
 Template = Callable[[HintContext], str]
 # Of all built-in templates together: a hint says by which version it was written.
-VERSION = 4
+VERSION = 5
 
 
 def hint_tool_not_found(ctx: HintContext | None = None) -> str:

@@ -36,7 +36,7 @@ def search_for(
         words = look.words.lower()
         if look.found_nothing and len(stem) >= _MIN_WORD and stem in words:
             return None  # there is no such file anywhere: its name was made up, and no search is for it
-        if not look.has_found:
+        if not look.has_found or not _is_into_what_was_shown(look, state):
             continue
         if isinstance(pattern, str) and len(pattern) >= _MIN_WORD and pattern.lower() in words:
             return look
@@ -85,6 +85,12 @@ def help_for(command: str, later: Sequence[LaterCall]) -> ToolCall | None:
 
 def _begins(name: str, stem: str) -> bool:
     return name == stem or name.startswith(f"{stem}.")
+
+
+def _is_into_what_was_shown(look: LaterCall, state: SessionState) -> bool:
+    """Whether it could have been made before the failure: not where it looks into a file that nobody had heard of."""
+    name = (look.path or "").rstrip("/").rpartition("/")[2]
+    return "." not in name.lstrip(".") or state.has_shown(name)
 
 
 def _is_new(look: LaterCall, state: SessionState) -> bool:

@@ -244,6 +244,17 @@ def test_a_search_in_a_guessed_folder_is_sent_to_the_root_and_a_reader_to_a_find
     )
 
 
+def test_a_search_in_a_folder_that_is_none_is_not_sent_to_the_one_file_of_that_name():
+    """What is searched may lie in the file's siblings."""
+    session = Session()
+    session.call("Glob", f"{ROOT}/shop/cart.py\n{ROOT}/shop/cart_totals.py", pattern="shop/*.py")
+    said = f"<tool_use_error>Path does not exist: {ROOT}/shop/cart</tool_use_error>"
+    session.call("Grep", said, is_error=True, pattern="def total", path=f"{ROOT}/shop/cart")
+    assert hint_of(session).text.startswith(
+        "Search the whole project, or a folder that a listing or a result has shown"
+    )
+
+
 @pytest.mark.parametrize("words", ["that", "No.", "not that!", "fix this", "why?", "no, don't do it", "…"])
 def test_a_fragment_is_no_hint(words):
     assert said_hint(words) is None

@@ -35,7 +35,7 @@ def hint_of(session, **options):
     assert site.is_kept, site
     hint = write_hint(site, conversation, tool_schemas=SCHEMAS, **options)
     assert count_sentences(hint.text) <= 2
-    assert (hint.version, hint.facts["error_kind"]) == (4, site.kind)
+    assert (hint.version, hint.facts["error_kind"]) == (5, site.kind)
     return hint
 
 

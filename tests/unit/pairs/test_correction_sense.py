@@ -124,6 +124,13 @@ def test_a_search_for_text_is_made_elsewhere_and_not_turned_into_a_list():
     assert decided(failed, (bash("ls /repo"), "app\ncart.py"), (read("/repo/cart.py"), TEXT)) is None
 
 
+def test_no_search_is_made_in_a_file_that_nobody_had_heard_of():
+    failed = ("Grep", {"pattern": "def total", "path": "/repo/cart"}), "<tool_use_error>Path does not exist: x", True
+    there = (("Grep", {"pattern": "def total", "path": "/repo/cart_totals.py"}), "12: def total(cart):")
+    assert decided(failed, there) is None
+    assert decided((bash("ls /repo"), "cart_totals.py\napp"), failed, there) == ("look_first", *there[0])
+
+
 @pytest.mark.parametrize(
     ("right", "is_chosen"),
     [
