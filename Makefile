@@ -146,7 +146,7 @@ $(MONARCH_VENV)/.installed: pyproject.toml constraints/main.hashes.txt constrain
 	touch $@
 
 test-monarch: $(MONARCH_VENV)/.installed ## a run by Monarch's actors, each of which is killed; twenty recorded steps
-	HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY=1s $(MONARCH) -m pytest -q -p no:cacheprovider -m monarch tests/recipes/monarch
+	HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY=1s $(MONARCH) -m pytest -q -p no:cacheprovider -m 'monarch or full' tests/recipes/monarch
 
 # verl, ray and torch: 1.6 GB; the tests take six minutes of CPU, most of it imports and steps (23 to 45 on busy cores).
 VERL_VENV ?= .venv-verl

@@ -22,6 +22,7 @@ from recipes.monarch.tiny_policies import save_scaled, save_tiny, tiny_batch, ti
 from recipes.recorded_steps import parameter_names, recorded_batches, recorded_steps, start_weights, weight_sums
 
 
+@pytest.mark.full  # in `make test-monarch` always
 def test_two_steps_are_those_of_the_trl_trainer(tmp_path):
     save_recorded(tmp_path)
     trainer = PolicyTrainer(recorded_settings(tmp_path))

@@ -34,6 +34,8 @@ from recipes.recorded_steps import ROWS, Batch, fixed_batch, one_group, recorded
 ALPHA = 0.1
 IS_WHOLE = os.environ.get("CRF_TEST_PROFILE") == "full"
 
+pytestmark = pytest.mark.full  # in `make test-prime` always
+
 
 def checked(batch: Batch) -> Batch:
     """One group of a batch, 4 of its 8 rows; the full profile takes all of them."""

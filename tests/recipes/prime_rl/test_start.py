@@ -14,6 +14,7 @@ import pytest
 from composer_replication.errors import ConfigError, MissingExtraError
 from composer_replication.recipes.prime_rl import start
 
+pytestmark = pytest.mark.full  # in `make test-prime` always
 CONFIGS = Path(start.__file__).parent / "configs"
 # A stand-in for the engine's package, by the paths that `hinted_turns` and `start` import.
 ENGINE = {
