@@ -190,5 +190,11 @@ def store_replicas(
     return in_threads(number, replica)
 
 
+def largest_gap(histories: Sequence[Sequence[Tensor]], others: Sequence[Sequence[Tensor]]) -> float:
+    """The largest difference of any weight of any replica after any step."""
+    pairs = [pair for both in zip(histories, others, strict=True) for pair in zip(*both, strict=True)]
+    return max((mine - other).abs().max().item() for mine, other in pairs)
+
+
 def _steps_of(steps: Sequence[int] | int, rank: int) -> int:
     return steps if isinstance(steps, int) else steps[rank]
