@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -11,6 +12,7 @@ from composer_replication.diloco.serverless.executor import Executor, ReplicaHan
 from composer_replication.diloco.serverless.modal import ModalExecutor
 from composer_replication.errors import InputError
 from executors.conformance import ENV, ExecutorConformance
+from executors.rented_launches import check_that_a_killed_machine_is_replaced_and_heals
 
 pytestmark = pytest.mark.diloco
 
@@ -88,3 +90,9 @@ def test_another_process_asks_by_the_handle_alone(harness):
 def test_a_time_that_no_sandbox_has_is_refused(harness):
     with pytest.raises(InputError, match="86400"):
         harness.make().launch_replicas(1, "executors.replica_bodies", {}, timeout=90_000)
+
+
+def test_of_four_over_s3_one_whose_sandbox_is_gone_is_started_again_and_heals(harness, tmp_path, capsys, monkeypatch):
+    where = ["--executor", "modal", "--option", "packages=[]"]
+    said = check_that_a_killed_machine_is_replaced_and_heals(harness, where, tmp_path, capsys, monkeypatch)
+    assert re.search(r"rank 1: .*SIGKILL.*started again \(1 of", said)

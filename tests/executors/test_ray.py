@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle
 from composer_replication.diloco.serverless.ray import RayExecutor
 from executors.conformance import ENV, ExecutorConformance
+from executors.rented_launches import check_that_a_killed_machine_is_replaced_and_heals
 
 pytestmark = [pytest.mark.diloco, pytest.mark.filterwarnings("ignore::ResourceWarning:ray")]
 
@@ -58,3 +60,10 @@ def test_one_that_waits_for_a_node_is_pending_and_can_be_cancelled(cluster):
     assert executor.poll(handle) == "pending"
     executor.cancel(handle)
     assert executor.poll(handle) == "cancelled"
+
+
+def test_of_four_over_s3_one_whose_actor_is_gone_is_started_again_and_heals(harness, tmp_path, capsys, monkeypatch):
+    # Without `detached` the actors are gone when `launch` has ended, and `collect` has nobody to ask.
+    where = ["--executor", "ray", "--option", "num_cpus=0.1", "--option", "detached=true"]
+    said = check_that_a_killed_machine_is_replaced_and_heals(harness, where, tmp_path, capsys, monkeypatch)
+    assert re.search(r"rank 1: .*started again \(1 of", said)

@@ -178,6 +178,7 @@ def _tend(args: argparse.Namespace, store: Any, file: LaunchFile, executor: Exec
     from composer_replication.steps.replicas.tending import tend
 
     with contextlib.ExitStack() as shown:
+        shown.enter_context(contextlib.redirect_stdout(sys.stderr))  # Ray prints to stdout when an actor dies
         if is_terminal(sys.stderr) and not args.json:
             from rich.console import Console
             from rich.live import Live
