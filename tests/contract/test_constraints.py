@@ -12,6 +12,21 @@ PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
 # They have environments of their own (constraints/NAME.txt), or none here: kingfisher is an optional scanner.
 ELSEWHERE = {"replaysim", "docs", "privacy", "verifiers", "openenv", "modal", "ray", "prime-rl", "monarch", "verl"}
 
+# Each would bring gigabytes, or versions that the tested set does not want.
+ENGINES = {
+    "data-juicer",
+    "py-data-juicer",
+    "modal",
+    "openenv",
+    "openenv-core",
+    "prime-rl",
+    "ray",
+    "torchmonarch",
+    "verifiers",
+    "verl",
+    "vllm",
+}
+
 
 def pins(*files: str) -> dict[str, str]:
     found = {}
@@ -24,12 +39,35 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_every_direct_dependency_is_pinned():
+def direct(*extras: str) -> set[str]:
+    """What the package asks for by itself, and with these extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *(each for name in extras if name not in ELSEWHERE for each in extras[name])]
-    names = {normal(re.split(r"[\s<>=!~;\[]", each, maxsplit=1)[0]) for each in wanted} - {"composer-replication"}
+    wanted = [*project["dependencies"], *(each for name in extras for each in project["optional-dependencies"][name])]
+    return {normal(re.split(r"[\s<>=!~;\[]", each, maxsplit=1)[0]) for each in wanted}
+
+
+def extras_of_setup() -> set[str]:
+    rule = re.search(r"^\$\(STAMP\):.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert rule is not None
+    (named,) = re.findall(r"-e '\.\[([a-z,-]+)\]'", rule[1])
+    return {*named.split(",")}
+
+
+def test_every_direct_dependency_is_pinned():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = direct(*(name for name in extras if name not in ELSEWHERE)) - {"composer-replication"}
     assert names - pins("main.txt").keys() == set()
+
+
+def test_the_main_environment_has_no_engine():
+    """`make setup` installs the pins, and the package itself without dependencies."""
+    assert ENGINES & pins("main.txt", "main.hashes.txt", "triton.hashes.txt").keys() == set()
+    assert {"dev", "train"} <= extras_of_setup()
+    assert ENGINES & direct(*extras_of_setup()) == set()
+    assert extras_of_setup() & ELSEWHERE == set()
+    assert ENGINES & direct("modal", "ray", "verl", "monarch", "verifiers", "openenv", "replaysim") == (
+        {"modal", "ray", "verl", "torchmonarch", "verifiers", "openenv", "py-data-juicer"}
+    )  # by the names that the engines have on the index
 
 
 @pytest.mark.parametrize(
