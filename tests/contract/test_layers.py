@@ -47,6 +47,13 @@ def test_loss_and_batch_do_not_know_each_other():
     assert "loss" not in LAYERS["batch"].ours
 
 
+def test_no_recipe_may_import_a_trainer_or_another_recipe():
+    recipes = {unit: layer.ours for unit, layer in LAYERS.items() if unit.startswith("recipes.")}
+    assert {"recipes.monarch", "recipes.prime_rl", "recipes.verl"} <= recipes.keys()
+    for unit, ours in recipes.items():
+        assert (ours & {"trainer", *recipes}) - {unit} == set()
+
+
 def test_the_lazy_aliases_are_the_ones_in_use():
     for owner, targets in LAZY_ALIASES.items():
         module = f"{PACKAGE}.{owner}".rstrip(".")
@@ -107,6 +114,16 @@ PLANTED = {
         "recipes.verl.new",
         "import composer_replication.recipes.prime_rl",
         "may not import recipes.prime",
+    ),
+    "a trainer of ours in a recipe": (
+        "recipes.monarch.new",
+        "from composer_replication.trainer import composer_trainer",
+        "recipes.monarch may not import trainer",
+    ),
+    "a trainer of ours in a function of a recipe": (
+        "recipes.verl.new",
+        "def f():\n    from ...trainer import offline",
+        "recipes.verl may not import trainer",
     ),
     "cli at import": ("cli.new", "from composer_replication.config import load", "only inside a function"),
     "a unit nobody planned": ("helpers.new", "import torch", "not in the layer table"),
