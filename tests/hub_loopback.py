@@ -25,6 +25,7 @@ class Repository:
     def __init__(self) -> None:
         self.commits: list[tuple[str, str, dict[str, bytes]]] = [("1" * 40, "initial", {})]
         self.requests: list[tuple[str, str]] = []
+        self.late_commits = 0  # refused because another came first
         self.judge: Callable[[str, str], str] = lambda method, path: ""
         self.ignores_parents = False
         self.lock = threading.Lock()
@@ -45,6 +46,7 @@ class Repository:
         head, _, files = self.commits[-1]
         header = lines[0]["value"]
         if header.get("parentCommit", head) != head and not self.ignores_parents:
+            self.late_commits += 1
             return 412, {"error": "A commit has happened since. Please refresh and try again."}
         files = dict(files)
         for line in lines[1:]:
@@ -60,6 +62,7 @@ class Repository:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits 40 ms for the answer to its headers
     repository: Repository
 
     def _serve(self) -> None:
