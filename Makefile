@@ -132,7 +132,7 @@ test-diloco: $(DILOCO_VENV)/.installed $(AZURITE) ## replicas by Modal, the Hub'
 	$(DILOCO) -m pytest -q -p no:cacheprovider -m diloco --ignore tests/executors/test_ray.py tests/executors tests/bucket_servers
 	RAY_AUTH_MODE=disabled $(DILOCO) -m pytest -q -p no:cacheprovider -p no:unraisableexception -m diloco tests/executors/test_ray.py
 
-# Monarch beside the tested set: 0.4 GB more, 1.7 in all; the tests take four minutes of CPU. A process that was killed
+# Monarch beside the tested set: 0.4 GB more, 1.8 in all; the tests take four minutes. A process that was killed
 # is found within a second instead of ten.
 MONARCH_VENV ?= .venv-monarch
 MONARCH := $(MONARCH_VENV)/bin/python
@@ -148,7 +148,7 @@ $(MONARCH_VENV)/.installed: pyproject.toml constraints/main.hashes.txt constrain
 test-monarch: $(MONARCH_VENV)/.installed ## a run by Monarch's actors, each of which is killed; twenty recorded steps
 	HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY=1s $(MONARCH) -m pytest -q -p no:cacheprovider -m 'monarch or full' tests/recipes/monarch
 
-# verl, ray and torch: 1.6 GB; the tests take six minutes of CPU, most of it imports and steps (23 to 45 on busy cores).
+# verl, ray and torch: 1.7 GB; the tests take seven minutes, most of it imports and steps.
 VERL_VENV ?= .venv-verl
 VERL := $(VERL_VENV)/bin/python
 $(VERL_VENV)/.installed: pyproject.toml constraints/main.txt constraints/verl.txt
