@@ -111,8 +111,8 @@ $(BROWSER_VENV)/.installed: pyproject.toml constraints/browser.txt
 test-browser: $(BROWSER_VENV)/.installed ## the report's pages in Chromium: themes, keys, phone, paper, hostile logs, axe
 	$(BROWSER) -m pytest -q -p no:cacheprovider -m browser tests/browser
 
-# modal, ray and moto (for S3) beside the tested set, and azurite (for Azure) by npm: 1.8 GB and 0.4 GB; the tests take five
-# minutes on two busy cores. Ray's own processes outlive its objects, which pytest would call a leak.
+# modal, ray and moto (for S3) beside the tested set, and azurite (for Azure) by npm: 1.8 GB and 0.4 GB; the tests take three
+# minutes. Ray's own processes outlive its objects, which pytest would call a leak.
 DILOCO_VENV ?= .venv-diloco
 DILOCO := $(DILOCO_VENV)/bin/python
 AZURITE := .azurite/node_modules/.bin/azurite-blob
