@@ -136,17 +136,21 @@ def _talking(model: Any, room: int) -> Any:
     """On a GPU recorded passes, where the model can be recorded; else all rows side by side, as they are."""
     import torch
 
+    from composer_replication.objective.adapters import has_adapter
     from composer_replication.rollouts.generation.recorded_talks import RecordedTalking
     from composer_replication.rollouts.generation.suitability import why_not_kept
     from composer_replication.rollouts.generation.talks import Talking
 
-    if model.device.type != "cuda":
-        return Talking
-    with torch.no_grad():
-        reason = why_not_kept(model, room)
-    if reason is not None:
+    if model.device.type == "cuda":
+        with torch.no_grad():
+            reason = why_not_kept(model, room)
+        if reason is None:
+            return RecordedTalking
         logger.warning("conversations are not sampled from kept keys: %s", reason)
-    return Talking if reason else RecordedTalking
+    if has_adapter(model):
+        fix = "Merge it into the weights first (`crf export RUN --to DIR`), or train without one."
+        raise UnsupportedModelError(explain("model", got="an adapter", expected="plain weights, off a GPU", fix=fix))
+    return Talking
 
 
 def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def search_for(
         words = look.words.lower()
         if look.found_nothing and len(stem) >= _MIN_WORD and stem in words:
             return None  # there is no such file anywhere: its name was made up, and no search is for it
-        if not look.has_found or not _is_into_what_was_shown(look, state):
+        if not look.has_found or not _is_into_what_was_shown(look, path, state):
             continue
         if isinstance(pattern, str) and len(pattern) >= _MIN_WORD and pattern.lower() in words:
             return look
@@ -87,10 +87,22 @@ def _begins(name: str, stem: str) -> bool:
     return name == stem or name.startswith(f"{stem}.")
 
 
-def _is_into_what_was_shown(look: LaterCall, state: SessionState) -> bool:
+def _is_into_what_was_shown(look: LaterCall, missing: str, state: SessionState) -> bool:
     """Whether it could have been made before the failure: not where it looks into a file that nobody had heard of."""
-    name = (look.path or "").rstrip("/").rpartition("/")[2]
-    return "." not in name.lstrip(".") or state.has_shown(name)
+    words = (word for word in Command.of(look.words).words if is_path(word) and "/" in word and "*" not in word)
+    named = [look.path] if look.path else list(itertools.islice(words, _MAX_NAMES))
+    return all(_is_known(each, missing, state) for each in named)
+
+
+def _is_known(path: str, missing: str, state: SessionState) -> bool:
+    """A folder need not be known, nor what the missing path lies in; a file has to."""
+    is_folder = "." not in path.rstrip("/").rpartition("/")[2].lstrip(".")
+    return (
+        is_folder
+        or missing.startswith(f"{path}/")
+        or bool(state.paths.standing(path).is_there)
+        or state.has_shown(path)
+    )
 
 
 def _is_new(look: LaterCall, state: SessionState) -> bool:

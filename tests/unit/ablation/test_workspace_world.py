@@ -68,6 +68,14 @@ def test_what_a_conversation_says_does_not_depend_on_who_else_talks():
     assert len({str(each) for each in alone}) == 5
 
 
+@pytest.mark.parametrize("length", [0, 121])
+def test_a_conversation_that_does_not_fit_is_refused(length):
+    talk = Scripted(0, 1)
+    talk.begin = lambda: [3] * length
+    with pytest.raises(InputError, match=f"begins with {length} tokens, expected 1 to 120"):
+        RecordedTalking(tiny_models.build("llama-tied").eval(), ends=[END], room=120).run([talk])
+
+
 def test_each_conversation_has_the_same_room_beyond_its_beginning():
     model = tiny_models.build("llama-tied").eval()
     talks = [Scripted(number, 9) for number in range(0, 30, 10)]  # 2, 12 and 22 tokens to begin with

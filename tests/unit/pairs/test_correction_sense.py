@@ -124,11 +124,22 @@ def test_a_search_for_text_is_made_elsewhere_and_not_turned_into_a_list():
     assert decided(failed, (bash("ls /repo"), "app\ncart.py"), (read("/repo/cart.py"), TEXT)) is None
 
 
-def test_no_search_is_made_in_a_file_that_nobody_had_heard_of():
-    failed = ("Grep", {"pattern": "def total", "path": "/repo/cart"}), "<tool_use_error>Path does not exist: x", True
-    there = (("Grep", {"pattern": "def total", "path": "/repo/cart_totals.py"}), "12: def total(cart):")
+@pytest.mark.parametrize("by_shell", [False, True])
+def test_no_search_is_made_in_a_file_that_nobody_had_heard_of(by_shell):
+    failed = ("Grep", {"pattern": "def total", "path": "/repo/basket"}), "<tool_use_error>Path does not exist: x", True
+    call = ("Grep", {"pattern": "def total", "path": "/repo/basket_totals.py"})
+    there = (bash('grep -n "def total" /repo/basket_totals.py') if by_shell else call, "12: def total(basket):")
+    namesake = (bash("cat /repo/other/list.txt"), "/repo/other/basket_totals.py")
     assert decided(failed, there) is None
-    assert decided((bash("ls /repo"), "cart_totals.py\napp"), failed, there) == ("look_first", *there[0])
+    assert decided(namesake, failed, there) is None
+    assert decided((bash("ls /repo"), "basket_totals.py\napp"), failed, there) == ("look_first", *there[0])
+
+
+def test_a_folder_with_a_dot_that_holds_what_was_missing_may_be_searched():
+    said = "<tool_use_error>Path does not exist: x"
+    failed = ("Grep", {"pattern": "def total", "path": "/repo/site.com/basket"}), said, True
+    above = (("Grep", {"pattern": "def total", "path": "/repo/site.com"}), "/repo/site.com/app/cart.py")
+    assert decided(failed, above) == ("look_first", *above[0])
 
 
 @pytest.mark.parametrize(

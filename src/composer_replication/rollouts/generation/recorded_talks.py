@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer_replication.errors import InputError, explain
 from composer_replication.objective.adapters import evaluating
 from composer_replication.objective.attention.attend import own_masks_taken
 from composer_replication.rollouts.generation.key_values import KeyValueRows
@@ -49,7 +50,10 @@ class _Row:
 
 
 class RecordedTalking:
-    """As `Talking`: the same conversations with the same luck, up to rounding. `record` as CUDA graphs."""
+    """As `Talking`: the same conversations with the same luck, up to rounding; recorded where there is CUDA.
+
+    The whole model is called, so that what wraps it (autocast of a training) holds here too.
+    """
 
     def __init__(
         self,
@@ -75,9 +79,10 @@ class RecordedTalking:
     @torch.no_grad()
     def _run(self, talks: Iterable[Talk]) -> None:
         coming = deque(_Row(talk, room=self._room, most_new=self._most_new) for talk in talks)
+        self._check([len(row.tokens) for row in coming])
         with evaluating(self._model), own_masks_taken(self._model):
             cache = self._begun([row.tokens for row in coming])
-            step = NextTokens(self._model, cache, record=self._record)
+            step = NextTokens(self._model, cache, record=self._record and self._model.device.type == "cuda")
             rows: list[_Row | None] = [None] * cache.num_rows
             while True:
                 for number, row in enumerate(rows):
@@ -88,6 +93,12 @@ class RecordedTalking:
                 if not any(rows):
                     return
                 self._say(cache, step, rows)
+
+    def _check(self, lengths: Sequence[int]) -> None:
+        for length in lengths:
+            if not 0 < length <= self._room:
+                got, expected = f"a conversation that begins with {length} tokens", f"1 to {self._room}"
+                raise InputError(explain("recorded conversations", got=got, expected=expected))
 
     def _begun(self, prompts: Sequence[Tokens]) -> KeyValueRows:
         """Rows that hold what all prompts begin with."""
