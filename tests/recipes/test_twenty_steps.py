@@ -100,6 +100,7 @@ def test_the_record_has_what_the_checks_need() -> None:
     assert moved[0] > 1e-3
 
 
+@pytest.mark.full
 def test_the_formulas_make_the_recorded_steps(note: Any) -> None:
     model = load_start()
     start, before = frozen(model), start_weights(model)

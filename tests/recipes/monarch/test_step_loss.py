@@ -33,6 +33,8 @@ from recipes.recorded_steps import SETTINGS, Batch, fixed_batch
 ALPHA, DRIFT = 0.1, 0.3
 PER_TOKEN = ("completion_ids", "completion_mask", "tool_mask", "old_logprobs")
 
+pytestmark = pytest.mark.full  # in `make test-monarch` always
+
 
 @pytest.fixture(scope="module")
 def start() -> Any:

@@ -253,6 +253,7 @@ def test_the_card_is_of_these_weights_and_says_what_was_measured():
     assert card["hints"]["times_rarer_than_with_another_kinds"]["low"] > 1
 
 
+@pytest.mark.full
 def test_a_small_cut_of_the_card_lies_within_wide_bounds():
     """Sixteen episodes: the figures that `make card` measures, each within the interval that so few allow."""
     with one_thread():
