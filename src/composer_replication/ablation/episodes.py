@@ -117,22 +117,23 @@ def play_all(
     episodes: Sequence[Episode],
     *,
     most: int,
-    places: int = 48,
+    places: int | None = None,
     temperature: float = 1.0,
 ) -> None:
-    """All episodes, sampled by the model as it is; one with more than `most` tokens after its prompt is over."""
+    """All episodes, sampled by the model as it is; one with more than `most` tokens after its prompt is over.
+
+    At most `places` at a time; unless said, all of them on a GPU, which has room for their keys, and 48 elsewhere.
+    """
     from composer_replication.objective.adapters import evaluating
 
-    longest = max(len(each.prompt_ids) for each in episodes)
-    ends = [tokenizer.eos_token_id]
+    room, ends = most + max(len(each.prompt_ids) for each in episodes), [tokenizer.eos_token_id]
+    places = places or (len(episodes) if next(model.parameters()).is_cuda else 48)
     with evaluating(model):
-        talking = _talking(model, most + longest)(
-            model, ends=ends, places=places, room=most + longest, most_new=most, temperature=temperature
-        )
-        talking.run(episodes)
+        sampler = _sampler_for(model, room)
+        sampler(model, ends=ends, places=places, room=room, most_new=most, temperature=temperature).run(episodes)
 
 
-def _talking(model: Any, room: int) -> Any:
+def _sampler_for(model: Any, room: int) -> Any:
     """On a GPU recorded passes, where the model can be recorded; else all rows side by side, as they are."""
     import torch
 

@@ -135,8 +135,7 @@ def _judged(job: Job, start: str, trained: str) -> tuple[list[Unit], dict[str, s
     episodes = [
         Episode(tokenizer, task, f"held out:{job.seed}:{task}") for task in range(first, first + options["held_out"])
     ]
-    places = len(episodes) if device == "cuda" else 48  # a GPU has room for all of them at once
-    play_all(after, tokenizer, episodes, most=options["most_tokens"], places=places)
+    play_all(after, tokenizer, episodes, most=options["most_tokens"])
     moved = distances(before, after, episodes)
     units = [_unit(episode, *each) for episode, each in zip(episodes, moved, strict=True)]
     return units, {"start": weights_digest(before), "trained": weights_digest(after)}

@@ -36,7 +36,7 @@ def search_for(
         words = look.words.lower()
         if look.found_nothing and len(stem) >= _MIN_WORD and stem in words:
             return None  # there is no such file anywhere: its name was made up, and no search is for it
-        if not look.has_found or not _is_into_what_was_shown(look, path, state):
+        if not look.has_found or not _is_into_what_was_shown(look, path, state, cwd):
             continue
         if isinstance(pattern, str) and len(pattern) >= _MIN_WORD and pattern.lower() in words:
             return look
@@ -87,11 +87,11 @@ def _begins(name: str, stem: str) -> bool:
     return name == stem or name.startswith(f"{stem}.")
 
 
-def _is_into_what_was_shown(look: LaterCall, missing: str, state: SessionState) -> bool:
+def _is_into_what_was_shown(look: LaterCall, missing: str, state: SessionState, cwd: str | None) -> bool:
     """Whether it could have been made before the failure: not where it looks into a file that nobody had heard of."""
     words = (word for word in Command.of(look.words).words if is_path(word) and "/" in word and "*" not in word)
     named = [look.path] if look.path else list(itertools.islice(words, _MAX_NAMES))
-    return all(_is_known(each, missing, state) for each in named)
+    return all(_is_known(normal_path(each, cwd), normal_path(missing, cwd), state) for each in named)
 
 
 def _is_known(path: str, missing: str, state: SessionState) -> bool:

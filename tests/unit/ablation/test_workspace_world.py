@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,7 @@ def spoken(places: int, *, temperature: float, count: int = 5, by: Any = Talking
 @pytest.mark.parametrize("places", [1, 2, 5])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rows_of_one_shape_say_what_conversations_side_by_side_say(places, temperature):
-    by = partial(RecordedTalking, record=False)
-    assert spoken(places, temperature=temperature, by=by) == spoken(3, temperature=temperature)
+    assert spoken(places, temperature=temperature, by=RecordedTalking) == spoken(3, temperature=temperature)
 
 
 def test_a_row_goes_on_from_what_two_prompts_share(student):
@@ -54,7 +52,7 @@ def test_a_row_goes_on_from_what_two_prompts_share(student):
     read = list[int]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorded_talks, "read_tokens", lambda *told: read.append(read_tokens(*told)))
-        RecordedTalking(model, **given, record=False).run(other)
+        RecordedTalking(model, **given).run(other)
     assert [each.ids for each in other] == [each.ids for each in usual]
     heard = sum(len(each.ids) - sum(each.sampled) for each in other)
     shortest = min(len(each.prompt_ids) for each in other)

@@ -64,16 +64,15 @@ class RecordedTalking:
         room: int = 2048,
         most_new: int | None = None,
         temperature: float = 1.0,
-        record: bool = True,
     ) -> None:
         self._model, self._ends, self._places = model, frozenset(ends), places
         self._room, self._most_new, self._temperature = room, most_new, temperature
-        self._record = record
+        self._is_on_gpu = model.device.type == "cuda"
 
     def run(self, talks: Iterable[Talk]) -> None:
         """Until all are over; what the recordings held goes back to the device, where training needs it."""
         self._run(talks)
-        if self._model.device.type == "cuda":
+        if self._is_on_gpu:
             torch.cuda.empty_cache()
 
     @torch.no_grad()
@@ -82,7 +81,7 @@ class RecordedTalking:
         self._check([len(row.tokens) for row in coming])
         with evaluating(self._model), own_masks_taken(self._model):
             cache = self._begun([row.tokens for row in coming])
-            step = NextTokens(self._model, cache, record=self._record and self._model.device.type == "cuda")
+            step = NextTokens(self._model, cache, record=self._is_on_gpu)
             rows: list[_Row | None] = [None] * cache.num_rows
             while True:
                 for number, row in enumerate(rows):
