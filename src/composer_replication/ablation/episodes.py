@@ -176,8 +176,10 @@ def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         "failing_calls": [float(each.failures.total()) for each in episodes],
         "tokens": [float(len(each.prompt_ids) + len(each.ids)) for each in episodes],
     }
+    metrics = trainer._metrics[trainer.mode()]
     for name, values in figures.items():
-        trainer._metrics[trainer.mode()][f"world/{name}"].append(sum(values) / len(values))
+        metrics[f"world/{name}"].append(sum(values) / len(values))
+    metrics["tools/call_frequency"].append(metrics["world/calls"][-1])  # TRL's own name, which the alarm watches
     return {
         "prompt_ids": [each.prompt_ids for each in episodes],
         "completion_ids": [each.ids[:longest] for each in episodes],

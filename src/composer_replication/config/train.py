@@ -212,6 +212,7 @@ class AlarmConfig:
     stop: bool = option(False, "End the run at the first alarm.")
     window: int = option(10, "Logged values that make a baseline, and the latest mean held against it.", at_least=2)
     patience: int = option(5, "Values in a row that must be beyond the limit.", at_least=1)
+    reward_window: int = option(40, "As window, for the reward of rollouts: each step has other tasks.", at_least=2)
     eval_window: int = option(3, "As window, for values of the held-out set.", at_least=2)
     eval_patience: int = option(2, "As patience, for values of the held-out set.", at_least=1)
     entropy_floor: float = option(0.2, "Lowest share of its start that entropy may fall to.", above=0, below=1)
@@ -221,7 +222,7 @@ class AlarmConfig:
     kl_ceiling: float = option(1.0, "Highest divergence from the start weights, in nats a word piece.", above=0)
     error_ceiling: float = option(2.0, "Highest multiple of its best that the error rate may rise to.", above=1)
     reward_floor: float = option(
-        0.5, "Lowest share of its best that the held-out reward may fall to.", above=0, below=1
+        0.5, "Lowest share of its best that the reward, held-out or of rollouts, may fall to.", above=0, below=1
     )
 
 

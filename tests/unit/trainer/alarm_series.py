@@ -43,3 +43,19 @@ def tool_use_collapse(seed: int, steps: int = 600, after: int = 400, over: int =
             left = min(1.0, max(0.0, 1 - (step - after) / over))
             logs["eval_reward"] = max(0.0, (0.65 + draw.gauss(0, 0.04)) * left)
         yield step, logs
+
+
+def rewards_of_few_rollouts(
+    seed: int, steps: int = 600, *, falls_after: int | None = None, over: int = 60
+) -> Iterator[Line]:
+    """A reward a step, the mean of three tries at one new task: about 0.6 at first, 0.85 later, 0 after a fall.
+
+    Tries at one task are alike (some tasks are easy, some hard), so that most steps have 0 or 1.
+    """
+    draw = random.Random(f"few {seed}")
+    for step in range(1, steps + 1):
+        solved = 0.6 + 0.25 * min(1.0, step / 100)
+        if falls_after is not None:
+            solved *= min(1.0, max(0.0, 1 - (step - falls_after) / over))
+        easy = draw.betavariate(2 * solved, 2 * (1 - solved)) if 0 < solved < 1 else solved
+        yield step, {"reward": sum(draw.random() < easy for _ in range(3)) / 3}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from alarm_checkpoints import best_of, checkpoint, names
-from alarm_series import Line, healthy, tool_use_collapse
+from alarm_series import Line, healthy, rewards_of_few_rollouts, tool_use_collapse
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -56,6 +56,19 @@ def test_the_users_collapse_is_told_within_60_steps_of_its_start(note: Callable[
     assert 0 < min(delays) <= max(delays) <= 60
 
 
+def test_a_fall_of_the_rollouts_reward_is_told_though_each_step_has_other_tasks(note: Callable[[str], None]) -> None:
+    """Six of six collapses of 600 steps were of this shape, and one of them was told when no reward was watched."""
+    delays: list[int] = []
+    for seed in range(NUM_RUNS):
+        found = alarms_of(rewards_of_few_rollouts(seed, falls_after=300))
+        assert {each.key for each in found} == {"reward"}
+        delays.append(found[0].step - 300)
+    false = sum(bool(alarms_of(rewards_of_few_rollouts(seed))) for seed in range(NUM_RUNS))
+    note(f"collapse alarm, three rollouts a step: told {min(delays)} to {max(delays)} steps after, {false} false")
+    assert false == 0
+    assert 0 < min(delays) <= max(delays) <= 100
+
+
 def test_tool_calls_that_fade_away_are_told_in_plain_words() -> None:
     draw = random.Random(0)
     calls = [max(0.0, (0.65 if step <= 400 else 0.02) + draw.gauss(0, 0.03)) for step in range(1, 431)]
@@ -75,11 +88,12 @@ def test_tool_calls_that_fade_away_are_told_in_plain_words() -> None:
         ("sites/per_100_turns", 8.0, 40.0, "target errors per 100 turns", "rose"),
         ("eval_reward", 0.6, 0.1, "held-out reward", "fell"),
         ("eval_reward", -0.2, -0.9, "held-out reward", "fell"),
+        ("reward", 0.8, 0.2, "reward of the rollouts", "fell"),
     ],
 )
 def test_each_metric_has_its_way_of_collapsing(key: str, before: float, after: float, name: str, moved: str) -> None:
     wobble = [1.02, 0.98, 1.0]
-    values = [before * wobble[n % 3] for n in range(30)] + [after * wobble[n % 3] for n in range(20)]
+    values = [before * wobble[n % 3] for n in range(90)] + [after * wobble[n % 3] for n in range(60)]
     [alarm] = alarms_of(series(key, values))
     assert (alarm.name, alarm.moved, alarm.key) == (name, moved, key)
     assert alarm.baseline == pytest.approx(before, rel=0.02)
@@ -178,6 +192,18 @@ def test_a_run_that_is_resumed_anywhere_raises_the_alarms_of_one_that_was_not() 
         assert second.state() == whole.state()
 
 
+def test_a_state_of_a_version_that_watched_less_is_gone_on_with() -> None:
+    lines = series("entropy", [1.0] * 30 + [0.05] * 20)
+    first = CollapseAlarm()
+    for step, logs in lines[:35]:
+        first.observe(logs, step)
+    state = first.state()
+    del state["watches"]["reward of the rollouts"]
+    second = CollapseAlarm()
+    second.load_state(state)
+    assert [each for step, logs in lines[35:] for each in second.observe(logs, step)] == alarms_of(lines) != []
+
+
 def test_a_state_of_other_watches_is_refused() -> None:
     with pytest.raises(InputError, match=r"state of the collapse alarm: got watches \['score'\]"):
         CollapseAlarm().load_state(CollapseAlarm((WATCH,)).state())
@@ -249,6 +275,20 @@ def test_without_a_held_out_reward_the_fewest_errors_are_best(tmp_path: Path) ->
     alarm = CollapseAlarm()
     train(tmp_path, alarm, {"sites/per_100_turns": [9, 9, 4, 6, 8, 1, 9, 9]})
     assert alarm.best == Best(step=6, metric="sites/per_100_turns", value=4.5, higher_is_better=False)
+
+
+def test_a_model_that_no_longer_acts_makes_no_errors_and_is_not_best(tmp_path: Path) -> None:
+    alarm = CollapseAlarm()
+    train(
+        tmp_path, alarm, {"reward": [0.6, 0.6, 0.8, 0.7, 0.2, 0, 0, 0], "sites/per_100_turns": [9, 9, 5, 5, 2, 0, 0, 0]}
+    )
+    assert alarm.best == Best(step=4, metric="reward", value=0.75, higher_is_better=True)
+
+
+def test_the_first_held_out_reward_takes_over_from_the_rollouts(tmp_path: Path) -> None:
+    alarm = CollapseAlarm()
+    train(tmp_path, alarm, {"reward": [0.9] * 8, "eval_reward": [float("nan")] * 5 + [0.3, 0.3, 0.2]})
+    assert alarm.best == Best(step=6, metric="eval_reward", value=0.3, higher_is_better=True)
 
 
 def test_a_checkpoint_that_nothing_was_measured_for_is_not_best(tmp_path: Path) -> None:

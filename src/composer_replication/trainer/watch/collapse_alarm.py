@@ -1,7 +1,8 @@
 """The collapse alarm: says in plain words that a run is falling apart, keeps the best checkpoint, and can end the run.
 
 Watched, where they are logged: entropy, completion length, tool calls, the divergence from the start weights, the rate
-of the errors that channel 2 is about, and the reward on the held-out set. See `watched_metric` for when it goes off.
+of the errors that channel 2 is about, and the reward, of the rollouts and on the held-out set. See `watched_metric` for
+when it goes off.
 """
 
 from __future__ import annotations
@@ -24,18 +25,23 @@ LENGTH = ("completions/mean_length",)
 TOOL_CALLS = ("tools/call_frequency",)
 KL_TO_START = ("kl_to_start", "kl")
 ERROR_RATE = ("sites/per_100_turns",)
+REWARD = ("reward",)
 HELD_OUT_REWARD = ("eval_reward",)
 
 # ruff: noqa: ARG002  (what a callback is called with is not its choice)
+_JUDGES = {"eval_reward": True, "reward": True, "sites/per_100_turns": False}
+"""What a checkpoint is judged by, the first that is logged, and whether more of it is better. Errors come last: a model
+that no longer calls a tool makes none."""
 _OF_BEST = 6.0  # the best of many means lies some way off by chance alone
 _logger = logging.getLogger(__name__)
 
 
 def default_watches(config: AlarmConfig | None = None) -> tuple[Watch, ...]:
-    """The six metrics with the limits of [train.alarm]."""
+    """The seven metrics with the limits of [train.alarm]."""
     limits = AlarmConfig() if config is None else config
     often: dict[str, Any] = {"window": limits.window, "patience": limits.patience}
     seldom: dict[str, Any] = {"window": limits.eval_window, "patience": limits.eval_patience}
+    falls: dict[str, Any] = {"baseline": "best", "fall_to": limits.reward_floor, "least_change": 0.05}
     floor, ceiling = limits.length_floor, limits.length_ceiling
     return (
         Watch(name="entropy", keys=ENTROPY, fall_to=limits.entropy_floor, least_change=0.02, **often),
@@ -52,22 +58,22 @@ def default_watches(config: AlarmConfig | None = None) -> tuple[Watch, ...]:
             **often,
         ),
         Watch(
-            name="held-out reward",
-            keys=HELD_OUT_REWARD,
-            baseline="best",
-            fall_to=limits.reward_floor,
-            least_change=0.05,
+            name="reward of the rollouts",
+            keys=REWARD,
             certainty=_OF_BEST,
-            **seldom,
+            window=limits.reward_window,
+            patience=limits.patience,
+            **falls,
         ),
+        Watch(name="held-out reward", keys=HELD_OUT_REWARD, certainty=_OF_BEST, **falls, **seldom),
     )
 
 
 class CollapseAlarm(TrainerCallback):
     """Watches what a trainer logs. Every process sees the same metrics and so decides alike; one of them writes.
 
-    The best checkpoint is the one with the highest held-out reward or, where none is logged, the lowest mean rate of
-    target errors, measured since the checkpoint before it.
+    The best checkpoint is the one with the highest held-out reward or, where none is logged, the highest mean reward of
+    the rollouts or, without one, the lowest mean rate of target errors, measured since the checkpoint before it.
     """
 
     def __init__(
@@ -123,7 +129,7 @@ class CollapseAlarm(TrainerCallback):
 
     def observe(self, logs: Mapping[str, Any], step: int) -> list[Alarm]:
         """The alarms that one line of metrics raises; the same lines always raise the same."""
-        for key in (*HELD_OUT_REWARD, *ERROR_RATE):
+        for key in _JUDGES:
             value = finite(logs.get(key))
             if value is not None:
                 self._since_save.setdefault(key, []).append(value)
@@ -141,13 +147,14 @@ class CollapseAlarm(TrainerCallback):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on as the run that gave this state would have."""
+        """Go on as the run that gave this state would have. What an earlier version did not watch begins anew."""
         names = {metric.watch.name for metric in self._metrics}
-        if set(state["watches"]) != names:
+        if not names.issuperset(state["watches"]):
             got = f"watches {sorted(state['watches'])}"
-            raise InputError(explain("state of the collapse alarm", got=got, expected=f"{sorted(names)}"))
+            raise InputError(explain("state of the collapse alarm", got=got, expected=f"some of {sorted(names)}"))
         for metric in self._metrics:
-            metric.load_state(state["watches"][metric.watch.name])
+            if metric.watch.name in state["watches"]:
+                metric.load_state(state["watches"][metric.watch.name])
         self.alarms = [Alarm(*each) for each in state["alarms"]]
         self._since_save = {key: list(values) for key, values in state["since_save"].items()}
         self._is_restored = True
@@ -158,29 +165,28 @@ class CollapseAlarm(TrainerCallback):
         self._since_save = {}
         if score is None or not (output / f"checkpoint-{step}").is_dir():
             return
-        metric, value, is_reward = score
-        if self.best is not None and not self._beats(metric, value, is_reward):
+        metric, value = score
+        if self.best is not None and not self._beats(metric, value):
             return
-        best = Best(step=step, metric=metric, value=value, higher_is_better=is_reward)
+        best = Best(step=step, metric=metric, value=value, higher_is_better=_JUDGES[metric])
         if state.is_world_process_zero:
             keep_best(output, best)
         self.best = best
 
-    def _score(self) -> tuple[str, float, bool] | None:
-        """The metric that judges the checkpoint just saved, its value, and whether more is better."""
-        for key in HELD_OUT_REWARD:
-            if self._since_save.get(key):
-                return key, self._since_save[key][-1], True
-        for key in ERROR_RATE:
+    def _score(self) -> tuple[str, float] | None:
+        """What judges the checkpoint just saved, and its value: of a held-out set the latest, else the mean."""
+        for key in _JUDGES:
             values = self._since_save.get(key)
             if values:
-                return key, sum(values) / len(values), False
+                return key, values[-1] if key in HELD_OUT_REWARD else sum(values) / len(values)
         return None
 
-    def _beats(self, metric: str, value: float, is_reward: bool) -> bool:
-        """A held-out reward counts for more than any rate of errors: the first one takes over."""
+    def _beats(self, metric: str, value: float) -> bool:
+        """The first value of a judge that counts for more takes over."""
         assert self.best is not None
-        return self.best.is_beaten_by(metric, value) or (is_reward and not self.best.higher_is_better)
+        order = list(_JUDGES)
+        counts_for_more = self.best.metric in order and order.index(metric) < order.index(self.best.metric)
+        return counts_for_more or self.best.is_beaten_by(metric, value)
 
     def _in_words(self, alarm: Alarm) -> str:
         kept = "No checkpoint was judged yet, so none is kept as best."
