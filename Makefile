@@ -23,12 +23,10 @@ setup: $(STAMP) ## a .venv with the pinned set, torch first
 # pip would compile every module of every package, one after the other, which is most of the time: all cores do it, and
 # leave out what is hardly ever imported (that is compiled when it is). Some packages hold files that are no Python.
 RARE := /(tests?|transformers/models|torch/testing|pip|setuptools)/
-$(STAMP): pyproject.toml constraints/main.hashes.txt constraints/triton.hashes.txt
+$(STAMP): pyproject.toml constraints/main.hashes.txt constraints/triton.hashes.txt .ci/install_pinned
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
-	$(PIP) --no-deps --require-hashes -r constraints/main.hashes.txt
-	$(BIN)/python -c 'import triton' 2>/dev/null || \
-		$(PIP) --no-deps --require-hashes -r constraints/triton.hashes.txt
+	.ci/install_pinned $(BIN)/python
 	$(PIP) --no-deps --no-build-isolation -e '.[dev,diloco,report,serverless,train]'
 	$(BIN)/python -m pip check
 	-$(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib src

@@ -24,35 +24,57 @@ SEED = 0
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 NOTES = pytest.StashKey[list[str]]()
 
-# Files that take longest come first, so that no process is left with one when the others are done. In seconds of CPU:
+# Files that take longest come first, so that no process is left with one when the others are done; in seconds, on two
+# busy cores:
 LONG_FILES = (
-    "test_guides.py",  # 35
-    "test_channels_teach.py",  # 30
-    "test_scrub_linear.py",  # 30
-    "test_cli_replay.py",  # 20
-    "test_memory_is_flat.py",  # 20
-    "test_step_loss.py",  # 20
-    "test_replay_load.py",
-    "test_hint_controls.py",  # 18
-    "test_train_examples.py",
-    "test_triton_interpreter.py",
-    "test_no_secret_gets_out.py",
-    "test_cli_pairs.py",
-    "test_offline_processes.py",  # 13
-    "test_train.py",
-    "test_train_warmup.py",
+    "test_guides.py",  # 206
+    "test_run_killed.py",
+    "test_twenty_steps.py",
+    "test_fast_rollouts.py",
+    "test_channels_teach.py",
+    "test_warmup.py",
     "test_composer_channels.py",
-    "test_composer_parity.py",
-    "test_fuzz_claude.py",
-    "test_properties_batching.py",
-    "test_session_losses.py",
+    "test_cli_pairs.py",
+    "test_vllm_contract.py",
+    "test_memory_is_flat.py",
+    "test_no_secret_gets_out.py",  # 31
+    "test_workspace_world.py",
+    "test_hint_controls.py",
     "test_wheel.py",
-    "test_model_families.py",
+    "test_bucket_faults.py",
+    "test_composer_parity.py",
+    "test_triton_interpreter.py",
+    "test_replay.py",
     "test_targets_are_generated.py",
+    "test_rounds_manager.py",
+    "test_cli_diloco.py",  # 20
+    "test_replay_load.py",
+    "test_fault_server_load.py",
+    "test_fuzz_claude.py",
+    "test_offline_processes.py",
+    "test_composer_figures.py",
+    "test_train.py",
+    "test_claude_mutations.py",
+    "test_replica_trainers.py",
+    "test_train_warmup.py",
+    "test_train_examples.py",  # 16
+    "test_replay_kill.py",
+    "test_damaged_documents.py",
+    "test_token_rows_training.py",
+    "test_train_interrupts.py",
+    "test_composer_processes.py",
+    "test_collator_cuts.py",
+    "test_replay_at_once.py",
+    "test_kill_trainers.py",
+    "test_replay_order.py",
+    "test_offline_resume.py",  # 13
+    "test_resume_with_dropout.py",
     "test_checkpoint_resume.py",
-    "test_wrapped_models.py",
-    "test_offline_trainer.py",
-    "test_kill_small.py",  # 10
+    "test_generator.py",
+    "test_scrub_scope.py",
+    "test_planted_secrets_are_well_formed.py",
+    "test_ablation_jobs.py",
+    "test_hostile_actions.py",  # 11
 )
 
 for _name, _count in NUM_EXAMPLES.items():

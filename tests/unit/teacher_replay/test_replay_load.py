@@ -15,7 +15,7 @@ from composer_replication.teacher_replay.replay import replay, teachers_of
 from fault_server import FAULTS, FaultServer, evenly
 
 NUM_RUNS, NUM_SESSIONS, MOST_SESSIONS = (
-    (100, 500, 1500) if os.environ.get("CRF_TEST_PROFILE") == "full" else (1, 150, 900)
+    (100, 500, 1500) if os.environ.get("CRF_TEST_PROFILE") == "full" else (1, 150, 600)
 )
 NUM_EACH = 4
 EVERY_FAULT = evenly(0.2, [fault.name for fault in FAULTS if fault.name != "overcharge"])
