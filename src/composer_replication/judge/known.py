@@ -35,9 +35,6 @@ class Known:
     def __init__(self, state: SessionState, project: PathKnowledge | None, checkout: Checkout | None) -> None:
         self.state, self._project, self._checkout = state, project, checkout
         self._said_missing: dict[str, set[str]] = {}  # how it was known -> what others said is not there
-        self._agreeing: dict[
-            str, tuple[str, ...]
-        ] = {}  # a file -> those texts of commits that agree with what was shown
 
     @property
     def paths(self) -> KnownPaths:
@@ -133,7 +130,7 @@ class Known:
     def was_never_committed(self, path: str, text: str, *, but_for_blanks: bool = True) -> bool:
         """Whether no commit of any time has this text in the file, which is committed otherwise."""
         relative = self.paths.relative(path)
-        if relative is None or self._checkout is None:
+        if relative is None or self._checkout is None or not self._is_its_project(relative, self._checkout):
             return False
         return self._checkout.has_ever_held(relative, text, but_for_blanks=but_for_blanks) is False
 
@@ -184,7 +181,9 @@ class Known:
 
     def _is_large_in_checkout(self, relative: str) -> bool:
         text = self._checkout.text(relative) if self._checkout is not None else None
-        return text is not None and len(text) > _MAX_PIECES and len(_PIECE.findall(text)) > _MAX_PIECES
+        if text is None or self._checkout is None or len(text) <= _MAX_PIECES:
+            return False
+        return self._is_its_project(relative, self._checkout) and len(_PIECE.findall(text)) > _MAX_PIECES
 
 
 def _is_committed(relative: str, files: Collection[str]) -> bool:

@@ -171,6 +171,14 @@ def test_after_somebody_came_by_a_text_that_no_commit_has_is_made_up(project, si
     assert without.says != "fails"
 
 
+def test_commits_of_another_project_say_nothing_of_a_file_that_is_called_alike(project):
+    state = SessionState("/repo")
+    for name in ("web/x/a.js", "web/x/b.js", "web/x/c.js", "web/x/d.js", "src/app/b.py"):
+        state.add(read(name), numbered(OLD), failed=False)
+    state.heard("Go on.")
+    assert Judge(state, checkout=at(project, 2)).verdict(edit(NOWHERE)).says == "risky"
+
+
 @pytest.mark.parametrize(
     ("old", "says", "rule"),
     [

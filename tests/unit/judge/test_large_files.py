@@ -73,6 +73,11 @@ def test_a_file_of_too_many_words_and_signs_is_not_read_at_once(checkout, before
     assert (judgement.rule == "too_large") is (says == "fails")
 
 
+def test_a_file_of_another_project_that_is_called_alike_may_be_small(checkout):
+    others = [call("Read", file_path=f"/repo/web/x/{name}.js") for name in "abcd"]
+    assert Judge(after(*others), checkout=checkout).verdict(read()).says != "fails"
+
+
 CHANGES = [
     "cat >> src/app/large.go <<'E'\nx\nE",
     "sed -i s/a/b/ src/app/large.go",
