@@ -110,7 +110,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "unregister_rule": "(rule)",
     },
     "judge": {
-        "Checkout": "(repository, commit)",
+        "Checkout": "(repository, commit, *, seconds=0)",
         "EarlierSessions": "()",
         "Judge": "(state, *, project=None, checkout=None)",
         "JudgedCall": "(turn, call, judgement, result, site, judge)",
@@ -189,7 +189,13 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
 MEMBERS_SESSIONS: dict[str, dict[str, str]] = {
     "ClaudeCodeIngester": {"ingest": "(path)", "ingest_conversation": "(path)", "ingest_conversations": "(path)"},
     "DJNormalizer": {"normalize": "(pairs)"},
-    "Checkout": {"exists": "(relative)", "files": "property", "text": "(relative)"},
+    "Checkout": {
+        "exists": "(relative)",
+        "files": "property",
+        "has_ever_held": "(relative, text, *, but_for_blanks=False)",
+        "is_trunks": "(relative, text)",
+        "text": "(relative)",
+    },
     "EarlierSessions": {"add": "(conversation, state)", "before": "(conversation)", "sort": "()"},
     "Judge": {"verdict": "(call)"},
     "PathKnowledge": {

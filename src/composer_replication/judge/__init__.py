@@ -4,6 +4,7 @@ It knows the session and, where they are given, earlier sessions of the project 
 does is mostly unknown, and said to be. A verdict never uses what comes after the call.
 
 verdict      what the judge says of one call
+history      what all commits have done to a project's files, and where branches that are gone ended
 checkout     a project's files at a date, out of git's objects
 earlier      what earlier sessions of a project have shown
 known        what a verdict may rest on

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from datetime import datetime
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from composer_replication.actions.shown.paths import with_parents
 from composer_replication.errors import InputError, explain
+from composer_replication.judge.history import History, merged_branches
 from composer_replication.types import Conversation
 
 _SETTINGS = (
@@ -39,6 +41,8 @@ _ENVIRONMENT = {
 }
 _TIMEOUT_S = 120
 _MAX_TEXT = 4_000_000
+_MAX_VERSIONS = 300  # of one file
+_SETTLED_S = 7 * 24 * 3600  # a work tree may be some days behind the commit that removed a file
 
 
 class Repository:
@@ -51,10 +55,13 @@ class Repository:
             raise InputError(explain("--repo", got=str(path), expected="a git repository", fix=fix))
 
     def at(self, when: str, branch: str | None = None) -> Checkout | None:
-        """The files at a time: of the branch, where there is one of that name, else of the default branch."""
+        """The files at a time: of the branch, also of one that was merged and is gone, else of the default branch."""
         seconds = seconds_of(when)
-        commit = None if seconds is None else self._commit(seconds, branch)
-        return None if commit is None else Checkout(self, commit)
+        return None if seconds is None else self._at_seconds(seconds, branch)
+
+    def _at_seconds(self, seconds: int, branch: str | None = None) -> Checkout | None:
+        commit = self._commit(seconds, branch)
+        return None if commit is None else Checkout(self, commit, seconds=seconds)
 
     def before(self, conversation: Conversation) -> Checkout | None:
         """The files when a conversation began, on the branch that its log names; None for a log without times."""
@@ -62,13 +69,20 @@ class Repository:
         branch = conversation.extra.get("git_branch")
         return None if when is None else self.at(when, branch if isinstance(branch, str) else None)
 
+    @lru_cache(maxsize=16)  # noqa: B019
     def _commit(self, seconds: int, branch: str | None) -> str | None:
         names = [f"refs/heads/{branch}", f"refs/remotes/origin/{branch}"] if branch else []
-        for name in (*names, "HEAD", "refs/heads/main", "refs/heads/master"):
-            found = self._ask("rev-list", "-1", f"--before={seconds}", "--end-of-options", name, "--")
+        merged = self._merged.get(branch, []) if branch else []
+        for name in (*names, *merged, "HEAD", "refs/heads/main", "refs/heads/master"):
+            # By the first parent: what others had committed by then may have been merged only later.
+            found = self._ask("rev-list", "-1", "--first-parent", f"--before={seconds}", "--end-of-options", name, "--")
             if found is not None and found.strip():
                 return found.strip().decode("ascii", "replace")
         return None
+
+    @cached_property
+    def _merged(self) -> dict[str, list[str]]:
+        return merged_branches(self._ask("rev-list", "--all", "--merges", "--format=%P%x09%s") or b"")
 
     @lru_cache(maxsize=16)  # noqa: B019  # lives as long as the program
     def listing(self, commit: str) -> frozenset[str]:
@@ -82,17 +96,35 @@ class Repository:
         return None if out is None or len(out) > _MAX_TEXT else out.decode("utf-8", "replace").replace("\r\n", "\n")
 
     @cached_property
-    def ever_seen(self) -> frozenset[str] | None:
-        """Every file and folder that any commit of any branch has added; None: git cannot say."""
-        commits = self._ask("rev-list", "--all")
-        out = commits and self._ask(
-            "diff-tree", "--stdin", "--root", "-r", "-z", "--name-only", "--no-commit-id", "--diff-filter=A",
-            "--no-renames", "--no-ext-diff", "--no-textconv", given=commits,
+    def history(self) -> History | None:
+        """What every commit of every branch has done; None: git cannot say."""
+        times = self._ask("rev-list", "--all", "--timestamp")
+        commits = b"\n".join(line.split(b" ")[-1] for line in (times or b"").split(b"\n"))
+        changes = times and self._ask(
+            "diff-tree", "--stdin", "--root", "-r", "-z", "-c", "--raw", "--no-abbrev", "--no-renames", "--no-ext-diff",
+            "--no-textconv", given=commits,
         )  # fmt: skip
-        if not out:
-            return None
-        files = {entry.decode("utf-8", "replace") for entry in out.split(b"\0") if entry}
-        return frozenset(path for file in files for path in with_parents(file))
+        return History(times, changes) if times and changes else None
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def behind(self, commit: str) -> frozenset[str]:
+        """A commit and all that it rests on."""
+        return frozenset((self._ask("rev-list", commit, "--") or b"").decode("ascii", "replace").split())
+
+    @lru_cache(maxsize=8)  # noqa: B019
+    def versions(self, path: str) -> tuple[str, ...]:
+        """Every text that a file has had in any commit; none where not all of them can be had."""
+        blobs = self.history.versions.get(path, []) if self.history else []
+        is_asked = 0 < len(blobs) <= _MAX_VERSIONS
+        texts = (
+            tuple(_texts(self._ask("cat-file", "--batch", given="\n".join(blobs).encode()) or b"")) if is_asked else ()
+        )
+        return texts if len(texts) == len(blobs) else ()
+
+    @lru_cache(maxsize=8)  # noqa: B019
+    def squeezed(self, path: str) -> str:
+        """Every text that a file has had, without blanks and line breaks; a mark that is in no text between them."""
+        return "\0".join(without_blanks(text) for text in self.versions(path))
 
     def _ask(self, *words: str, given: bytes | None = None) -> bytes | None:
         settings = [word for setting in _SETTINGS for word in ("-c", setting)]
@@ -111,8 +143,9 @@ class Repository:
 class Checkout:
     """A project's files at one time, by path relative to its root."""
 
-    def __init__(self, repository: Repository, commit: str) -> None:
-        self._repository, self.commit = repository, commit
+    def __init__(self, repository: Repository, commit: str, *, seconds: int = 0) -> None:
+        """`seconds` is the time that is asked about; without it nothing is known to be removed."""
+        self._repository, self.commit, self._seconds = repository, commit, seconds
 
     @property
     def files(self) -> frozenset[str]:
@@ -123,17 +156,51 @@ class Checkout:
         return frozenset(folder for path in self.files for folder in islice(with_parents(path), 1, None))
 
     def exists(self, relative: str) -> bool | None:
-        """Whether it is there; None where any other commit has it, or git could not say.
+        """Whether it is there; None where a commit that does not lie behind this one has it, or git could not say.
 
-        What a later commit adds may have been in the work tree before, or on a branch that the clone never had.
+        What a later commit adds may have been in the work tree before, or on a branch that the clone never had. What
+        was removed is gone, if not just now: a work tree may be behind.
         """
         if relative in self.files or relative in self.folders:
             return True
-        ever_seen = self._repository.ever_seen
-        return None if ever_seen is None or not self.files or relative in ever_seen else False
+        history = self._repository.history
+        if history is None or not self.files or history.adds_elsewhere(relative, self._repository.behind(self.commit)):
+            return None
+        removed_at = history.removed_at(relative)
+        return None if removed_at and removed_at > self._seconds - _SETTLED_S else False
 
     def text(self, relative: str) -> str | None:
         return self._repository.text(self.commit, relative) if relative in self.files else None
+
+    def is_trunks(self, relative: str, text: str) -> bool:
+        """Whether a text stands in a file as the default branch has it at this time: nobody's own work yet."""
+        trunk = self._repository._at_seconds(self._seconds)
+        return text in ((trunk and trunk.text(relative)) or "")
+
+    def has_ever_held(self, relative: str, text: str, *, but_for_blanks: bool = False) -> bool | None:
+        """Whether any version of a file, also a later one, holds a text; None where no commit has the file."""
+        if but_for_blanks:
+            squeezed = self._repository.squeezed(relative)
+            return without_blanks(text) in squeezed if squeezed else None
+        versions = self._repository.versions(relative)
+        return any(text in each for each in versions) if versions else None
+
+
+def without_blanks(text: str) -> str:
+    """A text by what formatters leave alone."""
+    return "".join(text.split())
+
+
+def _texts(out: bytes) -> Iterator[str]:
+    """The texts that `cat-file --batch` prints, each behind its name and size."""
+    place = 0
+    while (end := out.find(b"\n", place)) >= 0:
+        words = out[place:end].split()
+        place = end + 1
+        size = int(words[2]) if len(words) == 3 else -1  # a missing object has no size, and no line of its own
+        if 0 <= size <= _MAX_TEXT and words[1] == b"blob":
+            yield out[place : place + size].decode("utf-8", "replace").replace("\r\n", "\n")
+        place += size + 1
 
 
 def seconds_of(when: str) -> int | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from composer_replication.actions.edits import Put, Replace, edit_operations
 from composer_replication.actions.shown.file_text import FileText
 from composer_replication.actions.tools import is_edit, path_argument, plain_name, word_set
+from composer_replication.judge.checkout import without_blanks
 from composer_replication.judge.known import Known
 from composer_replication.judge.schemas import PLANS, READ_FIRST
 from composer_replication.judge.verdict import Judgement
 from composer_replication.types import ToolCall
 
+_MIN_LENGTH = 24  # of a text that is recognised without its blanks
 _TAKE_FOLDERS = word_set("grep glob ls list list_directory list_dir list_files search_file_content find_file")
 
 
@@ -44,6 +46,8 @@ def _judge_edit(call: ToolCall, path: str, known: Known) -> Judgement:
         return Judgement("fails", "edit_noop", "edit_noop", "what is to be replaced equals what replaces it")
     standing, was_read = known.standing(path), known.texts.was_read(path)
     writes = bool(operations) and all(isinstance(each, Put) for each in operations)
+    if was_read is True and call.name in READ_FIRST and known.is_lost(path):
+        return Judgement("fails", "changed_and_too_large", "edit_not_read", "a command changed it, and it is too large")
     if was_read is True:
         return Judgement("ok", "was_read", "edit_not_read") if not replaces else _judge_text(replaces[0], path, known)
     if writes and known.texts.has_plan and PLANS in path:
@@ -73,14 +77,31 @@ def _judge_text(edit: Replace, path: str, known: Known) -> Judgement:
     if number:
         rule = "found_in_whole_file" if text.is_whole and not text.doubt else "found_in_part"
         return Judgement("ok", f"{rule}{source}", "edit_no_match")
+    return _judge_missing(edit, path, text, source, known)
+
+
+def _judge_missing(edit: Replace, path: str, text: FileText, source: str, known: Known) -> Judgement:
+    """A text that is not in what is known of the file."""
+    why = "it is not in the file"
+    if text.is_whole and not text.doubt:
+        return Judgement("fails", f"no_match{source}", "edit_no_match", why)
     if text.is_whole and text.doubt < 2:
-        rule = "no_match_long_ago" if text.doubt else "no_match"
-        return Judgement(
-            "risky" if text.doubt else "fails", f"{rule}{source}", "edit_no_match", "it is not in the file"
-        )
+        # Somebody came by: what they may have written is in some commit, or they did not say that they wrote.
+        is_sure = not text.may_be_reworked and known.was_never_committed(path, edit.old)
+        rule = "no_match_in_any_commit" if is_sure else f"no_match_long_ago{source}"
+        return Judgement("fails" if is_sure else "risky", rule, "edit_no_match", why)
+    if not text.doubt and _differs_in_blanks(text, edit.old):
+        says = "fails" if known.was_never_committed(path, edit.old, but_for_blanks=False) else "risky"
+        return Judgement(says, "other_blanks", "edit_no_match", "it was shown with other blanks")
     if not text.doubt and text.contradicts(edit.old):
-        return Judgement("risky", "contradicts", "edit_no_match", "what was shown of the file goes on differently")
+        says = "fails" if known.was_never_committed(path, edit.old) else "risky"
+        return Judgement(says, "contradicts", "edit_no_match", "what was shown of the file goes on differently")
     return Judgement("unknown", "text_not_shown", "edit_no_match")
+
+
+def _differs_in_blanks(text: FileText, wanted: str) -> bool:
+    squeezed = without_blanks(wanted)
+    return len(squeezed) >= _MIN_LENGTH and squeezed in without_blanks(text.text)
 
 
 def _times(text: FileText, wanted: str) -> int:

@@ -14,11 +14,13 @@ from composer_replication.actions.shown.paths import KnownPaths, Standing
 from composer_replication.actions.shown.texts import FileTexts
 from composer_replication.judge.checkout import Checkout
 from composer_replication.judge.earlier import PathKnowledge
-from composer_replication.judge.schemas import AGENTS
+from composer_replication.judge.schemas import AGENTS, OWN_COMMANDS
 
 _MIN_SHOWN, _MIN_SHARE = 3, 0.5  # files of the session that a checkout must have to be its project's
 _MAX_SHOWN = 50
-_MAX_LINES, _MAX_CHARACTERS = 2000, 95_000  # a reader stops at 2000 lines, and refuses more than 25,000 tokens
+# A reader refuses more than 25,000 tokens, of which words, digits and runs of signs are about 0.78.
+_MAX_PIECES = 19_500
+_PIECE = re.compile(r"[A-Za-z]+|\d|[^\sA-Za-z\d]+|\n+")
 # What the session knows of a path -> whose word that it is not there is taken.
 _BELIEVED_WHERE = {
     "only_its_name": ("not_in_checkout", "missing_in_earlier_session"),
@@ -51,17 +53,12 @@ class Known:
         opinions = [each for each in (self._in_checkout(relative), by_project) if each is not None]
         if any(each.is_there for each in opinions):
             return next(each for each in opinions if each.is_there)
-        is_anothers = standing.why == "its_end_named" and self._ends_another(relative)
+        is_anothers = self._checkout is not None and _is_anothers(relative, standing.why, self._checkout.files)
         believed = _BELIEVED_WHERE.get("only_its_name" if is_anothers else standing.why, ())
         opinions = [each for each in opinions if each.why in believed]
         if not opinions or self._is_behind(opinions[0]):
             return standing
         return opinions[0]
-
-    def _ends_another(self, relative: str) -> bool:
-        """Whether a file of the checkout ends alike: then it is that one that was named."""
-        end = "/" + "/".join(relative.split("/")[-2:])
-        return self._checkout is not None and any(f"/{path}".endswith(end) for path in self._checkout.files)
 
     def said_missing(self, path: str, standing: Standing) -> None:
         """That a verdict rested on somebody else's word: where the path turns up, that word counts no more."""
@@ -97,7 +94,13 @@ class Known:
             return attempts.names[name]
         if name[0] in ("Task", "Agent") and (name[1] in AGENTS or attempts.agents is not None):
             return name[1] in AGENTS | (attempts.agents or frozenset())
-        return self._project.has_name(name, self.paths.relative_files()) if self._project else None
+        known = self._project.has_name(name, self.paths.relative_files()) if self._project else None
+        return False if known is None and name[0] == "Skill" and self._is_own_command(name[1]) else known
+
+    def _is_own_command(self, name: str) -> bool:
+        """Whether the agent itself does what is asked for, and the project has no skill or command of that name."""
+        made = (f".claude/skills/{name}/SKILL.md", f".claude/commands/{name}.md")
+        return name in OWN_COMMANDS and not (self._checkout and self._checkout.files.intersection(made))
 
     def is_doubled(self, word: str, here: str | None) -> bool:
         """Whether a path is there from the project's root, while the shell stands in another of its folders."""
@@ -120,9 +123,16 @@ class Known:
             if rebuilt is not None and shown.is_part_of(rebuilt):
                 completed = FileText()
                 completed.write(rebuilt)
-                completed.doubt = shown.doubt
+                completed.doubt, completed.may_be_reworked = shown.doubt, shown.may_be_reworked
                 return completed, source
         return shown, ""
+
+    def was_never_committed(self, path: str, text: str, *, but_for_blanks: bool = True) -> bool:
+        """Whether no commit of any time has this text in the file, which is committed otherwise."""
+        relative = self.paths.relative(path)
+        if relative is None or self._checkout is None or not self._is_its_project(relative, self._checkout):
+            return False
+        return self._checkout.has_ever_held(relative, text, but_for_blanks=but_for_blanks) is False
 
     def is_untouched(self, path: str, text: str) -> bool:
         """Whether a session that goes on after a summary has yet to begin with a file.
@@ -138,7 +148,8 @@ class Known:
             return True
         if relative is None or self._checkout is None:
             return False
-        return self._is_its_project(relative, self._checkout) and text in (self._checkout.text(relative) or "")
+        is_same = text in (self._checkout.text(relative) or "") and self._checkout.is_trunks(relative, text)
+        return is_same and self._is_its_project(relative, self._checkout)
 
     def _whole_texts(self, path: str) -> list[tuple[str, str]]:
         relative = self.paths.relative(path)
@@ -153,12 +164,26 @@ class Known:
         if path in self.paths.too_large:
             return True
         relative = self.paths.relative(path)
-        if relative is None or path in self.texts.read:
+        if relative is None or self.texts.was_read_in_full(path):
             return False
-        if self._project is not None and self._project.is_too_large(relative, self.paths.relative_files()):
-            return True
+        is_known = self._project is not None and self._project.is_too_large(relative, self.paths.relative_files())
+        return is_known or self._is_large_in_checkout(relative)
+
+    def is_lost(self, path: str) -> bool:
+        """Whether a file was changed by a command since it was read, and is too large for the agent to read it again.
+
+        Where a file changed, the agent takes a new look by itself, and goes on; where it cannot, it counts as unread.
+        """
+        relative = self.paths.relative(path)
+        if relative is None or not self.texts.was_changed_by_command(path):
+            return False
+        return path in self.paths.too_large or self._is_large_in_checkout(relative)
+
+    def _is_large_in_checkout(self, relative: str) -> bool:
         text = self._checkout.text(relative) if self._checkout is not None else None
-        return text is not None and sum(map(len, text.split("\n")[:_MAX_LINES])) > _MAX_CHARACTERS
+        if text is None or self._checkout is None or len(text) <= _MAX_PIECES:
+            return False
+        return self._is_its_project(relative, self._checkout) and len(_PIECE.findall(text)) > _MAX_PIECES
 
 
 def _is_committed(relative: str, files: Collection[str]) -> bool:
@@ -168,6 +193,14 @@ def _is_committed(relative: str, files: Collection[str]) -> bool:
         return not any(part.startswith(".") for part in folder.split("/"))
     stem = name.rpartition(".")[0] or name
     return any(other.rpartition(".")[0] == stem for other in files)
+
+
+def _is_anothers(relative: str, why: str, files: Collection[str]) -> bool:
+    """Whether what was named is another file of the checkout, which ends alike: people leave out where paths begin."""
+    if why not in ("its_end_named", "named") or "/" not in relative:
+        return False
+    end = "/" + (relative if why == "named" else "/".join(relative.split("/")[-2:]))
+    return any(f"/{path}".endswith(end) for path in files if path != relative)
 
 
 def _with_edits(text: str, edits: Sequence[Replace]) -> str | None:

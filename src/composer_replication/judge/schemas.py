@@ -33,6 +33,12 @@ PLANS = "/.claude/plans/"
 """Where Claude Code keeps the plan of a session: one file, also for the session that carries the plan out."""
 AGENTS = word_set("general-purpose Explore Plan Bash statusline-setup claude-code-guide output-style-setup")
 
+# What Claude Code does itself when a person types it: the tool for skills refuses these, unless somebody has made one.
+OWN_COMMANDS = word_set(
+    "add-dir agents clear compact config context cost doctor exit export help hooks ide login logout mcp memory model"
+    " output-style permissions plugin resume rewind status statusline terminal-setup usage vim"
+)
+
 
 def misfit(tool: str, given: frozenset[str]) -> str | None:
     """What is missing or too much in a call; None where nothing is, or the tool is not known."""

@@ -210,6 +210,9 @@ def test_a_repository_that_wants_to_run_something_runs_nothing(project, tmp_path
     assert checkout.text("src/app/a.py") == TWICE
     assert checkout.text("src/app/gone.py") is None
     assert checkout.exists("src/app/no.py") is False
+    assert Repository(trap).at("2026-01-04T00:00:00Z", "gone-branch") is not None
+    assert checkout.has_ever_held("src/app/a.py", "line 7") is True
+    assert checkout.has_ever_held("src/app/gone.py", "x") is None  # its object cannot be had
     assert not sprung.exists()
 
 

@@ -126,6 +126,9 @@ RULES = [
      [failed(call("Task", subagent_type="fixer"), AGENTS)], call("Task", subagent_type="reviewer")),
     ("unknown_name", [failed(call("Skill", skill="commit"), "<tool_use_error>Unknown skill: commit</tool_use_error>")],
      call("Skill", skill="commit", args="x"), [], call("Skill", skill="commit", args="x")),
+    ("unknown_name", [], call("Skill", skill="compact"), [worked(call("Skill", skill="compact"))],
+     call("Skill", skill="compact")),
+    ("unknown_name", [], call("Skill", skill="compact"), [], call("Skill", skill="review")),
 ]  # fmt: skip
 
 
@@ -184,3 +187,15 @@ def test_a_source_that_was_wrong_once_is_not_believed_again():
     assert judge.verdict(read("/repo/one.py")).rule == "missing_in_earlier_session"
     state.add(read("/repo/one.py"), A_PY, failed=False)
     assert judge.verdict(read("/repo/two.py")).says == "unknown"
+
+
+class SkillsAreThere:
+    """Earlier sessions that have used every skill."""
+
+    def has_name(self, name, shown):
+        return True
+
+
+def test_a_skill_that_earlier_sessions_have_used_is_there_whatever_the_agent_calls_its_own():
+    judge = Judge(SessionState("/repo"), project=SkillsAreThere())
+    assert judge.verdict(call("Skill", skill="compact")).says == "ok"

@@ -6,7 +6,7 @@ import re
 
 from composer_replication.actions.edits import Operation, Put, Replace, edit_operations
 from composer_replication.actions.paths import normal_path
-from composer_replication.actions.shell.effects import may_change
+from composer_replication.actions.shell.effects import may_change, written_by
 from composer_replication.actions.shown.file_text import FileText
 from composer_replication.actions.shown.views import (
     CHANGED_NOTE,
@@ -61,6 +61,10 @@ class FileTexts:
         self._visited_at = self._moved_at = 0  # when somebody may have changed any file, and when all may have changed
         self._reworked_at = 0  # when a formatter ran, or somebody said to have changed something
         self._seen_at: dict[str, int] = {}
+        self._touched_at: dict[str, int] = {}
+        self._changing: list[tuple[int, str]] = []  # commands that may have changed files, until somebody asks
+        self._written_at: dict[str, int] = {}
+        self._formatted_at = 0
 
     def get(self, path: str) -> FileText | None:
         """What is known of a file, with the doubt that there is by now."""
@@ -101,6 +105,21 @@ class FileTexts:
         if name in self._unread:
             return False
         return None if self.is_continued or name in self._mentioned else False
+
+    def was_read_in_full(self, path: str) -> bool:
+        """Whether a file tool has shown or written all of a file at once."""
+        return normal_path(path, self.cwd) in self._in_full
+
+    def was_changed_by_command(self, path: str) -> bool:
+        """Whether a command has surely written a file, or formatted all there are, since a file tool touched it."""
+        for when, command in self._changing:
+            names, is_format = written_by(command)
+            self._formatted_at = when if is_format else self._formatted_at
+            self._written_at |= {normal_path(name, self.cwd): when for name in names}
+        self._changing.clear()
+        name = normal_path(path, self.cwd)
+        touched_at = self._touched_at.get(name)
+        return touched_at is not None and touched_at < max(self._written_at.get(name, 0), self._formatted_at)
 
     def was_named(self, path: str) -> bool:
         """Whether a person named a file with `@`, which shows it to the agent."""
@@ -173,6 +192,7 @@ class FileTexts:
         change = may_change(command)
         if change != "nothing":
             self._now += 1
+            self._changing.append((self._now, command))
         if change == "moves":
             self._moved_at = self._now
         elif change == "formats":
@@ -192,6 +212,7 @@ class FileTexts:
             self._in_full.add(name)
         self.read.pop(name, None)
         self.read[name] = None
+        self._touched_at[name] = self._now
 
     def _doubt(self, path: str) -> None:
         file = self.get(path)

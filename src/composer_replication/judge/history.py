@@ -1,0 +1,90 @@
+"""What all commits of a repository have done to its files, and where branches that are gone ended.
+
+Read once from git's plumbing, as bytes. A path that no commit has added was never there; one that only commits behind a
+checkout have added, and that the checkout does not have, was removed.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+
+# As git itself and hosts of pull requests write it; a squashed branch is named nowhere.
+_MERGED = re.compile(
+    r"Merge pull request #\d+ from [^\s/]+/(\S+)|Merge (?:remote-tracking )?branch '(?:origin/)?([^']+)'"
+)
+
+
+class History:
+    """`versions` are the objects of each path, the newest first; who asks knows what lies behind a checkout."""
+
+    def __init__(self, times: bytes, changes: bytes) -> None:
+        """`times` as `rev-list --timestamp` prints them, `changes` as `diff-tree --stdin -z -c --raw` does."""
+        self.versions: dict[str, list[str]] = {}
+        self._added: dict[str, list[str]] = defaultdict(list)
+        self._removed: dict[str, int] = {}
+        blobs: dict[str, dict[str, None]] = defaultdict(dict)
+        seconds = {commit: int(when) for when, _, commit in (line.partition(" ") for line in _text(times).split("\n"))
+                   if commit}  # fmt: skip
+        for commit, status, blob, path in _entries(changes):
+            when = seconds.get(commit, 0)
+            if "A" in status:
+                self._added[path].append(commit)
+            if set(blob) == {"0"}:
+                self._removed[path] = max(when, self._removed.get(path, 0))
+            else:
+                blobs[path][blob] = None
+        self.versions = {path: list(found) for path, found in blobs.items()}
+        self._paths = sorted(self._added)
+
+    def adds_elsewhere(self, path: str, behind: Collection[str]) -> bool:
+        """Whether a commit that does not lie behind the checkout has added the path, or something below it."""
+        return any(commit not in behind for each in self._at_or_below(path) for commit in self._added[each])
+
+    def removed_at(self, path: str) -> int:
+        """When it was last removed, or something below it; 0 where it never was."""
+        return max((self._removed.get(each, 0) for each in self._at_or_below(path)), default=0)
+
+    def _at_or_below(self, path: str) -> Iterator[str]:
+        if path in self._added:
+            yield path
+        start = f"{path}/"
+        for place in range(bisect_left(self._paths, start), len(self._paths)):
+            if not self._paths[place].startswith(start):
+                return
+            yield self._paths[place]
+
+
+def merged_branches(merges: bytes) -> dict[str, list[str]]:
+    """The last commits of branches that were merged, by the name that the merge gives them.
+
+    `merges` as `rev-list --merges --format=%P%x09%s` prints them.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in _text(merges).split("\n"):
+        parents, _, subject = line.partition("\t")
+        name = _MERGED.match(subject)
+        if name is not None and len(parents.split()) == 2:
+            found[name[1] or name[2]].append(parents.split()[1])
+    return found
+
+
+def _entries(changes: bytes) -> Iterator[tuple[str, str, str, str]]:
+    """Commit, letters of what happened, the object afterwards, path. A merge has a column for each parent."""
+    commit, entry = "", None
+    for field in changes.split(b"\0"):
+        word = _text(field)
+        if entry is not None:
+            *_, blob, status = entry
+            yield commit, status, blob, word
+            entry = None
+        elif word.startswith(":"):
+            entry = word.split(" ")
+        else:
+            commit = word
+
+
+def _text(found: bytes) -> str:
+    return found.decode("utf-8", "replace")
