@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from composer_replication.diloco.rounds.running import RunningRound
 
 
+T = TypeVar("T")
 _ROUNDED_UP = 1 + 2.0**-7  # at most, by any payload
 
 
@@ -71,13 +75,24 @@ class ShardIO:
         self._store.put(self._layout.offer(self._step, offer), pack_manifest(manifest))
 
     def reduce(self, attempt: int, members: Sequence[Member], shards: Sequence[int]) -> None:
-        """Compute shards of the mean and put each under the name of its checksum."""
+        """Compute shards of the mean and put each under the name of its checksum.
 
-        def reduce_one(shard: int) -> None:
-            data, sha256 = self._mean_bytes(members, shard)
-            self._store.put(self._layout.mean(self._step, attempt, shard, sha256, digest(members)), data)
-
-        list(self._pool.map(reduce_one, shards))
+        Offers of the next shards come in while a mean goes out: each way has requests of its own under way.
+        """
+        counted = [each for each in members if each.weight]
+        others = [each for each in counted if not self._is_mine(each)]
+        offers = self._in_order(partial(self._read_offer, each, shard) for shard in shards for each in others)
+        name = partial(self._layout.mean, self._step, attempt, mean_of=digest(members))
+        puts: deque[Future[None]] = deque()
+        for shard in shards:
+            vectors = (self._read_offer(each, shard) if self._is_mine(each) else next(offers) for each in counted)
+            data, sha256 = self._mean_of(members, shard, vectors)
+            puts.append(self._pool.submit(self._store.put, name(shard, sha256), data))
+            del data  # what waits to be put is bounded, and nothing else holds it
+            if len(puts) >= self._settings.parallel:
+                puts.popleft().result()
+        for put in puts:
+            put.result()
 
     def fetch_mean(self, attempt: int, outcome: Outcome) -> None:
         """The committed mean into the round's tensors. UnreadableOffer where neither it nor its parts can be read."""
@@ -124,11 +139,12 @@ class ShardIO:
         return Shard(len(data), identity(data)), largest_of(values)
 
     def _mean_bytes(self, members: Sequence[Member], shard: int) -> tuple[bytes, str]:
-        counted = [member for member in members if member.weight]
-        weights = fair([member.weight for member in counted])
-        elements = self._round.vector.size(shard)
-        vectors = (self._read_offer(each, shard) for each in counted)
-        mean = weighted_mean(zip(weights, vectors, strict=True), elements)
+        return self._mean_of(members, shard, (self._read_offer(each, shard) for each in members if each.weight))
+
+    def _mean_of(self, members: Sequence[Member], shard: int, vectors: Iterable[Tensor]) -> tuple[bytes, str]:
+        """A shard of the mean and its checksum, from the vectors of the members that have weight, in their order."""
+        weights = fair([member.weight for member in members if member.weight])
+        mean = weighted_mean(zip(weights, vectors, strict=True), self._round.vector.size(shard))
         about = self._about_mean(members, shard)
         data = encode_vector(mean, kind=self._settings.mean_payload, about=about)
         return data, identity(data)
@@ -137,8 +153,7 @@ class ShardIO:
         manifest = self._manifest(member)
         if manifest is None or shard >= len(manifest.shards):
             raise UnreadableOffer(member.id)
-        own = member.id[:2] == (self._round.place.rank, self._round.place.claim)
-        if own and self._offered is not None and member.id.trial >= self._round.place.first_trial:
+        if self._offered is not None and self._is_mine(member):
             return self._offered.read(shard)
         values = self._read(
             self._layout.shard(self._step, member.id, shard),
@@ -151,6 +166,12 @@ class ShardIO:
             self._store.traffic.add(refused=1)
             raise UnreadableOffer(member.id)
         return values
+
+    def _is_mine(self, member: Member) -> bool:
+        """Whether it is an offer of this wait, whose numbers are here."""
+        place = self._round.place
+        own = member.id[:2] == (place.rank, place.claim) and member.id.trial >= place.first_trial
+        return own and self._offered is not None
 
     def _manifest(self, member: Member) -> Manifest | None:
         known = self._round.reader.manifests.get(member.id)
@@ -184,6 +205,20 @@ class ShardIO:
             except (PayloadError, ObjectTooLarge):
                 self._store.traffic.add(refused=1)
         raise UnreadableOffer(offer)
+
+    def _in_order(self, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+        """What calls return, in their order; those that are under way or not taken yet are as many as is allowed."""
+        rest, under_way = iter(calls), deque[Future[T]]()
+        try:
+            while True:
+                ahead = self._settings.parallel - len(under_way)
+                under_way.extend(self._pool.submit(call) for call in islice(rest, ahead))
+                if not under_way:
+                    return
+                yield under_way.popleft().result()
+        finally:
+            for each in under_way:
+                each.cancel()
 
     def _about(self, offer: OfferId, shard: int) -> dict[str, str]:
         where = f"g{self._layout.generation} round {self._step}"
