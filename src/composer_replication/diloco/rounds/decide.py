@@ -176,8 +176,7 @@ def _after_the_seal(seen: Seen, seal: Seal | Literal["unreadable"], me: Myself, 
     absent = [shard for shard in range(seal.num_shards) if shard not in seen.means]
     if not absent:
         return CreateOutcome("commit")
-    own = tuple(shard for shard in absent if _owner(seal, shard) == (me.rank, me.claim))
-    if own:
+    if own := own_shards(seal, me, absent):
         return Reduce(own)
     if timers.reduce:  # each begins at another one, so that not all do the same
         return Reduce((absent[me.rank % len(absent)],))
@@ -197,6 +196,11 @@ def after_the_outcome(seen: Seen, outcome: Outcome) -> Seen | None:
     """The same for how an attempt ended. One that was not committed has another after it, which has to be looked at."""
     committed = outcome.result == "commit" and _knows(seen, outcome.members)
     return replace(seen, outcome=outcome) if committed else None
+
+
+def own_shards(seal: Seal, me: Myself, absent: Iterable[int]) -> tuple[int, ...]:
+    """Those shards of the mean that are mine to make."""
+    return tuple(shard for shard in absent if _owner(seal, shard) == (me.rank, me.claim))
 
 
 def expected_ranks(last: Outcome | None, here: Iterable[int], left: Iterable[int], world_size: int) -> frozenset[int]:

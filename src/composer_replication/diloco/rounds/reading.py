@@ -59,8 +59,8 @@ class RoundReader:
         attempt = len(self._ended)
         self._read_manifests(names)
         seal = self._read_seal(names, attempt) if outcome is None else None
-        if isinstance(seal, Seal):
-            self._list_means(names, attempt, seal)
+        if self._seal is not None and self._seal[0] == attempt:  # also when it is over: foreign names are counted
+            self._list_means(names, attempt, self._seal[1])
         return Seen(
             expected=self._expected(names),
             offers=frozenset(self._offer(ident) for ident in self.manifests),

@@ -25,6 +25,7 @@ from composer_replication.diloco.rounds.decide import (
     Wait,
     candidates,
     decide,
+    own_shards,
 )
 from composer_replication.diloco.rounds.failures import OfferUnreadable, OutcomeUnreadable, RoundTimeout
 from composer_replication.diloco.rounds.patience import PatientStore
@@ -188,13 +189,16 @@ class RunningRound:
             self.tried.add(action.trial)
             self.shards.make_offer(action.trial)
         elif isinstance(action, CreateSeal):
-            record = pack_seal(action.seal)
+            seal, record = action.seal, pack_seal(action.seal)
+            self.shards.expect_seal(seal.members, own_shards(seal, self._myself(), range(seal.num_shards)))
             mine = self.store.settle(self.layout.seal(self.place.step, seen.attempt), record)
             return self.reader.sealed(seen, mine=record if mine else None)
         elif isinstance(action, Reduce) and isinstance(seen.seal, Seal):
             self._reduce(seen.attempt, seen.seal, action)
         elif isinstance(action, CreateOutcome):
-            record = pack_outcome(self._outcome(seen, action))
+            outcome = self._outcome(seen, action)
+            self.shards.expect_outcome(seen.attempt, outcome)
+            record = pack_outcome(outcome)
             mine = self.store.settle(self.layout.outcome(self.place.step, seen.attempt), record)
             return self.reader.ended(seen, mine=record if mine else None)
         elif isinstance(action, Wait):
