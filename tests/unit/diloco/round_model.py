@@ -193,13 +193,17 @@ def acted(world: World, index: int, rules: Rules, *, largest: float = 1.0) -> Wo
     if isinstance(action, Reduce):
         return reduced(world, index, attempt, action)
     if isinstance(action, CreateOutcome):
-        assert seal is not None, "an outcome is proposed for a seal that was seen"
-        outcome = Outcome(action.result, seal.base, "spec", seal.members, bad=action.bad)
-        return with_round(world, replica.step, here._replace(outcomes=created(here.outcomes, attempt, outcome)))
+        outcomes = created(here.outcomes, attempt, proposed(seal, action))
+        return with_round(world, replica.step, here._replace(outcomes=outcomes))
     if isinstance(action, Follow):
         return followed(world, index, action.outcome)
     assert isinstance(action, Heal), action
     return healed(world, index)
+
+
+def proposed(seal: Seal | None, action: CreateOutcome) -> Outcome:
+    assert seal is not None, "an outcome is proposed for a seal that was seen"
+    return Outcome(action.result, seal.base, "spec", seal.members, bad=action.bad)
 
 
 def hurried(world: World, index: int, rules: Rules) -> Iterator[World]:
@@ -220,7 +224,7 @@ def hurried(world: World, index: int, rules: Rules) -> Iterator[World]:
     if isinstance(action, CreateSeal):
         seen = after_the_seal(seen, there(here.seals, attempt, action.seal))
     else:
-        seen = after_the_outcome(seen, there(here.outcomes, attempt, None))
+        seen = after_the_outcome(seen, there(here.outcomes, attempt, proposed(seal, action)))
     for decision in decided(seen, replica, rules) if seen is not None else ():
         yield with_replica(after, index, after.replicas[index]._replace(pending=decision))
 
