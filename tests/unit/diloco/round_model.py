@@ -3,6 +3,7 @@
 A replica reads the store and decides in one event and acts in another, so that what it acts on may be old by then: that
 is a pause, a slow machine and a stale listing. It may crash before and after each action. Writing shards and then their
 manifest is one event, because shards without a manifest are seen by nobody. Timers run out whenever that is worst.
+Whoever created a seal or an outcome, or lost to another, may go on from the record that is there without a second look.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from composer_replication.diloco.rounds.decide import (
     Action,
@@ -26,6 +27,8 @@ from composer_replication.diloco.rounds.decide import (
     Seen,
     Timers,
     Wait,
+    after_the_outcome,
+    after_the_seal,
     decide,
     expected_ranks,
 )
@@ -127,6 +130,7 @@ def successors(world: World, rules: Rules) -> Iterator[World]:
                     yield with_replica(world, index, replica._replace(pending=decision))
             else:
                 yield acted(world, index, rules)
+                yield from hurried(world, index, rules)
                 if isinstance(replica.pending.action, MakeOffer) and replica.weight and world.wild < rules.wild:
                     yield acted(world._replace(wild=world.wild + 1), index, rules, largest=WILD)
         if replica.alive and world.crashes < rules.crashes:
@@ -142,7 +146,10 @@ def successors(world: World, rules: Rules) -> Iterator[World]:
 
 def decisions(world: World, replica: Replica, rules: Rules) -> set[Decision]:
     """What it may do next, whichever of its timers have run out. Waiting changes nothing."""
-    seen = seen_by(world, replica.step, rules)
+    return decided(seen_by(world, replica.step, rules), replica, rules)
+
+
+def decided(seen: Seen, replica: Replica, rules: Rules) -> set[Decision]:
     me = Myself(
         rank=replica.rank,
         claim=replica.claim,
@@ -186,13 +193,45 @@ def acted(world: World, index: int, rules: Rules, *, largest: float = 1.0) -> Wo
     if isinstance(action, Reduce):
         return reduced(world, index, attempt, action)
     if isinstance(action, CreateOutcome):
-        assert seal is not None, "an outcome is proposed for a seal that was seen"
-        outcome = Outcome(action.result, seal.base, "spec", seal.members, bad=action.bad)
-        return with_round(world, replica.step, here._replace(outcomes=created(here.outcomes, attempt, outcome)))
+        outcomes = created(here.outcomes, attempt, proposed(seal, action))
+        return with_round(world, replica.step, here._replace(outcomes=outcomes))
     if isinstance(action, Follow):
         return followed(world, index, action.outcome)
     assert isinstance(action, Heal), action
     return healed(world, index)
+
+
+def proposed(seal: Seal | None, action: CreateOutcome) -> Outcome:
+    assert seal is not None, "an outcome is proposed for a seal that was seen"
+    return Outcome(action.result, seal.base, "spec", seal.members, bad=action.bad)
+
+
+def hurried(world: World, index: int, rules: Rules) -> Iterator[World]:
+    """A seal or an outcome was tried, and the next action is decided from what was seen before and what is there now.
+
+    What was seen may be as old as the attempt: no mean, no outcome. Offers that it did not hold are given to it here,
+    which allows more than can happen.
+    """
+    replica = world.replicas[index]
+    assert replica.pending is not None
+    attempt, seal, action = replica.pending
+    if not isinstance(action, CreateSeal | CreateOutcome):
+        return
+    after = acted(world, index, rules)
+    here = after.rounds[replica.step]
+    ended = tuple(each for each in here.outcomes[:attempt] if each is not None)
+    seen = Seen(frozenset(), offers=here.offers, ended=ended, seal=seal)
+    if isinstance(action, CreateSeal):
+        seen = after_the_seal(seen, there(here.seals, attempt, action.seal))
+    else:
+        seen = after_the_outcome(seen, there(here.outcomes, attempt, proposed(seal, action)))
+    for decision in decided(seen, replica, rules) if seen is not None else ():
+        yield with_replica(after, index, after.replicas[index]._replace(pending=decision))
+
+
+def there(slots: tuple, attempt: int, _mine: object) -> Any:
+    """The record that counts, whoever created it."""
+    return slots[attempt]
 
 
 def created(slots: tuple, attempt: int, value: object) -> tuple:
@@ -271,6 +310,9 @@ def violations(world: World) -> Iterator[str]:
         if len(commits) > 1:
             yield f"round {step} was committed {len(commits)} times"
         for outcome in commits:
+            seal = each.seals[each.outcomes.index(outcome)]
+            if seal is None or seal.members != outcome.members:
+                yield f"round {step} was committed with others than those who were sealed"
             yield from wrong_members(world, step, outcome)
             shards = max(offer.num_shards for offer in each.offers)
             if any((each.outcomes.index(outcome), shard) not in each.means for shard in range(shards)):

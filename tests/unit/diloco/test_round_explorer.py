@@ -72,15 +72,27 @@ def overwritten(slots, attempt, value):
     return (*filled[:attempt], value, *filled[attempt + 1 :])
 
 
+def mine(slots, attempt, tried):
+    """Whoever tried to end an attempt takes its own word for the one that is there."""
+    return tried
+
+
 @pytest.mark.parametrize(
     ("name", "broken", "rules"),
     [
+        ("there", mine, Rules(rounds=1, crashes=0, restarts=0, corruptions=1)),
         ("decide", never_helps, Rules(rounds=1, corruptions=0, restarts=0)),
         ("decide", commits_what_it_could_not_read, Rules(rounds=1, crashes=0)),
         ("decide", averages_everybody, Rules(rounds=1, crashes=0, corruptions=0, wild=1)),
         ("created", overwritten, Rules(rounds=1, crashes=0, corruptions=0)),
     ],
-    ids=["a dead member's shards", "unreadable offers", "wild offers", "create that overwrites"],
+    ids=[
+        "an outcome that lost",
+        "a dead member's shards",
+        "unreadable offers",
+        "wild offers",
+        "create that overwrites",
+    ],
 )
 def test_the_explorer_sees_what_is_broken(monkeypatch, name, broken, rules):
     monkeypatch.setattr(round_model, name, broken)

@@ -8,7 +8,7 @@ docs/concepts/diloco.md has the state diagram and the invariants.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from composer_replication.diloco.rounds.records import Member, OfferId, Outcome, Seal
@@ -176,12 +176,31 @@ def _after_the_seal(seen: Seen, seal: Seal | Literal["unreadable"], me: Myself, 
     absent = [shard for shard in range(seal.num_shards) if shard not in seen.means]
     if not absent:
         return CreateOutcome("commit")
-    own = tuple(shard for shard in absent if _owner(seal, shard) == (me.rank, me.claim))
-    if own:
+    if own := own_shards(seal, me, absent):
         return Reduce(own)
     if timers.reduce:  # each begins at another one, so that not all do the same
         return Reduce((absent[me.rank % len(absent)],))
     return Wait(frozenset(_owner(seal, shard)[0] for shard in absent))
+
+
+def after_the_seal(seen: Seen, seal: Seal) -> Seen | None:
+    """What was seen before an attempt was sealed, with the seal that is there now; None where that is not enough.
+
+    Nothing else has to be read anew: it is what a look right after the seal was created would have shown, less offers
+    that I had not seen. So all of its members must be among those that I had.
+    """
+    return replace(seen, seal=seal) if _knows(seen, seal.members) else None
+
+
+def after_the_outcome(seen: Seen, outcome: Outcome) -> Seen | None:
+    """The same for how an attempt ended. One that was not committed has another after it, which has to be looked at."""
+    committed = outcome.result == "commit" and _knows(seen, outcome.members)
+    return replace(seen, outcome=outcome) if committed else None
+
+
+def own_shards(seal: Seal, me: Myself, absent: Iterable[int]) -> tuple[int, ...]:
+    """Those shards of the mean that are mine to make."""
+    return tuple(shard for shard in absent if _owner(seal, shard) == (me.rank, me.claim))
 
 
 def expected_ranks(last: Outcome | None, here: Iterable[int], left: Iterable[int], world_size: int) -> frozenset[int]:
@@ -232,6 +251,10 @@ def _tried(seen: Seen, me: Myself) -> frozenset[int]:
 
 def _owner(seal: Seal, shard: int) -> tuple[int, int]:
     return seal.members[shard % len(seal.members)].id[:2]
+
+
+def _knows(seen: Seen, members: Iterable[Member]) -> bool:
+    return {member.id for member in members} <= {offer.id for offer in seen.offers}
 
 
 def _is_me(offer: OfferId, me: Myself) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -81,7 +80,7 @@ class ObjectStoreManager:
         self.history: list[Ended] = []
         self._objects = where.objects
         self._state_dict_fns: dict[str, StateFns] = {}
-        self._pool = ThreadPoolExecutor(max(2, parallel), thread_name_prefix="diloco")
+        self._pool = self._settings.threads()
         self._membership = self._outside(generation or 0, lease_s, takeover, state_every, keep_rounds)
         self._feedback: dict[int, ErrorFeedback] = {}
         self._round: _Round | None = None

@@ -60,19 +60,22 @@ class PatientStore:
         self.traffic.add(sent=len(data))
         return created
 
-    def settle(self, key: str, record: bytes) -> None:
-        """Create a record, unless somebody has. Whoever created it knows what should be there, and may mend it."""
-        if self.create(key, record):
-            self.put_whole(key, record, written=True)
+    def settle(self, key: str, record: bytes) -> bool:
+        """Create a record, unless somebody has; whether it is mine, and was read back.
 
-    def put_whole(self, key: str, data: bytes, *, written: bool = False) -> None:
-        """Write an object and read it back, some times if need be."""
+        Whoever created it knows what should be there, and may mend it.
+        """
+        return self.create(key, record) and self.put_whole(key, record, written=True)
+
+    def put_whole(self, key: str, data: bytes, *, written: bool = False) -> bool:
+        """Write an object and read it back, some times if need be; whether it is there."""
         for _ in range(_WRITES):
             if not written:
                 self.put(key, data)
             if self._holds(key, data):
-                return
+                return True
             written = False
+        return False
 
     def get(self, key: str, *, most_bytes: int) -> bytes:
         data = self._patiently(lambda: self._store.get(key, most_bytes=most_bytes))

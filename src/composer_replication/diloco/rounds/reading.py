@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Literal, TypeVar
 
-from composer_replication.diloco.rounds.decide import Offer, Seen, expected_ranks
+from composer_replication.diloco.rounds.decide import Offer, Seen, after_the_outcome, after_the_seal, expected_ranks
 from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.records import (
     MOST_RECORD_BYTES,
@@ -48,18 +48,19 @@ class RoundReader:
     mean_shas: dict[int, dict[int, str]] = field(default_factory=dict)  # by attempt and shard
     _ended: list[Outcome] = field(default_factory=list)
     _seal: tuple[int, Seal] | None = None
-    _left: set[int] | None = None
+    _left: Future[set[int]] | None = None
 
     def read(self) -> Seen:
         """The round as the store shows it now."""
         prefix = self.layout.round(self.step)
+        self._ask_who_left()
         names = {key.removeprefix(f"{prefix}/") for key in self.store.keys(prefix)}
         outcome = self._read_outcomes(names)
         attempt = len(self._ended)
         self._read_manifests(names)
         seal = self._read_seal(names, attempt) if outcome is None else None
-        if isinstance(seal, Seal):
-            self._list_means(names, attempt, seal)
+        if self._seal is not None and self._seal[0] == attempt:  # also when it is over: foreign names are counted
+            self._list_means(names, attempt, self._seal[1])
         return Seen(
             expected=self._expected(names),
             offers=frozenset(self._offer(ident) for ident in self.manifests),
@@ -68,6 +69,31 @@ class RoundReader:
             means=frozenset(self.mean_shas.get(attempt, ())),
             outcome=outcome,
         )
+
+    def sealed(self, seen: Seen, *, mine: bytes | None) -> Seen | None:
+        """What was seen, with the seal that I tried to create: one request for it, and none where it is mine.
+
+        None where the round has to be read anew.
+        """
+        seal = self._known(self.layout.seal(self.step, seen.attempt), mine, self._fitting_seal)
+        if seal is None:
+            return None
+        self._seal = (seen.attempt, seal)
+        return after_the_seal(seen, seal)
+
+    def ended(self, seen: Seen, *, mine: bytes | None) -> Seen | None:
+        """The same for the outcome that I tried to create."""
+        outcome = self._known(self.layout.outcome(self.step, seen.attempt), mine, unpack_outcome)
+        return None if outcome is None else after_the_outcome(seen, outcome)
+
+    def _known(self, key: str, mine: bytes | None, unpack: Callable[[bytes], T]) -> T | None:
+        """A record that I wrote and read back, or else what another wrote in its place. Mine is checked, too."""
+        if mine is None:
+            return read_record(self.store, key, unpack)
+        try:
+            return unpack(mine)
+        except RecordError:
+            return None
 
     def _read_outcomes(self, names: set[str]) -> Outcome | Literal["unreadable"] | None:
         """The commit, if there is one; attempts that ended otherwise are kept."""
@@ -135,9 +161,18 @@ class RoundReader:
 
     def _expected(self, names: set[str]) -> frozenset[int]:
         here = {int(name.removeprefix("here/")) for name in names if name.startswith("here/") and name[5:].isdigit()}
+        left = self._ask_who_left().result()
+        return expected_ranks(self.last, here & set(range(self.world_size)), left, self.world_size)
+
+    def _ask_who_left(self) -> Future[set[int]]:
+        """Once, and where there are threads beside the first listing."""
         if self._left is None:
-            self._left = ranks_that_left(self.store, self.layout)
-        return expected_ranks(self.last, here & set(range(self.world_size)), self._left, self.world_size)
+            if self.pool is not None:
+                self._left = self.pool.submit(ranks_that_left, self.store, self.layout)
+            else:
+                self._left = Future()
+                self._left.set_result(ranks_that_left(self.store, self.layout))
+        return self._left
 
 
 def read_record(store: PatientStore, key: str, unpack: Callable[[bytes], T]) -> T | None:

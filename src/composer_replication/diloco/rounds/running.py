@@ -25,6 +25,7 @@ from composer_replication.diloco.rounds.decide import (
     Wait,
     candidates,
     decide,
+    own_shards,
 )
 from composer_replication.diloco.rounds.failures import OfferUnreadable, OutcomeUnreadable, RoundTimeout
 from composer_replication.diloco.rounds.patience import PatientStore
@@ -60,6 +61,10 @@ class Settings:
     @property
     def kinds(self) -> tuple[PayloadKind, PayloadKind]:
         return self.payload, self.mean_payload
+
+    def threads(self) -> ThreadPoolExecutor:
+        """For requests: `parallel` of them each way."""
+        return ThreadPoolExecutor(2 * self.parallel, thread_name_prefix="diloco")
 
 
 @dataclass(frozen=True)
@@ -117,8 +122,8 @@ class RunningRound:
 
     def run(self) -> Ended:
         """Take part until the round is over for this replica. RoundTimeout names who stayed away."""
+        seen = self.reader.read()
         while True:
-            seen = self.reader.read()
             me = self._myself()
             self.clock.look(seen, len(candidates(seen, me)))
             action = decide(seen, me, self.clock.timers())
@@ -126,7 +131,7 @@ class RunningRound:
             if ended is not None:
                 ended.seconds = self.clock.elapsed()
                 return ended
-            self._act(seen, action)
+            seen = self._act(seen, action) or self.reader.read()
 
     def take(self, outcome: Outcome) -> Literal["commit", "void", "heal"]:
         """The mean of a commit into the vector, without taking part."""
@@ -178,19 +183,27 @@ class RunningRound:
             _log.warning("round %d: what rank %d moved was left out: %s", self.place.step, self.place.rank, why)
         return sum(weights)
 
-    def _act(self, seen: Seen, action: Action) -> None:
+    def _act(self, seen: Seen, action: Action) -> Seen | None:
+        """Do it; what is seen then, where the action itself says so and the round need not be read anew."""
         if isinstance(action, MakeOffer):
             self.tried.add(action.trial)
             self.shards.make_offer(action.trial)
         elif isinstance(action, CreateSeal):
-            self.store.settle(self.layout.seal(self.place.step, seen.attempt), pack_seal(action.seal))
+            seal, record = action.seal, pack_seal(action.seal)
+            self.shards.expect_seal(seal.members, own_shards(seal, self._myself(), range(seal.num_shards)))
+            mine = self.store.settle(self.layout.seal(self.place.step, seen.attempt), record)
+            return self.reader.sealed(seen, mine=record if mine else None)
         elif isinstance(action, Reduce) and isinstance(seen.seal, Seal):
             self._reduce(seen.attempt, seen.seal, action)
         elif isinstance(action, CreateOutcome):
             outcome = self._outcome(seen, action)
-            self.store.settle(self.layout.outcome(self.place.step, seen.attempt), pack_outcome(outcome))
+            self.shards.expect_outcome(seen.attempt, outcome)
+            record = pack_outcome(outcome)
+            mine = self.store.settle(self.layout.outcome(self.place.step, seen.attempt), record)
+            return self.reader.ended(seen, mine=record if mine else None)
         elif isinstance(action, Wait):
             self.sleep(self.clock.pause())
+        return None
 
     def _reduce(self, attempt: int, seal: Seal, action: Reduce) -> None:
         try:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from composer_replication.diloco.rounds.running import RunningRound
 
 
+T = TypeVar("T")
 _ROUNDED_UP = 1 + 2.0**-7  # at most, by any payload
 
 
@@ -58,6 +62,8 @@ class ShardIO:
         self._offered: RoundVector | None = None  # as its readers see it: rounded, with what was left out before
         self._residual: Tensor | None = None
         self._pool: ThreadPoolExecutor = round.pool
+        self._offers: tuple[object, Iterator[Tensor]] = (None, iter(()))  # asked for before the seal: of what, and they
+        self._means: dict[str, Future[Tensor]] = {}  # asked for before the outcome
 
     def make_offer(self, trial: int) -> None:
         """Shards first and then their manifest: a crash in between leaves nothing that anybody sees.
@@ -70,14 +76,37 @@ class ShardIO:
         manifest = Manifest(offer, self._round.place.base, self._round.spec, weight, shards, largest)
         self._store.put(self._layout.offer(self._step, offer), pack_manifest(manifest))
 
+    def expect_seal(self, members: Sequence[Member], shards: Sequence[int]) -> None:
+        """A seal is being created that will most likely have these members: ask for the first offers meanwhile."""
+        others = [each for each in members if each.weight and not self._is_mine(each)]
+        calls = (partial(self._read_offer, each, shard) for shard in shards for each in others)
+        self._offers = ((members, shards), self._in_order(calls))
+
+    def expect_outcome(self, attempt: int, outcome: Outcome) -> None:
+        """The same for the first shards of a mean that is being committed."""
+        for shard, sha256 in enumerate(outcome.means[: self._settings.parallel]):
+            key = self._mean_key(attempt, outcome.members, shard, sha256)
+            self._means[key] = self._pool.submit(self._read_mean, key, sha256, shard, outcome.members)
+
     def reduce(self, attempt: int, members: Sequence[Member], shards: Sequence[int]) -> None:
-        """Compute shards of the mean and put each under the name of its checksum."""
+        """Compute shards of the mean and put each under the name of its checksum.
 
-        def reduce_one(shard: int) -> None:
-            data, sha256 = self._mean_bytes(members, shard)
-            self._store.put(self._layout.mean(self._step, attempt, shard, sha256, digest(members)), data)
-
-        list(self._pool.map(reduce_one, shards))
+        Offers of the next shards come in while a mean goes out: each way has requests of its own under way.
+        """
+        if self._offers[0] != (members, shards):
+            self.expect_seal(members, shards)
+        (_, offers), self._offers = self._offers, (None, iter(()))
+        counted = [each for each in members if each.weight]
+        puts: deque[Future[None]] = deque()
+        for shard in shards:
+            vectors = (self._read_offer(each, shard) if self._is_mine(each) else next(offers) for each in counted)
+            data, sha256 = self._mean_of(members, shard, vectors)
+            puts.append(self._pool.submit(self._store.put, self._mean_key(attempt, members, shard, sha256), data))
+            del data  # what waits to be put is bounded, and nothing else holds it
+            if len(puts) >= self._settings.parallel:
+                puts.popleft().result()
+        for put in puts:
+            put.result()
 
     def fetch_mean(self, attempt: int, outcome: Outcome) -> None:
         """The committed mean into the round's tensors. UnreadableOffer where neither it nor its parts can be read."""
@@ -124,11 +153,12 @@ class ShardIO:
         return Shard(len(data), identity(data)), largest_of(values)
 
     def _mean_bytes(self, members: Sequence[Member], shard: int) -> tuple[bytes, str]:
-        counted = [member for member in members if member.weight]
-        weights = fair([member.weight for member in counted])
-        elements = self._round.vector.size(shard)
-        vectors = (self._read_offer(each, shard) for each in counted)
-        mean = weighted_mean(zip(weights, vectors, strict=True), elements)
+        return self._mean_of(members, shard, (self._read_offer(each, shard) for each in members if each.weight))
+
+    def _mean_of(self, members: Sequence[Member], shard: int, vectors: Iterable[Tensor]) -> tuple[bytes, str]:
+        """A shard of the mean and its checksum, from the vectors of the members that have weight, in their order."""
+        weights = fair([member.weight for member in members if member.weight])
+        mean = weighted_mean(zip(weights, vectors, strict=True), self._round.vector.size(shard))
         about = self._about_mean(members, shard)
         data = encode_vector(mean, kind=self._settings.mean_payload, about=about)
         return data, identity(data)
@@ -137,8 +167,7 @@ class ShardIO:
         manifest = self._manifest(member)
         if manifest is None or shard >= len(manifest.shards):
             raise UnreadableOffer(member.id)
-        own = member.id[:2] == (self._round.place.rank, self._round.place.claim)
-        if own and self._offered is not None and member.id.trial >= self._round.place.first_trial:
+        if self._offered is not None and self._is_mine(member):
             return self._offered.read(shard)
         values = self._read(
             self._layout.shard(self._step, member.id, shard),
@@ -152,22 +181,36 @@ class ShardIO:
             raise UnreadableOffer(member.id)
         return values
 
+    def _is_mine(self, member: Member) -> bool:
+        """Whether it is an offer of this wait, whose numbers are here."""
+        place = self._round.place
+        own = member.id[:2] == (place.rank, place.claim) and member.id.trial >= place.first_trial
+        return own and self._offered is not None
+
     def _manifest(self, member: Member) -> Manifest | None:
         known = self._round.reader.manifests.get(member.id)
         return known[1] if known is not None and known[0] == member.manifest else None
 
     def _committed(self, attempt: int, outcome: Outcome, shard: int) -> Tensor:
         """A shard of the mean; where it is damaged, computed again and put in its place."""
-        sha256, about = outcome.means[shard], self._about_mean(outcome.members, shard)
-        key = self._layout.mean(self._step, attempt, shard, sha256, digest(outcome.members))
+        members, sha256 = outcome.members, outcome.means[shard]
+        key = self._mean_key(attempt, members, shard, sha256)
+        asked = self._means.pop(key, None)
         try:
-            return self._read(key, sha256, shard, about, outcome.members[0].id)
+            return asked.result() if asked is not None else self._read_mean(key, sha256, shard, members)
         except UnreadableOffer:
-            data, again = self._mean_bytes(outcome.members, shard)
+            data, again = self._mean_bytes(members, shard)
             if again != sha256:
                 raise
             self._store.put(key, data)
+            about = self._about_mean(members, shard)
             return decode_vector(data, elements=self._round.vector.size(shard), about=about)
+
+    def _read_mean(self, key: str, sha256: str, shard: int, members: Sequence[Member]) -> Tensor:
+        return self._read(key, sha256, shard, self._about_mean(members, shard), members[0].id)
+
+    def _mean_key(self, attempt: int, members: Sequence[Member], shard: int, sha256: str) -> str:
+        return self._layout.mean(self._step, attempt, shard, sha256, digest(members))
 
     def _read(self, key: str, sha256: str, shard: int, about: dict[str, str], offer: OfferId) -> Tensor:
         elements = self._round.vector.size(shard)
@@ -184,6 +227,19 @@ class ShardIO:
             except (PayloadError, ObjectTooLarge):
                 self._store.traffic.add(refused=1)
         raise UnreadableOffer(offer)
+
+    def _in_order(self, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+        """What calls return, in their order; the first ones are made at once, and no more than is allowed ahead."""
+        rest = iter(calls)
+        under_way = deque(self._pool.submit(call) for call in islice(rest, self._settings.parallel))
+
+        def results() -> Iterator[T]:
+            while under_way:
+                result = under_way.popleft().result()
+                under_way.extend(self._pool.submit(call) for call in islice(rest, 1))
+                yield result
+
+        return results()
 
     def _about(self, offer: OfferId, shard: int) -> dict[str, str]:
         where = f"g{self._layout.generation} round {self._step}"

@@ -36,9 +36,9 @@ class RoundVector:
         return min(self.shard_elements, self.elements - shard * self.shard_elements)
 
     def read(self, shard: int) -> Tensor:
-        """A shard in fp32, on the CPU."""
+        """A shard in fp32, on the CPU: not to be written to, for it is no copy where it lies so already."""
         pieces = [flat[a:b].to("cpu", torch.float32) for flat, a, b, _ in self._pieces(shard)]
-        return torch.cat(pieces) if len(pieces) != 1 else pieces[0].clone()
+        return torch.cat(pieces) if len(pieces) != 1 else pieces[0]
 
     def write(self, shard: int, values: Tensor) -> None:
         for flat, a, b, start in self._pieces(shard):
@@ -98,7 +98,7 @@ def weighted_mean(offers: Iterable[tuple[float, Tensor]], elements: int) -> Tens
     """
     total, mean = 0.0, torch.zeros(elements)
     for weight, vector in offers:
-        mean.add_(vector.mul_(weight) if weight != 1.0 else vector)
+        mean.add_(vector.mul(weight) if weight != 1.0 else vector)
         total += weight
     return mean.div_(total)
 

@@ -84,7 +84,7 @@ class ObjectStoreAllReduce:
         store = PatientStore(self.objects, self.traffic, patience_s=self.timeout_s)
         if self._claim is None or self._pool is None:
             self._claim = take_rank(store, self._layout, self.rank, lease_s=0.0, takeover=True)
-            self._pool = ThreadPoolExecutor(_PARALLEL, thread_name_prefix="diloco")
+            self._pool = self._settings.threads()
         refuse_if_replaced(store, self._layout, self.rank, self._claim)
         self._refuse_an_old_round(store)
         vector = RoundVector([tensor], parties=self.world_size, shard_elements=_SHARD_BYTES // 4)

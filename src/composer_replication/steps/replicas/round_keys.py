@@ -45,7 +45,7 @@ MANAGER_KEYS = (
         "lease_s", NUMBER, 20.0, "seconds without a sign of life after which a rank is free for another process", 0
     ),
     RoundKey("shard_bytes", WHOLE, 64 * 2**20, "bytes of one object, at most", 1),
-    RoundKey("parallel", WHOLE, 4, "requests at once", 1),
+    RoundKey("parallel", WHOLE, 4, "requests at once, each way", 1),
     RoundKey("state_every", WHOLE, 10, "exchanges between two states that one who is behind may load", 1),
     RoundKey("keep_rounds", WHOLE, 2, "exchanges whose offers are kept", 1),
 )
