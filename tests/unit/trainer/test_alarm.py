@@ -69,6 +69,17 @@ def test_a_fall_of_the_rollouts_reward_is_told_though_each_step_has_other_tasks(
     assert 0 < min(delays) <= max(delays) <= 100
 
 
+def test_the_trainings_on_record_that_collapsed_are_told() -> None:
+    """Nine trainings of 600 steps; `solved` of the last weights says which collapsed."""
+    record = Path(__file__).parents[3] / "experiments" / "2026-11-16-stability" / "results.json"
+    jobs: list[Any] = json.loads(record.read_text(encoding="utf-8"))["results"]
+    collapsed = [job for job in jobs if sum(unit["metrics"]["solved"] for unit in job["units"]) < 10]
+    assert (len(jobs), len(collapsed)) == (9, 6)
+    for job in collapsed:
+        lines = [(int(point["step"]) + 1, {"reward": point["reward"]}) for point in job["curve"]]
+        assert alarms_of(lines), (job["arm"], job["seed"])
+
+
 def test_tool_calls_that_fade_away_are_told_in_plain_words() -> None:
     draw = random.Random(0)
     calls = [max(0.0, (0.65 if step <= 400 else 0.02) + draw.gauss(0, 0.03)) for step in range(1, 431)]
