@@ -14,7 +14,7 @@ from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 
 
 def alarms_of(curve: list[dict[str, Any]]) -> list[str]:
-    alarm = CollapseAlarm(say=lambda text: None)
+    alarm = CollapseAlarm()
     for point in curve:
         alarm.observe({"reward": point["reward"]}, int(point["step"]) + 1)
     return [f"{each.step}: {each.baseline:.2f} -> {each.latest:.2f}" for each in alarm.alarms]
