@@ -159,6 +159,8 @@ def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
 
     A row of the data set names its task by seed and difficulty. The luck of a rollout is its run's, step's and place's.
     """
+    import torch
+
     tokenizer, longest, step = trainer.processing_class, trainer.max_completion_length, trainer.state.global_step
     rows = _rows_by_prompt(trainer)
     episodes = [
@@ -179,7 +181,10 @@ def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
     metrics = trainer._metrics[trainer.mode()]
     for name, values in figures.items():
         metrics[f"world/{name}"].append(sum(values) / len(values))
-    metrics["tools/call_frequency"].append(metrics["world/calls"][-1])  # TRL's own name, which the alarm watches
+    # TRL's own name for it, which the alarm watches: of all processes, or they would not decide alike.
+    counts = [sum(figures["calls"]), float(len(episodes))]
+    calls, number = trainer.sum_over(torch.tensor(counts, device=trainer.accelerator.device)).tolist()
+    metrics["tools/call_frequency"].append(calls / number)
     return {
         "prompt_ids": [each.prompt_ids for each in episodes],
         "completion_ids": [each.ids[:longest] for each in episodes],

@@ -296,6 +296,16 @@ def test_a_model_that_no_longer_acts_makes_no_errors_and_is_not_best(tmp_path: P
     assert alarm.best == Best(step=4, metric="reward", value=0.75, higher_is_better=True)
 
 
+def test_a_checkpoint_behind_a_collapse_is_not_best_for_what_came_before_it() -> None:
+    alarm = CollapseAlarm()
+    for value in [0.6] * 20:
+        alarm.observe({"reward": value}, 1)
+    assert alarm._score() == ("reward", pytest.approx(0.6))
+    for value in [0.9] * 90 + [0.0] * 10:
+        alarm.observe({"reward": value}, 1)
+    assert alarm._score() == ("reward", 0.0)
+
+
 def test_the_first_held_out_reward_takes_over_from_the_rollouts(tmp_path: Path) -> None:
     alarm = CollapseAlarm()
     train(tmp_path, alarm, {"reward": [0.9] * 8, "eval_reward": [float("nan")] * 5 + [0.3, 0.3, 0.2]})

@@ -175,7 +175,7 @@ class ObjectStoreManager:
         try:
             self._membership.leave(failed=failed)
         finally:
-            self._pool.shutdown(wait=False)
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> ObjectStoreManager:
         return self

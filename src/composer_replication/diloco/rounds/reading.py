@@ -170,8 +170,9 @@ class RoundReader:
             if self.pool is not None:
                 self._left = self.pool.submit(ranks_that_left, self.store, self.layout)
             else:
+                left = ranks_that_left(self.store, self.layout)  # where it fails, the next look asks again
                 self._left = Future()
-                self._left.set_result(ranks_that_left(self.store, self.layout))
+                self._left.set_result(left)
         return self._left
 
 

@@ -83,7 +83,8 @@ class ShardIO:
         self._offers = ((members, shards), self._in_order(calls))
 
     def expect_outcome(self, attempt: int, outcome: Outcome) -> None:
-        """The same for the first shards of a mean that is being committed."""
+        """The same for the first shards of a mean that is being committed; those of one that lost are let go."""
+        self._means = {}
         for shard, sha256 in enumerate(outcome.means[: self._settings.parallel]):
             key = self._mean_key(attempt, outcome.members, shard, sha256)
             self._means[key] = self._pool.submit(self._read_mean, key, sha256, shard, outcome.members)
@@ -115,7 +116,8 @@ class ShardIO:
         def fetch(shard: int) -> None:
             vector.write(shard, self._committed(attempt, outcome, shard))
 
-        list(self._pool.map(fetch, range(vector.num_shards)))
+        for _ in self._in_order(partial(fetch, shard) for shard in range(vector.num_shards)):
+            pass
         vector.finish()
 
     def feedback_kept(self) -> ErrorFeedback | None:
@@ -138,7 +140,7 @@ class ShardIO:
         """The weight of the offer, its shards, and its largest magnitude."""
         try:
             vector = self._to_offer()
-            put = list(self._pool.map(lambda shard: self._put(vector, offer, shard), range(vector.num_shards)))
+            put = list(self._in_order(partial(self._put, vector, offer, shard) for shard in range(vector.num_shards)))
         except NonFiniteError:
             return 0.0, (), 0.0
         largest = max((each for _, each in put), default=0.0)

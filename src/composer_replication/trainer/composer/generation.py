@@ -196,11 +196,14 @@ class Generation:
         assert self._rewards_of_all is not None
 
         def draw(groups: list[int]) -> Drawn:
+            rewards_logged: list[float] = trainer._metrics["train"]["reward"]
+            of_first_draws = len(rewards_logged)
             self._is_drawing_again = True
             try:
                 new = self._scored_with_sites(original, rows_of_groups(inputs, groups, trainer.num_generations))
             finally:
                 self._is_drawing_again = False
+            del rewards_logged[of_first_draws:]  # hard groups, drawn again and again, are no fall of the reward
             assert self._rewards_of_all is not None
             return Drawn(new, self._rewards_of_all)
 

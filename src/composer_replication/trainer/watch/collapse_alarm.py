@@ -32,6 +32,7 @@ HELD_OUT_REWARD = ("eval_reward",)
 _JUDGES = {"eval_reward": True, "reward": True, "sites/per_100_turns": False}
 """What a checkpoint is judged by, the first that is logged, and whether more of it is better. Errors come last: a model
 that no longer calls a tool makes none."""
+_LATEST = 10  # rewards of which a checkpoint has to be good, too: those before it may be of a model that is gone
 _OF_BEST = 6.0  # the best of many means lies some way off by chance alone
 _logger = logging.getLogger(__name__)
 
@@ -174,11 +175,17 @@ class CollapseAlarm(TrainerCallback):
         self.best = best
 
     def _score(self) -> tuple[str, float] | None:
-        """What judges the checkpoint just saved, and its value: of a held-out set the latest, else the mean."""
+        """What judges the checkpoint just saved, and its value.
+
+        Of a held-out set the latest, else the mean; of rollouts' rewards that of the latest where it is lower.
+        """
         for key in _JUDGES:
             values = self._since_save.get(key)
             if values:
-                return key, values[-1] if key in HELD_OUT_REWARD else sum(values) / len(values)
+                if key in HELD_OUT_REWARD:
+                    return key, values[-1]
+                means = [sum(part) / len(part) for part in (values, values[-_LATEST:])]
+                return key, min(means) if key in REWARD else means[0]
         return None
 
     def _beats(self, metric: str, value: float) -> bool:
