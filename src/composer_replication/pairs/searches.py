@@ -88,18 +88,17 @@ def _begins(name: str, stem: str) -> bool:
 
 
 def _is_into_what_was_shown(look: LaterCall, missing: str, state: SessionState, cwd: str | None) -> bool:
-    """Whether it could have been made before the failure: not where it looks into a file that nobody had heard of."""
+    """Whether it could have been made before the failure: not where it looks into what nobody had heard of."""
     words = (word for word in Command.of(look.words).words if is_path(word) and "/" in word and "*" not in word)
     named = [look.path] if look.path else list(itertools.islice(words, _MAX_NAMES))
-    return all(_is_known(normal_path(each, cwd), normal_path(missing, cwd), state) for each in named)
+    own = normal_path(missing, cwd)
+    return all(path == own or _is_known(path, cwd, state) for path in (normal_path(each, cwd) for each in named))
 
 
-def _is_known(path: str, missing: str, state: SessionState) -> bool:
-    """A folder need not be known, nor what the missing path lies in; a file has to."""
-    is_folder = "." not in path.rstrip("/").rpartition("/")[2].lstrip(".")
+def _is_known(path: str, cwd: str | None, state: SessionState) -> bool:
+    """Something had shown it, or it holds the working folder. The folder of a path that was guessed is guessed too."""
     return (
-        is_folder
-        or missing.startswith(f"{path}/")
+        f"{cwd or ''}/".startswith(f"{path.rstrip('/')}/")
         or bool(state.paths.standing(path).is_there)
         or state.has_shown(path)
     )

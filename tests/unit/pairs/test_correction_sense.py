@@ -135,11 +135,19 @@ def test_no_search_is_made_in_a_file_that_nobody_had_heard_of(by_shell):
     assert decided((bash("ls /repo"), "basket_totals.py\napp"), failed, there) == ("look_first", *there[0])
 
 
-def test_a_folder_with_a_dot_that_holds_what_was_missing_may_be_searched():
+def test_a_folder_above_what_was_missing_is_searched_only_where_it_had_been_shown():
+    """Who guessed a path has guessed the folder that it lies in, too."""
     said = "<tool_use_error>Path does not exist: x"
     failed = ("Grep", {"pattern": "def total", "path": "/repo/site.com/basket"}), said, True
     above = (("Grep", {"pattern": "def total", "path": "/repo/site.com"}), "/repo/site.com/app/cart.py")
-    assert decided(failed, above) == ("look_first", *above[0])
+    assert decided(failed, above) is None
+    assert decided((bash("ls /repo"), "site.com\nREADME.md"), failed, above) == ("look_first", *above[0])
+
+
+def test_a_list_of_the_very_folder_that_was_read_as_a_file_needs_no_showing():
+    failed = read("/repo/logs/today"), "EISDIR: illegal operation on a directory, read", True
+    there = (bash("ls -la /repo/logs/today/"), "a.log\nb.log")
+    assert decided(failed, there) == ("look_first", *there[0])
 
 
 @pytest.mark.parametrize(
