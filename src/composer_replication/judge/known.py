@@ -97,10 +97,9 @@ class Known:
             return attempts.names[name]
         if name[0] in ("Task", "Agent") and (name[1] in AGENTS or attempts.agents is not None):
             return name[1] in AGENTS | (attempts.agents or frozenset())
-        known = self._project.has_name(name, self.paths.relative_files()) if self._project else None
-        return False if known is None and name[0] == "Skill" and self._is_own_command(name[1]) else known
+        return self._project.has_name(name, self.paths.relative_files()) if self._project else None
 
-    def _is_own_command(self, name: str) -> bool:
+    def is_own_command(self, name: str) -> bool:
         """Whether the agent itself does what is asked for, and the project has no skill or command of that name."""
         made = (f".claude/skills/{name}/SKILL.md", f".claude/commands/{name}.md")
         return name in OWN_COMMANDS and not (self._checkout and self._checkout.files.intersection(made))
