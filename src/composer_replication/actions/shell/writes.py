@@ -1,7 +1,7 @@
 """Files that a command surely writes, and whether it may have formatted whatever there is.
 
-Only the first command of a list surely runs: what stands behind `&&`, `||`, `then` or `do` may not have. A formatter
-may have found nothing to do.
+Only the first command of a list surely runs: what stands behind `&&`, `||`, `then` or `do` may not have. Whether it
+worked is told by the whole only if it is of the last list. A formatter may have found nothing to do.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _LOOP = re.compile(r"-[laws0-7]*[pn]")
 _LOOP_SCRIPT = re.compile(r"-[pnlaws0-7]*[eE]")
 _KEEPS_TARGET = re.compile(r"-[a-zA-Z]*[tnui]|--(?:target-directory|no-clobber|update|interactive)\b")
 
+_TELLS = word_set("--help --version")
 _ONLY_LOOKS = word_set("--check --check-only --diff --verify-no-changes --dry-run --list-different")
 _FORMATTERS = word_set("black isort rustfmt")
 _FORMAT_IF_TOLD = {
@@ -54,11 +55,11 @@ def written_by(text: str) -> Written:
         script = parse_script(text)
     except NotUnderstood:
         return Written(frozenset(), "")
-    for command, has_moved in _sure_commands(script):
+    for command, has_moved, is_told in _sure_commands(script):
         found = [each.target.literal or "" for each in command.redirects if each.op in (">", ">>", ">|")]
         if isinstance(command, Simple):
             name, *rest = _words(command) or [""]
-            found += _written_operands(name, rest)
+            found += _written_operands(name, rest) if is_told or name == "tee" else []
             num_formatters += _formats(name, rest)
         names.update(each for each in found if each.startswith("/") or not has_moved)
     is_alone = num_formatters and len(list(commands_in(script))) == 1
@@ -66,13 +67,17 @@ def written_by(text: str) -> Written:
     return Written(frozenset(names), "alone" if is_alone else "among_others" if num_formatters else "")
 
 
-def _sure_commands(script: Script) -> Iterator[tuple[Command, bool]]:
-    """The commands that run whatever the others do, each with whether the shell may have moved before it."""
+def _sure_commands(script: Script) -> Iterator[tuple[Command, bool, bool]]:
+    """The commands that run whatever the others do.
+
+    Each with whether the shell may have moved before it, and whether it has worked if the script has.
+    """
     has_moved = False
     for chain in script:
-        first = chain.pipelines[0].commands
+        first = chain.pipelines[0]
+        is_told = chain is script[-1] and not first.is_negated
         if not chain.is_background and "||" not in chain.joints:
-            yield from ((command, has_moved) for command in first)
+            yield from ((each, has_moved, is_told and each is first.commands[-1]) for each in first.commands)
         names = {(_words(each) or [""])[0] for _, each in commands_in((chain,)) if isinstance(each, Simple)}
         if names & _ENDERS:
             return
@@ -84,12 +89,14 @@ def _words(command: Simple) -> list[str]:
 
 
 def _written_operands(name: str, rest: list[str]) -> list[str]:
+    if _TELLS.intersection(rest):
+        return []
     if name in ("sed", "gsed"):
         return _edited_by_sed(rest)
     if name in ("perl", "ruby"):
         return _edited_by_loop(rest)
     operands = [word for word in rest if word and not word.startswith("-")]
-    if name == "tee":
+    if name == "tee":  # it opens its files first
         return operands
     is_put = name in ("mv", "cp") and len(operands) > 1 and not any(_KEEPS_TARGET.match(word) for word in rest)
     return operands[-1:] if is_put else []
