@@ -110,7 +110,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         "unregister_rule": "(rule)",
     },
     "judge": {
-        "Checkout": "(repository, commit, *, seconds=0)",
+        "Checkout": "(repository, commit, *, seconds=0, is_branch=True)",
         "EarlierSessions": "()",
         "Judge": "(state, *, project=None, checkout=None)",
         "JudgedCall": "(turn, call, judgement, result, site, judge)",

@@ -66,7 +66,8 @@ class SessionState:
         self._touched: set[str] = set()  # files that were read, written or edited, by normal path
         self._refused: set[str] = set()  # and those of which a call failed
         self._shell, self._files = _Shell(cwd), ShownFiles(cwd)
-        self._texts, self._known_paths, self._attempts = FileTexts(cwd), KnownPaths(cwd, ShellFolder(cwd)), Attempts()
+        self._texts, self._known_paths = FileTexts(cwd, ShellFolder(cwd)), KnownPaths(cwd, ShellFolder(cwd))
+        self._attempts = Attempts()
         self._num_told: dict[str, int] = {}  # how many events each of them has taken
 
     def heard(self, text: str) -> None:

@@ -41,6 +41,7 @@ _ENVIRONMENT = {
 }
 _TIMEOUT_S = 120
 _MAX_TEXT = 4_000_000
+_MAX_TEXTS = 64_000_000  # all versions of one file
 _MAX_VERSIONS = 300  # of one file
 _SETTLED_S = 7 * 24 * 3600  # a work tree may be some days behind the commit that removed a file
 
@@ -60,8 +61,8 @@ class Repository:
         return None if seconds is None else self._at_seconds(seconds, branch)
 
     def _at_seconds(self, seconds: int, branch: str | None = None) -> Checkout | None:
-        commit = self._commit(seconds, branch)
-        return None if commit is None else Checkout(self, commit, seconds=seconds)
+        commit, is_branch = self._commit(seconds, branch)
+        return None if commit is None else Checkout(self, commit, seconds=seconds, is_branch=is_branch)
 
     def before(self, conversation: Conversation) -> Checkout | None:
         """The files when a conversation began, on the branch that its log names; None for a log without times."""
@@ -70,19 +71,22 @@ class Repository:
         return None if when is None else self.at(when, branch if isinstance(branch, str) else None)
 
     @lru_cache(maxsize=16)  # noqa: B019
-    def _commit(self, seconds: int, branch: str | None) -> str | None:
+    def _commit(self, seconds: int, branch: str | None) -> tuple[str | None, bool]:
+        """The commit, and whether it is one of the branch that was asked for."""
         names = [f"refs/heads/{branch}", f"refs/remotes/origin/{branch}"] if branch else []
-        merged = self._merged.get(branch, []) if branch else []
-        for name in (*names, *merged, "HEAD", "refs/heads/main", "refs/heads/master"):
+        # A name may be used again: what was merged before is another branch, and of the others the next one is meant.
+        merged = (tip for when, tip in (self._merged.get(branch, []) if branch else ()) if when > seconds)
+        names += islice(merged, 1)
+        for place, name in enumerate((*names, "HEAD", "refs/heads/main", "refs/heads/master")):
             # By the first parent: what others had committed by then may have been merged only later.
             found = self._ask("rev-list", "-1", "--first-parent", f"--before={seconds}", "--end-of-options", name, "--")
             if found is not None and found.strip():
-                return found.strip().decode("ascii", "replace")
-        return None
+                return found.strip().decode("ascii", "replace"), not branch or place < len(names)
+        return None, False
 
     @cached_property
-    def _merged(self) -> dict[str, list[str]]:
-        return merged_branches(self._ask("rev-list", "--all", "--merges", "--format=%P%x09%s") or b"")
+    def _merged(self) -> dict[str, list[tuple[int, str]]]:
+        return merged_branches(self._ask("rev-list", "--all", "--merges", "--format=%P%x09%ct%x09%s") or b"")
 
     @lru_cache(maxsize=16)  # noqa: B019  # lives as long as the program
     def listing(self, commit: str) -> frozenset[str]:
@@ -90,10 +94,11 @@ class Repository:
         out = self._ask("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit) or b""
         return frozenset(name.decode("utf-8", "replace") for name in out.split(b"\0") if name)
 
-    @lru_cache(maxsize=256)  # noqa: B019
+    @lru_cache(maxsize=32)  # noqa: B019
     def text(self, commit: str, path: str) -> str | None:
-        out = self._ask("cat-file", "blob", f"{commit}:{path}")
-        return None if out is None or len(out) > _MAX_TEXT else out.decode("utf-8", "replace").replace("\r\n", "\n")
+        size = self._ask("cat-file", "-s", f"{commit}:{path}")
+        out = self._ask("cat-file", "blob", f"{commit}:{path}") if size and int(size) <= _MAX_TEXT else None
+        return None if out is None else out.decode("utf-8", "replace").replace("\r\n", "\n")
 
     @cached_property
     def history(self) -> History | None:
@@ -106,22 +111,28 @@ class Repository:
         )  # fmt: skip
         return History(times, changes) if times and changes else None
 
-    @lru_cache(maxsize=64)  # noqa: B019
+    @lru_cache(maxsize=2)  # noqa: B019  # a session needs one of them, and each is as long as the history
     def behind(self, commit: str) -> frozenset[str]:
         """A commit and all that it rests on."""
         return frozenset((self._ask("rev-list", commit, "--") or b"").decode("ascii", "replace").split())
 
-    @lru_cache(maxsize=8)  # noqa: B019
+    @lru_cache(maxsize=2)  # noqa: B019
     def versions(self, path: str) -> tuple[str, ...]:
         """Every text that a file has had in any commit; none where not all of them can be had."""
         blobs = self.history.versions.get(path, []) if self.history else []
-        is_asked = 0 < len(blobs) <= _MAX_VERSIONS
-        texts = (
-            tuple(_texts(self._ask("cat-file", "--batch", given="\n".join(blobs).encode()) or b"")) if is_asked else ()
-        )
+        given = "\n".join(blobs).encode()
+        if not 0 < len(blobs) <= _MAX_VERSIONS or not self._can_be_had(given, len(blobs)):
+            return ()
+        texts = tuple(_texts(self._ask("cat-file", "--batch", given=given) or b""))
         return texts if len(texts) == len(blobs) else ()
 
-    @lru_cache(maxsize=8)  # noqa: B019
+    def _can_be_had(self, names: bytes, number: int) -> bool:
+        """Whether all of these objects are there, and small enough; a missing one has no size."""
+        lines = [line.split() for line in (self._ask("cat-file", "--batch-check", given=names) or b"").splitlines()]
+        sizes = [int(line[2]) for line in lines if len(line) == 3 and line[1] == b"blob"]
+        return len(sizes) == number and max(sizes) <= _MAX_TEXT and sum(sizes) <= _MAX_TEXTS
+
+    @lru_cache(maxsize=2)  # noqa: B019
     def squeezed(self, path: str) -> str:
         """Every text that a file has had, without blanks and line breaks; a mark that is in no text between them."""
         return "\0".join(without_blanks(text) for text in self.versions(path))
@@ -143,9 +154,12 @@ class Repository:
 class Checkout:
     """A project's files at one time, by path relative to its root."""
 
-    def __init__(self, repository: Repository, commit: str, *, seconds: int = 0) -> None:
-        """`seconds` is the time that is asked about; without it nothing is known to be removed."""
-        self._repository, self.commit, self._seconds = repository, commit, seconds
+    def __init__(self, repository: Repository, commit: str, *, seconds: int = 0, is_branch: bool = True) -> None:
+        """`seconds` is the time that is asked about, `is_branch` whether the commit is of the branch that is.
+
+        Without either nothing is known to be removed.
+        """
+        self._repository, self.commit, self._seconds, self._is_branch = repository, commit, seconds, is_branch
 
     @property
     def files(self) -> frozenset[str]:
@@ -159,7 +173,8 @@ class Checkout:
         """Whether it is there; None where a commit that does not lie behind this one has it, or git could not say.
 
         What a later commit adds may have been in the work tree before, or on a branch that the clone never had. What
-        was removed is gone, if not just now: a work tree may be behind.
+        was removed is gone, if not just now: a work tree may be behind. Nor if the session's branch is not known: it
+        may have left this one before the removal.
         """
         if relative in self.files or relative in self.folders:
             return True
@@ -167,6 +182,8 @@ class Checkout:
         if history is None or not self.files or history.adds_elsewhere(relative, self._repository.behind(self.commit)):
             return None
         removed_at = history.removed_at(relative)
+        if removed_at is None or (removed_at and not self._is_branch):
+            return None
         return None if removed_at and removed_at > self._seconds - _SETTLED_S else False
 
     def text(self, relative: str) -> str | None:
@@ -182,8 +199,9 @@ class Checkout:
         if but_for_blanks:
             squeezed = self._repository.squeezed(relative)
             return without_blanks(text) in squeezed if squeezed else None
-        versions = self._repository.versions(relative)
-        return any(text in each for each in versions) if versions else None
+        versions, plain = self._repository.versions(relative), text.replace("\r\n", "\n")
+        wanted = plain.rstrip("\n") or plain  # an edit is tried without its last line's end, too
+        return any(wanted in each for each in versions) if versions else None
 
 
 def without_blanks(text: str) -> str:

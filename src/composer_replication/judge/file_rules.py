@@ -46,10 +46,8 @@ def _judge_edit(call: ToolCall, path: str, known: Known) -> Judgement:
         return Judgement("fails", "edit_noop", "edit_noop", "what is to be replaced equals what replaces it")
     standing, was_read = known.standing(path), known.texts.was_read(path)
     writes = bool(operations) and all(isinstance(each, Put) for each in operations)
-    if was_read is True and call.name in READ_FIRST and known.is_lost(path):
-        return Judgement("fails", "changed_and_too_large", "edit_not_read", "a command changed it, and it is too large")
     if was_read is True:
-        return Judgement("ok", "was_read", "edit_not_read") if not replaces else _judge_text(replaces[0], path, known)
+        return _judge_read(call, replaces, path, known)
     if writes and known.texts.has_plan and PLANS in path:
         return Judgement("fails", "plan_is_there", "edit_not_read", "the plan that the session carries out lies there")
     if writes or (replaces and not replaces[0].old):
@@ -64,6 +62,17 @@ def _judge_edit(call: ToolCall, path: str, known: Known) -> Judgement:
     if was_read is None:
         return Judgement("unknown", "read_before", "edit_not_read", "it may have been read before this log")
     return Judgement("fails", "not_read", "edit_not_read", "the agent has not read it")
+
+
+def _judge_read(call: ToolCall, replaces: list[Replace], path: str, known: Known) -> Judgement:
+    """An edit of a file that was read: a command may have made that void since."""
+    change = known.is_lost(path) if call.name in READ_FIRST else ""
+    lost = Judgement("fails", "changed_and_too_large", "edit_not_read", "a command changed it, and it is too large")
+    if change == "surely":
+        return lost
+    said = _judge_text(replaces[0], path, known) if replaces else Judgement("ok", "was_read", "edit_not_read")
+    is_doubtful = change == "maybe" and said.says != "fails"
+    return Judgement("risky", lost.rule, lost.kind, "a formatter ran, and it is too large") if is_doubtful else said
 
 
 def _judge_text(edit: Replace, path: str, known: Known) -> Judgement:
@@ -82,19 +91,19 @@ def _judge_text(edit: Replace, path: str, known: Known) -> Judgement:
 
 def _judge_missing(edit: Replace, path: str, text: FileText, source: str, known: Known) -> Judgement:
     """A text that is not in what is known of the file."""
-    why = "it is not in the file"
+    why, old = "it is not in the file", edit.old.replace("\r\n", "\n")
     if text.is_whole and not text.doubt:
         return Judgement("fails", f"no_match{source}", "edit_no_match", why)
     if text.is_whole and text.doubt < 2:
         # Somebody came by: what they may have written is in some commit, or they did not say that they wrote.
-        is_sure = not text.may_be_reworked and known.was_never_committed(path, edit.old)
+        is_sure = not text.may_be_reworked and known.was_never_committed(path, old)
         rule = "no_match_in_any_commit" if is_sure else f"no_match_long_ago{source}"
         return Judgement("fails" if is_sure else "risky", rule, "edit_no_match", why)
-    if not text.doubt and _differs_in_blanks(text, edit.old):
-        says = "fails" if known.was_never_committed(path, edit.old, but_for_blanks=False) else "risky"
+    if not text.doubt and _differs_in_blanks(text, old):
+        says = "fails" if known.was_never_committed(path, old, but_for_blanks=False) else "risky"
         return Judgement(says, "other_blanks", "edit_no_match", "it was shown with other blanks")
-    if not text.doubt and text.contradicts(edit.old):
-        says = "fails" if known.was_never_committed(path, edit.old) else "risky"
+    if not text.doubt and text.contradicts(old):
+        says = "fails" if known.was_never_committed(path, old) else "risky"
         return Judgement(says, "contradicts", "edit_no_match", "what was shown of the file goes on differently")
     return Judgement("unknown", "text_not_shown", "edit_no_match")
 

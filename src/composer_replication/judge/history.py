@@ -1,7 +1,7 @@
 """What all commits of a repository have done to its files, and where branches that are gone ended.
 
 Read once from git's plumbing, as bytes. A path that no commit has added was never there; one that only commits behind a
-checkout have added, and that the checkout does not have, was removed.
+checkout have added, and that the checkout does not have, was removed, or dropped by a merge.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class History:
         """`times` as `rev-list --timestamp` prints them, `changes` as `diff-tree --stdin -z -c --raw` does."""
         self.versions: dict[str, list[str]] = {}
         self._added: dict[str, list[str]] = defaultdict(list)
+        self._added_at: dict[str, int] = {}
         self._removed: dict[str, int] = {}
         blobs: dict[str, dict[str, None]] = defaultdict(dict)
         seconds = {commit: int(when) for when, _, commit in (line.partition(" ") for line in _text(times).split("\n"))
@@ -32,6 +33,7 @@ class History:
             when = seconds.get(commit, 0)
             if "A" in status:
                 self._added[path].append(commit)
+                self._added_at[path] = max(when, self._added_at.get(path, 0))
             if set(blob) == {"0"}:
                 self._removed[path] = max(when, self._removed.get(path, 0))
             else:
@@ -43,9 +45,15 @@ class History:
         """Whether a commit that does not lie behind the checkout has added the path, or something below it."""
         return any(commit not in behind for each in self._at_or_below(path) for commit in self._added[each])
 
-    def removed_at(self, path: str) -> int:
-        """When it was last removed, or something below it; 0 where it never was."""
-        return max((self._removed.get(each, 0) for each in self._at_or_below(path)), default=0)
+    def removed_at(self, path: str) -> int | None:
+        """When the last of it was removed; 0 where it never was there, None where it was and nobody removed it."""
+        last = 0
+        for each in self._at_or_below(path):
+            when = self._removed.get(each, 0)
+            if when <= self._added_at[each]:
+                return None  # a merge that took the other side's files does not say so
+            last = max(last, when)
+        return last
 
     def _at_or_below(self, path: str) -> Iterator[str]:
         if path in self._added:
@@ -57,18 +65,19 @@ class History:
             yield self._paths[place]
 
 
-def merged_branches(merges: bytes) -> dict[str, list[str]]:
-    """The last commits of branches that were merged, by the name that the merge gives them.
+def merged_branches(merges: bytes) -> dict[str, list[tuple[int, str]]]:
+    """When branches were merged and their last commits, by the name that the merge gives them; the earliest first.
 
-    `merges` as `rev-list --merges --format=%P%x09%s` prints them.
+    `merges` as `rev-list --merges --format=%P%x09%ct%x09%s` prints them.
     """
-    found: dict[str, list[str]] = defaultdict(list)
+    found: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for line in _text(merges).split("\n"):
-        parents, _, subject = line.partition("\t")
+        parents, _, rest = line.partition("\t")
+        when, _, subject = rest.partition("\t")
         name = _MERGED.match(subject)
-        if name is not None and len(parents.split()) == 2:
-            found[name[1] or name[2]].append(parents.split()[1])
-    return found
+        if name is not None and len(parents.split()) == 2 and when.isdecimal():
+            found[name[1] or name[2]].append((int(when), parents.split()[1]))
+    return {name: sorted(tips) for name, tips in found.items()}
 
 
 def _entries(changes: bytes) -> Iterator[tuple[str, str, str, str]]:

@@ -9,7 +9,7 @@ from composer_replication.judge.checkout import Checkout
 from composer_replication.judge.earlier import PathKnowledge
 from composer_replication.judge.file_rules import judge_file_call
 from composer_replication.judge.known import Known
-from composer_replication.judge.schemas import misfit
+from composer_replication.judge.schemas import NO_SKILLS, misfit
 from composer_replication.judge.shell_rules import judge_command
 from composer_replication.judge.verdict import Judgement
 from composer_replication.sites.taxonomy import USUAL_BLAME
@@ -49,6 +49,9 @@ class Judge:
         is_there = self._known.has_name(name)
         if is_there is False:
             return Judgement("fails", "unknown_name", kind, "no agent or skill of this name was there")
+        if is_there is None and name[0] == "Skill" and self._known.is_own_command(name[1]):
+            says = "fails" if name[1] in NO_SKILLS else "risky"
+            return Judgement(says, "unknown_name", kind, "the agent does this itself, when a person types it")
         return Judgement("ok" if is_there else "unknown", "name", kind)
 
 

@@ -9,6 +9,7 @@ from itertools import islice
 from composer_replication.actions.edits import Replace
 from composer_replication.actions.paths import normal_path
 from composer_replication.actions.session_state import SessionState
+from composer_replication.actions.shown.changes import Change
 from composer_replication.actions.shown.file_text import FileText
 from composer_replication.actions.shown.paths import KnownPaths, Standing
 from composer_replication.actions.shown.texts import FileTexts
@@ -18,8 +19,10 @@ from composer_replication.judge.schemas import AGENTS, OWN_COMMANDS
 
 _MIN_SHOWN, _MIN_SHARE = 3, 0.5  # files of the session that a checkout must have to be its project's
 _MAX_SHOWN = 50
-# A reader refuses more than 25,000 tokens, of which words, digits and runs of signs are about 0.78.
+# A reader refuses more than 25,000 tokens of a whole file, however many lines it would show of it. Words, digits and
+# runs of signs are about 0.78 of the tokens where lines are those of programs; for shorter ones nobody has measured it.
 _MAX_PIECES = 19_500
+_MIN_A_LINE = 5
 _PIECE = re.compile(r"[A-Za-z]+|\d|[^\sA-Za-z\d]+|\n+")
 # What the session knows of a path -> whose word that it is not there is taken.
 _BELIEVED_WHERE = {
@@ -94,10 +97,9 @@ class Known:
             return attempts.names[name]
         if name[0] in ("Task", "Agent") and (name[1] in AGENTS or attempts.agents is not None):
             return name[1] in AGENTS | (attempts.agents or frozenset())
-        known = self._project.has_name(name, self.paths.relative_files()) if self._project else None
-        return False if known is None and name[0] == "Skill" and self._is_own_command(name[1]) else known
+        return self._project.has_name(name, self.paths.relative_files()) if self._project else None
 
-    def _is_own_command(self, name: str) -> bool:
+    def is_own_command(self, name: str) -> bool:
         """Whether the agent itself does what is asked for, and the project has no skill or command of that name."""
         made = (f".claude/skills/{name}/SKILL.md", f".claude/commands/{name}.md")
         return name in OWN_COMMANDS and not (self._checkout and self._checkout.files.intersection(made))
@@ -169,21 +171,23 @@ class Known:
         is_known = self._project is not None and self._project.is_too_large(relative, self.paths.relative_files())
         return is_known or self._is_large_in_checkout(relative)
 
-    def is_lost(self, path: str) -> bool:
-        """Whether a file was changed by a command since it was read, and is too large for the agent to read it again.
+    def is_lost(self, path: str) -> Change:
+        """Whether a command has changed a file since it was read, or may have, and it is too large to be read again.
 
         Where a file changed, the agent takes a new look by itself, and goes on; where it cannot, it counts as unread.
         """
         relative = self.paths.relative(path)
-        if relative is None or not self.texts.was_changed_by_command(path):
-            return False
-        return path in self.paths.too_large or self._is_large_in_checkout(relative)
+        change = "" if relative is None else self.texts.change_by_command(path)
+        if relative is None or not change:
+            return ""
+        return change if path in self.paths.too_large or self._is_large_in_checkout(relative) else ""
 
     def _is_large_in_checkout(self, relative: str) -> bool:
         text = self._checkout.text(relative) if self._checkout is not None else None
         if text is None or self._checkout is None or len(text) <= _MAX_PIECES:
             return False
-        return self._is_its_project(relative, self._checkout) and len(_PIECE.findall(text)) > _MAX_PIECES
+        least = max(_MAX_PIECES + 1, _MIN_A_LINE * text.count("\n"))
+        return self._is_its_project(relative, self._checkout) and len(_PIECE.findall(text)) >= least
 
 
 def _is_committed(relative: str, files: Collection[str]) -> bool:

@@ -38,6 +38,8 @@ OWN_COMMANDS = word_set(
     "add-dir agents clear compact config context cost doctor exit export help hooks ide login logout mcp memory model"
     " output-style permissions plugin resume rewind status statusline terminal-setup usage vim"
 )
+NO_SKILLS = word_set("add-dir clear compact exit logout rewind terminal-setup")
+"""Those of them that nobody calls a skill; the others may lie in somebody's home, or in a plug-in."""
 
 
 def misfit(tool: str, given: frozenset[str]) -> str | None:

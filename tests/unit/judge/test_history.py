@@ -104,13 +104,14 @@ def test_a_branch_at_a_date_has_not_what_was_merged_into_it_later(project):
 def test_names_of_merged_branches_are_read_as_git_and_hosts_write_them():
     lines = [
         "commit 9",
-        "1 2\tMerge pull request #3 from shop/ada/tax",
-        "1 3\tMerge branch 'bob-fix' into main",
-        "1 4\tMerge remote-tracking branch 'origin/eve'",
-        "1 5 6\tMerge branch 'three' at once",
-        "1 7\tNote: Merge branch 'quoted' is what git writes",
+        "1 2\t50\tMerge pull request #3 from shop/ada/tax",
+        "1 3\t50\tMerge branch 'bob-fix' into main",
+        "1 4\t50\tMerge remote-tracking branch 'origin/eve'",
+        "1 5 6\t50\tMerge branch 'three' at once",
+        "1 7\t50\tNote: Merge branch 'quoted' is what git writes",
     ]
-    assert merged_branches("\n".join(lines).encode()) == {"ada/tax": ["2"], "bob-fix": ["3"], "eve": ["4"]}
+    found = merged_branches("\n".join(lines).encode())
+    assert found == {"ada/tax": [(50, "2")], "bob-fix": [(50, "3")], "eve": [(50, "4")]}
     assert merged_branches(b"\xff\t\n\n\t") == {}
 
 

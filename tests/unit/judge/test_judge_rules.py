@@ -199,3 +199,11 @@ class SkillsAreThere:
 def test_a_skill_that_earlier_sessions_have_used_is_there_whatever_the_agent_calls_its_own():
     judge = Judge(SessionState("/repo"), project=SkillsAreThere())
     assert judge.verdict(call("Skill", skill="compact")).says == "ok"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("status", "risky"), ("memory", "risky"), ("model", "risky"), ("clear", "fails")]
+)
+def test_a_command_of_the_agents_own_may_also_be_somebodys_skill(name, says):
+    judgement = Judge(SessionState("/repo")).verdict(call("Skill", skill=name))
+    assert (judgement.says, judgement.rule) == (says, "unknown_name")

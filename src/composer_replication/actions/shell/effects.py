@@ -44,17 +44,14 @@ _MOVES_TREE = re.compile(
     r"|clean|submodule)\b"
 )
 _WRITES = re.compile(
-    r"\b(?:sed|perl|ruby|gsed)\s+-\S*i|\bgo (?:generate|mod|get|install|build)\b|\b(?:npm|pnpm|yarn|npx|tee|mv|cp|rm"
-    r"|rmdir|mkdir|touch|ln|patch|install|unzip|tar|curl|wget|make|rsync)\b|\b(?:python|node|bash|sh)[\d.]*\s"
+    r"\b(?:sed|perl|ruby|gsed)\s+(?:-\S+\s+)*-\S*i|\bgo (?:generate|mod|get|install|build)\b"
+    r"|\b(?:npm|pnpm|yarn|npx|tee|mv|cp|rm|rmdir|mkdir|touch|ln|patch|install|unzip|tar|curl|wget|make|rsync)\b|\b(?:python|node|bash|sh)[\d.]*\s"
     r"|(?<![0-9&=<-])>>?(?![&>=])(?!\s*/dev/null)"
 )
 _FORMATS = re.compile(
     r"\bgofmt\s+-\w*w|\bgo fmt\b|\bgoimports\b|\bfmt\b|\bformat\b|--fix\b|--write\b"
     r"|\b(?:prettier|black|isort|rustfmt|ruff)\b"
 )
-_EDITORS = word_set("sed gsed perl ruby")
-_FORMATTERS = word_set("rustfmt black isort")
-_FORMAT_WORDS = word_set("fmt format --fix --write")
 Change = Literal["nothing", "formats", "writes", "moves"]
 
 
@@ -68,38 +65,6 @@ def may_change(text: str) -> Change:
     if _FORMATS.search(text):
         return "formats"
     return "writes" if _WRITES.search(text) else "nothing"
-
-
-def written_by(text: str) -> tuple[frozenset[str], bool]:
-    """Files that a command surely writes, as it names them, and whether it formats whatever there is."""
-    names, is_format = set[str](), False
-    try:
-        found = [command for _, command in commands_in(parse_script(text))]
-    except NotUnderstood:
-        return frozenset(), False
-    for command in found:
-        names.update(each.target.literal or "" for each in command.redirects if each.op in (">", ">>", ">|"))
-        if isinstance(command, Simple):
-            name, *rest = [word.literal or "" for word in command.words] or [""]
-            names.update(_written_operands(name, rest))
-            is_format = is_format or _formats(name, rest)
-    return frozenset(names - {"", "/dev/null"}), is_format
-
-
-def _written_operands(name: str, rest: list[str]) -> list[str]:
-    operands = [word for word in rest if word and not word.startswith("-")]
-    if name in _EDITORS:
-        is_in_place = any(re.match(r"-\w*i", word) for word in rest)
-        return operands[1:] if is_in_place else []  # the first is what to do
-    if name == "tee":
-        return operands
-    return operands[-1:] if name in ("mv", "cp") else []
-
-
-def _formats(name: str, rest: list[str]) -> bool:
-    if name in ("gofmt", "goimports"):
-        return "-w" in rest
-    return name in _FORMATTERS or (name not in _LOOKS and bool(_FORMAT_WORDS.intersection(rest)))
 
 
 def only_reads(text: str) -> bool:

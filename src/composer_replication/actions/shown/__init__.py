@@ -5,6 +5,7 @@ files      whole files, as they surely are
 file_text  one file as far as it was shown
 texts      all files as far as they were shown, and which the agent counts as read
 folder     where the shell stands
+changes    which files commands have written
 attempts   which calls failed, and whether anything has changed since
 paths      which paths are there, and which are not
 """

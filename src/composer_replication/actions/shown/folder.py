@@ -19,6 +19,11 @@ class ShellFolder:
     def __init__(self, cwd: str | None) -> None:
         self.path = None if cwd is None else normal_path(cwd, None)
 
+    @staticmethod
+    def may_move(command: str, output: str) -> bool:
+        """Whether a command may leave the shell elsewhere, or says where it stands."""
+        return _MOVES.search(command) is not None or _RESET.search(output, max(0, len(output) - 600)) is not None
+
     def take(self, command: str, output: str, *, failed: bool) -> None:
         """After a command; one that failed leaves the shell where it was."""
         reset = _RESET.search(output, max(0, len(output) - 600))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from composer_replication.actions.edits import Operation, Put, Replace, edit_operations
 from composer_replication.actions.paths import normal_path
-from composer_replication.actions.shell.effects import may_change, written_by
+from composer_replication.actions.shell.effects import may_change
+from composer_replication.actions.shown.changes import Change, CommandChanges
 from composer_replication.actions.shown.file_text import FileText
 from composer_replication.actions.shown.views import (
     CHANGED_NOTE,
@@ -25,6 +27,9 @@ from composer_replication.actions.tools import (
     word_set,
 )
 from composer_replication.types import ToolCall
+
+if TYPE_CHECKING:
+    from composer_replication.actions.shown.folder import ShellFolder
 
 _SEARCHES = word_set("grep glob ls list list_directory list_dir list_files search_file_content find_file grep_search")
 _HITS = re.compile(r"^(?:([^\s:][^:\n]{0,300}?)[:-])?(\d{1,6})[:-](.*)$", re.MULTILINE)
@@ -47,7 +52,7 @@ _NOT_READ = re.compile(r"has not been read")
 class FileTexts:
     """Files by normal path. `read` are those that a file tool showed or wrote: an agent lets only them be changed."""
 
-    def __init__(self, cwd: str | None) -> None:
+    def __init__(self, cwd: str | None, shell: ShellFolder) -> None:
         self.cwd = cwd
         self.is_continued = self.starts_with_summary = self.has_plan = False
         self._mentioned: set[str] = set()
@@ -62,9 +67,7 @@ class FileTexts:
         self._reworked_at = 0  # when a formatter ran, or somebody said to have changed something
         self._seen_at: dict[str, int] = {}
         self._touched_at: dict[str, int] = {}
-        self._changing: list[tuple[int, str]] = []  # commands that may have changed files, until somebody asks
-        self._written_at: dict[str, int] = {}
-        self._formatted_at = 0
+        self._commands = CommandChanges(shell)
 
     def get(self, path: str) -> FileText | None:
         """What is known of a file, with the doubt that there is by now."""
@@ -110,16 +113,11 @@ class FileTexts:
         """Whether a file tool has shown or written all of a file at once."""
         return normal_path(path, self.cwd) in self._in_full
 
-    def was_changed_by_command(self, path: str) -> bool:
-        """Whether a command has surely written a file, or formatted all there are, since a file tool touched it."""
-        for when, command in self._changing:
-            names, is_format = written_by(command)
-            self._formatted_at = when if is_format else self._formatted_at
-            self._written_at |= {normal_path(name, self.cwd): when for name in names}
-        self._changing.clear()
+    def change_by_command(self, path: str) -> Change:
+        """Whether a command has written a file since a file tool touched it, or may have."""
         name = normal_path(path, self.cwd)
         touched_at = self._touched_at.get(name)
-        return touched_at is not None and touched_at < max(self._written_at.get(name, 0), self._formatted_at)
+        return "" if touched_at is None else self._commands.since(touched_at, name)
 
     def was_named(self, path: str) -> bool:
         """Whether a person named a file with `@`, which shows it to the agent."""
@@ -128,6 +126,8 @@ class FileTexts:
     def refused(self, call: ToolCall, text: str) -> None:
         """A call that failed."""
         path = path_argument(call.arguments)
+        if channel_of(call.name) == "shell":
+            self._commands.failed(text)
         if path and channel_of(call.name) == "file" and _NOT_READ.search(text[:_MAX_HEAD]):
             self._unread.add(normal_path(path, self.cwd))
             self.read.pop(normal_path(path, self.cwd), None)
@@ -190,9 +190,8 @@ class FileTexts:
 
     def _ran(self, command: str, output: str) -> None:
         change = may_change(command)
-        if change != "nothing":
-            self._now += 1
-            self._changing.append((self._now, command))
+        self._now += change != "nothing"
+        self._commands.ran(self._now, command, output, may_change=change != "nothing")
         if change == "moves":
             self._moved_at = self._now
         elif change == "formats":
