@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,9 @@ def test_a_job_trains_on_rollouts_and_plays_held_out_tasks(tmp_path: Path, monke
         assert known["sampled"] < known["tokens"]
         assert known["kl"] > 0
     assert not (folder / "training" / "checkpoints").exists()
+    lines = (folder / "training" / "metrics.jsonl").read_text().splitlines()
+    (line,) = [json.loads(each) for each in lines if "world/calls" in each]
+    assert 0 < line["tools/call_frequency"] == pytest.approx(line["world/calls"]), "what the alarm watches"
 
 
 def test_a_rollout_function_beside_an_environment_is_refused():

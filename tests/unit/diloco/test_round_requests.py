@@ -11,12 +11,14 @@ import pytest
 import torch
 from toy_replicas import QUICK, in_threads
 
+from composer_replication.diloco.rounds import reading
 from composer_replication.diloco.rounds.decide import Offer, Seen
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
 from composer_replication.diloco.rounds.reading import RoundReader
 from composer_replication.diloco.rounds.records import Layout, Member, OfferId, Outcome, Seal, pack_outcome, pack_seal
 from composer_replication.diloco.store import MemoryStore
+from composer_replication.diloco.store.objects import StoreUnavailable
 
 SHARDS, PARALLEL, PATIENCE_S = 8, 2, 10.0
 
@@ -140,6 +142,23 @@ def reader(records):
     for key, record in records.items():
         store.put(getattr(layout, key)(0, 0), record)
     return RoundReader(PatientStore(store, Traffic(), patience_s=1.0), layout, 0, 2, None, "spec", 1)
+
+
+def test_who_left_is_asked_again_after_an_answer_that_failed(monkeypatch):
+    """A reader without threads kept a promise that nobody was left to keep, and the next look waited for ever."""
+    answers = iter([StoreUnavailable("no answer", uri="memory:"), {1}])
+
+    def who_left(*_asked):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(reading, "ranks_that_left", who_left)
+    one = reader({})
+    with pytest.raises(StoreUnavailable):
+        one.read()
+    assert one._ask_who_left().result(timeout=1) == {1}
 
 
 def test_who_lost_a_seal_goes_on_with_the_one_that_is_there():

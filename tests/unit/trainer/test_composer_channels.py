@@ -294,6 +294,7 @@ def test_groups_of_equal_reward_are_drawn_again(policy: Path, tmp_path: Path) ->
     trainer.train()
     entry = trainer.state.log_history[0]
     assert (entry["groups/equal"], entry["groups/equal_after"], entry["groups/resample_rounds"]) == (1.0, 0.0, 1.0)
+    assert entry["reward"] == 0.0, "of the first draw: the alarm must not see how often hard groups are drawn again"
     assert entry["loss/sdpo_kl"] > 0
 
 

@@ -29,7 +29,7 @@ REWARD = ("reward",)
 HELD_OUT_REWARD = ("eval_reward",)
 
 # ruff: noqa: ARG002  (what a callback is called with is not its choice)
-_JUDGES = {"eval_reward": True, "reward": True, "sites/per_100_turns": False}
+_JUDGES = dict.fromkeys((*HELD_OUT_REWARD, *REWARD), True) | dict.fromkeys(ERROR_RATE, False)
 """What a checkpoint is judged by, the first that is logged, and whether more of it is better. Errors come last: a model
 that no longer calls a tool makes none."""
 _LATEST = 10  # rewards of which a checkpoint has to be good, too: those before it may be of a model that is gone
