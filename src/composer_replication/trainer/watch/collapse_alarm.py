@@ -29,7 +29,7 @@ REWARD = ("reward",)
 HELD_OUT_REWARD = ("eval_reward",)
 
 # ruff: noqa: ARG002  (what a callback is called with is not its choice)
-_JUDGES = dict.fromkeys((*HELD_OUT_REWARD, *REWARD), True) | dict.fromkeys(ERROR_RATE, False)
+_JUDGES: dict[str, bool] = {key: key not in ERROR_RATE for key in (*HELD_OUT_REWARD, *REWARD, *ERROR_RATE)}
 """What a checkpoint is judged by, the first that is logged, and whether more of it is better. Errors come last: a model
 that no longer calls a tool makes none."""
 _LATEST = 10  # rewards of which a checkpoint has to be good, too: those before it may be of a model that is gone
