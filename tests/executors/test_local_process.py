@@ -179,6 +179,20 @@ class TestIdentity:
         assert by_ps == processes._from_ps(handle.metadata["pid"])
         assert processes._from_ps(2**22 + 1) is None
 
+    @pytest.mark.parametrize(("is_program", "expected"), [(True, ("python", "-m", "x")), (False, ())])
+    def test_a_program_in_the_midst_of_its_start_is_looked_at_again(self, tmp_path, monkeypatch, is_program, expected):
+        own = tmp_path / "7"
+        own.mkdir()
+        (own / "stat").write_bytes(Path(f"/proc/{os.getpid()}/stat").read_bytes())
+        (own / "cmdline").touch()
+        if is_program:  # threads of the kernel have none, and are not waited for
+            (own / "exe").symlink_to(sys.executable)
+        monkeypatch.setattr(processes, "_PROC", tmp_path)
+        monkeypatch.setattr(processes.time, "sleep", lambda _: (own / "cmdline").write_bytes(b"python\0-m\0x\0"))
+        known = processes._from_proc(7)
+        assert known is not None
+        assert known.arguments == expected
+
     def test_a_signal_is_not_sent_to_another_process_than_was_looked_at(self):
         other = stranger()
         try:

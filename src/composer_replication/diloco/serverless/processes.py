@@ -10,12 +10,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
 _BOOT = _PROC / "sys" / "kernel" / "random" / "boot_id"
 _START_FIELD = 19  # of those behind the name in parentheses: the 22nd of /proc/PID/stat
+_EXEC_LOOKS, _EXEC_PAUSE_S = 50, 0.001  # 3 of 400 processes looked up right after their start showed no arguments yet
 
 
 class Process(NamedTuple):
@@ -72,14 +74,32 @@ def send_signal(process: Process, number: int) -> bool:
 def _from_proc(pid: int) -> Process | None:
     try:
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-        arguments = (_PROC / str(pid) / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
+        arguments = _arguments(_PROC / str(pid))
         boot = _BOOT.read_text(encoding="ascii").strip()
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()
     if fields[0] in "ZX":  # it has ended, and nobody has asked how
         return None
-    return Process(pid, int(fields[1]), f"{boot} {fields[_START_FIELD]}", tuple(arguments))
+    return Process(pid, int(fields[1]), f"{boot} {fields[_START_FIELD]}", arguments)
+
+
+def _arguments(folder: Path) -> tuple[str, ...]:
+    """What it was started with; in the midst of exec the kernel shows a program without any, so one looks again."""
+    for _ in range(_EXEC_LOOKS):
+        arguments = (folder / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
+        if arguments or not _is_program(folder):
+            return tuple(arguments)
+        time.sleep(_EXEC_PAUSE_S)
+    return ()
+
+
+def _is_program(folder: Path) -> bool:
+    """Whether a file is run there: threads of the kernel, and what has ended, have none and never have arguments."""
+    try:
+        return bool((folder / "exe").readlink().parts)
+    except OSError:
+        return False
 
 
 def _from_ps(pid: int) -> Process | None:
