@@ -6,6 +6,7 @@ gathering      what a generation step returned, as rollouts
 conversation   a rollout as a conversation, and what its environment says went wrong
 failure_rules  how failures look where tools are Python functions
 sites          error sites, and the hinted context of each
+other_hints    hints of other turns, for a control and for a contrast
 channel        channel 2 on the rows of the policy's own pass
 resample       groups with equal rewards, drawn again
 merge          a batch in which some groups are exchanged

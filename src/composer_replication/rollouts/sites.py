@@ -13,7 +13,7 @@ from torch import Tensor
 from composer_replication.actions.calls import json_value
 from composer_replication.batch.hint_placement import Placement
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
-from composer_replication.batch.taught_turns import HintedTurn, Part, hinted_turn, wrong_hints
+from composer_replication.batch.taught_turns import HintedTurn, Part, hinted_turn
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.write import HintSource, HintWriter, write_hint
 from composer_replication.rollouts.conversation import (
@@ -91,6 +91,8 @@ class TaughtTurn(NamedTuple):
     wrong_ids: Tensor | None = None
     wrong_start: int = 0
     """The same tokens after a hint that does not belong to the site, for a contrast."""
+    hint_kind: str = ""
+    """The kind of error that the hint is about, where it is not the turn's own: a control's."""
 
 
 @dataclass(eq=False, slots=True)
@@ -134,7 +136,7 @@ class RolloutSites:
                 found.counts["not_taught:unhinted_kind"] += 1
                 continue
             hint = self._hint(site, conversation, rollout)
-            turn = self._hinted(sequence, site.turn_id, hint) if hint else NO_HINT
+            turn = self.hinted(sequence, site.turn_id, hint) if hint else NO_HINT
             if hint is None or isinstance(turn, str):
                 found.counts[f"dropped:{turn}"] += 1
                 continue
@@ -223,36 +225,7 @@ class RolloutSites:
             return None, None
         return ids.index(self._call_id, start, end), end - int(ids[end - 1] in self._stop_ids)
 
-    def with_wrong_hints(self, found: Sequence[FoundSites], seed: str) -> None:
-        """Each taught turn also after the hint of a turn of another kind, where the batch has one."""
-        turns = [turn for each in found for turn in each.taught]
-        drawn = iter(wrong_hints([turn.hint for turn in turns], [turn.kind for turn in turns], seed=seed))
-        for each in found:
-            for number, turn in enumerate(each.taught):
-                wrong = next(drawn)
-                hinted = NO_HINT if wrong is None else self._hinted(each.sequence, turn.turn_id, wrong)
-                if isinstance(hinted, str):
-                    each.counts["without_contrast"] += 1
-                else:
-                    ids = torch.tensor(hinted.ids)
-                    each.taught[number] = turn._replace(wrong_ids=ids, wrong_start=hinted.teacher_start)
-
-    def with_hints_of_other_kinds(self, found: Sequence[FoundSites], seed: str) -> None:
-        """Each taught turn after the hint of a turn of another kind instead of its own; without one it is dropped."""
-        turns = [turn for each in found for turn in each.taught]
-        drawn = iter(wrong_hints([turn.hint for turn in turns], [turn.kind for turn in turns], seed=seed))
-        for each in found:
-            own, each.taught = each.taught, []
-            for turn in own:
-                wrong = next(drawn)
-                hinted = NO_HINT if wrong is None else self._hinted(each.sequence, turn.turn_id, wrong)
-                if wrong is None or isinstance(hinted, str):
-                    each.counts["dropped:no_hint_of_another_kind"] += 1
-                    continue
-                ids = torch.tensor(hinted.ids)
-                each.taught.append(turn._replace(teacher_ids=ids, teacher_start=hinted.teacher_start, hint=wrong))
-
-    def _hinted(self, sequence: RenderedSequence, turn_id: str, hint: str) -> HintedTurn | str:
+    def hinted(self, sequence: RenderedSequence, turn_id: str, hint: str) -> HintedTurn | str:
         """The turn after a hint, or why not."""
         span = next((each for each in sequence.spans if each.turn_id == turn_id), None)
         if span is None:

@@ -25,6 +25,7 @@ from composer_replication.rollouts.generation import recorded_talks  # noqa: E40
 from composer_replication.rollouts.generation.passes import read_tokens  # noqa: E402
 from composer_replication.rollouts.generation.recorded_talks import RecordedTalking  # noqa: E402
 from composer_replication.rollouts.generation.talks import Talking  # noqa: E402
+from composer_replication.rollouts.other_hints import add_wrong_hints, exchange_hints  # noqa: E402
 from composer_replication.rollouts.sites import RolloutOptions, RolloutSites  # noqa: E402
 from scripted_talk import Scripted  # noqa: E402
 
@@ -147,7 +148,7 @@ def test_hints_of_another_kind_are_nobodys_own(episodes, student):
     finder, found = found_in(episodes, student)
     own = {turn.hint: turn.kind for each in found for turn in each.taught}
     before = [(turn.turn_id, turn.kind, turn.hint) for each in found for turn in each.taught]
-    finder.with_hints_of_other_kinds(found, "0:0")
+    exchange_hints(finder, found, "0:0")
     after = [(turn.turn_id, turn.kind, turn.hint) for each in found for turn in each.taught]
     assert [each[:2] for each in after] == [each[:2] for each in before], "two kinds or more: each has another"
     assert all(own[hint] != kind for _, kind, hint in after)
@@ -156,6 +157,23 @@ def test_hints_of_another_kind_are_nobodys_own(episodes, student):
             told = student[1].decode(turn.teacher_ids[: turn.teacher_start])
             assert turn.hint in told
             assert turn.teacher_ids[turn.teacher_start :].tolist() == each.sequence.ids[turn.start : turn.end]
+
+
+def test_a_control_is_contrasted_with_a_third_kind_of_hint(episodes, student):
+    finder, found = found_in(episodes, student)
+    own = {turn.hint: turn.kind for each in found for turn in each.taught}
+    exchange_hints(finder, found, "0:0")
+    add_wrong_hints(finder, found, "0:0")
+    turns = [turn for each in found for turn in each.taught]
+    assert all(own[turn.hint] == turn.hint_kind != turn.kind for turn in turns)
+    contrasted = [turn for turn in turns if turn.wrong_ids is not None]
+    assert contrasted
+    for turn in contrasted:
+        told = student[1].decode(turn.wrong_ids[: turn.wrong_start])
+        about = {own[hint] for hint in own if hint in told}
+        assert about, "no hint of the batch stands there"
+        assert not about & {turn.kind, turn.hint_kind}
+    assert sum(each.counts["without_contrast"] for each in found) == len(turns) - len(contrasted)
 
 
 def test_kinds_without_hints_and_hints_in_the_errors_own_words(episodes, student):

@@ -291,7 +291,8 @@ def test_an_offer_that_holds_more_than_its_manifest_says_counts_for_nothing(monk
     monkeypatch.setattr(shards, "largest_of", modest)
 
     def run(rank):
-        loop = ToyLoop(ObjectStoreManager(store, rank=rank, world_size=2, **{**QUICK, "min_replicas": 1}))
+        options = {**QUICK, "min_replicas": 1, "first_grace_s": 3.0}  # all of it is waited for
+        loop = ToyLoop(ObjectStoreManager(store, rank=rank, world_size=2, **options))
         if rank == 1:
             loop.manager._pool = loop.manager._membership.pool = ThreadPoolExecutor(2, thread_name_prefix="liar")
         go_on(loop, 1)

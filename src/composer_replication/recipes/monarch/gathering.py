@@ -21,6 +21,7 @@ from composer_replication.loss.grpo import group_advantages
 from composer_replication.recipes.monarch.rollout_file import KeptRollouts
 from composer_replication.recipes.monarch.step_batch import StepBatch
 from composer_replication.rollouts.conversation import Rollout, assistant_id, conversation_of, is_parsed, sampled_runs
+from composer_replication.rollouts.other_hints import exchange_hints
 from composer_replication.rollouts.sites import FoundSites, RolloutOptions, RolloutSites
 from composer_replication.types import DPOPair, TraceState
 
@@ -50,7 +51,7 @@ class BatchMaker:
         """The errors of each rollout, and the turns that may be taught."""
         found = [self._sites.find(each) for each in kept.rollouts]
         if self.settings.rollouts.hints == "other_kind":
-            self._sites.with_hints_of_other_kinds(found, seed=str(number))
+            exchange_hints(self._sites, found, seed=str(number))
         for each, rollout in zip(found, kept.rollouts, strict=True):
             self.counts.update(each.counts)
             if not is_parsed(rollout, sampled_runs(rollout)):  # what failed is then not seen, and not counted as a site

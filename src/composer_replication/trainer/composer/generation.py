@@ -25,6 +25,7 @@ from composer_replication.optional import require
 from composer_replication.rollouts.gathering import ToolRecord, gather_rollouts
 from composer_replication.rollouts.generation.generator import RolloutGenerator
 from composer_replication.rollouts.merge import ImagesBySample
+from composer_replication.rollouts.other_hints import add_wrong_hints, exchange_hints
 from composer_replication.rollouts.resample import Drawn, resample, rows_of_groups
 from composer_replication.rollouts.sites import ITEMS, SITES, FoundSites, RolloutOptions, RolloutSites
 from composer_replication.rollouts.worlds.verifiers import REWARD as WORLD_REWARD
@@ -152,9 +153,9 @@ class Generation:
             _drop_where(found, batch["advantages"] > 0, "better_than_its_group")
         luck = f"{self._trainer.args.seed}:{self._trainer.state.global_step}"
         if self.options.hints == "other_kind":
-            self._finder.with_hints_of_other_kinds(found, luck)
+            exchange_hints(self._finder, found, luck)
         if self._wants_contrast:
-            self._finder.with_wrong_hints(found, luck)
+            add_wrong_hints(self._finder, found, luck)
         batch[SITES] = [[turn._asdict() for turn in each.taught] for each in found]
         self._count_sites(found)
         return batch
