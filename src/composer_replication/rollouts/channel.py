@@ -25,6 +25,7 @@ from composer_replication.objective.distributed import agreed_most
 from composer_replication.objective.model_head import causal_lm_of, decoder_of, head_of
 from composer_replication.objective.row_weighting import Contrast, HintTargets
 from composer_replication.objective.teacher_rows import Teacher, models_of
+from composer_replication.rollouts.heeding import heeding_sums
 from composer_replication.rollouts.sites import TaughtTurn
 
 
@@ -155,6 +156,8 @@ class RolloutChannel:
         self._shape: tuple[int, ...] | None = None
         self._found: Channel | None = None
         self._is_busy = False
+        self.heeding: Tensor | None = None
+        """Sums of `rollouts.heeding.Heeding`, where a contrast has wrong hints."""
 
     def teach(self, probe_ids: Tensor) -> bool:
         """The teachers' passes; whether any process of a sharded model has sites, and so all of them ran one."""
@@ -174,6 +177,8 @@ class RolloutChannel:
         if sites is not None:
             contrast = Contrast(sites.contrast_numbers_M, wrong, unhinted) if self._options.contrasts else None
             self._targets = HintTargets(sites.targets_N, sites.turn_position_N, contrast, sites.without_contrast)
+            if contrast is not None:
+                self.heeding = heeding_sums(self._teachers, contrast, sites.targets_N, sites.turn_position_N)
         return True
 
     @contextmanager

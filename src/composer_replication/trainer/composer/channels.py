@@ -17,6 +17,7 @@ from composer_replication.objective.channels import Options
 from composer_replication.objective.compose import channel_options, compose_loss
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.rollouts.channel import Importance, RolloutChannel, place_sites
+from composer_replication.rollouts.heeding import Heeding
 from composer_replication.rollouts.sites import ITEMS, SITES, TaughtTurn
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.teacher_keeper import TeacherKeeper, load_local_state, local_state, reshard
@@ -45,6 +46,7 @@ class Term(NamedTuple):
     loss: Tensor
     mean: float
     items: float
+    heeding: Heeding = Heeding()
 
 
 class ComposerChannels:
@@ -92,6 +94,9 @@ class ComposerChannels:
         found = channel.result(*input_ids.shape)
         term = loss.new_zeros(()) if found is None else self.alpha(clock) * found.value
         measured = self._measured(term, found.value if found else None, found.items if found else 0, options)
+        if self.compares_hints:
+            own = torch.zeros(len(Heeding._fields), device=loss.device) if channel.heeding is None else channel.heeding
+            measured = measured._replace(heeding=Heeding(*self._sum_over(own).tolist()))
         if clock.is_training and measured.items:
             self._taid_losses.append((measured.mean, measured.items))
         return loss, measured
@@ -124,6 +129,11 @@ class ComposerChannels:
         if terms["sdpo_jsd"].items:
             self._taid_losses.append((terms["sdpo_jsd"].mean, terms["sdpo_jsd"].items))
         return terms
+
+    @property
+    def compares_hints(self) -> bool:
+        """Whether erring turns of rollouts have a wrong hint beside their own."""
+        return self._weighting is not None and self._weighting.contrast is not None
 
     def alpha(self, clock: Clock) -> float:
         return self.settings.alpha_at(clock.step, clock.total_steps)

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from composer_replication.rollouts.heeding import Heeding
 from composer_replication.trainer.composer.channels import Clock, ComposerChannels, Term
 
 ROLLOUT_SITES, LOGGED_SITES, LOGGED_PAIRS = "sdpo_kl", "sdpo_kl_logged", "trace_replay_dpo"
 """The channels as metrics call them."""
+HINTS_COMPARED = "hints/compared"
 
 
 class ComposerFigures:
@@ -50,6 +52,14 @@ class ComposerFigures:
                 metrics[f"ran/{name}"].append(float(ran))
             if term is not None and items:
                 self.add(mode, f"loss/{name}", term.mean * items, items)
+
+    def add_heeding(self, metrics: Any, heeding: Heeding, clock: Clock) -> None:
+        """Own hints against wrong ones in a micro-step: turns that were compared, and means over them."""
+        metrics[HINTS_COMPARED].append(heeding.turns * clock.accumulation)  # as the items of a channel
+        if heeding.turns:
+            mode = "train" if clock.is_training else "eval"
+            for name in ("own_wins", "own_drop", "other_drop"):
+                self.add(mode, f"hints/{name}", getattr(heeding, name), heeding.turns)
 
     def end_step(self, metrics: Any) -> None:
         """After an optimiser step: which channels ran in it, in any of its micro-steps."""
@@ -122,3 +132,5 @@ class ChannelLoss:
         terms |= named if logged else {}
         alpha, beta = self._channels.alpha(clock), self._channels.settings.beta_replay
         self._figures.add_terms(metrics, terms, alpha, beta, clock)
+        if self._wants_sites and self._channels.compares_hints:
+            self._figures.add_heeding(metrics, hints.heeding if hints else Heeding(), clock)

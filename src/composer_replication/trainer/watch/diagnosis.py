@@ -19,6 +19,13 @@ ADVANTAGE_SIZE = "advantages/mean_abs"
 SDPO_WEIGHT, REPLAY_WEIGHT = "loss/alpha_sdpo", "loss/beta_replay"
 # Logged only on steps on which the channel ran, of rollouts or of logged sessions.
 SDPO_LOSSES, REPLAY_LOSSES = ("loss/sdpo_kl", "loss/sdpo_kl_logged"), ("loss/trace_replay_dpo",)
+# Of rollouts, where train.switches.contrast has a wrong hint beside each turn's own.
+HINTS_COMPARED, OWN_WINS, OWN_DROP, OTHER_DROP = (
+    "hints/compared",
+    "hints/own_wins",
+    "hints/own_drop",
+    "hints/other_drop",
+)
 _UNJUDGED = re.compile(r"rewards/(.+)/unjudged")
 
 # Rules about a channel that never ran -> what it is counted in, in words, and its number.
@@ -28,6 +35,8 @@ _ITEMS = {
 }
 _MOST = 0.8
 _ALL_BUT_FEW = 0.95
+_FEWEST_COMPARED = 20
+"""Turns; of fewer too many are won or lost by luck."""
 
 
 class Finding(NamedTuple):
@@ -176,6 +185,24 @@ def _no_taught_sites(history: History) -> str:
     )
 
 
+def _hints_not_heeded(history: History) -> str:
+    """By more than chance: own hints win at half of the turns if they mean nothing, give or take two deviations."""
+    names = (HINTS_COMPARED, OWN_WINS, OWN_DROP, OTHER_DROP)
+    lines = [line for line in history if line.get(HINTS_COMPARED) and all(_values([line], name) for name in names)]
+    turns = math.fsum(float(line[HINTS_COMPARED]) for line in lines)
+    if turns < _FEWEST_COMPARED:
+        return ""
+    wins, own, other = (math.fsum(float(line[HINTS_COMPARED]) * line[name] for line in lines) for name in names[1:])
+    if wins >= turns / 2 + math.sqrt(turns):
+        return ""
+    return (
+        f"This model does not heed hints in its rollouts by more than chance: its own hint lowers an erring turn more "
+        f"than another kind's at {wins / turns:.0%} of {turns:,.0f} turns (by {own / turns:+.3f} and "
+        f"{other / turns:+.3f} nats a token). Channel 2 has little to teach with: set loss.alpha_sdpo to 0, or teach "
+        "the model to use hints first."
+    )
+
+
 def _no_pairs(history: History) -> str:
     is_silent = _never_ran(history, REPLAY_WEIGHT, REPLAY_LOSSES)
     return "No preference pairs were used: channel 3 never ran." if is_silent else ""
@@ -233,6 +260,7 @@ _RULES: Mapping[str, Callable[[History], str]] = {
     "no_entropy": _no_entropy,
     "no_sites": _no_sites,
     "no_taught_sites": _no_taught_sites,
+    "hints_not_heeded": _hints_not_heeded,
     "no_pairs": _no_pairs,
     "no_calls": _no_calls,
     "all_calls_fail": _all_calls_fail,
