@@ -33,7 +33,7 @@ def shares(draw: torch.Generator, heads: list[LinearHead], num_rows: int) -> lis
 
 
 def plain_logprobs(teachers: list[Teacher], tokens: torch.Tensor) -> torch.Tensor:
-    logits = sum(each.coefficient * (each.rows_NH @ each.head.weight.T) for each in teachers)
+    logits = torch.stack([each.coefficient * (each.rows_NH @ each.head.weight.T) for each in teachers]).sum(0)
     return torch.log_softmax(logits, -1).gather(1, tokens[:, None])[:, 0]
 
 
