@@ -22,7 +22,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "ComposerReplicationTrainer": (
             "(*args, alpha_sdpo=0.0, beta_replay=0.0, sdpo_jsd_beta=0.5, sdpo_temperature=1.0, "
             'sdpo_token_clip=None, replay_dpo_beta=0.1, settings=None, teacher="live", rollouts=None, '
-            "sdpo_weighting=None, trace_dataset=None, data_collator=None, logged_sessions=None, "
+            "sdpo_weighting=None, heed_gate=False, trace_dataset=None, data_collator=None, logged_sessions=None, "
             "logged_batch_size=1, measure_channels=False, alarm=None, diagnosis=None, metrics_path=None, "
             "**kwargs)"
         ),
@@ -108,7 +108,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "ComposerReplicationTrainer": (
             "(*args, alpha_sdpo=0.0, beta_replay=0.0, sdpo_jsd_beta=0.5, sdpo_temperature=1.0, "
             'sdpo_token_clip=None, replay_dpo_beta=0.1, settings=None, teacher="live", rollouts=None, '
-            "sdpo_weighting=None, trace_dataset=None, data_collator=None, logged_sessions=None, "
+            "sdpo_weighting=None, heed_gate=False, trace_dataset=None, data_collator=None, logged_sessions=None, "
             "logged_batch_size=1, measure_channels=False, alarm=None, diagnosis=None, metrics_path=None, "
             "**kwargs)"
         ),

@@ -32,6 +32,9 @@ class GRPOSection:
         "What a hint about a rollout's error is: a template's words, the error's own, or the hint of another kind.",
     )
     unhinted_kinds: tuple[str, ...] = option((), "Kinds of errors that rollouts give no hint about.")
+    heed_gate: bool = option(
+        False, "Let channel 2 rest where own hints do no more to erring turns of rollouts than another kind's."
+    )
     num_generations: int = option(8, "Rollouts of one prompt, which form a group.", at_least=2)
     max_completion_length: int = option(512, "Where a rollout is cut off.", at_least=1)
     temperature: float = option(1.0, "Temperature of sampling.", above=0)

@@ -7,8 +7,8 @@ conversation   a rollout as a conversation, and what its environment says went w
 failure_rules  how failures look where tools are Python functions
 sites          error sites, and the hinted context of each
 other_hints    hints of other turns, for a control and for a contrast
+heeding        whether own hints do more than another kind's
 channel        channel 2 on the rows of the policy's own pass
-heeding        own hints against wrong ones, where a contrast has both
 resample       groups with equal rewards, drawn again
 merge          a batch in which some groups are exchanged
 error_penalty  what a rollout's errors cost, as a reward

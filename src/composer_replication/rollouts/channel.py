@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from composer_replication.batch.tree import TokenTree, build_tree
 from composer_replication.errors import AlignmentError, InputError, explain
-from composer_replication.loss.linear import LinearHead, linear_token_logprobs
+from composer_replication.loss.linear import LinearHead, TeacherTerm, linear_token_logprobs
+from composer_replication.loss.linear.row_stats import linear_row_stats
 from composer_replication.objective.batch_channels import rows_by_part
 from composer_replication.objective.channels import Channel, Options, hint_channel, in_head_dtype
 from composer_replication.objective.distributed import agreed_most
 from composer_replication.objective.model_head import causal_lm_of, decoder_of, head_of
 from composer_replication.objective.row_weighting import Contrast, HintTargets
 from composer_replication.objective.teacher_rows import Teacher, models_of
-from composer_replication.rollouts.heeding import heeding_sums
 from composer_replication.rollouts.sites import TaughtTurn
 
 
@@ -157,7 +157,7 @@ class RolloutChannel:
         self._found: Channel | None = None
         self._is_busy = False
         self.heeding: Tensor | None = None
-        """Sums of `rollouts.heeding.Heeding`, where a contrast has wrong hints."""
+        """Sums of `rollouts.heeding.Heeding` over the turns that have a wrong hint beside their own."""
 
     def teach(self, probe_ids: Tensor) -> bool:
         """The teachers' passes; whether any process of a sharded model has sites, and so all of them ran one."""
@@ -175,10 +175,10 @@ class RolloutChannel:
         parts = [(tree, each) for each in rows]
         self._teachers, wrong, unhinted = rows_by_part(self._model, self._options.teachers, parts)
         if sites is not None:
-            contrast = Contrast(sites.contrast_numbers_M, wrong, unhinted) if self._options.contrasts else None
+            both = Contrast(sites.contrast_numbers_M, wrong, unhinted)
+            contrast = both if self._options.contrasts else None
             self._targets = HintTargets(sites.targets_N, sites.turn_position_N, contrast, sites.without_contrast)
-            if contrast is not None:
-                self.heeding = heeding_sums(self._teachers, contrast, sites.targets_N, sites.turn_position_N)
+            self.heeding = heeding_sums(self._teachers, both, sites.targets_N, sites.turn_position_N)
         return True
 
     @contextmanager
@@ -220,3 +220,30 @@ class RolloutChannel:
             got = "no pass" if self._shape is None else f"rows of shape {self._shape[:2]}"
             raise AlignmentError(explain("hidden rows of the policy", got=got, expected=f"{(batch_size, length)}"))
         return self._found
+
+
+@torch.no_grad()
+def heeding_sums(teachers: Sequence[Teacher], contrast: Contrast, targets_N: Tensor, turn_position_N: Tensor) -> Tensor:
+    """The sums of `Heeding` in a micro-batch, (4,). A row whose `turn_position_N` is 0 begins a turn."""
+    numbers_M = contrast.numbers_M
+    if not numbers_M.numel():
+        return torch.zeros(4, device=targets_N.device)
+    turn_N = (turn_position_N == 0).cumsum(0) - 1
+    tokens_M, turn_M = targets_N[numbers_M], turn_N[numbers_M]
+    own = [each._replace(rows_NH=each.rows_NH[numbers_M]) for each in teachers]
+    sums_T3 = torch.zeros(turn_N.numel(), 3, device=targets_N.device)  # more turns than rows there are not
+    found = [_logprobs(each, tokens_M).float() for each in (contrast.unhinted, own, contrast.wrong)]
+    sums_T3.index_add_(0, turn_M, torch.stack(found, dim=1))
+    length_T = torch.zeros_like(sums_T3[:, 0]).index_add_(0, turn_M, torch.ones_like(found[0]))
+    is_turn_T = length_T > 0
+    means_T3 = sums_T3 / length_T.clamp(min=1)[:, None]
+    own_drop_T, other_drop_T = means_T3[:, 0] - means_T3[:, 1], means_T3[:, 0] - means_T3[:, 2]
+    wins_T = ((own_drop_T > other_drop_T) & is_turn_T).float()
+    return torch.stack([is_turn_T.float().sum(), wins_T.sum(), own_drop_T.sum(), other_drop_T.sum()])
+
+
+def _logprobs(teachers: Sequence[Teacher], tokens_M: Tensor) -> Tensor:
+    """What a sum of shares says of each token."""
+    terms = [TeacherTerm(each.rows_NH, each.head, each.coefficient) for each in teachers]
+    first = teachers[0]
+    return linear_row_stats(first.rows_NH, first.head, terms, tokens_M).teacher_logprobs

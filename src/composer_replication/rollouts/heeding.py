@@ -1,56 +1,50 @@
-"""Whether a model heeds hints in its own rollouts: where a contrast has both, its own hint against a wrong one.
+"""Whether a model heeds hints in its own rollouts: at an erring turn its own hint against a hint about something else.
 
-Any text before a turn moves it. Only what a turn's own hint does beyond a hint about something else is its meaning, and
-all that channel 2 can teach of it.
+Any text before a turn moves it. Only what a turn's own hint does beyond another kind's is its meaning, and all that
+channel 2 can teach of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from composer_replication.loss.linear import TeacherTerm
-from composer_replication.loss.linear.row_stats import linear_row_stats
-from composer_replication.objective.row_weighting import Contrast
-from composer_replication.objective.teacher_rows import Teacher
+FEWEST_COMPARED = 20
+"""Turns; of fewer too many are won or lost by luck."""
 
 
 class Heeding(NamedTuple):
-    """Sums over erring turns that have a wrong hint beside their own; drops are in nats a token of the turn."""
+    """Sums over erring turns that were read after both hints; drops are in nats a token of the turn."""
 
     turns: float = 0.0
     own_wins: float = 0.0
-    """At how many the teacher finds the turn less likely after its own hint than after the wrong one."""
+    """At how many the teacher finds the turn less likely after its own hint than after the other."""
     own_drop: float = 0.0
     """By how much its own hint lowers the turn against no hint."""
     other_drop: float = 0.0
 
+    def plus(self, other: Heeding) -> Heeding:
+        return Heeding(*(mine + its for mine, its in zip(self, other, strict=True)))
 
-@torch.no_grad()
-def heeding_sums(teachers: Sequence[Teacher], contrast: Contrast, targets_N: Tensor, turn_position_N: Tensor) -> Tensor:
-    """The four sums of a micro-batch, (4,). A row whose `turn_position_N` is 0 begins a turn."""
-    numbers_M = contrast.numbers_M
-    if not numbers_M.numel():
-        return torch.zeros(4, device=targets_N.device)
-    turn_N = (turn_position_N == 0).cumsum(0) - 1
-    tokens_M, turn_M = targets_N[numbers_M], turn_N[numbers_M]
-    own = [each._replace(rows_NH=each.rows_NH[numbers_M]) for each in teachers]
-    sums_T3 = torch.zeros(turn_N.numel(), 3, device=targets_N.device)  # more turns than rows there are not
-    found = [_logprobs(each, tokens_M).float() for each in (contrast.unhinted, own, contrast.wrong)]
-    sums_T3.index_add_(0, turn_M, torch.stack(found, dim=1))
-    length_T = torch.zeros_like(sums_T3[:, 0]).index_add_(0, turn_M, torch.ones_like(found[0]))
-    is_turn_T = length_T > 0
-    means_T3 = sums_T3 / length_T.clamp(min=1)[:, None]
-    own_drop_T, other_drop_T = means_T3[:, 0] - means_T3[:, 1], means_T3[:, 0] - means_T3[:, 2]
-    wins_T = ((own_drop_T > other_drop_T) & is_turn_T).float()
-    return torch.stack([is_turn_T.float().sum(), wins_T.sum(), own_drop_T.sum(), other_drop_T.sum()])
+    @property
+    def num_needed(self) -> float:
+        """Own hints win at half of the turns if they mean nothing, give or take; two deviations above is not luck."""
+        return self.turns / 2 + math.sqrt(self.turns)
 
+    @property
+    def wins_by_more_than_luck(self) -> bool | None:
+        """None where too few turns were compared to tell."""
+        return None if self.turns < FEWEST_COMPARED else self.own_wins >= self.num_needed
 
-def _logprobs(teachers: Sequence[Teacher], tokens_M: Tensor) -> Tensor:
-    """What a sum of shares says of each token."""
-    terms = [TeacherTerm(each.rows_NH, each.head, each.coefficient) for each in teachers]
-    first = teachers[0]
-    return linear_row_stats(first.rows_NH, first.head, terms, tokens_M).teacher_logprobs
+    @property
+    def is_mostly_its_own(self) -> bool:
+        """Whether at least half of what a hint does is what no other one does."""
+        return self.own_drop >= 2 * self.other_drop
+
+    def in_words(self) -> str:
+        """The figures: what was counted, over how much, and how large the effects are."""
+        wins, own, other = (total / max(self.turns, 1.0) for total in self[1:])
+        return (
+            f"its own hint lowers an erring turn more than another kind's at {wins:.0%} of {self.turns:,.0f} turns "
+            f"(by {own:+.3f} and {other:+.3f} nats a token)"
+        )

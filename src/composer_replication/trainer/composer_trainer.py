@@ -26,6 +26,7 @@ from composer_replication.rollouts.sites import RolloutOptions
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer.channels import ComposerChannels
 from composer_replication.trainer.composer.generation import Generation, answering
+from composer_replication.trainer.composer.heed_gate import HeedGate
 from composer_replication.trainer.composer.logged_batches import LoggedStore, with_what_is_needed
 from composer_replication.trainer.composer.loss import ChannelLoss, ComposerFigures
 from composer_replication.trainer.composer.resume_state import load_run_state, run_geometry, run_state
@@ -66,6 +67,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         teacher: "live", "frozen", "ema", "trust_region", or a `TeacherKeeper` with settings of its own.
         rollouts: how sites of rollouts are found and taught.
         sdpo_weighting: which of the erring tokens count more (`RowWeighting`).
+        heed_gate: let channel 2 rest on rollouts of a model that does not heed hints, as is measured on them.
         trace_dataset, data_collator: logged traces and what makes batches of them (`ComposerDataCollator`).
         logged_sessions: sessions of a run directory (`LoggedSessions`) instead of those two.
         logged_batch_size: logged items per process and micro-step.
@@ -88,6 +90,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         teacher: TeacherKind | TeacherKeeper = "live",
         rollouts: RolloutOptions | None = None,
         sdpo_weighting: RowWeighting | None = None,
+        heed_gate: bool = False,
         trace_dataset: Sequence[Any] | None = None,
         data_collator: Any = None,
         logged_sessions: Any = None,
@@ -110,12 +113,17 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self.reward_funcs = list(map(answering, self.reward_func_names, self.reward_funcs))
         self.teacher = teacher if isinstance(teacher, TeacherKeeper) else TeacherKeeper(teacher)
         contrast = sdpo_weighting is not None and sdpo_weighting.contrast is not None
-        self.sampling = Generation(self, options, self.figures, wants_sites=self.wants_sites, wants_contrast=contrast)
+        gate = HeedGate(has_contrast=contrast) if heed_gate and self.wants_sites else None
+        wants_contrast = contrast or gate is not None
+        self.sampling = Generation(
+            self, options, self.figures, wants_sites=self.wants_sites, wants_contrast=wants_contrast
+        )
         self.channels = ComposerChannels(
             self.settings,
             self.teacher,
             weighting=sdpo_weighting,
             logged=self._make_store(trace_dataset, data_collator, logged_sessions, logged_batch_size),
+            gate=gate,
             sum_over=self.sum_over,
             autocast=self.accelerator.autocast,
         )
@@ -166,7 +174,9 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
 
     def after_step(self) -> None:
         """After an optimiser step, before anything is logged or saved."""
-        self.channels.after_step(self.model, self.state.global_step)
+        told = self.channels.after_step(self.model, self.state.global_step)
+        if told and self.accelerator.is_main_process:
+            logger.warning("step %d: %s", self.state.global_step, told)
         self.figures.end_step(self._metrics["train"])
 
     def mode(self) -> str:

@@ -103,7 +103,7 @@ def composer_grpo_config(
 
 
 def trainer_arguments(preset: PresetName = "composer") -> dict[str, Any]:
-    """What a preset says beside TRL's own config: `settings`, `teacher` and `rollouts` of ComposerReplicationTrainer.
+    """What a preset says beside TRL's own config, as arguments of ComposerReplicationTrainer.
 
     `ComposerReplicationTrainer(..., args=composer_grpo_config("out"), **trainer_arguments())` is the whole recipe, but
     for rewards that a preset adds (`preset_rewards`).
@@ -113,6 +113,7 @@ def trainer_arguments(preset: PresetName = "composer") -> dict[str, Any]:
         "settings": channel_settings(config),
         "teacher": teacher_of(config),
         "rollouts": rollout_options(config),
+        "heed_gate": config.train.grpo.heed_gate,
     }
 
 

@@ -20,6 +20,7 @@ from composer_replication.rollouts.channel import Importance, RolloutChannel, pl
 from composer_replication.rollouts.heeding import Heeding
 from composer_replication.rollouts.sites import ITEMS, SITES, TaughtTurn
 from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.composer.heed_gate import HeedGate
 from composer_replication.trainer.teacher_keeper import TeacherKeeper, load_local_state, local_state, reshard
 
 if TYPE_CHECKING:
@@ -59,10 +60,11 @@ class ComposerChannels:
         *,
         weighting: RowWeighting | None = None,
         logged: LoggedStore | None = None,
+        gate: HeedGate | None = None,
         sum_over: SumOver,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self.settings, self.teacher, self.logged = settings, teacher, logged
+        self.settings, self.teacher, self.logged, self.gate = settings, teacher, logged, gate
         self._weighting, self._sum_over, self._autocast = weighting, sum_over, autocast
         self.taid: TAIDScheduler | None = None
         self._taid_losses: list[tuple[float, float]] = []
@@ -92,11 +94,12 @@ class ComposerChannels:
         with channel.listening():
             loss = policy_loss()
         found = channel.result(*input_ids.shape)
-        term = loss.new_zeros(()) if found is None else self.alpha(clock) * found.value
+        term = loss.new_zeros(()) if found is None else self.rollout_alpha(clock) * found.value
         measured = self._measured(term, found.value if found else None, found.items if found else 0, options)
         if self.compares_hints:
-            own = torch.zeros(len(Heeding._fields), device=loss.device) if channel.heeding is None else channel.heeding
-            measured = measured._replace(heeding=Heeding(*self._sum_over(own).tolist()))
+            measured = measured._replace(heeding=self._heeding(channel.heeding, loss.device))
+            if self.gate is not None and clock.is_training:
+                self.gate.add(measured.heeding)
         if clock.is_training and measured.items:
             self._taid_losses.append((measured.mean, measured.items))
         return loss, measured
@@ -133,25 +136,31 @@ class ComposerChannels:
     @property
     def compares_hints(self) -> bool:
         """Whether erring turns of rollouts have a wrong hint beside their own."""
-        return self._weighting is not None and self._weighting.contrast is not None
+        return self.gate is not None or (self._weighting is not None and self._weighting.contrast is not None)
 
     def alpha(self, clock: Clock) -> float:
         return self.settings.alpha_at(clock.step, clock.total_steps)
 
-    def after_step(self, model: nn.Module, step: int) -> None:
-        """After an optimiser step: the teacher moves, and TAID's t where channel 2 ran."""
+    def rollout_alpha(self, clock: Clock) -> float:
+        """Channel 2's weight on rollouts, where a gate may let it rest."""
+        return self.alpha(clock) if self.gate is None or self.gate.is_open else 0.0
+
+    def after_step(self, model: nn.Module, step: int) -> str | None:
+        """After an optimiser step: the teacher moves, and TAID's t where channel 2 ran; what a gate has to say."""
         reshard(self.teacher)
         self.teacher.after_step(model)
         items = sum(count for _, count in self._taid_losses)
         if self.taid is not None and items:
             self.taid.update_t(sum(mean * count for mean, count in self._taid_losses) / items, step)
         self._taid_losses.clear()
+        return None if self.gate is None else self.gate.after_step()
 
     def state(self) -> dict[str, Any]:
         return {
             "teacher": local_state(self.teacher),
             "taid": None if self.taid is None else self.taid.state_dict(),
             "logged": None if self.logged is None else self.logged.sampler.state(),
+            "gate": None if self.gate is None else self.gate.state(),
         }
 
     def load_state(self, tree: Mapping[str, Any], total_steps: int) -> None:
@@ -161,6 +170,8 @@ class ComposerChannels:
             self.taid.load_state_dict(tree["taid"])
         if tree["logged"] is not None and self.logged is not None:
             self.logged.sampler.load_state(tree["logged"])
+        if self.gate is not None and tree.get("gate") is not None:  # an earlier version has none
+            self.gate.load_state(tree["gate"])
 
     def _options(self, model: nn.Module, clock: Clock, denominators: Mapping[str, float]) -> Options:
         return channel_options(
@@ -191,6 +202,11 @@ class ComposerChannels:
         local = 0.0 if value is None else float(value.detach()) * options.divide.of("sdpo_jsd", items)
         total, count = self._sum_over(torch.tensor([local, float(items)], device=loss.device)).tolist()
         return Term(loss, total / count if count else 0.0, count)
+
+    def _heeding(self, sums: Tensor | None, device: torch.device) -> Heeding:
+        """Over all processes; one without sites has zeros."""
+        own = torch.zeros(len(Heeding._fields), device=device) if sums is None else sums
+        return Heeding(*self._sum_over(own).tolist())
 
     def _mean(self, value: Tensor, share: float, total: float) -> float:
         if not total:

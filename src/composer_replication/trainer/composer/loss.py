@@ -7,7 +7,7 @@ their means would be another figure than that of the same step in one piece; sum
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,17 @@ from composer_replication.trainer.composer.channels import Clock, ComposerChanne
 ROLLOUT_SITES, LOGGED_SITES, LOGGED_PAIRS = "sdpo_kl", "sdpo_kl_logged", "trace_replay_dpo"
 """The channels as metrics call them."""
 HINTS_COMPARED = "hints/compared"
+
+
+class Weights(NamedTuple):
+    """What the channels count for in a micro-step: channels 2 and 3, and channel 2 on rollouts, which may rest."""
+
+    alpha: float
+    beta: float
+    rollout_alpha: float
+
+    def of(self, name: str) -> float:
+        return {ROLLOUT_SITES: self.rollout_alpha, LOGGED_SITES: self.alpha, LOGGED_PAIRS: self.beta}[name]
 
 
 class ComposerFigures:
@@ -32,19 +43,17 @@ class ComposerFigures:
         before, count = self._sums[mode].get(name, (0.0, 0.0))
         self._sums[mode][name] = (before + total, count + items)
 
-    def add_terms(
-        self, metrics: Any, terms: Mapping[str, Term | None], alpha: float, beta: float, clock: Clock
-    ) -> None:
+    def add_terms(self, metrics: Any, terms: Mapping[str, Term | None], weights: Weights, clock: Clock) -> None:
         """A micro-step's channels, by the names of metrics, into `metrics`; None is a channel that had nothing.
 
         A channel without items adds nothing to its mean. It ran in a step where it had items and a weight.
         """
         mode = "train" if clock.is_training else "eval"
-        metrics["loss/alpha_sdpo"].append(alpha)
-        metrics["loss/beta_replay"].append(beta)
+        metrics["loss/alpha_sdpo"].append(weights.alpha)
+        metrics["loss/beta_replay"].append(weights.beta)
         for name, term in terms.items():
             items = 0.0 if term is None else term.items
-            ran = items > 0 and (beta if name == LOGGED_PAIRS else alpha) > 0
+            ran = items > 0 and weights.of(name) > 0
             metrics[f"items/{name}"].append(items * clock.accumulation)  # the mean of these is that of a whole step
             if clock.is_training:
                 self._ran[name] = self._ran.get(name, False) or ran
@@ -130,7 +139,10 @@ class ChannelLoss:
         terms: dict[str, Term | None] = {ROLLOUT_SITES: hints} if self._wants_sites else {}
         named = {LOGGED_SITES: logged.get("sdpo_jsd"), LOGGED_PAIRS: logged.get("trace_replay_dpo")}
         terms |= named if logged else {}
-        alpha, beta = self._channels.alpha(clock), self._channels.settings.beta_replay
-        self._figures.add_terms(metrics, terms, alpha, beta, clock)
+        channels = self._channels
+        weights = Weights(channels.alpha(clock), channels.settings.beta_replay, channels.rollout_alpha(clock))
+        self._figures.add_terms(metrics, terms, weights, clock)
         if self._wants_sites and self._channels.compares_hints:
             self._figures.add_heeding(metrics, hints.heeding if hints else Heeding(), clock)
+        if self._wants_sites and channels.gate is not None:
+            metrics["hints/gate"].append(float(channels.gate.is_open))

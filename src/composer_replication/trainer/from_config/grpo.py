@@ -88,6 +88,7 @@ def grpo_trainer(
             teacher=teacher_of(config),
             sdpo_weighting=weighting_of(config),
             rollouts=rollout_options(config),
+            heed_gate=grpo.heed_gate,
             logged_sessions=logged,
             alarm=alarm or CollapseAlarm(()),
             diagnosis=diagnosis,

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from composer_replication.rollouts.heeding import Heeding
+
 History = Sequence[Mapping[str, Any]]
 # Metrics of ours that the rules read; the others are those of TRL and transformers.
 ROLLOUTS_TOTAL = "rollouts/total"
@@ -19,7 +21,7 @@ ADVANTAGE_SIZE = "advantages/mean_abs"
 SDPO_WEIGHT, REPLAY_WEIGHT = "loss/alpha_sdpo", "loss/beta_replay"
 # Logged only on steps on which the channel ran, of rollouts or of logged sessions.
 SDPO_LOSSES, REPLAY_LOSSES = ("loss/sdpo_kl", "loss/sdpo_kl_logged"), ("loss/trace_replay_dpo",)
-# Of rollouts, where train.switches.contrast has a wrong hint beside each turn's own.
+# Of rollouts, where each erring turn is read after another kind's hint as well.
 HINTS_COMPARED, OWN_WINS, OWN_DROP, OTHER_DROP = (
     "hints/compared",
     "hints/own_wins",
@@ -35,8 +37,6 @@ _ITEMS = {
 }
 _MOST = 0.8
 _ALL_BUT_FEW = 0.95
-_FEWEST_COMPARED = 20
-"""Turns; of fewer too many are won or lost by luck."""
 
 
 class Finding(NamedTuple):
@@ -186,20 +186,15 @@ def _no_taught_sites(history: History) -> str:
 
 
 def _hints_not_heeded(history: History) -> str:
-    """By more than chance: own hints win at half of the turns if they mean nothing, give or take two deviations."""
     names = (HINTS_COMPARED, OWN_WINS, OWN_DROP, OTHER_DROP)
     lines = [line for line in history if line.get(HINTS_COMPARED) and all(_values([line], name) for name in names)]
     turns = math.fsum(float(line[HINTS_COMPARED]) for line in lines)
-    if turns < _FEWEST_COMPARED:
-        return ""
-    wins, own, other = (math.fsum(float(line[HINTS_COMPARED]) * line[name] for line in lines) for name in names[1:])
-    if wins >= turns / 2 + math.sqrt(turns):
+    heeding = Heeding(turns, *(math.fsum(line[HINTS_COMPARED] * line[name] for line in lines) for name in names[1:]))
+    if heeding.wins_by_more_than_luck is not False:
         return ""
     return (
-        f"This model does not heed hints in its rollouts by more than chance: its own hint lowers an erring turn more "
-        f"than another kind's at {wins / turns:.0%} of {turns:,.0f} turns (by {own / turns:+.3f} and "
-        f"{other / turns:+.3f} nats a token). Channel 2 has little to teach with: set loss.alpha_sdpo to 0, or teach "
-        "the model to use hints first."
+        f"This model does not heed hints in its rollouts by more than chance: {heeding.in_words()}. Channel 2 has "
+        "little to teach with: set loss.alpha_sdpo to 0, or teach the model to use hints first."
     )
 
 
